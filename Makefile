@@ -1,0 +1,60 @@
+# Everything happens in .venv; nothing is installed globally but the Debian programs that tests need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := agent collector rules diagnose reports dashboards
+TARGET ?=
+
+.PHONY: help run test test-wheel check docs bench accuracy lab clean
+
+help:  ## say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/kneewatch: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# The links let type checkers follow the mapped packages (kneewatch.collector is ./collector).
+$(VENV)/.dev: $(BIN)/kneewatch pyproject.toml
+	$(BIN)/python -m pip install --quiet --group dev
+	mkdir -p build/typing/kneewatch
+	ln -sfn $(foreach p,$(PACKAGES),$(CURDIR)/$(p)) build/typing/kneewatch/
+	@touch $@
+
+run: $(BIN)/kneewatch  ## diagnose TARGET=http://host:8000, or replay the shipped recording
+	@if [ -n "$(TARGET)" ]; then $(BIN)/kneewatch diagnose "$(TARGET)"; status=$$?; else $(BIN)/kneewatch demo; status=$$?; fi; \
+	if [ $$status -eq 1 ]; then echo "(exit status 1: findings at warning or worse)" >&2; exit 0; fi; exit $$status
+
+test: $(VENV)/.dev  ## set up and pass all tests
+	sh tests/programs.sh
+	$(BIN)/python -m pytest
+
+test-wheel: $(VENV)/.dev  ## build the wheel and pass the tests against it in a clean environment
+	sh tests/wheel.sh $(BIN)/python
+
+check: $(VENV)/.dev  ## lint, types, imports, generated files fresh
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p kneewatch
+	$(BIN)/mypy tests
+	$(BIN)/pyright $(PACKAGES) tests
+	PYTHONPATH=build/typing $(BIN)/lint-imports
+	$(BIN)/python -m tests.generated --check
+
+docs: $(VENV)/.dev  ## rewrite the generated tables and schema
+	$(BIN)/python -m tests.generated
+
+bench: $(VENV)/.dev  ## the table of figures, with the peers measured beside us
+	$(BIN)/python -m tests.bench
+
+accuracy: $(VENV)/.dev  ## expected against given, over the labelled recordings
+	$(BIN)/python -m tests.accuracy
+
+lab: $(VENV)/.dev  ## a real vLLM on CPU, driven into trouble and out again (minutes; 3.4 GB)
+	sh tests/lab/install.sh
+	$(BIN)/python -m tests.lab.drive
+
+clean:  ## forget the environment and what was built
+	rm -rf $(VENV) build *.egg-info dist

@@ -1,0 +1,153 @@
+"""Where a metrics page is: what people type as a target, and the URL that it means. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from kneewatch.collector.base import CollectError
+
+PORTS = {"http": 80, "https": 443}
+METRICS_PATH = "/metrics"
+
+URL_HINT = "a target is host:port or a URL, such as http://host:8000/metrics"
+PATH_SAFE = "/%:@!$&'()*+,;=~-._"
+HOST = re.compile(r"[^\s/?#@\\%:\[\]]+|[0-9a-f.:]+(%[\w.-]+)?")
+UNWANTED = re.compile(r"[\x00-\x20\x7f\\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One page on one server; `path` has the query in it. The credentials never show."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    user: str | None = field(default=None, repr=False)
+    password: str = field(default="", repr=False)
+
+    @property
+    def origin(self) -> tuple[str, str, int]:
+        """Scheme, host and port: a token that was meant for one origin goes to no other."""
+        return self.scheme, self.host, self.port
+
+    @property
+    def url(self) -> str:
+        """The page's URL without credentials, as messages show it."""
+        return f"{self.scheme}://{self._authority()}{self.path}"
+
+    def _authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def full_url(self) -> str:
+        """The page's URL with its credentials, if it has any."""
+        if self.user is None:
+            return self.url
+        secret = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
+        return f"{self.scheme}://{secret}@{self._authority()}{self.path}"
+
+
+def metrics_url(target: str) -> str:
+    """The URL to scrape for a target; credentials that the target carries stay in it.
+
+    Without a path the page is /metrics; a path that is given is taken as it is.
+
+    Raises:
+        CollectError: the target cannot be an HTTP(S) URL.
+    """
+    return parse_target(target).full_url()
+
+
+def shown_url(target: str) -> str:
+    """The URL to scrape for a target as it may be logged: without credentials."""
+    return parse_target(target).url
+
+
+def parse_target(target: str) -> Address:
+    """The address of a target as a person types it: host:8000 or an HTTP(S) URL.
+
+    Raises:
+        CollectError: the target cannot be an HTTP(S) URL.
+    """
+    text = target.strip()
+    url = text if "://" in text else f"http://{text}"
+    if not text or UNWANTED.search(text):
+        raise _bad(target, "it is empty" if not text else "it holds a blank or a control character")
+    parts, port = _split(target, url)
+    host = parts.hostname
+    if parts.scheme not in PORTS:
+        raise _bad(target, "only http and https are read")
+    if not host or not HOST.fullmatch(host) or parts.netloc.endswith(":"):
+        raise _bad(target, "it names no host" if not host else "the host or port is malformed")
+    if port == 0:
+        raise _bad(target, "port 0 cannot be connected to")
+    path = quote(parts.path, safe=PATH_SAFE) if parts.path not in ("", "/") else METRICS_PATH
+    query = f"?{quote(parts.query, safe=PATH_SAFE + '?')}" if parts.query else ""
+    return Address(
+        scheme=parts.scheme,
+        host=host,
+        port=port or PORTS[parts.scheme],
+        path=path + query,
+        user=None if parts.username is None else unquote(parts.username),
+        password=unquote(parts.password or ""),
+    )
+
+
+def redirected(address: Address, location: str) -> Address:
+    """Where a redirect leads, which is always on the address's own origin.
+
+    Raises:
+        CollectError: it leads elsewhere; credentials and tokens must not follow it there.
+    """
+    try:
+        target = parse_target(urljoin(address.url, location.strip()))
+    except (CollectError, ValueError) as exc:
+        raise CollectError(
+            f"{address.url} redirects to something that is not a URL: {_without_secret(location)}",
+            kind="redirect",
+            hint="scrape the server itself, not what stands before it",
+        ) from exc
+    if target.origin != address.origin:
+        raise CollectError(
+            f"{address.url} redirects to another server, {target.url}; that is not followed",
+            kind="redirect",
+            hint=f"if that is the right page, give its address: {target.url}",
+        )
+    return target
+
+
+def _split(target: str, url: str) -> tuple[SplitResult, int | None]:
+    # The words of urllib's errors can quote the whole authority, and with it a password:
+    # they are neither shown nor chained.
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _bad(target, "the host is malformed") from None
+    if "@" in parts.path + parts.query + parts.fragment:
+        # An unquoted / ? or # in a password ends the host early; the rest must not be shown.
+        raise _bad(target, "/ ? # and @ in a password must be written %2F %3F %23 and %40")
+    try:
+        return parts, parts.port
+    except ValueError:
+        why = "the port is no number from 1 to 65535"
+        if parts.netloc.rpartition("@")[2].count(":") > 1 and "[" not in parts.netloc:
+            why = "an IPv6 address must be in brackets, as in [::1]:8000"
+        raise _bad(target, why) from None
+
+
+def _bad(target: str, why: str) -> CollectError:
+    return CollectError(
+        f"not a target: {_without_secret(target)!r}: {why}", kind="url", hint=URL_HINT
+    )
+
+
+def _without_secret(text: str) -> str:
+    scheme, mark, rest = text.strip().partition("://")
+    if not mark:
+        scheme, rest = "", scheme
+    elif not scheme.isalpha():  # a piece of a password, perhaps
+        scheme, mark = "", ""
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"[:200]

@@ -1,0 +1,44 @@
+"""The errors of kneewatch, and what a source of numbers promises. Pure.
+
+KneewatchError
+├── CollectError          a source could not be read; `hint` says what to try
+│   └── ExpositionError   the page it gave is not valid exposition text
+├── CaptureError          a recording cannot be used
+└── SettingsError         a setting is wrong; the message names the key and where it came from
+"""
+
+from __future__ import annotations
+
+
+class KneewatchError(Exception):
+    """Something expected went wrong outside kneewatch; the message is meant for a person."""
+
+
+class CollectError(KneewatchError):
+    """A source could not be read.
+
+    `kind` is a stable word for counting (refused, dns, tls, timeout, auth, not_found, redirect,
+    http_status, not_metrics, no_vllm, truncated, too_large, exposition); `hint` is what to try.
+    """
+
+    def __init__(self, message: str, *, kind: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.hint = hint
+
+
+class ExpositionError(CollectError):
+    """A page is not valid exposition text; `line` counts from 1 and is 0 where none applies."""
+
+    def __init__(self, message: str, *, line: int = 0, kind: str = "exposition") -> None:
+        where = f"line {line}: " if line else ""
+        super().__init__(f"{where}{message}", kind=kind, hint="is this a Prometheus metrics page?")
+        self.line = line
+
+
+class CaptureError(KneewatchError):
+    """A recording is missing, is not a recording, or holds nothing that can be used."""
+
+
+class SettingsError(KneewatchError):
+    """A setting is wrong; the message names the key and where it came from."""

@@ -1,0 +1,248 @@
+"""Capture files: gzip of JSON lines, one scrape a line; a kill loses none of them. I/O edge."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kneewatch.collector.base import CaptureError
+from kneewatch.collector.entries import Entry, entry_of, line_of, split_lines
+from kneewatch.collector.members import GZIP_MAGIC, Damage, text_of
+
+__all__ = ["CaptureReader", "CaptureWriter", "Entry", "follow", "is_capture"]
+
+READ_BYTES = 128 * 1024
+COMPRESSION_LEVEL = 6
+HOPELESS_LINES = 1_000
+"""After so many lines without a usable one, the file is no capture."""
+
+TIME_FIRST = re.compile(rb'\s*\{\s*"t"\s*:\s*([0-9]{1,12}(?:\.[0-9]{1,20})?)\s*[,}]')
+EXPECTED = 'expected a capture: JSON lines (gzip or plain), each {"t": seconds, "body": "page"}'
+
+
+def is_capture(target: str) -> bool:
+    """The target means a capture file and not a server: it exists, or its name says so."""
+    if "://" in target:
+        return False
+    if target.endswith((".jsonl", ".jsonl.gz")):
+        return True
+    try:
+        path = Path(target)
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):  # longer than a path can be
+        return False
+
+
+class CaptureReader:
+    """The entries of a capture, in file order; what cannot be read is counted and passed over.
+
+    `entries`, `damaged` and `first_damage` are kept while iterating; each iteration starts anew.
+
+    Raises:
+        CaptureError: there is no such file, or (at the end of iteration) nothing in it can be used.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        from_s: float | None = None,
+        to_s: float | None = None,
+        idle_s: float = 0.0,
+        poll_s: float = 0.2,
+    ) -> None:
+        self.path = Path(path)
+        self._from_s = -math.inf if from_s is None else from_s
+        self._to_s = math.inf if to_s is None else to_s
+        self._idle_s, self._poll_s = idle_s, poll_s
+        self._reset()
+        _check_readable(self.path)
+
+    def _reset(self) -> None:
+        self.entries = 0
+        self.damaged = 0
+        self.first_damage = ""
+        self._lines = 0
+        self._passed_over = 0
+        self._first_s, self._last_s = math.inf, -math.inf
+
+    def __iter__(self) -> Iterator[Entry]:
+        self._reset()
+        try:
+            for item in split_lines(text_of(self._chunks())):
+                entry = self._entry(item)
+                if entry is not None:
+                    self.entries += 1
+                    yield entry
+        except OSError as exc:
+            raise CaptureError(f"{self.path}: {exc.strerror or exc}; {EXPECTED}") from exc
+        if not self.entries:
+            raise self._unusable()
+
+    def _chunks(self) -> Iterator[bytes]:
+        with self.path.open("rb", buffering=0) as file:
+            grown_s = time.monotonic()
+            while True:
+                if chunk := file.read(READ_BYTES):
+                    yield chunk
+                    grown_s = time.monotonic()
+                    continue
+                left_s = grown_s + self._idle_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                if os.fstat(file.fileno()).st_size < file.tell():
+                    raise CaptureError(f"{self.path}: became shorter while it was read")
+                time.sleep(min(self._poll_s, left_s))
+
+    def _entry(self, item: bytes | Damage) -> Entry | None:
+        if isinstance(item, Damage):
+            self._damage(f"after line {self._lines}: {item.text}")
+            return None
+        self._lines += 1
+        head = TIME_FIRST.match(item)
+        if head is not None and not self._wanted(float(head[1])):
+            return None  # before the cost of decoding the page
+        entry = entry_of(item)
+        if isinstance(entry, str):
+            self._damage(f"line {self._lines}: {entry}")
+            return None
+        if head is None and not self._wanted(entry.t_s):
+            return None
+        return entry
+
+    def _wanted(self, t_s: float) -> bool:
+        if self._from_s <= t_s <= self._to_s:
+            return True
+        self._passed_over += 1
+        self._first_s, self._last_s = min(self._first_s, t_s), max(self._last_s, t_s)
+        return False
+
+    def _damage(self, text: str) -> None:
+        self.damaged += 1
+        self.first_damage = self.first_damage or text
+        if self.damaged >= HOPELESS_LINES and not self.entries and not self._passed_over:
+            raise self._unusable()
+
+    def _unusable(self) -> CaptureError:
+        if self._passed_over:
+            return CaptureError(
+                f"{self.path}: no entry in the time asked for;"
+                f" its times go from {self._first_s:.3f} to {self._last_s:.3f}"
+            )
+        why = self.first_damage or "it is empty"
+        return CaptureError(f"{self.path}: nothing in it can be used ({why}); {EXPECTED}")
+
+
+def follow(
+    path: str | Path,
+    *,
+    idle_s: float,
+    poll_s: float = 0.2,
+    from_s: float | None = None,
+    to_s: float | None = None,
+) -> CaptureReader:
+    """A reader of a file that still grows; it ends when nothing has come for `idle_s`."""
+    return CaptureReader(path, from_s=from_s, to_s=to_s, idle_s=idle_s, poll_s=poll_s)
+
+
+class CaptureWriter:
+    """Adds entries to a capture, new or existing; what was written stays readable after a kill.
+
+    Each entry is a gzip member of its own and goes out in one write. One long member with flushes
+    would save 3 % (deflate looks back 32 KiB, and a page is larger), and lose what follows damage.
+    A new file whose name ends in .jsonl is written plain.
+
+    Raises:
+        CaptureError: the file cannot be written, or holds something other than a capture.
+    """
+
+    def __init__(self, path: str | Path, *, level: int = COMPRESSION_LEVEL) -> None:
+        self.path = Path(path)
+        self._level = level
+        self._fd = -1
+        try:
+            start = _start(self.path)
+            self._plain = self.path.suffix == ".jsonl" if not start else start != GZIP_MAGIC
+            if start:
+                next(iter(CaptureReader(self.path)))  # a file that is none of ours is left alone
+            self._fd = os.open(
+                self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
+            )
+            if (
+                self._plain
+                and start
+                and os.pread(self._fd, 1, os.fstat(self._fd).st_size - 1) != b"\n"
+            ):
+                self._put(b"\n")  # a kill cut the last line
+        except OSError as exc:
+            self.close()
+            raise self._failed(exc) from exc
+
+    def write(self, entry: Entry) -> None:
+        """Add one entry.
+
+        Raises:
+            CaptureError: the file cannot take it (the disk is full, say).
+            ValueError: it is no entry that could be read back; or the writer is closed.
+        """
+        if self._fd < 0:
+            raise ValueError("the capture is closed")
+        line = line_of(entry)
+        if not self._plain:
+            packer = zlib.compressobj(self._level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+            line = packer.compress(line) + packer.flush()
+        try:
+            self._put(line)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+
+    def _put(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def _failed(self, exc: OSError) -> CaptureError:
+        return CaptureError(f"{self.path}: cannot be written: {exc.strerror or exc}")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        if path.is_dir():
+            raise CaptureError(f"{path}: is a directory; {EXPECTED}")
+        if not path.exists():
+            raise CaptureError(f"{path}: no such file; {EXPECTED}")
+        if not os.access(path, os.R_OK):
+            raise CaptureError(f"{path}: may not be read; {EXPECTED}")
+    except (OSError, ValueError) as exc:
+        raise CaptureError(f"{path}: {exc}; {EXPECTED}") from exc
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GZIP_MAGIC))
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,231 @@
+"""A metrics page as series and values: Prometheus text 0.0.4 and OpenMetrics 1.0. Pure.
+
+A server's page keeps its layout from scrape to scrape, so a `PageParser` remembers the last page
+line by line: a line that did not change keeps its value, a line that starts as it did is a new
+value only. For anything else the page is read in full, which also finds what is wrong and where.
+
+Not checked, because no page is misread without it: that the lines of a family stand together, that
+samples fit their type, that histograms add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import compress
+from operator import eq, ne
+
+from kneewatch.collector.base import ExpositionError
+from kneewatch.collector.exposition_body import decompress, split_lines
+from kneewatch.collector.exposition_grammar import (
+    Labels,
+    Limits,
+    Tail,
+    excerpt,
+    number,
+    numbers,
+    read_labels,
+    read_tail,
+    read_type,
+    series_name,
+    split_head,
+)
+from kneewatch.collector.samples import Exemplar, Layout, Page, Series
+
+__all__ = ["Limits", "PageParser", "decompress", "parse"]
+
+_OPENMETRICS = "application/openmetrics-text"
+_EOF = "# EOF"
+_NO_PREFIX = "\n"  # of a line without a sample: no line starts with it
+_DEFAULTS = Limits()
+
+
+class PageParser:
+    """The parser of one target: it remembers the last page's layout and hands it out again.
+
+    `Page.layout` is the same object for as long as names, labels, types and order stay the same.
+    Nothing else of what is remembered shows: every page is as a new parser would give it.
+    """
+
+    def __init__(self, limits: Limits = _DEFAULTS) -> None:
+        self._limits = limits
+        self._last: _Reading | None = None
+
+    def parse(
+        self, body: str | bytes, *, content_type: str = "", content_encoding: str = ""
+    ) -> Page:
+        """The page that a body holds.
+
+        It is OpenMetrics where the content type says so, or where none is given and the last line
+        is `# EOF`. `content_encoding` applies to bytes: a str has been unpacked before.
+
+        Raises:
+            ExpositionError: of kind exposition (malformed), truncated or too_large.
+        """
+        lines = split_lines(body, content_encoding, self._limits)
+        openmetrics = _is_openmetrics(content_type, lines)
+        last = self._last
+        if last is not None and last.openmetrics == openmetrics and last.update(lines):
+            return last.page()
+        reading = _read(lines, openmetrics=openmetrics, limits=self._limits)
+        if last is not None and _same(last.layout, reading.layout):
+            reading.layout = last.layout
+        self._last = reading
+        return reading.page()
+
+
+def parse(
+    body: str | bytes,
+    *,
+    content_type: str = "",
+    content_encoding: str = "",
+    limits: Limits = _DEFAULTS,
+) -> Page:
+    """The page that a body holds, as from a new `PageParser`."""
+    parser = PageParser(limits)
+    return parser.parse(body, content_type=content_type, content_encoding=content_encoding)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A page by its lines: enough to tell whether another page differs in values only."""
+
+    lines: list[str]
+    openmetrics: bool
+    limits: Limits
+    prefixes: list[str] = field(default_factory=list[str])  # of each line: all before the value
+    positions: list[int] = field(default_factory=list[int])  # of each line: of its sample
+    layout: Layout = field(default_factory=lambda: Layout((), {}))
+    values: list[float] = field(default_factory=list[float])
+    timestamps_s: dict[int, float] = field(default_factory=dict[int, float])
+    exemplars: dict[int, Exemplar] = field(default_factory=dict[int, Exemplar])
+
+    def page(self) -> Page:
+        """A page whose lists and mappings are its own."""
+        values, timestamps_s = self.values.copy(), self.timestamps_s.copy()
+        return Page(self.layout, values, timestamps_s, self.exemplars.copy())
+
+    def put(self, position: int, tail: Tail) -> None:
+        """Give a sample what stands after its name and labels."""
+        self.values[position] = tail.value
+        self.timestamps_s.pop(position, None)
+        self.exemplars.pop(position, None)
+        if tail.timestamp_s is not None:
+            self.timestamps_s[position] = tail.timestamp_s
+        if tail.exemplar is not None:
+            self.exemplars[position] = tail.exemplar
+
+    def update(self, lines: list[str]) -> bool:
+        """Take the values of these lines where nothing else differs; say whether that was so."""
+        if len(lines) != len(self.lines):
+            return False
+        changed = list(map(ne, lines, self.lines))
+        fresh = list(compress(lines, changed))
+        rests = list(map(str.removeprefix, fresh, compress(self.prefixes, changed)))
+        if any(map(eq, rests, fresh)):  # a line that does not start as it did
+            return False
+        positions = compress(self.positions, changed)
+        plain = None if self.timestamps_s or self.exemplars else numbers(rests)
+        if plain is not None:
+            for position, value in zip(positions, plain, strict=True):
+                self.values[position] = value
+        else:
+            try:
+                tails = [self.tail(rest) for rest in rests]
+            except ExpositionError:
+                return False  # reading in full says what is wrong
+            for position, tail in zip(positions, tails, strict=True):
+                self.put(position, tail)
+        self.lines = lines
+        return True
+
+    def tail(self, text: str) -> Tail:
+        """What stands after the name and labels of a sample."""
+        if " " in text or "\t" in text:
+            return read_tail(text, openmetrics=self.openmetrics, limits=self.limits)
+        return Tail(number(text))
+
+
+class _FullReader:
+    """Reads a page line by line into a `_Reading`."""
+
+    def __init__(self, reading: _Reading) -> None:
+        self.reading = reading
+        self.ended = False  # by # EOF
+        self._series: list[Series] = []
+        self._types: dict[str, str] = {}
+        self._repeated: set[int] = set()
+        self._seen: set[tuple[str, Labels]] = set()
+        self._blocks: dict[str, tuple[str | None, Labels]] = {}  # buckets share them: read once
+
+    def take(self, line: str) -> None:
+        """Read the next line."""
+        reading = self.reading
+        if self.ended and line.strip(" \t"):
+            raise ExpositionError(f"text after {_EOF}")
+        if line[:1] in ("", "#", " ", "\t") and line.strip(" \t")[:1] in ("", "#"):
+            self._take_comment(line)
+            reading.prefixes.append(_NO_PREFIX)
+            reading.positions.append(-1)
+            return
+        prefix, name, block = split_head(line)
+        position = self._take_series(name, block or "")
+        reading.values.append(0.0)
+        reading.put(position, reading.tail(line[len(prefix) :]))
+        reading.prefixes.append(prefix)
+        reading.positions.append(position)
+
+    def _take_comment(self, line: str) -> None:
+        if line == _EOF and self.reading.openmetrics:
+            self.ended = True
+            return
+        stated = read_type(line.strip(" \t"), self.reading.limits)
+        if stated is not None:
+            self._types.setdefault(*stated)
+
+    def _take_series(self, name: str | None, block: str) -> int:
+        limits, position = self.reading.limits, len(self._series)
+        if position >= limits.series:
+            raise ExpositionError(f"more than {limits.series} series", kind="too_large")
+        known = self._blocks.get(block)
+        if known is None:
+            known = self._blocks[block] = read_labels(block, limits)
+        key = (series_name(name, known[0], limits), known[1])
+        if key in self._seen:
+            self._repeated.add(position)
+        self._seen.add(key)
+        self._series.append(Series(*key))
+        return position
+
+    def layout(self) -> Layout:
+        """The layout of all lines taken."""
+        return Layout(tuple(self._series), self._types, frozenset(self._repeated))
+
+
+def _read(lines: list[str], *, openmetrics: bool, limits: Limits) -> _Reading:
+    reading = _Reading(lines, openmetrics, limits)
+    reader = _FullReader(reading)
+    try:
+        for line in lines:
+            reader.take(line)
+    except ExpositionError as exc:
+        at = len(reading.prefixes) + 1
+        # The last of the split lines is empty unless the page stops within a line. A page of one
+        # bad line is something else.
+        cut = 1 < at == len(lines) and exc.kind == "exposition"
+        kind = "truncated" if cut else exc.kind
+        raise ExpositionError(f"{exc}: {excerpt(lines[at - 1])}", line=at, kind=kind) from exc
+    if openmetrics and not reader.ended:
+        raise ExpositionError(f"no {_EOF} at the end", line=len(lines), kind="truncated")
+    reading.layout = reader.layout()
+    return reading
+
+
+def _is_openmetrics(content_type: str, lines: list[str]) -> bool:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type:
+        return media_type == _OPENMETRICS
+    return next((line for line in reversed(lines) if line.strip(" \t")), "") == _EOF
+
+
+def _same(one: Layout, other: Layout) -> bool:
+    return (one.series, one.types, one.repeated) == (other.series, other.types, other.repeated)

@@ -1,0 +1,204 @@
+"""One GET a scrape of an HTTP(S) metrics page, over a connection that is kept. I/O edge."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from kneewatch.collector import failures
+from kneewatch.collector.access import FetchSettings, TlsAccess, request_headers
+from kneewatch.collector.address import metrics_url, parse_target, redirected
+from kneewatch.collector.base import CollectError
+from kneewatch.collector.connection import TimedSocket, connect
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["FetchSettings", "Fetched", "Fetcher", "metrics_url"]
+
+REDIRECTS_MAX = 3
+REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
+HTML_TYPES = ("text/html", "application/xhtml")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A page as it was served, decompressed; `duration_s` is from the call to the last byte."""
+
+    body: bytes
+    content_type: str
+    status: int
+    duration_s: float
+
+
+DEFAULT_SETTINGS = FetchSettings()
+
+
+class Fetcher:
+    """One page of one server; the connection is kept between scrapes. For one thread at a time."""
+
+    def __init__(self, url: str, settings: FetchSettings = DEFAULT_SETTINGS) -> None:
+        self._address = parse_target(url)
+        self._settings = settings
+        self._connection: http.client.HTTPConnection | None = None
+        self._timed: TimedSocket | None = None
+        self._response: http.client.HTTPResponse | None = None
+        self._headers: dict[str, str] = {}
+        self._tls = TlsAccess(self._address, settings)
+        self._path = self._address.path
+        self._deadline_s: float | None = None
+
+    @property
+    def url(self) -> str:
+        """The page's URL without credentials."""
+        return self._address.url
+
+    def get(self) -> Fetched:
+        """The page as it is now.
+
+        Raises:
+            CollectError: there is none, or it is not a metrics page.
+        """
+        started_s = time.perf_counter()
+        self._deadline_s = None
+        whole = False
+        try:
+            response = self._follow()
+            body = self._body(response)
+            content_type = response.headers.get("content-type", "")
+            self._check(body, content_type)
+            whole = True
+        except (http.client.HTTPException, OSError, ValueError) as exc:
+            # http.client lets the ValueErrors of its number parsing through.
+            raise failures.no_answer(
+                self._address,
+                exc,
+                received_bytes=self._timed.received_bytes if self._timed else 0,
+                timeout_s=self._settings.read_timeout_s,
+            ) from exc
+        finally:
+            if not whole:
+                self.close()
+        return Fetched(body, content_type, response.status, time.perf_counter() - started_s)
+
+    def close(self) -> None:
+        """Close the connection; the next `get` opens another."""
+        if self._response is not None:  # an answer that ends the connection keeps the socket open
+            self._response.close()
+        if self._connection is not None:
+            self._connection.close()
+        if self._timed is not None:
+            self._timed.close()
+        self._connection = self._timed = self._response = None
+        self._path = self._address.path
+
+    def _follow(self) -> http.client.HTTPResponse:
+        # Where a redirect led is kept as long as the connection: one GET a scrape from then on.
+        for _hop in range(REDIRECTS_MAX + 1):
+            response = self._answer()
+            if response.status == http.client.OK:
+                return response
+            location = response.headers.get("location")
+            if response.status not in REDIRECT_STATUSES or location is None:
+                raise failures.bad_status(
+                    self._address,
+                    status=response.status,
+                    reason=response.reason,
+                    token_sent="Authorization" in self._headers,
+                )
+            path = redirected(self._address, location).path
+            self._body(response)
+            self._path = path
+        raise CollectError(
+            f"{self.url}: more than {REDIRECTS_MAX} redirects, the last one to {self._path}",
+            kind="redirect",
+            hint="the server redirects in a circle; check its proxy's rules",
+        )
+
+    def _answer(self) -> http.client.HTTPResponse:
+        kept = self._timed
+        if kept is not None and self._connection is not None and self._connection.sock is not None:
+            if kept.is_quiet():
+                try:
+                    return self._ask(self._connection, kept)
+                except ConnectionError:
+                    # The server closed what it had kept, while we asked: it has served nothing.
+                    if kept.received_bytes:
+                        raise
+            path = self._path
+            self.close()
+            self._path = path
+        return self._ask(*self._open())
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, timed: TimedSocket
+    ) -> http.client.HTTPResponse:
+        if self._deadline_s is None:
+            self._deadline_s = time.monotonic() + self._settings.read_timeout_s
+        timed.deadline_s = self._deadline_s
+        timed.received_bytes = 0
+        connection.request("GET", self._path, headers=self._headers)
+        self._response = connection.getresponse()
+        return self._response
+
+    def _open(self) -> tuple[http.client.HTTPConnection, TimedSocket]:
+        address = self._address
+        self._headers = request_headers(address, self._settings)
+        timed = connect(
+            address,
+            timeout_s=self._settings.connect_timeout_s,
+            tls=self._tls.context(),
+        )
+        connection = http.client.HTTPConnection(address.host, address.port)
+        connection.auto_open = 0
+        connection.default_port = 443 if address.scheme == "https" else 80
+        connection.sock = cast("socket.socket", timed)
+        self._connection, self._timed = connection, timed
+        return connection, timed
+
+    def _body(self, response: http.client.HTTPResponse) -> bytes:
+        limit_bytes = self._settings.body_limit_bytes
+        if (response.length or 0) > limit_bytes:
+            raise failures.too_large(self._address, limit_bytes, "as the server announces")
+        body = response.read(limit_bytes + 1)
+        if len(body) > limit_bytes:
+            raise failures.too_large(self._address, limit_bytes, "as sent")
+        if response.length:
+            raise failures.truncated(
+                self._address, f"{len(body)} bytes came and {response.length} are missing"
+            )
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            body = self._unpacked(body, encoding)
+        if response.length is None and not response.chunked and body and body[-1:] != b"\n":
+            # The end of the connection is the end of the page: only its last line can tell.
+            raise failures.truncated(self._address, "its last line has no end")
+        return body
+
+    def _unpacked(self, packed: bytes, encoding: str) -> bytes:
+        if encoding not in ("gzip", "x-gzip", "deflate"):
+            raise failures.not_metrics(
+                self._address,
+                f"the page is compressed as {encoding[:40]!r}, which was not asked for",
+            )
+        limit_bytes = self._settings.body_limit_bytes
+        # 32 + window bits: gzip or zlib, by its first bytes.
+        inflater = zlib.decompressobj(32 + zlib.MAX_WBITS)
+        try:
+            body = inflater.decompress(packed, limit_bytes + 1)
+        except zlib.error as exc:
+            raise failures.not_metrics(self._address, "its compressed page is damaged") from exc
+        if len(body) > limit_bytes:
+            raise failures.too_large(self._address, limit_bytes, "when decompressed")
+        if not inflater.eof:
+            raise failures.truncated(self._address, "its compressed form is incomplete")
+        return body
+
+    def _check(self, body: bytes, content_type: str) -> None:
+        if not body.strip():
+            raise failures.not_metrics(self._address, "the page is empty")
+        if content_type.lower().startswith(HTML_TYPES) or body[:256].lstrip()[:1] == b"<":
+            raise failures.not_metrics(self._address, "this is a web page, not metrics")

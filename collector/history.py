@@ -1,0 +1,253 @@
+"""What one engine (or one GPU page) has shown over the last minutes, scrape by scrape. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter, lt
+
+from kneewatch.collector.names import EngineBinding
+from kneewatch.collector.samples import Page
+
+NAN = math.nan
+FRAMES_MAX = 4_000
+"""More scrapes than this are not kept, however short the interval (an hour at one a second)."""
+
+CLOCK_STEP_BACK_S = 1.0
+"""A clock that went back by more than this was set, not jittered: what came before cannot be
+compared."""
+
+Labels = tuple[tuple[str, str], ...]
+Where = tuple[tuple[str, str], ...]
+"""Label values that a series must carry; empty for all series of a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One series of one engine: its metric, labels and (for a histogram's part) which part."""
+
+    metric: str
+    labels: Labels
+    part: str = ""
+    """"" for a gauge or counter; "sum", "count", or a bucket's upper bound for a histogram."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One scrape. Shapes: `counters` and `offsets` (counter columns,), `gauges` (gauge columns,).
+
+    `offsets` is what each counter had reached before its last reset, so that counter + offset never
+    falls; scrapes without a reset between them share one tuple.
+    """
+
+    t_s: float
+    counters: tuple[float, ...]
+    gauges: tuple[float, ...]
+    offsets: tuple[float, ...]
+
+
+class Table:
+    """Columns of one kind (counters or gauges) and where the page at hand has them."""
+
+    def __init__(self) -> None:
+        self.columns: dict[Column, int] = {}
+        self.by_metric: dict[str, list[tuple[Column, int]]] = {}
+        self.absent: list[int] = []
+        self._read: Callable[[list[float]], tuple[float, ...]] = lambda _values: ()
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def bind(self, places: Mapping[Column, int]) -> int:
+        """Take a page's layout: positions by column. Returns how many columns are new."""
+        before = len(self.columns)
+        for column in places:
+            if column not in self.columns:
+                self.columns[column] = len(self.columns)
+                self.by_metric.setdefault(column.metric, []).append((column, self.columns[column]))
+        # -1 is the NaN that `read` puts behind the page's values: a column the page lacks.
+        positions = [places.get(column, -1) for column in self.columns]
+        self.absent = [index for index, position in enumerate(positions) if position < 0]
+        if len(positions) > 1:
+            self._read = itemgetter(*positions)
+        elif positions:
+            self._read = lambda values, at=positions[0]: (values[at],)  # type: ignore[misc]
+        return len(self.columns) - before
+
+    def read(self, values: list[float]) -> tuple[float, ...]:
+        """The values of a page in column order; NaN where the page has none."""
+        return self._read(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """The process behind a target was replaced. `how` says what showed it."""
+
+    t_s: float
+    how: str
+
+
+class History:
+    """The scrapes of one engine, oldest first, all of one process: a restart starts it anew."""
+
+    def __init__(self, *, keep_s: float) -> None:
+        self.keep_s = keep_s
+        self.frames: list[Frame] = []
+        self.times: list[float] = []
+        self.counters = Table()
+        self.gauges = Table()
+        self.info: Mapping[str, Mapping[str, str]] = {}
+        self.generation = 0
+        """Changes whenever the set of known series changes; caches hang on it."""
+        self.restarts = 0
+        self.out_of_order = 0
+        self.clock_steps = 0
+        self.absent_until: dict[int, float] = {}
+        """Counter column -> time of the newest scrape that lacked it."""
+        self._bucket_index: dict[str, tuple[tuple[float, ...], tuple[tuple[int, ...], ...]]] = {}
+        self._binding: EngineBinding | None = None
+        self._started: float = NAN
+        self._start_at: tuple[int, ...] = ()
+        self._start_is_created = False
+
+    def append(
+        self, t_s: float, page: Page, binding: EngineBinding, process_start: int | None
+    ) -> Restart | None:
+        """Take one scrape. Returns a restart that it shows; drops a scrape that is not newer."""
+        if self.times and t_s <= self.times[-1]:
+            if t_s > self.times[-1] - CLOCK_STEP_BACK_S or not math.isfinite(t_s):
+                self.out_of_order += 1
+                return None
+            self.clock_steps += 1
+            self._forget()
+        if binding is not self._binding:
+            self._bind(binding, process_start)
+        values = [*page.values, NAN]
+        frame = Frame(t_s, self.counters.read(values), self.gauges.read(values), ())
+        restart = self._restart(frame, values)
+        if restart is not None:
+            self._forget()
+            self.restarts += 1
+        self._offset(frame)
+        self.frames.append(frame)
+        self.times.append(t_s)
+        for index in self.counters.absent:
+            self.absent_until[index] = t_s
+        self._trim(t_s)
+        return restart
+
+    def buckets_of(self, metric: str) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...]]:
+        """A histogram's bucket bounds, ascending, and the counter columns of each; empty
+        without."""
+        known = self._bucket_index.get(metric)
+        if known is None:
+            by_bound: dict[float, list[int]] = {}
+            for column, at in self.counters.by_metric.get(metric, ()):
+                if column.part not in ("", "sum", "count"):
+                    by_bound.setdefault(float(column.part), []).append(at)
+            bounds = tuple(sorted(by_bound))
+            known = (bounds, tuple(tuple(by_bound[bound]) for bound in bounds))
+            self._bucket_index[metric] = known
+        return known
+
+    def has(self, metric: str) -> bool:
+        """Whether any series of the metric has been seen from this process."""
+        return metric in self.counters.by_metric or metric in self.gauges.by_metric
+
+    @property
+    def first_s(self) -> float:
+        """Time of the oldest scrape kept; NaN without one."""
+        return self.times[0] if self.times else NAN
+
+    def _bind(self, binding: EngineBinding, process_start: int | None) -> None:
+        counters, gauges = columns_of(binding)
+        if len(self.counters) + len(self.gauges) > 2 * (len(counters) + len(gauges)) + 500:
+            # Series come and go without end (a label that carries an id): keep what is alive.
+            self._forget()
+            self.counters, self.gauges = Table(), Table()
+        new_counters, new_gauges = self.counters.bind(counters), self.gauges.bind(gauges)
+        if new_counters or new_gauges:
+            for frame in self.frames:
+                frame.counters += (NAN,) * new_counters
+                frame.gauges += (NAN,) * new_gauges
+                frame.offsets += (0.0,) * new_counters
+            if self.times:
+                for index in range(len(self.counters) - new_counters, len(self.counters)):
+                    self.absent_until[index] = self.times[-1]
+        self._binding = binding
+        start_at = (process_start,) if process_start is not None else binding.created
+        if (process_start is None) != self._start_is_created:
+            self._started, self._start_is_created = NAN, process_start is None
+        self._start_at = start_at
+        self.info = {metric: dict(rows[0][0]) for metric, rows in _info(binding).items() if rows}
+        self._bucket_index.clear()
+        self.generation += 1
+
+    def _restart(self, frame: Frame, values: list[float]) -> Restart | None:
+        # Families that appear later were created later: the oldest tells when the process began.
+        started = min((values[at] for at in self._start_at), default=NAN)
+        before, self._started = self._started, started
+        if not self.frames:
+            return None
+        if started == started and before == before:
+            return Restart(frame.t_s, "process start time changed") if started != before else None
+        last = self.frames[-1].counters
+        live = sum(1 for value in last if value > 0)
+        fallen = sum(map(lt, frame.counters, last))
+        if live >= 3 and fallen >= live / 2:
+            return Restart(frame.t_s, f"{fallen} of {live} counters went back")
+        return None
+
+    def _offset(self, frame: Frame) -> None:
+        if not self.frames:
+            frame.offsets = (0.0,) * len(frame.counters)
+            return
+        last = self.frames[-1]
+        frame.offsets = last.offsets
+        if any(map(lt, frame.counters, last.counters)):
+            frame.offsets = tuple(
+                offset + was if now < was else offset
+                for offset, was, now in zip(
+                    last.offsets, last.counters, frame.counters, strict=True
+                )
+            )
+
+    def _forget(self) -> None:
+        self.frames.clear()
+        self.times.clear()
+        self.absent_until.clear()
+
+    def _trim(self, t_s: float) -> None:
+        # In batches: deleting from a list's front moves everything behind it.
+        if t_s - self.times[0] > 1.25 * self.keep_s or len(self.times) > FRAMES_MAX:
+            cut = max(bisect_left(self.times, t_s - self.keep_s), len(self.times) - FRAMES_MAX)
+            del self.frames[:cut], self.times[:cut]
+
+
+def _info(binding: EngineBinding) -> Mapping[str, Sequence[tuple[Labels, int]]]:
+    return {
+        metric: [(slot.labels, slot.position) for slot in slots]
+        for metric, slots in binding.infos.items()
+    }
+
+
+def columns_of(binding: EngineBinding) -> tuple[dict[Column, int], dict[Column, int]]:
+    """Page positions of an engine's counter columns (histogram parts among them) and gauges."""
+    counters: dict[Column, int] = {}
+    gauges: dict[Column, int] = {}
+    for metric, slots in binding.counters.items():
+        for slot in slots:
+            counters[Column(metric, slot.labels)] = slot.position
+    for metric, slots in (*binding.gauges.items(), *binding.infos.items()):
+        for slot in slots:
+            gauges[Column(metric, slot.labels)] = slot.position
+    for metric, histograms in binding.histograms.items():
+        for histogram in histograms:
+            for bound, position in zip(histogram.bounds, histogram.buckets, strict=True):
+                counters[Column(metric, histogram.labels, repr(bound))] = position
+            for part, at in (("sum", histogram.sum), ("count", histogram.count)):
+                if at is not None:
+                    counters[Column(metric, histogram.labels, part)] = at
+    return counters, gauges

@@ -1,0 +1,63 @@
+"""What one scrape of one page holds: series in page order and a value for each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A sample's name and its labels, sorted by label name: two spellings of one series are
+    equal."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+    def label(self, name: str, default: str = "") -> str:
+        """The value of a label, or `default` where the series does not carry it."""
+        for key, value in self.labels:
+            if key == name:
+                return value
+        return default
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """An OpenMetrics exemplar: a labelled example of what a sample counted."""
+
+    labels: tuple[tuple[str, str], ...]
+    value: float
+    timestamp_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """A page without its values. Compared by identity: the same object means the same page layout.
+
+    `series` has one entry for each sample line, in page order, repeated lines included; `repeated`
+    are the positions whose series stood on the page before (the first one counts, as in
+    Prometheus). `types` is the TYPE of each metric family that states one.
+    """
+
+    series: tuple[Series, ...]
+    types: Mapping[str, str]
+    repeated: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """One parsed page. Shape: `values` is (samples,), aligned with `layout.series`."""
+
+    layout: Layout
+    values: list[float]
+    timestamps_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    exemplars: Mapping[int, Exemplar] = field(default_factory=dict[int, Exemplar])
+
+    def samples(self) -> Iterator[tuple[Series, float]]:
+        """Every series and its value in page order, repeated ones left out."""
+        for position, (series, value) in enumerate(
+            zip(self.layout.series, self.values, strict=True)
+        ):
+            if position not in self.layout.repeated:
+                yield series, value

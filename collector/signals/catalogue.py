@@ -1,0 +1,85 @@
+"""What a signal is, and the evaluation of many of them on one window. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kneewatch.collector.history import History
+from kneewatch.collector.signals.expr import Expr
+from kneewatch.collector.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A named quantity; the unit ends its key (none for plain counts).
+
+    `needs` says what makes an absent metric appear, for the "unknown" list; `optional` signals
+    belong to features that a server need not have (speculation, LoRA), and are not missed when
+    absent.
+    """
+
+    key: str
+    expr: Expr
+    help: str
+    source: str
+    needs: str = ""
+    optional: bool = False
+    core: bool = False
+    """Without a core signal no verdict about the engine can be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All signals of one engine at one moment. A signal that is known but has no value is None.
+
+    `missing` maps each unknown signal to the metrics that are not on the page.
+    """
+
+    values: Mapping[str, float | None]
+    missing: Mapping[str, tuple[str, ...]]
+
+
+class SignalSet:
+    """Signals bound to one history: what the pages lack is worked out once a layout, not a
+    scrape."""
+
+    def __init__(self, signals: Sequence[Signal], history: History) -> None:
+        self._signals, self._history = tuple(signals), history
+        self._generation = -1
+        self._known: tuple[Signal, ...] = ()
+        self._absent: dict[str, None] = {}
+        self.missing: dict[str, tuple[str, ...]] = {}
+
+    def read(self, window: Window) -> Reading:
+        """Every signal's value on the window."""
+        if self._generation != self._history.generation:
+            self._sort()
+        values: dict[str, float | None] = {
+            signal.key: signal.expr.value(window) for signal in self._known
+        }
+        values.update(self._absent)
+        return Reading(values, self.missing)
+
+    def _sort(self) -> None:
+        known: list[Signal] = []
+        self.missing = {}
+        for signal in self._signals:
+            lacking = tuple(dict.fromkeys(signal.expr.lacking(self._history.has)))
+            if lacking:
+                self.missing[signal.key] = lacking
+            else:
+                known.append(signal)
+        self._known = tuple(known)
+        self._absent = dict.fromkeys(self.missing)
+        self._generation = self._history.generation
+
+
+def by_key(signals: Iterable[Signal]) -> dict[str, Signal]:
+    """Signals by key; a key that stands twice is a bug and raises."""
+    found: dict[str, Signal] = {}
+    for signal in signals:
+        if signal.key in found:
+            raise ValueError(f"signal {signal.key} is defined twice")
+        found[signal.key] = signal
+    return found

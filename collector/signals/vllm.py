@@ -1,0 +1,623 @@
+"""The catalogue of vLLM signals: DESIGN's core list, one entry each. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.collector.signals.catalogue import Signal
+from kneewatch.collector.signals.expr import (
+    AboveRate,
+    Complement,
+    Difference,
+    Expr,
+    FirstOf,
+    Gauge,
+    InfoChanges,
+    InfoNames,
+    InfoNumber,
+    OverTime,
+    PartRate,
+    Positive,
+    Product,
+    Quantile,
+    Rate,
+    Ratio,
+    Scaled,
+    ShareAtMost,
+    Slope,
+    SlowTimeShare,
+)
+
+LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
+
+TTFT = "time_to_first_token_seconds"
+ITL = "inter_token_latency_seconds"
+QUEUE = "request_queue_time_seconds"
+PREFILL = "request_prefill_time_seconds"
+DECODE = "request_decode_time_seconds"
+E2E = "e2e_request_latency_seconds"
+PROMPT_LENGTH = "request_prompt_tokens"
+OUTPUT_LENGTH = "request_generation_tokens"
+XFER = "nixl_xfer_time_seconds"
+
+STALL_EDGES_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+"""ITL's bucket bounds from half a second up: a pause that a reader of a stream sees as a stall."""
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+SPEC_POSITIONS = range(8)
+
+
+def mean(metric: str) -> Expr:
+    """A histogram's mean over the window: exact, unlike its quantiles."""
+    return Ratio(PartRate(metric, "sum"), PartRate(metric, "count"))
+
+
+COMPLETED: Expr = Rate("request_success")
+ARRIVALS: Expr = FirstOf((PartRate(TTFT, "count"), COMPLETED))
+COMPUTED_PROMPT: Expr = Rate("prompt_tokens_by_source", (("source", "local_compute"),))
+
+LOAD = (
+    Signal("running", Gauge("num_requests_running"), "Requests in the batch.", LOGGERS, core=True),
+    Signal(
+        "waiting",
+        Gauge("num_requests_waiting"),
+        "Requests in the queue, the deferred ones among them.",
+        LOGGERS,
+        core=True,
+    ),
+    Signal(
+        "waiting_by_capacity",
+        FirstOf(
+            (
+                Gauge("num_requests_waiting_by_reason", (("reason", "capacity"),)),
+                Gauge("num_requests_waiting"),
+            )
+        ),
+        "Requests that wait for a seat, a token budget or KV blocks.",
+        LOGGERS,
+        needs="vLLM 0.20 or later; before it `waiting` serves",
+    ),
+    Signal(
+        "waiting_deferred",
+        Gauge("num_requests_waiting_by_reason", (("reason", "deferred"),)),
+        "Requests held back though there is capacity: for an adapter slot, a KV transfer, a "
+        "grammar.",
+        LOGGERS,
+        needs="vLLM 0.20 or later",
+        optional=True,
+    ),
+    Signal(
+        "running_avg",
+        OverTime("num_requests_running", "avg"),
+        "Requests in the batch, mean over the window.",
+        LOGGERS,
+    ),
+    Signal(
+        "running_max",
+        OverTime("num_requests_running", "max"),
+        "Requests in the batch, highest scrape of the window.",
+        LOGGERS,
+    ),
+    Signal(
+        "running_min",
+        OverTime("num_requests_running", "min"),
+        "Requests in the batch, lowest scrape of the window.",
+        LOGGERS,
+    ),
+    Signal(
+        "waiting_avg",
+        OverTime("num_requests_waiting", "avg"),
+        "Requests in the queue, mean over the window.",
+        LOGGERS,
+    ),
+    Signal(
+        "waiting_min",
+        OverTime("num_requests_waiting", "min"),
+        "Requests in the queue, lowest scrape of the window.",
+        LOGGERS,
+    ),
+    Signal(
+        "waiting_slope_per_s",
+        Slope("num_requests_waiting"),
+        "How fast the queue grows, least squares over the window.",
+        LOGGERS,
+    ),
+    Signal(
+        "waiting_deferred_min",
+        OverTime("num_requests_waiting_by_reason", "min", (("reason", "deferred"),)),
+        "Deferred requests, lowest scrape of the window.",
+        LOGGERS,
+        needs="vLLM 0.20 or later",
+        optional=True,
+    ),
+    Signal(
+        "waiting_deferred_avg",
+        OverTime("num_requests_waiting_by_reason", "avg", (("reason", "deferred"),)),
+        "Deferred requests, mean over the window.",
+        LOGGERS,
+        needs="vLLM 0.20 or later",
+        optional=True,
+    ),
+    Signal(
+        "arrival_per_s",
+        ARRIVALS,
+        "Requests that got their first token a second: arrivals, as soon as a server can "
+        "show them.",
+        LOGGERS,
+    ),
+    Signal("completed_per_s", COMPLETED, "Requests finished a second.", LOGGERS, core=True),
+    *(
+        Signal(
+            f"finished_{reason}_per_s",
+            Rate("request_success", (("finished_reason", reason),)),
+            f"Requests finished a second with reason {reason!r}.",
+            LOGGERS,
+        )
+        for reason in FINISH_REASONS
+    ),
+    Signal(
+        "finished_length_ratio",
+        Ratio(Rate("request_success", (("finished_reason", "length"),)), COMPLETED),
+        "Share of finished requests that ran into their output limit.",
+        "guide 9.4; " + LOGGERS,
+    ),
+    Signal(
+        "finished_error_ratio",
+        Ratio(Rate("request_success", (("finished_reason", "error"),)), COMPLETED),
+        "Share of finished requests that failed.",
+        LOGGERS,
+    ),
+    Signal(
+        "rejected_per_s",
+        Rate("admission_rejections"),
+        "Requests refused at the door a second (HTTP 429/503 by admission control).",
+        "guide 9.4; " + LOGGERS,
+        needs="vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens",
+        optional=True,
+    ),
+)
+
+KV = (
+    Signal(
+        "kv_usage_ratio",
+        Gauge("kv_cache_usage_perc"),
+        "Share of KV blocks that live requests hold; cached blocks that nobody holds count "
+        "as free.",
+        "guide 7.7, 9.3; " + LOGGERS,
+        core=True,
+    ),
+    Signal(
+        "kv_usage_avg_ratio",
+        OverTime("kv_cache_usage_perc", "avg"),
+        "KV usage, mean over the window.",
+        "guide 9.3",
+    ),
+    Signal(
+        "kv_usage_max_ratio",
+        OverTime("kv_cache_usage_perc", "max"),
+        "KV usage, highest scrape of the window.",
+        "guide 9.3",
+    ),
+    Signal(
+        "kv_usage_slope_per_s",
+        Slope("kv_cache_usage_perc"),
+        "How fast KV usage grows, least squares over the window.",
+        "guide 7.4",
+    ),
+    Signal(
+        "kv_capacity_tokens",
+        FirstOf(
+            (
+                InfoNumber("cache_config_info", "kv_cache_size_tokens"),
+                Product(
+                    InfoNumber("cache_config_info", "num_gpu_blocks"),
+                    InfoNumber("cache_config_info", "block_size"),
+                ),
+            )
+        ),
+        "Tokens that the KV cache holds, by the server's own figure.",
+        LOGGERS,
+    ),
+    Signal(
+        "preemption_per_s",
+        Rate("num_preemptions"),
+        "Running requests thrown out of the KV cache a second, to be recomputed.",
+        "guide 7.4; " + LOGGERS,
+        core=True,
+    ),
+    Signal(
+        "preemption_ratio_per_s",
+        Ratio(Rate("num_preemptions"), OverTime("num_requests_running", "avg")),
+        "Preemptions per second and running request: the guide's eviction rate of active requests.",
+        "guide 7.4, 9.3",
+    ),
+    Signal(
+        "prefix_hit_ratio",
+        Ratio(Rate("prefix_cache_hits"), Rate("prefix_cache_queries")),
+        "Share of looked-up prompt tokens that the prefix cache had.",
+        "guide 7.2, 7.7; " + LOGGERS,
+    ),
+    Signal(
+        "prefix_query_per_s",
+        Rate("prefix_cache_queries"),
+        "Prompt tokens looked up in the prefix cache a second; zero with caching off.",
+        LOGGERS,
+    ),
+    Signal(
+        "prefix_saved_ratio",
+        Complement(Ratio(COMPUTED_PROMPT, Rate("prompt_tokens"))),
+        "Share of prompt tokens that were not computed, whatever cache had them.",
+        "guide 7.7; " + LOGGERS,
+        needs="vLLM 0.16 or later",
+    ),
+    Signal(
+        "kv_residency_s",
+        mean("kv_block_lifetime_seconds"),
+        "How long an evicted KV block had been in the cache, mean.",
+        "guide 7.7; " + LOGGERS,
+        needs="--kv-cache-metrics",
+        optional=True,
+    ),
+    Signal(
+        "kv_idle_before_evict_s",
+        mean("kv_block_idle_before_evict_seconds"),
+        "How long an evicted KV block had not been used, mean.",
+        LOGGERS,
+        needs="--kv-cache-metrics",
+        optional=True,
+    ),
+    Signal(
+        "block_eviction_per_s",
+        PartRate("kv_block_lifetime_seconds", "count"),
+        "Sampled KV blocks reused for something else a second (divide by the sampling rate).",
+        "guide 7.4; " + LOGGERS,
+        needs="--kv-cache-metrics",
+        optional=True,
+    ),
+    Signal(
+        "block_reuse_per_s",
+        PartRate("kv_block_reuse_gap_seconds", "count"),
+        "Sampled evicted KV blocks that had been used again before, a second.",
+        LOGGERS,
+        needs="--kv-cache-metrics",
+        optional=True,
+    ),
+    Signal(
+        "external_hit_ratio",
+        Ratio(Rate("external_prefix_cache_hits"), Rate("external_prefix_cache_queries")),
+        "Share of looked-up tokens that an external KV tier had.",
+        LOGGERS,
+        needs="a KV connector",
+        optional=True,
+    ),
+)
+
+
+def _family(name: str, metric: str, help_text: str, *, core: bool = False) -> tuple[Signal, ...]:
+    quantiles = tuple(
+        Signal(
+            f"{name}_p{percent}_s",
+            Quantile(metric, percent / 100),
+            f"{help_text}, P{percent} by histogram interpolation.",
+            LOGGERS,
+            core=core and percent == 99,
+        )
+        for percent in (50, 95, 99)
+    )
+    return (*quantiles, Signal(f"{name}_mean_s", mean(metric), f"{help_text}, mean.", LOGGERS))
+
+
+LATENCY = (
+    *_family("ttft", TTFT, "Time to first token", core=True),
+    *_family("itl", ITL, "Time between two outputs of a request", core=True),
+    *_family(
+        "tpot",
+        "request_time_per_output_token_seconds",
+        "Decode time per output token, at a request's end",
+    ),
+    *_family("queue", QUEUE, "Time in the queue up to the last scheduling, at a request's end"),
+    *_family("prefill", PREFILL, "Time from scheduling to the first token, at a request's end"),
+    *_family("decode", DECODE, "Time from the first token to the last, at a request's end"),
+    *_family("e2e", E2E, "Time of a whole request, at its end"),
+    Signal(
+        "ttft_itl_ratio",
+        Ratio(mean(TTFT), mean(ITL)),
+        "Mean TTFT over mean ITL: high says prefill or queue, low says decode.",
+        "guide 8.4",
+    ),
+    Signal(
+        "ttft_p99_p50_ratio",
+        Ratio(Quantile(TTFT, 0.99), Quantile(TTFT, 0.5)),
+        "How far the tail of TTFT has left its middle.",
+        "guide 8.1",
+    ),
+    Signal(
+        "itl_p99_p50_ratio",
+        Ratio(Quantile(ITL, 0.99), Quantile(ITL, 0.5)),
+        "How far the tail of ITL has left its middle.",
+        "guide 9.3",
+    ),
+    Signal(
+        "itl_stall_per_s",
+        AboveRate(ITL, STALL_EDGES_S[0]),
+        "Outputs a second that came half a second or more after the one before.",
+        "guide 6.4, 9.3",
+    ),
+    Signal(
+        "itl_stall_time_ratio",
+        SlowTimeShare(ITL, STALL_EDGES_S),
+        "Least share of decode time spent in pauses of half a second and more.",
+        "guide 6.4, 9.3",
+    ),
+    Signal(
+        "queue_share_ratio",
+        Ratio(PartRate(QUEUE, "sum"), PartRate(E2E, "sum")),
+        "Share of request time spent in the queue.",
+        "guide 8.4",
+    ),
+    Signal(
+        "prefill_share_ratio",
+        Ratio(PartRate(PREFILL, "sum"), PartRate(E2E, "sum")),
+        "Share of request time spent in prefill.",
+        "guide 8.4",
+    ),
+    Signal(
+        "decode_share_ratio",
+        Ratio(PartRate(DECODE, "sum"), PartRate(E2E, "sum")),
+        "Share of request time spent in decode.",
+        "guide 8.4",
+    ),
+)
+
+WORKLOAD = (
+    *(
+        Signal(
+            f"{name}_tokens_p{percent}",
+            Quantile(metric, percent / 100),
+            f"{help_text}, P{percent} by histogram interpolation.",
+            "guide 1.1; " + LOGGERS,
+        )
+        for name, metric, help_text in (
+            ("prompt", PROMPT_LENGTH, "Prompt length of finished requests"),
+            ("output", OUTPUT_LENGTH, "Output length of finished requests"),
+        )
+        for percent in (50, 95, 99)
+    ),
+    Signal("prompt_tokens_mean", mean(PROMPT_LENGTH), "Prompt length, mean.", LOGGERS),
+    Signal("output_tokens_mean", mean(OUTPUT_LENGTH), "Output length, mean.", LOGGERS),
+    Signal(
+        "prefill_tokens_p50",
+        Quantile("request_prefill_kv_computed_tokens", 0.5),
+        "Prompt tokens a request had to compute, P50: what the caches did not have.",
+        LOGGERS,
+        needs="vLLM 0.13 or later",
+    ),
+    Signal(
+        "prefill_tokens_p95",
+        Quantile("request_prefill_kv_computed_tokens", 0.95),
+        "Prompt tokens a request had to compute, P95.",
+        LOGGERS,
+        needs="vLLM 0.13 or later",
+    ),
+    Signal(
+        "prompt_tokens_per_s",
+        Rate("prompt_tokens"),
+        "Prompt tokens a second, cached ones included.",
+        LOGGERS,
+        core=True,
+    ),
+    Signal(
+        "computed_prompt_tokens_per_s",
+        FirstOf(
+            (
+                COMPUTED_PROMPT,
+                Difference(Rate("prompt_tokens"), Rate("prefix_cache_hits")),
+                Rate("prompt_tokens"),
+            )
+        ),
+        "Prompt tokens computed a second: the prefill work; before 0.16 prompts less cache hits.",
+        LOGGERS,
+    ),
+    Signal(
+        "generation_tokens_per_s",
+        Rate("generation_tokens"),
+        "Tokens generated a second.",
+        "guide 9.3; " + LOGGERS,
+        core=True,
+    ),
+    Signal(
+        "iteration_tokens_mean",
+        mean("iteration_tokens_total"),
+        "Tokens in one engine step, mean.",
+        LOGGERS,
+    ),
+)
+
+SPECULATION = (
+    Signal(
+        "spec_acceptance_ratio",
+        Ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_draft_tokens")),
+        "Share of drafted tokens that the model accepted.",
+        "guide 6.6, 9.3; " + LOGGERS,
+        needs="speculative decoding",
+        optional=True,
+    ),
+    Signal(
+        "spec_accepted_per_draft_tokens",
+        Ratio(Rate("spec_decode_num_accepted_tokens"), Rate("spec_decode_num_drafts")),
+        "Drafted tokens accepted in one verification, mean.",
+        "guide 6.6; " + LOGGERS,
+        needs="speculative decoding",
+        optional=True,
+    ),
+    Signal(
+        "spec_draft_tokens_per_s",
+        Rate("spec_decode_num_draft_tokens"),
+        "Tokens drafted a second.",
+        LOGGERS,
+        needs="speculative decoding",
+        optional=True,
+    ),
+    *(
+        Signal(
+            f"spec_acceptance_pos{position}_ratio",
+            Ratio(
+                Rate("spec_decode_num_accepted_tokens_per_pos", (("position", str(position)),)),
+                Rate("spec_decode_num_drafts"),
+            ),
+            f"Share of drafts whose token at position {position} was accepted.",
+            "guide 6.6; " + LOGGERS,
+            needs="speculative decoding",
+            optional=True,
+        )
+        for position in SPEC_POSITIONS
+    ),
+)
+
+LORA = (
+    Signal(
+        "lora_running",
+        InfoNames("lora_requests_info", "running_lora_adapters"),
+        "Adapters with a request in the batch.",
+        LOGGERS,
+        needs="--enable-lora",
+        optional=True,
+    ),
+    Signal(
+        "lora_waiting",
+        InfoNames("lora_requests_info", "waiting_lora_adapters"),
+        "Adapters with a waiting request, as far as vLLM shows them.",
+        LOGGERS,
+        needs="--enable-lora",
+        optional=True,
+    ),
+    Signal(
+        "lora_max",
+        InfoNumber("lora_requests_info", "max_lora"),
+        "Adapters that fit on the GPU at a time (--max-loras).",
+        LOGGERS,
+        needs="--enable-lora",
+        optional=True,
+    ),
+    Signal(
+        "lora_change_per_s",
+        InfoChanges("lora_requests_info"),
+        "Different sets of running adapters seen a second.",
+        LOGGERS,
+        needs="--enable-lora",
+        optional=True,
+    ),
+)
+
+TRANSFER = (
+    Signal(
+        "kv_transfer_mean_s",
+        mean(XFER),
+        "Time of one KV transfer between nodes, mean.",
+        "guide 7.7; vllm/distributed/kv_transfer (0.32)",
+        needs="the NIXL connector",
+        optional=True,
+    ),
+    Signal(
+        "kv_transfer_p95_s",
+        Quantile(XFER, 0.95),
+        "Time of one KV transfer between nodes, P95.",
+        "guide 7.7; vllm/distributed/kv_transfer (0.32)",
+        needs="the NIXL connector",
+        optional=True,
+    ),
+    Signal(
+        "kv_transfer_busy_ratio",
+        PartRate(XFER, "sum"),
+        "Seconds of KV transfer per second: transfers in flight.",
+        "vllm/distributed/kv_transfer (0.32)",
+        needs="the NIXL connector",
+        optional=True,
+    ),
+    Signal(
+        "kv_transfer_failed_per_s",
+        Rate("nixl_num_failed_transfers"),
+        "KV transfers that failed a second.",
+        "vllm/distributed/kv_transfer (0.32)",
+        needs="the NIXL connector",
+        optional=True,
+    ),
+    Signal(
+        "kv_fetch_waiting",
+        Gauge("num_requests_kv_fetch_by_stage"),
+        "Requests whose KV is being fetched from elsewhere.",
+        LOGGERS,
+        needs="a KV connector",
+        optional=True,
+    ),
+)
+
+WORK = (
+    Signal(
+        "flop_per_s",
+        Positive(Rate("estimated_flops_per_gpu")),
+        "Floating-point operations a second and GPU, by vLLM's own estimate.",
+        "guide 8.4; vllm/v1/metrics/perf.py (0.32)",
+        needs="--enable-mfu-metrics",
+        optional=True,
+    ),
+    Signal(
+        "memory_bytes_per_s",
+        Positive(Rate("estimated_read_bytes_per_gpu")),
+        "Bytes read from GPU memory a second, by vLLM's own estimate.",
+        "guide 3.3; vllm/v1/metrics/perf.py (0.32)",
+        needs="--enable-mfu-metrics",
+        optional=True,
+    ),
+)
+
+VLLM_SIGNALS = (*LOAD, *KV, *LATENCY, *WORKLOAD, *SPECULATION, *LORA, *TRANSFER, *WORK)
+
+
+def configured(
+    *,
+    ttft_slo_s: float | None = None,
+    gpus: int | None = None,
+    peak_flop_per_s: float | None = None,
+    peak_bytes_per_s: float | None = None,
+) -> tuple[Signal, ...]:
+    """Signals that depend on what the user states: SLO, GPUs of the engine, one GPU's peaks.
+
+    A signal whose input is not stated is left out, and its absence said by `unconfigured`.
+    """
+    signals: list[Signal] = []
+    if ttft_slo_s is not None:
+        within = ShareAtMost(TTFT, ttft_slo_s)
+        signals.append(
+            Signal(
+                "goodput_per_s",
+                Product(within, ARRIVALS),
+                "Requests a second whose first token came within the TTFT target, rounded down to "
+                "a bucket bound.",
+                "guide 8.4",
+            )
+        )
+    if gpus is not None:
+        per_hour = Rate("generation_tokens")
+        signals.append(
+            Signal(
+                "tokens_per_gpu_hour",
+                Scaled(per_hour, 3600 / gpus),
+                "Tokens generated per GPU and hour at the present rate.",
+                "guide 9.3",
+            )
+        )
+    for key, metric, peak in (
+        ("mfu_ratio", "estimated_flops_per_gpu", peak_flop_per_s),
+        ("mbu_ratio", "estimated_read_bytes_per_gpu", peak_bytes_per_s),
+    ):
+        if peak is not None:
+            signals.append(
+                Signal(
+                    key,
+                    Scaled(Positive(Rate(metric)), 1 / peak),
+                    "Achieved share of one GPU's peak, by vLLM's own estimate of the work.",
+                    "guide 8.4",
+                    needs="--enable-mfu-metrics",
+                    optional=True,
+                )
+            )
+    return tuple(signals)

@@ -1,0 +1,147 @@
+"""A case for a cause: evidence for and against, and what it adds up to. Pure.
+
+Confidence is a sum of log-odds, not a constant: each piece of evidence adds its weight times how
+far its value lies beyond the threshold (half at the threshold, whole at twice the threshold),
+evidence against takes away. `make accuracy` checks what the numbers mean on recordings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kneewatch.rules.baseline import Baseline
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.model import Severity
+from kneewatch.rules.state import Finding
+
+CONCLUDED_FROM = 0.5
+"""A case below even odds is not concluded."""
+
+DOUBTFUL_BELOW = 0.6
+"""A cause with less confidence than this is a note (`info`), it pages nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number that speaks for or against a cause, in words. `threshold` is None where none
+    applies."""
+
+    signal: str
+    value: float | None
+    threshold: float | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the user promises; None where nothing is promised."""
+
+    ttft_p99_s: float | None = None
+    itl_p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that a cause may look at, for one engine at one moment.
+
+    `values` are signals and derived signals, `recent` some signals on a quarter of the window,
+    `streaks_s` how long named conditions have held, `config` the labels of cache_config_info,
+    `observed_s` how long this process has been watched.
+    """
+
+    now_s: float
+    window_s: float
+    scale: float
+    observed_s: float
+    values: Mapping[str, float | None]
+    recent: Mapping[str, float | None]
+    streaks_s: Mapping[str, float]
+    missing: Mapping[str, tuple[str, ...]]
+    findings: Mapping[str, Finding]
+    stage: Stage
+    baseline: Baseline
+    config: Mapping[str, str]
+    targets: Targets
+    restarted_s: float | None
+
+    def get(self, signal: str, default: float = 0.0) -> float:
+        """A signal's value, or `default` where it has none."""
+        value = self.values.get(signal)
+        return default if value is None else value
+
+    def held(self, streak: str, seconds: float) -> bool:
+        """Whether a condition has held for so long (scaled like the rules' durations)."""
+        return self.streaks_s.get(streak, -1.0) >= seconds * self.scale
+
+    def severity(self, rule_id: str) -> Severity:
+        """A finding's severity; ok where it is unknown."""
+        finding = self.findings.get(rule_id)
+        return finding.severity if finding else Severity.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What we conclude. `lever` is the first thing to do, in words."""
+
+    id: str
+    confidence: float
+    severity: Severity
+    summary: str
+    evidence: tuple[Evidence, ...]
+    against: tuple[Evidence, ...]
+    guide: tuple[str, ...]
+    lever: str
+    since_s: float = math.nan
+    explains: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Case:
+    """A cause under examination."""
+
+    id: str
+    summary: str
+    lever: str
+    guide: tuple[str, ...]
+    severity: Severity
+    log_odds: float = 0.0
+    evidence: list[Evidence] = field(default_factory=list[Evidence])
+    against: list[Evidence] = field(default_factory=list[Evidence])
+
+    def weigh(
+        self, signal: str, value: float | None, threshold: float | None, weight: float, text: str
+    ) -> None:
+        """Add evidence: for the cause with a positive weight, against it with a negative one."""
+        if value is None:
+            return
+        self.log_odds += weight * strength(value, threshold)
+        side = self.evidence if weight >= 0 else self.against
+        side.append(Evidence(signal, value, threshold, text))
+
+    def close(self) -> Cause | None:
+        """The cause, or None where the evidence does not carry it."""
+        confidence = 1 / (1 + math.exp(-self.log_odds))
+        if confidence < CONCLUDED_FROM:
+            return None
+        severity = self.severity if confidence >= DOUBTFUL_BELOW else Severity.INFO
+        return Cause(
+            self.id,
+            round(confidence, 2),
+            severity,
+            self.summary,
+            tuple(self.evidence),
+            tuple(self.against),
+            self.guide,
+            self.lever,
+        )
+
+
+def strength(value: float, threshold: float | None) -> float:
+    """How much a value beyond its threshold says, 0.5 at the threshold to 1 at twice it (or half
+    it)."""
+    if threshold is None or threshold <= 0 or value <= 0:
+        return 1.0
+    far = max(value / threshold, threshold / value)
+    return min(1.0, 0.5 * far)

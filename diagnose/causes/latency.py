@@ -1,0 +1,163 @@
+"""Causes of slow tokens and slow first tokens: guide 6.4, 8.1, 8.5, 9.3. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.diagnose.case import Case, Cause, Facts
+from kneewatch.rules.model import Severity
+
+STALL_S = 0.5
+"""A prefill shorter than this cannot have caused a pause of half a second."""
+
+STALL_SHARE = 0.05
+STALLS_MIN = 3.0
+"""Pauses in the window from which their share is more than an accident."""
+
+MEDIAN_HOLDS_DRIFT = 1.6
+QUEUE_SMALL_SHARE = 0.25
+KNEE_DRIFT = 2.0
+KNEE_LOAD_GROWTH = 1.5
+
+
+def prefill_interference(facts: Facts) -> Cause | None:
+    """Decode steps stall behind long prefills: slow ITL buckets fill while the median stays."""
+    share, per_s = facts.get("itl_stall_time_ratio"), facts.get("itl_stall_per_s")
+    median_s, tail_s = facts.get("itl_p50_s"), facts.get("itl_p99_s")
+    long_s, target_s = facts.get("prefill_p99_s"), facts.targets.itl_p99_s
+    stalls = (
+        share >= STALL_SHARE and per_s * facts.window_s >= STALLS_MIN - 0.5 and long_s >= STALL_S
+    )
+    over = target_s is not None and tail_s > target_s and median_s <= target_s / 2
+    if not (stalls or over) or facts.get("preemption_per_s") > 0 or facts.stage.number >= 2:
+        return None
+    case = Case(
+        "prefill_interference",
+        f"Decode stalls behind long prefills: {100 * share:.0f} % of decode time is pauses of "
+        "half a "
+        f"second and more, the median step takes {1000 * median_s:.0f} ms.",
+        "Enable chunked prefill or lower --max-num-batched-tokens; for strict targets put "
+        "prefill on "
+        "its own servers.",
+        ("6.4", "8.5", "9.3"),
+        Severity.WARNING,
+        log_odds=-0.2,
+    )
+    if stalls:
+        case.weigh(
+            "itl_stall_time_ratio",
+            share,
+            STALL_SHARE,
+            1.8,
+            f"{per_s:.1f} outputs a second come half a second late or later",
+        )
+    if over:
+        case.weigh("itl_p99_s", tail_s, target_s, 1.5, f"ITL P99 is {1000 * tail_s:.0f} ms")
+    drift = facts.values.get("itl_p50_drift_ratio")
+    if drift is not None and drift <= MEDIAN_HOLDS_DRIFT:
+        case.weigh("itl_p50_s", median_s, None, 0.6, "the median step is as quick as ever")
+    elif drift is not None:
+        case.weigh("itl_p50_s", median_s, None, -0.6, "the median step is slower too")
+    if long_s >= STALL_S:
+        case.weigh(
+            "prefill_p99_s", long_s, STALL_S, 0.8, f"the longest prefills take {long_s:.1f} s"
+        )
+    return case.close()
+
+
+def slo_conflict(facts: Facts) -> Cause | None:
+    """TTFT and ITL targets cannot both be met at this load."""
+    targets = facts.targets
+    if targets.ttft_p99_s is None or targets.itl_p99_s is None or facts.stage.number >= 2:
+        return None
+    ttft_s, itl_s = facts.get("ttft_p99_s"), facts.get("itl_p99_s")
+    if ttft_s <= targets.ttft_p99_s or itl_s <= targets.itl_p99_s:
+        return None
+    case = Case(
+        "slo_conflict",
+        "Neither TTFT nor ITL meets its target at this load: what helps one hurts the other.",
+        "Separate prefill and decode (P/D disaggregation), or take load away.",
+        ("6.5", "8.5"),
+        Severity.CRITICAL,
+        log_odds=0.0,
+    )
+    case.weigh("ttft_p99_s", ttft_s, targets.ttft_p99_s, 1.0, f"TTFT P99 {ttft_s:.2f} s")
+    case.weigh("itl_p99_s", itl_s, targets.itl_p99_s, 1.0, f"ITL P99 {1000 * itl_s:.0f} ms")
+    return case.close()
+
+
+def prefill_bound(facts: Facts) -> Cause | None:
+    """TTFT is prefill time, not queue time, and it is over its target."""
+    target_s, ttft_s = facts.targets.ttft_p99_s, facts.get("ttft_p99_s")
+    if target_s is None or ttft_s <= target_s:
+        return None
+    prefill_s, queue_s = facts.get("prefill_mean_s"), facts.get("queue_mean_s")
+    share = prefill_s / max(prefill_s + queue_s, 1e-9)
+    if share <= 1 - QUEUE_SMALL_SHARE:
+        return None
+    case = Case(
+        "prefill_bound",
+        f"First tokens are late because prefill takes {prefill_s:.2f} s; the queue takes "
+        f"{queue_s:.2f} s.",
+        "Check the prefix cache's hit ratio first, then a higher tensor-parallel degree, then P/D.",
+        ("8.5", "9.3"),
+        Severity.WARNING,
+        log_odds=0.0,
+    )
+    case.weigh("ttft_p99_s", ttft_s, target_s, 1.0, f"TTFT P99 {ttft_s:.2f} s")
+    case.weigh(
+        "prefill_mean_s", share, 1 - QUEUE_SMALL_SHARE, 1.5, f"{100 * share:.0f} % of it is prefill"
+    )
+    return case.close()
+
+
+def decode_bound(facts: Facts) -> Cause | None:
+    """ITL is high at every percentile."""
+    target_s, median_s = facts.targets.itl_p99_s, facts.get("itl_p50_s")
+    if target_s is None or median_s <= target_s:
+        return None
+    case = Case(
+        "decode_bound",
+        f"Decode is slow at every percentile: the median step takes {1000 * median_s:.0f} ms.",
+        "A smaller batch (--max-num-seqs), weight quantization, or GPUs with more bandwidth.",
+        ("3.3", "9.3"),
+        Severity.WARNING,
+        log_odds=0.3,
+    )
+    case.weigh("itl_p50_s", median_s, target_s, 2.0, f"ITL P50 {1000 * median_s:.0f} ms")
+    share = facts.get("decode_share_ratio")
+    if share >= 0.5:
+        case.weigh(
+            "decode_share_ratio", share, 0.5, 0.8, f"{100 * share:.0f} % of request time is decode"
+        )
+    return case.close()
+
+
+def past_knee(facts: Facts) -> Cause | None:
+    """P99 leaves P50 behind as concurrency rises."""
+    drift = facts.values.get("ttft_p99_p50_drift_ratio")
+    quiet_load = facts.baseline.get("running_avg")
+    target_s, tail_s = facts.targets.ttft_p99_s, facts.get("ttft_p99_s")
+    over = target_s is not None and tail_s > target_s
+    if drift is None or drift < KNEE_DRIFT or not quiet_load:
+        return None
+    growth = facts.get("running_avg") / quiet_load
+    if growth < KNEE_LOAD_GROWTH or facts.stage.number >= 2 or not (over or _queue_shows(facts)):
+        return None
+    case = Case(
+        "past_knee",
+        f"The tail of TTFT has left its middle behind ({drift:.1f} times the quiet ratio) as "
+        "the batch "
+        f"grew to {growth:.1f} times its quiet size.",
+        "Take load away from this replica: more replicas, or quantization to move the knee.",
+        ("8.1", "8.5"),
+        Severity.WARNING if over else Severity.INFO,
+        log_odds=-0.2,
+    )
+    case.weigh("ttft_p99_p50_ratio", drift, KNEE_DRIFT, 1.2, "P99 over P50 against quiet times")
+    case.weigh("running_avg", growth, KNEE_LOAD_GROWTH, 0.6, "batch size against quiet times")
+    if over:
+        case.weigh("ttft_p99_s", tail_s, target_s, 1.0, f"TTFT P99 {tail_s:.2f} s is over target")
+    return case.close()
+
+
+def _queue_shows(facts: Facts) -> bool:
+    return facts.get("queue_share_ratio") >= 0.2 and facts.get("waiting_avg") >= 1

@@ -1,0 +1,163 @@
+"""Signals that need more than one window: drifts, estimates, and how long conditions have held.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kneewatch.collector.history import History
+from kneewatch.collector.signals.catalogue import Reading
+from kneewatch.collector.window import Window
+from kneewatch.diagnose.case import Targets
+from kneewatch.rules.baseline import DRIFTS, Baseline
+
+NO_BASELINE = "no quiet baseline yet"
+NO_TARGET = "no TTFT target is set"
+QUEUED_SHARE_OF_RUNNING = 0.1
+QUEUED_MIN = 2.0
+PROGRESS = ("generation_tokens", "prompt_tokens", "request_success")
+RECENT_REQUESTS_MIN = 4.0
+RECENT_SHARE = 0.25
+RECENT_SCRAPES = 2.2
+
+HELP: dict[str, str] = {
+    **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
+    "kv_transfer_drift_ratio": "kv_transfer_mean_s over its quiet baseline",
+    "finished_length_drift_points": "finished_length_ratio less its quiet baseline",
+    "prompt_tail_ratio": "longest prompts (P99) over the P95",
+    "prompt_p99_kv_share_ratio": "P99 prompt length over the KV cache's capacity",
+    "queue_wait_estimate_ratio": "the queue's wait by Little's law over the TTFT target",
+    "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt",
+    "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
+    "more",
+}
+"""Derived signals and what they are."""
+
+
+def derive(
+    reading: Reading, window: Window, baseline: Baseline, targets: Targets
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Derived signals, and for those without a value the reason."""
+    values = reading.values
+    derived = baseline.drifts(values)
+    notes = {key: NO_BASELINE for key, value in derived.items() if value is None}
+    derived["kv_transfer_drift_ratio"] = _over(
+        values.get("kv_transfer_mean_s"), baseline.get("kv_transfer_mean_s")
+    )
+    derived["finished_length_drift_points"] = _less(
+        values.get("finished_length_ratio"), baseline.get("finished_length_ratio")
+    )
+    for key in ("kv_transfer_drift_ratio", "finished_length_drift_points"):
+        if derived[key] is None:
+            notes[key] = NO_BASELINE
+    derived["prompt_tail_ratio"] = _over(
+        values.get("prompt_tokens_p99"), values.get("prompt_tokens_p95")
+    )
+    derived["prompt_p99_kv_share_ratio"] = _over(
+        values.get("prompt_tokens_p99"), values.get("kv_capacity_tokens")
+    )
+    wait_s = _over(values.get("waiting"), values.get("completed_per_s"))
+    derived["queue_wait_estimate_ratio"] = _over(wait_s, targets.ttft_p99_s)
+    if targets.ttft_p99_s is None:
+        notes["queue_wait_estimate_ratio"] = NO_TARGET
+    derived["prefill_hit_share"], derived["prefill_miss_share"] = _prefill_sides(values, window)
+    return derived, notes
+
+
+def recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
+    """Prefix hits and draft acceptance on a quarter of the window, where it holds enough
+    requests."""
+    frames = history.times
+    interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
+    range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
+    window = Window(history, now_s=now_s, range_s=range_s)
+    looked_up, drafted = (
+        window.rate("prefix_cache_queries"),
+        window.rate("spec_decode_num_draft_tokens"),
+    )
+    requests = (window.part_rate("time_to_first_token_seconds", "count") or 0.0) * range_s
+    enough = requests >= RECENT_REQUESTS_MIN
+    return {
+        "prefix_hit_ratio": _over(window.rate("prefix_cache_hits"), looked_up) if enough else None,
+        "spec_acceptance_ratio": _over(window.rate("spec_decode_num_accepted_tokens"), drafted),
+    }
+
+
+UNFORGIVING = frozenset({"stalled"})
+"""Conditions that a single scrape ends: one token is progress."""
+
+
+class Streaks:
+    """How long conditions have held, by scrape; one scrape to the contrary does not end a
+    streak."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+        self._doubted: set[str] = set()
+
+    def forget(self) -> None:
+        """The process was replaced."""
+        self._since_s.clear()
+        self._doubted.clear()
+
+    def update(
+        self, now_s: float, history: History, values: Mapping[str, float | None]
+    ) -> dict[str, float]:
+        """Seconds that each condition has held; conditions that do not hold are left out."""
+        running, waiting = values.get("running") or 0.0, values.get("waiting") or 0.0
+        by_capacity = values.get("waiting_by_capacity") or 0.0
+        holds = {
+            "queued": by_capacity >= max(QUEUED_MIN, QUEUED_SHARE_OF_RUNNING * running),
+            "deferred": (values.get("waiting_deferred") or 0.0) >= 1,
+            "fetching": (values.get("kv_fetch_waiting") or 0.0) >= 1,
+            "stalled": running + waiting >= 1 and not progressed(history),
+        }
+        for name, held in holds.items():
+            if held:
+                self._since_s.setdefault(name, now_s)
+                self._doubted.discard(name)
+            elif name in self._doubted or name in UNFORGIVING:
+                self._since_s.pop(name, None)
+            else:
+                self._doubted.add(name)
+        return {name: now_s - since_s for name, since_s in self._since_s.items()}
+
+
+def progressed(history: History) -> bool:
+    """Whether any token or request came out since the scrape before; true where that is not
+    known."""
+    known = [metric for metric in PROGRESS if metric in history.counters.by_metric]
+    if len(history.frames) < 2 or not known:
+        return True
+    return any(increase_since_last(history, metric) > 0 for metric in known)
+
+
+def increase_since_last(history: History, metric: str) -> float:
+    """What a counter gained between the last two scrapes; 0 where it is not known."""
+    if len(history.frames) < 2:
+        return 0.0
+    before, now = history.frames[-2], history.frames[-1]
+    gained = 0.0
+    for _, at in history.counters.by_metric.get(metric, ()):
+        step = now.counters[at] + now.offsets[at] - before.counters[at] - before.offsets[at]
+        gained += step if step == step else 0.0
+    return gained
+
+
+def _prefill_sides(
+    values: Mapping[str, float | None], window: Window
+) -> tuple[float | None, float | None]:
+    prompt = values.get("prompt_tokens_p50")
+    buckets = window.buckets("request_prefill_kv_computed_tokens")
+    if prompt is None or buckets is None:
+        return None, None
+    low, high = buckets.share_at_most(0.25 * prompt), buckets.share_at_most(0.75 * prompt)
+    return low, None if high is None else 1 - high
+
+
+def _over(value: float | None, by: float | None) -> float | None:
+    return value / by if value is not None and by is not None and by > 0 else None
+
+
+def _less(value: float | None, by: float | None) -> float | None:
+    return value - by if value is not None and by is not None else None

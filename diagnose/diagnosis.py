@@ -1,0 +1,63 @@
+"""What is said about one engine at one moment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kneewatch.diagnose.case import Cause, Targets
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.model import Severity
+from kneewatch.rules.state import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The verdict on one engine. `stage` is None while nothing can be read.
+
+    `judged_against` says what latencies were held against; `window_s` is what the window really
+    held, which is less than asked for at the start and after a restart.
+    """
+
+    t_s: float
+    target: str
+    engine: str
+    model: str
+    tier: str | None
+    health: str
+    stage: Stage | None
+    causes: Sequence[Cause]
+    symptoms: Sequence[str]
+    findings: Sequence[Finding]
+    values: Mapping[str, float | None]
+    unknown: Sequence[str]
+    window_s: float
+    judged_against: str
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of causes, stage and findings."""
+        worst = max((cause.severity for cause in self.causes), default=Severity.OK)
+        worst = max(worst, max((f.severity for f in self.findings), default=Severity.OK))
+        return max(worst, self.stage.severity if self.stage else Severity.OK)
+
+
+def health(severity: Severity, *, readable: bool) -> str:
+    """One word: a page that cannot be read is unknown at best, never ok."""
+    if not readable and severity < Severity.WARNING:
+        return "unknown"
+    return severity.word
+
+
+def judged_against(targets: Targets, *, has_baseline: bool) -> str:
+    """What latencies were compared with, in words."""
+    stated = [
+        f"{name} P99 {1000 * target_s:.0f} ms"
+        for name, target_s in (("TTFT", targets.ttft_p99_s), ("ITL", targets.itl_p99_s))
+        if target_s is not None
+    ]
+    if stated:
+        return "targets: " + ", ".join(stated)
+    if has_baseline:
+        return "its own quiet baseline (no SLO is set)"
+    return "nothing: no SLO is set and no quiet baseline is known yet"

@@ -1,0 +1,255 @@
+"""From pages to diagnoses: one target over time. Pure: time comes with each page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kneewatch.collector.base import CollectError
+from kneewatch.collector.history import History, Restart
+from kneewatch.collector.names import Binding, EngineBinding, EngineKey, resolve
+from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.signals.catalogue import Reading, Signal, SignalSet
+from kneewatch.collector.window import Window
+from kneewatch.diagnose.case import Cause, Facts
+from kneewatch.diagnose.causes import UNDISTURBING, conclude, observer, ranked
+from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent
+from kneewatch.diagnose.diagnosis import Diagnosis, health, judged_against
+from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
+from kneewatch.diagnose.symptoms import symptoms
+from kneewatch.diagnose.tracker import CauseTracker
+from kneewatch.rules.baseline import Baseline
+from kneewatch.rules.cascade import Cascade
+from kneewatch.rules.model import Rule, Severity
+from kneewatch.rules.state import Finding, RuleBook
+
+QUIET_WAITING = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Signals and rules of a profile, made once and shared by all engines."""
+
+    signals: tuple[Signal, ...]
+    rules: tuple[Rule, ...]
+    core: tuple[str, ...]
+    unstated: Mapping[str, str]
+
+    @classmethod
+    def of(cls, profile: Profile) -> Catalogue:
+        """The catalogue of a profile."""
+        signals = profile.signals()
+        core = tuple(signal.key for signal in signals if signal.core)
+        return cls(signals, profile.rules(), core, profile.unstated())
+
+
+class EngineMonitor:
+    """One engine over time."""
+
+    def __init__(self, target: str, key: EngineKey, profile: Profile, catalogue: Catalogue) -> None:
+        self.target, self.key, self.profile = target, key, profile
+        self._catalogue = catalogue
+        self.history = History(keep_s=LONG_WINDOWS * profile.window_s)
+        self._signals = SignalSet(catalogue.signals, self.history)
+        self._rules = RuleBook(catalogue.rules, scale=profile.scale)
+        self._cascade = Cascade(scale=profile.scale, ttft_slo_s=profile.targets.ttft_p99_s)
+        self._baseline = Baseline(window_s=profile.window_s)
+        self._streaks = Streaks()
+        self._tracker = CauseTracker(scale=profile.scale)
+        self._restarted_s: float | None = None
+        self._disturbed_s = float("-inf")
+        self._unknown: tuple[int, list[str]] = (-1, [])
+
+    def page(
+        self,
+        t_s: float,
+        page: Page,
+        binding: EngineBinding,
+        process_start: int | None,
+        extra: Mapping[str, float | None],
+    ) -> Diagnosis | None:
+        """The diagnosis after one scrape; None where the scrape is not newer than the last.
+
+        `extra` are signals from another source (GPUs).
+        """
+        before = len(self.history.times), self.history.times[-1:]
+        restart = self.history.append(t_s, page, binding, process_start)
+        if (len(self.history.times), self.history.times[-1:]) == before:
+            return None
+        if restart is not None:
+            self._restart(restart)
+        observed_s = t_s - self.history.first_s
+        range_s = min(self.profile.window_s, observed_s) or self.profile.window_s
+        window = Window(self.history, now_s=t_s, range_s=range_s)
+        reading = self._signals.read(window)
+        return self._judge(t_s, window, reading, extra)
+
+    def unreadable(self, t_s: float, cause: Cause, why: str) -> Diagnosis:
+        """The diagnosis after a scrape that gave nothing."""
+        return Diagnosis(
+            t_s, self.target, self.key.engine, self.key.model, None,
+            health(cause.severity, readable=False), None, [cause], [], [], {},
+            [f"every signal: {why}"], 0.0, "nothing: the page could not be read",
+        )  # fmt: skip
+
+    def _restart(self, restart: Restart) -> None:
+        self._restarted_s = restart.t_s
+        self._disturbed_s = restart.t_s
+        self._cascade.forget()
+        self._streaks.forget()
+        self._tracker.forget()
+
+    def _judge(
+        self, t_s: float, window: Window, reading: Reading, extra: Mapping[str, float | None]
+    ) -> Diagnosis:
+        profile = self.profile
+        derived, notes = derive(reading, window, self._baseline, profile.targets)
+        values = {**reading.values, **derived, **extra}
+        idle = not (values.get("running_max") or values.get("waiting"))
+        stage = self._cascade.judge(
+            t_s, values, preempted=increase_since_last(self.history, "num_preemptions")
+        )
+        findings = self._rules.judge(t_s, values, reading.missing, notes, idle=idle)
+        facts = Facts(
+            now_s=t_s,
+            window_s=window.range_s,
+            scale=profile.scale,
+            observed_s=t_s - self.history.first_s,
+            values=values,
+            recent=recent(self.history, t_s, window.range_s),
+            streaks_s=self._streaks.update(t_s, self.history, values),
+            missing=reading.missing,
+            findings={finding.rule.id: finding for finding in findings},
+            stage=stage,
+            baseline=self._baseline,
+            config=self.history.info.get("cache_config_info", {}),
+            targets=profile.targets,
+            restarted_s=self._restarted_s,
+        )
+        causes, lacks_core = self._causes(facts, findings)
+        severity = max((cause.severity for cause in causes), default=Severity.OK)
+        severity = max(severity, stage.severity, *(f.severity for f in findings))
+        return Diagnosis(
+            t_s=t_s,
+            target=self.target,
+            engine=self.key.engine,
+            model=self.key.model,
+            tier=None,
+            health=health(severity, readable=not lacks_core),
+            stage=stage,
+            causes=causes,
+            symptoms=symptoms(facts, causes),
+            findings=findings,
+            values=values,
+            unknown=self._unknowns(reading, values),
+            window_s=window.range_s,
+            judged_against=judged_against(
+                profile.targets, has_baseline=self._baseline.get("ttft_p99_s") is not None
+            ),
+        )
+
+    def _causes(self, facts: Facts, findings: list[Finding]) -> tuple[list[Cause], bool]:
+        concluded = conclude(facts)
+        missing = observer.metrics_missing(facts, self._catalogue.core)
+        if missing is not None:
+            concluded.append(missing)
+        self._learn(facts, concluded, findings)
+        return ranked(self._tracker.update(facts.now_s, concluded)), missing is not None
+
+    def _learn(self, facts: Facts, concluded: list[Cause], findings: list[Finding]) -> None:
+        disturbed = (
+            any(cause.id not in UNDISTURBING for cause in concluded)
+            or facts.stage.number >= 2
+            or facts.get("waiting_avg") >= QUIET_WAITING
+            or any(finding.severity >= Severity.WARNING for finding in findings)
+        )
+        if disturbed:
+            self._disturbed_s = facts.now_s
+        settled = facts.now_s - self._disturbed_s > facts.window_s
+        if settled and facts.observed_s >= self.profile.window_s / 2 and facts.get("arrival_per_s"):
+            self._baseline.learn(facts.now_s, facts.values)
+
+    def _unknowns(self, reading: Reading, values: Mapping[str, float | None]) -> list[str]:
+        if self._unknown[0] != self.history.generation:
+            wanted = {s.key: s for s in self._catalogue.signals}
+            lines = [
+                f"{key}: {', '.join(metrics)} is not on the page"
+                + (f" (needs {wanted[key].needs})" if wanted[key].needs else "")
+                for key, metrics in reading.missing.items()
+            ]
+            lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
+            self._unknown = (self.history.generation, lines)
+        if "gpu_engine_active_ratio" not in values:
+            return [*self._unknown[1], "gpu_*: no GPU source"]
+        return self._unknown[1]
+
+
+class TargetMonitor:
+    """One target over time: its engines, and the scrapes that failed."""
+
+    def __init__(self, name: str, profile: Profile, catalogue: Catalogue | None = None) -> None:
+        self.name, self.profile = name, profile
+        self._catalogue = catalogue or Catalogue.of(profile)
+        self._engines: dict[EngineKey, EngineMonitor] = {}
+        self._bound: tuple[Layout, Binding] | None = None
+        self._failures, self._failing_since_s = 0, 0.0
+        self.last_error: CollectError | None = None
+
+    def page(
+        self, t_s: float, page: Page, extra: Mapping[str, float | None] | None = None
+    ) -> list[Diagnosis]:
+        """A diagnosis for each engine on the page."""
+        try:
+            binding = self._resolve(page)
+        except CollectError as error:
+            return self.failed(t_s, error)
+        self._failures = 0
+        found: list[Diagnosis] = []
+        for engine in binding.engines:
+            monitor = self._engines.get(engine.key)
+            if monitor is None:
+                monitor = EngineMonitor(self.name, engine.key, self.profile, self._catalogue)
+                self._engines[engine.key] = monitor
+            diagnosis = monitor.page(t_s, page, engine, binding.process_start, extra or {})
+            if diagnosis is not None:
+                found.append(diagnosis)
+        if len(binding.engines) < len(self._engines):
+            found += self._vanished(t_s, {engine.key for engine in binding.engines})
+        return found
+
+    def _vanished(self, t_s: float, present: set[EngineKey]) -> list[Diagnosis]:
+        """Engines that are no longer on a page that can be read: told for a while, then
+        forgotten."""
+        found: list[Diagnosis] = []
+        for key, engine in list(self._engines.items()):
+            if key in present:
+                continue
+            last_s = engine.history.times[-1] if engine.history.times else t_s
+            if t_s - last_s > LONG_WINDOWS * self.profile.window_s:
+                del self._engines[key]
+                continue
+            error = CollectError(
+                f"engine {key.engine} of {key.model} is no longer on the page",
+                kind="no_vllm",
+                hint="One engine of the server died, or a replica was replaced.",
+            )
+            cause = observer.unreadable(error, observer.DOWN_WARNING_FAILURES, last_s)
+            found.append(engine.unreadable(t_s, cause, str(error)))
+        return found
+
+    def failed(self, t_s: float, error: CollectError) -> list[Diagnosis]:
+        """A diagnosis for each engine known so far (or one for none) after a failed scrape."""
+        if not self._failures:
+            self._failing_since_s = t_s
+        self._failures += 1
+        self.last_error = error
+        cause = observer.unreadable(error, self._failures, self._failing_since_s)
+        engines = list(self._engines.values()) or [
+            EngineMonitor(self.name, EngineKey("", ""), self.profile, self._catalogue)
+        ]
+        return [engine.unreadable(t_s, cause, str(error)) for engine in engines]
+
+    def _resolve(self, page: Page) -> Binding:
+        if self._bound is None or self._bound[0] is not page.layout:
+            self._bound = (page.layout, resolve(page.layout))
+        return self._bound[1]

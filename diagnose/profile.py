@@ -1,0 +1,80 @@
+"""What a diagnosis depends on besides the pages: windows, targets, hardware, thresholds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kneewatch.collector.signals.catalogue import Signal
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.diagnose.case import Targets
+from kneewatch.rules.library import RULES
+from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.model import Rule, with_thresholds
+
+WINDOW_S = 60.0
+"""The default short window; durations of rules are stated for it."""
+
+LONG_WINDOWS = 5.0
+"""History kept, in short windows: the guide's second window is 5 minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Everything that a user may state. None: not stated, and signals that need it are unknown."""
+
+    window_s: float = WINDOW_S
+    targets: Targets = field(default_factory=Targets)
+    gpus: int | None = None
+    peak_flop_per_s: float | None = None
+    peak_bytes_per_s: float | None = None
+    benchmark_ttft_p99_s: float | None = None
+    benchmark_gpu_ratio: float | None = None
+    thresholds: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict[str, Mapping[str, float]]
+    )
+    thresholds_origin: str = "settings"
+
+    @property
+    def scale(self) -> float:
+        """The short window against its default: durations are stretched by it."""
+        return self.window_s / WINDOW_S
+
+    def signals(self) -> tuple[Signal, ...]:
+        """The catalogue with what this profile makes computable."""
+        return (
+            *VLLM_SIGNALS,
+            *configured(
+                ttft_slo_s=self.targets.ttft_p99_s,
+                gpus=self.gpus,
+                peak_flop_per_s=self.peak_flop_per_s,
+                peak_bytes_per_s=self.peak_bytes_per_s,
+            ),
+        )
+
+    def unstated(self) -> dict[str, str]:
+        """Signals that nobody can compute until the user states something, and what."""
+        reasons = {
+            "goodput_per_s": (self.targets.ttft_p99_s, "no TTFT target (slo.ttft_p99_s)"),
+            "tokens_per_gpu_hour": (self.gpus, "number of GPUs not stated (gpus)"),
+            "mfu_ratio": (self.peak_flop_per_s, "GPU peak not stated (gpu.peak_flop_per_s)"),
+            "mbu_ratio": (self.peak_bytes_per_s, "GPU peak not stated (gpu.peak_bytes_per_s)"),
+        }
+        return {key: why for key, (stated, why) in reasons.items() if stated is None}
+
+    def rules(self) -> tuple[Rule, ...]:
+        """All rules with the user's thresholds.
+
+        Raises:
+            SettingsError: a threshold names no rule or severity.
+        """
+        rules = (
+            *RULES,
+            *slo_rules(
+                ttft_p99_s=self.targets.ttft_p99_s,
+                itl_p99_s=self.targets.itl_p99_s,
+                benchmark_ttft_p99_s=self.benchmark_ttft_p99_s,
+                benchmark_gpu_ratio=self.benchmark_gpu_ratio,
+            ),
+        )
+        return with_thresholds(rules, self.thresholds, self.thresholds_origin)

@@ -1,0 +1,107 @@
+"""A diagnosis as the JSON document kneewatch.diagnosis/1. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kneewatch.diagnose.case import Cause, Evidence
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.state import Finding
+
+SCHEMA = "kneewatch.diagnosis/1"
+DIGITS = 6
+"""Significant digits of numbers in documents: more would be noise of the histograms."""
+
+
+def document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The JSON document of one diagnosis, ready for any JSON encoder: no NaN, no infinities."""
+    return {
+        "schema": SCHEMA,
+        "t": round(diagnosis.t_s, 3),
+        "target": diagnosis.target,
+        "engine": diagnosis.engine,
+        "model": diagnosis.model,
+        "tier": diagnosis.tier,
+        "health": diagnosis.health,
+        "stage": stage_document(diagnosis.stage),
+        "causes": [cause_document(cause) for cause in diagnosis.causes],
+        "symptoms": list(diagnosis.symptoms),
+        "findings": [finding_document(finding) for finding in diagnosis.findings],
+        "recommendations": [],
+        "signals": signals_document(diagnosis.values),
+        "unknown": list(diagnosis.unknown),
+        "window_s": round(diagnosis.window_s, 3),
+        "judged_against": diagnosis.judged_against,
+    }
+
+
+def stage_document(stage: Stage | None) -> dict[str, Any]:
+    """A stage; number and since are null while nothing can be read."""
+    if stage is None:
+        return {"number": None, "name": "unknown", "since": None, "forecast_s": None}
+    forecast_s = stage.forecast_s
+    return {
+        "number": stage.number,
+        "name": stage.name,
+        "since": round(stage.since_s, 3),
+        "forecast_s": None if forecast_s is None else round(forecast_s, 1),
+        "severity": stage.severity.word,
+        "reasons": list(stage.reasons),
+    }
+
+
+def cause_document(cause: Cause) -> dict[str, Any]:
+    """A cause with its evidence."""
+    return {
+        "id": cause.id,
+        "confidence": cause.confidence,
+        "severity": cause.severity.word,
+        "since": round(cause.since_s, 3),
+        "summary": cause.summary,
+        "evidence": [_evidence(item) for item in cause.evidence],
+        "against": [_evidence(item) for item in cause.against],
+        "guide": list(cause.guide),
+        "lever": cause.lever,
+        "explains": list(cause.explains),
+    }
+
+
+def finding_document(finding: Finding) -> dict[str, Any]:
+    """A finding; `note` says why an unknown one that lacks no metric is not judged."""
+    row: dict[str, Any] = {
+        "rule": finding.rule.id,
+        "state": finding.state,
+        "signal": finding.rule.signal,
+        "value": rounded(finding.value),
+        "missing": list(finding.missing),
+    }
+    if finding.since_s is not None:
+        row["since"] = round(finding.since_s, 3)
+    if finding.note:
+        row["note"] = finding.note
+    return row
+
+
+def signals_document(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Signals by key, rounded; null where there is no value."""
+    return {key: rounded(value) for key, value in values.items()}
+
+
+def rounded(value: float | None) -> float | None:
+    """A number with six significant digits; null for what JSON cannot hold."""
+    if value is None or value != value or value in (float("inf"), float("-inf")):
+        return None
+    if value == 0 or value == int(value):
+        return value
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _evidence(item: Evidence) -> dict[str, Any]:
+    return {
+        "signal": item.signal,
+        "value": rounded(item.value),
+        "threshold": item.threshold,
+        "text": item.text,
+    }

@@ -1,0 +1,86 @@
+"""What an engine looks like when nothing is wrong: medians of its own quiet scrapes. Pure.
+
+Where no SLO is set a target is compared with itself. A scrape counts as quiet when there was
+traffic, no queue, no preemption and nothing diagnosed. One sample is taken each half window, so
+that neighbouring windows that share most of their observations do not count as independent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+SAMPLES_MAX = 240
+"""Half windows that are remembered: two hours of quiet at the default window of 60 s."""
+
+SAMPLES_MIN = 2
+"""Fewer quiet samples than this are no baseline: one window's worth."""
+
+TRACKED = (
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "ttft_mean_s",
+    "itl_p50_s",
+    "itl_p99_s",
+    "itl_mean_s",
+    "ttft_p99_p50_ratio",
+    "prefix_hit_ratio",
+    "finished_length_ratio",
+    "output_tokens_p99",
+    "output_tokens_mean",
+    "kv_transfer_mean_s",
+    "generation_tokens_per_s",
+    "running_avg",
+)
+
+DRIFTS = (
+    ("ttft_p99_drift_ratio", "ttft_p99_s"),
+    ("ttft_p50_drift_ratio", "ttft_p50_s"),
+    ("itl_p99_drift_ratio", "itl_p99_s"),
+    ("itl_p50_drift_ratio", "itl_p50_s"),
+    ("itl_mean_drift_ratio", "itl_mean_s"),
+    ("ttft_p99_p50_drift_ratio", "ttft_p99_p50_ratio"),
+)
+"""Derived signals: the value now over its own baseline."""
+
+
+@dataclass(slots=True)
+class Baseline:
+    """Quiet values of one engine."""
+
+    spacing_s: float
+    _samples: dict[str, deque[float]]
+    _last_s: float
+    _medians: dict[str, float]
+
+    def __init__(self, *, window_s: float) -> None:
+        self.spacing_s = window_s / 2
+        self._samples = {key: deque(maxlen=SAMPLES_MAX) for key in TRACKED}
+        self._last_s = float("-inf")
+        self._medians = {}
+
+    def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
+        """Take a quiet scrape into account, at most one each half window."""
+        if now_s - self._last_s < self.spacing_s:
+            return
+        self._last_s = now_s
+        for key, samples in self._samples.items():
+            value = values.get(key)
+            if value is not None:
+                samples.append(value)
+                if len(samples) >= SAMPLES_MIN:
+                    self._medians[key] = median(samples)
+
+    def get(self, key: str) -> float | None:
+        """The quiet median of a signal; None before there is one."""
+        return self._medians.get(key)
+
+    def drifts(self, values: Mapping[str, float | None]) -> dict[str, float | None]:
+        """Each derived signal: value over baseline, None where either is not known."""
+        found: dict[str, float | None] = {}
+        for key, of in DRIFTS:
+            value, quiet = values.get(of), self._medians.get(of)
+            found[key] = value / quiet if value is not None and quiet else None
+        return found

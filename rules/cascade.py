@@ -1,0 +1,206 @@
+"""The KV memory-pressure cascade: which stage an engine is in, since when, and what comes next.
+Pure.
+
+Guide 7.4: the cache fills (1), running requests are evicted (2), requests queue behind their own
+evicted state (3), useful work falls (4). vLLM's V1 engine recomputes what it evicts, so stage 4
+shows as generated tokens falling while the GPU is busy; an engine that swaps shows it as an idle
+GPU. Both count. vLLM counts a preemption only when the request yields a token again (0.32,
+scheduler): while preempted requests are stuck in the queue of a full cache the counter stands
+still, and the stage holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kneewatch.rules.model import Severity
+
+NAMES = ("steady", "filling", "evicting", "queueing", "collapsing")
+
+FILLING_FROM_RATIO = 0.90
+"""Upper end of the guide's target band for KV usage (9.3: 75-90 %)."""
+
+FULL_FROM_RATIO = 0.97
+"""So full that a preempted request may be stuck behind it."""
+
+EVICT_WARNING_PER_S = 0.05
+EVICT_CRITICAL_PER_S = 0.20
+"""Preemptions per second and running request (guide 9.3; 7.4 has 5-10 %, 7.7 has 10 %)."""
+
+QUEUE_SHARE_OF_RUNNING = 0.25
+"""Stage 3: the queue by capacity is at least this share of the batch, and at least two requests."""
+
+TTFT_DRIFT = 3.0
+"""Stage 3 without an SLO: TTFT P99 this many times its quiet baseline."""
+
+WORK_FALLS_TO = 0.7
+LOAD_HOLDS_AT = 0.8
+"""Stage 4: tokens per second below 70 % of the episode's best while load holds at 80 % or more of
+then."""
+
+GPU_IDLE_BELOW = 0.5
+"""Stage 4's other signature: the GPU below half of its activity at the episode's best."""
+
+EXIT_HOLD_S = 30.0
+"""How long the evidence of a stage must be gone; half of it once no request is left."""
+
+FORECAST_MAX_S = 1800.0
+"""A trend is not extrapolated beyond half an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the cascade. `forecast_s`: seconds until the KV cache is full at the present
+    trend."""
+
+    number: int
+    since_s: float
+    severity: Severity
+    forecast_s: float | None
+    reasons: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The stage's word."""
+        return NAMES[self.number]
+
+
+class Cascade:
+    """The stage of one engine over time. `scale` is the short window against its default."""
+
+    def __init__(self, *, scale: float, ttft_slo_s: float | None) -> None:
+        self._hold_s = EXIT_HOLD_S * scale
+        self._fill_hold_s = EXIT_HOLD_S * scale
+        self._ttft_slo_s = ttft_slo_s
+        self._number, self._since_s = 0, float("nan")
+        self._seen_s = {1: float("-inf"), 2: float("-inf"), 3: float("-inf"), 4: float("-inf")}
+        self._filling_since_s: float | None = None
+        self._best: tuple[float, float, float | None] | None = None
+
+    def forget(self) -> None:
+        """The process was replaced: an empty cache has no stage to hold."""
+        self._number, self._filling_since_s, self._best = 0, None, None
+        self._seen_s = dict.fromkeys(self._seen_s, float("-inf"))
+
+    def judge(self, now_s: float, values: Mapping[str, float | None], *, preempted: float) -> Stage:
+        """The stage at `now_s`. `preempted`: preemptions counted since the scrape before."""
+        reasons: list[str] = []
+        evidence = self._evidence(now_s, values, preempted, reasons)
+        for number in range(1, evidence + 1):
+            self._seen_s[number] = now_s
+        number = evidence
+        in_flight = (values.get("running") or 0) + (values.get("waiting") or 0)
+        hold_s = self._hold_s if in_flight else self._hold_s / 2
+        for held in range(self._number, evidence, -1):
+            if now_s - self._seen_s[held] < hold_s:
+                number = held
+                break
+        if number != self._number or self._since_s != self._since_s:
+            self._number, self._since_s = number, now_s
+        if number < 2:
+            self._best = None
+        return Stage(
+            number,
+            self._since_s,
+            self._severity(number, values),
+            forecast_s(values) if number < 2 else None,
+            tuple(reasons),
+        )
+
+    def _evidence(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        preempted: float,
+        reasons: list[str],
+    ) -> int:
+        usage = values.get("kv_usage_ratio")
+        if usage is None:
+            return 0
+        stuck = (
+            self._number >= 2
+            and usage >= FULL_FROM_RATIO
+            and (values.get("waiting_by_capacity") or 0) >= 1
+        )
+        if preempted > 0:
+            reasons.append("running requests were preempted")
+        elif stuck:
+            reasons.append("the cache is still full with requests waiting for it")
+        else:
+            return self._filling(now_s, usage, values, reasons)
+        self._filling_since_s = None
+        if not self._queueing(values, reasons):
+            return 2
+        return 4 if self._collapsing(values, reasons) else 3
+
+    def _filling(
+        self,
+        now_s: float,
+        usage: float,
+        values: Mapping[str, float | None],
+        reasons: list[str],
+    ) -> int:
+        if usage < FILLING_FROM_RATIO:
+            self._filling_since_s = None
+            return 0
+        if self._filling_since_s is None:
+            self._filling_since_s = now_s
+        rising = (values.get("kv_usage_slope_per_s") or 0) > 0
+        if not rising and now_s - self._filling_since_s < self._fill_hold_s:
+            return 0
+        reasons.append("KV usage is above its band" + (" and rising" if rising else ""))
+        return 1
+
+    def _queueing(self, values: Mapping[str, float | None], reasons: list[str]) -> bool:
+        waiting = values.get("waiting_by_capacity") or 0.0
+        running = values.get("running") or 0.0
+        if waiting >= max(2.0, QUEUE_SHARE_OF_RUNNING * running):
+            reasons.append("requests queue behind the full cache")
+        ttft_s, drift = values.get("ttft_p99_s"), values.get("ttft_p99_drift_ratio")
+        if self._ttft_slo_s is not None:
+            if ttft_s is not None and ttft_s > self._ttft_slo_s:
+                reasons.append("TTFT P99 is over its target")
+        elif drift is not None and drift > TTFT_DRIFT:
+            reasons.append("TTFT P99 has left its quiet baseline")
+        return len(reasons) > 1
+
+    def _collapsing(self, values: Mapping[str, float | None], reasons: list[str]) -> bool:
+        tokens_per_s = values.get("generation_tokens_per_s")
+        if tokens_per_s is None:
+            return False
+        load = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
+        busy = values.get("gpu_engine_active_ratio")
+        if self._best is None or tokens_per_s >= self._best[0]:
+            self._best = (tokens_per_s, load, busy)
+            return False
+        best_tokens_per_s, best_load, best_busy = self._best
+        if load < LOAD_HOLDS_AT * best_load:
+            return False
+        if tokens_per_s < WORK_FALLS_TO * best_tokens_per_s:
+            reasons.append("generated tokens fall while the load holds")
+            return True
+        if busy is not None and best_busy and busy < GPU_IDLE_BELOW * best_busy:
+            reasons.append("the GPU falls idle while the load holds")
+            return True
+        return False
+
+    def _severity(self, number: int, values: Mapping[str, float | None]) -> Severity:
+        if number < 2:
+            return Severity.INFO if number else Severity.OK
+        ratio = values.get("preemption_ratio_per_s") or 0.0
+        if number == 4 or ratio > EVICT_CRITICAL_PER_S:
+            return Severity.CRITICAL
+        if number == 3 or ratio > EVICT_WARNING_PER_S:
+            return Severity.WARNING
+        return Severity.INFO
+
+
+def forecast_s(values: Mapping[str, float | None]) -> float | None:
+    """Seconds until KV usage reaches 1 at its present slope; None without a trend worth the
+    name."""
+    usage, slope = values.get("kv_usage_ratio"), values.get("kv_usage_slope_per_s")
+    if usage is None or slope is None or slope <= 0 or usage < 0.5:
+        return None
+    left_s = (1 - usage) / slope
+    return left_s if left_s <= FORECAST_MAX_S else None

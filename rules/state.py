@@ -1,0 +1,119 @@
+"""Rules over time: how long a bound has been crossed, and a state that does not flap. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kneewatch.rules.model import Rule, Severity
+
+UNKNOWN = "unknown"
+NO_OBSERVATION = "requests are in flight, and the window has no observation"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule's state now. `state` is ok, info, warning, critical or unknown; `since_s` its
+    beginning.
+
+    `missing` names the metrics that an unknown finding lacks; `note` says why else it is not
+    judged.
+    """
+
+    rule: Rule
+    state: str
+    severity: Severity
+    value: float | None
+    since_s: float | None
+    missing: tuple[str, ...] = ()
+    note: str = ""
+
+
+class RuleState:
+    """One rule over time."""
+
+    def __init__(self, rule: Rule, *, scale: float) -> None:
+        self.rule = rule
+        self._for_s, self._clear_s = rule.for_s * scale, rule.clear_s * scale
+        self._active = Severity.OK
+        self._since_s: float | None = None
+        self._crossed_s: dict[Severity, float] = {}
+        self._calm_s: float | None = None
+        self._quiet = Finding(rule, "ok", Severity.OK, None, None)
+
+    def judge(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        missing: Mapping[str, tuple[str, ...]],
+        notes: Mapping[str, str],
+        *,
+        idle: bool,
+    ) -> Finding:
+        """The finding at `now_s`.
+
+        `notes` says of a signal without a value why it has none. `idle`: no request is in flight,
+        and a signal without an observation is no worry.
+        """
+        rule = self.rule
+        lacking = missing.get(rule.signal)
+        if lacking is not None or rule.signal not in values:
+            return self._unknown(lacking or (rule.signal,), "")
+        value = values[rule.signal]
+        if not rule.bounds or not all(guard.holds(values) for guard in rule.guards):
+            return self._settle(now_s, Severity.OK, Severity.OK, value)
+        if value is None:
+            if not idle or rule.signal in notes:
+                return self._unknown((), notes.get(rule.signal, NO_OBSERVATION))
+            return self._settle(now_s, Severity.OK, Severity.OK, value)
+        level = rule.level(value)
+        if level == Severity.OK and self._active == Severity.OK and not self._crossed_s:
+            return Finding(rule, "ok", Severity.OK, value, None)
+        return self._settle(now_s, level, rule.level(value, relax=rule.clear_ratio), value)
+
+    def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
+        return Finding(self.rule, UNKNOWN, Severity.OK, None, None, lacking, note)
+
+    def _settle(
+        self, now_s: float, level: Severity, relaxed: Severity, value: float | None
+    ) -> Finding:
+        for severity in (Severity.INFO, Severity.WARNING, Severity.CRITICAL):
+            if level >= severity:
+                self._crossed_s.setdefault(severity, now_s)
+            else:
+                self._crossed_s.pop(severity, None)
+        held = max(
+            (s for s, since_s in self._crossed_s.items() if now_s - since_s >= self._for_s),
+            default=Severity.OK,
+        )
+        if held > self._active:
+            if self._active == Severity.OK:
+                self._since_s = self._crossed_s[held]
+            self._active, self._calm_s = held, None
+        elif relaxed < self._active:
+            self._calm_s = now_s if self._calm_s is None else self._calm_s
+            if now_s - self._calm_s >= self._clear_s:
+                self._active, self._calm_s = max(held, relaxed), None
+                self._since_s = self._since_s if self._active else None
+        else:
+            self._calm_s = None
+        return Finding(self.rule, self._active.word, self._active, value, self._since_s)
+
+
+class RuleBook:
+    """All rules of one engine over time."""
+
+    def __init__(self, rules: Sequence[Rule], *, scale: float) -> None:
+        self._states = [RuleState(rule, scale=scale) for rule in rules]
+
+    def judge(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        missing: Mapping[str, tuple[str, ...]],
+        notes: Mapping[str, str],
+        *,
+        idle: bool,
+    ) -> list[Finding]:
+        """Every rule's finding, in the rules' order."""
+        return [state.judge(now_s, values, missing, notes, idle=idle) for state in self._states]

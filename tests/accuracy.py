@@ -1,0 +1,187 @@
+"""`make accuracy`: expected against given over the labelled recordings.
+
+Usage: python -m tests.accuracy [FOLDER]   a folder with captures and a labels.json; default: the
+shipped ones
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.rules.model import Severity
+from tests.recordings import CAPTURES, Phase, diagnoses, phases
+
+RIGHT_FROM = 0.8
+"""A faulty phase counts as told right when the right cause comes first in four of five scrapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was said of one phase. `delay_s`: from its start to the first right word."""
+
+    phase: Phase
+    judged: Sequence[Diagnosis]
+    share: float
+    delay_s: float | None
+    worst: Severity
+
+    @property
+    def right(self) -> bool:
+        """Whether the phase was told right."""
+        if self.phase.first_causes:
+            return bool(self.judged) and self.share >= RIGHT_FROM and self.stage_right
+        return self.worst < Severity.WARNING and self.stage_right
+
+    @property
+    def stages(self) -> list[int]:
+        """Stages given in the judged scrapes."""
+        return sorted({d.stage.number for d in self.judged if d.stage is not None})
+
+    @property
+    def stage_right(self) -> bool:
+        """Whether the stage was right, in four of five scrapes where there is a fault."""
+        if self.phase.stages is None or not self.judged:
+            return True
+        low, high = self.phase.stages
+        within = [d.stage is not None and low <= d.stage.number <= high for d in self.judged]
+        return sum(within) >= (RIGHT_FROM if self.phase.first_causes else 1.0) * len(within)
+
+
+def first_cause(diagnosis: Diagnosis) -> str:
+    """The first cause's id, or a dash."""
+    return diagnosis.causes[0].id if diagnosis.causes else "-"
+
+
+def verdict(phase: Phase, told: Sequence[Diagnosis]) -> Verdict:
+    """What was said of a phase."""
+    inside = [d for d in told if phase.from_s <= d.t_s <= phase.to_s]
+    judged = [d for d in inside if d.t_s >= phase.judged_from_s]
+    right = [d for d in judged if first_cause(d) in phase.first_causes]
+    hit = next((d.t_s for d in inside if first_cause(d) in phase.first_causes), None)
+    return Verdict(
+        phase,
+        judged,
+        len(right) / len(judged) if judged else 0.0,
+        None if hit is None else hit - phase.from_s,
+        max((d.severity for d in judged), default=Severity.OK),
+    )
+
+
+def given(found: Verdict) -> str:
+    """The first causes given, most frequent first, with their number of scrapes."""
+    counts = Counter(first_cause(d) for d in found.judged)
+    return ", ".join(f"{cause} {count}" for cause, count in counts.most_common(3))
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """A row per phase."""
+    lines = [
+        f"{'recording':31}{'phase':18}{'state':24}{'ok':4}{'share':>6}{'after':>7}  "
+        f"{'stages':10}{'worst':9} first causes (scrapes)"
+    ]
+    for found in verdicts:
+        phase = found.phase
+        share = f"{found.share:.2f}" if phase.first_causes else ""
+        after = f"{found.delay_s:.0f} s" if found.delay_s is not None else ""
+        lines.append(
+            f"{phase.capture.name.removesuffix('.jsonl.gz'):31}{phase.name:18}{phase.state:24}"
+            f"{'yes' if found.right else 'NO':4}{share:>6}{after:>7}  "
+            f"{','.join(map(str, found.stages)):10}{found.worst.word:9} {given(found)}"
+        )
+    return "\n".join(lines)
+
+
+def by_cause(verdicts: Sequence[Verdict]) -> str:
+    """Precision and recall of first causes at warning or worse, over judged scrapes."""
+    told, right, wanted = Counter[str](), Counter[str](), Counter[str]()
+    for found in verdicts:
+        for diagnosis in found.judged:
+            first = first_cause(diagnosis)
+            expected = found.phase.first_causes
+            label = first if first in expected else "/".join(sorted(expected))
+            if expected:
+                wanted[label] += 1
+            if diagnosis.causes and (expected or diagnosis.causes[0].severity >= Severity.WARNING):
+                told[first] += 1
+                right[first] += first in expected
+    lines = [f"{'first cause':40}{'precision':>10}{'recall':>8}{'scrapes':>9}"]
+    for cause in sorted(set(told) | set(wanted)):
+        precision = f"{right[cause] / told[cause]:.2f}" if told[cause] else "-"
+        recall = f"{right[cause] / wanted[cause]:.2f}" if wanted[cause] else "-"
+        lines.append(f"{cause:40}{precision:>10}{recall:>8}{wanted[cause]:>9}")
+    return "\n".join(lines)
+
+
+def calibration(verdicts: Sequence[Verdict]) -> str:
+    """How often first causes of a confidence were right, over scrapes of judged phases."""
+    tens: dict[int, list[bool]] = {}
+    for found in verdicts:
+        for diagnosis in found.judged:
+            if diagnosis.causes and diagnosis.causes[0].id != "engine_restarted":
+                cause = diagnosis.causes[0]
+                tens.setdefault(min(9, int(cause.confidence * 10)), []).append(
+                    cause.id in found.phase.first_causes
+                )
+    return "\n".join(
+        f"confidence {ten / 10:.1f} to {ten / 10 + 0.1:.1f}: right {sum(r)} of {len(r)} scrapes"
+        for ten, r in sorted(tens.items())
+    )
+
+
+def cascade_times(told: dict[Path, list[Diagnosis]]) -> str:
+    """From the first counted preemption to stage 2, and from no request in flight to stage 0."""
+    lines: list[str] = []
+    for capture, found in told.items():
+        rows = [d for d in found if d.stage is not None]
+        hit = [i for i, d in enumerate(rows) if (d.values.get("preemption_per_s") or 0) > 0]
+        if not hit:
+            continue
+        staged = next(i for i, d in enumerate(rows) if i >= hit[0] and stage_of(d) >= 2)
+        last = max(i for i, d in enumerate(rows) if stage_of(d) >= 2)
+        calm = [d.t_s for d in rows[: last + 1] if d.values.get("waiting") and stage_of(d) >= 2]
+        end_s = next((d.t_s for d in rows[last:] if stage_of(d) == 0), None)
+        ended = f"{end_s - calm[-1]:.0f} s" if end_s is not None and calm else "-"
+        lines.append(
+            f"{capture.name}: stage 2 {staged - hit[0]} scrapes after the first preemption; "
+            f"stage 0 {ended} after the last waiting request"
+        )
+    return "\n".join(lines)
+
+
+def stage_of(diagnosis: Diagnosis) -> int:
+    """The stage's number, -1 where nothing could be read."""
+    return diagnosis.stage.number if diagnosis.stage else -1
+
+
+def judge(folder: Path) -> tuple[list[Verdict], dict[Path, list[Diagnosis]]]:
+    """Verdicts on all phases of a folder of recordings, and all that was said."""
+    told: dict[Path, list[Diagnosis]] = {}
+    verdicts: list[Verdict] = []
+    for phase in phases(folder):
+        if phase.capture not in told:
+            told[phase.capture] = diagnoses(phase.capture)
+        verdicts.append(verdict(phase, told[phase.capture]))
+    return verdicts, told
+
+
+def main() -> None:
+    """Print the tables."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CAPTURES
+    verdicts, told = judge(folder)
+    faulty = [found for found in verdicts if found.phase.first_causes]
+    quiet = [found for found in verdicts if not found.phase.first_causes and found.judged]
+    print(table(verdicts))
+    print(f"\nfaulty phases told right: {sum(v.right for v in faulty)} of {len(faulty)}")
+    print(f"quiet phases without a page: {sum(v.right for v in quiet)} of {len(quiet)}\n")
+    print(by_cause(verdicts), "\n")
+    print(calibration(verdicts), "\n")
+    print(cascade_times(told))
+
+
+if __name__ == "__main__":
+    main()

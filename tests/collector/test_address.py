@@ -1,0 +1,103 @@
+"""What people type as a target, and what it means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kneewatch.collector.address import shown_url
+from kneewatch.collector.base import CollectError
+from kneewatch.collector.fetch import Fetcher, metrics_url
+
+
+@pytest.mark.parametrize(
+    ("target", "url"),
+    [
+        ("host:8000", "http://host:8000/metrics"),
+        ("host", "http://host/metrics"),
+        ("  HOST:8000 ", "http://host:8000/metrics"),
+        ("host:8000/metrics", "http://host:8000/metrics"),
+        ("http://host:8000", "http://host:8000/metrics"),
+        ("http://host:8000/", "http://host:8000/metrics"),
+        ("http://host:8000/metrics", "http://host:8000/metrics"),
+        ("http://host:80/metrics", "http://host/metrics"),
+        ("https://host", "https://host/metrics"),
+        ("HTTPS://host:8443/x/", "https://host:8443/x/"),
+        ("http://[::1]:8000/prefix/metrics", "http://[::1]:8000/prefix/metrics"),
+        ("[::1]:8000", "http://[::1]:8000/metrics"),
+        ("http://[fe80::1%eth0]:8000", "http://[fe80::1%eth0]:8000/metrics"),
+        ("http://host/m?match=a&b=c#part", "http://host/m?match=a&b=c"),
+        ("http://host/é", "http://host/%C3%A9"),
+        ("http://u:p%2F@host/m", "http://u:p%2F@host/m"),
+        ("u:p@host:8000", "http://u:p@host:8000/metrics"),
+    ],
+)
+def test_target_means_url(target: str, url: str) -> None:
+    assert metrics_url(target) == url
+    assert metrics_url(url) == url
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("", "empty"),
+        ("   ", "empty"),
+        ("http://", "no host"),
+        ("http://:8000", "no host"),
+        ("host:", "malformed"),
+        ("host:port", "number"),
+        ("host:0", "port 0"),
+        ("host:65536", "number"),
+        ("host:-1", "number"),
+        ("::1", "brackets"),
+        ("fe80::1:8000", "brackets"),
+        ("http://[::1", "malformed"),
+        ("ftp://host/metrics", "only http"),
+        ("file:///etc/passwd", "only http"),
+        ("unix://socket", "only http"),
+        ("http://ho st/", "blank"),
+        ("http://host/\r\nX: y", "blank"),
+        ("http://host\x00/", "blank"),
+        ("http://ho%73t/", "malformed"),
+        ("http://user:se/cret@host/", "%2F"),
+        ("http://user:8/cret@host/", "%2F"),
+        ("http://user:8?cret@host/", "%2F"),
+        ("user:8#cret@host", "%2F"),
+    ],
+)
+def test_bad_target_is_refused(target: str, why: str) -> None:
+    with pytest.raises(CollectError) as caught:
+        metrics_url(target)
+    assert caught.value.kind == "url"
+    assert why in str(caught.value)
+    assert "http://host:8000/metrics" in caught.value.hint
+    assert "cret" not in str(caught.value)
+
+
+@settings(deadline=None)
+@given(st.text() | st.text("htps:/[]@%?#.1a\\ ", max_size=20))
+@example("http://[a]")
+@example("http://ex℀mple")
+def test_any_text_is_a_url_or_an_error(text: str) -> None:
+    url = url_or_kind(text)
+    assert url == "url" or metrics_url(url) == url
+
+
+def url_or_kind(target: str) -> str:
+    try:
+        return metrics_url(target)
+    except CollectError as exc:
+        return exc.kind
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1), st.sampled_from(["host", "host:x", "host:99999", "", "[::1", "h\n"]))
+@example("://", "host")
+def test_password_is_never_shown(extra: str, host: str) -> None:
+    target = f"http://user:SECRET{extra}SECRET@{host}/metrics"
+    try:
+        shown = shown_url(target) + repr(Fetcher(target).url)
+    except CollectError as exc:
+        shown = f"{exc} {exc.hint} {exc.__cause__!r}"
+    assert "SECRET" not in shown

@@ -1,0 +1,197 @@
+"""Captures on a real disk: round trips, filters, files that grow."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kneewatch.collector.base import CaptureError
+from kneewatch.collector.capture import CaptureReader, CaptureWriter, Entry, follow, is_capture
+from tests.collector.captures import NAMES, entry, line, times, write
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+ENTRIES = st.builds(
+    Entry,
+    t_s=st.floats(0, 1e11, allow_nan=False) | st.floats(0, allow_infinity=False),
+    body=TEXT,
+    error=TEXT,
+    status=st.none() | st.integers(100, 599),
+    content_type=TEXT,
+) | st.builds(Entry, t_s=st.just(1.5), body=st.none(), error=TEXT.filter(bool))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trip(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+
+    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(ENTRIES, min_size=1))
+    def check(entries: list[Entry]) -> None:
+        path.unlink(missing_ok=True)
+        write(path, *entries)
+        reader = CaptureReader(path)
+        assert list(reader) == entries
+        assert (reader.entries, reader.damaged, reader.first_damage) == (len(entries), 0, "")
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_appended_to_and_read_by_others(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write(path, entry(1), entry(2))
+    write(path, entry(3))
+    reader = CaptureReader(path)
+    assert [list(reader), list(reader)] == [[entry(1), entry(2), entry(3)]] * 2
+    data = path.read_bytes()
+    text = gzip.decompress(data) if name.endswith("gz") else data
+    assert [json.loads(text_line)["t"] for text_line in text.splitlines()] == [1, 2, 3]
+
+
+def test_name_does_not_matter_for_reading(tmp_path: Path) -> None:
+    (tmp_path / "plain.gz").write_bytes(line(1.0))
+    (tmp_path / "packed.jsonl").write_bytes(gzip.compress(line(1.0)))
+    assert times(tmp_path / "plain.gz") == times(tmp_path / "packed.jsonl") == [1.0]
+    write(tmp_path / "packed.jsonl", entry(2))
+    write(tmp_path / "plain.gz", entry(2))
+    assert times(tmp_path / "plain.gz") == times(tmp_path / "packed.jsonl") == [1.0, 2.0]
+
+
+def test_size_of_a_page_on_disk(tmp_path: Path) -> None:
+    page = "\n".join(f'vllm:bucket{{le="{i}",model="m"}} {i * i % 977}' for i in range(1_000))
+    path = write(tmp_path / "a.jsonl.gz", *[Entry(float(i), page) for i in range(5)])
+    assert path.stat().st_size / 5 < len(page) / 5
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl.gz", Entry(1.0, "a\ud800b", "c\udfff"))
+    assert list(CaptureReader(path)) == [Entry(1.0, "a?b", "c?")]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Entry(float("nan"), "x"),
+        Entry(float("inf"), "x"),
+        Entry(-1.0, "x"),
+        Entry(1.0, None),
+        Entry(1.0, "x" * (64 * 1024 * 1024)),
+    ],
+)
+def test_what_could_not_be_read_is_not_written(tmp_path: Path, bad: Entry) -> None:
+    path = tmp_path / "a.jsonl"
+    with CaptureWriter(path) as writer:
+        writer.write(entry(1))
+        with pytest.raises(ValueError, match="an entry"):
+            writer.write(bad)
+    assert times(path) == [1.0]
+    with pytest.raises(ValueError, match="closed"):
+        writer.write(entry(2))
+
+
+def test_filter_by_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    reordered = b'{"body": "x", "t": 15}\n{"body": "x", "t": 99}\n'
+    path.write_bytes(b"".join(line(t) for t in (10, 20.5, 30)) + reordered)
+    reader = CaptureReader(path, from_s=11, to_s=20.5)
+    assert [one.t_s for one in reader] == [20.5, 15.0]
+    assert (reader.entries, reader.damaged) == (2, 0)
+    assert len(list(CaptureReader(path, from_s=30))) == 2
+    with pytest.raises(CaptureError, match=r"its times go from 10\.000 to 99\.000"):
+        list(CaptureReader(path, from_s=31, to_s=32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reading_what_is_being_written(tmp_path: Path, name: str) -> None:
+    with CaptureWriter(tmp_path / name) as writer:
+        for number in range(1, 4):
+            writer.write(entry(number))
+            reader = CaptureReader(tmp_path / name)
+            assert list(reader) == [entry(i) for i in range(1, number + 1)]
+            assert reader.damaged == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_following(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.touch()
+    writer = CaptureWriter(path)
+    proceed = threading.Semaphore(1)
+
+    def record() -> None:
+        for number in range(10):
+            proceed.acquire()
+            writer.write(entry(number))
+        writer.close()
+
+    recorder = threading.Thread(target=record)
+    recorder.start()
+    reader = follow(path, idle_s=0.6, poll_s=0.005)
+    got: list[Entry] = []
+    for one in reader:
+        got.append(one)
+        proceed.release()  # the next is written only when this one has been seen
+    recorder.join()
+    assert got == [entry(number) for number in range(10)]
+    assert reader.damaged == 0
+
+
+def test_following_a_line_that_comes_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    data = gzip.compress(line(1.0)) + gzip.compress(line(2.0))
+
+    def trickle() -> None:
+        with path.open("ab", buffering=0) as file:
+            for start in range(0, len(data), 40):
+                file.write(data[start : start + 40])
+                time.sleep(0.01)
+
+    path.touch()
+    recorder = threading.Thread(target=trickle)
+    recorder.start()
+    reader = follow(path, idle_s=0.6, poll_s=0.005)
+    assert [one.t_s for one in reader] == [1.0, 2.0]
+    assert reader.damaged == 0
+    recorder.join()
+
+
+def test_following_ends_when_nothing_comes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl.gz", entry(1))
+    started_s = time.monotonic()
+    assert list(follow(path, idle_s=0.1, poll_s=0.01)) == [entry(1)]
+    assert 0.1 <= time.monotonic() - started_s < 3
+
+
+def test_following_a_file_that_is_started_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl.gz", entry(1))
+    entries = iter(follow(path, idle_s=5, poll_s=0.01))
+    next(entries)
+    path.write_bytes(b"")
+    with pytest.raises(CaptureError, match="became shorter"):
+        next(entries)
+
+
+def test_is_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recording").touch()
+    Path("folder").mkdir()
+    for target in ("a.jsonl", "some/where.jsonl.gz", "recording", str(tmp_path / "recording")):
+        assert is_capture(target), target
+    for target in (
+        "host:8000",
+        "http://host/a.jsonl",
+        "https://host:8000/x.jsonl.gz",
+        "folder",
+        "missing.gz",
+        "",
+        "x" * 5_000,
+        "nul\0byte",
+    ):
+        assert not is_capture(target), target

@@ -1,0 +1,129 @@
+"""The body of a page: unpacking it, its encoding and its bounds."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+import pytest
+
+from kneewatch.collector.base import ExpositionError
+from kneewatch.collector.exposition import Limits, PageParser, decompress, parse
+
+PAGES = Path(__file__).parents[1] / "fixtures" / "pages"
+
+
+def recorded(name: str) -> str:
+    return gzip.decompress((PAGES / f"{name}.txt.gz").read_bytes()).decode()
+
+
+def refused(body: str | bytes, *, content_encoding: str = "") -> ExpositionError:
+    with pytest.raises(ExpositionError) as caught:
+        parse(body, content_encoding=content_encoding)
+    return caught.value
+
+
+# Compression
+
+
+def test_a_compressed_body_is_unpacked() -> None:
+    plain = recorded("vllm-0.28.0-loaded").encode()
+    halves = gzip.compress(plain[:9000]) + gzip.compress(plain[9000:])
+    expected = parse(plain)
+    for body, encoding in [
+        (gzip.compress(plain), "gzip"),
+        (gzip.compress(plain), " X-GZIP"),
+        (halves, "gzip"),
+        (zlib.compress(plain), "deflate"),
+        (plain, "identity"),
+    ]:
+        page = parse(body, content_encoding=encoding)
+        assert page.layout.series == expected.layout.series
+        assert page.values == expected.values
+    assert parse("a 1\n", content_encoding="gzip").values == [1]  # a str has been unpacked before
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 5, 10, 500, -9, -1])
+def test_a_cut_gzip_body_is_truncated(kept_bytes: int) -> None:
+    body = gzip.compress(recorded("vllm-0.28.0-loaded").encode())
+    assert refused(body[:kept_bytes], content_encoding="gzip").kind == "truncated"
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding"),
+    [
+        pytest.param(b"a 1\n", "gzip", id="not gzip"),
+        pytest.param(gzip.compress(b"a 1\n")[:-8] + b"12345678", "gzip", id="wrong checksum"),
+        pytest.param(gzip.compress(b"a 1\n") + b"rubbish", "gzip", id="rubbish after it"),
+        pytest.param(gzip.compress(b"") * 1000, "gzip", id="a thousand empty parts"),
+        pytest.param(b"a 1\n", "br", id="unknown encoding"),
+        pytest.param(gzip.compress(gzip.compress(b"a 1\n")), "gzip, gzip", id="packed twice"),
+    ],
+)
+def test_a_damaged_or_unknown_encoding_is_refused(body: bytes, encoding: str) -> None:
+    assert refused(body, content_encoding=encoding).kind == "exposition"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_unpacking_stops_at_the_limit(parts: int) -> None:
+    zeros = 30_000
+    body = gzip.compress(b"0" * zeros) * parts
+    assert decompress(body, "gzip", zeros * parts) == b"0" * zeros * parts
+    with pytest.raises(ExpositionError) as caught:
+        decompress(body, "gzip", zeros * parts - 1)
+    assert caught.value.kind == "too_large"
+
+
+def test_a_packed_body_over_the_limit_is_not_unpacked() -> None:
+    with pytest.raises(ExpositionError) as caught:
+        decompress(gzip.compress(b"0"), "gzip", 20)
+    assert caught.value.kind == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "line"),
+    [
+        pytest.param(b'a 1\na{b="\xff"} 1\n', "exposition", 2, id="not UTF-8"),
+        pytest.param("a 1\nb 1\nc é".encode()[:-1], "truncated", 3, id="cut within a character"),
+        pytest.param('a 1\na{b="\ud800"} 1\n', "exposition", 2, id="half a surrogate pair"),
+    ],
+)
+def test_text_that_is_not_utf8_is_refused(body: str | bytes, kind: str, line: int) -> None:
+    error = refused(body)
+    assert (error.kind, error.line) == (kind, line)
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("limits", "fits", "too_much"),
+    [
+        pytest.param(Limits(body_bytes=4), b"a 1\n", b"a 10\n", id="bytes"),
+        pytest.param(Limits(body_bytes=11), 'a{b="é"} 1', 'a{b="é"} 1\n', id="bytes of a str"),
+        pytest.param(Limits(series=2), "a 1\n" * 2, "a 1\n" * 3, id="series, repeated ones too"),
+        pytest.param(Limits(series=2), "a 1\na 1", "a 1\na 1\na 1", id="series, no line feed"),
+        pytest.param(Limits(series=2), "a 1\n" + "\n" * 15, "a 1\n" + "\n" * 16, id="lines"),
+        pytest.param(Limits(labels=1), 'a{b="1"} 1\n', 'a{b="1",c="2"} 1\n', id="labels"),
+        pytest.param(Limits(label_bytes=5), 'a{b="12345"} 1\n', 'a{b="123456"} 1\n', id="value"),
+        pytest.param(Limits(label_bytes=5), 'a{b="1éé"} 1\n', 'a{b="ééé"} 1\n', id="as UTF-8"),
+        pytest.param(Limits(label_bytes=5), 'a{bcdef=""} 1\n', 'a{bcdefg=""} 1\n', id="label"),
+        pytest.param(Limits(label_bytes=5), "abcde 1\n", "abcdef 1\n", id="name"),
+        pytest.param(Limits(label_bytes=5), '{"abcde"} 1\n', '{"abcdef"} 1\n', id="quoted name"),
+        pytest.param(
+            Limits(label_bytes=5), "# TYPE abcde info\n", "# TYPE abcdef info\n", id="family"
+        ),
+        pytest.param(
+            Limits(labels=1), 'a 1 # {b=""} 1\n# EOF', 'a 1 # {b="",c=""} 1\n# EOF', id="exemplar"
+        ),
+    ],
+)
+def test_a_page_beyond_a_limit_is_too_large(
+    limits: Limits, fits: str | bytes, too_much: str | bytes
+) -> None:
+    parser = PageParser(limits)
+    parser.parse(fits)
+    with pytest.raises(ExpositionError) as caught:
+        parser.parse(too_much)
+    assert caught.value.kind == "too_large"

@@ -1,0 +1,115 @@
+"""The table of metrics agrees with what was read from vLLM, and with itself."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+
+import pytest
+
+from kneewatch.collector.names_table import Metric, Spelling, metric_table, table_from
+from tests.collector.name_pages import CORE, FIXTURES
+
+TABLE = metric_table()
+METRICS = list(TABLE.metrics.values())
+
+
+def read_lines() -> list[tuple[str, str, str, str, str]]:
+    """Name, kind, engine, first and last version, as read from vLLM's sources."""
+    rows: list[tuple[str, str, str, str, str]] = []
+    for line in (FIXTURES / "vllm_metric_names.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            name, kind, engine, first, last = line.split()
+            rows.append((name, kind, engine, first, last))
+    return rows
+
+
+def spelling_of(name: str) -> tuple[Metric, Spelling] | None:
+    """The row of a name as vLLM declares it; a counter's may end with _total."""
+    for metric in METRICS:
+        for spelling in metric.spellings:
+            total = f"{spelling.name}_total" if metric.kind == "counter" else spelling.name
+            if name in (spelling.name, total):
+                return metric, spelling
+    return None
+
+
+@pytest.mark.parametrize("row", read_lines(), ids=lambda row: f"{row[0]}-{row[2]}")
+def test_every_name_read_from_vllm_is_in_the_table(row: tuple[str, str, str, str, str]) -> None:
+    name, kind, engine, first, last = row
+    found = spelling_of(name)
+    assert found is not None
+    metric, spelling = found
+    assert kind in ("-", "gauge" if metric.kind == "info" else metric.kind)
+    order = TABLE.versions.index
+    assert spelling.since is not None
+    assert order(spelling.since) <= order(first)
+    assert spelling.until is None or order(last) <= order(spelling.until)
+    assert metric.engine in ("", engine)
+
+
+def test_the_table_says_no_more_than_was_read() -> None:
+    read = {name.removesuffix("_total"): (first, last) for name, _, _, first, last in read_lines()}
+    read["iteration_tokens_total"] = read["iteration_tokens"]
+    looked_at = {version for _, _, _, *versions in read_lines() for version in versions}
+    for metric in METRICS:
+        for spelling in metric.spellings:
+            if {spelling.since, spelling.until} <= looked_at:
+                assert spelling.name in read
+
+
+def test_no_two_metrics_share_a_name_on_the_page() -> None:
+    parts = {"histogram": 4, "counter": 3, "gauge": 1, "info": 1}
+    assert len(TABLE.samples) == sum(parts[m.kind] * len(m.spellings) for m in METRICS)
+
+
+def test_core_is_what_diagnosis_rests_on() -> None:
+    assert {metric.name: metric.kind for metric in METRICS if metric.core} == CORE
+
+
+def test_versions_ascend_and_rows_keep_to_them() -> None:
+    numbers = [tuple(map(int, v.replace(".post", ".").split("."))) for v in TABLE.versions]
+    assert numbers == sorted(numbers)
+    order = TABLE.versions.index
+    for metric in METRICS:
+        newest, *former = metric.spellings
+        for spelling in metric.spellings:
+            if spelling.since is None:
+                assert metric.name.startswith("lmcache_")
+                continue
+            assert spelling.until is None or order(spelling.since) <= order(spelling.until)
+            assert spelling.hidden is None or order(spelling.hidden) >= order(spelling.since)
+        for old in former:
+            assert old.until is not None
+            assert newest.since is not None
+            assert old.since is not None
+            assert order(old.since) < order(newest.since)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_row_is_complete(metric: Metric) -> None:
+    assert metric.kind in ("gauge", "counter", "histogram", "info")
+    assert metric.unit
+    assert metric.help.endswith(".")
+    assert metric.source.endswith(".py")
+    assert metric.scope in ("engine", "model", "page")
+    assert not metric.name.endswith("_total") or metric.kind == "histogram"
+    assert set(metric.replaced_by) <= TABLE.metrics.keys()
+    assert not {"model_name", "engine", "le"} & set(metric.labels)
+    assert all(spelling.engine in ("", "v0", "v1") for spelling in metric.spellings)
+    assert not (metric.core and (metric.needs or metric.rare))
+
+
+def test_the_packaged_file_has_no_key_that_is_not_read() -> None:
+    text = resources.files("kneewatch.collector").joinpath("vllm_metrics.toml").read_text("utf-8")
+    document = tomllib.loads(text)
+    assert document.keys() == {"versions", "metrics"}
+    keys = {key for row in document["metrics"].values() for key in row}
+    assert keys == {
+        *("kind", "core", "unit", "help", "since", "until", "hidden", "engine", "former", "needs"),
+        *("labels", "scope", "rare", "replaced_by", "sample", "source", "note"),
+    }
+    assert {key for row in document["metrics"].values() for old in row.get("former", ())
+            for key in old} <= {"name", "since", "until", "hidden", "engine"}  # fmt: skip
+    assert table_from(document) == metric_table()
+    assert metric_table() is metric_table()

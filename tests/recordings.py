@@ -1,0 +1,95 @@
+"""The labelled recordings: what was true in each phase, and what must be said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kneewatch.agent.source import TargetStream, capture_name
+from kneewatch.collector.capture import CaptureReader
+from kneewatch.collector.exposition import Limits
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.profile import Profile
+
+CAPTURES = Path(__file__).parent / "fixtures" / "captures"
+WINDOW_S = 15.0
+"""The phases last 20 to 60 s: a window of a minute would blur them."""
+
+QUIET_AFTER_S = 17.0
+"""A quiet phase is judged once a window and a scrape lie inside it."""
+
+QUEUES = frozenset({"queue_saturation", "admission_limit", "past_knee"})
+FIRST_CAUSES: dict[str, frozenset[str]] = {
+    "preempting": frozenset({"kv_pressure"}),
+    "preempting_and_queueing": frozenset({"kv_pressure"}),
+    "queueing": QUEUES,
+    "prefix_caching_off": frozenset({"prefix_cache_off"}),
+    "prefix_hits_lost": frozenset({"prefix_reuse_lost"}),
+    "prefix_churn": frozenset({"prefix_churn"}),
+    "affinity_lost": frozenset({"prefix_churn", "routing_dilution"}),
+    "itl_spikes": frozenset({"prefill_interference"}),
+    "spec_ineffective": frozenset({"spec_decode_poor"}),
+    "lora_thrash": frozenset({"adapter_thrash"}),
+    "down": frozenset({"target_down"}),
+}
+STAGES: dict[str, tuple[int, int]] = {
+    "preempting": (2, 4),
+    "preempting_and_queueing": (3, 4),
+    "queueing": (0, 1),
+}
+NOT_JUDGED = frozenset({"prefill_bound", "draining", "warming"})
+QUIET_STAGES = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase of one capture. `first_causes` is empty for a quiet phase."""
+
+    capture: Path
+    name: str
+    state: str
+    from_s: float
+    to_s: float
+    settle_s: float
+
+    @property
+    def first_causes(self) -> frozenset[str]:
+        """Any of these must come first."""
+        return FIRST_CAUSES.get(self.state, frozenset())
+
+    @property
+    def judged_from_s(self) -> float:
+        """From when on the phase must be told right."""
+        return self.from_s + (self.settle_s if self.first_causes else QUIET_AFTER_S)
+
+    @property
+    def stages(self) -> tuple[int, int] | None:
+        """The stages that are right; None where the stage does not matter."""
+        return STAGES.get(self.state) if self.first_causes else QUIET_STAGES
+
+
+def phases(folder: Path = CAPTURES) -> Iterator[Phase]:
+    """Every phase that is judged, in the order of the recordings."""
+    labels = json.loads((folder / "labels.json").read_text())
+    for recording in labels.values():
+        for capture in recording["captures"]:
+            for row in recording["phases"]:
+                state = row.get("state") or row["expected"]["state"]
+                if state in NOT_JUDGED or row["name"] == "after_load":
+                    continue
+                yield Phase(
+                    folder / capture,
+                    row["name"],
+                    state,
+                    row["from_t"],
+                    row["to_t"],
+                    row["settle_s"],
+                )
+
+
+def diagnoses(capture: Path, *, window_s: float = WINDOW_S) -> list[Diagnosis]:
+    """Every diagnosis over a capture, oldest first."""
+    stream = TargetStream(capture_name(capture), Profile(window_s=window_s), Limits())
+    return [found for entry in CaptureReader(capture) for found in stream.replay(entry)]
