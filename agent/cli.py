@@ -7,44 +7,42 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from kneewatch.agent import commands, settings
+from kneewatch.agent import commands, recording, settings
+from kneewatch.agent.options import PAIR, SPAN, Target
+from kneewatch.agent.printing import NO_DATA, OK, say
+from kneewatch.agent.settings_sources import load
 from kneewatch.collector.base import CollectError, KneewatchError
 
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
+INTERRUPTED = 130
+
+JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
+FETCHING = tuple(setting.key for setting in settings.SETTINGS if setting.key.startswith("fetch."))
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Span(click.ParamType[float]):
-    """A duration: 30, 30s, 5m, 2h, 7d; seconds inside."""
+class ReaderGone(Exception):  # noqa: N818 - nothing went wrong
+    """Whoever read our output (head, less) has seen enough."""
 
-    name = "duration"
-    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}  # noqa: RUF012
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds."""
-        text = str(value).strip()
-        unit = next((u for u in ("ms", "s", "m", "h", "d") if text.endswith(u)), "")
+class Program(click.Group):
+    """The group of commands; click itself would end a broken pipe with status 1: "findings"."""
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own signature
+        """The command's exit status."""
         try:
-            seconds = float(text.removesuffix(unit)) * self.units.get(unit, 1.0)
-        except ValueError:
-            self.fail(f"{value!r} is not a duration; write 30s, 5m or 2h", param, ctx)
-        if not 0 < seconds < float("inf"):
-            self.fail(f"{value!r} must be longer than nothing", param, ctx)
-        return seconds
-
-
-SPAN = Span()
+            return super().invoke(ctx)
+        except BrokenPipeError as exc:
+            raise ReaderGone from exc
 
 
 def setting_options(*names: str) -> Callable[[Command], Command]:
@@ -52,17 +50,7 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         for key in reversed(names):
-            row = settings.BY_KEY[key]
-            flag = "--" + FLAGS.get(key, key.replace(".", "-").replace("_", "-").removesuffix("-s"))
-            kinds: dict[str, Any] = {"seconds": SPAN, "count": int, "number": float, "text": str}
-            extra: dict[str, Any] = (
-                {"is_flag": True, "default": None}
-                if row.kind == "flag"
-                else {"type": kinds[row.kind]}
-            )
-            command = click.option(
-                flag, key.replace(".", "__"), help=f"{row.help}  [{row.env}]", **extra
-            )(command)
+            command = setting_option(settings.BY_KEY[key])(command)
         return click.option(
             "--config",
             "config_file",
@@ -74,60 +62,72 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-FLAGS = {
-    "watch_s": "for",
-    "slo.ttft_p99_s": "slo-ttft",
-    "slo.itl_p99_s": "slo-itl",
-    "fetch.bearer_token_file": "bearer-token-file",
-    "fetch.bearer_token_env": "bearer-token-env",
-    "fetch.ca_file": "ca-file",
-    "fetch.client_cert_file": "client-cert",
-    "fetch.client_key_file": "client-key",
-    "fetch.insecure_skip_verify": "insecure",
-}
-JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
-FETCHING = (
-    "fetch.bearer_token_file",
-    "fetch.bearer_token_env",
-    "fetch.ca_file",
-    "fetch.client_cert_file",
-    "fetch.client_key_file",
-    "fetch.insecure_skip_verify",
-)
+def setting_option(row: settings.Setting) -> Callable[[Command], Command]:
+    """The flag of one setting. Not given it is None, and file or environment decide."""
+    kinds: dict[str, dict[str, Any]] = {
+        "seconds": {"type": SPAN},
+        "count": {"type": int},
+        "number": {"type": float},
+        "text": {"type": click.Path() if row.key.endswith("_file") else str},
+        "flag": {"default": None},
+        "pairs": {"type": PAIR, "multiple": True},
+    }
+    flag = row.option
+    if row.kind == "flag":
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    return click.option(
+        flag, parameter(row.key), help=f"{row.help}  [{row.env}]", **kinds[row.kind]
+    )
+
+
+def parameter(key: str) -> str:
+    """A setting's name as a Python parameter."""
+    return key.replace(".", "__")
 
 
 def effective(given: dict[str, Any]) -> settings.Settings:
     """The effective settings of a command from its keyword arguments, which lose those it uses
     up."""
     file: Path | None = given.pop("config_file", None)
-    flags = {
-        key: given.pop(name) for key in settings.BY_KEY if (name := key.replace(".", "__")) in given
-    }
-    return settings.load(file=file, environ=os.environ, flags=flags)
+    flags: dict[str, Any] = {}
+    for key, row in settings.BY_KEY.items():
+        value = given.pop(parameter(key), None)
+        flags[key] = (dict(value) or None) if row.kind == "pairs" and value is not None else value
+    return load(file=file, environ=os.environ, flags=flags)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+form_option = click.option(
+    "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True
+)
+
+
+@click.group(
+    cls=Program,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 nothing found; 1 findings at warning or worse; 2 wrong usage or "
+    "settings, or no data.",
+)
 @click.version_option(version("kneewatch"), prog_name="kneewatch")
 def cli() -> None:
     """Watch vLLM servers: what is wrong, since when, how we know, what to change."""
 
 
-@cli.command()
-@click.argument("target")
+@cli.command(short_help="Watch a server for a while, then say what is wrong.")
+@click.argument("target", type=Target())
 @setting_options("watch_s", "interval_s", *JUDGING, *FETCHING)
 @click.option("--gpu-metrics", metavar="URL", help="DCGM exporter page of the target's GPUs")
-@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
+@form_option
 def diagnose(target: str, form: str, gpu_metrics: str | None, **given: Any) -> int:  # noqa: ANN401
     """Watch TARGET (a server's URL or a capture) for a while, then say what is wrong."""
     return commands.diagnose(target, effective(given), form=form, gpu_metrics=gpu_metrics)
 
 
-@cli.command()
+@cli.command(short_help="Diagnose recordings scrape by scrape.")
 @click.argument("captures", nargs=-1, required=True, type=click.Path())
 @setting_options(*JUDGING)
-@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
-@click.option("--from", "from_time", metavar="T", help="first time, unix seconds or ISO 8601")
-@click.option("--to", "to_time", metavar="T", help="last time, unix seconds or ISO 8601")
+@form_option
+@click.option("--from", "from_time", metavar="T", help="first time: unix seconds or ISO 8601, UTC")
+@click.option("--to", "to_time", metavar="T", help="last time: unix seconds or ISO 8601, UTC")
 def replay(
     captures: tuple[str, ...],
     form: str,
@@ -135,64 +135,72 @@ def replay(
     to_time: str | None,
     **given: Any,  # noqa: ANN401
 ) -> int:
-    """Diagnose recordings scrape by scrape; `--format json` prints a line per scrape and target."""
+    """Diagnose recordings scrape by scrape.
+
+    `--format json` prints one line per scrape, target and engine.
+    """
     return commands.replay(
         captures, effective(given), form=form, from_time=from_time, to_time=to_time
     )
 
 
-@cli.command()
+@cli.command(short_help="Record a server's metrics pages to a file.")
 @click.argument("url")
 @click.argument("file", type=click.Path(path_type=Path))
 @setting_options("interval_s", *FETCHING)
 @click.option("--for", "for_s", type=SPAN, help="stop after this long; else on Ctrl-C")
 def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # noqa: ANN401
-    """Record URL's metrics pages to FILE; what was scraped survives a kill."""
-    return commands.record(url, file, effective(given), for_s=for_s)
+    """Record URL's metrics pages to FILE, a capture that every command reads.
+
+    What was scraped survives a kill; a FILE that exists is added to.
+    """
+    return recording.record(url, file, effective(given), for_s=for_s)
 
 
-@cli.command()
+@cli.command(short_help="Replay a shipped recording of a server in trouble.")
 @setting_options(*JUDGING)
-@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
+@form_option
 def demo(form: str, **given: Any) -> int:  # noqa: ANN401
     """Replay a shipped recording of a real server going through the KV cascade."""
     return commands.demo(effective(given), form=form)
 
 
 @cli.command()
-@setting_options(
-    *settings.BY_KEY.keys() - {"fetch.headers", "fetch.header_files", "fetch.header_envs"}
-)
+@setting_options(*settings.BY_KEY)
 def config(**given: Any) -> int:  # noqa: ANN401
     """Print the effective settings and where each came from."""
     return commands.config(effective(given))
 
 
-@cli.command()
+@cli.command(short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> int:
-    """Print a completion script, e.g. `eval "$(kneewatch completion bash)"`."""
+    """Print a completion script for SHELL.
+
+    For bash: eval "$(kneewatch completion bash)"
+    """
     return commands.completion(cli, shell)
 
 
-def main() -> None:
-    """Run the command line; expected trouble becomes a message and exit status 2."""
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; expected trouble becomes a message and exit status 2."""
     try:
-        status = cli(standalone_mode=False)
-    except click.exceptions.Exit as exc:
-        status = exc.exit_code
+        status = cli(args, prog_name="kneewatch", standalone_mode=False)
     except click.ClickException as exc:
         exc.show()
-        status = 2
+        status = NO_DATA
     except (click.Abort, KeyboardInterrupt):
-        status = 130
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough; nothing more can or need be said.
+        status = INTERRUPTED
+    except ReaderGone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
+        status = OK
     except KneewatchError as exc:
-        click.echo(f"kneewatch: {exc}", err=True)
+        say(str(exc))
         if isinstance(exc, CollectError) and exc.hint:
             click.echo(f"  try: {exc.hint}", err=True)
-        status = 2
-    sys.exit(status if isinstance(status, int) else 0)
+        status = NO_DATA
+    sys.exit(status if isinstance(status, int) else OK)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-import heapq
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
-from datetime import datetime
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.resources import files
-from pathlib import Path
 
 import click
-import orjson
 from click.shell_completion import get_completion_class
 
+from kneewatch.agent.printing import (
+    NO_DATA,
+    OK,
+    progress,
+    say,
+    style,
+    tell_moment,
+    tell_timeline,
+)
+from kneewatch.agent.recording import Captures, capture_names
 from kneewatch.agent.settings import Settings
-from kneewatch.agent.source import TargetStream, capture_name, ticks
-from kneewatch.collector.address import metrics_url
-from kneewatch.collector.base import CaptureError, CollectError, SettingsError
-from kneewatch.collector.capture import CaptureReader, CaptureWriter, is_capture
-from kneewatch.collector.entries import Entry
+from kneewatch.agent.source import GpuStream, TargetStream, capture_name, ticks
+from kneewatch.collector.access import FetchSettings
+from kneewatch.collector.address import METRICS_PATH, metrics_url, parse_target, shown_url
+from kneewatch.collector.base import CollectError, SettingsError
+from kneewatch.collector.capture import is_capture
 from kneewatch.collector.fetch import Fetcher
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.monitor import Catalogue
 from kneewatch.diagnose.profile import Profile
-from kneewatch.reports import timeline
-from kneewatch.reports.document import document
-from kneewatch.reports.text import Style, markdown, text
+from kneewatch.reports.words import wrapped
 from kneewatch.rules.model import Severity
+
+GPU_INTERVAL_S = 10.0
+"""dcgm-exporter collects every 30 s: more scrapes would see the same samples."""
+
+SCRAPES_IN_WINDOW = 2.2
+"""Rates need two scrapes in the window, and scrapes come a little late."""
 
 DEMO = "kv_pressure_cascade.jsonl.gz"
 DEMO_WINDOW_S = 15.0
@@ -37,39 +49,87 @@ DEMO_WINDOW_S = 15.0
 def diagnose(target: str, settings: Settings, *, form: str, gpu_metrics: str | None) -> int:
     """Watch a target, then print the diagnosis. Returns the exit status."""
     if is_capture(target):
-        profile = settings.profile()
-        stream = TargetStream(capture_name(target), profile, settings.limits())
-        last: list[Diagnosis] = []
-        for entry in _entries([target], None, None):
-            last = stream.replay(entry[1]) or last
-        return _print(last, form)
-    watch_s, window_s = settings["watch_s"], settings["window_s"]
-    profile = settings.profile(window_s=min(watch_s, window_s))
-    url = metrics_url(target)
-    stream = TargetStream(target, profile, settings.limits())
-    with closing(Fetcher(url, settings.fetch())) as fetcher:
-        return _print(_watch(stream, fetcher, settings), form)
+        if gpu_metrics:
+            raise SettingsError("--gpu-metrics needs a server to watch; a capture has no GPU page")
+        return _diagnose_capture(target, settings, form)
+    profile = settings.profile(window_s=live_window_s(settings))
+    stream = TargetStream(target_name(target), profile, settings.limits())
+    fetcher = Fetcher(metrics_url(target), settings.fetch())
+    gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
+    with closing(fetcher), closing(gpus) if gpus else nullcontext():
+        return tell_moment(_watch(stream, fetcher, gpus, settings), form)
 
 
-def _watch(stream: TargetStream, fetcher: Fetcher, settings: Settings) -> list[Diagnosis]:
+def live_window_s(settings: Settings) -> float:
+    """The short window of a watch: not longer than the watch, and long enough for two scrapes."""
+    window_s: float = min(settings["watch_s"], settings["window_s"])
+    return max(window_s, SCRAPES_IN_WINDOW * min(settings["interval_s"], settings["watch_s"]))
+
+
+def target_name(target: str) -> str:
+    """A server's name in diagnoses: its URL without credentials and without the usual path."""
+    return shown_url(target).removesuffix(METRICS_PATH)
+
+
+def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
+    stream = TargetStream(capture_name(path), settings.profile(), settings.limits())
     last: list[Diagnosis] = []
-    seen = False
-    for elapsed_s in ticks(settings["interval_s"], settings["watch_s"]):
+    worst = Severity.OK
+    for _, entry in Captures([path]):
+        last = stream.replay(entry) or last
+        worst = max([worst, *(diagnosis.severity for diagnosis in last)])
+    status = tell_moment(last, form)
+    if worst >= Severity.WARNING and worst > max(diagnosis.severity for diagnosis in last):
+        say(f"this is how it ended, and it was worse before: `kneewatch replay {path}` tells it")
+    return status
+
+
+def _gpu_stream(target: str, url: str, settings: Settings, profile: Profile) -> GpuStream:
+    fetch = settings.fetch()
+    if parse_target(url).origin != parse_target(target).origin:
+        fetch = without_secrets(fetch)
+    return GpuStream(metrics_url(url), fetch, settings.limits(), profile.window_s)
+
+
+def without_secrets(fetch: FetchSettings) -> FetchSettings:
+    """The settings for another server: what was meant for the target is not shown to it."""
+    return replace(
+        fetch,
+        bearer_token_file=None,
+        bearer_token_env=None,
+        headers={},
+        header_files={},
+        header_envs={},
+    )
+
+
+def _watch(
+    stream: TargetStream, fetcher: Fetcher, gpus: GpuStream | None, settings: Settings
+) -> list[Diagnosis]:
+    last: list[Diagnosis] = []
+    seen, gpus_due_s = False, 0.0
+    stream.gpus = gpus.monitor if gpus else None
+    watch_s = settings["watch_s"]
+    # Rates need two scrapes, whatever was asked for.
+    for elapsed_s in ticks(min(settings["interval_s"], watch_s), watch_s, least=2):
+        if gpus is not None and elapsed_s >= gpus_due_s:
+            gpus.scrape()
+            gpus_due_s = elapsed_s + GPU_INTERVAL_S
         last = stream.scrape(fetcher) or last
         seen = seen or any(diagnosis.stage is not None for diagnosis in last)
         if not seen and stream.monitor.last_error is not None:
             # A server that has never answered is a wrong address, not an incident: say so at once.
-            raise stream.monitor.last_error
-        _progress(last, elapsed_s, settings["watch_s"])
-    _progress([], 0.0, 0.0)
+            raise _with_place(fetcher.url, stream.monitor.last_error)
+        progress(last, elapsed_s, watch_s)
+    progress([], 0.0, 0.0)
     return last
 
 
-def _progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -> None:
-    if not sys.stderr.isatty():
-        return
-    line = timeline.progress(diagnoses, elapsed_s, watch_s) if diagnoses else ""
-    click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+def _with_place(url: str, error: CollectError) -> CollectError:
+    """The error, with the page's address where its message does not say it."""
+    if url in str(error):
+        return error
+    return CollectError(f"{url}: {error}", kind=error.kind, hint=error.hint)
 
 
 def replay(
@@ -81,144 +141,48 @@ def replay(
     to_time: str | None,
 ) -> int:
     """Print the diagnosis of every recorded scrape. Returns the exit status."""
-    found = _replayed(captures, settings.profile(), settings, _moment(from_time), _moment(to_time))
-    return _tell(found, form)
+    from_s, to_s = _moment(from_time), _moment(to_time)
+    if from_s is not None and to_s is not None and from_s > to_s:
+        raise SettingsError(f"--from {from_time} is later than --to {to_time}")
+    recorded = Captures(captures, from_s=from_s, to_s=to_s)
+    found = _replayed(recorded, captures, settings.profile(), settings)
+    status = tell_timeline(found, form, named=len(captures) > 1)
+    return NO_DATA if status == OK and recorded.unusable else status
 
 
 def _replayed(
-    captures: Sequence[str],
-    profile: Profile,
-    settings: Settings,
-    from_s: float | None,
-    to_s: float | None,
+    recorded: Captures, paths: Sequence[str], profile: Profile, settings: Settings
 ) -> Iterator[list[Diagnosis]]:
     catalogue, limits = Catalogue.of(profile), settings.limits()
-    streams = [TargetStream(capture_name(path), profile, limits, catalogue) for path in captures]
-    for at, entry in _entries(captures, from_s, to_s):
-        yield streams[at].replay(entry)
-
-
-def _entries(
-    captures: Sequence[str], from_s: float | None, to_s: float | None
-) -> Iterator[tuple[int, Entry]]:
-    """Entries of several captures in the order of time, each with its capture's index."""
-    readers = [CaptureReader(path, from_s=from_s, to_s=to_s) for path in captures]
-    if len(readers) == 1:
-        merged: Iterable[tuple[int, Entry]] = ((0, entry) for entry in readers[0])
-    else:
-        numbered = [_numbered(at, entries) for at, entries in enumerate(readers)]
-        merged = heapq.merge(*numbered, key=lambda item: item[1].t_s)
-    yield from merged
-    for entries in readers:
-        if entries.damaged:
-            click.echo(
-                f"kneewatch: {entries.path}: {entries.damaged} damaged entries left out; "
-                f"the first: {entries.first_damage}",
-                err=True,
-            )
-
-
-def _numbered(at: int, entries: Iterable[Entry]) -> Iterator[tuple[int, Entry]]:
-    return ((at, entry) for entry in entries)
-
-
-def _tell(found: Iterable[list[Diagnosis]], form: str) -> int:
-    if form == "json":
-        return _tell_json(found)
-    told = timeline.Timeline(_style())
-    for diagnoses in found:
-        for line in told.lines(diagnoses):
-            click.echo(line)
-    if not told.last:
-        raise CaptureError("no scrape in the time asked for")
-    click.echo(told.close(markdown if form == "markdown" else lambda ds: text(ds, _style())))
-    return _status(told.worst)
-
-
-def _tell_json(found: Iterable[list[Diagnosis]]) -> int:
-    worst, out, told = Severity.OK, sys.stdout.buffer, False
-    for diagnoses in found:
-        for diagnosis in diagnoses:
-            told = True
-            worst = max(worst, diagnosis.severity)
-            out.write(orjson.dumps(document(diagnosis), option=orjson.OPT_APPEND_NEWLINE))
-    out.flush()
-    if not told:
-        raise CaptureError("no scrape in the time asked for")
-    return _status(worst)
-
-
-def _print(diagnoses: Sequence[Diagnosis], form: str) -> int:
-    if not diagnoses:
-        raise CaptureError("no scrape could be judged")
-    if form == "json":
-        for diagnosis in diagnoses:
-            click.echo(orjson.dumps(document(diagnosis)).decode())
-    else:
-        click.echo(markdown(diagnoses) if form == "markdown" else text(diagnoses, _style()))
-    return _status(max(diagnosis.severity for diagnosis in diagnoses))
-
-
-def _status(worst: Severity) -> int:
-    return 1 if worst >= Severity.WARNING else 0
+    streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]
+    return (streams[at].replay(entry) for at, entry in recorded)
 
 
 def demo(settings: Settings, *, form: str) -> int:
     """Replay the shipped recording. Returns the exit status."""
-    recording = files("kneewatch.agent") / "demo" / DEMO
-    window_s = min(settings["window_s"], DEMO_WINDOW_S)
-    profile = settings.profile(window_s=window_s)
-    found = _replayed([str(recording)], profile, settings, None, None)
+    recording = str(files("kneewatch.agent") / "demo" / DEMO)
+    window_s = settings["window_s"]
+    if settings.origin("window_s") == "default":
+        window_s = DEMO_WINDOW_S
+    found = _replayed(
+        Captures([recording]), [recording], settings.profile(window_s=window_s), settings
+    )
     if form == "text":
-        click.echo(
-            "A real vLLM 0.32.0 server on CPU, 160 KV blocks: healthy, nearly full, preempting, "
-            f"queueing, drained.\nScraped every 2 s, judged with a window of {window_s:.0f} s.\n"
+        introduction = (
+            "A recording of a real vLLM 0.32.0 server on CPU with 160 KV blocks: healthy, nearly "
+            "full, preempting, queueing, drained. It was scraped every 2 s and is judged with a "
+            f"window of {window_s:g} s."
         )
-    return _tell(found, form)
-
-
-def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> int:
-    """Write a capture until the time is up or Ctrl-C. Returns the exit status."""
-    pages = failures = 0
-    with (
-        closing(Fetcher(metrics_url(url), settings.fetch())) as fetcher,
-        CaptureWriter(file) as out,
-    ):
-        try:
-            for _ in ticks(settings["interval_s"], for_s):
-                entry = _recorded(fetcher)
-                if entry.error and not pages + failures:
-                    click.echo(f"kneewatch: {entry.error} (recorded; going on)", err=True)
-                out.write(entry)
-                pages, failures = pages + (not entry.error), failures + bool(entry.error)
-        except KeyboardInterrupt:
-            pass
-    click.echo(f"kneewatch: {file}: {pages} pages, {failures} failed scrapes", err=True)
-    return 0 if pages else 2
-
-
-def _recorded(fetcher: Fetcher) -> Entry:
-    from time import time  # the clock belongs to this edge alone
-
-    t_s = round(time(), 3)
-    try:
-        fetched = fetcher.get()
-    except CollectError as error:
-        return Entry(t_s, None, str(error))
-    body = fetched.body.decode("utf-8", "replace")
-    return Entry(t_s, body, "", fetched.status, fetched.content_type)
+        click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
+    return tell_timeline(found, form, named=False)
 
 
 def config(settings: Settings) -> int:
-    """Print effective settings as TOML with their origins. Returns the exit status."""
-    for setting, effective in settings.rows():
-        shown = "(not set)" if effective.value is None else orjson.dumps(effective.value).decode()
-        click.echo(f"{setting.key} = {shown}  # {effective.origin}; {setting.help}")
-    for rule, bounds in settings.thresholds.items():
-        for severity, threshold in bounds.items():
-            click.echo(f"rules.{rule}.{severity} = {threshold}  # file")
-    settings.profile().rules()
-    return 0
+    """Print the effective settings as a TOML file with their origins. Returns the exit status."""
+    settings.profile().rules()  # an unknown rule is an error before anything is printed
+    for line in settings.as_toml():
+        click.echo(line)
+    return OK
 
 
 def completion(cli: click.Command, shell: str) -> int:
@@ -227,23 +191,27 @@ def completion(cli: click.Command, shell: str) -> int:
     if made is None:
         raise SettingsError(f"no completion for {shell}")
     click.echo(made(cli, {}, "kneewatch", "_KNEEWATCH_COMPLETE").source())
-    return 0
+    return OK
 
 
-def _moment(text_: str | None) -> float | None:
-    if text_ is None:
+def _moment(told: str | None) -> float | None:
+    """A time as unix seconds; one without a zone is UTC, as all times that kneewatch prints."""
+    if told is None:
         return None
     try:
-        return float(text_)
+        t_s = float(told)
     except ValueError:
-        pass
+        t_s = _iso_moment(told)
+    if not math.isfinite(t_s):
+        raise SettingsError(f"{told!r} is no time")
+    return t_s
+
+
+def _iso_moment(told: str) -> float:
     try:
-        return datetime.fromisoformat(text_).timestamp()
+        moment = datetime.fromisoformat(told)
     except ValueError as exc:
-        raise SettingsError(f"{text_!r} is neither unix seconds nor an ISO 8601 time") from exc
-
-
-def _style() -> Style:
-    import os
-
-    return Style(colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+        raise SettingsError(
+            f"{told!r} is neither unix seconds nor an ISO 8601 time such as 2026-11-21T00:03:00Z"
+        ) from exc
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,43 +1,53 @@
-"""Settings: defaults < TOML file < environment < flags, each with its origin.
+"""Settings: every one is a row of `SETTINGS`, and has a default, a TOML key, an environment
+variable and a flag.
 
-Every setting is a row of `SETTINGS`; the TOML key is its dotted name, the environment variable
-its name in capitals (`slo.ttft_p99_s` -> KNEEWATCH_SLO_TTFT_P99_S). `rules.<ID>.<severity>` sets
-a threshold.
+The TOML key is its dotted name, the environment variable its name in capitals
+(`slo.ttft_p99_s` -> KNEEWATCH_SLO_TTFT_P99_S). `rules.<ID>.<severity>` in a file sets a threshold.
 """
 
 from __future__ import annotations
 
-import tomllib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from kneewatch.collector.access import FetchSettings
-from kneewatch.collector.base import SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.profile import WINDOW_S, Profile
+from kneewatch.diagnose.profile import Profile
+from kneewatch.rules.model import WINDOW_S
 
 Kind = Literal["seconds", "count", "number", "text", "flag", "pairs"]
 MIB = 1024 * 1024
+HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting; `least` is the smallest value taken (exclusive for seconds)."""
+    """One setting. Seconds, counts and numbers are more than nothing and at most `most`.
+
+    `secret`: its values are never shown.
+    """
 
     key: str
     kind: Kind
     default: Any
     help: str
-    least: float = 0.0
+    flag: str = ""
+    most: float = float("inf")
+    secret: bool = False
 
     @property
     def env(self) -> str:
         """The environment variable."""
         return "KNEEWATCH_" + self.key.upper().replace(".", "_")
+
+    @property
+    def option(self) -> str:
+        """The flag: the key with dashes, without the unit's `_s`, where no other is stated."""
+        plain = self.key.removesuffix("_s") if self.kind == "seconds" else self.key
+        return "--" + (self.flag or plain.replace(".", "-").replace("_", "-"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,54 +63,110 @@ SETTINGS: tuple[Setting, ...] = (
         "window_s", "seconds", WINDOW_S, "short window; rules' durations are stretched with it"
     ),
     Setting("interval_s", "seconds", 2.0, "time between scrapes of diagnose and record"),
-    Setting("watch_s", "seconds", 30.0, "how long diagnose watches"),
+    Setting("watch_s", "seconds", 30.0, "how long diagnose watches", "for"),
     Setting(
-        "slo.ttft_p99_s", "seconds", None, "TTFT P99 target; unset: a target's own quiet times"
+        "slo.ttft_p99_s",
+        "seconds",
+        None,
+        "TTFT P99 target; unset: a target's own quiet times",
+        "slo-ttft",
     ),
-    Setting("slo.itl_p99_s", "seconds", None, "ITL P99 target; unset: a target's own quiet times"),
-    Setting("gpus", "count", None, "GPUs of one engine, for tokens per GPU-hour", 1),
+    Setting(
+        "slo.itl_p99_s",
+        "seconds",
+        None,
+        "ITL P99 target; unset: a target's own quiet times",
+        "slo-itl",
+    ),
+    Setting("gpus", "count", None, "GPUs of one engine, for tokens per GPU-hour"),
     Setting("gpu.peak_flop_per_s", "number", None, "one GPU's peak, for MFU"),
     Setting("gpu.peak_bytes_per_s", "number", None, "one GPU's memory bandwidth, for MBU"),
     Setting("benchmark.ttft_p99_s", "seconds", None, "TTFT P99 the size was computed from"),
-    Setting("benchmark.gpu_ratio", "number", None, "GPU activity in that benchmark, 0 to 1"),
+    Setting(
+        "benchmark.gpu_ratio", "number", None, "GPU activity in that benchmark, 0 to 1", most=1.0
+    ),
     Setting("fetch.connect_timeout_s", "seconds", 3.0, "to connect"),
     Setting("fetch.read_timeout_s", "seconds", 10.0, "for the whole read"),
     Setting("fetch.gzip", "flag", False, "ask for compressed pages (costs CPU, saves network)"),
-    Setting("fetch.bearer_token_file", "text", None, "file with a bearer token"),
-    Setting("fetch.bearer_token_env", "text", None, "environment variable with a bearer token"),
-    Setting("fetch.headers", "pairs", None, "extra request headers"),
-    Setting("fetch.header_files", "pairs", None, "request headers whose values are in files"),
     Setting(
-        "fetch.header_envs", "pairs", None, "request headers whose values are in the environment"
+        "fetch.bearer_token_file", "text", None, "file with a bearer token", "bearer-token-file"
     ),
-    Setting("fetch.ca_file", "text", None, "certificate authorities to trust"),
-    Setting("fetch.client_cert_file", "text", None, "client certificate"),
-    Setting("fetch.client_key_file", "text", None, "its key"),
-    Setting("fetch.insecure_skip_verify", "flag", False, "do not verify certificates"),
-    Setting("limits.body_bytes", "count", 64 * MIB, "largest page, also after decompression", 1),
-    Setting("limits.series", "count", 200_000, "most series on a page", 1),
-    Setting("limits.label_bytes", "count", 16 * 1024, "longest label value", 1),
+    Setting(
+        "fetch.bearer_token_env",
+        "text",
+        None,
+        "environment variable with a bearer token",
+        "bearer-token-env",
+    ),
+    Setting("fetch.headers", "pairs", None, "extra request headers", "header", secret=True),
+    Setting(
+        "fetch.header_files",
+        "pairs",
+        None,
+        "request headers whose values are in files",
+        "header-file",
+    ),
+    Setting(
+        "fetch.header_envs",
+        "pairs",
+        None,
+        "request headers whose values are in the environment",
+        "header-env",
+    ),
+    Setting("fetch.ca_file", "text", None, "certificate authorities to trust", "ca-file"),
+    Setting("fetch.client_cert_file", "text", None, "client certificate", "client-cert"),
+    Setting("fetch.client_key_file", "text", None, "its key", "client-key"),
+    Setting("fetch.insecure_skip_verify", "flag", False, "do not verify certificates", "insecure"),
+    Setting("limits.body_bytes", "count", 64 * MIB, "largest page, also after decompression"),
+    Setting("limits.series", "count", 200_000, "most series on a page"),
+    Setting("limits.label_bytes", "count", 16 * 1024, "longest label value"),
 )
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}
-RULES_PREFIX = "rules."
 
 
 class Settings:
-    """Effective settings: read with `settings["slo.ttft_p99_s"]`."""
+    """Effective settings: read with `settings["slo.ttft_p99_s"]`.
+
+    `thresholds` are the user's bounds by rule id and severity word, `thresholds_origin` the file
+    they came from.
+    """
 
     def __init__(
-        self, values: Mapping[str, Effective], thresholds: Mapping[str, Mapping[str, float]]
+        self,
+        values: Mapping[str, Effective],
+        thresholds: Mapping[str, Mapping[str, float]],
+        thresholds_origin: str = "settings",
     ) -> None:
         self._values = dict(values)
-        self.thresholds = thresholds
+        self.thresholds, self.thresholds_origin = thresholds, thresholds_origin
 
     def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - a setting has its own kind
         return self._values[key].value
 
+    def origin(self, key: str) -> str:
+        """Where a setting's value came from, in words; `default` for nowhere."""
+        return self._values[key].origin
+
     def rows(self) -> list[tuple[Setting, Effective]]:
         """Every setting with its value and origin, in the table's order."""
         return [(setting, self._values[setting.key]) for setting in SETTINGS]
+
+    def as_toml(self) -> list[str]:
+        """Lines of a TOML file that says the same; what is not set is a comment."""
+        lines = [
+            f"# {setting.key} is not set; {setting.help}"
+            if effective.value is None
+            else f"{setting.key} = {_toml(setting, effective.value)}"
+            f"  # {effective.origin}; {setting.help}"
+            for setting, effective in self.rows()
+        ]
+        lines += [
+            f"rules.{json.dumps(rule)}.{severity} = {threshold}  # {self.thresholds_origin}"
+            for rule, bounds in self.thresholds.items()
+            for severity, threshold in bounds.items()
+        ]
+        return lines
 
     def profile(self, *, window_s: float | None = None) -> Profile:
         """The profile for the diagnosis; `window_s` in place of the setting."""
@@ -113,6 +179,7 @@ class Settings:
             benchmark_ttft_p99_s=self["benchmark.ttft_p99_s"],
             benchmark_gpu_ratio=self["benchmark.gpu_ratio"],
             thresholds=self.thresholds,
+            thresholds_origin=self.thresholds_origin,
         )
 
     def fetch(self) -> FetchSettings:
@@ -133,129 +200,11 @@ class Settings:
         )
 
 
-def load(
-    *,
-    file: Path | None,
-    environ: Mapping[str, str],
-    flags: Mapping[str, Any],
-) -> Settings:
-    """Effective settings. `flags` maps setting keys to values; None means not given.
-
-    Raises:
-        SettingsError: unknown key, value of the wrong kind, file unreadable; the message names
-        both.
-    """
-    values = {setting.key: Effective(setting.default, "default") for setting in SETTINGS}
-    thresholds: dict[str, dict[str, float]] = {}
-    for key, value in (_from_file(file) if file else {}).items():
-        origin = f"file {file}"
-        if key.startswith(RULES_PREFIX):
-            _threshold(thresholds, key, value, origin)
-        else:
-            values[key] = Effective(_checked(_known(key, origin), value, origin), origin)
-    for setting in SETTINGS:
-        if setting.env in environ and setting.kind != "pairs":
-            origin = f"environment {setting.env}"
-            parsed = _parsed(setting, environ[setting.env], origin)
-            values[setting.key] = Effective(_checked(setting, parsed, origin), origin)
-    for key, value in flags.items():
-        if value is not None:
-            values[key] = Effective(_checked(BY_KEY[key], value, "flag"), "flag")
-    return Settings(values, thresholds)
-
-
-def _from_file(file: Path) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise SettingsError(f"settings file {file}: {exc}") from exc
-    return _flattened(document, "")
-
-
-def _flattened(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        name = prefix + key
-        pairs = name in BY_KEY and BY_KEY[name].kind == "pairs"
-        if isinstance(value, dict) and not pairs:
-            flat |= _flattened(cast("dict[str, Any]", value), name + ".")
-        else:
-            flat[name] = value
-    return flat
-
-
-def _known(key: str, origin: str) -> Setting:
-    setting = BY_KEY.get(key)
-    if setting is None:
-        near = get_close_matches(key, BY_KEY, n=1, cutoff=0.0)
-        raise SettingsError(f"{origin}: no setting {key!r}; the nearest is {near[0]!r}")
-    return setting
-
-
-def _threshold(
-    thresholds: dict[str, dict[str, float]], key: str, value: object, origin: str
-) -> None:
-    parts = key.removeprefix(RULES_PREFIX).split(".")
-    if len(parts) != 2 or isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingsError(f"{origin}: {key} must be rules.<ID>.<severity> = number")
-    thresholds.setdefault(parts[0], {})[parts[1]] = float(value)
-
-
-def _parsed(setting: Setting, text: str, origin: str) -> object:
-    if setting.kind in ("seconds", "number"):
-        try:
-            return float(text)
-        except ValueError as exc:
-            raise SettingsError(f"{origin}: {text!r} is not a number") from exc
-    if setting.kind == "count":
-        try:
-            return int(text)
-        except ValueError as exc:
-            raise SettingsError(f"{origin}: {text!r} is not a whole number") from exc
-    if setting.kind == "flag":
-        words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-        if text.lower() not in words:
-            raise SettingsError(f"{origin}: {text!r} is neither true nor false")
-        return words[text.lower()]
-    return text
-
-
-def _checked(setting: Setting, value: object, origin: str) -> object:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = {
-        "seconds": number,
-        "number": number,
-        "count": isinstance(value, int) and not isinstance(value, bool),
-        "text": isinstance(value, str),
-        "flag": isinstance(value, bool),
-        "pairs": _is_pairs(value),
-    }[setting.kind]
-    if not fits:
-        raise SettingsError(
-            f"{origin}: {setting.key} must be {_WANTED[setting.kind]}, not {value!r}"
-        )
-    if number:
-        amount = float(cast("float", value))
-        if not setting.least <= amount < float("inf") or (
-            setting.kind == "seconds" and amount <= 0
-        ):
-            raise SettingsError(f"{origin}: {setting.key} = {value} is out of range")
-        return value if setting.kind == "count" else amount
-    return value
-
-
-def _is_pairs(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    pairs = cast("dict[object, object]", value)
-    return all(isinstance(part, str) for pair in pairs.items() for part in pair)
-
-
-_WANTED = {
-    "seconds": "a number of seconds",
-    "number": "a number",
-    "count": "a whole number",
-    "text": "text",
-    "flag": "true or false",
-    "pairs": "a table of texts",
-}
+def _toml(setting: Setting, value: object) -> str:
+    # JSON's numbers, texts and truths are TOML's as well; its escapes too.
+    if setting.kind != "pairs":
+        return json.dumps(value, ensure_ascii=False)
+    pairs = cast("Mapping[str, str]", value)
+    shown = {name: HIDDEN if setting.secret else told for name, told in pairs.items()}
+    inner = ", ".join(f"{json.dumps(name)} = {json.dumps(told)}" for name, told in shown.items())
+    return f"{{ {inner} }}"

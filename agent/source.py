@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from kneewatch.collector.access import FetchSettings
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.entries import Entry
 from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.fetch import Fetcher
 from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.gpus import NO_GPUS, GpuMonitor
 from kneewatch.diagnose.monitor import Catalogue, TargetMonitor
 from kneewatch.diagnose.profile import Profile
 
@@ -24,6 +27,7 @@ class TargetStream:
         self, name: str, profile: Profile, limits: Limits, catalogue: Catalogue | None = None
     ) -> None:
         self.monitor = TargetMonitor(name, profile, catalogue)
+        self.gpus: GpuMonitor | None = None
         self._parser = PageParser(limits)
 
     def take(
@@ -38,7 +42,7 @@ class TargetStream:
             page = self._parser.parse(body, content_type=content_type)
         except CollectError as error:
             return self.monitor.failed(t_s, error)
-        return self.monitor.page(t_s, page)
+        return self.monitor.page(t_s, page, self.gpus.reading(t_s) if self.gpus else NO_GPUS)
 
     def replay(self, entry: Entry) -> list[Diagnosis]:
         """The diagnoses after a recorded scrape."""
@@ -57,20 +61,44 @@ class TargetStream:
         return self.take(t_s, fetched.body, fetched.content_type)
 
 
+class GpuStream:
+    """A DCGM exporter page beside a target."""
+
+    def __init__(self, url: str, settings: FetchSettings, limits: Limits, window_s: float) -> None:
+        self.monitor = GpuMonitor(window_s=window_s)
+        self._fetcher = Fetcher(url, settings)
+        self._parser = PageParser(limits)
+
+    def scrape(self) -> None:
+        """One GET; what goes wrong is said with the target's diagnosis, it stops nothing."""
+        t_s = time.time()
+        try:
+            fetched = self._fetcher.get()
+            page = self._parser.parse(fetched.body, content_type=fetched.content_type)
+            self.monitor.page(t_s, page)
+        except CollectError as error:
+            self.monitor.failed(str(error))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._fetcher.close()
+
+
 def capture_name(path: str | Path) -> str:
     """A target's name from a capture's file name: `cascade.r0.jsonl.gz` is `cascade.r0`."""
     return Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
 
 
-def ticks(interval_s: float, for_s: float | None) -> Iterator[float]:
+def ticks(interval_s: float, for_s: float | None, *, least: int = 1) -> Iterator[float]:
     """Yields at once and then each interval until `for_s` has passed: seconds since the start.
 
     A tick that took longer than the interval is followed at once; lost ticks are not made up for.
+    There are at least `least` of them, however long they take.
     """
     start_s = due_s = time.monotonic()
-    while True:
+    for ticked in itertools.count(1):
         yield time.monotonic() - start_s
         due_s = max(due_s + interval_s, time.monotonic())
-        if for_s is not None and due_s - start_s > for_s + 0.01:
+        if for_s is not None and due_s - start_s > for_s + 0.01 and ticked >= least:
             return
         time.sleep(max(0.0, due_s - time.monotonic()))

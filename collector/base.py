@@ -17,8 +17,9 @@ class KneewatchError(Exception):
 class CollectError(KneewatchError):
     """A source could not be read.
 
-    `kind` is a stable word for counting (refused, dns, tls, timeout, auth, not_found, redirect,
-    http_status, not_metrics, no_vllm, truncated, too_large, exposition); `hint` is what to try.
+    `kind` is a stable word for counting (url, refused, dns, tls, timeout, auth, not_found,
+    redirect, http_status, not_metrics, no_vllm, truncated, too_large, exposition, recorded);
+    `hint` is what to try.
     """
 
     def __init__(self, message: str, *, kind: str, hint: str = "") -> None:

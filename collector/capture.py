@@ -20,7 +20,7 @@ __all__ = ["CaptureReader", "CaptureWriter", "Entry", "follow", "is_capture"]
 
 READ_BYTES = 128 * 1024
 COMPRESSION_LEVEL = 6
-HOPELESS_LINES = 1_000
+HOPELESS_LINES = 100_000
 """After so many lines without a usable one, the file is no capture."""
 
 TIME_FIRST = re.compile(rb'\s*\{\s*"t"\s*:\s*([0-9]{1,12}(?:\.[0-9]{1,20})?)\s*[,}]')
@@ -106,6 +106,8 @@ class CaptureReader:
             self._damage(f"after line {self._lines}: {item.text}")
             return None
         self._lines += 1
+        if not item or item.isspace():
+            return None
         head = TIME_FIRST.match(item)
         if head is not None and not self._wanted(float(head[1])):
             return None  # before the cost of decoding the page
@@ -113,7 +115,7 @@ class CaptureReader:
         if isinstance(entry, str):
             self._damage(f"line {self._lines}: {entry}")
             return None
-        if head is None and not self._wanted(entry.t_s):
+        if not self._wanted(entry.t_s):
             return None
         return entry
 

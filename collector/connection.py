@@ -113,10 +113,12 @@ def connect(address: Address, *, timeout_s: float, tls: ssl.SSLContext | None) -
 def _connect_tcp(
     address: Address, infos: Sequence[AddressInfo], deadline_s: float
 ) -> socket.socket:
-    problem = OSError("the name has no address")
+    problem: OSError = TimeoutError("no time left")
     for tried, (family, kind, protocol, _name, where) in enumerate(infos):
         # An address that does not answer must leave time for those after it.
         share_s = (deadline_s - time.monotonic()) / (len(infos) - tried)
+        if share_s <= 0:
+            break
         sock = None
         try:
             sock = socket.socket(family, kind, protocol)

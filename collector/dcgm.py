@@ -130,7 +130,7 @@ def resolve_gpus(layout: Layout) -> GpuBinding:
     found = [
         (position, series, table.names[series.name])
         for position, series in enumerate(layout.series)
-        if series.name in table.names and position not in layout.repeated
+        if series.name in table.names
     ]
     gpus = tuple(sorted(_gpus(found), key=lambda gpu: _order(gpu.key)))
     present = {name for gpu in gpus for name in gpu.fields}
@@ -147,34 +147,37 @@ _Found = tuple[int, Series, FieldName]
 
 
 def _gpus(found: Sequence[_Found]) -> Iterable[GpuFields]:
-    uuids = _uuids(series for _, series, _ in found)
-    # A Prometheus that puts its own pod labels on has moved the workload's to exported_*.
-    moved = any(label == "exported_pod" for _, series, _ in found for label, _ in series.labels)
-    groups: dict[tuple[str, str], list[_Found]] = {}
+    # Most fields of a GPU carry the same labels: they are read once.
+    by_labels: dict[Labels, list[_Found]] = {}
     for one in found:
-        labels = dict(one[1].labels)
+        by_labels.setdefault(one[1].labels, []).append(one)
+    rows = [(dict(labels), same) for labels, same in by_labels.items()]
+    uuids = _uuids(labels for labels, _ in rows)
+    # A Prometheus that puts its own pod labels on has moved the workload's to exported_*.
+    exported = "exported_" if any("exported_pod" in labels for labels, _ in rows) else ""
+    groups: dict[tuple[str, str], list[tuple[Mapping[str, str], list[_Found]]]] = {}
+    for row in rows:
+        labels, _ = row
         at = (_first(labels, _HOST), _first(labels, _INDEX))
         gpu = _first(labels, _UUID) or uuids.get(at) or (at[1] and "/".join(at))
         if gpu:  # the rest are NVSwitches, their links, and CPUs
-            groups.setdefault((gpu, _first(labels, _MIG)), []).append(one)
+            groups.setdefault((gpu, _first(labels, _MIG)), []).append(row)
     for group in groups.values():
-        yield _gpu(group, exported="exported_" if moved else "")
+        same = sorted((one for _, ones in group for one in ones), key=lambda one: one[0])
+        yield _gpu([labels for labels, _ in group], same, exported)
 
 
-def _uuids(all_series: Iterable[Series]) -> dict[tuple[str, str], str]:
+def _uuids(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], str]:
     """The UUID of each host's GPU by index, for series that have the index only."""
     uuids: dict[tuple[str, str], str] = {}
-    for series in all_series:
-        labels = dict(series.labels)
+    for labels in rows:
         uuid, index = _first(labels, _UUID), _first(labels, _INDEX)
         if uuid and index:
             uuids.setdefault((_first(labels, _HOST), index), uuid)
     return uuids
 
 
-def _gpu(group: Sequence[_Found], *, exported: str) -> GpuFields:
-    rows = [dict(series.labels) for _, series, _ in group]
-
+def _gpu(rows: Sequence[Mapping[str, str]], found: Sequence[_Found], exported: str) -> GpuFields:
     def said(names: Sequence[str]) -> str:
         return next(filter(None, (_first(labels, names) for labels in rows)), "")
 
@@ -184,7 +187,7 @@ def _gpu(group: Sequence[_Found], *, exported: str) -> GpuFields:
     }
     return GpuFields(
         key=GpuKey(said(_UUID), said(_INDEX), said(_MODEL), said(_HOST), said(_MIG)),
-        fields=_fields(group),
+        fields=_fields(found),
         workloads=tuple(sorted((w for w in workloads if w.pod), key=_workload_order)),
         mig_profile=said(_PROFILE),
         driver_version=said(_DRIVER),
@@ -200,7 +203,8 @@ def _fields(group: Sequence[_Found]) -> dict[str, tuple[GpuSlot, ...]]:
         field = name.field
         if name.rank == best[field.name]:
             own = tuple(pair for pair in series.labels if pair[0] in field.labels)
-            # A GPU that pods share stands on the page once a pod: the value is the same.
+            # A GPU that pods share stands on the page once a pod with the same value; of a
+            # repeated line the first counts.
             slot = GpuSlot(position, own, name.scale, field.wide)
             slots.setdefault(field.name, {}).setdefault(own, slot)
     return {field: tuple(by_labels.values()) for field, by_labels in slots.items()}

@@ -101,18 +101,16 @@ def split_lines(pieces: Iterable[bytes | Damage]) -> Iterator[bytes | Damage]:
             parts = []  # and nothing is kept until the line has its end
         if not end:
             continue
-        yield from _line(parts, held_bytes)
+        yield _line(parts, held_bytes)
         *lines, last = rest.split(b"\n")
         for line in lines:
-            yield from _line([line], len(line))
+            yield _line([line], len(line))
         parts, held_bytes = [last], len(last)
-    yield from _line(parts, held_bytes)
+    if held_bytes:
+        yield _line(parts, held_bytes)
 
 
-def _line(parts: list[bytes], size_bytes: int) -> Iterator[bytes | Damage]:
+def _line(parts: list[bytes], size_bytes: int) -> bytes | Damage:
     if size_bytes > LINE_MAX_BYTES:
-        yield Damage(f"a line of {size_bytes} bytes is too long")
-    else:
-        line = b"".join(parts)
-        if line and not line.isspace():
-            yield line
+        return Damage(f"a line of {size_bytes} bytes is too long")
+    return b"".join(parts)

@@ -69,7 +69,7 @@ class Fetcher:
             response = self._follow()
             body = self._body(response)
             content_type = response.headers.get("content-type", "")
-            self._check(body, content_type)
+            self._check(response, body, content_type)
             whole = True
         except (http.client.HTTPException, OSError, ValueError) as exc:
             # http.client lets the ValueErrors of its number parsing through.
@@ -173,9 +173,6 @@ class Fetcher:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             body = self._unpacked(body, encoding)
-        if response.length is None and not response.chunked and body and body[-1:] != b"\n":
-            # The end of the connection is the end of the page: only its last line can tell.
-            raise failures.truncated(self._address, "its last line has no end")
         return body
 
     def _unpacked(self, packed: bytes, encoding: str) -> bytes:
@@ -197,7 +194,10 @@ class Fetcher:
             raise failures.truncated(self._address, "its compressed form is incomplete")
         return body
 
-    def _check(self, body: bytes, content_type: str) -> None:
+    def _check(self, response: http.client.HTTPResponse, body: bytes, content_type: str) -> None:
+        if response.length is None and not response.chunked and not body.endswith(b"\n"):
+            # The end of the connection is the end of the page: only its last line can tell.
+            raise failures.truncated(self._address, "its last line has no end")
         if not body.strip():
             raise failures.not_metrics(self._address, "the page is empty")
         if content_type.lower().startswith(HTML_TYPES) or body[:256].lstrip()[:1] == b"<":

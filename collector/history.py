@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, lt
+from typing import cast
 
 from kneewatch.collector.names import EngineBinding
 from kneewatch.collector.samples import Page
@@ -20,6 +21,7 @@ CLOCK_STEP_BACK_S = 1.0
 compared."""
 
 Labels = tuple[tuple[str, str], ...]
+ReadBuckets = Callable[[tuple[float, ...]], tuple[float, ...]]
 Where = tuple[tuple[str, str], ...]
 """Label values that a series must carry; empty for all series of a metric."""
 
@@ -34,6 +36,11 @@ class Column:
     """"" for a gauge or counter; "sum", "count", or a bucket's upper bound for a histogram."""
 
 
+def carries(column: Column, where: Where) -> bool:
+    """Whether a series carries all the labels asked for."""
+    return not where or all(pair in column.labels for pair in where)
+
+
 @dataclass(slots=True)
 class Frame:
     """One scrape. Shapes: `counters` and `offsets` (counter columns,), `gauges` (gauge columns,).
@@ -46,6 +53,19 @@ class Frame:
     counters: tuple[float, ...]
     gauges: tuple[float, ...]
     offsets: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketColumns:
+    """A histogram's bounds, ascending, and the counter columns of each, one for each label set.
+
+    With one label set `single` are its columns and `read` takes them all from a scrape at once.
+    """
+
+    bounds: tuple[float, ...]
+    columns: tuple[tuple[int, ...], ...]
+    single: tuple[int, ...]
+    read: ReadBuckets | None
 
 
 class Table:
@@ -104,11 +124,13 @@ class History:
         self.restarts = 0
         self.out_of_order = 0
         self.clock_steps = 0
-        self.absent_until: dict[int, float] = {}
-        """Counter column -> time of the newest scrape that lacked it."""
-        self._bucket_index: dict[str, tuple[tuple[float, ...], tuple[tuple[int, ...], ...]]] = {}
+        self._uneven_until: dict[int, float] = {}
+        self._uneven_newest_s = -math.inf
+        """Counter column -> time of the newest scrape that lacked it or stood before its reset."""
+        self._bucket_columns: dict[str, BucketColumns] = {}
+        self._selected: dict[tuple[str, Where, str | None], tuple[int, ...]] = {}
         self._binding: EngineBinding | None = None
-        self._started: float = NAN
+        self._started: frozenset[float] = frozenset()
         self._start_at: tuple[int, ...] = ()
         self._start_is_created = False
 
@@ -116,8 +138,8 @@ class History:
         self, t_s: float, page: Page, binding: EngineBinding, process_start: int | None
     ) -> Restart | None:
         """Take one scrape. Returns a restart that it shows; drops a scrape that is not newer."""
-        if self.times and t_s <= self.times[-1]:
-            if t_s > self.times[-1] - CLOCK_STEP_BACK_S or not math.isfinite(t_s):
+        if self.times and not t_s > self.times[-1]:
+            if not math.isfinite(t_s) or t_s > self.times[-1] - CLOCK_STEP_BACK_S:
                 self.out_of_order += 1
                 return None
             self.clock_steps += 1
@@ -134,27 +156,62 @@ class History:
         self.frames.append(frame)
         self.times.append(t_s)
         for index in self.counters.absent:
-            self.absent_until[index] = t_s
+            self._mark_uneven(index, t_s)
         self._trim(t_s)
         return restart
 
-    def buckets_of(self, metric: str) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...]]:
-        """A histogram's bucket bounds, ascending, and the counter columns of each; empty
-        without."""
-        known = self._bucket_index.get(metric)
+    def counter_columns(self, metric: str, where: Where = (), part: str = "") -> tuple[int, ...]:
+        """Counter columns of a metric (or of a histogram's part) with the labels of `where`."""
+        key = (metric, where, part)
+        known = self._selected.get(key)
+        if known is None:
+            known = tuple(
+                at
+                for column, at in self.counters.by_metric.get(metric, ())
+                if column.part == part and carries(column, where)
+            )
+            self._selected[key] = known
+        return known
+
+    def gauge_columns(self, metric: str, where: Where = ()) -> tuple[int, ...]:
+        """Gauge columns of a metric that carry the labels of `where`."""
+        key = (metric, where, None)
+        known = self._selected.get(key)
+        if known is None:
+            known = tuple(
+                at for column, at in self.gauges.by_metric.get(metric, ()) if carries(column, where)
+            )
+            self._selected[key] = known
+        return known
+
+    def buckets_of(self, metric: str) -> BucketColumns:
+        """A histogram's buckets and where they stand."""
+        known = self._bucket_columns.get(metric)
         if known is None:
             by_bound: dict[float, list[int]] = {}
             for column, at in self.counters.by_metric.get(metric, ()):
                 if column.part not in ("", "sum", "count"):
                     by_bound.setdefault(float(column.part), []).append(at)
             bounds = tuple(sorted(by_bound))
-            known = (bounds, tuple(tuple(by_bound[bound]) for bound in bounds))
-            self._bucket_index[metric] = known
+            columns = tuple(tuple(by_bound[bound]) for bound in bounds)
+            plain = len(bounds) > 1 and all(len(group) == 1 for group in columns)
+            single = tuple(group[0] for group in columns) if plain else ()
+            read = cast("ReadBuckets", itemgetter(*single)) if single else None
+            known = BucketColumns(bounds, columns, single, read)
+            self._bucket_columns[metric] = known
         return known
 
     def has(self, metric: str) -> bool:
         """Whether any series of the metric has been seen from this process."""
         return metric in self.counters.by_metric or metric in self.gauges.by_metric
+
+    def shows(self, metric: str) -> bool:
+        """Whether the newest page has the metric."""
+        binding = self._binding
+        return binding is not None and any(
+            metric in kind
+            for kind in (binding.counters, binding.gauges, binding.histograms, binding.infos)
+        )
 
     @property
     def first_s(self) -> float:
@@ -175,24 +232,26 @@ class History:
                 frame.offsets += (0.0,) * new_counters
             if self.times:
                 for index in range(len(self.counters) - new_counters, len(self.counters)):
-                    self.absent_until[index] = self.times[-1]
+                    self._mark_uneven(index, self.times[-1])
         self._binding = binding
         start_at = (process_start,) if process_start is not None else binding.created
         if (process_start is None) != self._start_is_created:
-            self._started, self._start_is_created = NAN, process_start is None
+            self._started, self._start_is_created = frozenset(), process_start is None
         self._start_at = start_at
         self.info = {metric: dict(rows[0][0]) for metric, rows in _info(binding).items() if rows}
-        self._bucket_index.clear()
+        self._bucket_columns.clear()
+        self._selected.clear()
         self.generation += 1
 
     def _restart(self, frame: Frame, values: list[float]) -> Restart | None:
-        # Families that appear later were created later: the oldest tells when the process began.
-        started = min((values[at] for at in self._start_at), default=NAN)
+        # Series come and go with their `_created`; a new process leaves none of the old times.
+        started = frozenset(value for at in self._start_at if (value := values[at]) == value)
         before, self._started = self._started, started
         if not self.frames:
             return None
-        if started == started and before == before:
-            return Restart(frame.t_s, "process start time changed") if started != before else None
+        if started and before:
+            same = not started.isdisjoint(before)
+            return None if same else Restart(frame.t_s, "the process has a new start time")
         last = self.frames[-1].counters
         live = sum(1 for value in last if value > 0)
         fallen = sum(map(lt, frame.counters, last))
@@ -207,17 +266,28 @@ class History:
         last = self.frames[-1]
         frame.offsets = last.offsets
         if any(map(lt, frame.counters, last.counters)):
-            frame.offsets = tuple(
-                offset + was if now < was else offset
-                for offset, was, now in zip(
-                    last.offsets, last.counters, frame.counters, strict=True
-                )
-            )
+            offsets = list(last.offsets)
+            for at, (was, now) in enumerate(zip(last.counters, frame.counters, strict=True)):
+                if now < was:
+                    offsets[at] += was
+                    self._mark_uneven(at, last.t_s)
+            frame.offsets = tuple(offsets)
+
+    def _mark_uneven(self, column: int, t_s: float) -> None:
+        self._uneven_until[column] = t_s
+        self._uneven_newest_s = max(self._uneven_newest_s, t_s)
+
+    def uneven_since(self, t_s: float) -> frozenset[int]:
+        """Counter columns that some scrape from `t_s` on lacks, or that were reset after it."""
+        if self._uneven_newest_s < t_s:
+            return frozenset()
+        return frozenset(at for at, until_s in self._uneven_until.items() if until_s >= t_s)
 
     def _forget(self) -> None:
         self.frames.clear()
         self.times.clear()
-        self.absent_until.clear()
+        self._uneven_until.clear()
+        self._uneven_newest_s = -math.inf
 
     def _trim(self, t_s: float) -> None:
         # In batches: deleting from a list's front moves everything behind it.

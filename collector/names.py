@@ -130,15 +130,13 @@ def resolve(layout: Layout) -> Binding:
     for position in page.server:
         series = layout.series[position]
         server.setdefault(series.name, []).append(Slot(position, series.labels))
-    # Ray shows a metric once it has a value other than 0: absence says nothing of the version.
-    lazy = prefix.startswith("ray")
-    page_fit = fit({f.sample.spelling for f in page.found}, complete=not lazy)
+    page_fit = fit({f.sample.spelling for f in page.found})
     return Binding(
         prefix=prefix,
         engines=tuple(bound),
         server={name: tuple(slots) for name, slots in server.items()},
         process_start=page.process_start,
-        missing=(*_absent(page, page_fit, lazy=lazy), *_absent_from_some(bound, missing), *missing),
+        missing=(*_absent(page, page_fit), *_absent_from_some(bound, missing), *missing),
         unknown_names=page.unknown,
         version_range=page_fit.versions,
     )
@@ -209,9 +207,10 @@ def _own_labels(found: Found, drop: frozenset[str]) -> Labels:
     return tuple(pair for pair in found.labels if pair[0] not in drop or pair[0] in own)
 
 
-def _absent(page: PageNames, page_fit: PageFit, *, lazy: bool) -> Iterable[Missing]:
+def _absent(page: PageNames, page_fit: PageFit) -> Iterable[Missing]:
     """The metrics that are not on the page at all, core ones first."""
     present = {f.sample.metric.name for f in page.found if f.sample.part != "created"}
+    lazy = page.prefix.startswith("ray")  # Ray shows a counter once it is not 0
     absent = [
         Missing(metric.name, why_missing(metric, page_fit, lazy=lazy), metric.core)
         for metric in metric_table().metrics.values()

@@ -32,14 +32,14 @@ class PageFit:
     engine: str = ""
 
 
-def fit(spelled: Collection[str], *, complete: bool = True) -> PageFit:
+def fit(spelled: Collection[str]) -> PageFit:
     """The versions, from the first to the last, that these names fit.
 
-    Absent names count as well where the page is `complete`, unless that leaves no version: then
-    the scraper dropped some, or the version lies between two that the table knows.
+    Absent names count as well, unless that leaves no version: then the scraper dropped some, Ray
+    holds some back while they are 0, or the version lies between two that the table knows.
     """
     names = frozenset(spelled)
-    eras = [e for e in _eras() if e.expected <= names <= e.possible] if complete else []
+    eras = [e for e in _eras() if e.expected <= names <= e.possible]
     if eras:
         first, last = min(e.version for e in eras), max(e.version for e in eras)
         engines = {e.engine for e in eras}

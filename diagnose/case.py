@@ -111,12 +111,22 @@ class Case:
     against: list[Evidence] = field(default_factory=list[Evidence])
 
     def weigh(
-        self, signal: str, value: float | None, threshold: float | None, weight: float, text: str
+        self,
+        signal: str,
+        value: float | None,
+        threshold: float | None,
+        weight: float,
+        text: str,
+        *,
+        below: bool = False,
     ) -> None:
-        """Add evidence: for the cause with a positive weight, against it with a negative one."""
+        """Add evidence: for the cause with a positive weight, against it with a negative one.
+
+        `below`: a value says the more the further it lies below its threshold, not above.
+        """
         if value is None:
             return
-        self.log_odds += weight * strength(value, threshold)
+        self.log_odds += weight * strength(value, threshold, below=below)
         side = self.evidence if weight >= 0 else self.against
         side.append(Evidence(signal, value, threshold, text))
 
@@ -138,10 +148,13 @@ class Case:
         )
 
 
-def strength(value: float, threshold: float | None) -> float:
-    """How much a value beyond its threshold says, 0.5 at the threshold to 1 at twice it (or half
-    it)."""
-    if threshold is None or threshold <= 0 or value <= 0:
+def strength(value: float, threshold: float | None, *, below: bool = False) -> float:
+    """How much a value says: 0.5 at its threshold, 1 at twice it (or, with `below`, at half it).
+
+    A value short of its threshold says less than 0.5, down to nothing.
+    """
+    if threshold is None or threshold <= 0:
         return 1.0
-    far = max(value / threshold, threshold / value)
-    return min(1.0, 0.5 * far)
+    if below:
+        return 1.0 if value <= threshold / 2 else 0.5 * threshold / value
+    return min(1.0, max(0.0, 0.5 * value / threshold))

@@ -16,6 +16,8 @@ NO_TARGET = "no TTFT target is set"
 QUEUED_SHARE_OF_RUNNING = 0.1
 QUEUED_MIN = 2.0
 PROGRESS = ("generation_tokens", "prompt_tokens", "request_success")
+"""What moves while an engine works; where the first is not known, nothing is."""
+
 RECENT_REQUESTS_MIN = 4.0
 RECENT_SHARE = 0.25
 RECENT_SCRAPES = 2.2
@@ -24,6 +26,7 @@ HELP: dict[str, str] = {
     **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
     "kv_transfer_drift_ratio": "kv_transfer_mean_s over its quiet baseline",
     "finished_length_drift_points": "finished_length_ratio less its quiet baseline",
+    "cascade_stage": "number of the KV memory-pressure cascade's stage, 0 to 4",
     "prompt_tail_ratio": "longest prompts (P99) over the P95",
     "prompt_p99_kv_share_ratio": "P99 prompt length over the KV cache's capacity",
     "queue_wait_estimate_ratio": "the queue's wait by Little's law over the TTFT target",
@@ -65,8 +68,8 @@ def derive(
 
 
 def recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
-    """Prefix hits and draft acceptance on a quarter of the window, where it holds enough
-    requests."""
+    """Draft acceptance on the window's newest quarter, and prefix hits on that or on its newest
+    half: on the shorter that holds enough requests."""
     frames = history.times
     interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
     range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
@@ -75,12 +78,19 @@ def recent(history: History, now_s: float, window_s: float) -> dict[str, float |
         window.rate("prefix_cache_queries"),
         window.rate("spec_decode_num_draft_tokens"),
     )
-    requests = (window.part_rate("time_to_first_token_seconds", "count") or 0.0) * range_s
-    enough = requests >= RECENT_REQUESTS_MIN
+    accepted = _over(window.rate("spec_decode_num_accepted_tokens"), drafted)
+    if not _enough(window):
+        window = Window(history, now_s=now_s, range_s=max(range_s, 2 * RECENT_SHARE * window_s))
+        looked_up = window.rate("prefix_cache_queries") if _enough(window) else None
     return {
-        "prefix_hit_ratio": _over(window.rate("prefix_cache_hits"), looked_up) if enough else None,
-        "spec_acceptance_ratio": _over(window.rate("spec_decode_num_accepted_tokens"), drafted),
+        "prefix_hit_ratio": _over(window.rate("prefix_cache_hits"), looked_up),
+        "spec_acceptance_ratio": accepted,
     }
+
+
+def _enough(window: Window) -> bool:
+    started = window.part_rate("time_to_first_token_seconds", "count") or 0.0
+    return started * window.range_s >= RECENT_REQUESTS_MIN
 
 
 UNFORGIVING = frozenset({"stalled"})
@@ -126,21 +136,24 @@ class Streaks:
 def progressed(history: History) -> bool:
     """Whether any token or request came out since the scrape before; true where that is not
     known."""
-    known = [metric for metric in PROGRESS if metric in history.counters.by_metric]
-    if len(history.frames) < 2 or not known:
-        return True
-    return any(increase_since_last(history, metric) > 0 for metric in known)
+    steps = [_step(history, metric) for metric in PROGRESS]
+    return steps[0] is None or any(step is not None and step > 0 for step in steps)
 
 
 def increase_since_last(history: History, metric: str) -> float:
     """What a counter gained between the last two scrapes; 0 where it is not known."""
+    return _step(history, metric) or 0.0
+
+
+def _step(history: History, metric: str) -> float | None:
     if len(history.frames) < 2:
-        return 0.0
+        return None
     before, now = history.frames[-2], history.frames[-1]
-    gained = 0.0
+    gained: float | None = None
     for _, at in history.counters.by_metric.get(metric, ()):
         step = now.counters[at] + now.offsets[at] - before.counters[at] - before.offsets[at]
-        gained += step if step == step else 0.0
+        if step == step:
+            gained = step if gained is None else gained + step
     return gained
 
 

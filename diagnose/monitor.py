@@ -15,6 +15,7 @@ from kneewatch.diagnose.case import Cause, Facts
 from kneewatch.diagnose.causes import UNDISTURBING, conclude, observer, ranked
 from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent
 from kneewatch.diagnose.diagnosis import Diagnosis, health, judged_against
+from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
 from kneewatch.diagnose.symptoms import symptoms
 from kneewatch.diagnose.tracker import CauseTracker
@@ -58,7 +59,7 @@ class EngineMonitor:
         self._tracker = CauseTracker(scale=profile.scale)
         self._restarted_s: float | None = None
         self._disturbed_s = float("-inf")
-        self._unknown: tuple[int, list[str]] = (-1, [])
+        self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
 
     def page(
         self,
@@ -66,23 +67,21 @@ class EngineMonitor:
         page: Page,
         binding: EngineBinding,
         process_start: int | None,
-        extra: Mapping[str, float | None],
+        gpus: GpuReading,
     ) -> Diagnosis | None:
-        """The diagnosis after one scrape; None where the scrape is not newer than the last.
-
-        `extra` are signals from another source (GPUs).
-        """
+        """The diagnosis after one scrape; None where the scrape is not newer than the last."""
+        steps = self.history.clock_steps
         before = len(self.history.times), self.history.times[-1:]
         restart = self.history.append(t_s, page, binding, process_start)
         if (len(self.history.times), self.history.times[-1:]) == before:
             return None
-        if restart is not None:
-            self._restart(restart)
+        if restart is not None or self.history.clock_steps != steps:
+            self._begin_anew(t_s, restart)
         observed_s = t_s - self.history.first_s
         range_s = min(self.profile.window_s, observed_s) or self.profile.window_s
         window = Window(self.history, now_s=t_s, range_s=range_s)
         reading = self._signals.read(window)
-        return self._judge(t_s, window, reading, extra)
+        return self._judge(t_s, window, reading, gpus)
 
     def unreadable(self, t_s: float, cause: Cause, why: str) -> Diagnosis:
         """The diagnosis after a scrape that gave nothing."""
@@ -92,23 +91,24 @@ class EngineMonitor:
             [f"every signal: {why}"], 0.0, "nothing: the page could not be read",
         )  # fmt: skip
 
-    def _restart(self, restart: Restart) -> None:
-        self._restarted_s = restart.t_s
-        self._disturbed_s = restart.t_s
+    def _begin_anew(self, t_s: float, restart: Restart | None) -> None:
+        """The process was replaced, or the clock was set back: what was held has no since."""
+        self._restarted_s = restart.t_s if restart else None
+        self._disturbed_s = t_s
+        self._rules.forget()
         self._cascade.forget()
         self._streaks.forget()
         self._tracker.forget()
 
-    def _judge(
-        self, t_s: float, window: Window, reading: Reading, extra: Mapping[str, float | None]
-    ) -> Diagnosis:
+    def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
         profile = self.profile
         derived, notes = derive(reading, window, self._baseline, profile.targets)
-        values = {**reading.values, **derived, **extra}
+        values = {**reading.values, **derived, **gpus.values}
         idle = not (values.get("running_max") or values.get("waiting"))
         stage = self._cascade.judge(
             t_s, values, preempted=increase_since_last(self.history, "num_preemptions")
         )
+        values["cascade_stage"] = float(stage.number)
         findings = self._rules.judge(t_s, values, reading.missing, notes, idle=idle)
         facts = Facts(
             now_s=t_s,
@@ -135,13 +135,13 @@ class EngineMonitor:
             engine=self.key.engine,
             model=self.key.model,
             tier=None,
-            health=health(severity, readable=not lacks_core),
+            health=health(severity, readable=not lacks_core and window.scrapes > 1),
             stage=stage,
             causes=causes,
             symptoms=symptoms(facts, causes),
             findings=findings,
             values=values,
-            unknown=self._unknowns(reading, values),
+            unknown=[*self._unknowns(reading), *gpus.unknown],
             window_s=window.range_s,
             judged_against=judged_against(
                 profile.targets, has_baseline=self._baseline.get("ttft_p99_s") is not None
@@ -169,8 +169,8 @@ class EngineMonitor:
         if settled and facts.observed_s >= self.profile.window_s / 2 and facts.get("arrival_per_s"):
             self._baseline.learn(facts.now_s, facts.values)
 
-    def _unknowns(self, reading: Reading, values: Mapping[str, float | None]) -> list[str]:
-        if self._unknown[0] != self.history.generation:
+    def _unknowns(self, reading: Reading) -> list[str]:
+        if self._unknown[0] is not reading.missing:
             wanted = {s.key: s for s in self._catalogue.signals}
             lines = [
                 f"{key}: {', '.join(metrics)} is not on the page"
@@ -178,9 +178,7 @@ class EngineMonitor:
                 for key, metrics in reading.missing.items()
             ]
             lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
-            self._unknown = (self.history.generation, lines)
-        if "gpu_engine_active_ratio" not in values:
-            return [*self._unknown[1], "gpu_*: no GPU source"]
+            self._unknown = (reading.missing, lines)
         return self._unknown[1]
 
 
@@ -195,10 +193,8 @@ class TargetMonitor:
         self._failures, self._failing_since_s = 0, 0.0
         self.last_error: CollectError | None = None
 
-    def page(
-        self, t_s: float, page: Page, extra: Mapping[str, float | None] | None = None
-    ) -> list[Diagnosis]:
-        """A diagnosis for each engine on the page."""
+    def page(self, t_s: float, page: Page, gpus: GpuReading = NO_GPUS) -> list[Diagnosis]:
+        """A diagnosis for each engine on the page; `gpus` are what the target's GPUs say."""
         try:
             binding = self._resolve(page)
         except CollectError as error:
@@ -210,7 +206,7 @@ class TargetMonitor:
             if monitor is None:
                 monitor = EngineMonitor(self.name, engine.key, self.profile, self._catalogue)
                 self._engines[engine.key] = monitor
-            diagnosis = monitor.page(t_s, page, engine, binding.process_start, extra or {})
+            diagnosis = monitor.page(t_s, page, engine, binding.process_start, gpus)
             if diagnosis is not None:
                 found.append(diagnosis)
         if len(binding.engines) < len(self._engines):

@@ -10,10 +10,7 @@ from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.case import Targets
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
-from kneewatch.rules.model import Rule, with_thresholds
-
-WINDOW_S = 60.0
-"""The default short window; durations of rules are stated for it."""
+from kneewatch.rules.model import WINDOW_S, Rule, with_thresholds
 
 LONG_WINDOWS = 5.0
 """History kept, in short windows: the guide's second window is 5 minutes."""

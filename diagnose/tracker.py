@@ -23,6 +23,9 @@ AT_ONCE = frozenset(
 )
 """Causes whose evidence has a duration of its own."""
 
+ENDS_AT_ONCE = frozenset({"kv_pressure", "engine_restarted"})
+"""Causes that end with a state that has a hysteresis of its own."""
+
 CLEAR_S = 15.0
 """A cause leaves the list once it has not been concluded for this long."""
 
@@ -60,7 +63,8 @@ class CauseTracker:
         fresh = {cause.id for cause in concluded}
         for cause_id, held in list(self._held.items()):
             lost = cause_id not in fresh
-            if lost and (not held.told or now_s - held.seen_s >= self._clear_s):
+            over = cause_id in ENDS_AT_ONCE or now_s - held.seen_s >= self._clear_s
+            if lost and (over or not held.told):
                 del self._held[cause_id]
         return [
             replace(held.cause, since_s=held.since_s) for held in self._held.values() if held.told

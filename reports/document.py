@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from kneewatch.rules.cascade import Stage
 from kneewatch.rules.state import Finding
 
 SCHEMA = "kneewatch.diagnosis/1"
+LARGEST = sys.float_info.max
 DIGITS = 6
 """Significant digits of numbers in documents: more would be noise of the histograms."""
 
@@ -40,7 +42,14 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
 def stage_document(stage: Stage | None) -> dict[str, Any]:
     """A stage; number and since are null while nothing can be read."""
     if stage is None:
-        return {"number": None, "name": "unknown", "since": None, "forecast_s": None}
+        return {
+            "number": None,
+            "name": "unknown",
+            "since": None,
+            "forecast_s": None,
+            "severity": None,
+            "reasons": [],
+        }
     forecast_s = stage.forecast_s
     return {
         "number": stage.number,
@@ -85,8 +94,12 @@ def finding_document(finding: Finding) -> dict[str, Any]:
 
 
 def signals_document(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Signals by key, rounded; null where there is no value."""
-    return {key: rounded(value) for key, value in values.items()}
+    """Signals by key, unrounded (a hundred to a line: rounding would be the dearest part of it);
+    null where there is no value."""
+    return {
+        key: value if value is None or -LARGEST <= value <= LARGEST else None
+        for key, value in values.items()
+    }
 
 
 def rounded(value: float | None) -> float | None:
@@ -102,6 +115,6 @@ def _evidence(item: Evidence) -> dict[str, Any]:
     return {
         "signal": item.signal,
         "value": rounded(item.value),
-        "threshold": item.threshold,
+        "threshold": rounded(item.threshold),
         "text": item.text,
     }

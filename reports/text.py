@@ -1,17 +1,46 @@
-"""Diagnoses for a person: plain text for a terminal at night, and Markdown. Pure."""
+"""A diagnosis as plain text, made for a terminal at night. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.symptoms import SYMPTOMS
+from kneewatch.reports.gaps import gaps
+from kneewatch.reports.words import (
+    WIDTH,
+    duration,
+    lasting,
+    number,
+    percent,
+    printable,
+    quantity,
+    span,
+    wrapped,
+)
+from kneewatch.rules.state import Finding
 
-NUMBERS_SHOWN = 3
-UNKNOWN_SHOWN = 6
+EVIDENCE_SHOWN = 3
+AGAINST_SHOWN = 2
+
+Number = tuple[str, str, Callable[[float], str]]
+NUMBERS: tuple[Number, ...] = (
+    ("kv_usage_ratio", "KV {}", percent),
+    ("running", "{} running", number),
+    ("waiting", "{} waiting", number),
+    ("preemption_ratio_per_s", "{} evicted a second", percent),
+    ("ttft_p99_s", "TTFT P99 {}", duration),
+    ("itl_p99_s", "ITL P99 {}", duration),
+)
+BRIEF_NUMBERS: tuple[Number, ...] = (
+    ("kv_usage_ratio", "KV {}", percent),
+    ("running", "run {}", number),
+    ("waiting", "wait {}", number),
+    ("ttft_p99_s", "TTFT {}", duration),
+    ("preemption_ratio_per_s", "evict {}/s", percent),
+)
 
 COLOURS = {"ok": "32", "info": "36", "warning": "33", "critical": "31;1", "unknown": "35"}
 VERDICTS = {
@@ -25,9 +54,10 @@ VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to print: with colour or without, and an offset of local time from UTC."""
+    """How to print: with colour or without, and how wide."""
 
     colour: bool = False
+    width: int = WIDTH
 
     def paint(self, text: str, health: str) -> str:
         """Text in the colour of a health word."""
@@ -38,140 +68,148 @@ class Style:
         return f"\x1b[1m{text}\x1b[0m" if self.colour else text
 
 
-def text(diagnoses: Sequence[Diagnosis], style: Style) -> str:
-    """The report of one moment, worst engine first."""
+def text(diagnoses: Sequence[Diagnosis], style: Style, *, footers: bool = True) -> str:
+    """The report of one moment, worst engine first; what all engines lack is said once.
+
+    `footers`: say what was judged against what, and what could not be judged.
+    """
     ordered = sorted(diagnoses, key=lambda d: -d.severity)
-    return "\n\n".join(_one(diagnosis, style) for diagnosis in ordered)
+    blocks = ["\n".join(_body(diagnosis, style)) for diagnosis in ordered]
+    ends = ["\n".join(_footer(diagnosis, style)) for diagnosis in ordered]
+    if not footers:
+        return "\n\n".join(blocks)
+    if len(set(ends)) == 1:
+        return "\n\n".join((*blocks, ends[0]))
+    return "\n\n".join(part for pair in zip(blocks, ends, strict=True) for part in pair)
 
 
-def _one(diagnosis: Diagnosis, style: Style) -> str:
-    lines = [verdict_line(diagnosis, style), _stage_line(diagnosis)]
-    if diagnosis.symptoms:
-        named = "; ".join(f"{s} {SYMPTOMS[s]}" for s in diagnosis.symptoms)
-        lines.append(f"symptoms: {named}")
-    for number, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_cause_lines(number, cause, diagnosis.t_s, style)]
-    lonely = _lonely_findings(diagnosis)
-    if lonely:
-        lines += ["", "also out of bounds:", *lonely]
-    lines += ["", *_footer(diagnosis)]
-    return "\n".join(lines)
+def who(diagnosis: Diagnosis) -> str:
+    """Which engine a diagnosis is about."""
+    if not diagnosis.model and not diagnosis.engine:
+        return printable(diagnosis.target)
+    named = f"model {diagnosis.model or '?'}, engine {diagnosis.engine or '?'}"
+    return printable(f"{diagnosis.target} ({named})")
 
 
-def verdict_line(diagnosis: Diagnosis, style: Style) -> str:
-    """Verdict, target and first cause in one line."""
-    verdict = style.paint(VERDICTS[diagnosis.health], diagnosis.health)
-    who = f"{diagnosis.target} (model {diagnosis.model or '?'}, engine {diagnosis.engine or '?'})"
-    first = diagnosis.causes[0] if diagnosis.causes else None
-    return f"{verdict}  {who}" + (f"  {style.bold(first.id)}" if first else "")
-
-
-def _stage_line(diagnosis: Diagnosis) -> str:
+def stage_words(diagnosis: Diagnosis) -> str:
+    """The stage of the cascade, since when, and what comes next."""
     stage = diagnosis.stage
     if stage is None:
         return "KV cascade: unknown, the page could not be read"
     line = f"KV cascade: stage {stage.number} ({stage.name})"
-    if diagnosis.t_s - stage.since_s > 0:
-        line += f" for {span(diagnosis.t_s - stage.since_s)}"
+    line += f" {lasting(stage.since_s, diagnosis.t_s)}"
     if stage.forecast_s is not None:
         line += f"; full in about {span(stage.forecast_s)} at the present trend"
     return line
 
 
-def _cause_lines(number: int, cause: Cause, now_s: float, style: Style) -> list[str]:
-    head = f"{number}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
-    since = f"since {clock(cause.since_s)} UTC ({span(now_s - cause.since_s)} ago)"
-    lines = [f"{style.bold(head)} {since}", f"   {cause.summary}"]
-    lines += [f"   + {item.text} [{item.signal}]" for item in cause.evidence[:NUMBERS_SHOWN]]
-    lines += [f"   - {item.text} [{item.signal}]" for item in cause.against]
-    if cause.explains:
-        lines.append(f"   explains: {', '.join(cause.explains)}")
-    lines.append(f"   do first: {cause.lever}")
-    if cause.guide:
-        lines.append(f"   guide: {', '.join(cause.guide)}")
-    return lines
+def now_words(diagnosis: Diagnosis) -> str:
+    """The few numbers that tell a cascade; none where nothing could be read."""
+    return ", ".join(_told(diagnosis, NUMBERS))
 
 
-def _lonely_findings(diagnosis: Diagnosis) -> list[str]:
-    """Findings at warning or worse that no cause's evidence speaks of."""
+def brief_words(diagnosis: Diagnosis, width: int) -> str:
+    """As many of them, shorter, as fit a width."""
+    line = ""
+    for words in _told(diagnosis, BRIEF_NUMBERS):
+        longer = f"{line}, {words}" if line else words
+        if len(longer) > width:
+            break
+        line = longer
+    return line
+
+
+def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
+    """Findings in one of these states that no cause's evidence speaks of."""
     told = {item.signal for cause in diagnosis.causes for item in cause.evidence}
     return [
-        f"   {finding.rule.id} {finding.state}: {finding.rule.summary} "
-        f"({finding.rule.signal} {number(finding.value)}); {finding.rule.advice}"
+        finding
         for finding in diagnosis.findings
-        if finding.state in ("warning", "critical") and finding.rule.signal not in told
+        if finding.state in states and finding.rule.signal not in told
     ]
 
 
-def _footer(diagnosis: Diagnosis) -> list[str]:
-    lines = [
-        f"window {diagnosis.window_s:.0f} s; latencies judged against {diagnosis.judged_against}"
+def finding_words(finding: Finding) -> str:
+    """A finding in a line: rule, what it says, the number."""
+    rule = finding.rule
+    return f"{rule.id}: {rule.summary} ({rule.signal} {quantity(rule.signal, finding.value)})"
+
+
+def told_evidence(cause: Cause) -> tuple[list[str], list[str]]:
+    """The evidence worth a line, for and against: what the summary has said is left out."""
+    speaks = [f"{e.text} [{e.signal}]" for e in cause.evidence if e.text not in cause.summary]
+    against = [f"{e.text} [{e.signal}]" for e in cause.against]
+    return speaks[:EVIDENCE_SHOWN], against[:AGAINST_SHOWN]
+
+
+def _told(diagnosis: Diagnosis, numbers: Sequence[Number]) -> list[str]:
+    values = diagnosis.values
+    return [
+        words.format(told(value))
+        for key, words, told in numbers
+        if (value := values.get(key)) is not None
+        and not (value == 0 and key == "preemption_ratio_per_s")
     ]
-    waiting = [f.rule.id for f in diagnosis.findings if f.state == "unknown" and not f.missing]
-    if diagnosis.unknown:
-        lines.append(f"could not be judged ({len(diagnosis.unknown)}):")
-        lines += [f"   {line}" for line in diagnosis.unknown[:UNKNOWN_SHOWN]]
-        if len(diagnosis.unknown) > UNKNOWN_SHOWN:
-            lines.append(f"   and {len(diagnosis.unknown) - UNKNOWN_SHOWN} more (--format json)")
-    if waiting:
-        lines.append(f"not judged yet: {', '.join(waiting)}")
+
+
+def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
+    def told(line: str, *, indent: int = 0, more: int = 2) -> list[str]:
+        return wrapped(line, width=style.width, indent=indent, more=more)
+
+    lines = [_verdict(diagnosis, style), *told(stage_words(diagnosis))]
+    if now := now_words(diagnosis):
+        lines += told(f"now: {now}")
+    if diagnosis.symptoms:
+        lines += told(f"symptoms: {'; '.join(f'{s} {SYMPTOMS[s]}' for s in diagnosis.symptoms)}")
+    for place, cause in enumerate(diagnosis.causes, 1):
+        lines += ["", *_cause(place, cause, diagnosis.t_s, style)]
+    worse = notable(diagnosis, "warning", "critical")
+    if worse:
+        lines += ["", "also out of bounds:"]
+    for finding in worse:
+        lines += told(f"{finding_words(finding)}; {finding.state}. {finding.rule.advice}", indent=3)
+    notes = notable(diagnosis, "info")
+    if notes:
+        lines += ["", "notes:"]
+    for finding in notes:
+        lines += told(finding_words(finding), indent=3)
     return lines
 
 
-def markdown(diagnoses: Sequence[Diagnosis]) -> str:
-    """The same for a ticket or a chat."""
-    ordered = sorted(diagnoses, key=lambda d: -d.severity)
-    return "\n\n".join(_one_markdown(diagnosis) for diagnosis in ordered)
+def _verdict(diagnosis: Diagnosis, style: Style) -> str:
+    verdict = style.paint(VERDICTS[diagnosis.health], diagnosis.health)
+    first = f"  {style.bold(diagnosis.causes[0].id)}" if diagnosis.causes else ""
+    return f"{verdict}{first}  {who(diagnosis)}"
 
 
-def _one_markdown(diagnosis: Diagnosis) -> str:
-    lines = [f"## {VERDICTS[diagnosis.health]}: {diagnosis.target}", ""]
-    lines.append(
-        f"Model `{diagnosis.model}`, engine `{diagnosis.engine}`. {_stage_line(diagnosis)}."
-    )
-    for number_, cause in enumerate(diagnosis.causes, 1):
-        lines += [
-            "",
-            f"### {number_}. `{cause.id}` ({cause.severity.word}, confidence "
-            f"{cause.confidence:.2f})",
-            "",
-            f"{cause.summary} Since {clock(cause.since_s)} UTC.",
-            "",
-            "| evidence | signal | value | threshold |",
-            "| --- | --- | --- | --- |",
-        ]
-        lines += [
-            f"| {escaped(item.text)} | `{item.signal}` | {number(item.value)} "
-            f"| {number(item.threshold)} |"
-            for item in cause.evidence
-        ]
-        lines += ["", f"**Do first:** {cause.lever}"]
-    lines += ["", f"Latencies judged against {diagnosis.judged_against}."]
-    if diagnosis.unknown:
-        lines += ["", "Could not be judged:", ""]
-        lines += [f"- {escaped(line)}" for line in diagnosis.unknown]
-    return "\n".join(lines)
+def _cause(place: int, cause: Cause, now_s: float, style: Style) -> list[str]:
+    head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
+    evidence, against = told_evidence(cause)
+    rows = [
+        (cause.summary, 0),
+        *((f"+ {item}", 2) for item in evidence),
+        *((f"- {item}", 2) for item in against),
+        (f"explains: {', '.join(cause.explains)}" if cause.explains else "", 2),
+        (f"do first: {cause.lever}", 2),
+        (f"guide: {', '.join(cause.guide)}" if cause.guide else "", 2),
+    ]
+    lines = [f"{style.bold(head)} {lasting(cause.since_s, now_s)}"]
+    for row, more in rows:
+        lines += wrapped(row, width=style.width, indent=3, more=more)
+    return lines
 
 
-def escaped(line: str) -> str:
-    """Text that is safe inside a Markdown table."""
-    return line.replace("|", "\\|").replace("\n", " ")
-
-
-def number(value: float | None) -> str:
-    """A number for reading; a dash for none."""
-    return "-" if value is None else f"{value:.4g}"
-
-
-def span(seconds: float) -> str:
-    """A duration for reading: 45 s, 12 min, 3.2 h."""
-    if seconds < 120:
-        return f"{max(0.0, seconds):.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
-def clock(t_s: float) -> str:
-    """A moment as hours, minutes and seconds, UTC."""
-    return datetime.fromtimestamp(t_s, tz=UTC).strftime("%H:%M:%S")
+def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:
+    lines: list[str] = []
+    if diagnosis.stage is not None:
+        lines = wrapped(
+            f"window {span(diagnosis.window_s)}; latencies judged against "
+            f"{diagnosis.judged_against}",
+            width=style.width,
+        )
+    left = gaps(diagnosis)
+    if left:
+        lines.append("could not be judged:")
+    for line in left:
+        lines += wrapped(line, width=style.width, indent=3)
+    return lines

@@ -5,86 +5,125 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.reports.text import VERDICTS, Style, clock, number
+from kneewatch.reports.text import VERDICTS, Style, brief_words
+from kneewatch.reports.words import clock, cut, date, span
 from kneewatch.rules.model import Severity
 
-SHOWN = (
-    ("kv_usage_ratio", "KV", 100.0, "%"),
-    ("running", "running", 1.0, ""),
-    ("waiting", "waiting", 1.0, ""),
-    ("preemption_ratio_per_s", "evicted/s", 100.0, "%"),
-    ("ttft_p99_s", "TTFT P99", 1.0, " s"),
-)
+SHORT_VERDICTS = {**VERDICTS, "info": "NOTE"}
 
+Key = tuple[str, str, str]
 Told = tuple[str, int | None, tuple[str, ...]]
+Render = Callable[[Sequence[Diagnosis], bool], str]
+"""Tells a moment; the flag asks for what could not be judged then."""
 
 
 class Timeline:
-    """What has been told so far."""
+    """What has been told so far. `named`: lines say which engine they are about."""
 
-    def __init__(self, style: Style) -> None:
-        self._style = style
-        self._told: dict[tuple[str, str, str], Told] = {}
-        self.last: dict[tuple[str, str, str], Diagnosis] = {}
+    def __init__(self, style: Style, *, named: bool) -> None:
+        self._style, self._named = style, named
+        self._told: dict[Key, Told] = {}
+        self._day = ""
+        self.last: dict[Key, Diagnosis] = {}
         self.worst = Severity.OK
         self._worst: Diagnosis | None = None
 
     def lines(self, diagnoses: Sequence[Diagnosis]) -> list[str]:
-        """Lines for what changed with these diagnoses."""
+        """Lines for what changed with these diagnoses; a new day has a line of its own."""
         found: list[str] = []
+        self._named = self._named or len(diagnoses) > 1
         for diagnosis in diagnoses:
-            key = (diagnosis.target, diagnosis.model, diagnosis.engine)
+            key = _key(diagnosis)
             self.last[key] = diagnosis
-            if self._worst is None or _badness(diagnosis) > _badness(self._worst):
+            if self._worst is None or _badness(diagnosis) >= _badness(self._worst):
                 self._worst = diagnosis
             self.worst = max(self.worst, diagnosis.severity)
-            stage = diagnosis.stage.number if diagnosis.stage else None
-            now: Told = (diagnosis.health, stage, tuple(cause.id for cause in diagnosis.causes))
+            now = _told(diagnosis)
             if self._told.get(key) != now:
                 self._told[key] = now
-                found.append(self._line(diagnosis))
+                found += self._day_line(diagnosis)
+                found += self._lines(diagnosis)
         return found
 
-    def close(self, render: Callable[[Sequence[Diagnosis]], str]) -> str:
-        """The worst moment and the end, as `render` tells a moment."""
+    def close(self, render: Render, *, mark: str = "---") -> str:
+        """The worst moment, unless it is how things ended, and the end, as `render` tells them.
+
+        `mark` begins a heading.
+        """
         parts: list[str] = []
-        if self._worst is not None and self.worst >= Severity.WARNING:
-            parts.append(f"\n--- at its worst, {clock(self._worst.t_s)} UTC\n")
-            parts.append(render([self._worst]))
-        last = list(self.last.values())
-        parts.append(f"\n--- at the end, {clock(max(d.t_s for d in last))} UTC\n")
-        parts.append(render(last))
+        worst, last = self._worst, list(self.last.values())
+        if worst is not None and self.worst >= Severity.WARNING:
+            end = self.last[_key(worst)]
+            if _told(end) != _told(worst):
+                parts += ["", _heading(mark, "at its worst", worst.t_s), "", render([worst], False)]
+        parts += [
+            "",
+            _heading(mark, "at the end", max(d.t_s for d in last)),
+            "",
+            render(last, True),
+        ]
         return "\n".join(parts)
 
-    def _line(self, diagnosis: Diagnosis) -> str:
-        verdict = self._style.paint(f"{VERDICTS[diagnosis.health]:20}", diagnosis.health)
+    def _day_line(self, diagnosis: Diagnosis) -> list[str]:
+        day = date(diagnosis.t_s)
+        if day == self._day:
+            return []
+        self._day = day
+        return [f"--- {day}, times are UTC"]
+
+    def _lines(self, diagnosis: Diagnosis) -> list[str]:
+        width = self._style.width
+        verdict = f"{SHORT_VERDICTS[diagnosis.health]:8}"
         stage = f"stage {diagnosis.stage.number}" if diagnosis.stage else "stage ?"
-        causes = ", ".join(cause.id for cause in diagnosis.causes) or "-"
-        return (
-            f"{clock(diagnosis.t_s)}  {verdict} {stage}  {causes:32} {numbers(diagnosis)}"
-            f"  [{diagnosis.target}]"
-        )
+        start = f"{clock(diagnosis.t_s)} {verdict} {stage} {_causes(diagnosis):20}  "
+        line = cut(start + _numbers(diagnosis, width - len(start)), width).rstrip()
+        name = f"[{cut(diagnosis.target, width // 2)}, engine {diagnosis.engine}]"
+        lines = [line]
+        if self._named and len(line) + 2 + len(name) <= width:
+            lines = [f"{line}  {name}"]
+        elif self._named:
+            lines = [line, f"         {name}"]
+        lines[0] = lines[0].replace(verdict, self._style.paint(verdict, diagnosis.health), 1)
+        return lines
 
 
-def numbers(diagnosis: Diagnosis) -> str:
-    """The few numbers that tell a cascade."""
-    parts: list[str] = []
-    for key, name, scale, unit in SHOWN:
-        value = diagnosis.values.get(key)
-        if value is not None:
-            parts.append(f"{name} {number(round(value * scale, 2))}{unit}")
-    return "  ".join(parts)
-
-
-def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -> str:
-    """One line while watching."""
+def progress(
+    diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float, width: int = 79
+) -> str:
+    """One line while watching, no longer than the terminal is wide."""
     worst = max(diagnoses, key=lambda diagnosis: diagnosis.severity)
-    return (
-        f"watching {elapsed_s:.0f} of {watch_s:.0f} s  {VERDICTS[worst.health]}  {numbers(worst)}"
-    )
+    first = f"  {worst.causes[0].id}" if worst.causes else ""
+    line = f"watching {elapsed_s:.0f} of {span(watch_s)}  {SHORT_VERDICTS[worst.health]}{first}  "
+    return cut(line + brief_words(worst, width - len(line)), width).rstrip()
 
 
-def _badness(diagnosis: Diagnosis) -> tuple[int, int, float]:
+def _heading(mark: str, what: str, t_s: float) -> str:
+    return f"{mark} {what}, {date(t_s)} {clock(t_s)} UTC"
+
+
+def _causes(diagnosis: Diagnosis) -> str:
+    if not diagnosis.causes:
+        return "-"
+    more = len(diagnosis.causes) - 1
+    return diagnosis.causes[0].id + (f" +{more}" if more else "")
+
+
+def _numbers(diagnosis: Diagnosis, width: int) -> str:
+    if diagnosis.stage is None and diagnosis.causes:
+        return diagnosis.causes[0].summary
+    return brief_words(diagnosis, width)
+
+
+def _key(diagnosis: Diagnosis) -> Key:
+    return diagnosis.target, diagnosis.model, diagnosis.engine
+
+
+def _told(diagnosis: Diagnosis) -> Told:
+    stage = diagnosis.stage.number if diagnosis.stage else None
+    return diagnosis.health, stage, tuple(cause.id for cause in diagnosis.causes)
+
+
+def _badness(diagnosis: Diagnosis) -> tuple[float, ...]:
     stage = diagnosis.stage.number if diagnosis.stage else 0
     first = diagnosis.causes[0].confidence if diagnosis.causes else 0.0
-    return diagnosis.severity, stage, first
+    return diagnosis.severity, stage, first, diagnosis.values.get("waiting") or 0.0

@@ -63,7 +63,7 @@ class Baseline:
 
     def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
         """Take a quiet scrape into account, at most one each half window."""
-        if now_s - self._last_s < self.spacing_s:
+        if 0 <= now_s - self._last_s < self.spacing_s:
             return
         self._last_s = now_s
         for key, samples in self._samples.items():

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kneewatch.rules.model import Severity
+from kneewatch.rules.model import WINDOW_S, Severity
+from kneewatch.rules.work import UsefulWork
 
 NAMES = ("steady", "filling", "evicting", "queueing", "collapsing")
 
@@ -33,14 +34,6 @@ QUEUE_SHARE_OF_RUNNING = 0.25
 
 TTFT_DRIFT = 3.0
 """Stage 3 without an SLO: TTFT P99 this many times its quiet baseline."""
-
-WORK_FALLS_TO = 0.7
-LOAD_HOLDS_AT = 0.8
-"""Stage 4: tokens per second below 70 % of the episode's best while load holds at 80 % or more of
-then."""
-
-GPU_IDLE_BELOW = 0.5
-"""Stage 4's other signature: the GPU below half of its activity at the episode's best."""
 
 EXIT_HOLD_S = 30.0
 """How long the evidence of a stage must be gone; half of it once no request is left."""
@@ -76,17 +69,25 @@ class Cascade:
         self._number, self._since_s = 0, float("nan")
         self._seen_s = {1: float("-inf"), 2: float("-inf"), 3: float("-inf"), 4: float("-inf")}
         self._filling_since_s: float | None = None
-        self._best: tuple[float, float, float | None] | None = None
+        self._grave_s: dict[Severity, float] = {}
+        self._work = UsefulWork(window_s=WINDOW_S * scale)
 
     def forget(self) -> None:
         """The process was replaced: an empty cache has no stage to hold."""
-        self._number, self._filling_since_s, self._best = 0, None, None
+        self._number, self._since_s = 0, float("nan")
+        self._filling_since_s = None
+        self._grave_s.clear()
+        self._work.forget()
         self._seen_s = dict.fromkeys(self._seen_s, float("-inf"))
 
     def judge(self, now_s: float, values: Mapping[str, float | None], *, preempted: float) -> Stage:
         """The stage at `now_s`. `preempted`: preemptions counted since the scrape before."""
         reasons: list[str] = []
+        fallen = self._work.judge(now_s, values)
         evidence = self._evidence(now_s, values, preempted, reasons)
+        if evidence == 3 and fallen is not None:
+            evidence = 4
+            reasons.append(fallen)
         for number in range(1, evidence + 1):
             self._seen_s[number] = now_s
         number = evidence
@@ -98,12 +99,10 @@ class Cascade:
                 break
         if number != self._number or self._since_s != self._since_s:
             self._number, self._since_s = number, now_s
-        if number < 2:
-            self._best = None
         return Stage(
             number,
             self._since_s,
-            self._severity(number, values),
+            self._held_severity(now_s, _severity(number, values)),
             forecast_s(values) if number < 2 else None,
             tuple(reasons),
         )
@@ -116,10 +115,9 @@ class Cascade:
         reasons: list[str],
     ) -> int:
         usage = values.get("kv_usage_ratio")
-        if usage is None:
-            return 0
         stuck = (
             self._number >= 2
+            and usage is not None
             and usage >= FULL_FROM_RATIO
             and (values.get("waiting_by_capacity") or 0) >= 1
         )
@@ -128,11 +126,9 @@ class Cascade:
         elif stuck:
             reasons.append("the cache is still full with requests waiting for it")
         else:
-            return self._filling(now_s, usage, values, reasons)
+            return 0 if usage is None else self._filling(now_s, usage, values, reasons)
         self._filling_since_s = None
-        if not self._queueing(values, reasons):
-            return 2
-        return 4 if self._collapsing(values, reasons) else 3
+        return 3 if self._queueing(values, reasons) else 2
 
     def _filling(
         self,
@@ -161,39 +157,34 @@ class Cascade:
         if self._ttft_slo_s is not None:
             if ttft_s is not None and ttft_s > self._ttft_slo_s:
                 reasons.append("TTFT P99 is over its target")
-        elif drift is not None and drift > TTFT_DRIFT:
+        elif drift is not None and drift > TTFT_DRIFT and self._queue_was_seen(values):
             reasons.append("TTFT P99 has left its quiet baseline")
         return len(reasons) > 1
 
-    def _collapsing(self, values: Mapping[str, float | None], reasons: list[str]) -> bool:
-        tokens_per_s = values.get("generation_tokens_per_s")
-        if tokens_per_s is None:
-            return False
-        load = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
-        busy = values.get("gpu_engine_active_ratio")
-        if self._best is None or tokens_per_s >= self._best[0]:
-            self._best = (tokens_per_s, load, busy)
-            return False
-        best_tokens_per_s, best_load, best_busy = self._best
-        if load < LOAD_HOLDS_AT * best_load:
-            return False
-        if tokens_per_s < WORK_FALLS_TO * best_tokens_per_s:
-            reasons.append("generated tokens fall while the load holds")
-            return True
-        if busy is not None and best_busy and busy < GPU_IDLE_BELOW * best_busy:
-            reasons.append("the GPU falls idle while the load holds")
-            return True
-        return False
+    @staticmethod
+    def _queue_was_seen(values: Mapping[str, float | None]) -> bool:
+        # A slower first token alone may be longer prompts; behind evictions it must have queued.
+        return (values.get("waiting_avg") or 0.0) >= 0.5
 
-    def _severity(self, number: int, values: Mapping[str, float | None]) -> Severity:
-        if number < 2:
-            return Severity.INFO if number else Severity.OK
-        ratio = values.get("preemption_ratio_per_s") or 0.0
-        if number == 4 or ratio > EVICT_CRITICAL_PER_S:
-            return Severity.CRITICAL
-        if number == 3 or ratio > EVICT_WARNING_PER_S:
-            return Severity.WARNING
-        return Severity.INFO
+    def _held_severity(self, now_s: float, severity: Severity) -> Severity:
+        """A severity that rises at once and falls only after the hold: a rate swings about its
+        bound."""
+        if severity < Severity.INFO or self._number < 2:
+            self._grave_s.clear()
+            return severity
+        self._grave_s[severity] = now_s
+        return max(s for s, seen_s in self._grave_s.items() if now_s - seen_s < self._hold_s)
+
+
+def _severity(number: int, values: Mapping[str, float | None]) -> Severity:
+    if number < 2:
+        return Severity.INFO if number else Severity.OK
+    ratio = values.get("preemption_ratio_per_s") or 0.0
+    if number == 4 or ratio > EVICT_CRITICAL_PER_S:
+        return Severity.CRITICAL
+    if number == 3 or ratio > EVICT_WARNING_PER_S:
+        return Severity.WARNING
+    return Severity.INFO
 
 
 def forecast_s(values: Mapping[str, float | None]) -> float | None:

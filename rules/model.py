@@ -8,6 +8,9 @@ from enum import IntEnum
 
 from kneewatch.collector.base import SettingsError
 
+WINDOW_S = 60.0
+"""The short window that durations are stated for; a profile with another one stretches them."""
+
 
 class Severity(IntEnum):
     """How bad; `ok` when nothing is."""
@@ -45,12 +48,14 @@ class Bound:
 class Guard:
     """A rule is judged only while this signal is at least (or, with `below`, at most) the value.
 
-    A guard on an unknown signal does not hold: without traffic there is nothing to judge.
+    A guard on an unknown signal does not hold: without traffic there is nothing to judge. With
+    `ends` the state ends at once with the guard, which then has a hysteresis of its own.
     """
 
     signal: str
     value: float
     below: bool = False
+    ends: bool = False
 
     def holds(self, values: Mapping[str, float | None]) -> bool:
         """Whether the rule may be judged."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kneewatch.rules.model import Rule, Severity
 
@@ -11,8 +11,7 @@ UNKNOWN = "unknown"
 NO_OBSERVATION = "requests are in flight, and the window has no observation"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """A rule's state now. `state` is ok, info, warning, critical or unknown; `since_s` its
     beginning.
 
@@ -39,7 +38,11 @@ class RuleState:
         self._since_s: float | None = None
         self._crossed_s: dict[Severity, float] = {}
         self._calm_s: float | None = None
-        self._quiet = Finding(rule, "ok", Severity.OK, None, None)
+
+    def forget(self) -> None:
+        """What was seen so far belongs to another process or another clock."""
+        self._active, self._since_s, self._calm_s = Severity.OK, None, None
+        self._crossed_s.clear()
 
     def judge(
         self,
@@ -60,16 +63,18 @@ class RuleState:
         if lacking is not None or rule.signal not in values:
             return self._unknown(lacking or (rule.signal,), "")
         value = values[rule.signal]
-        if not rule.bounds or not all(guard.holds(values) for guard in rule.guards):
-            return self._settle(now_s, Severity.OK, Severity.OK, value)
+        for guard in rule.guards:
+            if not guard.holds(values):
+                if guard.ends:
+                    self.forget()
+                return self._settle(now_s, Severity.OK, Severity.OK, value)
         if value is None:
             if not idle or rule.signal in notes:
                 return self._unknown((), notes.get(rule.signal, NO_OBSERVATION))
             return self._settle(now_s, Severity.OK, Severity.OK, value)
-        level = rule.level(value)
-        if level == Severity.OK and self._active == Severity.OK and not self._crossed_s:
-            return Finding(rule, "ok", Severity.OK, value, None)
-        return self._settle(now_s, level, rule.level(value, relax=rule.clear_ratio), value)
+        return self._settle(
+            now_s, rule.level(value), rule.level(value, relax=rule.clear_ratio), value
+        )
 
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
         return Finding(self.rule, UNKNOWN, Severity.OK, None, None, lacking, note)
@@ -77,6 +82,8 @@ class RuleState:
     def _settle(
         self, now_s: float, level: Severity, relaxed: Severity, value: float | None
     ) -> Finding:
+        if not (level or self._active or self._crossed_s):
+            return Finding(self.rule, "ok", Severity.OK, value, None)
         for severity in (Severity.INFO, Severity.WARNING, Severity.CRITICAL):
             if level >= severity:
                 self._crossed_s.setdefault(severity, now_s)
@@ -105,6 +112,11 @@ class RuleBook:
 
     def __init__(self, rules: Sequence[Rule], *, scale: float) -> None:
         self._states = [RuleState(rule, scale=scale) for rule in rules]
+
+    def forget(self) -> None:
+        """The process was replaced, or the clock was set back."""
+        for state in self._states:
+            state.forget()
 
     def judge(
         self,

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kneewatch.collector.capture import CaptureReader
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.rules.model import Severity
+from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
 from tests.recordings import CAPTURES, Phase, diagnoses, phases
 
 RIGHT_FROM = 0.8
@@ -158,6 +160,35 @@ def stage_of(diagnosis: Diagnosis) -> int:
     return diagnosis.stage.number if diagnosis.stage else -1
 
 
+def beside_doctor(verdicts: Sequence[Verdict]) -> str:
+    """What vllm-doctor says of the last page of each judged phase."""
+    program = vllm_doctor()
+    if program is None:
+        return "vllm-doctor could not be installed: not compared"
+    right = pages = false_pages = quiet = 0
+    for found in verdicts:
+        at = _last_page(found.phase)
+        if at is None or not found.judged:
+            continue
+        fired = doctor_checks(program, found.phase.capture, at)
+        wanted = {c for cause in found.phase.first_causes for c in DOCTOR_CHECKS.get(cause, ())}
+        if found.phase.first_causes:
+            pages, right = pages + 1, right + bool(wanted & set(fired))
+        else:
+            quiet, false_pages = quiet + 1, false_pages + bool(fired)
+    return (
+        "vllm-doctor 0.6.0 on the last page of each phase (scrape mode): a fitting check among all "
+        f"that fired in {right} of {pages} faulty phases; something at warning or worse in "
+        f"{false_pages} of {quiet} quiet ones"
+    )
+
+
+def _last_page(phase: Phase) -> int | None:
+    pages = [entry for entry in CaptureReader(phase.capture) if entry.body is not None]
+    inside = [i for i, e in enumerate(pages) if phase.judged_from_s <= e.t_s <= phase.to_s]
+    return inside[-1] if inside else None
+
+
 def judge(folder: Path) -> tuple[list[Verdict], dict[Path, list[Diagnosis]]]:
     """Verdicts on all phases of a folder of recordings, and all that was said."""
     told: dict[Path, list[Diagnosis]] = {}
@@ -180,7 +211,8 @@ def main() -> None:
     print(f"quiet phases without a page: {sum(v.right for v in quiet)} of {len(quiet)}\n")
     print(by_cause(verdicts), "\n")
     print(calibration(verdicts), "\n")
-    print(cascade_times(told))
+    print(cascade_times(told), "\n")
+    print(beside_doctor(verdicts))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.collector.history import History
-from kneewatch.collector.signals.expr import Expr
+from kneewatch.collector.signals.expr import Expr, Gauge
 from kneewatch.collector.window import Window
 
 
@@ -33,7 +33,8 @@ class Signal:
 class Reading:
     """All signals of one engine at one moment. A signal that is known but has no value is None.
 
-    `missing` maps each unknown signal to the metrics that are not on the page.
+    `missing` maps each unknown signal to the metrics that the newest page has no value of. A metric
+    that has just gone leaves its signals a value for as long as the window holds enough of it.
     """
 
     values: Mapping[str, float | None]
@@ -48,6 +49,7 @@ class SignalSet:
         self._signals, self._history = tuple(signals), history
         self._generation = -1
         self._known: tuple[Signal, ...] = ()
+        self._core_gauges: tuple[tuple[str, str], ...] = ()
         self._absent: dict[str, None] = {}
         self.missing: dict[str, tuple[str, ...]] = {}
 
@@ -59,19 +61,27 @@ class SignalSet:
             signal.key: signal.expr.value(window) for signal in self._known
         }
         values.update(self._absent)
-        return Reading(values, self.missing)
+        blank = {key: (metric,) for key, metric in self._core_gauges if values[key] is None}
+        return Reading(values, {**self.missing, **blank} if blank else self.missing)
 
     def _sort(self) -> None:
         known: list[Signal] = []
-        self.missing = {}
+        self.missing, self._absent = {}, {}
         for signal in self._signals:
-            lacking = tuple(dict.fromkeys(signal.expr.lacking(self._history.has)))
+            lacking = tuple(dict.fromkeys(signal.expr.lacking(self._history.shows)))
             if lacking:
                 self.missing[signal.key] = lacking
+            if lacking and signal.expr.lacking(self._history.has):
+                self._absent[signal.key] = None
             else:
                 known.append(signal)
         self._known = tuple(known)
-        self._absent = dict.fromkeys(self.missing)
+        # A gauge on the page always has a value, unless the page says NaN.
+        self._core_gauges = tuple(
+            (signal.key, signal.expr.metric)
+            for signal in known
+            if signal.core and isinstance(signal.expr, Gauge)
+        )
         self._generation = self._history.generation
 
 

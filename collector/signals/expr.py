@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Protocol
 
 from kneewatch.collector.history import Where
@@ -84,20 +85,49 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True)
+class Across:
+    """The newest scrape's values over an engine's series (GPUs): `fold` is avg, min, max or sum."""
+
+    metric: str
+    fold: str
+
+    def value(self, window: Window) -> float | None:
+        values = window.gauge_each(self.metric)
+        if not values:
+            return None
+        if self.fold == "max":
+            return max(values)
+        if self.fold == "min":
+            return min(values)
+        return sum(values) / (len(values) if self.fold == "avg" else 1)
+
+    def promql(self, dialect: Dialect) -> str | None:
+        return f"{self.fold} by ({', '.join(dialect.by)}) ({dialect.series(self.metric)})"
+
+    def lacking(self, has: Has) -> tuple[str, ...]:
+        return () if has(self.metric) else (self.metric,)
+
+
+@dataclass(frozen=True, slots=True)
 class OverTime:
-    """A gauge over the window: `fold` is avg, min or max (avg_over_time and its kin)."""
+    """A gauge over the window: `fold` is avg, min or max (avg_over_time and its kin).
+
+    Several series are folded one by one and then summed.
+    """
 
     metric: str
     fold: str
     where: Where = ()
 
     def value(self, window: Window) -> float | None:
-        points = window.gauge_points(self.metric, self.where)
-        if not points:
-            return None
+        series = window.gauge_points(self.metric, self.where)
+        folded = [self._fold([value for _, value in points]) for points in series]
+        return sum(folded) if folded else None
+
+    def _fold(self, values: list[float]) -> float:
         if self.fold == "avg":
-            return sum(value for _, value in points) / len(points)
-        return (min if self.fold == "min" else max)(value for _, value in points)
+            return sum(values) / len(values)
+        return min(values) if self.fold == "min" else max(values)
 
     def promql(self, dialect: Dialect) -> str | None:
         series = dialect.series(self.metric, where=self.where)
@@ -115,7 +145,9 @@ class Slope:
     where: Where = ()
 
     def value(self, window: Window) -> float | None:
-        return least_squares_slope(window.gauge_points(self.metric, self.where))
+        each = map(least_squares_slope, window.gauge_points(self.metric, self.where))
+        slopes = [slope for slope in each if slope is not None]
+        return sum(slopes) if slopes else None
 
     def promql(self, dialect: Dialect) -> str | None:
         series = dialect.series(self.metric, where=self.where)
@@ -131,12 +163,13 @@ class Rate:
 
     metric: str
     where: Where = ()
+    suffix: str = "_total"
 
     def value(self, window: Window) -> float | None:
         return window.rate(self.metric, self.where)
 
     def promql(self, dialect: Dialect) -> str | None:
-        series = dialect.series(self.metric, "_total", self.where)
+        series = dialect.series(self.metric, self.suffix, self.where)
         return dialect.sum(f"rate({series}[{dialect.range}])")
 
     def lacking(self, has: Has) -> tuple[str, ...]:
@@ -341,10 +374,9 @@ class InfoChanges:
         return None if recent is None else recent / window.range_s
 
     def promql(self, dialect: Dialect) -> str | None:
-        series = dialect.series(self.metric)
-        return (
-            f"count by (instance) ({series} > time() - {dialect.range_s:g}) / {dialect.range_s:g}"
-        )
+        series, range_s = dialect.series(self.metric), round(dialect.range_s, 3)
+        # With `bool`, old series alone are no change; without, they would be no value.
+        return f"sum by (instance) ({series} > bool (time() - {range_s!r})) / {range_s!r}"
 
     def lacking(self, has: Has) -> tuple[str, ...]:
         return () if has(self.metric) else (self.metric,)
@@ -367,6 +399,29 @@ class Product:
 
     def lacking(self, has: Has) -> tuple[str, ...]:
         return (*self.left.lacking(has), *self.right.lacking(has))
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Expressions added; unknown where one is."""
+
+    parts: tuple[Expr, ...]
+
+    def value(self, window: Window) -> float | None:
+        total = 0.0
+        for part in self.parts:
+            value = part.value(window)
+            if value is None:
+                return None
+            total += value
+        return total
+
+    def promql(self, dialect: Dialect) -> str | None:
+        parts = [part.promql(dialect) for part in self.parts]
+        return None if None in parts else " + ".join(f"({part})" for part in parts)
+
+    def lacking(self, has: Has) -> tuple[str, ...]:
+        return tuple(metric for part in self.parts for metric in part.lacking(has))
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,11 +465,15 @@ def least_squares_slope(points: list[tuple[float, float]]) -> float | None:
     """Slope per second of (time, value) points; None with fewer than two."""
     if len(points) < 2:
         return None
-    start_s = points[0][0]
-    mean_s = sum(t_s - start_s for t_s, _ in points) / len(points)
-    mean = sum(value for _, value in points) / len(points)
-    covariance = sum((t_s - start_s - mean_s) * (value - mean) for t_s, value in points)
-    variance = sum((t_s - start_s - mean_s) ** 2 for t_s, _ in points)
+    start_s, level = points[0]
+    values = [value for _, value in points]
+    if values.count(level) == len(values):
+        return 0.0
+    times_s = [round(t_s - start_s, 3) for t_s, _ in points]
+    mean_s, mean = sum(times_s) / len(times_s), sum(values) / len(values)
+    steps_s = [t_s - mean_s for t_s in times_s]
+    covariance = sum(map(mul, steps_s, [value - mean for value in values]))
+    variance = sum(map(mul, steps_s, steps_s))
     return covariance / variance if variance > 0 else None
 
 
@@ -423,7 +482,7 @@ class SlowTimeShare:
     """Least share of a histogram's total time that went into observations above the first edge.
 
     Each observation between two edges counts with the lower one, so the share is a lower bound.
-    `edges` must be bucket bounds, ascending.
+    `edges` must be bucket bounds, ascending; one that the histogram lacks adds nothing.
     """
 
     metric: str
@@ -433,13 +492,14 @@ class SlowTimeShare:
         buckets, total_s = window.buckets(self.metric), window.part_rate(self.metric, "sum")
         if buckets is None or total_s is None or not total_s > 0:
             return None
-        return sum(w * buckets.above_per_s(edge) for w, edge in self._weights()) / total_s
+        above = ((weight, buckets.above_per_s(edge)) for weight, edge in self._weights())
+        return sum(weight * (per_s or 0.0) for weight, per_s in above) / total_s
 
     def promql(self, dialect: Dialect) -> str | None:
         count = PartRate(self.metric, "count").promql(dialect)
         total_s = PartRate(self.metric, "sum").promql(dialect)
         terms = [
-            f"{weight!r} * ({count} - {self._at_most(dialect, edge)})"
+            f"{weight!r} * clamp_min({count} - ({self._at_most(dialect, edge)} or {count}), 0)"
             for weight, edge in self._weights()
         ]
         return f"({' + '.join(terms)}) / (({total_s}) > 0)"
@@ -470,7 +530,9 @@ class AboveRate:
     def promql(self, dialect: Dialect) -> str | None:
         count = PartRate(self.metric, "count").promql(dialect)
         bucket = dialect.series(self.metric, "_bucket", extra=bound_matcher(self.bound))
-        return f"{count} - {dialect.sum(f'rate({bucket}[{dialect.range}])')}"
+        at_most = dialect.sum(f"rate({bucket}[{dialect.range}])")
+        # Extrapolation may give a bucket a little more than the count.
+        return f"clamp_min({count} - {at_most}, 0)"
 
     def lacking(self, has: Has) -> tuple[str, ...]:
         return () if has(self.metric) else (self.metric,)

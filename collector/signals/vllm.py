@@ -41,6 +41,12 @@ XFER = "nixl_xfer_time_seconds"
 STALL_EDGES_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 """ITL's bucket bounds from half a second up: a pause that a reader of a stream sees as a stall."""
 
+TTFT_BOUNDS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
+    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+"""TTFT's bucket bounds: a target between two of them is judged at the lower one."""
+
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 SPEC_POSITIONS = range(8)
 
@@ -584,8 +590,9 @@ def configured(
     A signal whose input is not stated is left out, and its absence said by `unconfigured`.
     """
     signals: list[Signal] = []
-    if ttft_slo_s is not None:
-        within = ShareAtMost(TTFT, ttft_slo_s)
+    bounds_s = [bound_s for bound_s in TTFT_BOUNDS_S if bound_s <= (ttft_slo_s or 0.0)]
+    if bounds_s:
+        within = ShareAtMost(TTFT, bounds_s[-1])
         signals.append(
             Signal(
                 "goodput_per_s",

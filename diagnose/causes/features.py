@@ -7,6 +7,7 @@ from kneewatch.rules.model import Severity
 
 SPEC_POOR_BELOW = 0.5
 SPEC_DRAFTS_MIN_PER_S = 5.0
+LARGE_BATCH = 32.0
 DEFERRED_HELD_S = 10.0
 TRANSFER_SHARE = 0.3
 TRANSFER_DRIFT = 3.0
@@ -34,6 +35,7 @@ def spec_decode_poor(facts: Facts) -> Cause | None:
         SPEC_POOR_BELOW,
         2.2,
         f"{100 * ratio:.0f} % of {drafts_per_s:.0f} drafted tokens a second are accepted",
+        below=True,
     )
     per_draft = facts.values.get("spec_accepted_per_draft_tokens")
     if per_draft is not None and per_draft < 1:
@@ -43,11 +45,16 @@ def spec_decode_poor(facts: Facts) -> Cause | None:
             1.0,
             0.6,
             f"{per_draft:.2f} accepted tokens for each verification",
+            below=True,
         )
     running = facts.get("running_avg")
-    if running >= 1:
+    if running >= LARGE_BATCH / 2:
         case.weigh(
-            "running_avg", running, 32.0, 0.3, f"batch of {running:.0f}: verification costs grow"
+            "running_avg",
+            running,
+            LARGE_BATCH,
+            0.3,
+            f"batch of {running:.0f}: verification costs grow",
         )
     return case.close()
 

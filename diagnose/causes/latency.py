@@ -32,11 +32,12 @@ def prefill_interference(facts: Facts) -> Cause | None:
     case = Case(
         "prefill_interference",
         f"Decode stalls behind long prefills: {100 * share:.0f} % of decode time is pauses of "
-        "half a "
-        f"second and more, the median step takes {1000 * median_s:.0f} ms.",
-        "Enable chunked prefill or lower --max-num-batched-tokens; for strict targets put "
-        "prefill on "
-        "its own servers.",
+        f"half a second and more, the median step takes {1000 * median_s:.0f} ms."
+        if stalls
+        else f"ITL P99 is {1000 * tail_s:.0f} ms while the median step takes "
+        f"{1000 * median_s:.0f} ms: some steps wait behind prefills.",
+        "Enable chunked prefill or lower --max-num-batched-tokens; for strict targets put prefill "
+        "on its own servers.",
         ("6.4", "8.5", "9.3"),
         Severity.WARNING,
         log_odds=-0.2,

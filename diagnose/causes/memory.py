@@ -19,9 +19,9 @@ PINNED_RATIO = 0.9
 
 def kv_pressure(facts: Facts) -> Cause | None:
     """Running requests are preempted, or requests wait for KV blocks that running ones hold."""
-    usage, waiting = facts.get("kv_usage_avg_ratio"), facts.get("waiting_by_capacity")
+    usage, waiting = facts.values.get("kv_usage_avg_ratio"), facts.get("waiting_by_capacity")
     evicting = facts.stage.number >= 2
-    kv_bound = usage >= KV_BOUND_FROM and facts.held("queued", QUEUE_HELD_S)
+    kv_bound = (usage or 0.0) >= KV_BOUND_FROM and facts.held("queued", QUEUE_HELD_S)
     if not evicting and not kv_bound:
         return None
     ratio = facts.get("preemption_ratio_per_s")
@@ -45,13 +45,15 @@ def kv_pressure(facts: Facts) -> Cause | None:
             2.0,
             f"{100 * ratio:.1f} % of running requests are preempted a second",
         )
-    case.weigh(
-        "kv_usage_avg_ratio",
-        usage,
-        0.9,
-        2.0 if usage >= 0.85 else -1.5,
-        f"the KV cache is {100 * usage:.0f} % full (mean of the window)",
-    )
+    if usage is not None:
+        case.weigh(
+            "kv_usage_avg_ratio",
+            usage,
+            0.9,
+            2.0 if usage >= 0.85 else -1.5,
+            f"the KV cache is {100 * usage:.0f} % full (mean of the window)",
+            below=usage < 0.85,
+        )
     if waiting >= 1:
         case.weigh(
             "waiting_by_capacity", waiting, 1.0, 1.0, f"{waiting:.0f} requests wait for room"
@@ -88,9 +90,10 @@ def _queue(facts: Facts, *, pinned: bool) -> Cause | None:
     wait_s = queue_wait_s(facts)
     if wait_s is None or facts.stage.number >= 2:
         return None
-    if facts.get("kv_usage_avg_ratio") >= KV_BOUND_FROM or pinned != seats_bind(facts):
+    usage = facts.values.get("kv_usage_avg_ratio")
+    if (usage or 0.0) >= KV_BOUND_FROM or pinned != seats_bind(facts):
         return None
-    waiting, usage = facts.get("waiting_by_capacity"), facts.get("kv_usage_avg_ratio")
+    waiting = facts.get("waiting_by_capacity")
     running = facts.get("running_max")
     case = Case(
         "admission_limit" if pinned else "queue_saturation",
@@ -113,9 +116,14 @@ def _queue(facts: Facts, *, pinned: bool) -> Cause | None:
         1.2,
         f"{waiting:.0f} requests wait, about {wait_s:.1f} s at the present service rate",
     )
-    if usage < KV_ROOM_BELOW:
+    if usage is not None and usage < KV_ROOM_BELOW:
         case.weigh(
-            "kv_usage_avg_ratio", usage, KV_ROOM_BELOW, 1.0, f"KV cache {100 * usage:.0f} % full"
+            "kv_usage_avg_ratio",
+            usage,
+            KV_ROOM_BELOW,
+            1.0,
+            f"KV cache {100 * usage:.0f} % full",
+            below=True,
         )
     slope = facts.get("waiting_slope_per_s")
     if slope > 0.1:
@@ -130,7 +138,8 @@ def _queue(facts: Facts, *, pinned: bool) -> Cause | None:
             GPU_ROOM_DRIFT,
             0.6,
             f"ITL is {drift:.1f} times its quiet mean: "
-            + ("the GPU has room" if pinned else "the GPU is busy"),
+            + ("the GPU has room" if drift < GPU_ROOM_DRIFT else "the GPU is busy"),
+            below=pinned,
         )
     return case.close()
 
@@ -156,4 +165,4 @@ def seats_bind(facts: Facts) -> bool:
         return False
     drift = facts.values.get("itl_mean_drift_ratio")
     gpu_has_room = drift is None or drift < GPU_ROOM_DRIFT
-    return facts.get("kv_usage_avg_ratio") < KV_ROOM_BELOW and gpu_has_room
+    return facts.get("kv_usage_avg_ratio", 1.0) < KV_ROOM_BELOW and gpu_has_room

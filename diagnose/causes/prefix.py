@@ -16,6 +16,7 @@ RESIDUAL_HITS = 0.08
 
 SHORT_RESIDENCY_S = 60.0
 PARTIAL_HITS = (0.1, 0.8)
+HITS_AGAIN = 0.85
 SIDES_MIN = 0.1
 ALL_OR_NOTHING_FROM = 0.75
 LEVER_ROOM = (
@@ -94,6 +95,7 @@ def prefix_reuse_lost(facts: Facts) -> Cause | None:
         HALVED * quiet,
         2.0,
         f"hit ratio {100 * hits:.0f} % against {100 * quiet:.0f} % in quiet times",
+        below=True,
     )
     if hits > RESIDUAL_HITS:
         case.weigh(
@@ -115,7 +117,7 @@ def _never_shared(facts: Facts, hits: float) -> Cause | None:
         Severity.INFO,
         log_odds=0.2,
     )
-    case.weigh("prefix_hit_ratio", hits, 0.02, 0.3, f"hit ratio {100 * hits:.0f} %")
+    case.weigh("prefix_hit_ratio", hits, 0.02, 0.3, f"hit ratio {100 * hits:.0f} %", below=True)
     return case.close()
 
 
@@ -124,7 +126,7 @@ def prefix_churn(facts: Facts) -> Cause | None:
     hits, quiet = facts.values.get("prefix_hit_ratio"), facts.baseline.get("prefix_hit_ratio")
     if hits is None or not _caching(facts) or not prefill_is_heavy(facts):
         return None
-    if hits <= RESIDUAL_HITS or not _turnover_short(facts):
+    if hits <= RESIDUAL_HITS or not _turnover_short(facts) or _hits_again(facts):
         return None
     dropped = quiet is not None and quiet >= WAS_SHARED_FROM and hits <= 0.75 * quiet
     reused = facts.get("block_reuse_per_s") > 0
@@ -148,6 +150,7 @@ def prefix_churn(facts: Facts) -> Cause | None:
         SHORT_RESIDENCY_S,
         1.2,
         f"new blocks replace the whole free cache in about {residency_s:.0f} s",
+        below=True,
     )
     if dropped and quiet is not None:
         case.weigh(
@@ -156,6 +159,7 @@ def prefix_churn(facts: Facts) -> Cause | None:
             0.75 * quiet,
             1.5,
             f"hit ratio {100 * hits:.0f} % against {100 * quiet:.0f} % in quiet times",
+            below=True,
         )
     if reused:
         rate = facts.get("block_eviction_per_s")
@@ -201,6 +205,13 @@ def _fewest_hits(facts: Facts) -> float | None:
     """The hit ratio on the window or on its newest quarter: a loss shows there first."""
     ratios = (facts.values.get("prefix_hit_ratio"), facts.recent.get("prefix_hit_ratio"))
     return min((ratio for ratio in ratios if ratio is not None), default=None)
+
+
+def _hits_again(facts: Facts) -> bool:
+    """Whether the newest quarter of the window hits: what missed before was a cold cache."""
+    now, quiet = facts.recent.get("prefix_hit_ratio"), facts.baseline.get("prefix_hit_ratio")
+    usual = HITS_AGAIN if quiet is None or quiet < WAS_SHARED_FROM else 0.9 * quiet
+    return now is not None and now >= usual
 
 
 def _caching(facts: Facts) -> bool:

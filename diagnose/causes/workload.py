@@ -44,6 +44,7 @@ def runaway_generation(facts: Facts) -> Cause | None:
             LONGER_OUTPUTS,
             1.2 if longer >= LONGER_OUTPUTS else -1.0,
             f"outputs are {longer:.1f} times as long as in quiet times",
+            below=longer < LONGER_OUTPUTS,
         )
     return case.close()
 
@@ -61,7 +62,7 @@ def underused(facts: Facts) -> Cause | None:
         Severity.INFO,
         log_odds=0.5,
     )
-    case.weigh("running_avg", running, 0.5, 1.0, f"{running:.2f} requests in the batch")
+    case.weigh("running_avg", running, 0.5, 1.0, f"{running:.2f} requests in the batch", below=True)
     busy = facts.values.get("gpu_engine_active_ratio")
     if busy is not None:
         case.weigh(
@@ -70,6 +71,7 @@ def underused(facts: Facts) -> Cause | None:
             0.4,
             1.0 if busy < 0.4 else -1.0,
             f"GPU {100 * busy:.0f} % busy",
+            below=busy < 0.4,
         )
     return case.close()
 
@@ -88,5 +90,7 @@ def kv_overprovisioned(facts: Facts) -> Cause | None:
         Severity.INFO,
         log_odds=0.5,
     )
-    case.weigh("kv_usage_max_ratio", peak, 0.5, 1.0, f"{100 * peak:.0f} % at the window's peak")
+    case.weigh(
+        "kv_usage_max_ratio", peak, 0.5, 1.0, f"{100 * peak:.0f} % at the window's peak", below=True
+    )
     return case.close()

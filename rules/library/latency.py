@@ -36,7 +36,7 @@ RULES = (
         bounds=(Bound(Severity.INFO, 2.0, "guide 8.1: P99 leaves P50 behind at the knee"),),
         summary="The tail of TTFT leaves its middle behind",
         advice="The engine nears its knee: more replicas or quantization before the next peak.",
-        guide=("8.1", "8.5"),
+        guide=("8.1", "8.5", "9.3"),
         for_s=30.0,
     ),
     Rule(

@@ -9,6 +9,9 @@ TRAFFIC = Guard("running_avg", 0.05)
 PROMPT_WORK = Guard("prefix_query_per_s", 200.0)
 """Fewer prompt tokens a second than this say nothing about a prefix cache."""
 
+EVICTING = Guard("cascade_stage", 2.0, ends=True)
+"""Once the stage has ended, by a hysteresis of its own, what the window still holds is the past."""
+
 HOURS = 3600.0
 
 RULES = (
@@ -25,6 +28,7 @@ RULES = (
         "sequences at a time, or add replicas.",
         guide=("7.4", "7.7", "9.3"),
         clear_s=15.0,
+        guards=(EVICTING,),
     ),
     Rule(
         id="KV-FULL",

@@ -15,8 +15,8 @@ from kneewatch.collector.fetch import Fetcher, FetchSettings
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n" * 400
 PATIENT = FetchSettings()
-QUICK = FetchSettings(connect_timeout_s=0.3, read_timeout_s=0.4)
-BUSY_S = 4.0
+QUICK = FetchSettings(connect_timeout_s=0.3, read_timeout_s=0.5)
+BUSY_S = 20.0
 """A busy machine may be so late; without a deadline each of these tests would take far longer."""
 
 Serve = Callable[[socket.socket, bytes, int], bool | None]

@@ -146,17 +146,18 @@ def test_following(tmp_path: Path, name: str) -> None:
 def test_following_a_line_that_comes_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     data = gzip.compress(line(1.0)) + gzip.compress(line(2.0))
+    step_bytes = len(data) // 20  # in all, it takes longer than `idle_s`
 
     def trickle() -> None:
         with path.open("ab", buffering=0) as file:
-            for start in range(0, len(data), 40):
-                file.write(data[start : start + 40])
-                time.sleep(0.01)
+            for start in range(0, len(data), step_bytes):
+                time.sleep(0.05)
+                file.write(data[start : start + step_bytes])
 
     path.touch()
     recorder = threading.Thread(target=trickle)
     recorder.start()
-    reader = follow(path, idle_s=0.6, poll_s=0.005)
+    reader = follow(path, idle_s=0.8, poll_s=0.005)
     assert [one.t_s for one in reader] == [1.0, 2.0]
     assert reader.damaged == 0
     recorder.join()

@@ -176,7 +176,7 @@ def test_damaged_line_is_counted_and_described(tmp_path: Path, bad: bytes, why: 
     reader = CaptureReader(path)
     assert [one.t_s for one in reader] == [1.0, 2.0]
     assert reader.damaged == 2
-    assert reader.first_damage.startswith("line 2: ")
+    assert reader.first_damage.startswith("line 4: ")
     assert why in reader.first_damage
 
 
@@ -227,9 +227,9 @@ def test_any_damage_leaves_entries_or_a_capture_error(
         pytest.param(gzip.compress(b""), "it is empty", id="empty gzip"),
         pytest.param(gzip.compress(line(1))[:30], "ends inside a gzip stream", id="cut at once"),
         pytest.param(b"\x1f\x8b", "can be used", id="magic alone"),
-        pytest.param(b"# HELP a b\na 1\n" * 9_999, "line 1: not JSON", id="a metrics page"),
+        pytest.param(b"# HELP a b\na 1\n" * 99_999, "line 1: not JSON", id="a metrics page"),
         pytest.param(NOISE, "not JSON", id="noise"),
-        pytest.param(b'{"t_send": 1.0, "ok": true}\n' * 9_999, '"t" is missing', id="other lines"),
+        pytest.param(b'{"t_send": 1.0, "ok": true}\n' * 99_999, '"t" is missing', id="other lines"),
         pytest.param(b'{"a": [\n1,\n2]}\n', "not JSON", id="JSON over lines"),
     ],
 )
@@ -242,7 +242,7 @@ def test_no_capture(tmp_path: Path, content: bytes, why: str) -> None:
     assert "thing.dat" in str(caught.value)
     assert why in str(caught.value)
     assert 'each {"t": seconds, "body": "page"}' in str(caught.value)
-    assert reader.damaged <= 1_000, "a large file that is no capture is given up early"
+    assert reader.damaged <= 100_000, "a large file that is no capture is given up early"
 
 
 def test_no_file_at_all(tmp_path: Path) -> None:

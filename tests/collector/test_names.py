@@ -233,7 +233,7 @@ def test_resolving_a_page_takes_milliseconds() -> None:
     assert len(layout.series) > 400
     took_s = 1.0
     for _ in range(20):
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         resolve(layout)
-        took_s = min(took_s, time.perf_counter() - start_s)
+        took_s = min(took_s, time.process_time() - start_s)
     assert took_s <= 0.005

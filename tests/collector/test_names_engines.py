@@ -168,6 +168,13 @@ def test_labels_of_the_deployment_change_nothing() -> None:
         assert values(page, engine, metric) == values(other_page, same, metric)
 
 
+def test_a_label_of_the_deployment_may_be_called_as_one_of_vllm() -> None:
+    body = re.sub(r"(?m)^(vllm:num_requests_running\{)", r'\1source="prod",', recorded(BUSY))
+    page, binding = resolved(body)
+    sources = values(page, only_engine(binding), "prompt_tokens_by_source")
+    assert sources.keys() == {"local_compute", "local_cache_hit", "external_kv_transfer"}
+
+
 def test_a_label_value_may_be_prose_with_commas() -> None:
     reason = "waiting for capacity, deferred"
     body = recorded(BUSY).replace('reason="capacity"', f'reason="{reason}"')
@@ -228,6 +235,19 @@ def test_as_many_labels_are_taken_as_it_takes() -> None:
         ("tiny", "0", "a/y"): 2,
         ("tiny", "0", "b/x"): 1,
     }
+
+
+def test_a_series_that_says_less_joins_one_that_says_more() -> None:
+    b = 'vllm:num_requests_running{{engine="0",model_name="b",pod="{}"}} 1\n'
+    body = b.format("p") + b.format("q") + 'vllm:num_requests_waiting{model_name="a"} 5\n'
+    body += 'vllm:num_requests_running{model_name="a",pod="p"} 4\n'
+    page, binding = resolved(body)
+    assert [engine.key for engine in binding.engines] == [
+        EngineKey("a", "0", "p"),
+        EngineKey("b", "0", "p"),
+        EngineKey("b", "0", "q"),
+    ]
+    assert values(page, binding.engines[0], "num_requests_waiting") == {"": 5}
 
 
 def test_repeated_lines_count_once() -> None:

@@ -14,6 +14,10 @@ TABLE = metric_table()
 METRICS = list(TABLE.metrics.values())
 
 
+# Built at run time before 0.32, so the sources of 0.30 do not hold them as they are.
+BUILT = "hisparse_"
+
+
 def read_lines() -> list[tuple[str, str, str, str, str]]:
     """Name, kind, engine, first and last version, as read from vLLM's sources."""
     rows: list[tuple[str, str, str, str, str]] = []
@@ -34,28 +38,33 @@ def spelling_of(name: str) -> tuple[Metric, Spelling] | None:
     return None
 
 
-@pytest.mark.parametrize("row", read_lines(), ids=lambda row: f"{row[0]}-{row[2]}")
-def test_every_name_read_from_vllm_is_in_the_table(row: tuple[str, str, str, str, str]) -> None:
-    name, kind, engine, first, last = row
-    found = spelling_of(name)
-    assert found is not None
-    metric, spelling = found
-    assert kind in ("-", "gauge" if metric.kind == "info" else metric.kind)
+def test_every_name_read_from_vllm_is_in_the_table() -> None:
     order = TABLE.versions.index
-    assert spelling.since is not None
-    assert order(spelling.since) <= order(first)
-    assert spelling.until is None or order(last) <= order(spelling.until)
-    assert metric.engine in ("", engine)
+    for name, kind, engine, first, last in read_lines():
+        found = spelling_of(name)
+        assert found is not None, name
+        metric, spelling = found
+        assert kind in ("-", "gauge" if metric.kind == "info" else metric.kind), name
+        assert spelling.since is not None, name
+        assert order(spelling.since) <= order(first), name
+        assert spelling.until is None or order(last) <= order(spelling.until), name
+        assert "-" in engine or spelling.engine in ("", engine), name
 
 
 def test_the_table_says_no_more_than_was_read() -> None:
-    read = {name.removesuffix("_total"): (first, last) for name, _, _, first, last in read_lines()}
-    read["iteration_tokens_total"] = read["iteration_tokens"]
-    looked_at = {version for _, _, _, *versions in read_lines() for version in versions}
+    order = TABLE.versions.index
+    read: dict[str, tuple[int, int]] = {}
+    for name, _, _, first, last in read_lines():
+        found = spelling_of(name)
+        assert found is not None
+        low, high = read.get(found[1].name, (len(TABLE.versions), -1))
+        read[found[1].name] = (min(low, order(first)), max(high, order(last)))
     for metric in METRICS:
         for spelling in metric.spellings:
-            if {spelling.since, spelling.until} <= looked_at:
-                assert spelling.name in read
+            if spelling.since is None or spelling.name.startswith(BUILT):
+                continue
+            until = spelling.until or TABLE.versions[-1]
+            assert read[spelling.name] == (order(spelling.since), order(until)), spelling.name
 
 
 def test_no_two_metrics_share_a_name_on_the_page() -> None:

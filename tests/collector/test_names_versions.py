@@ -71,8 +71,8 @@ def test_names_that_are_absent_narrow_the_versions(
     ("body", "fits"),
     [
         (V0_PAGE, ("0.8.5", "0.11.0")),
-        (V0_PAGE + V0_OLD + V0_TOKENS, ("0.6.6.post1", "0.7.3")),
-        (V0_PAGE + V0_OLD, ("0.7.3", "0.7.3")),
+        (V0_PAGE + V0_OLD, ("0.7.3", "0.8.5")),
+        (V0_PAGE + V0_OLD + V0_TOKENS, ("0.7.3", "0.7.3")),
         (V0_PAGE + V0_OLD + V0_AVERAGES, (None, "0.6.6.post1")),
     ],
 )
@@ -82,11 +82,9 @@ def test_a_v0_page_is_one_engine_named_0(body: str, fits: tuple[str | None, str 
     assert engine.key == EngineKey("m", "0")
     assert values(page, engine, "kv_cache_usage_perc") == {"": 0.5}
     assert engine.info("cache_config_info", page.values)["num_gpu_blocks"] == "2000"
-    if V0_TOKENS not in body:
-        assert binding.version_range == fits
-    assert binding.why_missing("prefix_cache_hits") == (
-        "only on the V1 engine" if number(fits[1] or "0") >= (0, 9, 2) else "new in 0.9.2"
-    )
+    assert binding.version_range == fits
+    why = "new in 0.7.3" if fits[1] == "0.6.6.post1" else "only on the V1 engine"
+    assert binding.why_missing("prefix_cache_hits") == why
 
 
 def test_a_page_that_a_scraper_thinned_is_judged_by_what_is_on_it() -> None:
@@ -157,4 +155,4 @@ def test_nobody_is_told_of_what_hardly_anybody_has() -> None:
 def test_ray_pages_are_judged_by_what_is_on_them() -> None:
     body = re.sub(r"(?m)^vllm:\w+_total\{.*\} 0\.0\n", "", recorded("0.32.0-loaded"))
     _, binding = resolved(prefixed(body, "ray_vllm_"))
-    assert binding.version_range == ("0.30.0", None)
+    assert binding.version_range == ("0.32.0", None)

@@ -1,0 +1,117 @@
+"""What the commands say: results to stdout, everything else to stderr. I/O edge."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+import click
+import orjson
+
+from kneewatch.collector.base import CaptureError
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.reports import timeline
+from kneewatch.reports.document import document
+from kneewatch.reports.markdown import markdown
+from kneewatch.reports.text import Style, text
+from kneewatch.reports.words import WIDTH, printable
+from kneewatch.rules.model import Severity
+
+OK, FOUND, NO_DATA = 0, 1, 2
+"""Exit status: nothing found; findings at warning or worse; usage, settings or no data."""
+
+NO_SCRAPE = "no scrape in the time asked for"
+LEAST_WIDTH = 60
+
+
+def say(message: str) -> None:
+    """A message of the program itself, to stderr."""
+    click.echo(f"kneewatch: {printable(message)}", err=True)
+
+
+def style() -> Style:
+    """How stdout is printed on: colour only on a terminal, and not where NO_COLOR is set."""
+    terminal = sys.stdout.isatty()
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    width = max(LEAST_WIDTH, min(WIDTH, _columns(sys.stdout))) if terminal else WIDTH
+    return Style(colour=terminal and not plain, width=width)
+
+
+def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -> None:
+    """One line on stderr that overwrites itself, on a terminal only; no diagnoses clear it."""
+    if not sys.stderr.isatty():
+        return
+    line = ""
+    if diagnoses:
+        line = timeline.progress(diagnoses, elapsed_s, watch_s, _columns(sys.stderr) - 1)
+    click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+
+
+def tell_moment(diagnoses: Sequence[Diagnosis], form: str) -> int:
+    """Print the diagnoses of one moment. Returns the exit status.
+
+    Raises:
+        CaptureError: there are none.
+    """
+    if not diagnoses:
+        raise CaptureError("no scrape could be judged")
+    if form == "json":
+        for diagnosis in diagnoses:
+            click.echo(orjson.dumps(document(diagnosis)).decode())
+    else:
+        click.echo(markdown(diagnoses) if form == "markdown" else text(diagnoses, style()))
+    return status(max(diagnosis.severity for diagnosis in diagnoses), diagnoses)
+
+
+def tell_timeline(found: Iterable[list[Diagnosis]], form: str, *, named: bool) -> int:
+    """Print diagnoses over time. Returns the exit status.
+
+    Raises:
+        CaptureError: there are none.
+    """
+    if form == "json":
+        return _tell_lines(found)
+    shown = Style() if form == "markdown" else style()
+    told = timeline.Timeline(shown, named=named)
+    fence = ["```"] if form == "markdown" else []
+    for lines in itertools.chain([fence], map(told.lines, found), [fence]):
+        for line in lines:
+            click.echo(line)
+    if not told.last:
+        raise CaptureError(NO_SCRAPE)
+    if form == "markdown":
+        click.echo(told.close(lambda ds, all_: markdown(ds, footers=all_), mark="#"))
+    else:
+        click.echo(told.close(lambda ds, all_: text(ds, shown, footers=all_)))
+    return status(told.worst, told.last.values())
+
+
+def _tell_lines(found: Iterable[list[Diagnosis]]) -> int:
+    worst, out = Severity.OK, sys.stdout.buffer
+    last: dict[tuple[str, str, str], Diagnosis] = {}
+    for diagnoses in found:
+        for diagnosis in diagnoses:
+            last[diagnosis.target, diagnosis.model, diagnosis.engine] = diagnosis
+            worst = max(worst, diagnosis.severity)
+            out.write(orjson.dumps(document(diagnosis), option=orjson.OPT_APPEND_NEWLINE))
+    out.flush()
+    if not last:
+        raise CaptureError(NO_SCRAPE)
+    return status(worst, last.values())
+
+
+def status(worst: Severity, last: Iterable[Diagnosis]) -> int:
+    """The exit status: an engine that could not be read at the end is no data, never health."""
+    if worst >= Severity.WARNING:
+        return FOUND
+    return NO_DATA if any(diagnosis.health == "unknown" for diagnosis in last) else OK
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or WIDTH
+    except OSError:
+        return WIDTH

@@ -1,0 +1,157 @@
+"""Where settings come from: defaults < TOML file < environment < flags. I/O edge."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from kneewatch.agent.settings import BY_KEY, SETTINGS, Effective, Setting, Settings
+from kneewatch.collector.base import SettingsError
+
+RULES_PREFIX = "rules."
+TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+WANTED = {
+    "seconds": "a number of seconds",
+    "number": "a number",
+    "count": "a whole number",
+    "text": "text",
+    "flag": "true or false",
+    "pairs": "a table of texts",
+}
+
+
+def load(
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any],
+) -> Settings:
+    """Effective settings. `flags` maps setting keys to values; None means not given.
+
+    Raises:
+        SettingsError: unknown key, value of the wrong kind, file unreadable; the message names
+        both.
+    """
+    values = {setting.key: Effective(setting.default, "default") for setting in SETTINGS}
+    thresholds: dict[str, dict[str, float]] = {}
+    origin = f"file {file}"
+    for key, value in (_from_file(file) if file else {}).items():
+        if key.startswith(RULES_PREFIX):
+            _threshold(thresholds, key, value, origin)
+        else:
+            values[key] = Effective(_checked(_known(key, origin), value, origin), origin)
+    for setting in SETTINGS:
+        if setting.env in environ:
+            place = f"environment {setting.env}"
+            parsed = _parsed(setting, environ[setting.env], place)
+            values[setting.key] = Effective(_checked(setting, parsed, place), place)
+    for key, value in flags.items():
+        if value is not None:
+            place = f"flag {BY_KEY[key].option}"
+            values[key] = Effective(_checked(BY_KEY[key], value, place), place)
+    return Settings(values, thresholds, origin)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """The name and the value of NAME=VALUE.
+
+    Raises:
+        ValueError: there is no name or no equals sign; the value, maybe a secret, is not in it.
+    """
+    name, equals, value = text.partition("=")
+    if not name.strip() or not equals:
+        raise ValueError("write NAME=VALUE")
+    return name.strip(), value.strip()
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SettingsError(f"settings file {file}: {exc.strerror or exc}") from exc
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise SettingsError(f"settings file {file}: {exc}") from exc
+    return _flattened(document, "")
+
+
+def _flattened(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        name = prefix + key
+        pairs = name in BY_KEY and BY_KEY[name].kind == "pairs"
+        if isinstance(value, dict) and not pairs:
+            flat |= _flattened(cast("dict[str, Any]", value), name + ".")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _known(key: str, origin: str) -> Setting:
+    setting = BY_KEY.get(key)
+    if setting is None:
+        near = get_close_matches(key, BY_KEY, n=1, cutoff=0.0)
+        raise SettingsError(f"{origin}: no setting {key!r}; the nearest is {near[0]!r}")
+    return setting
+
+
+def _threshold(
+    thresholds: dict[str, dict[str, float]], key: str, value: object, origin: str
+) -> None:
+    parts = key.removeprefix(RULES_PREFIX).split(".")
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if len(parts) != 2 or not number:
+        raise SettingsError(f"{origin}: {key} must be rules.<ID>.<severity> = number")
+    thresholds.setdefault(parts[0], {})[parts[1]] = float(cast("float", value))
+
+
+def _parsed(setting: Setting, text: str, origin: str) -> object:
+    if setting.kind in ("seconds", "number", "count"):
+        try:
+            return int(text) if setting.kind == "count" else float(text)
+        except ValueError as exc:
+            raise SettingsError(f"{origin}: {text!r} is not {WANTED[setting.kind]}") from exc
+    if setting.kind == "flag":
+        if text.lower() not in TRUTHS:
+            raise SettingsError(f"{origin}: {text!r} is neither true nor false")
+        return TRUTHS[text.lower()]
+    if setting.kind == "pairs":
+        try:
+            return dict(pair(part) for part in text.split(",") if part.strip())
+        except ValueError as exc:
+            raise SettingsError(f"{origin}: {exc}, several of them with commas between") from exc
+    return text
+
+
+def _checked(setting: Setting, value: object, origin: str) -> object:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        "seconds": number,
+        "number": number,
+        "count": isinstance(value, int) and not isinstance(value, bool),
+        "text": isinstance(value, str),
+        "flag": isinstance(value, bool),
+        "pairs": _is_pairs(value),
+    }[setting.kind]
+    if not fits:
+        said = "" if setting.secret else f", not {value!r}"
+        raise SettingsError(f"{origin}: {setting.key} must be {WANTED[setting.kind]}{said}")
+    if not number:
+        return value
+    amount = float(cast("float", value))
+    if not 0 < amount <= setting.most or not math.isfinite(amount):
+        limit = f" and at most {setting.most:g}" if math.isfinite(setting.most) else ""
+        raise SettingsError(
+            f"{origin}: {setting.key} = {value} is out of range: it must be more than 0{limit}"
+        )
+    return value if setting.kind == "count" else amount
+
+
+def _is_pairs(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    pairs = cast("dict[object, object]", value)
+    return all(isinstance(part, str) for pair_ in pairs.items() for part in pair_)

@@ -1,0 +1,101 @@
+"""Numbers, durations, moments and lines for reading. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from datetime import UTC, datetime
+
+WIDTH = 100
+"""Lines are at most this long where their words allow it."""
+
+
+def number(value: float | None) -> str:
+    """A number with three digits that mean something; a dash for none."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def percent(ratio: float) -> str:
+    """A ratio in percent: 0.2 %, 4.6 %, 98 %."""
+    scaled = 100 * ratio
+    whole = abs(scaled) >= 9.95 or abs(scaled) < 0.05
+    return f"{scaled:.0f} %" if whole else f"{round(scaled, 1):g} %"
+
+
+def duration(seconds: float) -> str:
+    """A measured time: 35 ms, 2.5 s, 40 s, 12 min."""
+    if abs(seconds) < 0.9995:
+        millis = 1000 * seconds
+        return f"{millis:.0f} ms" if abs(millis) >= 9.95 else f"{millis:.2g} ms"
+    return f"{seconds:.1f} s" if seconds < 9.95 else span(seconds)
+
+
+def quantity(key: str, value: float | None) -> str:
+    """A signal's value with the unit that ends its key."""
+    if value is None:
+        return "-"
+    if key.endswith("_ratio_per_s"):
+        return f"{percent(value)} a second"
+    if key.endswith(("_ratio", "_share")) and 0 <= value <= 1:
+        return percent(value)
+    if key.endswith("_bytes_per_s"):
+        return f"{number(value / 1e9)} GB/s"
+    if key.endswith("_per_s"):
+        return f"{number(value)} a second"
+    return duration(value) if key.endswith("_s") else number(value)
+
+
+def span(seconds: float) -> str:
+    """How long something has lasted: 45 s, 12 min, 3.2 h, 4.5 days."""
+    if seconds < 120:
+        return f"{max(0.0, seconds):.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def clock(t_s: float) -> str:
+    """A moment as hours, minutes and seconds, UTC."""
+    return datetime.fromtimestamp(t_s, tz=UTC).strftime("%H:%M:%S")
+
+
+def date(t_s: float) -> str:
+    """A moment's day, UTC."""
+    return datetime.fromtimestamp(t_s, tz=UTC).strftime("%Y-%m-%d")
+
+
+def moment(t_s: float, now_s: float) -> str:
+    """A moment as read at another: the day only where it is not the same."""
+    day = "" if date(t_s) == date(now_s) else f"{date(t_s)} "
+    return f"{day}{clock(t_s)} UTC"
+
+
+def lasting(since_s: float, now_s: float) -> str:
+    """How long something has lasted and since when."""
+    if now_s - since_s < 1:
+        return f"as of {moment(since_s, now_s)}"
+    return f"for {span(now_s - since_s)}, since {moment(since_s, now_s)}"
+
+
+def printable(text: str) -> str:
+    """Text without what could steer a terminal: names and errors come from other machines."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def wrapped(line: str, *, width: int = WIDTH, indent: int = 0, more: int = 2) -> list[str]:
+    """A line in pieces of at most `width`, the later ones indented by `more`; words stay whole."""
+    return textwrap.wrap(
+        printable(line),
+        width,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + more),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def cut(line: str, width: int = WIDTH) -> str:
+    """A line that is at most `width` long, with a mark where something was left out."""
+    line = printable(line)
+    return line if len(line) <= width else line[: width - 1] + "…"

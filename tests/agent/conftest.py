@@ -1,0 +1,46 @@
+"""The program in this process, and servers that are closed when their test is over."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent import cli
+from tests.agent.running import Ended, Main
+from tests.collector.servers import Serve, Server, Start
+
+
+@pytest.fixture
+def main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Main:
+    """Runs the program in this process; it starts in an empty folder, with no settings."""
+    for name in [name for name in os.environ if name.startswith(("KNEEWATCH_", "NO_COLOR"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: object) -> Ended:
+        with pytest.raises(SystemExit) as exited:
+            cli.main([str(arg) for arg in args])
+        told = capsys.readouterr()
+        assert isinstance(exited.value.code, int)
+        return Ended(exited.value.code, told.out, told.err)
+
+    return run
+
+
+@pytest.fixture
+def serving() -> Iterator[Start]:
+    servers: list[Server] = []
+
+    def start(serve: Serve, tls: ssl.SSLContext | None = None) -> Server:
+        servers.append(Server(serve, tls))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

@@ -1,0 +1,261 @@
+"""The command line on recordings: exit status, streams, formats, flags."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kneewatch.collector.capture import CaptureReader
+from tests.agent.running import ARGV, Document, Ended, Main, capture, environment, run
+from tests.reports.schema import problems
+
+HEALTHY, CASCADE = capture("healthy_light"), capture("kv_pressure_cascade")
+REPLICAS = [capture(f"round_robin_two_replicas.r{number}") for number in (0, 1)]
+WINDOW = ("--window", "15s")
+JSON = (*WINDOW, "--format", "json")
+STEADY_T = 1795219600.0
+"""A moment at which healthy_light is under way."""
+
+KEYS = [
+    "schema",
+    "t",
+    "target",
+    "engine",
+    "model",
+    "tier",
+    "health",
+    "stage",
+    "causes",
+    "symptoms",
+    "findings",
+    "recommendations",
+    "signals",
+    "unknown",
+]
+STAGE_KEYS = ["number", "name", "since", "forecast_s"]
+CAUSE_KEYS = ["id", "confidence", "severity", "since", "summary", "evidence", "against", "guide"]
+
+
+@pytest.mark.parametrize(
+    "captures",
+    [
+        [CASCADE],
+        [capture("restart_mid_run")],
+        [capture("lora_thrash")],
+        REPLICAS,
+    ],
+    ids=lambda paths: "+".join(path.name.split(".", 1)[0] for path in paths),
+)
+def test_every_line_of_a_replay(main: Main, captures: list[Path]) -> None:
+    documents = main("replay", *captures, *JSON).documents
+    assert [problem for document in documents for problem in problems(document)] == []
+    assert all(set(KEYS) <= document.keys() for document in documents)
+    assert all(set(STAGE_KEYS) <= document["stage"].keys() for document in documents)
+    causes = [cause for document in documents for cause in document["causes"]]
+    assert causes
+    assert all(set(CAUSE_KEYS) <= cause.keys() for cause in causes)
+    times = [document["t"] for document in documents]
+    assert times == sorted(times)
+    said = [(d["t"], d["target"], d["engine"]) for d in documents]
+    scraped = [
+        (round(entry.t_s, 3), path.name.removesuffix(".jsonl.gz"), "0")
+        for path in captures
+        for entry in CaptureReader(path)
+    ]
+    assert sorted(said) == sorted(scraped)
+
+
+def test_a_cascade_is_told(main: Main) -> None:
+    told = main("replay", CASCADE, *JSON)
+    assert (told.status, told.err) == (1, "")
+    worst = max(told.documents, key=lambda document: document["stage"]["number"])
+    assert worst["stage"]["number"] >= 3
+    assert worst["causes"][0]["id"] == "kv_pressure"
+    assert told.documents[-1]["causes"] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "says"),
+    [
+        (("replay", HEALTHY, *WINDOW), 0, ""),
+        (("replay", CASCADE, *WINDOW), 1, ""),
+        (("diagnose", CASCADE, *WINDOW), 0, "worse before"),
+        (("diagnose", capture("prefix_off"), *WINDOW), 1, ""),
+        (("replay", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),
+        (("diagnose", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),
+        (("replay", "empty.jsonl.gz"), 2, "it is empty"),
+        (("replay", "other.txt"), 2, "nothing in it can be used"),
+        (("replay", "."), 2, "is a directory"),
+        (("replay", HEALTHY, "--from", "yesterday"), 2, "'yesterday' is neither unix seconds"),
+        (("replay", HEALTHY, "--to", "nan"), 2, "'nan' is no time"),
+        (("replay", HEALTHY, "--from", "9", "--to", "5"), 2, "--from 9 is later than --to 5"),
+        (("replay", HEALTHY, "--to", "5"), 2, "no entry in the time asked for"),
+        (("replay", HEALTHY, "--window", "soon"), 2, "'soon' is not a duration"),
+        (("replay", HEALTHY, "--window", "-3s"), 2, "'-3s' must be longer than nothing"),
+        (("replay", HEALTHY, "--window", "inf"), 2, "'inf' must be longer than nothing"),
+        (("replay", HEALTHY, "--windows", "15s"), 2, "No such option '--windows'"),
+        (("replay",), 2, "Missing argument 'CAPTURES...'"),
+        (("replay", HEALTHY, "--format", "xml"), 2, "'xml' is not one of"),
+        (("replay", HEALTHY, "--config", "no.toml"), 2, "settings file no.toml: No such file"),
+        (("diagnose", HEALTHY, "--gpu-metrics", "host:9400"), 2, "--gpu-metrics needs a server"),
+        (("diagnose", HEALTHY, "--gpus", "0"), 2, "flag --gpus: gpus = 0 is out of range"),
+        (("unheard-of",), 2, "No such command 'unheard-of'"),
+        ((), 2, "Commands:"),
+        (("--help",), 0, ""),
+        (("--version",), 0, ""),
+    ],
+    ids=lambda value: " ".join(str(v) for v in value)[-60:] if isinstance(value, tuple) else "",
+)
+def test_exit_status(
+    main: Main, tmp_path: Path, args: tuple[object, ...], status: int, says: str
+) -> None:
+    (tmp_path / "empty.jsonl.gz").touch()
+    (tmp_path / "other.txt").write_text("this is\nno capture\n")
+    told = main(*args)
+    assert told.status == status
+    assert says in told.err
+    assert bool(told.err) == bool(says)
+    assert bool(told.out) == (status < 2), "results go to stdout, messages do not"
+
+
+def test_the_installed_script(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("kneewatch")
+    done = subprocess.run(
+        [script, "replay", HEALTHY, *WINDOW],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "HEALTHY" in done.stdout
+
+
+def test_results_and_messages_do_not_mix(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.jsonl.gz"
+    damaged.write_bytes(CASCADE.read_bytes()[:-500])
+    told = run("replay", damaged, *JSON, cwd=tmp_path)
+    assert told.status == 1
+    assert len(told.documents) == 96
+    (message,) = told.err.splitlines()
+    assert message.startswith(f"kneewatch: {damaged}: 1 damaged entries left out; the first: ")
+
+
+def test_damage_in_the_middle_is_told_and_passed_over(main: Main, tmp_path: Path) -> None:
+    lines = [
+        b'{"t": %d, "status": 200, "body": "%s"}' % (at, b"vllm:num_requests_running 1\\n")
+        for at in range(10)
+    ]
+    lines[3], lines[7] = b'{"t": 3, "bo', b"\x00\xff garbage"
+    path = tmp_path / "damaged.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    told = main("replay", path, *JSON)
+    assert [document["t"] for document in told.documents] == [0, 1, 2, 4, 5, 6, 8, 9]
+    assert "2 damaged entries left out; the first: line 4: " in told.err
+
+
+def test_a_part_of_a_recording(main: Main) -> None:
+    until = STEADY_T + 20
+    told = main("replay", HEALTHY, *JSON, "--from", STEADY_T, "--to", until).documents
+    assert len(told) == 10
+    assert all(STEADY_T <= document["t"] <= until for document in told)
+
+
+@pytest.mark.parametrize(
+    "zone", ["", "Z", "+00:00"], ids=["no zone is UTC, as printed", "Z", "offset"]
+)
+def test_times_are_utc(tmp_path: Path, zone: str) -> None:
+    told = run(
+        *("replay", HEALTHY, *JSON, "--from", f"2026-11-21T00:06:40{zone}"),
+        cwd=tmp_path,
+        TZ="America/New_York",
+    )
+    assert told.documents[0]["t"] == pytest.approx(STEADY_T, abs=2)
+
+
+def test_captures_of_the_same_name_are_told_apart(main: Main, tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "pod.jsonl.gz" for folder in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(HEALTHY.read_bytes())
+    documents = main("replay", *paths, *JSON).documents
+    assert {d["target"] for d in documents} == {str(path.with_name("pod")) for path in paths}
+    assert len(documents) == 88
+
+
+def test_one_capture_that_cannot_be_used_does_not_hide_the_others(
+    main: Main, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    told = main("replay", HEALTHY, empty, *JSON)
+    assert told.status == 2, "a target without data is not healthy"
+    assert len(told.documents) == 44
+    assert f"{empty}: nothing in it can be used (it is empty)" in told.err
+    assert main("replay", CASCADE, empty, *JSON).status == 1
+
+
+def test_a_target_that_ends_unreadable_is_not_healthy(main: Main, tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    with path.open("w") as file:
+        file.write('{"t": 1, "body": "vllm:num_requests_running 1\\n"}\n{"t": 2, "error": "x"}\n')
+    told = main("diagnose", path, "--format", "json")
+    assert told.documents[0]["health"] == "unknown"
+    assert told.status == 2
+
+
+def test_a_reader_that_leaves(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*ARGV, "replay", str(CASCADE), *JSON],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b'{"schema":"kneewatch.diagnosis/1"')
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
+def last(told: Ended) -> Document:
+    """The last document."""
+    return told.documents[-1]
+
+
+def test_a_demo(main: Main) -> None:
+    told = main("demo")
+    assert (told.status, told.err) == (1, "")
+    assert "A recording of a real vLLM 0.32.0 server" in told.out
+    assert "kv_pressure" in told.out
+    _, _, end = told.out.partition("--- at the end")
+    assert "\nHEALTHY  " in end
+    assert last(main("demo", "--format", "json"))["health"] == "ok"
+
+
+def test_a_demo_takes_a_window(main: Main) -> None:
+    windows = [last(main("demo", "--format", "json", *args))["window_s"] for args in ((), WINDOW)]
+    assert windows == [15, 15]
+    assert last(main("demo", "--format", "json", "--window", "40s"))["window_s"] == 40
+
+
+def test_markdown(main: Main) -> None:
+    told = main("replay", CASCADE, *WINDOW, "--format", "markdown")
+    assert told.out.startswith("```\n")
+    assert told.out.count("```") == 2
+    assert "\n# at its worst, 2026-11-21 " in told.out
+    assert "\n## CRITICAL: kv\\_" not in told.out
+    assert "\n### 1. `kv_pressure` (critical, confidence 0." in told.out
+
+
+def test_a_target_of_a_capture_is_judged_against_what_is_promised(main: Main) -> None:
+    told = main("diagnose", CASCADE, *JSON, "--slo-ttft", "500ms", "--slo-itl", "1m")
+    (document,) = told.documents
+    assert document["judged_against"] == "targets: TTFT P99 500 ms, ITL P99 60000 ms"
+    assert "TTFT-P99" in {finding["rule"] for finding in document["findings"]}

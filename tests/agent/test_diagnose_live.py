@@ -1,0 +1,300 @@
+"""`diagnose` against real servers on 127.0.0.1 that serve recorded pages in turn."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.agent.running import Document, Ended, Main, bodies, ended, in_turn, start
+from tests.collector.servers import Server, Start, always, answer, chunked
+
+WATCH = ("--for", "4s", "--interval", "0.5s")
+SHORT = ("--for", "1s", "--interval", "0.25s", "--format", "json")
+AT_ONCE_S = 5.0
+"""A busy machine may be so late; what is said at once comes within one or two seconds."""
+
+H100 = (
+    'gpu="0",UUID="GPU-c4529c8d-69c4-b61d-e0bc-7b2460096005",pci_bus_id="00000000:53:00.0",'
+    'device="nvidia0",modelName="NVIDIA H100 80GB HBM3",Hostname="gpu-node-1",'
+    'DCGM_FI_DRIVER_VERSION="580.105.08",container="main",namespace="dynamo-workload",'
+    'pod="vllm-agg-0-vllmdecodeworker-s65j5",pod_uid=""'
+)
+GPU_FIELDS = {
+    "DEV_SM_CLOCK": 1980,
+    "DEV_GPU_TEMP": 61,
+    "DEV_POWER_USAGE": 412.5,
+    "DEV_FB_USED": 70_000,
+    "DEV_FB_FREE": 10_000,
+    "DEV_XID_ERRORS": 0,
+    "PROF_GR_ENGINE_ACTIVE": 0.87,
+    "PROF_DRAM_ACTIVE": 0.42,
+}
+GPU_PAGE = "".join(
+    f"# TYPE DCGM_FI_{name} gauge\nDCGM_FI_{name}{{{H100}}} {value}\n"
+    for name, value in GPU_FIELDS.items()
+).encode()
+
+
+def unused_url() -> str:
+    """A URL where nothing listens."""
+    server = Server(always(answer()))
+    server.close()
+    return server.url
+
+
+@pytest.fixture(scope="module")
+def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
+    """Several watches at the same time, by name; each takes seconds and hardly any CPU."""
+    with ExitStack() as stack:
+
+        def serve(pages: list[bytes]) -> Server:
+            return stack.enter_context(closing(Server(in_turn(pages))))
+
+        def watch(url: str, *args: str) -> None:
+            started[len(started)] = start("diagnose", url, *args, cwd=folder)
+
+        folder = tmp_path_factory.mktemp("watches")
+        started = {}
+        healthy, dying = bodies("healthy_light", 10, 30), serve(bodies("healthy_light", 10))
+        token = folder / "token"
+        token.write_text("secret-of-the-target\n")
+        target, gpus = serve(healthy), serve([GPU_PAGE])
+        watch(serve(healthy).url, *WATCH)
+        watch(serve(bodies("kv_pressure_cascade", 40)).url, *WATCH)
+        watch(dying.url, "--for", "3s", "--interval", "0.25s", "--format", "json")
+        watch(target.url, *SHORT, "--gpu-metrics", gpus.url, "--bearer-token-file", str(token))
+        watch(serve(healthy).url, *SHORT, "--gpu-metrics", unused_url())
+        watch(serve(healthy).url.replace("//", "//me:sesame@"), *SHORT)
+        watch(serve(healthy).url, *SHORT[:4], "--format", "markdown")
+        while len(dying.requests) < 4:
+            time.sleep(0.01)
+        dying.close()
+        names = ("healthy", "cascade", "dying", "gpus", "dead gpus", "password", "markdown")
+        yield {
+            **{name: ended(one) for name, one in zip(names, started.values(), strict=True)},
+            "requests": Ended(
+                0, (b"".join(target.requests)).decode(), (b"".join(gpus.requests)).decode()
+            ),
+        }
+
+
+def only(watch: Ended) -> Document:
+    """The one document on stdout."""
+    (document,) = watch.documents
+    return document
+
+
+def test_a_healthy_server(watches: dict[str, Ended]) -> None:
+    watch = watches["healthy"]
+    assert (watch.status, watch.err) == (0, "")
+    assert re.match(r"HEALTHY  http://127\.0\.0\.1:\d+ \(model tiny, engine 0\)\n", watch.out)
+
+
+def test_a_cascade(watches: dict[str, Ended]) -> None:
+    watch = watches["cascade"]
+    assert (watch.status, watch.err) == (1, "")
+    lines = watch.out.splitlines()
+    assert re.match(r"(WARNING|CRITICAL)  kv_pressure  http://127", lines[0])
+    assert re.match(r"KV cascade: stage [234] \(\w+\) for \d s, since [\d:]+ UTC", lines[1])
+    cause = next(at for at, line in enumerate(lines) if line.startswith("1. kv_pressure"))
+    assert len([line for line in lines[cause:] if line.startswith("   + ")]) in (2, 3)
+    assert "   do first: " in watch.out
+
+
+def test_a_server_that_dies_midway(watches: dict[str, Ended]) -> None:
+    watch = watches["dying"]
+    document = only(watch)
+    assert watch.status == 1
+    assert [cause["id"] for cause in document["causes"]] == ["target_down"]
+    assert document["causes"][0]["severity"] == "critical"
+    assert "connection refused" in document["causes"][0]["summary"]
+    assert document["model"] == "tiny", "what was learnt before is kept"
+
+
+def test_gpu_signals(watches: dict[str, Ended]) -> None:
+    document = only(watches["gpus"])
+    wanted = {
+        "gpu_engine_active_ratio": 0.87,
+        "gpu_dram_active_ratio": 0.42,
+        "gpu_temperature_c": 61,
+        "gpu_power_watts": 412.5,
+        "gpu_sm_clock_hz": 1.98e9,
+        "gpu_memory_used_ratio": 0.875,
+        "gpu_xid_last": 0,
+    }
+    assert {key: document["signals"][key] for key in wanted} == wanted
+    assert not [line for line in document["unknown"] if line.startswith("gpu_*")]
+    finding = next(f for f in document["findings"] if f["rule"] == "GPU-MEMORY-HIGH")
+    assert (finding["state"], finding["value"]) == ("ok", 0.875)
+
+
+def test_a_token_goes_to_the_target_alone(watches: dict[str, Ended]) -> None:
+    to_target, to_gpus = watches["requests"].out, watches["requests"].err
+    assert "Authorization: Bearer secret-of-the-target" in to_target
+    assert "GET /metrics" in to_gpus
+    assert "Authorization" not in to_gpus
+
+
+def test_a_dead_gpu_source_is_said_and_stops_nothing(watches: dict[str, Ended]) -> None:
+    watch = watches["dead gpus"]
+    document = only(watch)
+    assert (watch.status, document["health"]) == (0, "ok")
+    (line,) = [line for line in document["unknown"] if line.startswith("gpu_")]
+    assert re.fullmatch(r"gpu_\*: http://127.0.0.1:\d+/metrics: connection refused", line)
+
+
+def test_a_password_is_not_shown(watches: dict[str, Ended]) -> None:
+    watch = watches["password"]
+    assert watch.status == 0
+    assert "sesame" not in watch.out + watch.err
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", only(watch)["target"])
+
+
+def test_markdown(watches: dict[str, Ended]) -> None:
+    watch = watches["markdown"]
+    assert watch.status == 0
+    assert watch.out.startswith("## HEALTHY: http://127.0.0.1:")
+
+
+HTML = answer(b"<!doctype html><title>login</title>", "Content-Type: text/html")
+OTHER_PAGE = answer(b"# TYPE up gauge\nup 1\n" * 30)
+FAILURES = {
+    "401": (answer(b"", status="401 Unauthorized"), "answered 401", "token"),
+    "403": (answer(b"", status="403 Forbidden"), "answered 403", "token"),
+    "404": (answer(b"", status="404 Not Found"), "answered 404", "path"),
+    "500": (answer(b"", status="500 Oops"), "answered 500", "log"),
+    "HTML": (HTML, "a web page, not metrics", "port"),
+    "empty": (answer(b""), "the page is empty", "port"),
+    "no vLLM": (OTHER_PAGE, "no vLLM metrics on this page", ""),
+    "no exposition": (answer(b"hello there, world\n"), "line 1", "metrics page"),
+    "stops": (answer(b"x" * 500)[:-100], "stops midway", "restart"),
+    "chunk stops": (chunked(b"# TYPE a gauge\n", end=False), "stops midway", "restart"),
+}
+
+
+def assert_told(told: Ended, url: str, says: str, hint: str) -> None:
+    """The failure is told once, with the address and what to try; nothing is on stdout."""
+    assert (told.status, told.out) == (2, "")
+    message, tries = told.err.splitlines()
+    assert message.startswith("kneewatch: ")
+    assert url in message
+    assert says in message
+    assert tries.startswith("  try: ")
+    assert hint in tries
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_server_without_a_page(serving: Start, main: Main, kind: str) -> None:
+    data, says, hint = FAILURES[kind]
+    server = serving(always(data, keep=False))
+    since_s = time.monotonic()
+    told = main("diagnose", server.url, "--for", "20s")
+    assert time.monotonic() - since_s < AT_ONCE_S
+    assert_told(told, server.url, says, hint)
+
+
+def test_a_server_that_refuses(main: Main) -> None:
+    url = unused_url()
+    assert_told(main("diagnose", url), url, "connection refused", "is the server running")
+
+
+def test_a_name_that_cannot_be_resolved(main: Main) -> None:
+    told = main("diagnose", "no..such.host:8000")
+    assert_told(told, "http://no..such.host:8000/metrics", "cannot be resolved", "spelling")
+
+
+def test_tls_where_none_is_spoken(main: Main) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        url = f"https://127.0.0.1:{server.server_address[1]}/metrics"
+        told = main("diagnose", url)
+        server.shutdown()
+        thread.join()
+    assert_told(told, url, "does not speak TLS", "http://")
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """What comes as TLS is no HTTP, and is answered so."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+def test_tls_with_an_unknown_authority(serving: Start, main: Main, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    url = serving(in_turn(bodies("healthy_light", 10, 30)), tls).url
+    assert_told(main("diagnose", url), url, "unknown CA", "ca_file")
+    trusted = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(trusted))
+    assert main("diagnose", url, *SHORT[:4], "--ca-file", trusted).status == 0
+    assert main("diagnose", url, *SHORT[:4], "--insecure").status == 0
+
+
+@pytest.mark.parametrize("target", ["", "ftp://host/metrics", "host:99999", "a b"])
+def test_what_is_no_target(main: Main, target: str) -> None:
+    told = main("diagnose", target)
+    assert (told.status, told.out) == (2, "")
+    assert "not a target" in told.err
+    assert "  try: " in told.err
+
+
+def test_one_get_a_scrape(serving: Start, main: Main) -> None:
+    server = serving(in_turn(bodies("healthy_light", 10, 30)))
+    main("diagnose", f"127.0.0.1:{server.port}", "--for", "0.5s", "--interval", "0.1s")
+    assert 2 <= len(server.requests) <= 6
+    assert server.connections == 1
+
+
+def test_a_first_page_that_comes_only_after_failures_is_not_waited_for(
+    serving: Start, main: Main
+) -> None:
+    server = serving(always(answer(b"", status="503 Service Unavailable")))
+    told = main("diagnose", server.url, "--for", "20s")
+    assert_told(told, server.url, "answered 503", "try again later")
+    assert len(server.requests) == 1
+
+
+def test_a_watch_of_two_scrapes(serving: Start, main: Main) -> None:
+    server = serving(in_turn(bodies("healthy_light", 10, 30)))
+    told = main("diagnose", server.url, "--for", "0.5s", "--interval", "1m", "--format", "json")
+    assert (told.status, len(server.requests)) == (0, 2)
+    assert told.documents[0]["signals"]["generation_tokens_per_s"] > 0
+
+
+def test_engines_of_one_server_have_a_document_each(serving: Start, main: Main) -> None:
+    pages = bodies("healthy_light", 10, 30)
+    server = serving(in_turn([two_engines(page) for page in pages]))
+    told = main("diagnose", server.url, *SHORT)
+    assert [document["engine"] for document in told.documents] == ["0", "1"]
+    shown = main("diagnose", server.url, *SHORT[:4])
+    assert shown.out.count("KV cascade: ") == 2
+    assert shown.out.count("could not be judged:") == 1
+
+
+def two_engines(page: bytes) -> bytes:
+    """The page with every series of engine 0 for an engine 1 as well."""
+    return re.sub(
+        rb'(?m)^(vllm:.*)engine="0"(.*)$', rb'\1engine="0"\2' + b"\n" + rb'\1engine="1"\2', page
+    )
+
+
+def test_a_page_steers_no_terminal(serving: Start, main: Main) -> None:
+    evil = [page.replace(b'"tiny"', b'"ti\x1b[2Jny"') for page in bodies("healthy_light", 10, 30)]
+    told = main("diagnose", serving(in_turn(evil)).url, *SHORT[:4])
+    assert told.status == 0
+    assert "model ti?[2Jny" in told.out
+    assert "\x1b" not in told.out + told.err
+    assert os.linesep in told.out

@@ -1,0 +1,169 @@
+"""`record` as a process that is killed, interrupted, restarted, and read while it writes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kneewatch.collector.capture import CaptureReader
+from tests.agent.running import Main, bodies, ended, in_turn, start
+from tests.collector.servers import Server, Start, always, answer
+
+QUICK = ("--interval", "0.05s")
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def server(serving: Start) -> Server:
+    """A server of a healthy recording's pages."""
+    return serving(in_turn(bodies("healthy_light", 10)))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for something that a process does."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until_s, "it takes too long"
+        time.sleep(0.01)
+
+
+@contextmanager
+def recording(server: Server, file: Path, scrapes: int) -> Iterator[subprocess.Popen[str]]:
+    """A recorder that has been asking for so many pages."""
+    asked = len(server.requests)
+    with start("record", server.url, file, *QUICK, cwd=file.parent) as process:
+        wait_until(lambda: len(server.requests) >= asked + scrapes)
+        yield process
+
+
+def test_what_was_scraped_before_a_kill_is_readable(
+    server: Server, main: Main, tmp_path: Path
+) -> None:
+    file = tmp_path / "killed.jsonl.gz"
+    with recording(server, file, 8) as process:
+        process.kill()
+        assert ended(process).status == -signal.SIGKILL
+    told = main("replay", file, "--format", "json")
+    assert told.status == 0
+    assert len(told.documents) >= 7
+    assert "damaged" not in told.err, "an entry goes out in one write"
+    assert {document["model"] for document in told.documents} == {"tiny"}
+
+
+def test_a_file_that_exists_is_added_to(server: Server, main: Main, tmp_path: Path) -> None:
+    file = tmp_path / "added.jsonl.gz"
+    with recording(server, file, 3) as process:
+        process.kill()
+    before = [entry.t_s for entry in CaptureReader(file)]
+    file.write_bytes(file.read_bytes() + b"\x1f\x8b\x08\x00cut by the kill")
+    told = main("record", server.url, file, "--for", "0.3s", "--interval", "0.1s")
+    assert told.status == 0
+    after = [entry.t_s for entry in CaptureReader(file)]
+    assert after[: len(before)] == before
+    assert len(after) >= len(before) + 2
+    assert "1 damaged entries left out" in main("replay", file).err
+
+
+def test_ctrl_c_ends_it_with_a_count(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "interrupted.jsonl.gz"
+    with recording(server, file, 3) as process:
+        process.send_signal(signal.SIGINT)
+        told = ended(process)
+    assert (told.status, told.out) == (0, "")
+    first, last = told.err.splitlines()
+    assert first.endswith(f"{server.url} every 0.05 s to {file}; Ctrl-C ends it")
+    pages = len(list(CaptureReader(file)))
+    assert last == f"kneewatch: {file}: {pages} pages, 0 failed scrapes"
+    assert pages >= 2
+
+
+def test_a_capture_is_read_while_it_grows(server: Server, main: Main, tmp_path: Path) -> None:
+    file = tmp_path / "growing.jsonl.gz"
+    with recording(server, file, 3) as process:
+        counts: list[int] = []
+        for _ in range(3):
+            asked = len(server.requests)
+            wait_until(lambda asked=asked: len(server.requests) >= asked + 3)
+            told = main("replay", file, "--format", "json")
+            assert told.status == 0
+            counts.append(len(told.documents))
+        process.kill()
+    assert counts[0] >= 3
+    assert counts[0] < counts[1] < counts[2]
+
+
+def test_a_server_that_is_down(main: Main, tmp_path: Path) -> None:
+    server = Server(always(answer()))
+    server.close()
+    file = tmp_path / "down.jsonl.gz"
+    told = main("record", server.url, file, "--for", "0.3s", "--interval", "0.1s")
+    assert (told.status, told.out) == (2, "")
+    assert "connection refused (recorded; going on); try: is the server running" in told.err
+    assert told.err.count("connection refused") == 1, "once, not with every scrape"
+    entries = list(CaptureReader(file))
+    assert {entry.error for entry in entries} == {f"{server.url}: connection refused"}
+    assert f"0 pages, {len(entries)} failed scrapes" in told.err
+    replayed = main("replay", file, "--format", "json")
+    assert replayed.documents[-1]["causes"][0]["id"] == "target_down"
+    assert replayed.status == 1
+
+
+def test_a_server_that_comes_back(serving: Start, main: Main, tmp_path: Path) -> None:
+    pages = bodies("healthy_light", 10, 20)
+
+    def unsteady(sock: socket.socket, _request: bytes, number: int) -> bool:
+        ok = answer(pages[number % 10])
+        sock.sendall(answer(b"", status="503 Busy") if number in (1, 2) else ok)
+        return number not in (1, 2)
+
+    url = serving(unsteady).url
+    told = main("record", url, tmp_path / "a.jsonl", "--for", "0.6s", "--interval", "0.1s")
+    assert told.status == 0
+    messages = told.err.splitlines()
+    assert "answered 503 Busy (recorded; going on)" in messages[1]
+    assert messages[2] == "kneewatch: answers again"
+    assert messages[3].endswith("2 failed scrapes")
+
+
+def test_a_password_is_in_no_file_and_no_message(
+    server: Server, main: Main, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret.jsonl"
+    url = server.url.replace("//", "//me:sesame@")
+    told = main("record", url, file, "--for", "0.1s", "--interval", "0.1s")
+    assert told.status == 0
+    assert "sesame" not in file.read_text() + told.err
+    assert b"Authorization: Basic " in server.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("notes.txt", "nothing in it can be used"),
+        ("folder", "Is a directory"),
+        ("no/such/folder.jsonl.gz", "No such file"),
+    ],
+)
+def test_what_cannot_be_recorded_to(
+    server: Server, main: Main, tmp_path: Path, file: str, says: str
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine\n")
+    (tmp_path / "folder").mkdir()
+    told = main("record", server.url, file, "--for", "0.1s")
+    assert (told.status, told.out) == (2, "")
+    assert says in told.err
+    assert (tmp_path / "notes.txt").read_text() == "mine\n"
+
+
+def test_what_is_no_address(main: Main, tmp_path: Path) -> None:
+    told = main("record", "ftp://host", "file.jsonl")
+    assert told.status == 2
+    assert "only http and https are read" in told.err
+    assert not (tmp_path / "file.jsonl").exists()

@@ -1,0 +1,217 @@
+"""Settings: every one from every source, in the order of precedence, with its origin."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kneewatch.agent.settings import BY_KEY, HIDDEN, SETTINGS, Setting
+from kneewatch.agent.settings_sources import load
+from tests.agent.running import Main
+
+COMMANDS = {
+    "diagnose": ("window_s", "interval_s", "watch_s", "gpus", "slo.ttft_p99_s", "fetch.headers"),
+    "replay": ("window_s", "gpus", "slo.itl_p99_s"),
+    "record": ("interval_s", "fetch.ca_file", "fetch.header_envs"),
+    "demo": ("window_s",),
+}
+TYPED: dict[str, tuple[list[str], list[object]]] = {
+    "seconds": (["7.5", "8.5", "9.5"], [7.5, 8.5, 9.5]),
+    "count": (["7", "8", "9"], [7, 8, 9]),
+    "number": (["0.25", "0.5", "0.75"], [0.25, 0.5, 0.75]),
+    "text": (["/a b", "/c", "/d"], ["/a b", "/c", "/d"]),
+    "flag": (["true", "false", "true"], [True, False, True]),
+    "pairs": (["X-A=1", "X-B=2", "X-C=3"], [{"X-A": "1"}, {"X-B": "2"}, {"X-C": "3"}]),
+}
+"""By kind: what is written in a file, in the environment and as a flag, and what each means."""
+
+
+def in_toml(kind: str, text: str) -> str:
+    """A value as TOML writes it."""
+    if kind == "pairs":
+        name, _, value = text.partition("=")
+        return f'{{ "{name}" = "{value}" }}'
+    return f'"{text}"' if kind == "text" else text
+
+
+def as_flag(setting: Setting, text: str) -> list[str]:
+    """A value as the command line writes it."""
+    if setting.kind != "flag":
+        return [setting.option, text]
+    return [setting.option if text == "true" else setting.option.replace("--", "--no-")]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_file_environment_and_flag(
+    main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: Setting
+) -> None:
+    texts, values = TYPED[setting.kind]
+    file = tmp_path / "k.toml"
+    file.write_text(f"{setting.key} = {in_toml(setting.kind, texts[0])}\n")
+    config, flag = ["config", "--config", str(file)], as_flag(setting, texts[2])
+    assert shown(main("config").out, setting) == (setting.default, "default")
+    assert shown(main(*config).out, setting) == (values[0], f"file {file}")
+    monkeypatch.setenv(setting.env, texts[1])
+    assert shown(main(*config).out, setting) == (values[1], f"environment {setting.env}")
+    told = main(*config, *flag)
+    assert shown(told.out, setting) == (values[2], f"flag {setting.option}")
+    assert (told.status, told.err) == (0, "")
+
+
+def shown(out: str, setting: Setting) -> tuple[object, str]:
+    """A setting's value and origin as `config` prints them; a secret's value by its default."""
+    (line,) = [
+        line for line in out.splitlines() if line.removeprefix("# ").split()[0] == setting.key
+    ]
+    if line.startswith("#"):
+        assert f"{setting.key} is not set; {setting.help}" in line
+        return None, "default"
+    origin = line.rpartition("  # ")[2].removesuffix(f"; {setting.help}")
+    value: Any = tomllib.loads(line)
+    for part in setting.key.split("."):
+        value = value[part]
+    if setting.secret:
+        assert set(value.values()) == {HIDDEN}
+        value = {name: str(" ABC".index(name[-1])) for name in value}
+    return value, origin
+
+
+def test_a_file_named_by_the_environment(
+    main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "k.toml").write_text("[slo]\nttft_p99_s = 2\n")
+    monkeypatch.setenv("KNEEWATCH_CONFIG", "k.toml")
+    assert "slo.ttft_p99_s = 2.0  # file k.toml; " in main("config").out
+
+
+def test_what_config_prints_is_a_settings_file(main: Main, tmp_path: Path) -> None:
+    file = tmp_path / "first.toml"
+    file.write_text(
+        'window_s = 30\n[fetch]\nheader_files = { "X-Key" = "/run/k" }\nca_file = "a \\"b\\".pem"\n'
+        "[rules.KV-EVICT]\nwarning = 0.1\ncritical = 3e-1\n"
+    )
+    first = main("config", "--config", file).out
+    again = tmp_path / "again.toml"
+    again.write_text(first)
+    second = main("config", "--config", again).out
+    assert tomllib.loads(first) == tomllib.loads(second)
+    assert tomllib.loads(first)["rules"] == {"KV-EVICT": {"warning": 0.1, "critical": 0.3}}
+
+
+WRONG = {
+    "windows_s = 3": "file k.toml: no setting 'windows_s'; the nearest is 'window_s'",
+    "[slo]\nttft_s = 3": "file k.toml: no setting 'slo.ttft_s'; the nearest is 'slo.ttft_p99_s'",
+    "window_s = '3s'": "file k.toml: window_s must be a number of seconds, not '3s'",
+    "window_s = 0": "file k.toml: window_s = 0 is out of range: it must be more than 0",
+    "window_s = nan": "file k.toml: window_s = nan is out of range",
+    "window_s = inf": "file k.toml: window_s = inf is out of range",
+    "window_s = true": "file k.toml: window_s must be a number of seconds, not True",
+    "gpus = 1.5": "file k.toml: gpus must be a whole number, not 1.5",
+    "gpu.peak_flop_per_s = 0": "gpu.peak_flop_per_s = 0 is out of range",
+    "benchmark.gpu_ratio = 70": "benchmark.gpu_ratio = 70 is out of range: it must be more than 0 "
+    "and at most 1",
+    "fetch.gzip = 1": "file k.toml: fetch.gzip must be true or false, not 1",
+    "fetch.ca_file = 1": "file k.toml: fetch.ca_file must be text, not 1",
+    "fetch.headers = 'secret'": "file k.toml: fetch.headers must be a table of texts\n",
+    "fetch.header_files = {a = 1}": "fetch.header_files must be a table of texts, not {'a': 1}",
+    "window_s = ": "settings file k.toml: Invalid value",
+    "rules.KV-EVICT = 1": "file k.toml: rules.KV-EVICT must be rules.<ID>.<severity> = number",
+    "rules.KV-EVICT.warning = 'x'": "must be rules.<ID>.<severity> = number",
+    "rules.KV-EVICT.warning = nan": "must be rules.<ID>.<severity> = number",
+    "rules.KV-EVICTS.warning = 1": "file k.toml: no rule 'KV-EVICTS'; there are KV-EVICT, ",
+    "rules.KV-EVICT.fatal = 1": "file k.toml: rule KV-EVICT has no severity 'fatal'",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize("command", ["config", "demo"])
+def test_a_wrong_file(main: Main, tmp_path: Path, text: str, command: str) -> None:
+    (tmp_path / "k.toml").write_text(text)
+    told = main(command, "--config", "k.toml")
+    assert (told.status, told.out) == (2, "")
+    assert told.err.startswith("kneewatch: ")
+    assert WRONG[text] in told.err
+
+
+def test_a_file_that_is_no_text(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "k.toml").write_bytes(b"\xff\xfe")
+    assert "settings file k.toml: 'utf-8' codec" in main("config", "--config", "k.toml").err
+    assert main("config", "--config", ".").err == "kneewatch: settings file .: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "says"),
+    [
+        ("WINDOW_S", "soon", "'soon' is not a number of seconds"),
+        ("WINDOW_S", "", "'' is not a number of seconds"),
+        ("WINDOW_S", "-1", "window_s = -1.0 is out of range"),
+        ("GPUS", "1.5", "'1.5' is not a whole number"),
+        ("FETCH_GZIP", "maybe", "'maybe' is neither true nor false"),
+        ("FETCH_HEADERS", "secret", "write NAME=VALUE, several of them with commas between"),
+    ],
+)
+def test_a_wrong_environment(
+    main: Main, monkeypatch: pytest.MonkeyPatch, variable: str, text: str, says: str
+) -> None:
+    monkeypatch.setenv(f"KNEEWATCH_{variable}", text)
+    told = main("config")
+    assert (told.status, told.out) == (2, "")
+    assert told.err == f"kneewatch: environment KNEEWATCH_{variable}: {says}\n" or says in told.err
+    assert "secret" not in told.err
+
+
+def test_several_pairs(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KNEEWATCH_FETCH_HEADER_ENVS", "X-A=AA, X-B=BB,")
+    assert 'fetch.header_envs = { "X-A" = "AA", "X-B" = "BB" }' in main("config").out
+    told = main("config", "--header-env", "X-C=CC", "--header-env", "X-D=D=D")
+    assert 'fetch.header_envs = { "X-C" = "CC", "X-D" = "D=D" }' in told.out
+    assert "write NAME=VALUE" in main("config", "--header", "secret").err
+
+
+def test_secrets_are_not_printed(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "k.toml").write_text('fetch.headers = { "X-Api-Key" = "sesame" }\n')
+    out = main("config", "--config", "k.toml").out
+    assert f'fetch.headers = {{ "X-Api-Key" = "{HIDDEN}" }}' in out
+    assert "sesame" not in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_flags_are_documented(main: Main, command: str) -> None:
+    told = " ".join(main(command, "--help").out.split())
+    for key in COMMANDS[command]:
+        setting = BY_KEY[key]
+        assert setting.option in told
+        assert setting.help in told
+        assert f"[{setting.env}]" in told
+
+
+def test_every_flag_is_documented(main: Main) -> None:
+    told = " ".join(main("config", "--help").out.split())
+    for setting in SETTINGS:
+        assert f"{setting.option} " in told or f"{setting.option} /" in told
+        assert f"{setting.help} [{setting.env}]" in told
+    options = [setting.option for setting in SETTINGS]
+    assert len(set(options)) == len(options)
+
+
+@pytest.mark.parametrize("text", ["30", "30s", "0.5m", "30000ms", " 30 s "])
+def test_durations(main: Main, text: str) -> None:
+    assert "window_s = 30.0  # flag --window; " in main("config", "--window", text).out
+
+
+def test_thresholds_reach_the_rules(main: Main, tmp_path: Path) -> None:
+    file = tmp_path / "k.toml"
+    file.write_text("[rules.KV-EVICT]\nwarning = 0.11\n")
+    settings = load(file=file, environ={}, flags={})
+    (rule,) = [rule for rule in settings.profile().rules() if rule.id == "KV-EVICT"]
+    assert [bound.threshold for bound in rule.bounds if bound.source == f"file {file}"] == [0.11]
+
+
+def test_what_is_not_set_is_not_passed_on() -> None:
+    settings = load(file=None, environ={}, flags={"window_s": None})
+    assert settings.fetch().bearer_token_file is None
+    assert settings.fetch().headers == {}
+    assert settings.profile().targets.ttft_p99_s is None

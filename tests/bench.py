@@ -1,0 +1,241 @@
+"""`make bench`: the figures of the design's table, the peers measured beside us in the same run.
+
+CPU times are medians over repeats of the process's own clock; wall times are medians of whole runs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kneewatch.agent.source import TargetStream
+from kneewatch.collector.address import metrics_url
+from kneewatch.collector.capture import CaptureReader
+from kneewatch.collector.exposition import Limits, PageParser
+from kneewatch.collector.fetch import Fetcher
+from kneewatch.diagnose.profile import Profile
+from tests.pages_server import pages_server
+from tests.peers import vllm_doctor
+from tests.recordings import CAPTURES
+
+BUSY = CAPTURES / "knee_sweep.jsonl.gz"
+CYCLES = 80
+TURNS = 30
+FRESH_PAGES = 5
+"""Pages before the first request: some series are not on them yet."""
+
+WEEK = 7 * 24 * 3600 // 15
+PROMETHEUS_INTERVAL_S = 0.1
+PROMETHEUS_S = 30.0
+WATCH_S = 3.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"{'what':44}{'kneewatch':>22}{'peer':>40}{'ratio':>8}")
+    bodies = [e.body for e in CaptureReader(BUSY) if e.body is not None]
+    parse_row(bodies)
+    cycle_row()
+    replay_row()
+    diagnose_row()
+
+
+def show(what: str, ours: str, peer: str, ratio: str = "") -> None:
+    """One row."""
+    print(f"{what:44}{ours:>22}{peer:>40}{ratio:>8}", flush=True)
+
+
+def cpu_s(work: Callable[..., object], *args: object) -> float:
+    """CPU seconds of this process that `work` takes."""
+    start_s = time.process_time()
+    work(*args)
+    return time.process_time() - start_s
+
+
+def parse_row(bodies: list[str]) -> None:
+    """Consecutive recorded pages: our warm parser against prometheus_client's."""
+    parser = PageParser()
+    parser.parse(bodies[0])
+    ours = statistics.median(cpu_s(parser.parse, body) for body in bodies[1:])
+    cold = statistics.median(cpu_s(lambda: PageParser().parse(bodies[-1])) for _ in range(15))
+    theirs = statistics.median(cpu_s(peer_parse, body) for body in bodies[-15:])
+    size = f"{len(bodies[-1]) / 1000:.0f} kB"
+    show(
+        f"parse a recorded page, {size}, CPU",
+        f"{1e3 * ours:.3f} ms",
+        f"prometheus_client {1e3 * theirs:.2f} ms",
+        f"{theirs / ours:.0f}x",
+    )
+    show("the same, first page of a target", f"{1e3 * cold:.2f} ms", "", f"{theirs / cold:.1f}x")
+
+
+def peer_parse(body: str) -> int:
+    """Samples that prometheus_client's parser finds."""
+    return sum(len(family.samples) for family in text_string_to_metric_families(body))
+
+
+def cycle_row() -> None:
+    """Fetch, parse, signals, rules, causes of one target against Prometheus's scrape and append.
+
+    Our clock is stepped by the daemon's 5 s a cycle: a window holds what it would hold there.
+    """
+    start_s = time.time()
+    with pages_server(BUSY) as url:
+        stream = TargetStream("bench", Profile(), Limits())
+        with closing(Fetcher(metrics_url(url))) as fetcher:
+            cycles = [cpu_s(cycle, stream, fetcher, start_s + 5 * n) for n in range(CYCLES)]
+        theirs = prometheus_cycle_s(url)
+    ours = statistics.median(cycles[5:])
+    peer = "prometheus is not installed" if theirs is None else f"Prometheus {1e3 * theirs:.2f} ms"
+    ratio = "" if theirs is None else f"{theirs / ours:.1f}x"
+    show("a whole cycle of one target, CPU", f"{1e3 * ours:.2f} ms", peer, ratio)
+
+
+def cycle(stream: TargetStream, fetcher: Fetcher, t_s: float) -> None:
+    """One cycle: a GET and its diagnosis."""
+    fetched = fetcher.get()
+    stream.take(t_s, fetched.body, fetched.content_type)
+
+
+def prometheus_cycle_s(url: str) -> float | None:
+    """CPU seconds that a real Prometheus spends on one scrape of the page, idle CPU taken away."""
+    if shutil.which("prometheus") is None:
+        return None
+    with prometheus(None) as pid:
+        idle_s = cpu_of(pid, PROMETHEUS_S / 2) * 2
+    with prometheus(url) as pid:
+        busy_s = cpu_of(pid, PROMETHEUS_S)
+    return (busy_s - idle_s) / (PROMETHEUS_S / PROMETHEUS_INTERVAL_S)
+
+
+def cpu_of(pid: int, span_s: float) -> float:
+    """CPU seconds of a process over a span of wall time."""
+
+    def used_s() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    start_s = used_s()
+    time.sleep(span_s)
+    return used_s() - start_s
+
+
+def scrape_config(url: str) -> str:
+    """A configuration that scrapes one target ten times a second."""
+    target = url.removeprefix("http://").removesuffix("/metrics")
+    return (
+        "scrape_configs:\n"
+        "  - job_name: bench\n"
+        f"    scrape_interval: {1000 * PROMETHEUS_INTERVAL_S:.0f}ms\n"
+        f"    scrape_timeout: {1000 * PROMETHEUS_INTERVAL_S:.0f}ms\n"
+        f"    static_configs: [{{targets: ['{target}']}}]\n"
+    )
+
+
+@contextmanager
+def prometheus(url: str | None) -> Iterator[int]:
+    """A Prometheus on loopback, warmed up; yields its pid."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "prometheus.yml"
+        config.write_text("global: {}\n" if url is None else scrape_config(url))
+        argv = [
+            "prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/data",
+            "--web.listen-address=127.0.0.1:0", "--log.level=error",
+        ]  # fmt: skip
+        with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
+            try:
+                time.sleep(4)
+                yield process.pid
+            finally:
+                process.kill()
+
+
+def replay_row() -> None:
+    """Pages a second of `kneewatch replay --format json`: all recordings, and one long capture."""
+    recordings = sorted(CAPTURES.glob("*.jsonl.gz"))
+    pages = sum(1 for recording in recordings for _ in CaptureReader(recording))
+    replay(f"replay {len(recordings)} recordings, {pages} pages", recordings, pages)
+    with tempfile.TemporaryDirectory() as folder:
+        long = Path(folder) / "long.jsonl.gz"
+        count = lengthened(BUSY, long)
+        replay(f"replay one capture of {count} pages", [long], count)
+
+
+def replay(what: str, captures: list[Path], pages: int) -> None:
+    """One row: median wall time of three runs, start-up included."""
+    argv = [program(), "replay", *map(str, captures), "--format", "json", "--window", "15s"]
+    whole_s = statistics.median(wall_s(argv) for _ in range(3))
+    show(
+        what, f"{pages / whole_s:.0f} pages/s", f"(a week at 15 s: {WEEK * whole_s / pages:.0f} s)"
+    )
+
+
+def lengthened(recording: Path, long: Path) -> int:
+    """Write a recording's loaded pages over and over, each time later; returns how many."""
+    entries = list(CaptureReader(recording))[FRESH_PAGES:]
+    span_s = entries[-1].t_s - entries[0].t_s + 2
+    with gzip.open(long, "wt", encoding="utf-8") as out:
+        for turn in range(TURNS):
+            for entry in entries:
+                row = {"t": entry.t_s + turn * span_s, "status": 200, "body": entry.body}
+                out.write(json.dumps(row) + "\n")
+    return TURNS * len(entries)
+
+
+def wall_s(argv: list[str]) -> float:
+    """Wall seconds of a command."""
+    start_s = time.monotonic()
+    subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return time.monotonic() - start_s
+
+
+def diagnose_row() -> None:
+    """Wall time of `diagnose` beyond its watching time, and its peak memory."""
+    with pages_server(BUSY) as url:
+        argv = [program(), "diagnose", url, "--for", f"{WATCH_S}s", "--interval", "1s"]
+        ours = [measured(argv) for _ in range(3)]
+        doctor = vllm_doctor()
+        theirs = [measured([str(doctor), "diagnose", url])] if doctor else []
+    beyond_s = statistics.median(wall for wall, _ in ours) - WATCH_S
+    peak = max(peak for _, peak in ours)
+    peer = f"vllm-doctor {theirs[0][0]:.2f} s, {theirs[0][1]:.0f} MiB" if theirs else ""
+    ratio = f"{theirs[0][0] / beyond_s:.1f}x" if theirs else ""
+    show(
+        "diagnose beyond its watching time, peak RSS",
+        f"{beyond_s:.2f} s, {peak:.0f} MiB",
+        peer,
+        ratio,
+    )
+
+
+def measured(argv: list[str]) -> tuple[float, float]:
+    """Wall seconds and peak MiB of a command, by wait4."""
+    start_s = time.monotonic()
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, _, usage = os.wait4(process.pid, 0)
+    process.returncode = 0
+    assert isinstance(usage, resource.struct_rusage)
+    return time.monotonic() - start_s, usage.ru_maxrss / 1024
+
+
+def program() -> str:
+    """The installed command."""
+    return str(Path(sys.executable).parent / "kneewatch")
+
+
+if __name__ == "__main__":
+    main()

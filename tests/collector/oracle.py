@@ -1,0 +1,189 @@
+"""A real Prometheus that tests ask for its opinion.
+
+Samples go in by remote write rather than as blocks, because it alone carries the staleness markers
+that a scraping Prometheus writes where a series is gone or a scrape has failed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from kneewatch.collector.samples import Page, Series
+
+LOOPBACK = "127.0.0.1"
+START_S = 20.0
+STALE = struct.pack("<Q", 0x7FF0000000000002)
+"""The NaN that marks the end of a series (Prometheus, model/value/value.go)."""
+
+BLOCKS = "10d"
+"""Longer than everything loaded: the head takes any order of targets and writes no block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one instance showed, oldest first: (milliseconds, page), None where a scrape failed."""
+
+    instance: str
+    scrapes: Sequence[tuple[int, Page | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One sample of an answer."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+class Prometheus:
+    """A running Prometheus without scrape targets of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._http = http.client.HTTPConnection(LOOPBACK, port, timeout=60)
+
+    def close(self) -> None:
+        """Close the connection; the process is its starter's."""
+        self._http.close()
+
+    def load(self, targets: Iterable[Target]) -> int:
+        """Write targets into it. Returns how many samples that were, markers included."""
+        loaded = 0
+        for target in targets:
+            rows = _rows(target)
+            loaded += sum(len(samples) for samples in rows.values())
+            body = b"".join(
+                _field(1, _labels(series, target.instance) + b"".join(samples))
+                for series, samples in rows.items()
+            )
+            self._send("/api/v1/write", _snappy(body), "application/x-protobuf")
+        return loaded
+
+    def ask(self, query: str, t_ms: int) -> list[Answer]:
+        """The samples that an instant query returns."""
+        form = urlencode({"query": query, "time": f"{t_ms / 1000:.3f}"}).encode()
+        text = self._send("/api/v1/query", form, "application/x-www-form-urlencoded")
+        data: dict[str, Any] = json.loads(text)["data"]
+        assert data["resultType"] == "vector", query
+        return [Answer(row["metric"], float(row["value"][1])) for row in data["result"]]
+
+    def is_ready(self) -> bool:
+        """Whether it takes samples and queries."""
+        try:
+            self._http.request("GET", "/-/ready")
+            response = self._http.getresponse()
+            response.read()
+        except OSError:
+            self._http.close()
+            return False
+        return response.status == http.HTTPStatus.OK
+
+    def _send(self, path: str, body: bytes, content_type: str) -> bytes:
+        headers = {"Content-Type": content_type}
+        if path.endswith("write"):
+            headers |= {"Content-Encoding": "snappy", "X-Prometheus-Remote-Write-Version": "0.1.0"}
+        self._http.request("POST", path, body, headers)
+        response = self._http.getresponse()
+        text = response.read()
+        assert response.status < http.HTTPStatus.BAD_REQUEST, f"{path}: {text.decode()}"
+        return text
+
+
+@contextmanager
+def running(program: str) -> Generator[Prometheus]:
+    """An empty Prometheus on a free port of the loopback, gone with all its data afterwards."""
+    with tempfile.TemporaryDirectory(prefix="kneewatch-oracle-") as folder:
+        port = _free_port()
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                _command(program, folder, port), stdout=output, stderr=output
+            )
+        prometheus = Prometheus(port)
+        try:
+            give_up_s = time.monotonic() + START_S
+            while not prometheus.is_ready():
+                if process.poll() is not None or time.monotonic() > give_up_s:
+                    raise RuntimeError(f"{program} did not start: {log.read_text()[-2000:]}")
+                time.sleep(0.05)
+            yield prometheus
+        finally:
+            prometheus.close()
+            process.kill()
+            process.wait()
+
+
+def _command(program: str, folder: str, port: int) -> list[str]:
+    config = Path(folder, "prometheus.yml")
+    config.write_text("scrape_configs: []\n")
+    return [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder}/data",
+        f"--storage.tsdb.min-block-duration={BLOCKS}",
+        f"--storage.tsdb.max-block-duration={BLOCKS}",
+        "--storage.tsdb.retention.time=100y",
+        f"--web.listen-address={LOOPBACK}:{port}",
+        "--web.enable-remote-write-receiver",
+        "--log.level=warn",
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _rows(target: Target) -> dict[Series, list[bytes]]:
+    """Each series' encoded samples: its values, and a marker where it vanishes."""
+    rows: dict[Series, list[bytes]] = {}
+    before: set[Series] = set()
+    for t_ms, page in target.scrapes:
+        # Sample: 1 value (double), 2 timestamp; 16 bytes with a time of this century.
+        end = b"\x10" + _varint(t_ms)
+        shown = dict(page.samples()) if page is not None else {}
+        for series, value in shown.items():
+            rows.setdefault(series, []).append(_field(2, b"\x09" + struct.pack("<d", value) + end))
+        for series in before.difference(shown):
+            rows[series].append(_field(2, b"\x09" + STALE + end))
+        before = set(shown)
+    return rows
+
+
+def _labels(series: Series, instance: str) -> bytes:
+    pairs = sorted({**dict(series.labels), "__name__": series.name, "instance": instance}.items())
+    return b"".join(
+        _field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in pairs
+    )
+
+
+def _field(number: int, data: bytes) -> bytes:
+    """A protobuf field of bytes or of a message."""
+    return bytes((number << 3 | 2,)) + _varint(len(data)) + data
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _snappy(data: bytes) -> bytes:
+    """Snappy's block format without compression: the length, then one literal."""
+    return _varint(len(data)) + bytes((63 << 2,)) + (len(data) - 1).to_bytes(4, "little") + data

@@ -1,0 +1,241 @@
+"""Rates, histograms and gauges over a window: one arithmetic, however the history was filled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kneewatch.collector.window import HALF_MS_S, LOOKBACK_S, Window, extrapolated_rate
+from tests.collector.histories import Handmade, Scraped
+from tests.collector.name_pages import recorded
+
+INF = math.inf
+BOUNDS = (0.1, 0.5, 2.5, INF)
+START_S = 1_795_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One scrape of two counters and a histogram; None where the page lacks it."""
+
+    after_s: float
+    counters: tuple[float | None, float | None]
+    buckets: tuple[float, ...] | None
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Scrape]:
+    """Scrapes at any interval: counters that grow, stand still, are reset or are gone."""
+    scrapes: list[Scrape] = []
+    counters, buckets = [draw(st.integers(0, 10**6)), 0], [0] * len(BOUNDS)
+    step = st.sampled_from((0, 0, 1, 7, 1000))
+    for _ in range(draw(st.integers(1, 14))):
+        for at, fate in enumerate(draw(st.tuples(*[st.integers(0, 9)] * 2))):
+            counters[at] = draw(step) if fate == 0 else counters[at] + draw(step)
+        if draw(st.integers(0, 9)) == 0:
+            buckets = [0] * len(BOUNDS)
+        at = draw(st.integers(0, len(BOUNDS)))
+        buckets = [count + (place >= at) * draw(step) for place, count in enumerate(buckets)]
+        shown = draw(st.tuples(*[st.integers(0, 7)] * 3))
+        scrapes.append(
+            Scrape(
+                draw(st.sampled_from((1.0, 2.0, 2.0, 2.0, 2.001, 15.0, 90.0))),
+                (
+                    float(counters[0]) if shown[0] else None,
+                    float(counters[1]) if shown[1] else None,
+                ),
+                tuple(map(float, buckets)) if shown[2] else None,
+            )
+        )
+    return scrapes
+
+
+def filled(scrapes: Sequence[Scrape]) -> tuple[Handmade, dict[str, list[tuple[float, float]]]]:
+    """A history of the scrapes, and the raw points of each series beside it."""
+    handmade = Handmade(bounds=BOUNDS)
+    points: dict[str, list[tuple[float, float]]] = {}
+    t_s = START_S
+    for scrape in scrapes:
+        t_s = round(t_s + scrape.after_s, 3)
+        pairs = zip("ab", scrape.counters, strict=True)
+        counters = {name: value for name, value in pairs if value is not None}
+        handmade.take(t_s, counters, {"up": 1.0}, scrape.buckets, start_s=1.0)
+        for name, value in counters.items():
+            points.setdefault(name, []).append((t_s, value))
+        for bound, value in zip(BOUNDS, scrape.buckets or (), strict=False):
+            points.setdefault(repr(bound), []).append((t_s, value))
+    return handmade, points
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    scrapes=runs(),
+    range_s=st.sampled_from((1.0, 3.0, 10.0, 60.0, 300.0)),
+    later_s=st.sampled_from((-20.0, -2.0, 0.0, 0.5, 7.0, 100.0)),
+)
+def test_a_window_equals_the_rate_of_the_raw_points(
+    scrapes: list[Scrape], range_s: float, later_s: float
+) -> None:
+    handmade, points = filled(scrapes)
+    now_s = handmade.history.times[-1] + later_s
+    window = Window(handmade.history, now_s=now_s, range_s=range_s)
+
+    def expected(name: str) -> float | None:
+        since_s = now_s - range_s - HALF_MS_S
+        inside = [point for point in points.get(name, []) if since_s <= point[0] <= now_s]
+        return extrapolated_rate(inside, now_s=now_s, range_s=range_s)
+
+    for name in "ab":
+        assert window.rate(name) == pytest.approx(expected(name))
+    buckets = window.buckets("histogram")
+    rates = [expected(repr(bound)) for bound in BOUNDS]
+    if buckets is None:
+        assert rates[-1] is None
+    else:
+        assert buckets.bounds == BOUNDS
+        assert list(buckets.rates_per_s) == pytest.approx(rates)
+        assert window.part_rate("histogram", "count") == pytest.approx(rates[-1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(scrapes=runs(), range_s=st.sampled_from((3.0, 10.0, 60.0, 300.0)))
+def test_no_rate_is_negative_or_no_number(scrapes: list[Scrape], range_s: float) -> None:
+    handmade, _ = filled(scrapes)
+    window = Window(handmade.history, now_s=handmade.history.times[-1], range_s=range_s)
+    buckets = window.buckets("histogram")
+    rates = [window.rate("a"), window.rate("b"), window.part_rate("histogram", "count")]
+    rates += buckets.rates_per_s if buckets else ()
+    assert all(rate is None or 0 <= rate < INF for rate in rates)
+
+
+@pytest.mark.parametrize(
+    ("points", "now_s", "range_s", "expected"),
+    [
+        pytest.param([(0, 0), (60, 60)], 60, 60, 1.0, id="the window is covered: increase / range"),
+        pytest.param([(10, 20), (50, 60)], 60, 60, 40 * 60 / 40 / 60, id="reaches both edges"),
+        pytest.param(
+            [(20, 0), (30, 10), (40, 20)], 60, 60, 20 * 25 / 20 / 60,
+            id="far from the right edge: half an interval further; starts at zero: none before it",
+        ),
+        pytest.param(
+            [(20, 100), (30, 110), (40, 120)], 60, 60, 20 * 30 / 20 / 60,
+            id="far from both edges: half an interval on each side",
+        ),
+        pytest.param([(0, 90), (30, 100), (60, 5)], 60, 60, 15 / 60, id="a reset counts from zero"),
+        pytest.param([(0, 7), (60, 7)], 60, 60, 0.0, id="stands still"),
+        pytest.param([(30, 7)], 60, 60, None, id="one point"),
+        pytest.param([], 60, 60, None, id="no point"),
+    ],
+)  # fmt: skip
+def test_rates_worked_by_hand(
+    points: list[tuple[float, float]], now_s: float, range_s: float, expected: float | None
+) -> None:
+    assert extrapolated_rate(points, now_s=now_s, range_s=range_s) == pytest.approx(expected)
+
+
+def test_series_of_one_metric_are_summed_or_picked_by_label() -> None:
+    scraped = Scraped()
+    scraped.take(0.0, recorded("0.32.0-loaded"))
+    scraped.take(10.0, recorded("0.32.0-loaded-next"))
+    window = Window(scraped.history, now_s=10.0, range_s=10.0)
+    assert window.rate("request_success") == pytest.approx(3.0)
+    assert window.rate("request_success", (("finished_reason", "length"),)) == pytest.approx(3.0)
+    assert window.rate("request_success", (("finished_reason", "stop"),)) == 0.0
+    assert window.rate("request_success", (("finished_reason", "nonsense"),)) is None
+    assert window.rate("nonsense") is None
+    assert window.part_rate("time_to_first_token_seconds", "count") == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_a_server_without_traffic_has_no_latency(count: int) -> None:
+    handmade = Handmade(bounds=BOUNDS)
+    for number in range(count):
+        handmade.take(10.0 * number, {"a": 5.0}, buckets=(1.0, 2.0, 3.0, 4.0))
+    window = Window(handmade.history, now_s=10.0 * (count - 1), range_s=60.0)
+    found = window.buckets("histogram")
+    assert found is not None
+    assert set(found.rates_per_s) == {0.0}
+    assert found.quantile(0.5) is None
+    assert found.above_per_s(0.5) == 0.0
+    assert window.rate("a") == 0.0
+
+
+def test_a_histogram_that_has_just_appeared_is_unknown() -> None:
+    handmade = Handmade(bounds=BOUNDS)
+    handmade.take(0.0, {"a": 1.0})
+    handmade.take(10.0, {"a": 2.0}, buckets=(1.0, 2.0, 3.0, 4.0))
+    window = Window(handmade.history, now_s=10.0, range_s=60.0)
+    assert window.buckets("histogram") is None
+    assert window.part_rate("histogram", "count") is None
+    assert window.buckets("nonsense") is None
+
+
+@pytest.mark.parametrize("scrapes", [0, 1])
+def test_fewer_than_two_scrapes_give_no_rate(scrapes: int) -> None:
+    handmade = Handmade(bounds=BOUNDS)
+    handmade.take(0.0, {"a": 1.0}, {"g": 2.0}, (1.0, 2.0, 3.0, 4.0))
+    handmade.take(10.0, {"a": 1.0}, {"g": 3.0}, (1.0, 2.0, 3.0, 4.0))
+    window = Window(handmade.history, now_s=10.0 * scrapes - 5.0, range_s=10.0)
+    assert window.scrapes == scrapes
+    assert window.rate("a") is None
+    assert window.part_rate("histogram", "count") is None
+    assert window.buckets("histogram") is None
+    assert window.gauge("g") == (2.0 if scrapes else None)
+
+
+# Gauges
+
+
+def test_a_gauge_is_what_the_newest_scrape_says() -> None:
+    handmade = Handmade()
+    for t_s, value in ((0.0, 5.0), (10.0, 7.0), (20.0, math.nan)):
+        handmade.take(t_s, gauges={"g": value})
+    history = handmade.history
+    assert Window(history, now_s=9.0, range_s=60.0).gauge("g") == 5.0
+    assert Window(history, now_s=19.0, range_s=60.0).gauge("g") == 7.0
+    last = Window(history, now_s=20.0, range_s=60.0)
+    assert last.gauge("g") is None, "NaN is no value, and an older value is none either"
+    assert last.gauge_each("g") == []
+    assert last.gauge_points("g") == [[(0.0, 5.0), (10.0, 7.0)]]
+    assert Window(history, now_s=20.0, range_s=15.0).gauge_points("g") == [[(10.0, 7.0)]]
+    assert last.gauge("nonsense") is None
+    assert last.gauge_points("nonsense") == []
+
+
+def test_a_gauge_grows_stale() -> None:
+    handmade = Handmade()
+    handmade.take(1_000.0, gauges={"g": 5.0})
+    still = Window(handmade.history, now_s=1_000.0 + LOOKBACK_S - 1, range_s=60.0)
+    assert still.gauge("g") == 5.0
+    assert Window(handmade.history, now_s=1_000.0 + LOOKBACK_S, range_s=60.0).gauge("g") is None
+
+
+def test_the_series_of_a_gauge_are_summed_or_picked_by_label() -> None:
+    scraped = Scraped()
+    page = recorded("0.32.0-loaded")
+    deferred = page.replace('reason="deferred"} 0.0', 'reason="deferred"} 3.0')
+    scraped.take(0.0, deferred.replace('reason="capacity"} 0.0', 'reason="capacity"} 4.0'))
+    window = Window(scraped.history, now_s=0.0, range_s=60.0)
+    by_reason = "num_requests_waiting_by_reason"
+    assert window.gauge(by_reason) == 7.0
+    assert sorted(window.gauge_each(by_reason)) == [3.0, 4.0]
+    assert window.gauge(by_reason, (("reason", "deferred"),)) == 3.0
+    assert window.gauge(by_reason, (("reason", "nonsense"),)) is None
+
+
+def test_of_an_info_metric_the_series_with_the_greatest_value_is_current() -> None:
+    scraped = Scraped()
+    line = 'vllm:lora_requests_info{{running_lora_adapters="{}",max_lora="2"}} {}\n'
+    page = recorded("0.32.0-loaded")
+    rows = "".join(line.format(name, t_s) for name, t_s in (("a", 50), ("b", 90), ("c", 70)))
+    scraped.take(100.0, page + rows)
+    window = Window(scraped.history, now_s=100.0, range_s=40.0)
+    assert (window.newest_labels("lora_requests_info") or {})["running_lora_adapters"] == "b"
+    assert window.recent_series("lora_requests_info") == 2.0
+    assert window.newest_labels("nonsense") is None
+    assert window.recent_series("nonsense") is None

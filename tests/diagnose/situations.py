@@ -1,0 +1,167 @@
+"""What one engine looks like, as facts for causes: a healthy load, and what tests change in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from kneewatch.diagnose.case import Cause, Facts, Targets
+from kneewatch.diagnose.causes import conclude
+from kneewatch.rules.baseline import Baseline
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.library import RULES
+from kneewatch.rules.model import Severity
+from kneewatch.rules.state import Finding
+
+NOW_S = 1_795_000_000.0
+WINDOW_S = 60.0
+HEALTHY: Mapping[str, float | None] = {
+    "running": 10.0,
+    "running_avg": 10.0,
+    "running_max": 12.0,
+    "waiting": 0.0,
+    "waiting_avg": 0.0,
+    "waiting_by_capacity": 0.0,
+    "waiting_deferred": 0.0,
+    "waiting_deferred_avg": 0.0,
+    "waiting_slope_per_s": 0.0,
+    "arrival_per_s": 2.0,
+    "completed_per_s": 2.0,
+    "kv_usage_ratio": 0.5,
+    "kv_usage_avg_ratio": 0.5,
+    "kv_usage_max_ratio": 0.6,
+    "kv_capacity_tokens": 100_000.0,
+    "preemption_per_s": 0.0,
+    "preemption_ratio_per_s": 0.0,
+    "prefix_hit_ratio": 0.6,
+    "prompt_tokens_per_s": 400.0,
+    "computed_prompt_tokens_per_s": 200.0,
+    "generation_tokens_per_s": 500.0,
+    "prefill_share_ratio": 0.04,
+    "decode_share_ratio": 0.95,
+    "queue_share_ratio": 0.0,
+    "ttft_p50_s": 0.1,
+    "ttft_p99_s": 0.2,
+    "ttft_mean_s": 0.1,
+    "ttft_p99_p50_drift_ratio": 1.0,
+    "itl_p50_s": 0.02,
+    "itl_p99_s": 0.03,
+    "itl_p50_drift_ratio": 1.0,
+    "itl_mean_drift_ratio": 1.0,
+    "itl_stall_time_ratio": 0.0,
+    "itl_stall_per_s": 0.0,
+    "prefill_mean_s": 0.05,
+    "prefill_p99_s": 0.2,
+    "queue_mean_s": 0.0,
+    "e2e_mean_s": 2.0,
+    "finished_length_ratio": 0.3,
+    "output_tokens_mean": 200.0,
+}
+QUIET: Mapping[str, float] = {
+    "ttft_p99_s": 0.2,
+    "itl_p50_s": 0.02,
+    "prefix_hit_ratio": 0.6,
+    "finished_length_ratio": 0.3,
+    "output_tokens_mean": 200.0,
+    "running_avg": 10.0,
+    "kv_transfer_mean_s": 0.02,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """An engine at one moment. `quiet` is its baseline, `stage` and `worst` its cascade."""
+
+    values: Mapping[str, float | None] = field(default_factory=lambda: dict(HEALTHY))
+    quiet: Mapping[str, float] = field(default_factory=lambda: dict(QUIET))
+    recent: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    streaks_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    findings: Mapping[str, Severity] = field(default_factory=dict[str, Severity])
+    config: Mapping[str, str] = field(default_factory=lambda: {"enable_prefix_caching": "True"})
+    targets: Targets = field(default_factory=Targets)
+    stage: int = 0
+    worst: Severity = Severity.OK
+    observed_s: float = 600.0
+    scale: float = 1.0
+    restarted_s: float | None = None
+
+    def but(self, **values: float | None) -> Situation:
+        """The same with other signals."""
+        return replace(self, values={**self.values, **values})
+
+    def lasting(self, **streaks_s: float) -> Situation:
+        """The same with conditions that have held for so long."""
+        return replace(self, streaks_s={**self.streaks_s, **streaks_s})
+
+    def facts(self) -> Facts:
+        """What causes look at."""
+        baseline = Baseline(window_s=WINDOW_S)
+        for ago_s in (300.0, 200.0):
+            baseline.learn(NOW_S - ago_s, self.quiet)
+        rules = {rule.id: rule for rule in RULES}
+        findings = {
+            rule_id: Finding(rules[rule_id], severity.word, severity, None, NOW_S)
+            for rule_id, severity in self.findings.items()
+        }
+        return Facts(
+            now_s=NOW_S,
+            window_s=WINDOW_S * self.scale,
+            scale=self.scale,
+            observed_s=self.observed_s,
+            values=self.values,
+            recent=self.recent,
+            streaks_s=self.streaks_s,
+            missing={},
+            findings=findings,
+            stage=Stage(self.stage, NOW_S, self.worst, None, ()),
+            baseline=baseline,
+            config=self.config,
+            targets=self.targets,
+            restarted_s=self.restarted_s,
+        )
+
+    def causes(self) -> dict[str, Cause]:
+        """What is concluded, by id."""
+        return {cause.id: cause for cause in conclude(self.facts())}
+
+
+CALM = Situation()
+QUEUED = CALM.but(waiting=30.0, waiting_avg=30.0, waiting_by_capacity=30.0).lasting(queued=30.0)
+SLOW = Targets(ttft_p99_s=1.0, itl_p99_s=0.1)
+HEAVY_PROMPTS = CALM.but(
+    computed_prompt_tokens_per_s=4_000.0, prompt_tokens_per_s=4_000.0, prefill_share_ratio=0.3
+)
+CONCLUSIVE: Mapping[str, Situation] = {
+    "kv_pressure": replace(
+        CALM.but(kv_usage_avg_ratio=0.97, preemption_per_s=1.0, preemption_ratio_per_s=0.1),
+        stage=2,
+        worst=Severity.WARNING,
+    ),
+    "queue_saturation": QUEUED.but(running_max=12.0, itl_mean_drift_ratio=2.0),
+    "admission_limit": QUEUED.but(running_max=10.0),
+    "prefix_cache_off": replace(HEAVY_PROMPTS, config={"enable_prefix_caching": "False"}),
+    "prefix_reuse_lost": HEAVY_PROMPTS.but(prefix_hit_ratio=0.0),
+    "prefix_churn": HEAVY_PROMPTS.but(prefix_hit_ratio=0.3),
+    "adapter_thrash": CALM.but(
+        lora_max=1.0, waiting=4.0, waiting_deferred=4.0, waiting_deferred_avg=4.0
+    ).lasting(deferred=30.0),
+    "kv_transfer_slow": CALM.but(kv_transfer_mean_s=0.08),
+    "spec_decode_poor": CALM.but(spec_acceptance_ratio=0.2, spec_draft_tokens_per_s=100.0),
+    "prefill_interference": CALM.but(
+        itl_stall_time_ratio=0.2, itl_stall_per_s=0.5, prefill_p99_s=2.0
+    ),
+    "slo_conflict": replace(CALM.but(ttft_p99_s=1.5, itl_p99_s=0.15), targets=SLOW),
+    "prefill_bound": replace(CALM.but(ttft_p99_s=1.5, prefill_mean_s=0.8), targets=SLOW),
+    "decode_bound": replace(CALM.but(itl_p50_s=0.15, itl_p99_s=0.15), targets=SLOW),
+    "past_knee": replace(
+        CALM.but(ttft_p99_p50_drift_ratio=4.0, running_avg=30.0, ttft_p99_s=1.5), targets=SLOW
+    ),
+    "runaway_generation": CALM.but(finished_length_ratio=0.8, output_tokens_mean=400.0),
+    "underused": replace(CALM.but(running_avg=0.1), findings={"IDLE-HOURS": Severity.INFO}),
+    "kv_overprovisioned": replace(
+        CALM.but(kv_usage_max_ratio=0.2), findings={"KV-UNUSED": Severity.INFO}
+    ),
+    "engine_stalled": CALM.lasting(stalled=45.0),
+    "engine_restarted": replace(CALM, restarted_s=NOW_S - 10),
+}
+"""For each cause the least that concludes it."""

@@ -1,0 +1,70 @@
+"""Targets fed with pages, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kneewatch.agent.source import TargetStream
+from kneewatch.collector.capture import CaptureReader
+from kneewatch.collector.exposition import Limits
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.profile import Profile
+from kneewatch.rules.model import Severity
+from tests.recordings import CAPTURES
+
+START_S = 1_795_300_000.0
+INTERVAL_S = 2.0
+
+
+class Target:
+    """One target that is scraped every two seconds."""
+
+    def __init__(self, *, window_s: float = 60.0) -> None:
+        self.stream = TargetStream("tiny", Profile(window_s=window_s), Limits())
+        self.now_s = START_S - INTERVAL_S
+
+    def take(self, *bodies: str, every_s: float = INTERVAL_S) -> list[Diagnosis]:
+        """What is said after the last of these pages."""
+        told: list[Diagnosis] = []
+        for body in bodies:
+            self.now_s += every_s
+            told = self.stream.take(self.now_s, body, "")
+        return told
+
+    def one(self, *bodies: str, every_s: float = INTERVAL_S) -> Diagnosis:
+        """What is said of the only engine after the last of these pages."""
+        (told,) = self.take(*bodies, every_s=every_s)
+        return told
+
+
+def bodies(capture: str) -> list[str]:
+    """The pages of a recording, in order; failed scrapes left out."""
+    entries = CaptureReader(CAPTURES / f"{capture}.jsonl.gz")
+    return [entry.body for entry in entries if entry.body is not None]
+
+
+def recording(capture: str) -> Path:
+    """The file of a recording."""
+    return CAPTURES / f"{capture}.jsonl.gz"
+
+
+def cause_ids(diagnosis: Diagnosis) -> list[str]:
+    """The ids of what is concluded."""
+    return [cause.id for cause in diagnosis.causes]
+
+
+def alarming(told: Iterable[Diagnosis]) -> list[tuple[float, str, Sequence[str]]]:
+    """Diagnoses at warning or worse, with what they say: empty where all is well."""
+    return [
+        (
+            diagnosis.t_s,
+            diagnosis.health,
+            [
+                *cause_ids(diagnosis),
+                *(f.rule.id for f in diagnosis.findings if f.severity >= Severity.WARNING),
+            ],
+        )
+        for diagnosis in told
+        if diagnosis.severity >= Severity.WARNING or diagnosis.health in ("warning", "critical")
+    ]

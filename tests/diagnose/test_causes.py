@@ -1,0 +1,295 @@
+"""Each cause on the least that concludes it, and on what comes close and must not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.causes import CAUSES, conclude
+from kneewatch.rules.model import Severity
+from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, NOW_S, QUEUED, Situation
+
+EACH = pytest.mark.parametrize("cause_id", list(CONCLUSIVE))
+NOTES = {"underused", "kv_overprovisioned", "engine_restarted"}
+KV, CHURN, LOST = (CONCLUSIVE[c] for c in ("kv_pressure", "prefix_churn", "prefix_reuse_lost"))
+THRASH, XFER, SPEC, STALLS, STILL = (
+    CONCLUSIVE[c]
+    for c in (
+        *("adapter_thrash", "kv_transfer_slow", "spec_decode_poor"),
+        *("prefill_interference", "engine_stalled"),
+    )
+)
+RUNAWAY, KNEE, OFF = (
+    CONCLUSIVE[c] for c in ("runaway_generation", "past_knee", "prefix_cache_off")
+)
+
+
+def test_nothing_is_concluded_of_a_healthy_engine() -> None:
+    assert CALM.causes() == {}
+    assert replace(CALM, targets=Targets(ttft_p99_s=1.0, itl_p99_s=0.1)).causes() == {}
+
+
+def test_nothing_is_concluded_of_signals_that_are_all_unknown() -> None:
+    unknown = replace(CALM, values=dict.fromkeys(CALM.values), quiet={}, config={})
+    assert unknown.causes() == {}
+    assert replace(unknown, values={}).causes() == {}
+
+
+def test_every_cause_has_a_situation_here() -> None:
+    assert set(CONCLUSIVE) == {examine.__name__ for examine in CAUSES}
+
+
+@EACH
+def test_a_cause_is_concluded_with_evidence_and_advice(cause_id: str) -> None:
+    cause = CONCLUSIVE[cause_id].causes()[cause_id]
+    assert cause.id == cause_id
+    assert 0.6 <= cause.confidence <= 1
+    assert cause.severity == (Severity.INFO if cause_id in NOTES else cause.severity)
+    assert cause.severity >= (Severity.INFO if cause_id in NOTES else Severity.WARNING)
+    assert cause.evidence
+    assert all(evidence.text for evidence in (*cause.evidence, *cause.against))
+    assert cause.summary.endswith(".")
+    assert cause.lever.endswith(".")
+    assert cause.guide or cause_id == "engine_restarted"
+
+
+@EACH
+def test_the_function_of_a_cause_has_its_name(cause_id: str) -> None:
+    (examine,) = (one for one in CAUSES if one.__name__ == cause_id)
+    cause = examine(CONCLUSIVE[cause_id].facts())
+    assert cause is not None
+    assert cause.id == cause_id
+
+
+@EACH
+def test_two_runs_say_the_same(cause_id: str) -> None:
+    facts = CONCLUSIVE[cause_id].facts()
+    assert conclude(facts) == conclude(facts)
+
+
+NEAR_MISSES = [
+    # kv_pressure
+    ("kv_pressure", replace(KV, stage=1, worst=Severity.INFO), "full, nobody is evicted or waits"),
+    ("kv_pressure", QUEUED, "a queue with KV half free"),
+    ("kv_pressure", QUEUED.but(kv_usage_avg_ratio=0.94), "a queue with some KV free"),
+    (
+        "kv_pressure",
+        QUEUED.but(kv_usage_avg_ratio=0.97).lasting(queued=5.0),
+        "a full cache and a queue of five seconds",
+    ),
+    # queues
+    ("queue_saturation", QUEUED.but(kv_usage_avg_ratio=0.97), "the queue is behind a full cache"),
+    ("queue_saturation", replace(QUEUED, stage=2), "the queue is behind preemption"),
+    ("queue_saturation", CONCLUSIVE["admission_limit"], "the batch is pinned with room left"),
+    ("queue_saturation", QUEUED.lasting(queued=9.0), "a queue of nine seconds"),
+    ("queue_saturation", QUEUED.but(waiting_by_capacity=1.0), "served at once"),
+    ("admission_limit", replace(CONCLUSIVE["admission_limit"], stage=2), "preemption"),
+    (
+        "admission_limit",
+        CONCLUSIVE["admission_limit"].but(itl_mean_drift_ratio=2.0),
+        "the GPU is busy: more seats would not help",
+    ),
+    ("admission_limit", CONCLUSIVE["admission_limit"].but(kv_usage_avg_ratio=0.85), "KV binds"),
+    (
+        "admission_limit",
+        CONCLUSIVE["admission_limit"].but(kv_usage_avg_ratio=None),
+        "KV usage unknown: no room can be claimed",
+    ),
+    # prefix cache
+    ("prefix_cache_off", replace(OFF, values=CALM.values), "off, and prefill is light"),
+    ("prefix_cache_off", OFF.but(prefill_share_ratio=0.04), "off, and prefill takes no time"),
+    ("prefix_cache_off", replace(OFF, config={"enable_prefix_caching": "True"}), "it is on"),
+    ("prefix_cache_off", replace(OFF, config={}), "the page does not say"),
+    ("prefix_reuse_lost", CALM.but(prefix_hit_ratio=0.0), "lost, and prefill is light"),
+    ("prefix_reuse_lost", LOST.but(prefix_hit_ratio=0.31), "more than half of the hits are left"),
+    ("prefix_reuse_lost", LOST.but(prefix_hit_ratio=None), "no lookup in the window"),
+    ("prefix_reuse_lost", replace(LOST, config={"enable_prefix_caching": "False"}), "off"),
+    ("prefix_reuse_lost", CHURN, "some hits are left and the cache turns over quickly"),
+    (
+        "prefix_reuse_lost",
+        replace(LOST, quiet={}, observed_s=100.0),
+        "never shared, as far as two minutes tell",
+    ),
+    ("prefix_churn", CHURN.but(kv_capacity_tokens=1e6), "the cache turns over slowly"),
+    ("prefix_churn", CHURN.but(kv_capacity_tokens=None), "how fast it turns over is unknown"),
+    ("prefix_churn", CHURN.but(prefix_hit_ratio=0.05), "nothing hits: reuse was lost"),
+    ("prefix_churn", CHURN.but(prefix_hit_ratio=0.5), "most hits are left"),
+    (
+        "prefix_churn",
+        replace(CHURN, recent={"prefix_hit_ratio": 0.58}),
+        "the newest part of the window hits as usual: it was a cold cache",
+    ),
+    (
+        "prefix_churn",
+        replace(CHURN, quiet={}, recent={"prefix_hit_ratio": 0.9}).but(block_reuse_per_s=2.0),
+        "a cold cache that has warmed up, no baseline",
+    ),
+    ("prefix_churn", replace(CHURN, quiet={}), "partial hits, and no reuse or mix was seen"),
+    # features
+    ("adapter_thrash", THRASH.but(lora_max=None), "requests are deferred, LoRA is off"),
+    ("adapter_thrash", THRASH.lasting(deferred=9.0), "deferred for a moment"),
+    ("adapter_thrash", replace(THRASH, streaks_s={}), "nobody is held back now"),
+    ("kv_transfer_slow", XFER.but(kv_transfer_mean_s=0.02), "as quick as ever"),
+    (
+        "kv_transfer_slow",
+        replace(XFER, quiet={}).but(ttft_mean_s=1.0),
+        "no quiet mean, and a small part of TTFT",
+    ),
+    ("kv_transfer_slow", XFER.but(kv_transfer_mean_s=None), "no connector"),
+    ("spec_decode_poor", SPEC.but(spec_acceptance_ratio=0.5), "half is accepted"),
+    ("spec_decode_poor", SPEC.but(spec_draft_tokens_per_s=4.0), "hardly anything is drafted"),
+    ("spec_decode_poor", SPEC.but(spec_acceptance_ratio=None), "no speculation"),
+    (
+        "spec_decode_poor",
+        replace(SPEC, recent={"spec_acceptance_ratio": 0.9}),
+        "it pays again in the newest quarter of the window",
+    ),
+    # latency
+    ("prefill_interference", STALLS.but(prefill_p99_s=0.3), "stalls, and no long prefill"),
+    ("prefill_interference", STALLS.but(itl_stall_per_s=0.03), "two stalls in the window"),
+    ("prefill_interference", STALLS.but(itl_stall_time_ratio=0.04), "little time is lost"),
+    ("prefill_interference", STALLS.but(preemption_per_s=0.1), "the pauses are preemptions"),
+    ("prefill_interference", replace(STALLS, stage=2), "the pauses are preemptions, stage 2"),
+    (
+        "prefill_interference",
+        replace(CONCLUSIVE["decode_bound"]),
+        "over target at every percentile",
+    ),
+    ("slo_conflict", CONCLUSIVE["prefill_bound"], "only TTFT is over"),
+    ("slo_conflict", CONCLUSIVE["decode_bound"], "only ITL is over"),
+    ("slo_conflict", replace(CONCLUSIVE["slo_conflict"], stage=2), "preemption explains both"),
+    (
+        "slo_conflict",
+        replace(CONCLUSIVE["slo_conflict"], targets=Targets(ttft_p99_s=1.0)),
+        "one target is not stated",
+    ),
+    ("slo_conflict", CONCLUSIVE["slo_conflict"].but(itl_p99_s=None), "ITL unknown"),
+    ("prefill_bound", CONCLUSIVE["prefill_bound"].but(ttft_p99_s=1.0), "TTFT at its target"),
+    ("prefill_bound", CONCLUSIVE["prefill_bound"].but(queue_mean_s=0.4), "a third is queue"),
+    ("prefill_bound", replace(CONCLUSIVE["prefill_bound"], targets=Targets()), "no target"),
+    ("decode_bound", CONCLUSIVE["decode_bound"].but(itl_p50_s=0.1), "the median is at target"),
+    ("decode_bound", replace(CONCLUSIVE["decode_bound"], targets=Targets()), "no target"),
+    ("past_knee", KNEE.but(ttft_p99_p50_drift_ratio=1.9), "the tail follows the middle"),
+    ("past_knee", KNEE.but(running_avg=14.0), "the load has not grown"),
+    ("past_knee", replace(KNEE, stage=2), "preemption"),
+    ("past_knee", replace(KNEE, quiet={}), "no quiet load to compare with"),
+    ("past_knee", KNEE.but(ttft_p99_p50_drift_ratio=None), "no drift yet"),
+    ("past_knee", replace(KNEE, targets=Targets()), "no target, and no queue shows"),
+    # workload
+    ("runaway_generation", replace(RUNAWAY, quiet={}), "no quiet baseline"),
+    ("runaway_generation", RUNAWAY.but(finished_length_ratio=0.49), "19 points more"),
+    ("runaway_generation", RUNAWAY.but(completed_per_s=0.1), "six requests in the window"),
+    ("underused", CALM.but(running_avg=0.0), "idle now, not for hours"),
+    ("kv_overprovisioned", CALM.but(kv_usage_max_ratio=0.05), "unused now, not for hours"),
+    # the engine and the observer
+    ("engine_stalled", STILL.lasting(stalled=29.9), "nothing came out for less than 30 s"),
+    ("engine_stalled", replace(STILL, streaks_s={}), "tokens come out"),
+    ("engine_stalled", replace(STILL, scale=5.0), "durations stretch with the window"),
+    ("engine_restarted", replace(CALM, restarted_s=NOW_S - 61), "a minute ago"),
+]
+
+
+@pytest.mark.parametrize(
+    ("cause_id", "situation"),
+    [pytest.param(cause, situation, id=f"{cause}: {why}") for cause, situation, why in NEAR_MISSES],
+)
+def test_a_near_miss_is_not_the_cause(cause_id: str, situation: Situation) -> None:
+    assert cause_id not in situation.causes()
+
+
+def test_the_same_queue_is_told_by_what_binds() -> None:
+    evicting = replace(
+        QUEUED.but(kv_usage_avg_ratio=0.98, preemption_ratio_per_s=0.1, preemption_per_s=1.0),
+        stage=3,
+        worst=Severity.WARNING,
+    )
+    assert set(evicting.causes()) == {"kv_pressure"}
+    assert set(QUEUED.but(kv_usage_avg_ratio=0.98).causes()) == {"kv_pressure"}
+    assert set(QUEUED.but(running_max=10.0).causes()) == {"admission_limit"}
+    assert set(QUEUED.but(running_max=20.0).causes()) == {"queue_saturation"}
+    busy = QUEUED.but(running_max=10.0, itl_mean_drift_ratio=3.0)
+    assert set(busy.causes()) == {"queue_saturation"}
+
+
+def test_a_full_cache_with_a_queue_is_told_before_anything_is_evicted() -> None:
+    cause = QUEUED.but(kv_usage_avg_ratio=0.98).causes()["kv_pressure"]
+    assert "nothing is evicted yet" in cause.summary
+    assert cause.severity == Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("target_s", "waiting", "told"),
+    [
+        pytest.param(None, 30.0, True, id="15 s of waiting, no target"),
+        pytest.param(None, 1.9, False, id="a second of waiting, no target"),
+        pytest.param(60.0, 30.0, False, id="15 s of waiting, a target of a minute"),
+        pytest.param(20.0, 30.0, True, id="15 s of waiting, a target of 20 s"),
+        pytest.param(1.0, 1.9, True, id="a second of waiting, a target of a second"),
+    ],
+)
+def test_a_queue_matters_where_its_wait_does(
+    target_s: float | None, waiting: float, *, told: bool
+) -> None:
+    queued = replace(QUEUED, targets=Targets(ttft_p99_s=target_s))
+    assert ("queue_saturation" in queued.but(waiting_by_capacity=waiting).causes()) == told
+
+
+def test_a_queue_that_nobody_serves_grows_critical() -> None:
+    stuck = QUEUED.but(completed_per_s=0.0)
+    assert stuck.causes()["queue_saturation"].severity == Severity.WARNING
+    assert stuck.lasting(queued=90.0).causes()["queue_saturation"].severity == Severity.CRITICAL
+
+
+def test_prompts_that_never_shared_a_prefix_are_a_note() -> None:
+    never = replace(HEAVY_PROMPTS.but(prefix_hit_ratio=0.0), quiet={})
+    (cause,) = never.causes().values()
+    assert cause.id == "prefix_reuse_lost"
+    assert cause.severity == Severity.INFO
+    assert "Nothing is broken" in cause.lever
+
+
+def test_a_loss_of_hits_shows_in_the_newest_quarter_of_the_window_first() -> None:
+    lost = replace(HEAVY_PROMPTS, recent={"prefix_hit_ratio": 0.0})
+    assert HEAVY_PROMPTS.causes() == {}
+    assert lost.causes()["prefix_reuse_lost"].severity == Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param({"block_reuse_per_s": 2.0, "block_eviction_per_s": 10.0}, id="blocks reused"),
+        pytest.param({"prefill_hit_share": 0.5, "prefill_miss_share": 0.4}, id="all or nothing"),
+    ],
+)
+def test_churn_needs_no_baseline_where_reuse_is_seen(seen: dict[str, float]) -> None:
+    assert "prefix_churn" in replace(CHURN, quiet={}).but(**seen).causes()
+
+
+@pytest.mark.parametrize(
+    ("values", "streaks_s"),
+    [
+        pytest.param({"kv_transfer_mean_s": 0.07}, {}, id="3.5 times its quiet mean"),
+        pytest.param({"kv_transfer_mean_s": 0.03, "ttft_mean_s": 0.06}, {}, id="half of TTFT"),
+        pytest.param({"kv_transfer_failed_per_s": 0.1}, {}, id="transfers fail"),
+        pytest.param({"kv_fetch_waiting": 8.0}, {"fetching": 30.0}, id="requests wait for KV"),
+    ],
+)
+def test_slow_transfers_show_in_four_ways(
+    values: dict[str, float], streaks_s: dict[str, float]
+) -> None:
+    assert "kv_transfer_slow" in CALM.but(**values).lasting(**streaks_s).causes()
+
+
+def test_past_the_knee_without_a_target_is_a_note() -> None:
+    knee = replace(KNEE, targets=Targets()).but(queue_share_ratio=0.3, waiting_avg=3.0)
+    assert knee.causes()["past_knee"].severity == Severity.INFO
+    assert KNEE.causes()["past_knee"].severity == Severity.WARNING
+
+
+def test_itl_over_its_target_with_a_quick_median_is_interference() -> None:
+    over = replace(
+        CALM.but(itl_p99_s=0.3, itl_p50_s=0.02, prefill_p99_s=1.0), targets=Targets(itl_p99_s=0.1)
+    )
+    assert "prefill_interference" in over.causes()

@@ -1,0 +1,233 @@
+"""Confidence rises with evidence and falls with what speaks against; what follows is folded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.case import CONCLUDED_FROM, DOUBTFUL_BELOW, Case, Cause, strength
+from kneewatch.diagnose.causes import EXPLAINS, ranked
+from kneewatch.rules.model import Severity
+from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, Situation
+
+REUSED = CONCLUSIVE["prefix_churn"].but(block_reuse_per_s=1.0)
+LOST = CONCLUSIVE["prefix_reuse_lost"].but(kv_capacity_tokens=1e7)
+RISING: list[tuple[str, str, Situation, list[float]]] = [
+    ("kv_pressure", "preemption_ratio_per_s", CONCLUSIVE["kv_pressure"], [0.001, 0.05, 0.1]),
+    ("kv_pressure", "kv_usage_avg_ratio", CONCLUSIVE["kv_pressure"], [0.6, 0.8, 0.9, 1.0]),
+    ("kv_pressure", "waiting_by_capacity", CONCLUSIVE["kv_pressure"], [0, 1, 2]),
+    ("queue_saturation", "waiting_by_capacity", CONCLUSIVE["queue_saturation"], [3, 4, 9]),
+    ("queue_saturation", "itl_mean_drift_ratio", CONCLUSIVE["queue_saturation"], [0.5, 1.6, 3]),
+    ("queue_saturation", "waiting_slope_per_s", CONCLUSIVE["queue_saturation"], [0, 0.11, 0.3]),
+    ("admission_limit", "itl_mean_drift_ratio", CONCLUSIVE["admission_limit"], [1.5, 1, 0.5]),
+    ("prefix_cache_off", "prefill_share_ratio", CONCLUSIVE["prefix_cache_off"], [0.05, 0.08, 0.2]),
+    ("prefix_reuse_lost", "prefix_hit_ratio", LOST, [0.29, 0.2, 0.05, 0.0]),
+    ("prefix_churn", "prefix_hit_ratio", CONCLUSIVE["prefix_churn"], [0.44, 0.3, 0.2]),
+    ("prefix_churn", "block_eviction_per_s", REUSED, [0.1, 5, 20]),
+    ("prefix_churn", "kv_capacity_tokens", CONCLUSIVE["prefix_churn"], [5e5, 3e5, 1e5]),
+    ("adapter_thrash", "waiting_deferred_avg", CONCLUSIVE["adapter_thrash"], [0.2, 1, 4]),
+    ("adapter_thrash", "lora_change_per_s", CONCLUSIVE["adapter_thrash"], [0, 0.11, 0.4]),
+    ("kv_transfer_slow", "kv_transfer_mean_s", CONCLUSIVE["kv_transfer_slow"], [0.06, 0.08, 0.2]),
+    ("spec_decode_poor", "spec_acceptance_ratio", CONCLUSIVE["spec_decode_poor"], [0.49, 0.3, 0]),
+    ("spec_decode_poor", "running_avg", CONCLUSIVE["spec_decode_poor"], [1, 32, 64]),
+    ("prefill_interference", "itl_stall_time_ratio", CONCLUSIVE["prefill_interference"], [0.05, 1]),
+    ("prefill_interference", "prefill_p99_s", CONCLUSIVE["prefill_interference"], [0.5, 0.7, 5]),
+    ("slo_conflict", "itl_p99_s", CONCLUSIVE["slo_conflict"], [0.11, 0.15, 0.3]),
+    ("prefill_bound", "ttft_p99_s", CONCLUSIVE["prefill_bound"], [1.1, 1.5, 3]),
+    ("decode_bound", "itl_p50_s", CONCLUSIVE["decode_bound"], [0.11, 0.15, 0.3]),
+    ("past_knee", "ttft_p99_p50_drift_ratio", CONCLUSIVE["past_knee"], [2, 3, 4]),
+    ("past_knee", "running_avg", CONCLUSIVE["past_knee"], [15, 20, 40]),
+    ("runaway_generation", "output_tokens_mean", CONCLUSIVE["runaway_generation"], [200, 270, 600]),
+    ("underused", "running_avg", CONCLUSIVE["underused"], [0.5, 0.3, 0]),
+    ("kv_overprovisioned", "kv_usage_max_ratio", CONCLUSIVE["kv_overprovisioned"], [0.5, 0.3, 0.1]),
+]
+
+
+@pytest.mark.parametrize(
+    ("cause_id", "signal", "situation", "ever_stronger"),
+    [pytest.param(*row, id=f"{row[0]} by {row[1]}") for row in RISING],
+)
+def test_stronger_evidence_means_more_confidence(
+    cause_id: str, signal: str, situation: Situation, ever_stronger: list[float]
+) -> None:
+    causes = [situation.but(**{signal: value}).causes().get(cause_id) for value in ever_stronger]
+    confidences = [cause.confidence if cause else 0.0 for cause in causes]
+    assert confidences == sorted(confidences)
+    assert confidences[0] < confidences[-1]
+
+
+@pytest.mark.parametrize(
+    ("cause_id", "with_doubt"),
+    [
+        pytest.param(
+            "kv_pressure",
+            CONCLUSIVE["kv_pressure"].but(kv_usage_avg_ratio=0.6, waiting_by_capacity=4.0),
+            id="preemptions with a cache that is not full",
+        ),
+        pytest.param(
+            "adapter_thrash",
+            CONCLUSIVE["adapter_thrash"].but(kv_usage_avg_ratio=0.97),
+            id="deferred requests with a cache that is full as well",
+        ),
+        pytest.param(
+            "prefix_reuse_lost",
+            CONCLUSIVE["prefix_reuse_lost"].but(prefix_hit_ratio=0.15, kv_capacity_tokens=1e7),
+            id="some prefixes still hit",
+        ),
+        pytest.param(
+            "prefill_interference",
+            CONCLUSIVE["prefill_interference"].but(itl_p50_drift_ratio=2.0),
+            id="the median step is slower too",
+        ),
+        pytest.param(
+            "runaway_generation",
+            CONCLUSIVE["runaway_generation"].but(output_tokens_mean=150.0),
+            id="outputs at their limit, and shorter than before",
+        ),
+        pytest.param(
+            "underused",
+            CONCLUSIVE["underused"].but(gpu_engine_active_ratio=0.8),
+            id="few requests on a GPU that is busy",
+        ),
+    ],
+)
+def test_evidence_against_is_told_and_costs_confidence(
+    cause_id: str, with_doubt: Situation
+) -> None:
+    sure, doubted = CONCLUSIVE[cause_id].causes()[cause_id], with_doubt.causes()[cause_id]
+    assert sure.against == ()
+    assert doubted.against
+    assert doubted.confidence < sure.confidence
+
+
+def test_an_unknown_signal_is_no_evidence() -> None:
+    for cause_id, signal in (("kv_pressure", "kv_usage_avg_ratio"), ("past_knee", "ttft_p99_s")):
+        situation = CONCLUSIVE[cause_id].but(**{signal: None})
+        cause = situation.causes().get(cause_id)
+        sides = (*cause.evidence, *cause.against) if cause else ()
+        assert signal not in {evidence.signal for evidence in sides}
+    queue = CONCLUSIVE["queue_saturation"].but(kv_usage_avg_ratio=None).causes()
+    assert "kv_usage_avg_ratio" not in {e.signal for e in queue["queue_saturation"].evidence}
+
+
+def test_what_is_told_as_evidence_is_true() -> None:
+    small = CONCLUSIVE["spec_decode_poor"].but(running_avg=2.0).causes()["spec_decode_poor"]
+    assert not [e for e in small.evidence if "verification costs grow" in e.text]
+    quick = CONCLUSIVE["queue_saturation"].but(itl_mean_drift_ratio=1.0, running_max=20.0)
+    told = [e.text for e in quick.causes()["queue_saturation"].evidence]
+    assert not [text for text in told if "the GPU is busy" in text]
+
+
+# The arithmetic
+
+
+@pytest.mark.parametrize(
+    ("value", "threshold", "below", "expected"),
+    [
+        pytest.param(0.05, 0.05, False, 0.5, id="at the threshold: half"),
+        pytest.param(0.10, 0.05, False, 1.0, id="at twice it: whole"),
+        pytest.param(9.0, 0.05, False, 1.0, id="never more than whole"),
+        pytest.param(0.025, 0.05, False, 0.25, id="short of it: less than half"),
+        pytest.param(0.0, 0.05, False, 0.0, id="nothing: nothing"),
+        pytest.param(0.5, 0.5, True, 0.5, id="below, at the threshold: half"),
+        pytest.param(0.25, 0.5, True, 1.0, id="below, at half of it: whole"),
+        pytest.param(0.0, 0.5, True, 1.0, id="below, nothing left: whole"),
+        pytest.param(1.0, 0.5, True, 0.25, id="below, short of it: less than half"),
+        pytest.param(3.0, None, False, 1.0, id="no threshold: whole"),
+        pytest.param(3.0, 0.0, False, 1.0, id="a threshold of zero: whole"),
+    ],
+)
+def test_strength(value: float, threshold: float | None, expected: float, *, below: bool) -> None:
+    assert strength(value, threshold, below=below) == pytest.approx(expected)
+
+
+@given(
+    value=st.floats(-10, 1e6), more=st.floats(0, 1e6), threshold=st.floats(1e-6, 1e6),
+    below=st.booleans(),
+)  # fmt: skip
+def test_strength_is_a_share_that_grows_beyond_the_threshold(
+    value: float, more: float, threshold: float, *, below: bool
+) -> None:
+    near, far = (
+        strength(value, threshold, below=below),
+        strength(value - more if below else value + more, threshold, below=below),
+    )
+    assert 0 <= near <= far <= 1
+
+
+def case(log_odds: float, severity: Severity = Severity.CRITICAL) -> Cause | None:
+    """A case with so much for it."""
+    return Case("x", "X.", "X.", ("9.3",), severity, log_odds=log_odds).close()
+
+
+def test_a_case_below_even_odds_is_not_concluded_and_a_doubtful_one_pages_nobody() -> None:
+    assert case(math.log(CONCLUDED_FROM / (1 - CONCLUDED_FROM)) - 0.01) is None
+    doubtful, sure = case(0.1), case(math.log(DOUBTFUL_BELOW / (1 - DOUBTFUL_BELOW)) + 0.01)
+    assert doubtful is not None
+    assert doubtful.severity == Severity.INFO
+    assert sure is not None
+    assert sure.severity == Severity.CRITICAL
+    assert doubtful.confidence < sure.confidence
+
+
+# Ranking
+
+
+def cause(cause_id: str, severity: Severity, confidence: float = 0.9) -> Cause:
+    """A cause with nothing but what ranking looks at."""
+    return Cause(cause_id, confidence, severity, "X.", (), (), (), "X.")
+
+
+def test_the_worst_comes_first_and_of_equals_the_surest() -> None:
+    causes = [
+        cause("spec_decode_poor", Severity.WARNING, 0.7),
+        cause("underused", Severity.INFO, 0.99),
+        cause("adapter_thrash", Severity.WARNING, 0.9),
+        cause("kv_pressure", Severity.CRITICAL, 0.6),
+    ]
+    assert [c.id for c in ranked(causes)] == [
+        *("kv_pressure", "adapter_thrash", "spec_decode_poor", "underused")
+    ]
+    assert ranked(list(reversed(causes))) == ranked(causes)
+    assert ranked([]) == []
+
+
+@pytest.mark.parametrize("head", list(EXPLAINS))
+def test_what_follows_from_a_cause_is_told_with_it(head: str) -> None:
+    others = [cause(other, Severity.WARNING, 0.95) for other in EXPLAINS[head]]
+    told = ranked([*others, cause(head, Severity.CRITICAL, 0.6)])
+    assert told[0].id == head
+    assert set(told[0].explains) == set(EXPLAINS[head])
+    assert [c.id for c in told] == [head]
+
+
+def test_a_note_does_not_hide_a_page() -> None:
+    note, page = cause("kv_pressure", Severity.INFO), cause("queue_saturation", Severity.WARNING)
+    assert [(c.id, c.explains) for c in ranked([note, page])] == [
+        *(("queue_saturation", ()), ("kv_pressure", ()))
+    ]
+
+
+def test_an_explained_cause_explains_nothing_itself() -> None:
+    told = ranked(
+        [
+            cause("prefix_churn", Severity.CRITICAL),
+            cause("queue_saturation", Severity.WARNING, 0.99),
+            cause("spec_decode_poor", Severity.WARNING),
+            cause("past_knee", Severity.WARNING, 0.7),
+        ]
+    )
+    assert [c.id for c in told] == ["prefix_churn", "spec_decode_poor"]
+    assert set(told[0].explains) == {"queue_saturation", "past_knee"}
+
+
+def test_what_explains_nothing_that_is_there_says_nothing() -> None:
+    (alone,) = ranked([cause("kv_pressure", Severity.WARNING)])
+    assert alone.explains == ()
+    heavy = replace(HEAVY_PROMPTS, quiet={}).but(prefix_hit_ratio=0.0)
+    assert [c.explains for c in ranked(list(heavy.causes().values()))] == [()]
+    assert ranked(list(CALM.causes().values())) == []

@@ -1,0 +1,71 @@
+"""The guide's symptom list: which symptom shows in which situation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.causes import ranked
+from kneewatch.diagnose.symptoms import symptoms
+from tests.diagnose.situations import CALM, CONCLUSIVE, Situation
+
+LATE = Targets(ttft_p99_s=1.0, itl_p99_s=0.1)
+FEW = CALM.but(running_avg=2.0)
+
+
+def shown(situation: Situation) -> list[str]:
+    """The symptoms of a situation and its causes."""
+    return symptoms(situation.facts(), ranked(list(situation.causes().values())))
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        pytest.param(CALM, [], id="healthy"),
+        pytest.param(replace(FEW.but(ttft_p99_s=1.1), targets=LATE), ["S1"], id="S1 by target"),
+        pytest.param(FEW.but(ttft_p99_drift_ratio=3.0), ["S1"], id="S1 by baseline"),
+        pytest.param(
+            replace(FEW.but(ttft_p99_s=0.9, ttft_p99_drift_ratio=9.0), targets=LATE), [],
+            id="within the target, whatever the baseline says",
+        ),
+        pytest.param(
+            replace(CALM.but(ttft_p99_s=1.1, prefill_mean_s=0.0), targets=LATE), [],
+            id="TTFT too high with many requests is no S1",
+        ),
+        pytest.param(CONCLUSIVE["prefill_interference"], ["S2"], id="S2"),
+        pytest.param(CONCLUSIVE["queue_saturation"], ["S3"], id="S3"),
+        pytest.param(CONCLUSIVE["slo_conflict"].but(itl_p50_s=0.08), ["S4"], id="S4"),
+        pytest.param(
+            CONCLUSIVE["slo_conflict"], ["S2", "S4"], id="S4, and the median is quick: S2 as well"
+        ),
+        pytest.param(
+            FEW.but(itl_p99_drift_ratio=3.0, gpu_engine_active_ratio=0.5), ["S6"], id="S6"
+        ),
+        pytest.param(FEW.but(itl_p99_drift_ratio=3.0), [], id="S6 needs a GPU source"),
+        pytest.param(
+            FEW.but(itl_p99_drift_ratio=3.0, gpu_engine_active_ratio=0.9), [],
+            id="S6 needs a GPU with room",
+        ),
+        pytest.param(CONCLUSIVE["adapter_thrash"], ["S7"], id="S7"),
+        pytest.param(CONCLUSIVE["past_knee"], ["S8"], id="S8 at the knee"),
+        pytest.param(
+            CONCLUSIVE["kv_pressure"].but(ttft_p99_drift_ratio=5.0), ["S8"], id="S8 by preemption"
+        ),
+        pytest.param(
+            CONCLUSIVE["queue_saturation"].but(running_avg=2.0, ttft_p99_drift_ratio=5.0),
+            ["S3", "S8"], id="a queue's TTFT is no S1",
+        ),
+    ],
+)  # fmt: skip
+def test_symptoms_show(situation: Situation, expected: list[str]) -> None:
+    assert shown(situation) == expected
+
+
+def test_a_symptom_shows_though_its_cause_is_folded_into_another() -> None:
+    evicting = CONCLUSIVE["kv_pressure"]
+    both = {**evicting.causes(), **CONCLUSIVE["past_knee"].causes()}
+    told = ranked(list(both.values()))
+    assert [cause.id for cause in told] == ["kv_pressure"]
+    assert symptoms(evicting.facts(), told) == ["S8"]

@@ -1,0 +1,133 @@
+"""Closed-loop load of streamed completions, and what its clients saw. I/O edge."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.lab.model import SPECIAL, VOCABULARY
+from tests.lab.server import HOST, MODEL
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 100, 300
+READ_TIMEOUT_S = 120.0
+PAUSE_AFTER_FAILURE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A piece of a stream: when it came, how long it was waited for, the tokens it held."""
+
+    at_s: float
+    wait_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Means over a span of time: the first tokens and the later tokens that came in it."""
+
+    streams: int
+    ttft_mean_s: float | None
+    itl_mean_s: float | None
+
+
+class Load:
+    """Workers with one request in flight each; none starts a request after `lasts_s` seconds."""
+
+    def __init__(self, port: int, *, lasts_s: float) -> None:
+        self._port = port
+        self._end_s = time.monotonic() + lasts_s
+        self._workers = 0
+        self._threads: dict[int, threading.Thread] = {}
+        # Appending to a list is atomic, and no list is read while it matters that it is complete.
+        self._first: list[Arrival] = []
+        self._later: list[Arrival] = []
+        self.failures: list[str] = []
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers; one too many ends with its present request."""
+        self._workers = workers
+        for number in range(workers):
+            if number not in self._threads or not self._threads[number].is_alive():
+                thread = threading.Thread(target=self._work, args=(number,), daemon=True)
+                self._threads[number] = thread
+                thread.start()
+
+    def wait_drained(self, within_s: float) -> bool:
+        """Whether the workers that are too many have ended within that time."""
+        end_s = time.monotonic() + within_s
+        for number, thread in self._threads.items():
+            if number >= self._workers:
+                thread.join(max(0.0, end_s - time.monotonic()))
+        return sum(thread.is_alive() for thread in self._threads.values()) <= self._workers
+
+    def seen(self, *, from_s: float, to_s: float) -> Seen:
+        """What the clients saw between two moments (unix seconds)."""
+        first = [arrival for arrival in list(self._first) if from_s <= arrival.at_s <= to_s]
+        later = [arrival for arrival in list(self._later) if from_s <= arrival.at_s <= to_s]
+        return Seen(len(first), mean_wait_s(first), mean_wait_s(later))
+
+    def _work(self, number: int) -> None:
+        prompts = random.Random(number)
+        while number < self._workers and time.monotonic() < self._end_s:
+            prompt = [prompts.randrange(len(SPECIAL), VOCABULARY) for _ in range(PROMPT_TOKENS)]
+            try:
+                self._complete(prompt)
+            except (OSError, http.client.HTTPException, ValueError) as exc:
+                self.failures.append(f"{type(exc).__name__}: {exc}")
+                time.sleep(PAUSE_AFTER_FAILURE_S)
+
+    def _complete(self, prompt: Sequence[int]) -> None:
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=READ_TIMEOUT_S)
+        body = {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": OUTPUT_TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        sent_s = time.time()
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise ValueError(f"HTTP {response.status}: {response.read(200)!r}")
+            self._follow(sent_s, generated(response))
+        finally:
+            connection.close()
+
+    def _follow(self, sent_s: float, counts: Iterable[int]) -> None:
+        last_s, told = sent_s, 0
+        for tokens in counts:
+            if tokens == told:
+                continue
+            now_s, new = time.time(), tokens - told
+            if told:
+                self._later.append(Arrival(now_s, now_s - last_s, new))
+            else:
+                self._first.append(Arrival(now_s, now_s - sent_s, 1))
+                if new > 1:  # tokens that came along with the first: no wait between them
+                    self._later.append(Arrival(now_s, 0.0, new - 1))
+            last_s, told = now_s, tokens
+        if told != OUTPUT_TOKENS:
+            raise ValueError(f"the stream ended after {told} of {OUTPUT_TOKENS} tokens")
+
+
+def generated(lines: Iterable[bytes]) -> Iterator[int]:
+    """The tokens generated so far, from each event of a stream of completions."""
+    for line in lines:
+        if line.startswith(b"data: {"):
+            yield int(json.loads(line[6:])["usage"]["completion_tokens"])
+
+
+def mean_wait_s(arrivals: Sequence[Arrival]) -> float | None:
+    """Waited seconds per token; None without a token."""
+    tokens = sum(arrival.tokens for arrival in arrivals)
+    return sum(arrival.wait_s for arrival in arrivals) / tokens if tokens else None

@@ -1,0 +1,63 @@
+"""What a quiet engine looks like: medians of its own, and how far values have left them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kneewatch.rules.baseline import DRIFTS, SAMPLES_MAX, SAMPLES_MIN, TRACKED, Baseline
+
+WINDOW_S = 60.0
+START_S = 1_795_000_000.0
+
+
+def learned(*values: float, every_s: float = WINDOW_S / 2, key: str = "ttft_p99_s") -> Baseline:
+    """A baseline that has seen these values."""
+    baseline = Baseline(window_s=WINDOW_S)
+    for number, value in enumerate(values):
+        baseline.learn(START_S + number * every_s, {key: value})
+    return baseline
+
+
+def test_one_window_is_no_baseline() -> None:
+    assert SAMPLES_MIN > 1
+    assert learned(1.0).get("ttft_p99_s") is None
+    assert learned(1.0, 3.0).get("ttft_p99_s") == 2.0
+    assert learned(1.0, 3.0).get("itl_p99_s") is None
+
+
+def test_a_single_outlier_does_not_move_it() -> None:
+    assert learned(1.0, 1.0, 1.0, 500.0, 1.0).get("ttft_p99_s") == 1.0
+
+
+def test_neighbouring_windows_count_once() -> None:
+    crowded = learned(1.0, 5.0, 5.0, 5.0, 1.0, every_s=WINDOW_S / 8)
+    assert crowded.get("ttft_p99_s") == 1.0, "the first and the one half a window later"
+
+
+def test_it_follows_what_has_been_usual_for_long_enough() -> None:
+    moved = learned(*[1.0] * SAMPLES_MAX, *[4.0] * SAMPLES_MAX)
+    assert moved.get("ttft_p99_s") == 4.0
+
+
+def test_an_unknown_value_is_no_sample() -> None:
+    baseline = learned(1.0, 3.0)
+    baseline.learn(START_S + 1_000, {"ttft_p99_s": None})
+    assert baseline.get("ttft_p99_s") == 2.0
+
+
+def test_a_clock_set_back_does_not_stop_the_learning() -> None:
+    baseline = learned(1.0, 1.0)
+    for number in range(10):
+        baseline.learn(START_S - 7_200 + number * WINDOW_S, {"ttft_p99_s": 9.0})
+    assert baseline.get("ttft_p99_s") == 9.0
+
+
+@pytest.mark.parametrize(("drift", "of"), DRIFTS)
+def test_a_drift_is_the_value_over_its_own_median(drift: str, of: str) -> None:
+    assert of in TRACKED
+    baseline = learned(2.0, 2.0, key=of)
+    assert baseline.drifts({of: 6.0})[drift] == 3.0
+    assert baseline.drifts({of: None})[drift] is None
+    assert baseline.drifts({})[drift] is None
+    assert learned(2.0, key=of).drifts({of: 6.0})[drift] is None
+    assert learned(0.0, 0.0, key=of).drifts({of: 6.0})[drift] is None

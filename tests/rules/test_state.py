@@ -1,0 +1,196 @@
+"""How the state of a rule begins and ends: thresholds, durations, guards, no flapping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.rules.model import Bound, Guard, Rule, Severity
+from kneewatch.rules.state import Finding, RuleBook
+from tests.rules.judged import ALL, BY_BOUND, BY_ID, START_S, Judge, back, beyond, milder
+
+
+@BY_ID
+def test_a_rule_is_unknown_without_data(rule: Rule) -> None:
+    book = RuleBook([rule], scale=1.0)
+    guards = {guard.signal: guard.value for guard in rule.guards}
+    blank = {**guards, rule.signal: None}
+
+    def state(
+        values: Mapping[str, float | None], *, idle: bool = False, **given: dict[str, str]
+    ) -> Finding:
+        (finding,) = book.judge(START_S, values, {}, given.get("notes", {}), idle=idle)
+        return finding
+
+    assert state({}).state == "unknown"
+    assert state({}).missing == (rule.signal,)
+    assert state(blank).state == "unknown"
+    assert state(blank).note
+    assert state(blank, idle=True, notes={rule.signal: "why"}).note == "why"
+    assert state(blank, idle=True).state == "ok", "without requests there is nothing to observe"
+    (finding,) = book.judge(START_S, blank, {rule.signal: ("metric",)}, {}, idle=True)
+    assert (finding.state, finding.missing) == ("unknown", ("metric",))
+    assert finding.severity == Severity.OK
+
+
+@BY_BOUND
+def test_a_rule_flips_at_its_threshold_once_it_was_crossed_for_long_enough(
+    rule: Rule, bound: Bound
+) -> None:
+    at, over = bound.threshold, beyond(rule, bound)
+    calm, judge = Judge(rule), Judge(rule)
+    for t_s in (0.0, rule.for_s, 10 * rule.for_s + 1):
+        found = calm.at(t_s, at)
+        assert found.severity <= milder(rule, bound)
+    if rule.for_s:
+        assert judge.at(0.0, over).state == "ok"
+        assert judge.at(rule.for_s - 0.5, over).state == "ok"
+    found = judge.at(rule.for_s, over)
+    assert (found.state, found.severity) == (bound.severity.word, bound.severity)
+    assert found.value == over
+    assert found.since_s == START_S
+
+
+@BY_BOUND
+def test_a_state_ends_only_a_tenth_back_and_after_a_while(rule: Rule, bound: Bound) -> None:
+    judge = Judge(rule)
+    judge.at(0.0, beyond(rule, bound))
+    start_s = rule.for_s
+    assert judge.at(start_s, beyond(rule, bound)).severity == bound.severity
+    if rule.clear_ratio and bound.threshold:
+        for t_s in (1.0, rule.clear_s, 20 * rule.clear_s):
+            inside = judge.at(start_s + t_s, back(rule, bound, 0.9 * rule.clear_ratio))
+            assert inside.severity == bound.severity, "not back by a tenth"
+        start_s += 20 * rule.clear_s
+    calm = back(rule, bound, 1.01 * rule.clear_ratio) if bound.threshold else 0.0
+    assert judge.at(start_s + 1, calm).severity == bound.severity
+    assert judge.at(start_s + rule.clear_s + 0.5, calm).severity == bound.severity
+    ended = judge.at(start_s + rule.clear_s + 1, calm)
+    assert ended.severity <= milder(rule, bound)
+    if ended.severity == Severity.OK:
+        assert ended.since_s is None
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0, 5.0])
+@BY_BOUND
+def test_durations_stretch_with_the_window(rule: Rule, bound: Bound, scale: float) -> None:
+    judge, over = Judge(rule, scale=scale), beyond(rule, bound)
+    for_s, clear_s = rule.for_s * scale, rule.clear_s * scale
+    if for_s:
+        judge.at(0.0, over)
+        assert judge.at(0.99 * for_s, over).state == "ok"
+    assert judge.at(for_s, over).severity == bound.severity
+    calm = back(rule, bound, 0.5) if bound.threshold else 0.0
+    judge.at(for_s + 1, calm)
+    assert judge.at(for_s + 1 + 0.99 * clear_s, calm).severity == bound.severity
+    assert judge.at(for_s + 1 + clear_s, calm).severity < bound.severity
+
+
+@BY_BOUND
+def test_an_input_that_flaps_makes_no_state_that_flaps(rule: Rule, bound: Bound) -> None:
+    judge = Judge(rule)
+    over = beyond(rule, bound)
+    calm = back(rule, bound, 0.5) if bound.threshold else 0.0
+    interval_s = min(rule.clear_s, rule.for_s or rule.clear_s) / 3
+    seen = [judge.at(n * interval_s, over if n % 2 else calm).severity for n in range(200)]
+    if rule.for_s:
+        assert max(seen) < bound.severity, "never crossed for long enough"
+        return
+    first = seen.index(bound.severity)
+    assert set(seen[first:]) == {bound.severity}, "once begun it stays while the input flaps"
+
+
+@BY_ID
+def test_a_fired_rule_stays_while_its_input_flaps(rule: Rule) -> None:
+    judge, bound = Judge(rule), rule.bounds[0]
+    over, calm = beyond(rule, bound), back(rule, bound, 0.5) if bound.threshold else 0.0
+    judge.at(0.0, over)
+    judge.at(rule.for_s, over)
+    interval_s = rule.clear_s / 3
+    values = (over if n % 2 else calm for n in range(50))
+    seen = {judge.at(rule.for_s + n * interval_s, v).state for n, v in enumerate(values, start=1)}
+    assert seen == {bound.severity.word}
+
+
+GUARDED = [rule for rule in ALL if rule.guards]
+
+
+@pytest.mark.parametrize("rule", GUARDED, ids=[rule.id for rule in GUARDED])
+@pytest.mark.parametrize("unknown", [False, True], ids=["guard not met", "guard unknown"])
+def test_a_rule_is_not_judged_where_a_guard_does_not_hold(rule: Rule, *, unknown: bool) -> None:
+    for guard in rule.guards:
+        under = math.nextafter(guard.value, -math.inf)
+        judge, over = Judge(rule), beyond(rule, rule.bounds[-1])
+        for t_s in (0.0, rule.for_s, 3 * rule.for_s + 1):
+            found = judge.at(t_s, over, **{guard.signal: None if unknown else under})
+            assert found.state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("ends", "state"), [(False, "warning"), (True, "ok")], ids=["after a while", "at once"]
+)
+def test_a_state_ends_with_its_guard(*, ends: bool, state: str) -> None:
+    guard = Guard("stage", 2.0, ends=ends)
+    judge = Judge(replace(steps((Severity.WARNING, 10.0)), guards=(guard,)))
+    judge.at(0.0, 15.0)
+    assert judge.at(10.0, 15.0).state == "warning"
+    assert judge.at(12.0, 15.0, stage=1.0).state == state
+    assert judge.at(42.0, 15.0, stage=1.0).state == "ok"
+
+
+def test_a_guard_may_hold_below_a_value() -> None:
+    guard = Guard("x", 2.0, below=True)
+    assert guard.holds({"x": 2.0})
+    assert not guard.holds({"x": 2.1})
+    assert not guard.holds({"x": None})
+
+
+def steps(*bounds: tuple[Severity, float], for_s: float = 10.0) -> Rule:
+    """A rule with nothing but bounds and durations."""
+    return Rule(
+        id="X",
+        signal="x",
+        bounds=tuple(Bound(severity, threshold, "test") for severity, threshold in bounds),
+        summary="X",
+        advice="X.",
+        guide=("9.3",),
+        for_s=for_s,
+    )
+
+
+def test_a_state_grows_worse_and_better_step_by_step_and_keeps_its_beginning() -> None:
+    judge = Judge(steps((Severity.WARNING, 10.0), (Severity.CRITICAL, 20.0)))
+    judge.at(0.0, 15.0)
+    assert judge.at(10.0, 15.0).state == "warning"
+    assert judge.at(20.0, 25.0).state == "warning", "the worse bound has its own duration"
+    worse = judge.at(30.0, 25.0)
+    assert (worse.state, worse.since_s) == ("critical", START_S)
+    judge.at(40.0, 15.0)
+    better = judge.at(70.0, 15.0)
+    assert (better.state, better.since_s) == ("warning", START_S)
+    judge.at(80.0, 1.0)
+    assert judge.at(110.0, 1.0).state == "ok"
+    judge.at(120.0, 15.0)
+    again = judge.at(130.0, 15.0)
+    assert (again.state, again.since_s) == ("warning", START_S + 120.0)
+
+
+def test_a_new_process_begins_with_a_clean_sheet() -> None:
+    book = RuleBook([steps((Severity.WARNING, 10.0))], scale=1.0)
+
+    def state(t_s: float, value: float) -> str:
+        return book.judge(START_S + t_s, {"x": value}, {}, {}, idle=False)[0].state
+
+    assert [state(0.0, 15.0), state(10.0, 15.0)] == ["ok", "warning"]
+    book.forget()
+    assert [state(12.0, 1.0), state(14.0, 15.0), state(23.9, 15.0)] == ["ok"] * 3
+    assert state(24.0, 15.0) == "warning"
+
+
+def test_zero_is_never_over_a_bound() -> None:
+    assert steps((Severity.WARNING, 0.0)).level(0.0) == Severity.OK
+    assert steps((Severity.WARNING, 0.0)).level(0.0, relax=0.5) == Severity.OK
+    assert steps((Severity.WARNING, 0.0)).level(1e-9) == Severity.WARNING

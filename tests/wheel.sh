@@ -1,0 +1,20 @@
+#!/bin/sh
+# Build the wheel, try it with nothing but its own dependencies, then pass the tests against it.
+# Usage: sh tests/wheel.sh PYTHON   (any Python of the development environment)
+set -eu
+python=$1
+out=build/wheel
+rm -rf "$out"
+mkdir -p "$out"
+"$python" -m pip wheel --quiet --no-deps --wheel-dir "$out" .
+wheel=$(ls "$out"/kneewatch-*.whl)
+"$(dirname "$python")"/check-wheel-contents "$wheel"
+"$python" -m venv "$out/env"
+"$out/env/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
+"$out/env/bin/python" -m pip install --quiet "$wheel"
+"$out/env/bin/kneewatch" --version
+status=0
+"$out/env/bin/kneewatch" demo > "$out/demo.txt" || status=$?
+[ "$status" -eq 1 ] || { echo "demo from the wheel: exit status $status" >&2; exit 1; }
+"$out/env/bin/python" -m pip install --quiet --group dev
+"$out/env/bin/python" -m pytest -q -p no:cacheprovider
