@@ -1,0 +1,1 @@
+"""The program: commands, settings, and what wires the rest together."""

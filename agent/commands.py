@@ -24,11 +24,11 @@ from kneewatch.agent.printing import (
 from kneewatch.agent.recording import Captures, capture_names
 from kneewatch.agent.settings import Settings
 from kneewatch.agent.source import GpuStream, TargetStream, capture_name, ticks
-from kneewatch.collector.access import FetchSettings
-from kneewatch.collector.address import METRICS_PATH, metrics_url, parse_target, shown_url
 from kneewatch.collector.base import CollectError, SettingsError
-from kneewatch.collector.capture import is_capture
-from kneewatch.collector.fetch import Fetcher
+from kneewatch.collector.captures.capture import is_capture
+from kneewatch.collector.http.access import FetchSettings
+from kneewatch.collector.http.address import METRICS_PATH, metrics_url, parse_target, shown_url
+from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.monitor import Catalogue
 from kneewatch.diagnose.profile import Profile
@@ -41,7 +41,7 @@ GPU_INTERVAL_S = 10.0
 SCRAPES_IN_WINDOW = 2.2
 """Rates need two scrapes in the window, and scrapes come a little late."""
 
-DEMO = "kv_pressure_cascade.jsonl.gz"
+DEMO = "demo.jsonl.gz"
 DEMO_WINDOW_S = 15.0
 """The shipped recording's phases last half a minute each: a window of a minute would blur them."""
 
@@ -63,7 +63,8 @@ def diagnose(target: str, settings: Settings, *, form: str, gpu_metrics: str | N
 def live_window_s(settings: Settings) -> float:
     """The short window of a watch: not longer than the watch, and long enough for two scrapes."""
     window_s: float = min(settings["watch_s"], settings["window_s"])
-    return max(window_s, SCRAPES_IN_WINDOW * min(settings["interval_s"], settings["watch_s"]))
+    interval_s: float = min(settings["interval_s"], settings["watch_s"])
+    return max(window_s, SCRAPES_IN_WINDOW * interval_s)
 
 
 def target_name(target: str) -> str:
@@ -160,7 +161,7 @@ def _replayed(
 
 def demo(settings: Settings, *, form: str) -> int:
     """Replay the shipped recording. Returns the exit status."""
-    recording = str(files("kneewatch.agent") / "demo" / DEMO)
+    recording = str(files("kneewatch.agent") / DEMO)
     window_s = settings["window_s"]
     if settings.origin("window_s") == "default":
         window_s = DEMO_WINDOW_S

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from kneewatch.collector.access import FetchSettings
-from kneewatch.collector.exposition import Limits
+from kneewatch.collector.exposition.parser import Limits
+from kneewatch.collector.http.access import FetchSettings
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import WINDOW_S

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kneewatch.collector.access import FetchSettings
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.entries import Entry
-from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.fetch import Fetcher
+from kneewatch.collector.captures.entries import Entry
+from kneewatch.collector.exposition.parser import Limits, PageParser
+from kneewatch.collector.http.access import FetchSettings
+from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.gpus import NO_GPUS, GpuMonitor
 from kneewatch.diagnose.monitor import Catalogue, TargetMonitor

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter, lt
 from typing import cast
 
-from kneewatch.collector.names import EngineBinding
+from kneewatch.collector.names.resolver import EngineBinding
 from kneewatch.collector.samples import Page
 
 NAN = math.nan

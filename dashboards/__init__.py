@@ -1,0 +1,1 @@
+"""Dashboards and rules for a fleet, built from the catalogue."""

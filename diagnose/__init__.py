@@ -1,0 +1,1 @@
+"""What it means and what to do: causes with evidence, symptoms, the monitor of a target."""

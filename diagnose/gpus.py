@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kneewatch.collector.dcgm import GpuBinding, GpuSlot, resolve_gpus
-from kneewatch.collector.dcgm_table import field_table
 from kneewatch.collector.history import NAN, History
-from kneewatch.collector.names import EngineBinding, EngineKey, Slot
+from kneewatch.collector.names.gpu_table import field_table
+from kneewatch.collector.names.gpus import GpuBinding, GpuSlot, resolve_gpus
+from kneewatch.collector.names.resolver import EngineBinding, EngineKey, Slot
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.collector.signals.catalogue import SignalSet
 from kneewatch.collector.signals.gpu import GPU_SIGNALS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.history import History, Restart
-from kneewatch.collector.names import Binding, EngineBinding, EngineKey, resolve
+from kneewatch.collector.names.resolver import Binding, EngineBinding, EngineKey, resolve
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.collector.signals.catalogue import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window

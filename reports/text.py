@@ -193,7 +193,8 @@ def _cause(place: int, cause: Cause, now_s: float, style: Style) -> list[str]:
         (f"do first: {cause.lever}", 2),
         (f"guide: {', '.join(cause.guide)}" if cause.guide else "", 2),
     ]
-    lines = [f"{style.bold(head)} {lasting(cause.since_s, now_s)}"]
+    lines = wrapped(f"{head} {lasting(cause.since_s, now_s)}", width=style.width, more=3)
+    lines[0] = lines[0].replace(head, style.bold(head), 1)
     for row, more in rows:
         lines += wrapped(row, width=style.width, indent=3, more=more)
     return lines

@@ -1,0 +1,1 @@
+"""When a number is bad: rules as data, states over time, the cascade."""

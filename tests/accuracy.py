@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kneewatch.collector.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.rules.model import Severity
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor

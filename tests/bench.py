@@ -22,10 +22,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.agent.source import TargetStream
-from kneewatch.collector.address import metrics_url
-from kneewatch.collector.capture import CaptureReader
-from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.fetch import Fetcher
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.parser import Limits, PageParser
+from kneewatch.collector.http.address import metrics_url
+from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.profile import Profile
 from tests.pages_server import pages_server
 from tests.peers import vllm_doctor

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from kneewatch.collector.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kneewatch.agent.source import TargetStream, capture_name
-from kneewatch.collector.capture import CaptureReader
-from kneewatch.collector.exposition import Limits
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.parser import Limits
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.profile import Profile
 

@@ -1,0 +1,1 @@
+"""The signal catalogue: expressions that are evaluated on windows and compiled to PromQL."""

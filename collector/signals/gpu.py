@@ -1,7 +1,7 @@
 """The catalogue of GPU signals, over all GPUs of one DCGM exporter page. Pure.
 
-Fields are DCGM's in SI units (collector/dcgm_metrics.toml scales them). Framebuffer use says how
-much memory vLLM has taken, never how full its KV cache is.
+Fields are DCGM's in SI units (collector/names/dcgm_metrics.toml scales them). Framebuffer use says
+how much memory vLLM has taken, never how full its KV cache is.
 """
 
 from __future__ import annotations

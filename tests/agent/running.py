@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kneewatch.collector.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader
 from tests.collector.servers import Serve, answer
 from tests.recordings import CAPTURES
 

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import termios
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,18 +26,23 @@ class Seen:
 
 
 def on_terminal(
-    stream: str, args: Sequence[object], *, cwd: Path, columns: int = 80, **env: str
+    stream: str,
+    args: Sequence[object],
+    *,
+    cwd: Path,
+    columns: int = 80,
+    env: Mapping[str, str] | None = None,
 ) -> Seen:
     """A run whose `stream` (stdout or stderr) is a terminal and the other one a pipe."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: slave}
     with subprocess.Popen(
         [*ARGV, *map(str, args)],
         cwd=cwd,
-        env=environment(**{"TERM": "xterm", **env}),
+        env=environment(**{"TERM": "xterm", **(env or {})}),
         stdin=subprocess.DEVNULL,
-        **streams,
+        stdout=slave if stream == "stdout" else subprocess.PIPE,
+        stderr=slave if stream == "stderr" else subprocess.PIPE,
     ) as process:
         os.close(slave)
         parts: list[bytes] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.collector.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader
 from tests.agent.running import ARGV, Document, Ended, Main, capture, environment, run
 from tests.reports.schema import problems
 
@@ -77,37 +77,38 @@ def test_a_cascade_is_told(main: Main) -> None:
     assert told.documents[-1]["causes"] == []
 
 
+EXITS: tuple[tuple[tuple[object, ...], int, str], ...] = (
+    (("replay", HEALTHY, *WINDOW), 0, ""),
+    (("replay", CASCADE, *WINDOW), 1, ""),
+    (("diagnose", CASCADE, *WINDOW), 0, "worse before"),
+    (("diagnose", capture("prefix_off"), *WINDOW), 1, ""),
+    (("replay", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),
+    (("diagnose", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),
+    (("replay", "empty.jsonl.gz"), 2, "it is empty"),
+    (("replay", "other.txt"), 2, "nothing in it can be used"),
+    (("replay", "."), 2, "is a directory"),
+    (("replay", HEALTHY, "--from", "yesterday"), 2, "'yesterday' is neither unix seconds"),
+    (("replay", HEALTHY, "--to", "nan"), 2, "'nan' is no time"),
+    (("replay", HEALTHY, "--from", "9", "--to", "5"), 2, "--from 9 is later than --to 5"),
+    (("replay", HEALTHY, "--to", "5"), 2, "no entry in the time asked for"),
+    (("replay", HEALTHY, "--window", "soon"), 2, "'soon' is not a duration"),
+    (("replay", HEALTHY, "--window", "-3s"), 2, "'-3s' must be longer than nothing"),
+    (("replay", HEALTHY, "--window", "inf"), 2, "'inf' must be longer than nothing"),
+    (("replay", HEALTHY, "--windows", "15s"), 2, "No such option '--windows'"),
+    (("replay",), 2, "Missing argument 'CAPTURES...'"),
+    (("replay", HEALTHY, "--format", "xml"), 2, "'xml' is not one of"),
+    (("replay", HEALTHY, "--config", "no.toml"), 2, "settings file no.toml: No such file"),
+    (("diagnose", HEALTHY, "--gpu-metrics", "host:9400"), 2, "--gpu-metrics needs a server"),
+    (("diagnose", HEALTHY, "--gpus", "0"), 2, "flag --gpus: gpus = 0 is out of range"),
+    (("unheard-of",), 2, "No such command 'unheard-of'"),
+    ((), 2, "Commands:"),
+    (("--help",), 0, ""),
+    (("--version",), 0, ""),
+)
+
+
 @pytest.mark.parametrize(
-    ("args", "status", "says"),
-    [
-        (("replay", HEALTHY, *WINDOW), 0, ""),
-        (("replay", CASCADE, *WINDOW), 1, ""),
-        (("diagnose", CASCADE, *WINDOW), 0, "worse before"),
-        (("diagnose", capture("prefix_off"), *WINDOW), 1, ""),
-        (("replay", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),
-        (("diagnose", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),
-        (("replay", "empty.jsonl.gz"), 2, "it is empty"),
-        (("replay", "other.txt"), 2, "nothing in it can be used"),
-        (("replay", "."), 2, "is a directory"),
-        (("replay", HEALTHY, "--from", "yesterday"), 2, "'yesterday' is neither unix seconds"),
-        (("replay", HEALTHY, "--to", "nan"), 2, "'nan' is no time"),
-        (("replay", HEALTHY, "--from", "9", "--to", "5"), 2, "--from 9 is later than --to 5"),
-        (("replay", HEALTHY, "--to", "5"), 2, "no entry in the time asked for"),
-        (("replay", HEALTHY, "--window", "soon"), 2, "'soon' is not a duration"),
-        (("replay", HEALTHY, "--window", "-3s"), 2, "'-3s' must be longer than nothing"),
-        (("replay", HEALTHY, "--window", "inf"), 2, "'inf' must be longer than nothing"),
-        (("replay", HEALTHY, "--windows", "15s"), 2, "No such option '--windows'"),
-        (("replay",), 2, "Missing argument 'CAPTURES...'"),
-        (("replay", HEALTHY, "--format", "xml"), 2, "'xml' is not one of"),
-        (("replay", HEALTHY, "--config", "no.toml"), 2, "settings file no.toml: No such file"),
-        (("diagnose", HEALTHY, "--gpu-metrics", "host:9400"), 2, "--gpu-metrics needs a server"),
-        (("diagnose", HEALTHY, "--gpus", "0"), 2, "flag --gpus: gpus = 0 is out of range"),
-        (("unheard-of",), 2, "No such command 'unheard-of'"),
-        ((), 2, "Commands:"),
-        (("--help",), 0, ""),
-        (("--version",), 0, ""),
-    ],
-    ids=lambda value: " ".join(str(v) for v in value)[-60:] if isinstance(value, tuple) else "",
+    ("args", "status", "says"), EXITS, ids=[" ".join(map(str, row[0]))[-60:] for row in EXITS]
 )
 def test_exit_status(
     main: Main, tmp_path: Path, args: tuple[object, ...], status: int, says: str

@@ -7,8 +7,9 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests.agent.running import Document, Ended, Main, bodies, ended, in_turn, s
 from tests.collector.servers import Server, Start, always, answer, chunked
 
 WATCH = ("--for", "4s", "--interval", "0.5s")
-SHORT = ("--for", "1s", "--interval", "0.25s", "--format", "json")
+SHORT = ("--for", "0.6s", "--interval", "0.15s", "--format", "json")
 AT_ONCE_S = 5.0
 """A busy machine may be so late; what is said at once comes within one or two seconds."""
 
@@ -52,40 +53,49 @@ def unused_url() -> str:
     return server.url
 
 
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """How several watches ended, by name, and what two of the servers were asked."""
+
+    ended: Mapping[str, Ended]
+    asked_target: str
+    asked_gpus: str
+
+    def __getitem__(self, name: str) -> Ended:
+        return self.ended[name]
+
+
 @pytest.fixture(scope="module")
-def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
-    """Several watches at the same time, by name; each takes seconds and hardly any CPU."""
+def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watches]:
+    """Several watches at the same time; each takes seconds and hardly any CPU."""
+    folder, healthy = tmp_path_factory.mktemp("watches"), bodies("healthy_light", 10, 30)
+    token = folder / "token"
+    token.write_text("secret-of-the-target\n")
     with ExitStack() as stack:
 
-        def serve(pages: list[bytes]) -> Server:
+        def serve(pages: list[bytes] = healthy) -> Server:
             return stack.enter_context(closing(Server(in_turn(pages))))
 
-        def watch(url: str, *args: str) -> None:
-            started[len(started)] = start("diagnose", url, *args, cwd=folder)
-
-        folder = tmp_path_factory.mktemp("watches")
-        started = {}
-        healthy, dying = bodies("healthy_light", 10, 30), serve(bodies("healthy_light", 10))
-        token = folder / "token"
-        token.write_text("secret-of-the-target\n")
-        target, gpus = serve(healthy), serve([GPU_PAGE])
-        watch(serve(healthy).url, *WATCH)
-        watch(serve(bodies("kv_pressure_cascade", 40)).url, *WATCH)
-        watch(dying.url, "--for", "3s", "--interval", "0.25s", "--format", "json")
-        watch(target.url, *SHORT, "--gpu-metrics", gpus.url, "--bearer-token-file", str(token))
-        watch(serve(healthy).url, *SHORT, "--gpu-metrics", unused_url())
-        watch(serve(healthy).url.replace("//", "//me:sesame@"), *SHORT)
-        watch(serve(healthy).url, *SHORT[:4], "--format", "markdown")
+        target, gpus, dying = serve(), serve([GPU_PAGE]), serve()
+        gpu_flags = ("--gpu-metrics", gpus.url, "--bearer-token-file", str(token))
+        asked = {
+            "healthy": (serve().url, *WATCH),
+            "cascade": (serve(bodies("kv_pressure_cascade", 40)).url, *WATCH),
+            "dying": (dying.url, "--for", "3s", "--interval", "0.25s", "--format", "json"),
+            "gpus": (target.url, *SHORT, *gpu_flags),
+            "dead gpus": (serve().url, *SHORT, "--gpu-metrics", unused_url()),
+            "password": (serve().url.replace("//", "//me:sesame@"), *SHORT),
+            "markdown": (serve().url, *SHORT[:4], "--format", "markdown"),
+        }
+        started = {name: start("diagnose", *args, cwd=folder) for name, args in asked.items()}
         while len(dying.requests) < 4:
             time.sleep(0.01)
         dying.close()
-        names = ("healthy", "cascade", "dying", "gpus", "dead gpus", "password", "markdown")
-        yield {
-            **{name: ended(one) for name, one in zip(names, started.values(), strict=True)},
-            "requests": Ended(
-                0, (b"".join(target.requests)).decode(), (b"".join(gpus.requests)).decode()
-            ),
-        }
+        yield Watches(
+            {name: ended(process) for name, process in started.items()},
+            b"".join(target.requests).decode(),
+            b"".join(gpus.requests).decode(),
+        )
 
 
 def only(watch: Ended) -> Document:
@@ -94,13 +104,13 @@ def only(watch: Ended) -> Document:
     return document
 
 
-def test_a_healthy_server(watches: dict[str, Ended]) -> None:
+def test_a_healthy_server(watches: Watches) -> None:
     watch = watches["healthy"]
     assert (watch.status, watch.err) == (0, "")
     assert re.match(r"HEALTHY  http://127\.0\.0\.1:\d+ \(model tiny, engine 0\)\n", watch.out)
 
 
-def test_a_cascade(watches: dict[str, Ended]) -> None:
+def test_a_cascade(watches: Watches) -> None:
     watch = watches["cascade"]
     assert (watch.status, watch.err) == (1, "")
     lines = watch.out.splitlines()
@@ -111,7 +121,7 @@ def test_a_cascade(watches: dict[str, Ended]) -> None:
     assert "   do first: " in watch.out
 
 
-def test_a_server_that_dies_midway(watches: dict[str, Ended]) -> None:
+def test_a_server_that_dies_midway(watches: Watches) -> None:
     watch = watches["dying"]
     document = only(watch)
     assert watch.status == 1
@@ -121,7 +131,7 @@ def test_a_server_that_dies_midway(watches: dict[str, Ended]) -> None:
     assert document["model"] == "tiny", "what was learnt before is kept"
 
 
-def test_gpu_signals(watches: dict[str, Ended]) -> None:
+def test_gpu_signals(watches: Watches) -> None:
     document = only(watches["gpus"])
     wanted = {
         "gpu_engine_active_ratio": 0.87,
@@ -138,14 +148,13 @@ def test_gpu_signals(watches: dict[str, Ended]) -> None:
     assert (finding["state"], finding["value"]) == ("ok", 0.875)
 
 
-def test_a_token_goes_to_the_target_alone(watches: dict[str, Ended]) -> None:
-    to_target, to_gpus = watches["requests"].out, watches["requests"].err
-    assert "Authorization: Bearer secret-of-the-target" in to_target
-    assert "GET /metrics" in to_gpus
-    assert "Authorization" not in to_gpus
+def test_a_token_goes_to_the_target_alone(watches: Watches) -> None:
+    assert "Authorization: Bearer secret-of-the-target" in watches.asked_target
+    assert "GET /metrics" in watches.asked_gpus
+    assert "Authorization" not in watches.asked_gpus
 
 
-def test_a_dead_gpu_source_is_said_and_stops_nothing(watches: dict[str, Ended]) -> None:
+def test_a_dead_gpu_source_is_said_and_stops_nothing(watches: Watches) -> None:
     watch = watches["dead gpus"]
     document = only(watch)
     assert (watch.status, document["health"]) == (0, "ok")
@@ -153,14 +162,14 @@ def test_a_dead_gpu_source_is_said_and_stops_nothing(watches: dict[str, Ended]) 
     assert re.fullmatch(r"gpu_\*: http://127.0.0.1:\d+/metrics: connection refused", line)
 
 
-def test_a_password_is_not_shown(watches: dict[str, Ended]) -> None:
+def test_a_password_is_not_shown(watches: Watches) -> None:
     watch = watches["password"]
     assert watch.status == 0
     assert "sesame" not in watch.out + watch.err
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", only(watch)["target"])
 
 
-def test_markdown(watches: dict[str, Ended]) -> None:
+def test_markdown(watches: Watches) -> None:
     watch = watches["markdown"]
     assert watch.status == 0
     assert watch.out.startswith("## HEALTHY: http://127.0.0.1:")
@@ -234,7 +243,8 @@ class Quiet(BaseHTTPRequestHandler):
 def test_tls_with_an_unknown_authority(serving: Start, main: Main, tmp_path: Path) -> None:
     authority = trustme.CA()
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    with authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.tempfile() as pem:
+        tls.load_cert_chain(pem)
     url = serving(in_turn(bodies("healthy_light", 10, 30)), tls).url
     assert_told(main("diagnose", url), url, "unknown CA", "ca_file")
     trusted = tmp_path / "ca.pem"

@@ -6,13 +6,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from kneewatch.collector.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader
 from tests.agent.running import Main, bodies, ended, in_turn, start
 from tests.collector.servers import Server, Start, always, answer
 
@@ -26,20 +26,20 @@ def server(serving: Start) -> Server:
     return serving(in_turn(bodies("healthy_light", 10)))
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for something that a process does."""
+def wait_for(server: Server, scrapes: int) -> None:
+    """Wait until a server has been asked for so many more pages."""
+    enough = len(server.requests) + scrapes
     until_s = time.monotonic() + PATIENCE_S
-    while not holds():
+    while len(server.requests) < enough:
         assert time.monotonic() < until_s, "it takes too long"
         time.sleep(0.01)
 
 
 @contextmanager
-def recording(server: Server, file: Path, scrapes: int) -> Iterator[subprocess.Popen[str]]:
+def recording(server: Server, file: Path, scrapes: int) -> Generator[subprocess.Popen[str]]:
     """A recorder that has been asking for so many pages."""
-    asked = len(server.requests)
     with start("record", server.url, file, *QUICK, cwd=file.parent) as process:
-        wait_until(lambda: len(server.requests) >= asked + scrapes)
+        wait_for(server, scrapes)
         yield process
 
 
@@ -89,8 +89,7 @@ def test_a_capture_is_read_while_it_grows(server: Server, main: Main, tmp_path: 
     with recording(server, file, 3) as process:
         counts: list[int] = []
         for _ in range(3):
-            asked = len(server.requests)
-            wait_until(lambda asked=asked: len(server.requests) >= asked + 3)
+            wait_for(server, 3)
             told = main("replay", file, "--format", "json")
             assert told.status == 0
             counts.append(len(told.documents))

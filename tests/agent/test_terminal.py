@@ -25,14 +25,14 @@ def test_colour_and_width_on_a_terminal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_no_colour_where_none_is_wanted(tmp_path: Path, plain: dict[str, str]) -> None:
-    seen = on_terminal("stdout", ["demo"], cwd=tmp_path, **plain)
+    seen = on_terminal("stdout", ["demo"], cwd=tmp_path, env=plain)
     assert seen.status == 1
     assert "CRITICAL" in seen.terminal
     assert "\x1b" not in seen.terminal
 
 
 def test_an_empty_no_color_says_nothing(tmp_path: Path) -> None:
-    seen = on_terminal("stdout", ["demo"], cwd=tmp_path, NO_COLOR="")
+    seen = on_terminal("stdout", ["demo"], cwd=tmp_path, env={"NO_COLOR": ""})
     assert "\x1b[31;1m" in seen.terminal
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kneewatch.collector.fetch import Fetcher, FetchSettings
+from kneewatch.collector.http.fetch import Fetcher, FetchSettings
 from tests.collector.servers import PATIENT, Fetch, Serve, Server, Start
 
 

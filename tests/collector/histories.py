@@ -6,9 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kneewatch.collector.exposition import PageParser
+from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.history import History, Restart
-from kneewatch.collector.names import EngineBinding, EngineKey, HistogramSlots, Slot, resolve
+from kneewatch.collector.names.resolver import (
+    EngineBinding,
+    EngineKey,
+    HistogramSlots,
+    Slot,
+    resolve,
+)
 from kneewatch.collector.samples import Layout, Page
 from tests.collector.name_pages import only_engine
 

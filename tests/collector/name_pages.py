@@ -6,8 +6,8 @@ import gzip
 import re
 from pathlib import Path
 
-from kneewatch.collector.exposition import parse
-from kneewatch.collector.names import Binding, EngineBinding, HistogramSlots, Slot, resolve
+from kneewatch.collector.exposition.parser import parse
+from kneewatch.collector.names.resolver import Binding, EngineBinding, HistogramSlots, Slot, resolve
 from kneewatch.collector.samples import Page
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kneewatch.collector.history import Frame, History, Restart
-from kneewatch.collector.names import Binding, EngineKey, resolve
+from kneewatch.collector.names.resolver import Binding, EngineKey, resolve
 from kneewatch.collector.samples import Layout
 from kneewatch.collector.signals.catalogue import Signal, SignalSet
 from kneewatch.collector.signals.expr import Dialect

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from kneewatch.collector.capture import CaptureReader
-from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.names import EngineBinding, resolve
-from kneewatch.collector.names_page import find_prefix, read_names
-from kneewatch.collector.names_table import metric_table
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.parser import Limits, PageParser
+from kneewatch.collector.names.page import find_prefix, read_names
+from kneewatch.collector.names.resolver import EngineBinding, resolve
+from kneewatch.collector.names.table import metric_table
 from kneewatch.collector.samples import Layout, Page, Series
 from kneewatch.collector.signals.vllm import ITL, TTFT
 from tests.collector.oracle import Target

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.fetch import Fetcher, FetchSettings
+from kneewatch.collector.http.fetch import Fetcher, FetchSettings
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n" * 400
 PATIENT = FetchSettings()

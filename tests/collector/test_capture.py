@@ -13,7 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kneewatch.collector.base import CaptureError
-from kneewatch.collector.capture import CaptureReader, CaptureWriter, Entry, follow, is_capture
+from kneewatch.collector.captures.capture import (
+    CaptureReader,
+    CaptureWriter,
+    Entry,
+    follow,
+    is_capture,
+)
 from tests.collector.captures import NAMES, entry, line, times, write
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

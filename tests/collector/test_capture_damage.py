@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kneewatch.collector.base import CaptureError
-from kneewatch.collector.capture import CaptureReader, CaptureWriter, Entry
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter, Entry
 from tests.collector.captures import NAMES, entry, line, times, write
 
 NOISE = random.Random(2).randbytes(999_999)
 
 RECORD = """
 import sys
-from kneewatch.collector.capture import CaptureWriter, Entry
+from kneewatch.collector.captures.capture import CaptureWriter, Entry
 with CaptureWriter(sys.argv[1]) as writer:
     for number in range(1_000_000):
         writer.write(Entry(float(number), f"{number}\\n" * 9_000))

@@ -7,15 +7,15 @@ import time
 import pytest
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.dcgm import (
+from kneewatch.collector.exposition.parser import parse
+from kneewatch.collector.names.gpu_table import field_table
+from kneewatch.collector.names.gpus import (
     GpuBinding,
     GpuFields,
     GpuKey,
     Workload,
     resolve_gpus,
 )
-from kneewatch.collector.dcgm_table import field_table
-from kneewatch.collector.exposition import parse
 from kneewatch.collector.samples import Page
 
 TABLE = field_table()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.collector.dcgm import is_sentinel
-from kneewatch.collector.dcgm_table import Field, field_table
+from kneewatch.collector.names.gpu_table import Field, field_table
+from kneewatch.collector.names.gpus import is_sentinel
 
 TABLE = field_table()
 DEFAULT = [field.name for field in TABLE.fields.values() if field.csv == "default"]
@@ -37,7 +37,7 @@ def test_the_default_fields_are_those_of_the_exporter() -> None:
 
 
 def test_the_packaged_file_has_no_key_that_is_not_read() -> None:
-    text = resources.files("kneewatch.collector").joinpath("dcgm_metrics.toml").read_text("utf-8")
+    text = resources.files("kneewatch.collector.names").joinpath("dcgm_metrics.toml").read_text("utf-8")
     document = tomllib.loads(text)
     assert document.keys() == {"fields"}
     keys = {key for row in document["fields"].values() for key in row}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.base import ExpositionError
-from kneewatch.collector.exposition import PageParser, parse
+from kneewatch.collector.exposition.parser import PageParser, parse
 from kneewatch.collector.samples import Page, Series
 
 PAGES = Path(__file__).parents[1] / "fixtures" / "pages"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.base import ExpositionError
-from kneewatch.collector.exposition import Limits, PageParser, decompress, parse
+from kneewatch.collector.exposition.parser import Limits, PageParser, decompress, parse
 
 PAGES = Path(__file__).parents[1] / "fixtures" / "pages"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.fetch import FetchSettings
+from kneewatch.collector.http.fetch import FetchSettings
 from tests.collector.servers import PAGE, Fetch, Server, Start, always, answer, chunked, failure
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.fetch import Fetcher, FetchSettings
+from kneewatch.collector.http.fetch import Fetcher, FetchSettings
 from tests.collector.servers import (
     BUSY_S,
     PAGE,

@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.fetch import FetchSettings
+from kneewatch.collector.http.fetch import FetchSettings
 from tests.collector.servers import BUSY_S, PAGE, QUICK, Fetch, Start, always, answer, failure
 
 

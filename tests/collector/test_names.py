@@ -8,8 +8,8 @@ import time
 import pytest
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.exposition import parse
-from kneewatch.collector.names import EngineKey, HistogramSlots, resolve
+from kneewatch.collector.exposition.parser import parse
+from kneewatch.collector.names.resolver import EngineKey, HistogramSlots, resolve
 from tests.collector.name_pages import (
     CORE,
     PAGES,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kneewatch.collector.names import EngineKey, Missing
+from kneewatch.collector.names.resolver import EngineKey, Missing
 from tests.collector.name_pages import (
     kinds,
     labelled,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kneewatch.collector.names import EngineKey, Missing
+from kneewatch.collector.names.resolver import EngineKey, Missing
 from tests.collector.name_pages import labelled, only_engine, recorded, resolved
 
 TTFT = "time_to_first_token_seconds"

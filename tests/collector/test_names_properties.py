@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.exposition import parse
-from kneewatch.collector.names import Binding, HistogramSlots, resolve
-from kneewatch.collector.names_page import KNOWN_PREFIXES
-from kneewatch.collector.names_table import Metric, metric_table
+from kneewatch.collector.exposition.parser import parse
+from kneewatch.collector.names.page import KNOWN_PREFIXES
+from kneewatch.collector.names.resolver import Binding, HistogramSlots, resolve
+from kneewatch.collector.names.table import Metric, metric_table
 from kneewatch.collector.samples import Layout, Page, Series
 from tests.collector.name_pages import kinds, labelled, prefixed, recorded, resolved, slots, values
 

@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from kneewatch.collector.names_table import Metric, Spelling, metric_table, table_from
+from kneewatch.collector.names.table import Metric, Spelling, metric_table, table_from
 from tests.collector.name_pages import CORE, FIXTURES
 
 TABLE = metric_table()
@@ -110,7 +110,7 @@ def test_a_row_is_complete(metric: Metric) -> None:
 
 
 def test_the_packaged_file_has_no_key_that_is_not_read() -> None:
-    text = resources.files("kneewatch.collector").joinpath("vllm_metrics.toml").read_text("utf-8")
+    text = resources.files("kneewatch.collector.names").joinpath("vllm_metrics.toml").read_text("utf-8")
     document = tomllib.loads(text)
     assert document.keys() == {"versions", "metrics"}
     keys = {key for row in document["metrics"].values() for key in row}

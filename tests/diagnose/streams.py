@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kneewatch.agent.source import TargetStream
-from kneewatch.collector.capture import CaptureReader
-from kneewatch.collector.exposition import Limits
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.parser import Limits
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import Severity

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from kneewatch.collector.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.rules.model import Severity
 from tests.diagnose.streams import INTERVAL_S, Target, alarming, bodies, cause_ids, recording

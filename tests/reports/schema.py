@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 
 
 @cache
 def schema() -> dict[str, Any]:
     """The schema as it is shipped."""
-    return json.loads((files("kneewatch.reports") / "diagnosis.schema.json").read_text())
+    text = (files("kneewatch.reports") / "diagnosis.schema.json").read_text()
+    return cast("dict[str, Any]", json.loads(text))
 
 
-def problems(document: object) -> list[str]:
+def problems(document: Mapping[str, Any]) -> list[str]:
     """What is wrong with a document, by the schema."""
-    validator = Draft202012Validator(schema())
-    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
+    # The stubs of jsonschema leave an argument that is not used here without a type.
+    validator = cast("Any", Draft202012Validator(schema()))
+    errors: Iterable[ValidationError] = validator.iter_errors(document)
+    return [f"{error.json_path}: {error.message}" for error in errors]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.dcgm_table import FieldName, FieldTable, field_table
+from kneewatch.collector.names.gpu_table import FieldName, FieldTable, field_table
 from kneewatch.collector.samples import Layout, Series
 
 __all__ = [

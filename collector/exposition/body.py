@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from kneewatch.collector.base import ExpositionError
-from kneewatch.collector.exposition_grammar import Limits, excerpt
+from kneewatch.collector.exposition.grammar import Limits, excerpt
 
 _GZIP_MEMBERS = 16  # one is usual, more are legal; each costs a copy of all that follow it
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # how zlib is told gzip and zlib apart

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from kneewatch.collector.names_table import Metric, Spelling, metric_table
+from kneewatch.collector.names.table import Metric, Spelling, metric_table
 
 VersionRange = tuple[str | None, str | None]
 

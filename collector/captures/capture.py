@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from kneewatch.collector.base import CaptureError
-from kneewatch.collector.entries import Entry, entry_of, line_of, split_lines
-from kneewatch.collector.members import GZIP_MAGIC, Damage, text_of
+from kneewatch.collector.captures.entries import Entry, entry_of, line_of, split_lines
+from kneewatch.collector.captures.members import GZIP_MAGIC, Damage, text_of
 
 __all__ = ["CaptureReader", "CaptureWriter", "Entry", "follow", "is_capture"]
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import orjson
 
-from kneewatch.collector.members import Damage
+from kneewatch.collector.captures.members import Damage
 
 LINE_MAX_BYTES = 64 * 1024 * 1024
 

@@ -15,8 +15,8 @@ from itertools import compress
 from operator import eq, ne
 
 from kneewatch.collector.base import ExpositionError
-from kneewatch.collector.exposition_body import decompress, split_lines
-from kneewatch.collector.exposition_grammar import (
+from kneewatch.collector.exposition.body import decompress, split_lines
+from kneewatch.collector.exposition.grammar import (
     Labels,
     Limits,
     Tail,

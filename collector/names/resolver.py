@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.names_histogram import HistogramSlots, read_histograms
-from kneewatch.collector.names_page import (
+from kneewatch.collector.names.histogram import HistogramSlots, read_histograms
+from kneewatch.collector.names.page import (
     EngineKey,
     Engines,
     Found,
@@ -25,8 +25,8 @@ from kneewatch.collector.names_page import (
     find_prefix,
     read_names,
 )
-from kneewatch.collector.names_table import metric_table
-from kneewatch.collector.names_versions import PageFit, VersionRange, fit, why_missing
+from kneewatch.collector.names.table import metric_table
+from kneewatch.collector.names.versions import PageFit, VersionRange, fit, why_missing
 from kneewatch.collector.samples import Layout
 
 __all__ = [

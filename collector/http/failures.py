@@ -5,8 +5,8 @@ from __future__ import annotations
 import http.client
 import ssl
 
-from kneewatch.collector.address import PORTS, Address
 from kneewatch.collector.base import CollectError
+from kneewatch.collector.http.address import PORTS, Address
 
 # OpenSSL's verification codes (x509_vfy.h): what is wrong, what to try.
 TLS_CODES = {

@@ -12,14 +12,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from kneewatch.collector import failures
+from kneewatch.collector.http import failures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from _typeshed import WriteableBuffer
 
-    from kneewatch.collector.address import Address
+    from kneewatch.collector.http.address import Address
 
     AddressInfo = tuple[int, int, int, str, Any]
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kneewatch.collector import failures
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.connection import tls_context
+from kneewatch.collector.http import failures
+from kneewatch.collector.http.connection import tls_context
 
 if TYPE_CHECKING:
     import ssl
 
-    from kneewatch.collector.address import Address
+    from kneewatch.collector.http.address import Address
 
 MIB = 1024 * 1024
 

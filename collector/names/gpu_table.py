@@ -48,7 +48,11 @@ class FieldTable:
 @cache
 def field_table() -> FieldTable:
     """The packaged table, read at the first call."""
-    text = resources.files("kneewatch.collector").joinpath("dcgm_metrics.toml").read_text("utf-8")
+    text = (
+        resources.files("kneewatch.collector.names")
+        .joinpath("dcgm_metrics.toml")
+        .read_text("utf-8")
+    )
     fields: dict[str, Field] = {}
     names: dict[str, FieldName] = {}
     for name, row in tomllib.loads(text)["fields"].items():

@@ -88,7 +88,11 @@ class MetricTable:
 @cache
 def metric_table() -> MetricTable:
     """The packaged table, read at the first call."""
-    text = resources.files("kneewatch.collector").joinpath("vllm_metrics.toml").read_text("utf-8")
+    text = (
+        resources.files("kneewatch.collector.names")
+        .joinpath("vllm_metrics.toml")
+        .read_text("utf-8")
+    )
     return table_from(tomllib.loads(text))
 
 

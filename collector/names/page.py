@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from kneewatch.collector.names_table import MetricTable, SampleName
+from kneewatch.collector.names.table import MetricTable, SampleName
 from kneewatch.collector.samples import Layout
 
 Labels = tuple[tuple[str, str], ...]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kneewatch.collector.names_page import Found, Labels
+from kneewatch.collector.names.page import Found, Labels
 
 
 @dataclass(frozen=True, slots=True)

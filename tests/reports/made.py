@@ -1,0 +1,102 @@
+"""Diagnoses made by hand: one healthy engine, and what tests change about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kneewatch.diagnose.case import Cause, Evidence
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.library import RULES
+from kneewatch.rules.model import Severity
+from kneewatch.rules.state import Finding
+
+NOW_S = 1795219600.0
+"""2026-11-21 00:06:40 UTC."""
+
+NUMBERS = {
+    "kv_usage_ratio": 0.4567,
+    "running": 12.0,
+    "waiting": 0.0,
+    "preemption_ratio_per_s": 0.0,
+    "ttft_p99_s": 0.1234,
+    "itl_p99_s": 0.0211,
+    "generation_tokens_per_s": 1234.5,
+}
+PRESSURE = Cause(
+    id="kv_pressure",
+    confidence=0.97,
+    severity=Severity.CRITICAL,
+    summary="The KV cache is too small for this load.",
+    evidence=(
+        Evidence("preemption_ratio_per_s", 0.24, 0.05, "24 % are preempted a second"),
+        Evidence("kv_usage_avg_ratio", 0.99, 0.9, "the KV cache is 99 % full"),
+        Evidence("waiting_by_capacity", 9.0, 1.0, "9 requests wait for room"),
+        Evidence("itl_stall_time_ratio", 0.2, None, "a fourth number, too many for a night"),
+    ),
+    against=(Evidence("kv_capacity_tokens", 5.0, None, "the cache is large"),),
+    guide=("7.4", "9.3"),
+    lever="Give the KV cache more room: fp8 KV cache, higher --gpu-memory-utilization; or admit "
+    "less: lower --max-num-seqs; or add replicas.",
+    since_s=NOW_S - 30,
+    explains=("queue_saturation",),
+)
+HEALTHY = Diagnosis(
+    t_s=NOW_S,
+    target="http://gpu-7:8000",
+    engine="0",
+    model="llama",
+    tier=None,
+    health="ok",
+    stage=Stage(0, NOW_S - 90, Severity.OK, None, ()),
+    causes=[],
+    symptoms=[],
+    findings=[],
+    values=NUMBERS,
+    unknown=[],
+    window_s=60.0,
+    judged_against="its own quiet baseline (no SLO is set)",
+)
+SICK = replace(
+    HEALTHY,
+    health="critical",
+    stage=Stage(3, NOW_S - 40, Severity.WARNING, None, ("requests queue",)),
+    causes=[PRESSURE],
+    symptoms=["S8"],
+    values={**NUMBERS, "kv_usage_ratio": 0.998, "waiting": 9.0, "preemption_ratio_per_s": 0.241},
+)
+REFUSED = "http://gpu-7:8000/metrics: connection refused"
+UNREADABLE = replace(
+    HEALTHY,
+    health="critical",
+    stage=None,
+    causes=[
+        replace(
+            PRESSURE,
+            id="target_down",
+            summary=f"3 scrapes in a row failed: {REFUSED}",
+            evidence=(Evidence("scrape_failures", 3.0, None, REFUSED),),
+            against=(),
+            guide=(),
+            lever="See whether the server runs and listens.",
+            explains=(),
+        )
+    ],
+    values={},
+    unknown=[f"every signal: {REFUSED}"],
+    window_s=0.0,
+    judged_against="nothing: the page could not be read",
+)
+
+
+def changed(diagnosis: Diagnosis, **fields: Any) -> Diagnosis:  # noqa: ANN401
+    """A diagnosis with other fields."""
+    return replace(diagnosis, **fields)
+
+
+def finding(rule_id: str, state: str, value: float | None, **more: Any) -> Finding:  # noqa: ANN401
+    """A rule of the library in some state."""
+    (rule,) = [rule for rule in RULES if rule.id == rule_id]
+    severity = Severity[state.upper()] if state != "unknown" else Severity.OK
+    return Finding(rule, state, severity, value, NOW_S - 10, **more)

@@ -1,0 +1,181 @@
+"""The JSON document: what the schema promises, and that the schema knows the program's words."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from kneewatch.collector.signals.gpu import GPU_SIGNALS
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.diagnose.case import Evidence
+from kneewatch.diagnose.causes import EXPLAINS
+from kneewatch.diagnose.derived import HELP
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.symptoms import SYMPTOMS
+from kneewatch.reports.document import document, rounded
+from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.library import RULES
+from kneewatch.rules.model import WORDS
+from tests.recordings import CAPTURES, FIRST_CAUSES, diagnoses
+from tests.reports.made import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
+from tests.reports.schema import problems, schema
+
+MADE = {
+    "healthy": HEALTHY,
+    "sick": SICK,
+    "unreadable": UNREADABLE,
+    "with findings": changed(
+        SICK,
+        findings=[
+            finding("KV-EVICT", "critical", 0.24),
+            finding("TTFT-TAIL", "unknown", None, note="no quiet baseline yet"),
+            finding("ERRORS", "unknown", None, missing=("request_success",)),
+        ],
+    ),
+    "with a tier": changed(HEALTHY, tier="llama-h100"),
+}
+RECOMMENDATION = {
+    "id": "kv-fp8",
+    "cause": "kv_pressure",
+    "changes": [{"flag": "--kv-cache-dtype", "from": "auto", "to": "fp8"}],
+    "predicted": {"kv_capacity_tokens": 10176},
+    "cost_usd_per_hour": 0.0,
+    "checks": ["quality of answers"],
+    "verify": ["kv_usage_ratio"],
+}
+PLAIN_COUNTS = re.compile(
+    r"running(_avg|_max|_min)?|waiting(_avg|_min|_by_capacity|_deferred|_deferred_avg"
+    r"|_deferred_min)?|lora_(running|waiting|max)|kv_fetch_waiting|gpu_xid_last"
+    r"|gpu_ecc_uncorrectable|gpu_remapped_rows_uncorrectable|gpu_row_remap_failures|cascade_stage"
+)
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_a_document_is_as_promised(made: Diagnosis) -> None:
+    told = document(made)
+    assert problems(told) == []
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told.keys() == set(schema()["required"])
+
+
+def test_documents_of_a_recording() -> None:
+    for diagnosis in diagnoses(CAPTURES / "restart_mid_run.jsonl.gz"):
+        assert problems(document(diagnosis)) == []
+
+
+def test_no_number_that_json_lacks() -> None:
+    evidence = (Evidence("x", math.nan, math.inf, "words"),)
+    made = changed(
+        SICK,
+        values={"a_s": math.nan, "b_s": math.inf, "c_s": -math.inf, "d_s": 1 / 3},
+        causes=[replace(PRESSURE, evidence=evidence)],
+        findings=[finding("ERRORS", "ok", math.nan)],
+    )
+    told = document(made)
+    json.dumps(told, allow_nan=False)
+    assert told["signals"] == {"a_s": None, "b_s": None, "c_s": None, "d_s": 1 / 3}
+    assert told["causes"][0]["evidence"][0]["value"] is None
+    assert told["causes"][0]["evidence"][0]["threshold"] is None
+    assert told["findings"][0]["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, None),
+        (0.0, 0.0),
+        (1 / 3, 0.333333),
+        (123456789.0, 123456789.0),
+        (1.23456789e-9, 1.23457e-9),
+    ],
+)
+def test_rounded(value: float | None, shown: float | None) -> None:
+    assert rounded(value) == shown
+
+
+def test_a_recommendation_as_designed() -> None:
+    told = document(SICK) | {"recommendations": [RECOMMENDATION]}
+    assert problems(told) == []
+    told["recommendations"] = [{**RECOMMENDATION, "cause": "bad_luck"}]
+    assert problems(told)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("schema", "kneewatch.diagnosis/2"),
+        ("t", "now"),
+        ("health", "fine"),
+        ("stage", {"number": 5}),
+        ("causes", [{"id": "kv_pressure"}]),
+        ("symptoms", ["S9"]),
+        ("signals", {"kv_usage_ratio": "high"}),
+        ("signals", {"Kv": 1}),
+        ("unknown", None),
+    ],
+)
+def test_the_schema_refuses(key: str, value: object) -> None:
+    assert problems(document(SICK) | {key: value})
+
+
+@pytest.mark.parametrize("key", schema()["required"])
+def test_a_key_that_is_missing_is_noticed(key: str) -> None:
+    told = document(SICK)
+    del told[key]
+    assert problems(told) == [f"$: {key!r} is a required property"]
+
+
+def test_more_keys_are_no_problem() -> None:
+    assert problems(document(SICK) | {"new": 1}) == []
+
+
+def described(part: object, path: str = "$") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every property of the schema with its path."""
+    if isinstance(part, dict):
+        node = cast("dict[str, Any]", part)
+        for group in ("properties", "patternProperties"):
+            for name, inner in node.get(group, {}).items():
+                yield f"{path}.{name}", inner
+        for name, inner in node.items():
+            yield from described(inner, f"{path}.{name}")
+
+
+def test_every_key_is_described() -> None:
+    found = dict(described(schema()))
+    assert len(found) > 50
+    for path, node in found.items():
+        target = node.get("$ref", "").removeprefix("#/$defs/")
+        assert "description" in node or "description" in schema()["$defs"].get(target, {}), path
+
+
+def enum_of(name: str) -> set[str]:
+    """The words that the schema allows for a definition."""
+    return set(schema()["$defs"][name]["enum"])
+
+
+def test_the_schema_knows_every_word() -> None:
+    stage = schema()["$defs"]["stage"]["properties"]
+    assert set(stage["name"]["enum"]) == {*NAMES, "unknown"}
+    assert set(schema()["properties"]["health"]["enum"]) == {*WORDS.values(), "unknown"}
+    assert enum_of("severity") == set(WORDS.values())
+    assert set(schema()["properties"]["symptoms"]["items"]["enum"]) == set(SYMPTOMS)
+    causes = {*EXPLAINS, *(c for told in EXPLAINS.values() for c in told)}
+    causes.update(*FIRST_CAUSES.values())
+    assert causes <= enum_of("cause_id")
+    rule = re.compile(schema()["$defs"]["finding"]["properties"]["rule"]["pattern"])
+    assert all(rule.search(one.id) for one in RULES)
+
+
+def test_every_signal_has_a_unit_or_is_a_count() -> None:
+    stated = configured(ttft_slo_s=1.0, gpus=1, peak_flop_per_s=1.0, peak_bytes_per_s=1.0)
+    keys = {signal.key for signal in (*VLLM_SIGNALS, *GPU_SIGNALS, *stated)} | HELP.keys()
+    units = [re.compile(p) for p in schema()["$defs"]["signals"]["patternProperties"]]
+    lacking = {key for key in keys if not any(unit.search(key) for unit in units)}
+    assert {key for key in lacking if not PLAIN_COUNTS.fullmatch(key)} == set()
+    assert NUMBERS.keys() <= keys

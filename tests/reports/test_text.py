@@ -1,0 +1,237 @@
+"""The text output, as someone tired reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.reports.gaps import gaps, not_in_use
+from kneewatch.reports.markdown import markdown
+from kneewatch.reports.text import COLOURS, VERDICTS, Style, brief_words, text
+from tests.recordings import CAPTURES, diagnoses
+from tests.reports.made import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
+
+PLAIN = Style()
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    return text([diagnosis], PLAIN)
+
+
+def as_markdown(diagnosis: Diagnosis) -> str:
+    return markdown([diagnosis])
+
+
+def test_a_sick_engine() -> None:
+    assert text([SICK], PLAIN).splitlines() == [
+        "CRITICAL  kv_pressure  http://gpu-7:8000 (model llama, engine 0)",
+        "KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
+        "now: KV 100 %, 12 running, 9 waiting, 24 % evicted a second, TTFT P99 123 ms, "
+        "ITL P99 21 ms",
+        "symptoms: S8 P99 healthy at low load, spiking at the peak",
+        "",
+        "1. kv_pressure (critical, confidence 0.97) for 30 s, since 00:06:10 UTC",
+        "   The KV cache is too small for this load.",
+        "   + 24 % are preempted a second [preemption_ratio_per_s]",
+        "   + the KV cache is 99 % full [kv_usage_avg_ratio]",
+        "   + 9 requests wait for room [waiting_by_capacity]",
+        "   - the cache is large [kv_capacity_tokens]",
+        "   explains: queue_saturation",
+        "   do first: Give the KV cache more room: fp8 KV cache, higher --gpu-memory-utilization; "
+        "or admit",
+        "     less: lower --max-num-seqs; or add replicas.",
+        "   guide: 7.4, 9.3",
+        "",
+        "window 60 s; latencies judged against its own quiet baseline (no SLO is set)",
+    ]
+
+
+def test_a_healthy_engine_is_told_in_a_few_lines() -> None:
+    assert text([HEALTHY], PLAIN).splitlines() == [
+        "HEALTHY  http://gpu-7:8000 (model llama, engine 0)",
+        "KV cascade: stage 0 (steady) for 90 s, since 00:05:10 UTC",
+        "now: KV 46 %, 12 running, 0 waiting, TTFT P99 123 ms, ITL P99 21 ms",
+        "",
+        "window 60 s; latencies judged against its own quiet baseline (no SLO is set)",
+    ]
+
+
+def test_a_page_that_cannot_be_read_says_why_once() -> None:
+    told = text([UNREADABLE], PLAIN)
+    assert told.startswith("CRITICAL  target_down  http://gpu-7:8000 (model llama, engine 0)\n")
+    assert told.count("connection refused") == 1
+    assert "KV cascade: unknown, the page could not be read" in told
+    assert told.endswith("could not be judged:\n   anything: the page could not be read")
+    assert "window 0 s" not in told
+
+
+def test_a_target_that_was_never_read_has_no_engine() -> None:
+    told = text([changed(UNREADABLE, model="", engine="")], PLAIN)
+    assert told.startswith("CRITICAL  target_down  http://gpu-7:8000\n")
+
+
+def test_a_forecast() -> None:
+    assert HEALTHY.stage is not None
+    stage = replace(HEALTHY.stage, number=1, forecast_s=240.0)
+    told = text([changed(HEALTHY, stage=stage)], PLAIN)
+    assert "stage 1 (filling) for 90 s, since 00:05:10 UTC; full in about 4 min at the" in told
+
+
+def test_a_note_says_what_it_is_about() -> None:
+    note = finding("KV-FULL", "info", 0.93)
+    told = text([changed(HEALTHY, health="info", findings=[note])], PLAIN)
+    assert told.startswith("HEALTHY, with a note  http://gpu-7:8000")
+    assert "\nnotes:\n   KV-FULL: The KV cache is above its target band" in told
+    assert "(kv_usage_avg_ratio 93 %)" in told
+
+
+def test_findings_that_no_cause_speaks_of() -> None:
+    findings = [finding("ERRORS", "critical", 0.2), finding("KV-EVICT", "critical", 0.24)]
+    told = text([changed(SICK, findings=findings)], PLAIN)
+    assert (
+        "also out of bounds:\n   ERRORS: Requests end in an error (finished_error_ratio 20 %)"
+        in (told)
+    )
+    assert "critical. Read the server's log." in " ".join(told.split())
+    assert "KV-EVICT" not in told, "the cause says it with its number"
+
+
+def test_the_worst_engine_comes_first_and_what_all_lack_is_said_once() -> None:
+    unknown = ["gpu_*: no GPU source"]
+    engines = [changed(HEALTHY, engine="1", unknown=unknown), changed(SICK, unknown=unknown)]
+    told = text(engines, PLAIN)
+    assert told.index("CRITICAL") < told.index("HEALTHY")
+    assert told.count("no GPU source") == 1
+    other = text([engines[0], changed(SICK, unknown=["a: b"])], PLAIN)
+    assert other.count("could not be judged:") == 2
+
+
+def test_without_footers() -> None:
+    told = text([changed(SICK, unknown=["gpu_*: no GPU source"])], PLAIN, footers=False)
+    assert told.endswith("guide: 7.4, 9.3")
+
+
+@pytest.mark.parametrize("health", VERDICTS)
+def test_colour(health: str) -> None:
+    told = text([changed(HEALTHY, health=health)], Style(colour=True))
+    assert told.startswith(f"\x1b[{COLOURS[health]}m{VERDICTS[health]}\x1b[0m  ")
+    assert "\x1b" not in text([changed(HEALTHY, health=health)], PLAIN)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("name", ["kv_pressure_cascade", "lora_thrash", "restart_mid_run"])
+def test_lines_of_real_diagnoses_fit(name: str, width: int) -> None:
+    for diagnosis in diagnoses(CAPTURES / f"{name}.jsonl.gz")[::9]:
+        lines = text([diagnosis], Style(width=width)).splitlines()[1:]
+        assert all(len(line) <= width or " " not in line.strip() for line in lines)
+        assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("render", [as_text, as_markdown])
+def test_names_of_other_machines_steer_nothing(render: Callable[[Diagnosis], str]) -> None:
+    cause = replace(PRESSURE, summary="bad \x1b]0;name\x07")
+    told = render(changed(SICK, target="a\x1b[2J", model="b\rc\u202e", causes=[cause]))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", told)
+
+
+def test_gaps_of_a_real_server_are_grouped() -> None:
+    told = gaps(diagnoses(CAPTURES / "healthy_light.jsonl.gz")[-1])
+    assert "gpu_*: no GPU source" in told
+    assert "settings that would add signals: slo.ttft_p99_s, gpus, gpu.peak_flop_per_s, " in (
+        "\n".join(told)
+    )
+    (unused,) = [line for line in told if line.startswith("not in use on this server: ")]
+    features = unused.partition(": ")[2].split(", ")
+    assert set(features) == {
+        "speculation", "LoRA", "KV connector", "--kv-cache-metrics", "--enable-mfu-metrics",
+    }  # fmt: skip
+    assert len(told) <= 5
+    assert "XFER" not in "\n".join(told), "a rule of a feature that is not in use is not missed"
+
+
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [("lora_thrash", "LoRA"), ("spec_good", "speculation"), ("prefix_churn", "--kv-cache-metrics")],
+)
+def test_a_feature_in_use_is_not_called_unused(name: str, used: str) -> None:
+    found = diagnoses(CAPTURES / f"{name}.jsonl.gz")
+    assert used in not_in_use(diagnoses(CAPTURES / "idle.jsonl.gz")[-1])
+    assert used not in not_in_use(found[len(found) // 2])
+
+
+def test_features_are_not_called_unused_on_the_first_scrape() -> None:
+    first = diagnoses(CAPTURES / "spec_good.jsonl.gz")[0]
+    assert "speculation" not in not_in_use(first)
+    assert "rates and latencies: the window holds one scrape, they need two" in gaps(first)
+
+
+def test_gaps_with_the_same_reason_share_a_line() -> None:
+    unknown = [
+        "ttft_p50_s: time_to_first_token_seconds is not on the page",
+        "ttft_p99_s: time_to_first_token_seconds is not on the page",
+        "kv_usage_ratio: kv_cache_usage_perc is not on the page",
+        "waiting_deferred: num_requests_waiting_by_reason is not on the page (needs vLLM 0.20 or "
+        "later)",
+    ]
+    assert gaps(changed(HEALTHY, unknown=unknown)) == [
+        "ttft_p50_s, ttft_p99_s: time_to_first_token_seconds is not on the page",
+        "kv_usage_ratio: kv_cache_usage_perc is not on the page",
+        "waiting_deferred: num_requests_waiting_by_reason is not on the page (needs vLLM 0.20 or "
+        "later)",
+    ]
+
+
+def test_many_gaps_are_cut() -> None:
+    told = gaps(changed(HEALTHY, unknown=[f"signal_{n}: reason {n}" for n in range(20)]))
+    assert told[5:] == ["signal_5: reason 5", "and 14 more lines (--format json)"]
+
+
+def test_rules_that_are_not_judged_by_reason() -> None:
+    findings = [
+        finding("TTFT-TAIL", "unknown", None, note="no quiet baseline yet"),
+        finding("OUTPUT-CAP", "unknown", None, note="no quiet baseline yet"),
+        finding("BREAKER", "unknown", None, note="no TTFT target is set"),
+        finding("ERRORS", "unknown", None, missing=("request_success",)),
+        finding("KV-FULL", "ok", 0.1),
+    ]
+    assert gaps(changed(HEALTHY, findings=findings)) == [
+        "rules TTFT-TAIL, OUTPUT-CAP: no quiet baseline yet",
+        "rule BREAKER: no TTFT target is set",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (99, "KV 46 %, run 12, wait 0, TTFT 123 ms, evict 24 %/s"),
+        (49, "KV 46 %, run 12, wait 0, TTFT 123 ms"),
+        (10, "KV 46 %"),
+        (3, ""),
+    ],
+)
+def test_as_many_numbers_as_fit(width: int, shown: str) -> None:
+    values = {**NUMBERS, "preemption_ratio_per_s": 0.24}
+    assert brief_words(changed(HEALTHY, values=values), width) == shown
+
+
+def test_markdown() -> None:
+    note = finding("ERRORS", "warning", 0.03)
+    told = markdown([changed(SICK, model="a|b*c", findings=[note], unknown=["gpu_*: no source"])])
+    assert told.startswith("## CRITICAL: http://gpu-7:8000 (model a\\|b\\*c, engine 0)\n")
+    assert (
+        "\n2026-11-21 00:06:40 UTC. KV cascade: stage 3 (queueing) for 40 s, since 00:06:0" in told
+    )
+    assert "\n### 1. `kv_pressure` (critical, confidence 0.97)\n" in told
+    row = "| the KV cache is 99 % full | `kv_usage_avg_ratio` | 99 % | 90 % |"
+    assert row in told.splitlines()
+    assert "| against: the cache is large | `kv_capacity_tokens` | 5 | - |" in told.splitlines()
+    assert "\n**Do first:** Give the KV cache more room" in told
+    assert "\nExplains: `queue_saturation`." in told
+    seen = "- ERRORS: Requests end in an error (finished_error_ratio 3 %); warning. Read the s"
+    assert f"\n### Also seen\n\n{seen}" in told
+    assert "\n- gpu_\\*: no source" in told
+    assert "Could not be judged" not in markdown([SICK], footers=False)

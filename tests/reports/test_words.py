@@ -1,0 +1,137 @@
+"""Numbers, durations and lines for reading."""
+
+from __future__ import annotations
+
+import pytest
+
+from kneewatch.reports.words import (
+    cut,
+    duration,
+    lasting,
+    moment,
+    number,
+    percent,
+    printable,
+    quantity,
+    span,
+    wrapped,
+)
+from tests.reports.made import NOW_S
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (17.0, "17"),
+        (0.00123456, "0.00123"),
+        (3.14159, "3.14"),
+        (999.4, "999"),
+        (131072.0, "131,072"),
+        (-5.5, "-5.5"),
+    ],
+)
+def test_number(value: float | None, shown: str) -> None:
+    assert number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (0.0, "0 %"),
+        (0.0004, "0 %"),
+        (0.002, "0.2 %"),
+        (0.05, "5 %"),
+        (0.0943, "9.4 %"),
+        (0.0999, "10 %"),
+        (0.849, "85 %"),
+        (1.0, "100 %"),
+        (-0.2, "-20 %"),
+    ],
+)
+def test_percent(ratio: float, shown: str) -> None:
+    assert percent(ratio) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0, "0 ms"),
+        (0.0012, "1.2 ms"),
+        (0.00996, "10 ms"),
+        (0.0576, "58 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (2.46, "2.5 s"),
+        (39.67, "40 s"),
+        (600.0, "10 min"),
+    ],
+)
+def test_duration(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (-3.0, "0 s"),
+        (0.4, "0 s"),
+        (119.4, "119 s"),
+        (120.0, "2 min"),
+        (7199.0, "120 min"),
+        (7200.0, "2.0 h"),
+        (172_800.0, "2.0 days"),
+        (864_000.0, "10.0 days"),
+    ],
+)
+def test_span(seconds: float, shown: str) -> None:
+    assert span(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("ttft_p99_s", 2.46, "2.5 s"),
+        ("ttft_p99_s", None, "-"),
+        ("kv_usage_ratio", 0.5, "50 %"),
+        ("ttft_p99_drift_ratio", 3.25, "3.25"),
+        ("preemption_ratio_per_s", 0.241, "24 % a second"),
+        ("prompt_tokens_per_s", 2350.2, "2,350 a second"),
+        ("memory_bytes_per_s", 3.35e12, "3,350 GB/s"),
+        ("prefill_hit_share", 0.25, "25 %"),
+        ("running", 17.0, "17"),
+    ],
+)
+def test_quantity(key: str, value: float | None, shown: str) -> None:
+    assert quantity(key, value) == shown
+
+
+def test_a_moment_has_its_day_where_it_is_another() -> None:
+    assert moment(NOW_S, NOW_S) == "00:06:40 UTC"
+    assert moment(NOW_S - 3600, NOW_S) == "2026-11-20 23:06:40 UTC"
+
+
+def test_lasting() -> None:
+    assert lasting(NOW_S - 0.4, NOW_S) == "as of 00:06:39 UTC"
+    assert lasting(NOW_S - 90, NOW_S) == "for 90 s, since 00:05:10 UTC"
+
+
+def test_wrapped() -> None:
+    line = "do first: lower --max-num-seqs and read http://a/very-long/address/that/stays/whole"
+    assert wrapped(line, width=30, indent=3, more=2) == [
+        "   do first: lower",
+        "     --max-num-seqs and read",
+        "     http://a/very-long/address/that/stays/whole",
+    ]
+    assert wrapped("", width=30) == []
+
+
+def test_cut() -> None:
+    assert cut("abc", 3) == "abc"
+    assert cut("abcd", 3) == "ab…"
+
+
+def test_what_could_steer_a_terminal_is_replaced() -> None:
+    assert printable("ok é 模型") == "ok é 模型"
+    assert printable("a\x1b[2Jb\nc\u202ed\x07") == "a?[2Jb?c?d?"

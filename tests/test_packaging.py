@@ -1,0 +1,93 @@
+"""What is shipped: packages, data files, and papers that say the same as the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import import_module
+from importlib.metadata import distribution
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kneewatch.agent.cli import cli
+from kneewatch.agent.commands import DEMO
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES: list[str] = PYPROJECT["tool"]["setuptools"]["packages"]
+NOT_OURS = {"tests", "build", "dist"}
+
+
+def folders() -> list[Path]:
+    """Folders with an __init__.py, but for the tests and what is built."""
+    found = [init.parent.relative_to(ROOT) for init in ROOT.glob("[!.]*/**/__init__.py")]
+    return [folder for folder in found if folder.parts[0] not in NOT_OURS]
+
+
+def test_every_package_is_listed() -> None:
+    named = [".".join(("kneewatch", *folder.parts)) for folder in folders()]
+    assert sorted(named) == sorted(PACKAGES)
+    assert sorted(PACKAGES) == PACKAGES, "in the order of the alphabet"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_can_be_imported(package: str) -> None:
+    import_module(package)
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("kneewatch.reports", "diagnosis.schema.json"),
+        ("kneewatch.agent", "demo.jsonl.gz"),
+        ("kneewatch.collector.names", "vllm_metrics.toml"),
+        ("kneewatch.collector.names", "dcgm_metrics.toml"),
+        *((package, "py.typed") for package in PACKAGES if package.count(".") == 1),
+    ],
+)
+def test_data_is_shipped(package: str, name: str) -> None:
+    assert files(package).joinpath(name).is_file()
+    patterns: list[str] = PYPROJECT["tool"]["setuptools"]["package-data"]["*"]
+    assert any(Path(name).match(pattern) for pattern in patterns)
+
+
+def test_data_that_lies_beside_the_code_is_shipped() -> None:
+    patterns: list[str] = PYPROJECT["tool"]["setuptools"]["package-data"]["*"]
+    for folder in folders():
+        for path in (ROOT / folder).iterdir():
+            code = path.suffix in (".py", ".md", ".pyc") or path.is_dir()
+            assert code or any(path.match(pattern) for pattern in patterns), path
+
+
+def test_the_newest_version_is_in_the_changelog() -> None:
+    headings = re.findall(r"(?m)^## (.+)$", (ROOT / "CHANGELOG.md").read_text())
+    version = PYPROJECT["project"]["version"]
+    assert headings[0] == "Unreleased" or headings[0].startswith(version)
+    assert distribution("kneewatch").version == version
+
+
+def test_the_readme_names_every_command() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert cli.commands
+    for command in cli.commands:
+        assert f"`kneewatch {command}" in readme, command
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / link).exists(), link
+
+
+def test_every_dependency_is_used() -> None:
+    names = [re.split(r"[<>=~! ]", one)[0] for one in PYPROJECT["project"]["dependencies"]]
+    code = "\n".join(path.read_text() for folder in folders() for path in folder_code(folder))
+    for name in names:
+        assert re.search(rf"(?m)^\s*(?:import|from) {name}\b", code), name
+
+
+def folder_code(folder: Path) -> list[Path]:
+    """The Python files of a folder."""
+    return sorted((ROOT / folder).glob("*.py"))
