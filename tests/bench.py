@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -147,7 +147,7 @@ def scrape_config(url: str) -> str:
 
 
 @contextmanager
-def prometheus(url: str | None) -> Iterator[int]:
+def prometheus(url: str | None) -> Generator[int]:
     """A Prometheus on loopback, warmed up; yields its pid."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "prometheus.yml"

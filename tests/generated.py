@@ -102,11 +102,11 @@ def promql(signal: Signal, dialect: Dialect) -> str:
 
 def settings_page() -> str:
     """agent/README.md: every setting."""
-    rows = ((f"`{s.key}`", str(s.default), f"`{s.env}`", s.help) for s in SETTINGS)
+    rows = ((f"`{s.key}`", str(s.default), f"`{s.env}`", f"`{s.option}`", s.help) for s in SETTINGS)
     return (
         f"{HEAD}\n# Settings\n\nDefaults < TOML file (`--config`) < environment < flags; "
         "`kneewatch config` prints the effective values and where each came from.\n\n"
-        + table(("setting", "default", "environment", "what"), rows)
+        + table(("setting", "default", "environment", "flag", "what"), rows)
         + "\n"
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -46,7 +46,7 @@ def serve(bodies: list[bytes]) -> None:
 
 
 @contextmanager
-def pages_server(capture: Path, first: int = 0, last: int | None = None) -> Iterator[str]:
+def pages_server(capture: Path, first: int = 0, last: int | None = None) -> Generator[str]:
     """The URL of a server of a recording's pages; it ends with the context."""
     argv = [sys.executable, "-m", "tests.pages_server", str(capture), str(first)]
     with subprocess.Popen(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.cli import cli
-from kneewatch.agent.commands import DEMO
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -37,7 +37,8 @@ def test_the_default_fields_are_those_of_the_exporter() -> None:
 
 
 def test_the_packaged_file_has_no_key_that_is_not_read() -> None:
-    text = resources.files("kneewatch.collector.names").joinpath("dcgm_metrics.toml").read_text("utf-8")
+    file = resources.files("kneewatch.collector.names").joinpath("dcgm_metrics.toml")
+    text = file.read_text("utf-8")
     document = tomllib.loads(text)
     assert document.keys() == {"fields"}
     keys = {key for row in document["fields"].values() for key in row}

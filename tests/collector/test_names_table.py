@@ -110,7 +110,8 @@ def test_a_row_is_complete(metric: Metric) -> None:
 
 
 def test_the_packaged_file_has_no_key_that_is_not_read() -> None:
-    text = resources.files("kneewatch.collector.names").joinpath("vllm_metrics.toml").read_text("utf-8")
+    file = resources.files("kneewatch.collector.names").joinpath("vllm_metrics.toml")
+    text = file.read_text("utf-8")
     document = tomllib.loads(text)
     assert document.keys() == {"versions", "metrics"}
     keys = {key for row in document["metrics"].values() for key in row}
