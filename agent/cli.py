@@ -192,14 +192,24 @@ def main(args: Sequence[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
     except ReaderGone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         status = OK
+    except OSError as exc:
+        # Every source turns its own into a KneewatchError: what is left is a full disk on stdout.
+        _drop_output()
+        say(f"the results cannot be written: {exc.strerror or exc}")
+        status = NO_DATA
     except KneewatchError as exc:
         say(str(exc))
         if isinstance(exc, CollectError) and exc.hint:
             click.echo(f"  try: {exc.hint}", err=True)
         status = NO_DATA
     sys.exit(status if isinstance(status, int) else OK)
+
+
+def _drop_output() -> None:
+    """What is still buffered would fail again at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

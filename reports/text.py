@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kneewatch.diagnose.case import Cause
+from kneewatch.diagnose.causes import TELLS
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.symptoms import SYMPTOMS
 from kneewatch.reports.gaps import gaps
@@ -120,12 +121,15 @@ def brief_words(diagnosis: Diagnosis, width: int) -> str:
 
 
 def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
-    """Findings in one of these states that no cause's evidence speaks of."""
-    told = {item.signal for cause in diagnosis.causes for item in cause.evidence}
+    """Findings in one of these states that no cause tells already."""
+    signals = {item.signal for cause in diagnosis.causes for item in cause.evidence}
+    rules = {rule for cause in diagnosis.causes for rule in TELLS.get(cause.id, ())}
     return [
         finding
         for finding in diagnosis.findings
-        if finding.state in states and finding.rule.signal not in told
+        if finding.state in states
+        and finding.rule.signal not in signals
+        and finding.rule.id not in rules
     ]
 
 

@@ -39,7 +39,7 @@ class Timeline:
                 self._worst = diagnosis
             self.worst = max(self.worst, diagnosis.severity)
             now = _told(diagnosis)
-            if self._told.get(key) != now:
+            if self._told.get(key) != now and not (_too_early(diagnosis) and key not in self._told):
                 self._told[key] = now
                 found += self._day_line(diagnosis)
                 found += self._lines(diagnosis)
@@ -121,6 +121,11 @@ def _key(diagnosis: Diagnosis) -> Key:
 def _told(diagnosis: Diagnosis) -> Told:
     stage = diagnosis.stage.number if diagnosis.stage else None
     return diagnosis.health, stage, tuple(cause.id for cause in diagnosis.causes)
+
+
+def _too_early(diagnosis: Diagnosis) -> bool:
+    """One scrape can be read and not yet judged; to begin a timeline with it would be noise."""
+    return diagnosis.health == "unknown" and diagnosis.stage is not None
 
 
 def _badness(diagnosis: Diagnosis) -> tuple[float, ...]:

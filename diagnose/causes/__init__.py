@@ -50,6 +50,24 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 }
 """What follows from a cause is told with it, not beside it."""
 
+QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
+
+TELLS: dict[str, tuple[str, ...]] = {
+    "engine_stalled": QUEUE_RULES,
+    "kv_pressure": ("KV-EVICT", "KV-FULL", "ITL-STALL", *QUEUE_RULES),
+    "queue_saturation": QUEUE_RULES,
+    "admission_limit": QUEUE_RULES,
+    "adapter_thrash": ("LORA-WAIT", "LORA-CHANGE", *QUEUE_RULES),
+    "kv_transfer_slow": ("XFER-SLOW", "XFER-FAIL", *QUEUE_RULES),
+    "prefix_cache_off": ("ITL-STALL", "TTFT-TAIL"),
+    "prefix_reuse_lost": ("PREFIX-HIT", "PREFIX-SAVED", "ITL-STALL", "TTFT-TAIL"),
+    "prefix_churn": ("PREFIX-HIT", "PREFIX-SAVED", "KV-RESIDENCY", "ITL-STALL", "TTFT-TAIL"),
+    "prefill_interference": ("ITL-STALL",),
+    "spec_decode_poor": ("SPEC-ACCEPT",),
+    "runaway_generation": ("OUTPUT-CAP",),
+}
+"""Rules whose findings a cause tells already: they are not listed beside it for a person."""
+
 UNDISTURBING = frozenset({"underused", "kv_overprovisioned", "engine_restarted"})
 """Notes that do not make a scrape unfit for the quiet baseline."""
 

@@ -166,16 +166,19 @@ def test_a_part_of_a_recording(main: Main) -> None:
     assert all(STEADY_T <= document["t"] <= until for document in told)
 
 
-@pytest.mark.parametrize(
-    "zone", ["", "Z", "+00:00"], ids=["no zone is UTC, as printed", "Z", "offset"]
-)
-def test_times_are_utc(tmp_path: Path, zone: str) -> None:
+def test_a_time_without_a_zone_is_utc_as_all_that_is_printed(tmp_path: Path) -> None:
     told = run(
-        *("replay", HEALTHY, *JSON, "--from", f"2026-11-21T00:06:40{zone}"),
+        *("replay", HEALTHY, *JSON, "--from", "2026-11-21T00:06:40"),
         cwd=tmp_path,
         TZ="America/New_York",
     )
     assert told.documents[0]["t"] == pytest.approx(STEADY_T, abs=2)
+
+
+@pytest.mark.parametrize("told", ["2026-11-21T00:06:40Z", "2026-11-21 01:06:40+01:00"])
+def test_times_with_a_zone(main: Main, told: str) -> None:
+    documents = main("replay", HEALTHY, *JSON, "--from", told).documents
+    assert documents[0]["t"] == pytest.approx(STEADY_T, abs=2)
 
 
 def test_captures_of_the_same_name_are_told_apart(main: Main, tmp_path: Path) -> None:
@@ -223,6 +226,23 @@ def test_a_reader_that_leaves(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is Linux's /dev/full")
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_full_disk_is_no_finding(tmp_path: Path, form: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*ARGV, "replay", str(HEALTHY), *WINDOW, "--format", form],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "kneewatch: the results cannot be written: No space left on device\n"
 
 
 def last(told: Ended) -> Document:

@@ -7,38 +7,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.running import bodies, in_turn, run
+from tests.agent.running import bodies, capture, in_turn, run
 from tests.agent.terminal import on_terminal
 from tests.collector.servers import Start
 
+SICK = ["diagnose", capture("prefix_off"), "--window", "15s"]
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def test_colour_and_width_on_a_terminal(tmp_path: Path) -> None:
-    seen = on_terminal("stdout", ["demo"], cwd=tmp_path)
+    seen = on_terminal("stdout", SICK, cwd=tmp_path)
     assert (seen.status, seen.piped) == (1, "")
-    assert "\x1b[31;1mCRITICAL\x1b[0m" in seen.terminal
-    assert "\x1b[1mkv_pressure\x1b[0m" in seen.terminal
+    assert "\x1b[33mWARNING\x1b[0m  \x1b[1mprefix_cache_off\x1b[0m" in seen.terminal
     lines = ESCAPES.sub("", seen.terminal).splitlines()
     assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_no_colour_where_none_is_wanted(tmp_path: Path, plain: dict[str, str]) -> None:
-    seen = on_terminal("stdout", ["demo"], cwd=tmp_path, env=plain)
+    seen = on_terminal("stdout", SICK, cwd=tmp_path, env=plain)
     assert seen.status == 1
-    assert "CRITICAL" in seen.terminal
+    assert "WARNING" in seen.terminal
     assert "\x1b" not in seen.terminal
 
 
 def test_an_empty_no_color_says_nothing(tmp_path: Path) -> None:
-    seen = on_terminal("stdout", ["demo"], cwd=tmp_path, env={"NO_COLOR": ""})
-    assert "\x1b[31;1m" in seen.terminal
+    seen = on_terminal("stdout", SICK, cwd=tmp_path, env={"NO_COLOR": ""})
+    assert "\x1b[33m" in seen.terminal
 
 
 def test_no_colour_in_a_pipe(tmp_path: Path) -> None:
-    told = run("demo", cwd=tmp_path, TERM="xterm")
-    assert "CRITICAL" in told.out
+    told = run(*SICK, cwd=tmp_path, TERM="xterm")
+    assert "WARNING" in told.out
     assert "\x1b" not in told.out
     assert max(map(len, told.out.splitlines())) <= 100
 

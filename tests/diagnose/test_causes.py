@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.causes import CAUSES, conclude
+from kneewatch.diagnose.causes import CAUSES, TELLS, conclude
+from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, NOW_S, QUEUED, Situation
 
@@ -293,3 +294,10 @@ def test_itl_over_its_target_with_a_quick_median_is_interference() -> None:
         CALM.but(itl_p99_s=0.3, itl_p50_s=0.02, prefill_p99_s=1.0), targets=Targets(itl_p99_s=0.1)
     )
     assert "prefill_interference" in over.causes()
+
+
+def test_the_rules_that_causes_tell_exist() -> None:
+    rules = {rule.id for rule in Profile(targets=Targets(1.0, 1.0)).rules()}
+    known = {examine.__name__ for examine in CAUSES}
+    assert set(TELLS) <= known
+    assert {rule for told in TELLS.values() for rule in told} <= rules

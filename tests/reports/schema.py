@@ -18,9 +18,13 @@ def schema() -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(text))
 
 
+@cache
+def validator() -> Any:  # noqa: ANN401
+    """The schema at work; jsonschema's stubs leave an argument that is not used here untyped."""
+    return Draft202012Validator(schema())
+
+
 def problems(document: Mapping[str, Any]) -> list[str]:
     """What is wrong with a document, by the schema."""
-    # The stubs of jsonschema leave an argument that is not used here without a type.
-    validator = cast("Any", Draft202012Validator(schema()))
-    errors: Iterable[ValidationError] = validator.iter_errors(document)
+    errors: Iterable[ValidationError] = validator().iter_errors(document)
     return [f"{error.json_path}: {error.message}" for error in errors]

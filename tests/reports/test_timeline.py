@@ -42,6 +42,17 @@ def test_a_line_for_each_change() -> None:
     ]  # fmt: skip
 
 
+def test_a_first_scrape_that_cannot_be_judged_yet_is_no_line() -> None:
+    early = changed(HEALTHY, health="unknown")
+    assert [line[:17] for line in told(early, HEALTHY, early)] == [
+        "00:06:42 HEALTHY ",
+        "00:06:44 UNKNOWN ",
+    ]
+    timeline = Timeline(Style(), named=False)
+    assert timeline.lines([early]) == []
+    assert timeline.close(rendered).endswith("<['unknown'] True>")
+
+
 def test_more_causes_are_counted() -> None:
     both = changed(SICK, causes=[PRESSURE, replace(PRESSURE, id="adapter_thrash")])
     assert " kv_pressure +1        KV " in told(both)[0]
