@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -203,6 +204,9 @@ def main(args: Sequence[str] | None = None) -> None:
         say(str(exc))
         if isinstance(exc, CollectError) and exc.hint:
             click.echo(f"  try: {exc.hint}", err=True)
+        status = NO_DATA
+    except Exception:  # noqa: BLE001 - Python's own status for a bug is 1, which means findings
+        traceback.print_exc()
         status = NO_DATA
     sys.exit(status if isinstance(status, int) else OK)
 

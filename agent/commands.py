@@ -32,7 +32,7 @@ from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.monitor import Catalogue
 from kneewatch.diagnose.profile import Profile
-from kneewatch.reports.words import wrapped
+from kneewatch.reports.words import clock, wrapped
 from kneewatch.rules.model import Severity
 
 GPU_INTERVAL_S = 10.0
@@ -108,6 +108,26 @@ def _watch(
     stream: TargetStream, fetcher: Fetcher, gpus: GpuStream | None, settings: Settings
 ) -> list[Diagnosis]:
     last: list[Diagnosis] = []
+    worst: Diagnosis | None = None
+    try:
+        for last, elapsed_s in _moments(stream, fetcher, gpus, settings):
+            progress(last, elapsed_s, settings["watch_s"])
+            worst = max([*last, *([worst] if worst else [])], key=lambda told: told.severity)
+    except KeyboardInterrupt:
+        if not last:
+            raise
+        say("interrupted: this is what was seen until now")
+    progress([], 0.0, 0.0)
+    if worst is not None and worst.severity > max(d.severity for d in last):
+        first = worst.causes[0].id if worst.causes else "findings"
+        say(f"this is how it ended; at {clock(worst.t_s)} UTC it was {worst.health} ({first})")
+    return last
+
+
+def _moments(
+    stream: TargetStream, fetcher: Fetcher, gpus: GpuStream | None, settings: Settings
+) -> Iterator[tuple[list[Diagnosis], float]]:
+    """The diagnoses after each scrape, and the seconds watched."""
     seen, gpus_due_s = False, 0.0
     stream.gpus = gpus.monitor if gpus else None
     watch_s = settings["watch_s"]
@@ -116,14 +136,13 @@ def _watch(
         if gpus is not None and elapsed_s >= gpus_due_s:
             gpus.scrape()
             gpus_due_s = elapsed_s + GPU_INTERVAL_S
-        last = stream.scrape(fetcher) or last
-        seen = seen or any(diagnosis.stage is not None for diagnosis in last)
+        diagnoses = stream.scrape(fetcher)
+        seen = seen or any(diagnosis.stage is not None for diagnosis in diagnoses)
         if not seen and stream.monitor.last_error is not None:
             # A server that has never answered is a wrong address, not an incident: say so at once.
             raise _with_place(fetcher.url, stream.monitor.last_error)
-        progress(last, elapsed_s, watch_s)
-    progress([], 0.0, 0.0)
-    return last
+        if diagnoses:
+            yield diagnoses, elapsed_s
 
 
 def _with_place(url: str, error: CollectError) -> CollectError:

@@ -214,6 +214,21 @@ class History:
         )
 
     @property
+    def finite(self) -> bool:
+        """Whether every value of the newest page is a number."""
+        newest = self.frames[-1] if self.frames else None
+        return newest is None or math.isfinite(sum(newest.counters) + sum(newest.gauges))
+
+    def blank(self, metric: str) -> bool:
+        """Whether the newest page says NaN or infinity for a metric that it has."""
+        if not self.frames:
+            return False
+        newest = self.frames[-1]
+        values = [newest.counters[at] for _, at in self.counters.by_metric.get(metric, ())]
+        values += [newest.gauges[at] for _, at in self.gauges.by_metric.get(metric, ())]
+        return not any(map(math.isfinite, values))
+
+    @property
     def first_s(self) -> float:
         """Time of the oldest scrape kept; NaN without one."""
         return self.times[0] if self.times else NAN

@@ -8,7 +8,7 @@ evidence against takes away. `make accuracy` checks what the numbers mean on rec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kneewatch.rules.baseline import Baseline
@@ -64,7 +64,7 @@ class Facts:
     baseline: Baseline
     config: Mapping[str, str]
     targets: Targets
-    restarted_s: float | None
+    restarts_s: Sequence[float]
 
     def get(self, signal: str, default: float = 0.0) -> float:
         """A signal's value, or `default` where it has none."""

@@ -15,14 +15,23 @@ NO_BASELINE = "no quiet baseline yet"
 NO_TARGET = "no TTFT target is set"
 QUEUED_SHARE_OF_RUNNING = 0.1
 QUEUED_MIN = 2.0
-PROGRESS = ("generation_tokens", "prompt_tokens", "request_success")
-"""What moves while an engine works; where the first is not known, nothing is."""
+PROGRESS = ("generation_tokens", "prompt_tokens")
+"""What moves while an engine works; where the first is not known, nothing is. Finished requests do
+not count: an engine that hangs still counts those that their clients give up."""
 
 RECENT_REQUESTS_MIN = 4.0
 RECENT_SHARE = 0.25
 RECENT_SCRAPES = 2.2
 
+COUNTED = (
+    ("preempted_in_window", "preemption_per_s"),
+    ("errors_in_window", "finished_error_per_s"),
+)
+"""Derived counts: how many of a rate's events the window holds; a share of few says nothing."""
+
 HELP: dict[str, str] = {
+    **{key: f"{per_s} times the window" for key, per_s in COUNTED},
+    "prefix_hit_quiet_ratio": "prefix_hit_ratio's quiet baseline",
     **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
     "kv_transfer_drift_ratio": "kv_transfer_mean_s over its quiet baseline",
     "finished_length_drift_points": "finished_length_ratio less its quiet baseline",
@@ -59,6 +68,10 @@ def derive(
     derived["prompt_p99_kv_share_ratio"] = _over(
         values.get("prompt_tokens_p99"), values.get("kv_capacity_tokens")
     )
+    for key, per_s in COUNTED:
+        rate = values.get(per_s)
+        derived[key] = None if rate is None else rate * window.range_s
+    derived["prefix_hit_quiet_ratio"] = baseline.get("prefix_hit_ratio")
     wait_s = _over(values.get("waiting"), values.get("completed_per_s"))
     derived["queue_wait_estimate_ratio"] = _over(wait_s, targets.ttft_p99_s)
     if targets.ttft_p99_s is None:
@@ -134,10 +147,14 @@ class Streaks:
 
 
 def progressed(history: History) -> bool:
-    """Whether any token or request came out since the scrape before; true where that is not
-    known."""
+    """Whether any token came out since the scrape before, or KV blocks were filled or freed (a
+    long prefill counts its tokens only at its end); true where that is not known."""
     steps = [_step(history, metric) for metric in PROGRESS]
-    return steps[0] is None or any(step is not None and step > 0 for step in steps)
+    if steps[0] is None or any(step is not None and step > 0 for step in steps):
+        return True
+    before, now = history.frames[-2], history.frames[-1]
+    columns = history.gauge_columns("kv_cache_usage_perc")
+    return any(before.gauges[at] != now.gauges[at] for at in columns)
 
 
 def increase_since_last(history: History, metric: str) -> float:

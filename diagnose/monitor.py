@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,13 @@ from kneewatch.rules.model import Rule, Severity
 from kneewatch.rules.state import Finding, RuleBook
 
 QUIET_WAITING = 1.0
+RESTARTS_KEPT = 16
+SCRAPES_IN_WINDOW = 2.2
+"""A window holds two scrapes at least, also where they come late."""
+
+VANISHED_KEPT_S = 3600.0
+"""How long an engine that left a page which can be read is told; a replica that an orchestrator
+names is forgotten sooner, for those are replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +61,18 @@ class EngineMonitor:
         self.history = History(keep_s=LONG_WINDOWS * profile.window_s)
         self._signals = SignalSet(catalogue.signals, self.history)
         self._rules = RuleBook(catalogue.rules, scale=profile.scale)
-        self._cascade = Cascade(scale=profile.scale, ttft_slo_s=profile.targets.ttft_p99_s)
+        evicting = next(rule for rule in catalogue.rules if rule.id == "KV-EVICT")
+        self._cascade = Cascade(
+            scale=profile.scale,
+            ttft_slo_s=profile.targets.ttft_p99_s,
+            warning_per_s=evicting.threshold(Severity.WARNING) or 0.0,
+            critical_per_s=evicting.threshold(Severity.CRITICAL) or 0.0,
+        )
         self._baseline = Baseline(window_s=profile.window_s)
         self._streaks = Streaks()
         self._tracker = CauseTracker(scale=profile.scale)
-        self._restarted_s: float | None = None
+        self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
+        self._vanished = 0
         self._disturbed_s = float("-inf")
         self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
 
@@ -77,11 +92,34 @@ class EngineMonitor:
             return None
         if restart is not None or self.history.clock_steps != steps:
             self._begin_anew(t_s, restart)
-        observed_s = t_s - self.history.first_s
-        range_s = min(self.profile.window_s, observed_s) or self.profile.window_s
-        window = Window(self.history, now_s=t_s, range_s=range_s)
+        self._vanished = 0
+        window = Window(self.history, now_s=t_s, range_s=self._range_s(t_s))
         reading = self._signals.read(window)
         return self._judge(t_s, window, reading, gpus)
+
+    def _range_s(self, t_s: float) -> float:
+        """The window, shorter while less has been seen, longer where scrapes are rare."""
+        times = self.history.times
+        window_s = self.profile.window_s
+        if len(times) < 2:
+            return window_s
+        rare_s = min(SCRAPES_IN_WINDOW * (times[-1] - times[-2]), LONG_WINDOWS * window_s)
+        return min(max(window_s, rare_s), t_s - times[0])
+
+    def gone(self, t_s: float) -> Diagnosis | None:
+        """The diagnosis while the page can be read and lacks this engine; None once forgotten."""
+        last_s = self.history.times[-1] if self.history.times else t_s
+        kept_s = LONG_WINDOWS * self.profile.window_s if self.key.replica else VANISHED_KEPT_S
+        if t_s - last_s > kept_s:
+            return None
+        self._vanished += 1
+        error = CollectError(
+            f"engine {self.key.engine} of {self.key.model} is no longer on the page",
+            kind="no_vllm",
+            hint="One engine of the server died, or a replica was replaced.",
+        )
+        cause = observer.unreadable(error, self._vanished, last_s)
+        return self.unreadable(t_s, cause, str(error))
 
     def unreadable(self, t_s: float, cause: Cause, why: str) -> Diagnosis:
         """The diagnosis after a scrape that gave nothing."""
@@ -93,7 +131,8 @@ class EngineMonitor:
 
     def _begin_anew(self, t_s: float, restart: Restart | None) -> None:
         """The process was replaced, or the clock was set back: what was held has no since."""
-        self._restarted_s = restart.t_s if restart else None
+        if restart is not None:
+            self._restarts_s.append(restart.t_s)
         self._disturbed_s = t_s
         self._rules.forget()
         self._cascade.forget()
@@ -124,18 +163,19 @@ class EngineMonitor:
             baseline=self._baseline,
             config=self.history.info.get("cache_config_info", {}),
             targets=profile.targets,
-            restarted_s=self._restarted_s,
+            restarts_s=self._restarts_s,
         )
         causes, lacks_core = self._causes(facts, findings)
         severity = max((cause.severity for cause in causes), default=Severity.OK)
         severity = max(severity, stage.severity, *(f.severity for f in findings))
+        seen = window.scrapes > 1
         return Diagnosis(
             t_s=t_s,
             target=self.target,
             engine=self.key.engine,
             model=self.key.model,
             tier=None,
-            health=health(severity, readable=not lacks_core and window.scrapes > 1),
+            health=health(severity, readable=not lacks_core and seen),
             stage=stage,
             causes=causes,
             symptoms=symptoms(facts, causes),
@@ -220,17 +260,11 @@ class TargetMonitor:
         for key, engine in list(self._engines.items()):
             if key in present:
                 continue
-            last_s = engine.history.times[-1] if engine.history.times else t_s
-            if t_s - last_s > LONG_WINDOWS * self.profile.window_s:
+            diagnosis = engine.gone(t_s)
+            if diagnosis is None:
                 del self._engines[key]
-                continue
-            error = CollectError(
-                f"engine {key.engine} of {key.model} is no longer on the page",
-                kind="no_vllm",
-                hint="One engine of the server died, or a replica was replaced.",
-            )
-            cause = observer.unreadable(error, observer.DOWN_WARNING_FAILURES, last_s)
-            found.append(engine.unreadable(t_s, cause, str(error)))
+            else:
+                found.append(diagnosis)
         return found
 
     def failed(self, t_s: float, error: CollectError) -> list[Diagnosis]:

@@ -26,6 +26,9 @@ AT_ONCE = frozenset(
 ENDS_AT_ONCE = frozenset({"kv_pressure", "engine_restarted"})
 """Causes that end with a state that has a hysteresis of its own."""
 
+LINGERS = frozenset({"queue_saturation", "admission_limit"})
+"""Causes that stay three times as long: a queue at the edge of capacity comes and goes."""
+
 CLEAR_S = 15.0
 """A cause leaves the list once it has not been concluded for this long."""
 
@@ -63,7 +66,8 @@ class CauseTracker:
         fresh = {cause.id for cause in concluded}
         for cause_id, held in list(self._held.items()):
             lost = cause_id not in fresh
-            over = cause_id in ENDS_AT_ONCE or now_s - held.seen_s >= self._clear_s
+            clear_s = self._clear_s * (3 if cause_id in LINGERS else 1)
+            over = cause_id in ENDS_AT_ONCE or now_s - held.seen_s >= clear_s
             if lost and (over or not held.told):
                 del self._held[cause_id]
         return [

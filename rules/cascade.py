@@ -29,6 +29,9 @@ EVICT_WARNING_PER_S = 0.05
 EVICT_CRITICAL_PER_S = 0.20
 """Preemptions per second and running request (guide 9.3; 7.4 has 5-10 %, 7.7 has 10 %)."""
 
+PREEMPTIONS_MIN = 3.0
+"""Fewer in the window are an event, not a rate: they are noted."""
+
 QUEUE_SHARE_OF_RUNNING = 0.25
 """Stage 3: the queue by capacity is at least this share of the batch, and at least two requests."""
 
@@ -62,9 +65,16 @@ class Stage:
 class Cascade:
     """The stage of one engine over time. `scale` is the short window against its default."""
 
-    def __init__(self, *, scale: float, ttft_slo_s: float | None) -> None:
+    def __init__(
+        self,
+        *,
+        scale: float,
+        ttft_slo_s: float | None,
+        warning_per_s: float = EVICT_WARNING_PER_S,
+        critical_per_s: float = EVICT_CRITICAL_PER_S,
+    ) -> None:
+        self._warning_per_s, self._critical_per_s = warning_per_s, critical_per_s
         self._hold_s = EXIT_HOLD_S * scale
-        self._fill_hold_s = EXIT_HOLD_S * scale
         self._ttft_slo_s = ttft_slo_s
         self._number, self._since_s = 0, float("nan")
         self._seen_s = {1: float("-inf"), 2: float("-inf"), 3: float("-inf"), 4: float("-inf")}
@@ -102,7 +112,7 @@ class Cascade:
         return Stage(
             number,
             self._since_s,
-            self._held_severity(now_s, _severity(number, values)),
+            self._held_severity(now_s, self._severity(number, values)),
             forecast_s(values) if number < 2 else None,
             tuple(reasons),
         )
@@ -143,7 +153,7 @@ class Cascade:
         if self._filling_since_s is None:
             self._filling_since_s = now_s
         rising = (values.get("kv_usage_slope_per_s") or 0) > 0
-        if not rising and now_s - self._filling_since_s < self._fill_hold_s:
+        if not rising and now_s - self._filling_since_s < self._hold_s:
             return 0
         reasons.append("KV usage is above its band" + (" and rising" if rising else ""))
         return 1
@@ -166,6 +176,18 @@ class Cascade:
         # A slower first token alone may be longer prompts; behind evictions it must have queued.
         return (values.get("waiting_avg") or 0.0) >= 0.5
 
+    def _severity(self, number: int, values: Mapping[str, float | None]) -> Severity:
+        if number < 2:
+            return Severity.INFO if number else Severity.OK
+        ratio = values.get("preemption_ratio_per_s") or 0.0
+        counted = values.get("preempted_in_window")
+        few = counted is not None and counted < PREEMPTIONS_MIN
+        if number == 4 or (ratio > self._critical_per_s and not few):
+            return Severity.CRITICAL
+        if number == 3 or (ratio > self._warning_per_s and not few):
+            return Severity.WARNING
+        return Severity.INFO
+
     def _held_severity(self, now_s: float, severity: Severity) -> Severity:
         """A severity that rises at once and falls only after the hold: a rate swings about its
         bound."""
@@ -174,17 +196,6 @@ class Cascade:
             return severity
         self._grave_s[severity] = now_s
         return max(s for s, seen_s in self._grave_s.items() if now_s - seen_s < self._hold_s)
-
-
-def _severity(number: int, values: Mapping[str, float | None]) -> Severity:
-    if number < 2:
-        return Severity.INFO if number else Severity.OK
-    ratio = values.get("preemption_ratio_per_s") or 0.0
-    if number == 4 or ratio > EVICT_CRITICAL_PER_S:
-        return Severity.CRITICAL
-    if number == 3 or ratio > EVICT_WARNING_PER_S:
-        return Severity.WARNING
-    return Severity.INFO
 
 
 def forecast_s(values: Mapping[str, float | None]) -> float | None:

@@ -4,7 +4,7 @@
 set -eu
 python=$1
 out=build/wheel
-rm -rf "$out"
+rm -rf "$out" build/lib build/bdist.*
 mkdir -p "$out"
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$out" .
 wheel=$(ls "$out"/kneewatch-*.whl)

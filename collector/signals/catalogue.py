@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.collector.history import History
-from kneewatch.collector.signals.expr import Expr, Gauge
+from kneewatch.collector.signals.expr import Expr, Gauge, Quantile, Rate
 from kneewatch.collector.window import Window
 
 
@@ -49,7 +49,7 @@ class SignalSet:
         self._signals, self._history = tuple(signals), history
         self._generation = -1
         self._known: tuple[Signal, ...] = ()
-        self._core_gauges: tuple[tuple[str, str], ...] = ()
+        self._core: tuple[tuple[str, str], ...] = ()
         self._absent: dict[str, None] = {}
         self.missing: dict[str, tuple[str, ...]] = {}
 
@@ -61,7 +61,12 @@ class SignalSet:
             signal.key: signal.expr.value(window) for signal in self._known
         }
         values.update(self._absent)
-        blank = {key: (metric,) for key, metric in self._core_gauges if values[key] is None}
+        untidy = not self._history.finite
+        blank = {
+            key: (metric,)
+            for key, metric in self._core
+            if (untidy and self._history.blank(metric)) or (values[key] or 0.0) < 0
+        }
         return Reading(values, {**self.missing, **blank} if blank else self.missing)
 
     def _sort(self) -> None:
@@ -76,20 +81,9 @@ class SignalSet:
             else:
                 known.append(signal)
         self._known = tuple(known)
-        # A gauge on the page always has a value, unless the page says NaN.
-        self._core_gauges = tuple(
+        self._core = tuple(
             (signal.key, signal.expr.metric)
             for signal in known
-            if signal.core and isinstance(signal.expr, Gauge)
+            if signal.core and isinstance(signal.expr, Gauge | Rate | Quantile)
         )
         self._generation = self._history.generation
-
-
-def by_key(signals: Iterable[Signal]) -> dict[str, Signal]:
-    """Signals by key; a key that stands twice is a bug and raises."""
-    found: dict[str, Signal] = {}
-    for signal in signals:
-        if signal.key in found:
-            raise ValueError(f"signal {signal.key} is defined twice")
-        found[signal.key] = signal
-    return found

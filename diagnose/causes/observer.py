@@ -7,52 +7,63 @@ from kneewatch.diagnose.case import Case, Cause, Evidence, Facts
 from kneewatch.rules.model import Severity
 
 STALLED_S = 30.0
+STALL_NOTED_S = 10.0
+CRASH_LOOP_S = 600.0
 RESTART_NOTED_S = 60.0
 DOWN_WARNING_FAILURES = 2
 DOWN_CRITICAL_FAILURES = 3
 
 
 def engine_stalled(facts: Facts) -> Cause | None:
-    """Requests are running or waiting, and no token comes out."""
-    if not facts.held("stalled", STALLED_S):
+    """Requests are running or waiting, and no token comes out.
+
+    Half a minute is not stretched with the window: a prefill is as long whoever watches. A watch
+    shorter than that can only note it.
+    """
+    stalled_s = facts.streaks_s.get("stalled", -1.0)
+    if stalled_s < min(STALLED_S, max(STALL_NOTED_S, STALLED_S * facts.scale)):
         return None
-    stalled_s = facts.streaks_s["stalled"]
     running, waiting = facts.get("running"), facts.get("waiting")
     case = Case(
         "engine_stalled",
         f"No token for {stalled_s:.0f} s with {running:.0f} requests running and {waiting:.0f} "
         "waiting.",
-        "Restart the engine once its log is saved; a request that can never fit waits for ever, so "
-        "look for one longer than the KV cache.",
+        "Restart the engine once its log is saved; a request that can never fit waits for "
+        "ever, so look for one longer than the KV cache.",
         ("9.4",),
-        Severity.CRITICAL,
+        Severity.CRITICAL if stalled_s >= STALLED_S else Severity.INFO,
         log_odds=0.8,
     )
     case.weigh(
         "generation_tokens_per_s",
         stalled_s,
-        STALLED_S * facts.scale,
+        STALLED_S,
         1.5,
-        f"nothing generated, prefilled or finished for {stalled_s:.0f} s",
+        f"nothing generated or prefilled, no KV block moved for {stalled_s:.0f} s",
     )
     case.weigh("running", running + waiting, 1.0, 0.8, "requests are in flight")
     return case.close()
 
 
 def engine_restarted(facts: Facts) -> Cause | None:
-    """The process was replaced a moment ago; windows start anew."""
-    if facts.restarted_s is None or facts.now_s - facts.restarted_s > RESTART_NOTED_S * facts.scale:
+    """The process was replaced: noted for a minute, and worse the more often of late."""
+    times_s = [t_s for t_s in facts.restarts_s if facts.now_s - t_s <= CRASH_LOOP_S]
+    if not times_s:
         return None
-    ago_s = facts.now_s - facts.restarted_s
+    ago_s, often = facts.now_s - times_s[-1], len(times_s)
+    if often < 2 and ago_s > RESTART_NOTED_S * facts.scale:
+        return None
+    loop = f"{often} times in {CRASH_LOOP_S / 60:.0f} minutes, last " if often > 1 else ""
     return Cause(
         "engine_restarted",
         0.99,
-        Severity.INFO,
-        f"The engine was restarted, first seen {ago_s:.0f} s ago; its caches are cold.",
-        (Evidence("process_start", ago_s, None, "counters and start time began anew"),),
+        Severity.INFO if often < 2 else Severity.WARNING if often < 3 else Severity.CRITICAL,
+        f"The engine was restarted {loop}{ago_s:.0f} s ago; its caches are cold.",
+        (Evidence("process_start", float(often), None, "counters and start time began anew"),),
         (),
         (),
-        "Read the old process's log if nobody restarted it on purpose.",
+        "Read the old process's log if nobody restarted it on purpose; a balancer in front of "
+        "several processes looks the same: watch each by itself.",
     )
 
 

@@ -6,6 +6,9 @@ from kneewatch.diagnose.case import Case, Cause, Facts
 from kneewatch.rules.model import Severity
 
 LENGTH_POINTS = 0.2
+REQUESTS_MIN = 40.0
+"""Of fewer requests a share swings by more than that by chance."""
+
 LONGER_OUTPUTS = 1.3
 
 
@@ -15,7 +18,7 @@ def runaway_generation(facts: Facts) -> Cause | None:
     before = facts.baseline.get("finished_length_ratio")
     if now is None or before is None or now - before < LENGTH_POINTS:
         return None
-    if facts.get("completed_per_s") * facts.window_s < 10:
+    if facts.get("completed_per_s") * facts.window_s < REQUESTS_MIN:
         return None
     case = Case(
         "runaway_generation",

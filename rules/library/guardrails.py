@@ -45,7 +45,7 @@ RULES = (
         advice="Read the server's log.",
         guide=("9.4",),
         for_s=30.0,
-        guards=(Guard("completed_per_s", 0.1),),
+        guards=(Guard("errors_in_window", 3.0),),
     ),
     Rule(
         id="REJECTED",

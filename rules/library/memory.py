@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S, EVICT_WARNING_PER_S, FILLING_FROM_RATIO
+from kneewatch.rules.cascade import (
+    EVICT_CRITICAL_PER_S,
+    EVICT_WARNING_PER_S,
+    FILLING_FROM_RATIO,
+    PREEMPTIONS_MIN,
+)
 from kneewatch.rules.model import Bound, Guard, Rule, Severity
 
 TRAFFIC = Guard("running_avg", 0.05)
@@ -11,6 +16,9 @@ PROMPT_WORK = Guard("prefix_query_per_s", 200.0)
 
 EVICTING = Guard("cascade_stage", 2.0, ends=True)
 """Once the stage has ended, by a hysteresis of its own, what the window still holds is the past."""
+
+KNOWN_REUSE = Guard("prefix_hit_quiet_ratio", 0.30)
+"""The guide's row speaks of workloads that are known to repeat prefixes."""
 
 HOURS = 3600.0
 
@@ -28,7 +36,7 @@ RULES = (
         "sequences at a time, or add replicas.",
         guide=("7.4", "7.7", "9.3"),
         clear_s=15.0,
-        guards=(EVICTING,),
+        guards=(EVICTING, Guard("preempted_in_window", PREEMPTIONS_MIN)),
     ),
     Rule(
         id="KV-FULL",
@@ -60,7 +68,7 @@ RULES = (
         "the cache more room. If they share nothing there is nothing to fix.",
         guide=("7.2", "7.7", "9.3"),
         for_s=60.0,
-        guards=(PROMPT_WORK,),
+        guards=(PROMPT_WORK, KNOWN_REUSE),
     ),
     Rule(
         id="PREFIX-SAVED",

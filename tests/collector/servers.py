@@ -73,13 +73,16 @@ class Server:
                 return
 
     def close(self) -> None:
-        for sock in [self._listener, *self._open]:
+        sockets = [self._listener, *self._open]
+        for sock in sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
         for thread in self._threads:
             thread.join(5)
             assert not thread.is_alive()
+        # Not before: a thread about to read would read from whoever gets the descriptor next.
+        for sock in sockets:
+            sock.close()
 
 
 Start = Callable[..., Server]

@@ -83,7 +83,7 @@ class Situation:
     worst: Severity = Severity.OK
     observed_s: float = 600.0
     scale: float = 1.0
-    restarted_s: float | None = None
+    restarts_s: tuple[float, ...] = ()
 
     def but(self, **values: float | None) -> Situation:
         """The same with other signals."""
@@ -117,7 +117,7 @@ class Situation:
             baseline=baseline,
             config=self.config,
             targets=self.targets,
-            restarted_s=self.restarted_s,
+            restarts_s=self.restarts_s,
         )
 
     def causes(self) -> dict[str, Cause]:
@@ -162,6 +162,6 @@ CONCLUSIVE: Mapping[str, Situation] = {
         CALM.but(kv_usage_max_ratio=0.2), findings={"KV-UNUSED": Severity.INFO}
     ),
     "engine_stalled": CALM.lasting(stalled=45.0),
-    "engine_restarted": replace(CALM, restarted_s=NOW_S - 10),
+    "engine_restarted": replace(CALM, restarts_s=(NOW_S - 10,)),
 }
 """For each cause the least that concludes it."""

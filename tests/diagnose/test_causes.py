@@ -187,8 +187,8 @@ NEAR_MISSES = [
     # the engine and the observer
     ("engine_stalled", STILL.lasting(stalled=29.9), "nothing came out for less than 30 s"),
     ("engine_stalled", replace(STILL, streaks_s={}), "tokens come out"),
-    ("engine_stalled", replace(STILL, scale=5.0), "durations stretch with the window"),
-    ("engine_restarted", replace(CALM, restarted_s=NOW_S - 61), "a minute ago"),
+    ("engine_stalled", replace(STILL, scale=0.1).lasting(stalled=9.0), "too short a look"),
+    ("engine_restarted", replace(CALM, restarts_s=(NOW_S - 61,)), "a minute ago"),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.monitor import TargetMonitor
+from kneewatch.diagnose.monitor import VANISHED_KEPT_S, TargetMonitor
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
 from kneewatch.rules.model import Severity
 from tests.collector.name_pages import labelled, recorded
@@ -64,14 +64,14 @@ def test_what_is_wrong_with_one_engine_is_not_said_of_another() -> None:
     assert "kv_pressure" not in seen["1"]
 
 
-def test_an_engine_that_vanishes_is_missed_for_a_while_then_forgotten() -> None:
+def test_an_engine_that_vanishes_is_missed_and_not_forgotten_soon() -> None:
     target = Target(window_s=15.0)
     both = [body + engine_only(labelled(body, engine="1")) for body in (FIRST, NEXT)]
     assert [d.engine for d in target.take(*both)] == ["0", "1"]
     still, gone = target.take(NEXT)
     assert (still.engine, still.health) == ("0", "ok")
     assert (gone.engine, gone.model) == ("1", "tiny")
-    assert gone.health == "warning"
+    assert gone.health == "unknown", "one page may be a torn one"
     assert cause_ids(gone) == ["metrics_missing"]
     assert "engine 1" in gone.causes[0].summary
     assert gone.stage is None
@@ -79,7 +79,9 @@ def test_an_engine_that_vanishes_is_missed_for_a_while_then_forgotten() -> None:
     (again,) = [d for d in target.take(both[1]) if d.engine == "1"]
     assert again.health == "ok"
     later = [target.take(NEXT) for _ in range(2 + int(LONG_WINDOWS * 15 / 2))]
-    assert [d.engine for d in later[-1]] == ["0"]
+    assert [(d.engine, d.health) for d in later[-1]][1] == ("1", "critical")
+    target.now_s += VANISHED_KEPT_S
+    assert [d.engine for d in target.take(NEXT)] == ["0"]
 
 
 # What is not on the page

@@ -53,6 +53,7 @@ PLAIN_COUNTS = re.compile(
     r"running(_avg|_max|_min)?|waiting(_avg|_min|_by_capacity|_deferred|_deferred_avg"
     r"|_deferred_min)?|lora_(running|waiting|max)|kv_fetch_waiting|gpu_xid_last"
     r"|gpu_ecc_uncorrectable|gpu_remapped_rows_uncorrectable|gpu_row_remap_failures|cascade_stage"
+    r"|(preempted|errors)_in_window"
 )
 
 

@@ -1,0 +1,70 @@
+"""What must not page anybody, and what must: cases that an attack on the program brought up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.diagnose.causes import observer
+from kneewatch.rules.cascade import Cascade
+from kneewatch.rules.model import Severity
+from tests.diagnose.situations import CALM, NOW_S
+
+STILL = CALM.but(running=8.0, waiting=2.0)
+
+RESTARTS = [
+    pytest.param((10.0,), Severity.INFO, id="one restart is noted"),
+    pytest.param((300.0, 10.0), Severity.WARNING, id="two in ten minutes"),
+    pytest.param((500.0, 300.0, 200.0), Severity.CRITICAL, id="a crash loop"),
+    pytest.param((900.0, 10.0), Severity.INFO, id="the first one is long ago"),
+]
+
+
+@pytest.mark.parametrize(("ago_s", "severity"), RESTARTS)
+def test_a_crash_loop_is_more_than_a_restart(ago_s: tuple[float, ...], severity: Severity) -> None:
+    facts = replace(CALM, restarts_s=tuple(NOW_S - ago for ago in ago_s)).facts()
+    told = observer.engine_restarted(facts)
+    assert told is not None
+    assert told.severity == severity
+
+
+def test_a_single_restart_is_forgotten_after_a_minute() -> None:
+    assert observer.engine_restarted(replace(CALM, restarts_s=(NOW_S - 61,)).facts()) is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "stalled_s", "severity"),
+    [
+        pytest.param(1.0, 30.0, Severity.CRITICAL, id="half a minute"),
+        pytest.param(0.25, 29.0, Severity.INFO, id="a short window does not shorten the bound"),
+        pytest.param(0.25, 30.0, Severity.CRITICAL, id="short window, half a minute"),
+    ],
+)
+def test_a_stall_is_half_a_minute_whoever_watches(
+    scale: float, stalled_s: float, severity: Severity
+) -> None:
+    told = observer.engine_stalled(replace(STILL, scale=scale).lasting(stalled=stalled_s).facts())
+    assert told is not None
+    assert told.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("counted", "severity"), [(1.0, Severity.INFO), (2.9, Severity.INFO), (3.0, Severity.CRITICAL)]
+)
+def test_a_lone_preemption_is_noted_whatever_its_rate(counted: float, severity: Severity) -> None:
+    cascade = Cascade(scale=1.0, ttft_slo_s=None)
+    values = {
+        "kv_usage_ratio": 0.9,
+        "running": 2.0,
+        "preemption_ratio_per_s": 0.5,
+        "preempted_in_window": counted,
+    }
+    stage = cascade.judge(NOW_S, values, preempted=1.0)
+    assert (stage.number, stage.severity) == (2, severity)
+
+
+def test_thresholds_of_evictions_are_the_settings() -> None:
+    cascade = Cascade(scale=1.0, ttft_slo_s=None, warning_per_s=5.0, critical_per_s=9.0)
+    values = {"kv_usage_ratio": 0.9, "running": 2.0, "preemption_ratio_per_s": 0.5}
+    assert cascade.judge(NOW_S, values, preempted=1.0).severity == Severity.INFO
