@@ -112,7 +112,8 @@ def _watch(
     try:
         for last, elapsed_s in _moments(stream, fetcher, gpus, settings):
             progress(last, elapsed_s, settings["watch_s"])
-            worst = max([*last, *([worst] if worst else [])], key=lambda told: told.severity)
+            for told in last:
+                worst = told if worst is None or told.severity > worst.severity else worst
     except KeyboardInterrupt:
         if not last:
             raise
