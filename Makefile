@@ -47,7 +47,7 @@ docs: $(VENV)/.dev  ## rewrite the generated tables and schema
 	$(BIN)/python -m tests.generated
 
 bench: $(VENV)/.dev  ## the table of figures, with the peers measured beside us
-	$(BIN)/python -m tests.bench
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.bench
 
 accuracy: $(VENV)/.dev  ## expected against given, over the labelled recordings
 	$(BIN)/python -m tests.accuracy
