@@ -43,16 +43,11 @@ def carries(column: Column, where: Where) -> bool:
 
 @dataclass(slots=True)
 class Frame:
-    """One scrape. Shapes: `counters` and `offsets` (counter columns,), `gauges` (gauge columns,).
-
-    `offsets` is what each counter had reached before its last reset, so that counter + offset never
-    falls; scrapes without a reset between them share one tuple.
-    """
+    """One scrape. Shapes: `counters` (counter columns,), `gauges` (gauge columns,)."""
 
     t_s: float
     counters: tuple[float, ...]
     gauges: tuple[float, ...]
-    offsets: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +142,12 @@ class History:
         if binding is not self._binding:
             self._bind(binding, process_start)
         values = [*page.values, NAN]
-        frame = Frame(t_s, self.counters.read(values), self.gauges.read(values), ())
+        frame = Frame(t_s, self.counters.read(values), self.gauges.read(values))
         restart = self._restart(frame, values)
         if restart is not None:
             self._forget()
             self.restarts += 1
-        self._offset(frame)
+        self._mark_resets(frame)
         self.frames.append(frame)
         self.times.append(t_s)
         for index in self.counters.absent:
@@ -244,7 +239,6 @@ class History:
             for frame in self.frames:
                 frame.counters += (NAN,) * new_counters
                 frame.gauges += (NAN,) * new_gauges
-                frame.offsets += (0.0,) * new_counters
             if self.times:
                 for index in range(len(self.counters) - new_counters, len(self.counters)):
                     self._mark_uneven(index, self.times[-1])
@@ -274,19 +268,12 @@ class History:
             return Restart(frame.t_s, f"{fallen} of {live} counters went back")
         return None
 
-    def _offset(self, frame: Frame) -> None:
-        if not self.frames:
-            frame.offsets = (0.0,) * len(frame.counters)
-            return
-        last = self.frames[-1]
-        frame.offsets = last.offsets
+    def _mark_resets(self, frame: Frame) -> None:
+        last = self.frames[-1] if self.frames else frame
         if any(map(lt, frame.counters, last.counters)):
-            offsets = list(last.offsets)
             for at, (was, now) in enumerate(zip(last.counters, frame.counters, strict=True)):
                 if now < was:
-                    offsets[at] += was
                     self._mark_uneven(at, last.t_s)
-            frame.offsets = tuple(offsets)
 
     def _mark_uneven(self, column: int, t_s: float) -> None:
         self._uneven_until[column] = t_s

@@ -168,7 +168,9 @@ def _step(history: History, metric: str) -> float | None:
     before, now = history.frames[-2], history.frames[-1]
     gained: float | None = None
     for _, at in history.counters.by_metric.get(metric, ()):
-        step = now.counters[at] + now.offsets[at] - before.counters[at] - before.offsets[at]
+        value, was = now.counters[at], before.counters[at]
+        # A counter that went back was reset: what it shows is what it gained.
+        step = value if value < was else value - was
         if step == step:
             gained = step if gained is None else gained + step
     return gained

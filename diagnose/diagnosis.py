@@ -37,9 +37,13 @@ class Diagnosis:
     @property
     def severity(self) -> Severity:
         """The worst of causes, stage and findings."""
-        worst = max((cause.severity for cause in self.causes), default=Severity.OK)
-        worst = max(worst, max((f.severity for f in self.findings), default=Severity.OK))
-        return max(worst, self.stage.severity if self.stage else Severity.OK)
+        return worst_of(self.causes, self.stage, self.findings)
+
+
+def worst_of(causes: Sequence[Cause], stage: Stage | None, findings: Sequence[Finding]) -> Severity:
+    """The worst severity among them; ok where there are none."""
+    staged = stage.severity if stage else Severity.OK
+    return max(staged, *(c.severity for c in causes), *(f.severity for f in findings), Severity.OK)
 
 
 def health(severity: Severity, *, readable: bool) -> str:

@@ -15,7 +15,7 @@ from kneewatch.collector.window import Window
 from kneewatch.diagnose.case import Cause, Facts
 from kneewatch.diagnose.causes import UNDISTURBING, conclude, observer, ranked
 from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent
-from kneewatch.diagnose.diagnosis import Diagnosis, health, judged_against
+from kneewatch.diagnose.diagnosis import Diagnosis, health, judged_against, worst_of
 from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
 from kneewatch.diagnose.symptoms import symptoms
@@ -166,16 +166,14 @@ class EngineMonitor:
             restarts_s=self._restarts_s,
         )
         causes, lacks_core = self._causes(facts, findings)
-        severity = max((cause.severity for cause in causes), default=Severity.OK)
-        severity = max(severity, stage.severity, *(f.severity for f in findings))
-        seen = window.scrapes > 1
+        readable = not lacks_core and window.scrapes > 1
         return Diagnosis(
             t_s=t_s,
             target=self.target,
             engine=self.key.engine,
             model=self.key.model,
             tier=None,
-            health=health(severity, readable=not lacks_core and seen),
+            health=health(worst_of(causes, stage, findings), readable=readable),
             stage=stage,
             causes=causes,
             symptoms=symptoms(facts, causes),
