@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from time import time
 
@@ -19,6 +20,9 @@ from kneewatch.collector.http.address import metrics_url, shown_url
 from kneewatch.collector.http.fetch import Fetcher
 
 Numbered = tuple[int, Entry]
+HANDFUL = 16
+COLLECT_AFTER = 100_000
+"""Objects more than before, until Python looks for cycles among them (its default: 700)."""
 
 
 def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> int:
@@ -52,6 +56,17 @@ def _scraped(fetcher: Fetcher) -> tuple[Entry, str]:
         return Entry(t_s, None, str(error)), f"; try: {error.hint}" if error.hint else ""
     body = fetched.body.decode("utf-8", "replace")
     return Entry(t_s, body, "", fetched.status, fetched.content_type), ""
+
+
+@contextmanager
+def rare_collections() -> Generator[None]:
+    """Within it Python seldom looks for cycles: what is made of a page has none."""
+    usual = gc.get_threshold()
+    gc.set_threshold(COLLECT_AFTER, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def capture_names(paths: Sequence[str]) -> list[str]:
@@ -94,6 +109,20 @@ class Captures:
                     f"{reader.path}: {reader.damaged} damaged entries left out; "
                     f"the first: {reader.first_damage}"
                 )
+
+    def handfuls(self) -> Iterator[list[Numbered]]:
+        """Entries, some at a time: what is done to many in a row is done with warm caches."""
+        handful: list[Numbered] = []
+        try:
+            for numbered in self:
+                handful.append(numbered)
+                if len(handful) == HANDFUL:
+                    yield handful
+                    handful = []
+        except CaptureError:
+            yield handful  # what was read before the error is told before it
+            raise
+        yield handful
 
     def _numbered(self, at: int, reader: CaptureReader) -> Iterator[Numbered]:
         try:

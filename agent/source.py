@@ -12,6 +12,7 @@ from kneewatch.collector.captures.entries import Entry
 from kneewatch.collector.exposition.parser import Limits, PageParser
 from kneewatch.collector.http.access import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.gpus import NO_GPUS, GpuMonitor
 from kneewatch.diagnose.monitor import Catalogue, TargetMonitor
@@ -34,22 +35,33 @@ class TargetStream:
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None
     ) -> list[Diagnosis]:
         """The diagnoses after a page; one that cannot be read counts as a failed scrape."""
-        if status not in (None, STATUS_OK):
-            return self.monitor.failed(
-                t_s, CollectError(f"HTTP status {status}", kind="http_status")
-            )
-        try:
-            page = self._parser.parse(body, content_type=content_type)
-        except CollectError as error:
-            return self.monitor.failed(t_s, error)
-        return self.monitor.page(t_s, page, self.gpus.reading(t_s) if self.gpus else NO_GPUS)
+        return self.judge(t_s, self._page(body, content_type, status))
 
     def replay(self, entry: Entry) -> list[Diagnosis]:
         """The diagnoses after a recorded scrape."""
+        return self.judge(entry.t_s, self.read(entry))
+
+    def read(self, entry: Entry) -> Page | CollectError:
+        """The page of a recorded scrape, or why there is none. Pages are read in their order."""
         if entry.body is None:
-            error = CollectError(entry.error or "the scrape failed", kind="recorded")
-            return self.monitor.failed(entry.t_s, error)
-        return self.take(entry.t_s, entry.body, entry.content_type, entry.status)
+            return CollectError(entry.error or "the scrape failed", kind="recorded")
+        return self._page(entry.body, entry.content_type, entry.status)
+
+    def judge(self, t_s: float, page: Page | CollectError) -> list[Diagnosis]:
+        """The diagnoses after a page that was read, or after a scrape that gave none."""
+        if isinstance(page, CollectError):
+            return self.monitor.failed(t_s, page)
+        return self.monitor.page(t_s, page, self.gpus.reading(t_s) if self.gpus else NO_GPUS)
+
+    def _page(
+        self, body: str | bytes, content_type: str, status: int | None
+    ) -> Page | CollectError:
+        if status not in (None, STATUS_OK):
+            return CollectError(f"HTTP status {status}", kind="http_status")
+        try:
+            return self._parser.parse(body, content_type=content_type)
+        except CollectError as error:
+            return error
 
     def scrape(self, fetcher: Fetcher) -> list[Diagnosis]:
         """The diagnoses after one GET of a live page."""

@@ -30,11 +30,12 @@ class Buckets(NamedTuple):
     def quantile(self, q: float) -> float | None:
         """The q-quantile by linear interpolation, as histogram_quantile has it; None when empty."""
         rates, bounds = self.lifted, self.bounds
-        if len(rates) < 2 or bounds[-1] != math.inf or not rates[-1] > 0:
+        total, last = rates[-1], len(rates) - 1
+        if not total > 0 or last < 1 or bounds[-1] != math.inf:
             return None
-        rank = q * rates[-1]
-        at = min(bisect_left(rates, rank), len(rates) - 1)
-        if at == len(rates) - 1:
+        rank = q * total
+        at = bisect_left(rates, rank)
+        if at >= last:
             return bounds[-2]
         if at == 0:
             if bounds[0] <= 0:

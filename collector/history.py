@@ -21,7 +21,7 @@ CLOCK_STEP_BACK_S = 1.0
 compared."""
 
 Labels = tuple[tuple[str, str], ...]
-ReadBuckets = Callable[[tuple[float, ...]], tuple[float, ...]]
+ReadBuckets = Callable[[Sequence[float | None]], tuple[float, ...]]
 Where = tuple[tuple[str, str], ...]
 """Label values that a series must carry; empty for all series of a metric."""
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from operator import sub
 
 from kneewatch.collector.buckets import Buckets
-from kneewatch.collector.history import Column, History, ReadBuckets, Where
+from kneewatch.collector.history import History, Where
 
 EXTRAPOLATION_THRESHOLD = 1.1
 """A sample within 1.1 average intervals of the window's edge counts as reaching it (Prometheus)."""
@@ -45,9 +47,8 @@ class Window:
         self.scrapes = len(self.frames)
         fresh = last >= 0 and now_s - history.times[last] < LOOKBACK_S - HALF_MS_S
         self._newest = history.frames[last] if fresh else None
-        self._memo: dict[tuple[str, Where | str], float | None] = {}
         self._buckets: dict[str, Buckets | None] = {}
-        self._points: dict[tuple[str, Where], list[list[tuple[float, float]]]] = {}
+        self._gauges: dict[tuple[int, ...], list[list[float]]] = {}
         if self.scrapes > 1:
             self._prepare()
 
@@ -74,27 +75,26 @@ class Window:
 
     # ---- counters
 
-    def rate(self, metric: str, where: Where = ()) -> float | None:
-        """Per-second rate of a counter, summed over its series: sum(rate(metric[range]))."""
-        key = (metric, where)
-        if key not in self._memo:
-            self._memo[key] = self._summed(self.history.counter_columns(metric, where))
-        return self._memo[key]
+    @cached_property
+    def rates(self) -> list[float | None]:
+        """The rate of every counter column; None for one that `total_rate` must look at by itself.
 
-    def part_rate(self, metric: str, part: str) -> float | None:
-        """Per-second rate of a histogram's sum or count."""
-        key = (metric, part)
-        if key not in self._memo:
-            self._memo[key] = self._summed(self.history.counter_columns(metric, (), part))
-        return self._memo[key]
+        A page has some three hundred counters, most of them buckets: this is the hot loop.
+        """
+        if self.scrapes < 2:
+            return [None] * len(self.history.counters)
+        starts, ends = self.frames[0].counters, self.frames[-1].counters
+        factor, reach = self._factor, NEARLY * self._start_s / self._sampled_s
+        rates: list[float | None] = [
+            increase * factor if reach * increase <= start else self._even_rate(start, increase)
+            for start, increase in zip(starts, map(sub, ends, starts), strict=True)
+        ]
+        for at in self._uneven:
+            rates[at] = None
+        return rates
 
-    def buckets(self, metric: str) -> Buckets | None:
-        """A histogram's bucket rates, summed over its label sets; None without data."""
-        if metric not in self._buckets:
-            self._buckets[metric] = self._bucket_rates(metric)
-        return self._buckets[metric]
-
-    def _summed(self, columns: tuple[int, ...]) -> float | None:
+    def total_rate(self, columns: Sequence[int]) -> float | None:
+        """Per-second rate of counter columns, summed over those that have one."""
         total: float | None = None
         for at in columns:
             rate = self._column_rate(at)
@@ -102,45 +102,43 @@ class Window:
                 total = rate if total is None else total + rate
         return total
 
+    def rate(self, metric: str, where: Where = ()) -> float | None:
+        """Per-second rate of a counter, summed over its series: sum(rate(metric[range]))."""
+        return self.total_rate(self.history.counter_columns(metric, where))
+
+    def part_rate(self, metric: str, part: str) -> float | None:
+        """Per-second rate of a histogram's sum or count."""
+        return self.total_rate(self.history.counter_columns(metric, (), part))
+
+    def buckets(self, metric: str) -> Buckets | None:
+        """A histogram's bucket rates, summed over its label sets; None without data."""
+        if metric not in self._buckets:
+            self._buckets[metric] = self._bucket_rates(metric)
+        return self._buckets[metric]
+
     def _bucket_rates(self, metric: str) -> Buckets | None:
         buckets = self.history.buckets_of(metric)
         bounds = buckets.bounds
         if not bounds or self.scrapes < 2:
             return None
         if buckets.read is not None and self._uneven.isdisjoint(buckets.single):
-            return Buckets.of(bounds, self._plain_rates(buckets.read, buckets.single))
-        summed = [self._summed(group) for group in buckets.columns]
+            return Buckets.of(bounds, buckets.read(self.rates))
+        summed = [self.total_rate(group) for group in buckets.columns]
         known = [(le, rate) for le, rate in zip(bounds, summed, strict=True) if rate is not None]
         if not known or known[-1][0] != math.inf:
             return None
         bounds, rates = zip(*known, strict=True)
         return Buckets.of(bounds, rates)
 
-    def _plain_rates(self, read: ReadBuckets, columns: tuple[int, ...]) -> tuple[float, ...]:
-        """`_column_rate` of many even columns at once.
-
-        A histogram has some twenty buckets and a page ten histograms: this is the hot loop.
-        """
-        starts, ends = read(self.frames[0].counters), read(self.frames[-1].counters)
-        if starts == ends:
-            return (0.0,) * len(starts)
-        increases = tuple(map(sub, ends, starts))
-        factor, reach = self._factor, NEARLY * self._start_s / self._sampled_s
-        return tuple(
-            [
-                increase * factor if reach * increase <= start else self._column_rate(at) or 0.0
-                for increase, start, at in zip(increases, starts, columns, strict=True)
-            ]
-        )
-
     def _column_rate(self, at: int) -> float | None:
         if self.scrapes < 2:
             return None
-        first, last = self.frames[0], self.frames[-1]
         if at in self._uneven:
             return self._pointwise_rate(at)
-        start = first.counters[at]
-        increase = last.counters[at] - start
+        start = self.frames[0].counters[at]
+        return self._even_rate(start, self.frames[-1].counters[at] - start)
+
+    def _even_rate(self, start: float, increase: float) -> float:
         if increase == 0:
             return 0.0
         zero_s = self._sampled_s * (start / increase)
@@ -156,48 +154,36 @@ class Window:
 
     # ---- gauges
 
-    def gauge(self, metric: str, where: Where = ()) -> float | None:
-        """The newest scrape's value, summed over series: sum(metric)."""
-        values = self.gauge_each(metric, where)
-        return sum(values) if values else None
-
-    def gauge_each(self, metric: str, where: Where = ()) -> list[float]:
-        """The newest scrape's values of a gauge, one for each series that has one."""
+    def newest(self, columns: Sequence[int]) -> list[float]:
+        """The newest scrape's values of gauge columns, without those that it lacks."""
         if self._newest is None:
             return []
         row = self._newest.gauges
-        columns = self.history.gauge_columns(metric, where)
         return [value for at in columns if (value := row[at]) == value]
 
-    def gauge_points(self, metric: str, where: Where = ()) -> list[list[tuple[float, float]]]:
-        """(time, value) of each series of a gauge, oldest first; no series without any."""
-        key = (metric, where)
-        known = self._points.get(key)
-        if known is None:
-            each = (
-                [(f.t_s, value) for f in self.frames if (value := f.gauges[at]) == value]
-                for at in self.history.gauge_columns(metric, where)
-            )
-            known = self._points[key] = [points for points in each if points]
-        return known
-
-    def newest_labels(self, metric: str) -> dict[str, str] | None:
-        """Labels of an info metric's current series: the one with the greatest value."""
-        best: tuple[float, Column] | None = None
+    def current(self, columns: Sequence[int]) -> int | None:
+        """Of gauge columns the one with the greatest newest value; None where none has one."""
         if self._newest is None:
             return None
         row = self._newest.gauges
-        for column, at in self.history.gauges.by_metric.get(metric, ()):
-            value = row[at]
-            if value == value and (best is None or value > best[0]):
-                best = (value, column)
-        return dict(best[1].labels) if best else None
+        known = [at for at in columns if row[at] == row[at]]
+        return max(known, key=row.__getitem__, default=None)
 
-    def recent_series(self, metric: str) -> float | None:
-        """How many series of a timestamp-valued gauge point into the window: their changes."""
-        since_s = self.now_s - self.range_s
-        reported = self.gauge_each(metric)
-        return float(sum(t_s > since_s for t_s in reported)) if reported else None
+    def over_time(self, columns: tuple[int, ...]) -> list[list[float]]:
+        """The values of each gauge column, oldest first; no column without any."""
+        known = self._gauges.get(columns)
+        if known is None:
+            each = ([v for f in self.frames if (v := f.gauges[at]) == v] for at in columns)
+            known = self._gauges[columns] = [values for values in each if values]
+        return known
+
+    def points(self, columns: Sequence[int]) -> list[list[tuple[float, float]]]:
+        """(time, value) of each gauge column, oldest first; no column without any."""
+        each = (
+            [(f.t_s, value) for f in self.frames if (value := f.gauges[at]) == value]
+            for at in columns
+        )
+        return [points for points in each if points]
 
 
 def elapsed_s(from_s: float, to_s: float) -> float:

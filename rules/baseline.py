@@ -7,10 +7,10 @@ that neighbouring windows that share most of their observations do not count as 
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 
 SAMPLES_MAX = 240
 """Half windows that are remembered: two hours of quiet at the default window of 60 s."""
@@ -46,18 +46,41 @@ DRIFTS = (
 """Derived signals: the value now over its own baseline."""
 
 
+class Samples:
+    """The newest values of one signal, kept in order as well: their median costs no sorting."""
+
+    def __init__(self) -> None:
+        self._newest: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def add(self, value: float) -> None:
+        """Take a number; the oldest one goes where there are too many."""
+        if len(self._newest) == SAMPLES_MAX:
+            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
+        self._newest.append(value)
+        insort(self._ordered, value)
+
+    def median(self) -> float:
+        """The median of at least one value."""
+        ordered, half = self._ordered, len(self._ordered) // 2
+        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
 @dataclass(slots=True)
 class Baseline:
     """Quiet values of one engine."""
 
     spacing_s: float
-    _samples: dict[str, deque[float]]
+    _samples: dict[str, Samples]
     _last_s: float
     _medians: dict[str, float]
 
     def __init__(self, *, window_s: float) -> None:
         self.spacing_s = window_s / 2
-        self._samples = {key: deque(maxlen=SAMPLES_MAX) for key in TRACKED}
+        self._samples = {key: Samples() for key in TRACKED}
         self._last_s = float("-inf")
         self._medians = {}
 
@@ -68,10 +91,10 @@ class Baseline:
         self._last_s = now_s
         for key, samples in self._samples.items():
             value = values.get(key)
-            if value is not None:
-                samples.append(value)
+            if value is not None and value == value:
+                samples.add(value)
                 if len(samples) >= SAMPLES_MIN:
-                    self._medians[key] = median(samples)
+                    self._medians[key] = samples.median()
 
     def get(self, key: str) -> float | None:
         """The quiet median of a signal; None before there is one."""

@@ -90,12 +90,12 @@ class Rule:
         """The worst severity whose bound the value crosses; `relax` moves the bounds back by a
         share."""
         worst = Severity.OK
+        if value <= 0 and not self.below:
+            return worst
         for bound in self.bounds:
             margin = abs(bound.threshold) * relax
             crossed = (
-                value < bound.threshold + margin
-                if self.below
-                else value > bound.threshold - margin and value > 0
+                value < bound.threshold + margin if self.below else value > bound.threshold - margin
             )
             if crossed:
                 worst = max(worst, bound.severity)

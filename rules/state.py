@@ -72,9 +72,10 @@ class RuleState:
             if not idle or rule.signal in notes:
                 return self._unknown((), notes.get(rule.signal, NO_OBSERVATION))
             return self._settle(now_s, Severity.OK, Severity.OK, value)
-        return self._settle(
-            now_s, rule.level(value), rule.level(value, relax=rule.clear_ratio), value
-        )
+        level = rule.level(value)
+        # The relaxed bounds matter to a state that has begun.
+        relaxed = rule.level(value, relax=rule.clear_ratio) if self._active else level
+        return self._settle(now_s, level, relaxed, value)
 
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
         return Finding(self.rule, UNKNOWN, Severity.OK, None, None, lacking, note)

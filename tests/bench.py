@@ -5,8 +5,6 @@ CPU times are medians over repeats of the process's own clock; wall times are me
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import resource
 import shutil
@@ -15,14 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.agent.source import TargetStream
-from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
+from kneewatch.collector.captures.entries import Entry
 from kneewatch.collector.exposition.parser import Limits, PageParser
 from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
@@ -36,6 +35,9 @@ CYCLES = 80
 TURNS = 30
 FRESH_PAGES = 5
 """Pages before the first request: some series are not on them yet."""
+
+COUNTED = ("_total", "_sum", "_count", "_bucket")
+"""Ends of the names of counters, histogram parts among them."""
 
 WEEK = 7 * 24 * 3600 // 15
 PROMETHEUS_INTERVAL_S = 0.1
@@ -185,15 +187,41 @@ def replay(what: str, captures: list[Path], pages: int) -> None:
 
 
 def lengthened(recording: Path, long: Path) -> int:
-    """Write a recording's loaded pages over and over, each time later; returns how many."""
-    entries = list(CaptureReader(recording))[FRESH_PAGES:]
-    span_s = entries[-1].t_s - entries[0].t_s + 2
-    with gzip.open(long, "wt", encoding="utf-8") as out:
+    """Write a recording's loaded pages over and over, each time later; returns how many.
+
+    Counters go on from turn to turn, as those of a server that runs for a week do: each turn's
+    stand higher by what the recording adds to them.
+    """
+    scrapes = [(e.t_s, e.body) for e in CaptureReader(recording) if e.body is not None]
+    scrapes = scrapes[FRESH_PAGES:]
+    span_s = scrapes[-1][0] - scrapes[0][0] + 2
+    first, last = (counters(body) for _, body in (scrapes[0], scrapes[-1]))
+    gained = {series: last[series] - value for series, value in first.items()}
+    with CaptureWriter(long) as out:
         for turn in range(TURNS):
-            for entry in entries:
-                row = {"t": entry.t_s + turn * span_s, "status": 200, "body": entry.body}
-                out.write(json.dumps(row) + "\n")
-    return TURNS * len(entries)
+            for t_s, body in scrapes:
+                out.write(Entry(t_s + turn * span_s, raised(body, gained, turn), status=200))
+    return TURNS * len(scrapes)
+
+
+def counters(body: str) -> dict[str, float]:
+    """The page's counters, histogram parts among them, by name and labels as they stand there."""
+    samples = (line.rpartition(" ") for line in body.splitlines() if not line.startswith("#"))
+    return {
+        series: float(value)
+        for series, _, value in samples
+        if series.partition("{")[0].endswith(COUNTED)
+    }
+
+
+def raised(body: str, gained: Mapping[str, float], turns: int) -> str:
+    """The page with its counters higher by what they gain in so many turns."""
+    lines: list[str] = []
+    for line in body.splitlines():
+        series, _, value = line.rpartition(" ")
+        added = turns * gained.get(series, 0.0)
+        lines.append(f"{series} {float(value) + added!r}" if added else line)
+    return "\n".join(lines) + "\n"
 
 
 def wall_s(argv: list[str]) -> float:

@@ -51,12 +51,13 @@ def split_lines(body: str | bytes, content_encoding: str, limits: Limits) -> lis
     """
     raw = body if isinstance(body, str) else decompress(body, content_encoding, limits.body_bytes)
     text = _decode(raw, limits.body_bytes)
-    lines = limits.series * _LINES_PER_SERIES
-    if len(text) > lines and text.count("\n") > lines:
-        raise ExpositionError(f"more than {lines} lines", kind="too_large")
     if "\r" in text:
         text = text.replace("\r\n", "\n")
-    return text.split("\n")
+    lines_max = limits.series * _LINES_PER_SERIES
+    lines = text.split("\n", lines_max + 1)
+    if len(lines) > lines_max + 1:
+        raise ExpositionError(f"more than {lines_max} lines", kind="too_large")
+    return lines
 
 
 def _decode(body: str | bytes, limit_bytes: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.collector.history import History
-from kneewatch.collector.signals.expr import Expr, Gauge, Quantile, Rate
+from kneewatch.collector.signals.expr import Expr, Gauge, Quantile, Rate, Value
 from kneewatch.collector.window import Window
 
 
@@ -42,13 +42,13 @@ class Reading:
 
 
 class SignalSet:
-    """Signals bound to one history: what the pages lack is worked out once a layout, not a
-    scrape."""
+    """Signals of one history: what the pages lack, and where the rest stands, is worked out once a
+    layout, not a scrape."""
 
     def __init__(self, signals: Sequence[Signal], history: History) -> None:
         self._signals, self._history = tuple(signals), history
         self._generation = -1
-        self._known: tuple[Signal, ...] = ()
+        self._known: tuple[tuple[str, Value], ...] = ()
         self._core: tuple[tuple[str, str], ...] = ()
         self._absent: dict[str, None] = {}
         self.missing: dict[str, tuple[str, ...]] = {}
@@ -56,10 +56,8 @@ class SignalSet:
     def read(self, window: Window) -> Reading:
         """Every signal's value on the window."""
         if self._generation != self._history.generation:
-            self._sort()
-        values: dict[str, float | None] = {
-            signal.key: signal.expr.value(window) for signal in self._known
-        }
+            self._bind()
+        values = {key: value(window) for key, value in self._known}
         values.update(self._absent)
         untidy = not self._history.finite
         blank = {
@@ -69,7 +67,7 @@ class SignalSet:
         }
         return Reading(values, {**self.missing, **blank} if blank else self.missing)
 
-    def _sort(self) -> None:
+    def _bind(self) -> None:
         known: list[Signal] = []
         self.missing, self._absent = {}, {}
         for signal in self._signals:
@@ -80,7 +78,7 @@ class SignalSet:
                 self._absent[signal.key] = None
             else:
                 known.append(signal)
-        self._known = tuple(known)
+        self._known = tuple((signal.key, signal.expr.bind(self._history)) for signal in known)
         self._core = tuple(
             (signal.key, signal.expr.metric)
             for signal in known

@@ -1,21 +1,25 @@
 """Signal expressions: each is evaluated on a window and compiled to PromQL, with one meaning. Pure.
 
-An expression's value is a float, or None where the window holds nothing to say: no series, fewer
-than two scrapes, no observation, a division by zero. PromQL says the same by returning no sample.
+An expression is bound to a history's columns once a page layout, and evaluated once a scrape. Its
+value is a float, or None where the window holds nothing to say: no series, fewer than two scrapes,
+no observation, a division by zero. PromQL says the same by returning no sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 from typing import Protocol
 
-from kneewatch.collector.history import Where
+from kneewatch.collector.history import History, Where
 from kneewatch.collector.window import Window
 
 Has = Callable[[str], bool]
 """Whether a metric, by its canonical name, is known."""
+
+Value = Callable[[Window], float | None]
+"""The number at a window's end, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,8 @@ class Dialect:
 class Expr(Protocol):
     """What every expression can do."""
 
-    def value(self, window: Window) -> float | None:
-        """The number at the window's end, or None."""
+    def bind(self, history: History) -> Value:
+        """Its value on windows of a history, for as long as the history knows no new series."""
         ...
 
     def promql(self, dialect: Dialect) -> str | None:
@@ -67,6 +71,20 @@ class Expr(Protocol):
         ...
 
 
+def average(values: Sequence[float]) -> float:
+    """The mean of at least one value."""
+    return sum(values) / len(values)
+
+
+FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "avg": average,
+    "min": min,
+    "max": max,
+    "sum": sum,
+}
+"""PromQL's aggregations by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gauge:
     """The newest scrape's value, summed over an engine's series."""
@@ -74,8 +92,14 @@ class Gauge:
     metric: str
     where: Where = ()
 
-    def value(self, window: Window) -> float | None:
-        return window.gauge(self.metric, self.where)
+    def bind(self, history: History) -> Value:
+        columns = history.gauge_columns(self.metric, self.where)
+
+        def value(window: Window) -> float | None:
+            values = window.newest(columns)
+            return sum(values) if values else None
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         return dialect.sum(dialect.series(self.metric, where=self.where))
@@ -91,15 +115,14 @@ class Across:
     metric: str
     fold: str
 
-    def value(self, window: Window) -> float | None:
-        values = window.gauge_each(self.metric)
-        if not values:
-            return None
-        if self.fold == "max":
-            return max(values)
-        if self.fold == "min":
-            return min(values)
-        return sum(values) / (len(values) if self.fold == "avg" else 1)
+    def bind(self, history: History) -> Value:
+        columns, fold = history.gauge_columns(self.metric), FOLDS[self.fold]
+
+        def value(window: Window) -> float | None:
+            values = window.newest(columns)
+            return fold(values) if values else None
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         return f"{self.fold} by ({', '.join(dialect.by)}) ({dialect.series(self.metric)})"
@@ -119,15 +142,14 @@ class OverTime:
     fold: str
     where: Where = ()
 
-    def value(self, window: Window) -> float | None:
-        series = window.gauge_points(self.metric, self.where)
-        folded = [self._fold([value for _, value in points]) for points in series]
-        return sum(folded) if folded else None
+    def bind(self, history: History) -> Value:
+        columns, fold = history.gauge_columns(self.metric, self.where), FOLDS[self.fold]
 
-    def _fold(self, values: list[float]) -> float:
-        if self.fold == "avg":
-            return sum(values) / len(values)
-        return min(values) if self.fold == "min" else max(values)
+        def value(window: Window) -> float | None:
+            series = window.over_time(columns)
+            return sum(map(fold, series)) if series else None
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         series = dialect.series(self.metric, where=self.where)
@@ -144,10 +166,15 @@ class Slope:
     metric: str
     where: Where = ()
 
-    def value(self, window: Window) -> float | None:
-        each = map(least_squares_slope, window.gauge_points(self.metric, self.where))
-        slopes = [slope for slope in each if slope is not None]
-        return sum(slopes) if slopes else None
+    def bind(self, history: History) -> Value:
+        columns = history.gauge_columns(self.metric, self.where)
+
+        def value(window: Window) -> float | None:
+            each = map(least_squares_slope, window.points(columns))
+            slopes = [slope for slope in each if slope is not None]
+            return sum(slopes) if slopes else None
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         series = dialect.series(self.metric, where=self.where)
@@ -155,6 +182,19 @@ class Slope:
 
     def lacking(self, has: Has) -> tuple[str, ...]:
         return () if has(self.metric) else (self.metric,)
+
+
+def rate_of(columns: tuple[int, ...]) -> Value:
+    """The rate of counter columns, summed. Most metrics have one column: that is the short way."""
+    if len(columns) != 1:
+        return lambda window: window.total_rate(columns)
+    (at,) = columns
+
+    def value(window: Window) -> float | None:
+        rate = window.rates[at]
+        return rate if rate is not None and rate == rate else window.total_rate(columns)
+
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +205,8 @@ class Rate:
     where: Where = ()
     suffix: str = "_total"
 
-    def value(self, window: Window) -> float | None:
-        return window.rate(self.metric, self.where)
+    def bind(self, history: History) -> Value:
+        return rate_of(history.counter_columns(self.metric, self.where))
 
     def promql(self, dialect: Dialect) -> str | None:
         series = dialect.series(self.metric, self.suffix, self.where)
@@ -183,8 +223,8 @@ class PartRate:
     metric: str
     part: str
 
-    def value(self, window: Window) -> float | None:
-        return window.part_rate(self.metric, self.part)
+    def bind(self, history: History) -> Value:
+        return rate_of(history.counter_columns(self.metric, (), self.part))
 
     def promql(self, dialect: Dialect) -> str | None:
         return dialect.sum(f"rate({dialect.series(self.metric, '_' + self.part)}[{dialect.range}])")
@@ -202,12 +242,17 @@ class Ratio:
     under: Expr
     scale: float = 1.0
 
-    def value(self, window: Window) -> float | None:
-        under = self.under.value(window)
-        if under is None or not under > 0:
-            return None
-        over = self.over.value(window)
-        return None if over is None else self.scale * over / under
+    def bind(self, history: History) -> Value:
+        over_of, under_of, scale = self.over.bind(history), self.under.bind(history), self.scale
+
+        def value(window: Window) -> float | None:
+            under = under_of(window)
+            if under is None or not under > 0:
+                return None
+            over = over_of(window)
+            return None if over is None else scale * over / under
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         over, under = self.over.promql(dialect), self.under.promql(dialect)
@@ -226,9 +271,14 @@ class Complement:
 
     of: Expr
 
-    def value(self, window: Window) -> float | None:
-        of = self.of.value(window)
-        return None if of is None else 1 - of
+    def bind(self, history: History) -> Value:
+        bound = self.of.bind(history)
+
+        def value(window: Window) -> float | None:
+            of = bound(window)
+            return None if of is None else 1 - of
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         of = self.of.promql(dialect)
@@ -245,9 +295,14 @@ class Scaled:
     of: Expr
     scale: float
 
-    def value(self, window: Window) -> float | None:
-        of = self.of.value(window)
-        return None if of is None else self.scale * of
+    def bind(self, history: History) -> Value:
+        bound, scale = self.of.bind(history), self.scale
+
+        def value(window: Window) -> float | None:
+            of = bound(window)
+            return None if of is None else scale * of
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         of = self.of.promql(dialect)
@@ -263,12 +318,17 @@ class FirstOf:
 
     options: tuple[Expr, ...]
 
-    def value(self, window: Window) -> float | None:
-        for option in self.options:
-            value = option.value(window)
-            if value is not None:
-                return value
-        return None
+    def bind(self, history: History) -> Value:
+        known = [one.bind(history) for one in self.options if not one.lacking(history.has)]
+
+        def value(window: Window) -> float | None:
+            for option in known:
+                found = option(window)
+                if found is not None:
+                    return found
+            return None
+
+        return known[0] if len(known) == 1 else value
 
     def promql(self, dialect: Dialect) -> str | None:
         parts = [part for option in self.options if (part := option.promql(dialect)) is not None]
@@ -286,9 +346,14 @@ class Quantile:
     metric: str
     q: float
 
-    def value(self, window: Window) -> float | None:
-        buckets = window.buckets(self.metric)
-        return None if buckets is None else buckets.quantile(self.q)
+    def bind(self, history: History) -> Value:
+        metric, q = self.metric, self.q
+
+        def value(window: Window) -> float | None:
+            buckets = window.buckets(metric)
+            return None if buckets is None else buckets.quantile(q)
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         rate = f"rate({dialect.series(self.metric, '_bucket')}[{dialect.range}])"
@@ -306,9 +371,14 @@ class ShareAtMost:
     metric: str
     bound: float
 
-    def value(self, window: Window) -> float | None:
-        buckets = window.buckets(self.metric)
-        return None if buckets is None else buckets.share_at_most(self.bound)
+    def bind(self, history: History) -> Value:
+        metric, bound = self.metric, self.bound
+
+        def value(window: Window) -> float | None:
+            buckets = window.buckets(metric)
+            return None if buckets is None else buckets.share_at_most(bound)
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         below = dialect.series(self.metric, "_bucket", extra=bound_matcher(self.bound))
@@ -320,6 +390,22 @@ class ShareAtMost:
         return () if has(self.metric) else (self.metric,)
 
 
+def number_of_current(
+    history: History, metric: str, read: Callable[[Mapping[str, str]], float | None]
+) -> Value:
+    """What `read` finds in the labels of an info metric's current series, the one with the greatest
+    value."""
+    columns = history.gauge_columns(metric)
+    rows = history.gauges.by_metric.get(metric, ())
+    numbers = {at: read(dict(column.labels)) for column, at in rows}
+
+    def value(window: Window) -> float | None:
+        at = window.current(columns)
+        return None if at is None else numbers[at]
+
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class InfoNumber:
     """A number that a label of an info metric spells."""
@@ -327,10 +413,12 @@ class InfoNumber:
     metric: str
     label: str
 
-    def value(self, window: Window) -> float | None:
-        labels = window.newest_labels(self.metric)
+    def bind(self, history: History) -> Value:
+        return number_of_current(history, self.metric, self._number)
+
+    def _number(self, labels: Mapping[str, str]) -> float | None:
         try:
-            return float(labels[self.label]) if labels else None
+            return float(labels[self.label])
         except (KeyError, ValueError):
             return None
 
@@ -349,9 +437,11 @@ class InfoNames:
     metric: str
     label: str
 
-    def value(self, window: Window) -> float | None:
-        labels = window.newest_labels(self.metric)
-        if labels is None or self.label not in labels:
+    def bind(self, history: History) -> Value:
+        return number_of_current(history, self.metric, self._count)
+
+    def _count(self, labels: Mapping[str, str]) -> float | None:
+        if self.label not in labels:
             return None
         return float(sum(1 for name in labels[self.label].split(",") if name.strip()))
 
@@ -369,9 +459,14 @@ class InfoChanges:
 
     metric: str
 
-    def value(self, window: Window) -> float | None:
-        recent = window.recent_series(self.metric)
-        return None if recent is None else recent / window.range_s
+    def bind(self, history: History) -> Value:
+        columns = history.gauge_columns(self.metric)
+
+        def value(window: Window) -> float | None:
+            reported, since_s = window.newest(columns), window.now_s - window.range_s
+            return sum(t_s > since_s for t_s in reported) / window.range_s if reported else None
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         series, range_s = dialect.series(self.metric), round(dialect.range_s, 3)
@@ -389,9 +484,14 @@ class Product:
     left: Expr
     right: Expr
 
-    def value(self, window: Window) -> float | None:
-        left, right = self.left.value(window), self.right.value(window)
-        return None if left is None or right is None else left * right
+    def bind(self, history: History) -> Value:
+        left_of, right_of = self.left.bind(history), self.right.bind(history)
+
+        def value(window: Window) -> float | None:
+            left, right = left_of(window), right_of(window)
+            return None if left is None or right is None else left * right
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         left, right = self.left.promql(dialect), self.right.promql(dialect)
@@ -407,14 +507,19 @@ class Sum:
 
     parts: tuple[Expr, ...]
 
-    def value(self, window: Window) -> float | None:
-        total = 0.0
-        for part in self.parts:
-            value = part.value(window)
-            if value is None:
-                return None
-            total += value
-        return total
+    def bind(self, history: History) -> Value:
+        parts = [part.bind(history) for part in self.parts]
+
+        def value(window: Window) -> float | None:
+            total = 0.0
+            for part in parts:
+                found = part(window)
+                if found is None:
+                    return None
+                total += found
+            return total
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         parts = [part.promql(dialect) for part in self.parts]
@@ -431,9 +536,14 @@ class Difference:
     left: Expr
     right: Expr
 
-    def value(self, window: Window) -> float | None:
-        left, right = self.left.value(window), self.right.value(window)
-        return None if left is None or right is None else max(0.0, left - right)
+    def bind(self, history: History) -> Value:
+        left_of, right_of = self.left.bind(history), self.right.bind(history)
+
+        def value(window: Window) -> float | None:
+            left, right = left_of(window), right_of(window)
+            return None if left is None or right is None else max(0.0, left - right)
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         left, right = self.left.promql(dialect), self.right.promql(dialect)
@@ -449,9 +559,14 @@ class Positive:
 
     of: Expr
 
-    def value(self, window: Window) -> float | None:
-        of = self.of.value(window)
-        return of if of is not None and of > 0 else None
+    def bind(self, history: History) -> Value:
+        bound = self.of.bind(history)
+
+        def value(window: Window) -> float | None:
+            of = bound(window)
+            return of if of is not None and of > 0 else None
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         of = self.of.promql(dialect)
@@ -488,12 +603,18 @@ class SlowTimeShare:
     metric: str
     edges: tuple[float, ...]
 
-    def value(self, window: Window) -> float | None:
-        buckets, total_s = window.buckets(self.metric), window.part_rate(self.metric, "sum")
-        if buckets is None or total_s is None or not total_s > 0:
-            return None
-        above = ((weight, buckets.above_per_s(edge)) for weight, edge in self._weights())
-        return sum(weight * (per_s or 0.0) for weight, per_s in above) / total_s
+    def bind(self, history: History) -> Value:
+        metric, weights = self.metric, self._weights()
+        total_of = PartRate(metric, "sum").bind(history)
+
+        def value(window: Window) -> float | None:
+            buckets, total_s = window.buckets(metric), total_of(window)
+            if buckets is None or total_s is None or not total_s > 0:
+                return None
+            above = [weight * (buckets.above_per_s(edge) or 0.0) for weight, edge in weights]
+            return sum(above) / total_s
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         count = PartRate(self.metric, "count").promql(dialect)
@@ -523,9 +644,14 @@ class AboveRate:
     metric: str
     bound: float
 
-    def value(self, window: Window) -> float | None:
-        buckets = window.buckets(self.metric)
-        return None if buckets is None else buckets.above_per_s(self.bound)
+    def bind(self, history: History) -> Value:
+        metric, bound = self.metric, self.bound
+
+        def value(window: Window) -> float | None:
+            buckets = window.buckets(metric)
+            return None if buckets is None else buckets.above_per_s(bound)
+
+        return value
 
     def promql(self, dialect: Dialect) -> str | None:
         count = PartRate(self.metric, "count").promql(dialect)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from kneewatch.collector.history import FRAMES_MAX, History
+from kneewatch.collector.signals.expr import Gauge
 from kneewatch.collector.window import Window
 from tests.collector.histories import Handmade, Scraped
 from tests.collector.name_pages import recorded
@@ -239,12 +240,13 @@ def test_a_series_that_vanished_is_told_from_one_that_is_there() -> None:
     assert not any(map(history.shows, ("early", "gauge", "histogram", "never")))
     assert all(map(history.has, ("always", "early", "gauge", "histogram")))
     newest = Window(history, now_s=20.0, range_s=10.0)
-    assert newest.gauge("gauge") is None
+    gauge = Gauge("gauge").bind(history)
+    assert gauge(newest) is None
     assert newest.rate("early") is None
     assert rate(history, "early", range_s=20.0) == pytest.approx(1.0), "what the window still holds"
     handmade.take(30.0, {"always": 30.0, "early": 30.0}, {"gauge": 2.0})
     assert history.shows("early")
-    assert Window(history, now_s=30.0, range_s=10.0).gauge("gauge") == 2.0
+    assert gauge(Window(history, now_s=30.0, range_s=10.0)) == 2.0
 
 
 def test_the_layout_number_changes_whenever_what_is_known_does() -> None:

@@ -10,6 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kneewatch.collector.signals.expr import (
+    Expr,
+    Gauge,
+    InfoChanges,
+    InfoNames,
+    InfoNumber,
+    OverTime,
+    Rate,
+    Slope,
+)
 from kneewatch.collector.window import HALF_MS_S, LOOKBACK_S, Window, extrapolated_rate
 from tests.collector.histories import Handmade, Scraped
 from tests.collector.name_pages import recorded
@@ -17,6 +27,11 @@ from tests.collector.name_pages import recorded
 INF = math.inf
 BOUNDS = (0.1, 0.5, 2.5, INF)
 START_S = 1_795_000_000.0
+
+
+def value(expr: Expr, window: Window) -> float | None:
+    """An expression's value, bound anew."""
+    return expr.bind(window.history)(window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +107,7 @@ def test_a_window_equals_the_rate_of_the_raw_points(
 
     for name in "ab":
         assert window.rate(name) == pytest.approx(expected(name))
+        assert value(Rate(name), window) == window.rate(name)
     buckets = window.buckets("histogram")
     rates = [expected(repr(bound)) for bound in BOUNDS]
     if buckets is None:
@@ -100,6 +116,8 @@ def test_a_window_equals_the_rate_of_the_raw_points(
         assert buckets.bounds == BOUNDS
         assert list(buckets.rates_per_s) == pytest.approx(rates)
         assert window.part_rate("histogram", "count") == pytest.approx(rates[-1])
+    for at, rate in enumerate(window.rates):
+        assert rate is None or rate == window.total_rate((at,)), "all at once as one by one"
 
 
 @settings(max_examples=100, deadline=None)
@@ -136,6 +154,25 @@ def test_rates_worked_by_hand(
     points: list[tuple[float, float]], now_s: float, range_s: float, expected: float | None
 ) -> None:
     assert extrapolated_rate(points, now_s=now_s, range_s=range_s) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        pytest.param((math.nan, 5.0), None, id="NaN at first"),
+        pytest.param((5.0, math.nan), None, id="NaN at last"),
+        pytest.param((math.nan, math.nan), None, id="NaN throughout"),
+        pytest.param((INF, INF), None, id="infinite throughout"),
+        pytest.param((-5.0, -5.0), 0.0, id="negative and at rest"),
+    ],
+)
+def test_what_no_counter_shows(shown: tuple[float, float], expected: float | None) -> None:
+    handmade = Handmade()
+    for number, count in enumerate(shown):
+        handmade.take(10.0 * number, {"a": count, "b": 10.0 * number + 100})
+    window = Window(handmade.history, now_s=10.0, range_s=10.0)
+    assert value(Rate("a"), window) == window.rate("a") == expected
+    assert value(Rate("b"), window) == window.rate("b") == 1.0
 
 
 def test_series_of_one_metric_are_summed_or_picked_by_label() -> None:
@@ -185,7 +222,7 @@ def test_fewer_than_two_scrapes_give_no_rate(scrapes: int) -> None:
     assert window.rate("a") is None
     assert window.part_rate("histogram", "count") is None
     assert window.buckets("histogram") is None
-    assert window.gauge("g") == (2.0 if scrapes else None)
+    assert value(Gauge("g"), window) == (2.0 if scrapes else None)
 
 
 # Gauges
@@ -193,26 +230,31 @@ def test_fewer_than_two_scrapes_give_no_rate(scrapes: int) -> None:
 
 def test_a_gauge_is_what_the_newest_scrape_says() -> None:
     handmade = Handmade()
-    for t_s, value in ((0.0, 5.0), (10.0, 7.0), (20.0, math.nan)):
-        handmade.take(t_s, gauges={"g": value})
+    for t_s, shown in ((0.0, 5.0), (10.0, 7.0), (20.0, math.nan)):
+        handmade.take(t_s, gauges={"g": shown})
     history = handmade.history
-    assert Window(history, now_s=9.0, range_s=60.0).gauge("g") == 5.0
-    assert Window(history, now_s=19.0, range_s=60.0).gauge("g") == 7.0
-    last = Window(history, now_s=20.0, range_s=60.0)
-    assert last.gauge("g") is None, "NaN is no value, and an older value is none either"
-    assert last.gauge_each("g") == []
-    assert last.gauge_points("g") == [[(0.0, 5.0), (10.0, 7.0)]]
-    assert Window(history, now_s=20.0, range_s=15.0).gauge_points("g") == [[(10.0, 7.0)]]
-    assert last.gauge("nonsense") is None
-    assert last.gauge_points("nonsense") == []
+    columns = history.gauge_columns("g")
+    assert value(Gauge("g"), Window(history, now_s=9.0, range_s=60.0)) == 5.0
+    assert value(Gauge("g"), Window(history, now_s=19.0, range_s=60.0)) == 7.0
+    last, short = (Window(history, now_s=20.0, range_s=range_s) for range_s in (60.0, 15.0))
+    assert value(Gauge("g"), last) is None, "NaN is no value, and an older value is none either"
+    assert last.newest(columns) == []
+    assert last.points(columns) == [[(0.0, 5.0), (10.0, 7.0)]]
+    assert last.over_time(columns) == [[5.0, 7.0]]
+    assert short.points(columns) == [[(10.0, 7.0)]]
+    assert short.over_time(columns) == [[7.0]]
+    assert value(Gauge("nonsense"), last) is None
+    assert value(OverTime("nonsense", "max"), last) is None
+    assert value(Slope("nonsense"), last) is None
 
 
 def test_a_gauge_grows_stale() -> None:
     handmade = Handmade()
     handmade.take(1_000.0, gauges={"g": 5.0})
     still = Window(handmade.history, now_s=1_000.0 + LOOKBACK_S - 1, range_s=60.0)
-    assert still.gauge("g") == 5.0
-    assert Window(handmade.history, now_s=1_000.0 + LOOKBACK_S, range_s=60.0).gauge("g") is None
+    assert value(Gauge("g"), still) == 5.0
+    stale = Window(handmade.history, now_s=1_000.0 + LOOKBACK_S, range_s=60.0)
+    assert value(Gauge("g"), stale) is None
 
 
 def test_the_series_of_a_gauge_are_summed_or_picked_by_label() -> None:
@@ -222,20 +264,25 @@ def test_the_series_of_a_gauge_are_summed_or_picked_by_label() -> None:
     scraped.take(0.0, deferred.replace('reason="capacity"} 0.0', 'reason="capacity"} 4.0'))
     window = Window(scraped.history, now_s=0.0, range_s=60.0)
     by_reason = "num_requests_waiting_by_reason"
-    assert window.gauge(by_reason) == 7.0
-    assert sorted(window.gauge_each(by_reason)) == [3.0, 4.0]
-    assert window.gauge(by_reason, (("reason", "deferred"),)) == 3.0
-    assert window.gauge(by_reason, (("reason", "nonsense"),)) is None
+    assert value(Gauge(by_reason), window) == 7.0
+    assert sorted(window.newest(scraped.history.gauge_columns(by_reason))) == [3.0, 4.0]
+    assert value(Gauge(by_reason, (("reason", "deferred"),)), window) == 3.0
+    assert value(Gauge(by_reason, (("reason", "nonsense"),)), window) is None
 
 
 def test_of_an_info_metric_the_series_with_the_greatest_value_is_current() -> None:
     scraped = Scraped()
     line = 'vllm:lora_requests_info{{running_lora_adapters="{}",max_lora="2"}} {}\n'
     page = recorded("0.32.0-loaded")
-    rows = "".join(line.format(name, t_s) for name, t_s in (("a", 50), ("b", 90), ("c", 70)))
+    rows = "".join(line.format(name, t_s) for name, t_s in (("a", 50), ("b,d", 90), ("", 70)))
     scraped.take(100.0, page + rows)
     window = Window(scraped.history, now_s=100.0, range_s=40.0)
-    assert (window.newest_labels("lora_requests_info") or {})["running_lora_adapters"] == "b"
-    assert window.recent_series("lora_requests_info") == 2.0
-    assert window.newest_labels("nonsense") is None
-    assert window.recent_series("nonsense") is None
+    info = "lora_requests_info"
+    assert value(InfoNames(info, "running_lora_adapters"), window) == 2.0
+    assert value(InfoNames(info, "nonsense"), window) is None
+    assert value(InfoNumber(info, "max_lora"), window) == 2.0
+    assert value(InfoNumber(info, "running_lora_adapters"), window) is None
+    assert value(InfoNumber(info, "nonsense"), window) is None
+    assert value(InfoChanges(info), window) == 2 / 40
+    assert value(InfoNames("nonsense", "running_lora_adapters"), window) is None
+    assert value(InfoChanges("nonsense"), window) is None

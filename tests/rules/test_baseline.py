@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from statistics import median
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kneewatch.rules.baseline import DRIFTS, SAMPLES_MAX, SAMPLES_MIN, TRACKED, Baseline
 
@@ -39,9 +44,18 @@ def test_it_follows_what_has_been_usual_for_long_enough() -> None:
     assert moved.get("ttft_p99_s") == 4.0
 
 
-def test_an_unknown_value_is_no_sample() -> None:
+@settings(max_examples=50, deadline=None)
+@given(values=st.lists(st.sampled_from((0.0, 0.5, 1.0, 1.5, 7.0, math.inf)), max_size=600))
+def test_it_is_the_median_of_the_newest_samples(values: list[float]) -> None:
+    newest = values[-SAMPLES_MAX:]
+    expected = median(newest) if len(newest) >= SAMPLES_MIN else None
+    assert learned(*values).get("ttft_p99_s") == expected
+
+
+@pytest.mark.parametrize("unknown", [None, math.nan])
+def test_an_unknown_value_is_no_sample(unknown: float | None) -> None:
     baseline = learned(1.0, 3.0)
-    baseline.learn(START_S + 1_000, {"ttft_p99_s": None})
+    baseline.learn(START_S + 1_000, {"ttft_p99_s": unknown})
     assert baseline.get("ttft_p99_s") == 2.0
 
 

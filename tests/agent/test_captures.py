@@ -1,0 +1,73 @@
+"""Recordings read some entries at a time: none is lost, those before an error come first."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent import recording
+from kneewatch.agent.recording import COLLECT_AFTER, HANDFUL, Captures, rare_collections
+from kneewatch.agent.source import TargetStream
+from kneewatch.collector.base import CaptureError
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
+from kneewatch.collector.captures.entries import Entry
+from kneewatch.collector.exposition.parser import Limits
+from kneewatch.diagnose.profile import Profile
+from kneewatch.reports.document import document
+from tests.recordings import CAPTURES
+
+
+def written(path: Path, count: int, *, start_s: float = 0.0) -> str:
+    """A capture of so many scrapes, one a second."""
+    with CaptureWriter(path) as out:
+        for number in range(count):
+            out.write(Entry(start_s + number, f"page {number}"))
+    return str(path)
+
+
+@pytest.mark.parametrize("count", [1, HANDFUL - 1, HANDFUL, HANDFUL + 1, 2 * HANDFUL, 100])
+def test_handfuls_hold_every_entry_in_order(tmp_path: Path, count: int) -> None:
+    paths = [
+        written(tmp_path / "a.jsonl.gz", count),
+        written(tmp_path / "b.jsonl.gz", count, start_s=0.5),
+    ]
+    handfuls = list(Captures(paths).handfuls())
+    assert [numbered for handful in handfuls for numbered in handful] == list(Captures(paths))
+    assert [len(handful) for handful in handfuls[:-1]] == [HANDFUL] * (2 * count // HANDFUL)
+
+
+def test_what_was_read_before_an_error_is_told_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Breaking(CaptureReader):
+        """A reader whose disk fails at its end."""
+
+        def __iter__(self) -> Iterator[Entry]:
+            yield from super().__iter__()
+            raise CaptureError("the disk failed")
+
+    path = written(tmp_path / "a.jsonl.gz", HANDFUL + 3)
+    monkeypatch.setattr(recording, "CaptureReader", Breaking)
+    handfuls = Captures([path]).handfuls()
+    assert len(next(handfuls)) == HANDFUL
+    assert [entry.t_s for _, entry in next(handfuls)] == [HANDFUL + n for n in range(3)]
+    with pytest.raises(CaptureError, match="the disk failed"):
+        next(handfuls)
+
+
+def test_what_is_made_of_a_page_has_no_cycles() -> None:
+    stream = TargetStream("tiny", Profile(window_s=15.0), Limits())
+    entries = list(CaptureReader(CAPTURES / "knee_sweep.jsonl.gz"))
+    usual = gc.get_threshold()
+    with rare_collections():
+        assert gc.get_threshold()[0] == COLLECT_AFTER
+        for entry in entries[:20]:
+            stream.replay(entry)
+        gc.collect()
+        told = [document(diagnosis) for entry in entries[20:] for diagnosis in stream.replay(entry)]
+        assert len(told) == len(entries) - 20
+        assert gc.collect() <= len(told), "nothing that grows by the page"
+    assert gc.get_threshold() == usual

@@ -1,0 +1,116 @@
+"""Signals bound to a history's columns: what appears, vanishes and comes back is taken up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kneewatch.collector.signals.catalogue import Reading, Signal, SignalSet
+from kneewatch.collector.signals.expr import (
+    AboveRate,
+    Complement,
+    Difference,
+    Expr,
+    FirstOf,
+    Gauge,
+    OverTime,
+    Positive,
+    Product,
+    Quantile,
+    Rate,
+    Ratio,
+    Scaled,
+    ShareAtMost,
+    Slope,
+    Sum,
+)
+from kneewatch.collector.window import Window
+from tests.collector.histories import Handmade
+
+BOUNDS = (0.5, 1.0, math.inf)
+SECOND_CHOICE = FirstOf((Rate("late"), Rate("early")))
+KINDS: dict[str, Expr] = {
+    "gauge": Gauge("level"),
+    **{fold: OverTime("level", fold) for fold in ("avg", "min", "max")},
+    "slope": Slope("level"),
+    "rate": Rate("early"),
+    "ratio": Ratio(Rate("late"), Rate("early"), 2.0),
+    "first": SECOND_CHOICE,
+    "median": Quantile("histogram", 0.5),
+    "share": ShareAtMost("histogram", 0.5),
+    "above": AboveRate("histogram", 0.5),
+    "complement": Complement(Gauge("level")),
+    "difference": Difference(Rate("early"), Rate("late")),
+    "product": Product(Rate("early"), Gauge("level")),
+    "sum": Sum((Rate("early"), Scaled(Gauge("level"), 3.0))),
+    "positive": Positive(Rate("late")),
+}
+SIGNALS = tuple(Signal(key, expr, "", "") for key, expr in KINDS.items())
+
+
+class Watched:
+    """A made-up history and signals that were bound when it began."""
+
+    def __init__(self, signals: Sequence[Signal] = SIGNALS) -> None:
+        self.handmade = Handmade(bounds=BOUNDS)
+        self.history = self.handmade.history
+        self._signals = SignalSet(signals, self.history)
+
+    def read(self) -> Reading:
+        """The signals at the newest scrape, over a minute."""
+        return self._signals.read(Window(self.history, now_s=self.history.times[-1], range_s=60.0))
+
+
+def test_an_option_that_appears_takes_over() -> None:
+    watched = Watched([Signal("first", SECOND_CHOICE, "", "")])
+    for t_s in range(0, 70, 10):
+        watched.handmade.take(t_s, {"early": 1.0 * t_s})
+    assert watched.read().values["first"] == 60 / 60
+    for t_s in range(70, 140, 10):
+        watched.handmade.take(t_s, {"early": 1.0 * t_s, "late": 2.0 * t_s})
+    assert watched.read().values["first"] == 120 / 60
+
+
+def test_a_metric_that_never_was_is_missing_and_without_value() -> None:
+    watched = Watched()
+    watched.handmade.take(0.0, {"early": 1.0})
+    reading = watched.read()
+    assert set(reading.values) == set(KINDS)
+    assert reading.values["gauge"] is None
+    assert reading.missing["gauge"] == ("level",)
+    assert "first" not in reading.missing
+
+
+Shown = tuple[float | None, float | None, float | None, int | None]
+
+
+@st.composite
+def pages(draw: st.DrawFn) -> list[Shown]:
+    """Two counters, a gauge and a histogram's step: they grow, fall, say NaN or are gone."""
+    value = st.one_of(st.none(), st.just(math.nan), st.sampled_from((0.0, 0.0, 1.0, 250.0, 1e9)))
+    steps = st.one_of(st.none(), st.integers(0, 5))
+    return draw(st.lists(st.tuples(value, value, value, steps), min_size=1, max_size=12))
+
+
+@settings(max_examples=200, deadline=None)
+@given(shown=pages())
+def test_what_was_bound_early_equals_what_is_bound_anew(shown: list[Shown]) -> None:
+    watched = Watched()
+    buckets = [0.0] * len(BOUNDS)
+    for number, (early, late, level, step) in enumerate(shown):
+        counters = {"early": early, "late": late}
+        buckets = [count + at * (step or 0) for at, count in enumerate(buckets, 1)]
+        watched.handmade.take(
+            5.0 * number,
+            {name: value for name, value in counters.items() if value is not None},
+            {} if level is None else {"level": level},
+            None if step is None else buckets,
+        )
+        values = watched.read().values
+        window = Window(watched.history, now_s=5.0 * number, range_s=60.0)
+        for key, expr in KINDS.items():
+            anew = expr.bind(watched.history)(window)
+            assert values[key] == anew or math.isnan(values[key] or 0.0), key
