@@ -1,0 +1,206 @@
+"""The models that kneewatch knows, and any model from its published configuration. Pure.
+
+An entry of models.json holds the fields of a `config.json` that matter here, where they are from,
+and the published total of parameters, which tests hold against the census.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import cast
+
+from kneewatch.diagnose.catalogue.census import layer_kinds
+from kneewatch.diagnose.catalogue.config import Config, read_config
+from kneewatch.diagnose.catalogue.families import known, refuse_unmodelled
+from kneewatch.diagnose.catalogue.layers import Layers
+from kneewatch.diagnose.catalogue.order import depth
+from kneewatch.diagnose.catalogue.parameters import (
+    Experts,
+    Parameters,
+    expert_census,
+    layer_widths,
+    parameter_census,
+)
+from kneewatch.diagnose.catalogue.quantization import checkpoint_scheme
+from kneewatch.diagnose.catalogue.vision import vision_parameters
+from kneewatch.diagnose.sizing.inputs import SizingError
+
+# Zamba 2 shares its attention blocks and adapts them with low ranks.
+_UNCOUNTED = frozenset({"zamba2"})
+# vLLM applies no factor to Gemma's stated length, which has it already.
+_ALREADY_STRETCHED = ("gemma3", "gemma4")
+_LARGEST_FACTOR = 1024.0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model: what its layers keep, how many parameters of which kind, and where that is from.
+
+    `parameters` is None where the source does not say enough to count them: then the weights must
+    be stated. `quantization` is the checkpoint's own scheme (a key of
+    `catalogue.quantization.SCHEMES`), `dtype_bytes` the width of what is not quantized. `notes`
+    say what was assumed.
+    """
+
+    id: str
+    source: str
+    layers: tuple[Layers, ...]
+    parameters: Parameters | None
+    experts: Experts
+    depth: int
+    hidden_size: int
+    attention_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_context_tokens: int
+    quantization: str
+    multimodal: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def active_parameters(self) -> float | None:
+        """Parameters that one token passes through, its embedding row and the towers left out."""
+        parameters = self.parameters
+        if parameters is None:
+            return None
+        idle = 0.0
+        if self.experts.count:
+            idle = parameters.experts * (1 - self.experts.per_token / self.experts.count)
+        # A tied output projection is the embedding table, read at every step.
+        head = 0.0 if parameters.head else parameters.embedding
+        return parameters.total - parameters.embedding - parameters.vision - idle + head
+
+
+@cache
+def _entries() -> Mapping[str, Mapping[str, object]]:
+    text = files("kneewatch.diagnose.catalogue").joinpath("models.json").read_text("utf-8")
+    return cast("Mapping[str, Mapping[str, object]]", json.loads(text))
+
+
+def model_ids() -> tuple[str, ...]:
+    """The ids of the catalogue, sorted."""
+    return tuple(sorted(_entries(), key=str.lower))
+
+
+def model(name: str) -> Model:
+    """The catalogue's model of that id; case and a missing organisation are forgiven.
+
+    Raises:
+        SizingError: no such model, or several; the message lists the nearest.
+    """
+    wanted = name.lower()
+    exact = [key for key in _entries() if key.lower() == wanted]
+    found = exact or [key for key in _entries() if key.lower().split("/")[-1] == wanted]
+    if len(found) == 1:
+        return _from_entry(found[0])
+    ids = list(_entries())
+    nearest = found or difflib.get_close_matches(name, ids, n=5, cutoff=0.5)
+    trouble = "is not unique" if found else "is not in the catalogue"
+    raise SizingError(
+        f"model {name!r} {trouble}; give a catalogue id or the path of its config.json",
+        name="model",
+        choices=nearest,
+    )
+
+
+@cache
+def _from_entry(key: str) -> Model:
+    entry = _entries()[key]
+    base = entry.get("base")
+    described = {**_entries()[str(base)], **entry} if base is not None else entry
+    return _model(
+        read_config(key, described["config"]),
+        source=str(described["source"]),
+        vision=float(cast("float", described.get("vision_parameters", 0.0))),
+        quantization=str(described.get("quantization", "bf16")),
+        notes=tuple(cast("list[str]", described.get("notes", []))),
+    )
+
+
+def model_from_config(name: str, document: object) -> Model:
+    """A model from the parsed JSON of its `config.json`.
+
+    Raises:
+        SizingError: an architecture that is not modelled, or a field that is missing or wrong.
+    """
+    config = read_config(name, document)
+    refuse_unmodelled(config)
+    vision = vision_parameters(config)
+    notes: list[str] = []
+    if not known(config):
+        family = config.model_type or "its model_type"
+        notes.append(f"{family} is not known here: counted as a decoder of Llama's kind")
+    if config.multimodal and (vision is None or "audio_config" in config.outer):
+        notes.append("vision and audio towers are not counted in the weights; state --weights-gib")
+    elif vision is not None:
+        notes.append("the vision tower is counted by its configuration, within some percent")
+    return _model(
+        config,
+        source=name,
+        vision=vision or 0.0,
+        quantization=checkpoint_scheme(config),
+        notes=tuple(notes),
+    )
+
+
+def _model(
+    config: Config, *, source: str, vision: float, quantization: str, notes: tuple[str, ...]
+) -> Model:
+    # What cannot be modelled is said before anything that is missing.
+    layers = layer_kinds(config)
+    experts = Experts()
+    parameters = None
+    uneven = config.model_type in _UNCOUNTED or config.has("num_attention_heads_per_layer")
+    if config.has("hidden_size") and not uneven:
+        experts = expert_census(config)
+        parameters = parameter_census(config, experts=experts, vision=vision)
+    elif config.has("num_experts_per_tok"):
+        experts = expert_census(config)
+    if parameters is None:
+        notes = (*notes, "the parameters cannot be counted; state --weights-gib")
+    if config.model_type == "mllama":
+        notes = (*notes, "cross-attention layers take KV pages, as vLLM's V0 has it; V1 has none")
+    return Model(
+        id=config.name,
+        source=source,
+        layers=layers,
+        parameters=parameters,
+        experts=experts,
+        depth=depth(config),
+        hidden_size=config.count("hidden_size", default=0),
+        attention_heads=config.count("num_attention_heads", default=0),
+        intermediate_size=_intermediate_size(config),
+        vocab_size=config.count("vocab_size", default=0),
+        max_context_tokens=_max_context_tokens(config),
+        quantization=quantization,
+        multimodal=config.multimodal or vision > 0,
+        notes=notes,
+    )
+
+
+def _intermediate_size(config: Config) -> int:
+    if isinstance(config.fields.get("intermediate_size"), list):
+        return max(layer_widths(config))
+    return config.count("intermediate_size", "moe_intermediate_size", default=0)
+
+
+def _max_context_tokens(config: Config) -> int:
+    """The longest context that vLLM derives: YaRN and linear scaling stretch what is stated."""
+    stated = config.count("max_position_embeddings", default=0)
+    scaling = config.section("rope_scaling") or config.section("rope_parameters")
+    if scaling is None or config.model_type.startswith(_ALREADY_STRETCHED):
+        return stated
+    kind = scaling.fields.get("rope_type") or scaling.fields.get("type")
+    factor = scaling.fields.get("factor")
+    if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, int | float):
+        return stated
+    if not 1 <= factor < _LARGEST_FACTOR:
+        raise scaling.wrong("factor", factor, f"a number from 1 to {_LARGEST_FACTOR:g}")
+    if kind == "yarn":
+        stated = scaling.count("original_max_position_embeddings", default=stated)
+    return int(stated * factor)

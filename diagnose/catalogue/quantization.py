@@ -1,0 +1,213 @@
+"""How many bits a parameter takes under a quantization, and what stays in 16 bit. Pure.
+
+Embeddings, the output projection, norms, routers and vision towers stay in 16 bit under every
+scheme here, as published checkpoints have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kneewatch.diagnose.catalogue.config import Config
+from kneewatch.diagnose.sizing.inputs import SizingError
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """Bits a parameter, scales and zero points included, by where it sits.
+
+    `attention_bits` None means as `linear_bits` in a dense model and 16 in a mixture of experts.
+    `compute` is the arithmetic it runs in: bf16, fp8 or fp4.
+    """
+
+    id: str
+    linear_bits: float
+    expert_bits: float
+    attention_bits: float | None
+    compute: str
+    source: str
+
+
+_GROUP_128 = 4 + (16 + 4) / 128
+_GROUP_32 = 4 + 16 / 32
+
+SCHEMES: Mapping[str, Scheme] = {
+    scheme.id: scheme
+    for scheme in (
+        Scheme("bf16", 16, 16, 16, "bf16", "IEEE and bfloat16: two bytes"),
+        Scheme("fp16", 16, 16, 16, "bf16", "IEEE and bfloat16: two bytes"),
+        Scheme("fp8", 8, 8, 8, "fp8", "guide 4.2; E4M3 with scales a channel or a 128x128 block"),
+        Scheme("int8", 8, 8, 8, "bf16", "guide 4.2; W8A8 or W8A16 with scales a channel"),
+        Scheme("awq", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "AWQ: groups of 128"),
+        Scheme("gptq", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "GPTQ: groups of 128"),
+        Scheme("int4", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "W4A16: groups of 128"),
+        Scheme("int4-experts", 16, _GROUP_32, 16, "bf16", "Kimi K2: experts only, groups of 32"),
+        Scheme("mxfp4", 16, 4.25, 16, "bf16", "OCP MX: 4 bit, one scale byte for 32; experts only"),
+        Scheme("nvfp4", 4.5, 4.5, None, "fp4", "NVFP4: 4 bit, one scale byte for 16"),
+        Scheme("bitsandbytes", 4.13, 4.13, 4.13, "bf16", "NF4 with double quantization"),
+    )
+}
+
+_ALIASES = {
+    "none": "bf16",
+    "auto": "bf16",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp8-dynamic": "fp8",
+    "fp8_e4m3": "fp8",
+    "w8a8": "int8",
+    "w4a16": "int4",
+    "awq-4bit": "awq",
+    "awq_marlin": "awq",
+    "gptq-4bit": "gptq",
+    "gptq_marlin": "gptq",
+    "fp4": "nvfp4",
+    "fbgemm_fp8": "fp8",
+    "gpt_oss_mxfp4": "mxfp4",
+    "modelopt": "fp8",
+    "modelopt_fp4": "nvfp4",
+    "bitsandbytes-4bit": "bitsandbytes",
+    "bnb": "bitsandbytes",
+    "nf4": "bitsandbytes",
+}
+
+
+def scheme(name: str) -> Scheme:
+    """The scheme of that id, under vLLM's and other usual names too.
+
+    Raises:
+        SizingError: an unknown name; the choices are listed.
+    """
+    key = name.lower()
+    found = SCHEMES.get(_ALIASES.get(key, key))
+    if found is None:
+        raise SizingError(
+            f"quantization {name!r} is not known", name="quantization", choices=tuple(SCHEMES)
+        )
+    return found
+
+
+def checkpoint_scheme(config: Config) -> str:
+    """The id of the scheme that a configuration's own quantization section names.
+
+    Raises:
+        SizingError: it names one that is not modelled.
+    """
+    section = config.quantization()
+    if section is None:
+        return "bf16"
+    # What ModelOpt writes to hf_quant_config.json stands one level deeper.
+    nested = section.section("quantization")
+    section = nested if nested is not None else section
+    method = section.word("quant_method").lower()
+    if not method and section.has("quant_algo"):
+        method = "modelopt"
+    reader = _READERS.get(method)
+    if reader is not None:
+        return reader(section)
+    named = _ALIASES.get(method, method)
+    if named not in SCHEMES:
+        raise _not_modelled(section, f"quant_method {method!r}")
+    return named
+
+
+def _weight_bits(section: Config) -> str:
+    """GPTQ and AWQ: 4 bit or 8."""
+    method = section.word("quant_method").lower()
+    bits = section.count("bits", "w_bit", default=4)
+    if bits not in _WHOLE_BITS:
+        raise _not_modelled(section, f"{method} of {bits} bits")
+    # The scales of a group weigh a little; those of 128 and more are what the scheme counts.
+    return _WHOLE_BITS[bits] or method
+
+
+def _bitsandbytes(section: Config) -> str:
+    if section.flag("load_in_8bit", default=False):
+        return "int8"
+    if section.flag("load_in_4bit", default=False) or section.has("bnb_4bit_quant_type"):
+        return "bitsandbytes"
+    raise _not_modelled(section, "bitsandbytes without load_in_4bit or load_in_8bit")
+
+
+def _modelopt(section: Config) -> str:
+    algorithm = section.word("quant_algo", default="FP8").upper()
+    found = _MODELOPT.get(algorithm)
+    if found is None:
+        raise _not_modelled(section, f"quant_algo {algorithm!r}")
+    return found
+
+
+def _quark(section: Config) -> str:
+    whole = section.section("global_quant_config")
+    weight = whole.section("weight") if whole is not None else None
+    dtype = weight.word("dtype") if weight is not None else ""
+    found = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int8": "int8"}.get(dtype)
+    if found is None:
+        raise _not_modelled(section, f"quark weights of dtype {dtype!r}")
+    return found
+
+
+def _compressed_tensors(section: Config) -> str:
+    groups = section.section("config_groups")
+    if groups is None or not groups.fields:
+        raise _not_modelled(section, "a section without config_groups")
+    found = {_group_scheme(section, groups, key) for key in groups.fields}
+    if len(found) > 1:
+        raise _not_modelled(section, f"groups of {' and '.join(sorted(found))} side by side")
+    name = found.pop()
+    # Kimi K2 leaves attention alone and quantizes the experts.
+    experts_only = any("self_attn" in word for word in section.words("ignore"))
+    return "int4-experts" if name == "int4" and experts_only else name
+
+
+def _group_scheme(section: Config, groups: Config, key: str) -> str:
+    group = groups.section(key)
+    weights = group.section("weights") if group is not None else None
+    if weights is None:
+        raise _not_modelled(section, f"config_groups {key} without weights")
+    kind, bits = weights.word("type", default="int"), weights.count("num_bits", default=0)
+    found = _COMPRESSED.get((kind, bits))
+    if found is None:
+        raise _not_modelled(section, f"weights of {bits} bit {kind}")
+    # Floats of 4 bit come with scales for 16 (NVFP4) or for 32 (MXFP4).
+    wide = found == "nvfp4" and weights.count("group_size", default=16) == _MX_GROUP
+    return "mxfp4" if wide else found
+
+
+def _not_modelled(section: Config, what: str) -> SizingError:
+    return SizingError(
+        f"{section.name}: {what} is not modelled; state --quantization",
+        name="quantization",
+        choices=tuple(SCHEMES),
+    )
+
+
+_MX_GROUP = 32
+_WHOLE_BITS = {4: "", 8: "int8"}
+_MODELOPT = {
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PB_WO": "fp8",
+    "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4",
+    "W4A16_AWQ": "awq",
+    "W4A16_NVFP4": "nvfp4",
+    "INT8_SQ": "int8",
+}
+_COMPRESSED = {
+    ("float", 8): "fp8",
+    ("float", 4): "nvfp4",
+    ("int", 8): "int8",
+    ("int", 4): "int4",
+}
+_READERS: Mapping[str, Callable[[Config], str]] = {
+    "awq": _weight_bits,
+    "gptq": _weight_bits,
+    "bitsandbytes": _bitsandbytes,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "quark": _quark,
+    "compressed-tensors": _compressed_tensors,
+}

@@ -1,0 +1,349 @@
+"""Which layers keep what: published configurations in, the shapes that vLLM allocates out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kneewatch.diagnose.catalogue.layers import (
+    FullAttention,
+    LatentAttention,
+    LayerKind,
+    Recurrent,
+    SlidingAttention,
+)
+from kneewatch.diagnose.catalogue.models import model, model_from_config
+from kneewatch.diagnose.sizing.inputs import SizingError
+from tests.diagnose.catalogue.configurations import (
+    BAMBA,
+    DEEPSEEK_V3,
+    FALCON_H1,
+    GEMMA_3N,
+    GRANITE_H_SMALL,
+    JAMBA,
+    LFM2,
+    MINIMAX,
+    QWEN3_NEXT,
+    ZAMBA2,
+    llama,
+)
+
+FULL_128 = FullAttention(8, 128, 128)
+
+
+def kept(document: dict[str, Any]) -> dict[LayerKind, int]:
+    """How many layers of which kind a configuration has."""
+    layers = model_from_config("m", document).layers
+    assert len({part.kind for part in layers}) == len(layers)
+    return {part.kind: part.count for part in layers}
+
+
+# Shapes: MambaStateShapeCalculator of vllm/model_executor/layers/mamba/mamba_utils.py, 0.32.
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        pytest.param(llama(), {FULL_128: 32}, id="llama: 32 full, 4096/32 a head"),
+        pytest.param(
+            GRANITE_H_SMALL,
+            {
+                Recurrent((128 * 64 + 2 * 128) * 3, 128 * 64 * 128, 2.0): 36,
+                FULL_128: 4,
+            },
+            id="granite hybrid: 36 Mamba2, 4 full",
+        ),
+        pytest.param(
+            BAMBA,
+            {Recurrent((8192 + 2 * 128) * 3, 8192 * 128, 2.0): 29, FULL_128: 3},
+            id="bamba: auto head is 2*4096/128",
+        ),
+        pytest.param(
+            FALCON_H1,
+            {
+                FullAttention(4, 128, 128): 72,
+                Recurrent((4096 + 2 * 2 * 256) * 3, 4096 * 256, 2.0): 72,
+            },
+            id="falcon h1: both in each of 72",
+        ),
+        pytest.param(
+            JAMBA,
+            {Recurrent(8192 * 3, 8192 * 16, 2.0): 28, FULL_128: 4},
+            id="jamba: Mamba1, full at 4, 12, 20, 28",
+        ),
+        pytest.param(
+            ZAMBA2,
+            {
+                Recurrent((5120 + 2 * 64) * 3, 5120 * 64, 2.0): 54,
+                FullAttention(32, 160, 160): 9,
+            },
+            id="zamba2: Mamba2 in all 54, attention before 9",
+        ),
+        pytest.param(
+            LFM2,
+            {Recurrent(2048 * 2, 0, 2.0): 10, FullAttention(8, 64, 64): 6},
+            id="lfm2: short convolutions of 3",
+        ),
+        pytest.param(
+            MINIMAX,
+            {Recurrent(0, 64 * 128 * 128, 2.0): 70, FULL_128: 10},
+            id="minimax: lightning 7 of 8",
+        ),
+        pytest.param(
+            QWEN3_NEXT,
+            {
+                Recurrent((2 * 2048 + 4096) * 3, 32 * 128 * 128, 2.0): 36,
+                FullAttention(2, 256, 256): 12,
+            },
+            id="qwen3-next: full every 4th",
+        ),
+        pytest.param(
+            DEEPSEEK_V3,
+            {LatentAttention(512, 64, 0): 61},
+            id="deepseek v3: 61 latent, the draft head not counted",
+        ),
+        pytest.param(
+            {
+                **DEEPSEEK_V3,
+                "model_type": "deepseek_v32",
+                "index_head_dim": 128,
+                "index_n_heads": 64,
+            },
+            {LatentAttention(512, 64, 128): 61},
+            id="deepseek v3.2: with an indexer",
+        ),
+        pytest.param(
+            llama(
+                model_type="kimi_linear",
+                num_hidden_layers=4,
+                layer_types=["linear_attention"] * 3 + ["full_attention"],
+                linear_num_heads=32,
+                linear_head_dim=128,
+                linear_conv_kernel_dim=4,
+                kv_lora_rank=512,
+                qk_rope_head_dim=64,
+                qk_nope_head_dim=128,
+                v_head_dim=128,
+            ),
+            {Recurrent(3 * 4096 * 3, 4096 * 128, 4.0): 3, LatentAttention(512, 64): 1},
+            id="kimi linear: state in 32 bit",
+        ),
+        pytest.param(
+            llama(
+                model_type="nemotron_h",
+                num_hidden_layers=...,
+                layers_block_type=["mamba", "moe", "attention", "mlp"],
+                mamba_num_heads=64,
+                mamba_head_dim=64,
+                ssm_state_size=128,
+                n_groups=8,
+                conv_kernel=4,
+                mamba_ssm_cache_dtype="float32",
+            ),
+            {Recurrent((4096 + 2 * 8 * 128) * 3, 4096 * 128, 4.0): 1, FULL_128: 1},
+            id="nemotron-h: as many layers as are listed",
+        ),
+        pytest.param(
+            GEMMA_3N,
+            {SlidingAttention(2, 256, 256, 512): 16, FullAttention(2, 256, 256): 4},
+            id="gemma 3n: 30 layers, the last 10 read the cache of earlier ones",
+        ),
+    ],
+)
+def test_kept_by_layer(document: dict[str, Any], expected: dict[LayerKind, int]) -> None:
+    assert kept(document) == expected
+
+
+SLIDING_4096 = SlidingAttention(8, 128, 128, 4096)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sliding"),
+    [
+        pytest.param({"model_type": "mistral"}, 32, id="mistral: all"),
+        pytest.param({"model_type": "mistral", "sliding_window": None}, 0, id="mistral: null"),
+        pytest.param({"model_type": "qwen2"}, 0, id="qwen2: not switched on"),
+        pytest.param(
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 20},
+            12,
+            id="qwen2: 32 - 20",
+        ),
+        pytest.param({"model_type": "gemma2"}, 16, id="gemma 2: every 2nd full"),
+        pytest.param({"model_type": "gemma3_text"}, 27, id="gemma 3: every 6th full, 32 - 5"),
+        pytest.param(
+            {"model_type": "cohere2", "sliding_window_pattern": 4}, 24, id="cohere2: 3 of 4"
+        ),
+        pytest.param(
+            {"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, 24, id="exaone: LLLG"
+        ),
+        pytest.param({"model_type": "gpt_oss", "head_dim": 128}, 16, id="gpt-oss: every 2nd full"),
+        pytest.param(
+            {"layer_types": ["sliding_attention"] * 30 + ["full_attention"] * 2},
+            30,
+            id="any: as layer_types say",
+        ),
+        pytest.param(
+            {"model_type": "deepseek_v3", **{k: DEEPSEEK_V3[k] for k in DEEPSEEK_V3 if "_" in k}},
+            0,
+            id="latent attention has no window",
+        ),
+    ],
+)
+def test_sliding_layers(fields: dict[str, Any], sliding: int) -> None:
+    document = llama(**{"sliding_window": 4096, **fields})
+    found = [c for kind, c in kept(document).items() if isinstance(kind, SlidingAttention)]
+
+    assert sum(found) == sliding
+
+
+@pytest.mark.parametrize(
+    ("fields", "heads"),
+    [
+        pytest.param({"num_key_value_heads": 8}, 8, id="grouped"),
+        pytest.param({"num_key_value_heads": ...}, 32, id="none said: as many as queries"),
+        pytest.param(
+            {"model_type": "gpt_bigcode", "num_key_value_heads": ..., "multi_query": True},
+            1,
+            id="multi-query",
+        ),
+        pytest.param(
+            {"model_type": "gpt_bigcode", "num_key_value_heads": ...}, 1, id="its class's default"
+        ),
+        pytest.param(
+            {
+                "model_type": "falcon",
+                "num_key_value_heads": ...,
+                "num_kv_heads": 16,
+                "multi_query": True,
+                "new_decoder_architecture": True,
+            },
+            16,
+            id="falcon 40B means its groups",
+        ),
+        pytest.param(
+            {"model_type": "falcon", "num_key_value_heads": ..., "multi_query": True},
+            1,
+            id="falcon 7B",
+        ),
+        pytest.param(
+            {
+                "model_type": "chatglm",
+                "num_key_value_heads": ...,
+                "multi_query_attention": True,
+                "multi_query_group_num": 2,
+            },
+            2,
+            id="chatglm",
+        ),
+    ],
+)
+def test_key_value_heads(fields: dict[str, Any], heads: int) -> None:
+    assert kept(llama(**fields)) == {FullAttention(heads, 128, 128): 32}
+
+
+def test_older_names_of_the_same_fields() -> None:
+    gpt2 = {
+        "model_type": "gpt2",
+        "n_layer": 12,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
+    found = model_from_config("gpt2", gpt2)
+
+    assert found.layers == model("openai-community/gpt2").layers
+    assert found.parameters == model("openai-community/gpt2").parameters
+    assert (found.depth, found.hidden_size, found.attention_heads) == (12, 768, 12)
+    assert found.max_context_tokens == 1024
+
+
+def test_dbrx_keeps_its_fields_in_parts() -> None:
+    document = {
+        "model_type": "dbrx",
+        "n_layers": 40,
+        "d_model": 6144,
+        "n_heads": 48,
+        "max_seq_len": 32768,
+        "vocab_size": 100352,
+        "attn_config": {"kv_n_heads": 8},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    }
+    found = model_from_config("dbrx", document)
+    listed = model("databricks/dbrx-instruct")
+
+    assert (found.layers, found.parameters) == (listed.layers, listed.parameters)
+    assert (found.experts.count, found.experts.per_token) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        pytest.param(llama(model_type="deepseek_v4"), "compressed attention", id="DeepSeek V4"),
+        pytest.param(llama(model_type="phi4flash"), "YOCO", id="one cache for many layers"),
+        pytest.param(llama(use_cla=True), "use_cla", id="cross-layer attention"),
+        pytest.param(
+            llama(model_type="gemma4", per_layer_config={"05": {"head_dim": 512}}),
+            "per_layer_config",
+            id="heads by layer",
+        ),
+        pytest.param(llama(num_kv_shared_layers=4), "num_kv_shared_layers", id="shared elsewhere"),
+        pytest.param(llama(model_type="mamba"), "no attention layers", id="Mamba alone"),
+        pytest.param(llama(model_type="bert"), "no decoder", id="encoder"),
+        pytest.param(llama(is_encoder_decoder=True), "no decoder", id="encoder and decoder"),
+        pytest.param({"_class_name": "FluxPipeline"}, "diffusion pipeline", id="images"),
+        pytest.param(llama(model_type="llada"), "by diffusion", id="text by diffusion"),
+        pytest.param(llama(kv_lora_rank=512), "kv_lora_rank", id="latent attention unheard of"),
+        pytest.param(llama(mamba_d_state=16), "mamba_d_state", id="a Llama with a state"),
+        pytest.param(
+            {**DEEPSEEK_V3, "model_type": "deepseek_v32"}, "index_head_dim", id="indexer unstated"
+        ),
+        pytest.param(
+            llama(layer_types=["linear_attention", "full_attention"] * 16),
+            "recurrent layers of llama",
+            id="a Llama with linear attention",
+        ),
+        pytest.param(llama(layer_types=["wavelet"] * 32), "'wavelet'", id="layer of a new kind"),
+        pytest.param(llama(layer_types=["full_attention"] * 3), "layer_types", id="too few layers"),
+        pytest.param(
+            {**QWEN3_NEXT, "layer_types": ["linear_attention"] * 48}, "no layer", id="none"
+        ),
+        pytest.param(
+            llama(model_type="nemotron_h", hybrid_override_pattern="M*?"), "'?'", id="letter"
+        ),
+        *(
+            pytest.param(llama(model_type="novel", **{field: value}), field, id=f"novel: {field}")
+            for field, value in {
+                "sliding_window": 4096,
+                "ssm_cfg": {"d": 16},
+                "mamba_expand": 2,
+                "conv_kernel": 4,
+                "compress_ratios": [4, 128],
+                "recurrent_block": True,
+                "state_size": 16,
+                "kv_lora_rank": 512,
+                "hybrid_layer_pattern": [0, 1],
+                "attn_type_list": [0, 1],
+                "swa_num_key_value_heads": 4,
+                "num_key_value_heads": ...,
+            }.items()
+        ),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(document: dict[str, Any], named: str) -> None:
+    with pytest.raises(SizingError, match=r"^m: ") as caught:
+        model_from_config("m", document)
+
+    assert named in str(caught.value)
+    assert caught.value.name == "model"
+
+
+def test_novel_family_of_the_usual_kind_is_taken_and_said() -> None:
+    found = model_from_config("m", llama(model_type="novel"))
+
+    assert found.layers == model_from_config("m", llama()).layers
+    assert any("novel is not known here" in note for note in found.notes)
+
+
+def test_catalogue_names_what_it_cannot_size() -> None:
+    with pytest.raises(SizingError, match="deepseek_v4 keeps compressed attention states"):
+        model("deepseek-ai/DeepSeek-V4-Pro")

@@ -1,0 +1,402 @@
+"""The catalogue of GPUs: its figures, names that drivers give, and tables that a user adds."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.collector.base import SettingsError
+from kneewatch.diagnose.catalogue.gpus import (
+    DTYPES,
+    GIB,
+    Dtype,
+    Gpu,
+    gpu,
+    gpus,
+    gpus_from,
+    recognise,
+)
+from kneewatch.diagnose.sizing.inputs import SizingError
+
+WANTED = (
+    *("h100-sxm", "h100-pcie", "h100-nvl", "h200", "h20", "b200", "b300", "gb200", "gb300"),
+    *("a100-80gb", "a100-40gb", "l40s", "l4", "a10g", "rtx-4090", "mi300x", "mi325x"),
+)
+PACKAGED = resources.files("kneewatch.diagnose.catalogue").joinpath("gpus.toml").read_text("utf-8")
+NEW = """
+[gpus.x1]
+name = "Example X1"
+vendor = "example"
+architecture = "one"
+memory_sold_gib = 32
+memory_gib = 31.5
+memory_bandwidth_bytes_per_s = 1e12
+bf16_flop_per_s = 200e12
+pcie_bytes_per_s = 32e9
+power_watts = 300
+usd_per_hour = 0.5
+source = "its data sheet"
+"""
+
+every_gpu = pytest.mark.parametrize("one", gpus().values(), ids=lambda one: one.id)
+
+
+# --- The packaged figures ---
+
+
+def test_the_wanted_gpus_are_there() -> None:
+    assert set(WANTED) <= gpus().keys()
+    assert [known.id for known in gpus().values()] == list(gpus())
+
+
+@every_gpu
+def test_a_gpu_says_where_its_figures_are_from(one: Gpu) -> None:
+    for told in (one.source, one.memory_source, one.price_source):
+        assert len(told) > 8
+        assert not told.startswith("stated in")
+    assert any(vague in one.price_source for vague in ("rounded", "estimate"))
+
+
+@every_gpu
+def test_a_gpu_is_plausible(one: Gpu) -> None:
+    assert 0.9 < one.memory_bytes / one.memory_sold_bytes <= 1
+    assert 25 < one.bf16_flop_per_s / one.memory_bandwidth_bytes_per_s < 500
+    assert one.pcie_bytes_per_s in (32e9, 64e9, 128e9)
+    assert 50 < one.power_watts <= 1400
+    assert 0.1 < one.usd_per_hour < 20
+    assert (one.compute_capability is None) == (one.vendor == "amd")
+    assert one.nvlink_gpus in ((1,) if one.nvlink_bytes_per_s is None else (2, 4, 8, 72))
+
+
+@every_gpu
+def test_half_the_bits_double_the_rate(one: Gpu) -> None:
+    if one.fp8_flop_per_s is not None:
+        assert one.fp8_flop_per_s / one.bf16_flop_per_s == pytest.approx(2, rel=0.02)
+    if one.fp4_flop_per_s is not None:
+        assert one.fp8_flop_per_s is not None
+        assert 1.99 < one.fp4_flop_per_s / one.fp8_flop_per_s < 4.01
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtypes"),
+    [
+        pytest.param("ampere", ("bf16", "fp16", "int8"), id="Ampere has no FP8"),
+        pytest.param("ada", ("bf16", "fp16", "fp8", "int8"), id="Ada has no FP4"),
+        pytest.param("hopper", ("bf16", "fp16", "fp8", "int8"), id="Hopper has no FP4"),
+        pytest.param("cdna3", ("bf16", "fp16", "fp8", "int8"), id="MI300 has no FP4"),
+        pytest.param("cdna4", DTYPES, id="MI355 has all"),
+    ],
+)
+def test_an_architecture_computes_in(architecture: str, dtypes: tuple[Dtype, ...]) -> None:
+    found = [one for one in gpus().values() if one.architecture == architecture]
+    assert found
+    for one in found:
+        assert one.dtypes == dtypes
+        for dtype in DTYPES:
+            assert (one.flop_per_s(dtype) is None) == (dtype not in dtypes)
+
+
+def test_blackwell_computes_in_fp4() -> None:
+    for one in gpus().values():
+        if one.architecture == "blackwell":
+            assert {"bf16", "fp8", "fp4"} <= set(one.dtypes)
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "memory_gib"),
+    [
+        pytest.param("h100-sxm", 79.18, id="vllm 21348: 79.18"),
+        pytest.param("h200", 139.80, id="Kimi-K2 recipe: 139.80"),
+        pytest.param("b200", 178.36, id="vllm 21489: 178.36, neither 192 nor 180 GB"),
+        pytest.param("gb200", 184.31, id="start-up log: 184.31"),
+        pytest.param("gb300", 276.62, id="srt-slurm: 276.62"),
+        pytest.param("b300", 267.69, id="out of memory: 267.69"),
+        pytest.param("a100-80gb", 79.15, id="vllm 2031: 79.15"),
+        pytest.param("a100-40gb", 39.49, id="start-up log: 39.49"),
+        pytest.param("l40s", 44.39, id="vllm 17122: 44.39"),
+        pytest.param("rtx-3090", 23.58, id="vllm 10517: 23.58"),
+        pytest.param("mi300x", 191.98, id="out of memory: 191.98"),
+    ],
+)
+def test_memory_is_what_logs_show(gpu_id: str, memory_gib: float) -> None:
+    assert gpu(gpu_id).memory_bytes == round(memory_gib * 2**30)
+    assert not gpu(gpu_id).memory_is_estimated
+
+
+def test_gigabytes_on_the_box_are_binary() -> None:
+    assert gpu("h100-sxm").memory_sold_bytes == 80 * GIB
+    assert gpu("h100-sxm").memory_bytes > 80e9
+    assert gpu("h20").memory_is_estimated
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "bytes_per_s", "bf16_flop_per_s", "fp8_flop_per_s", "nvlink", "nvlink_gpus"),
+    [
+        ("h100-sxm", 3.35e12, 989e12, 1979e12, 900e9, 8),
+        ("h100-pcie", 2.0e12, 756e12, 1513e12, 600e9, 2),
+        ("h200", 4.8e12, 989e12, 1979e12, 900e9, 8),
+        ("h20", 4.0e12, 148e12, 296e12, 900e9, 8),
+        ("b200", 8.0e12, 2250e12, 4500e12, 1800e9, 8),
+        ("gb200", 8.0e12, 2500e12, 5000e12, 1800e9, 72),
+        ("a100-80gb", 2.04e12, 312e12, None, 600e9, 8),
+        ("l40s", 864e9, 362e12, 733e12, None, 1),
+        ("l4", 300e9, 121e12, 242e12, None, 1),
+        ("mi300x", 5.3e12, 1307e12, 2615e12, 896e9, 8),
+        ("mi325x", 6.0e12, 1307e12, 2615e12, 896e9, 8),
+    ],
+)
+def test_figures_of_the_data_sheets(
+    gpu_id: str,
+    bytes_per_s: float,
+    bf16_flop_per_s: float,
+    fp8_flop_per_s: float | None,
+    nvlink: float | None,
+    nvlink_gpus: int,
+) -> None:
+    one = gpu(gpu_id)
+    assert one.memory_bandwidth_bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
+    assert one.flop_per_s("bf16") == one.flop_per_s("fp16")
+    assert one.flop_per_s("bf16") == pytest.approx(bf16_flop_per_s, rel=0.01)
+    if fp8_flop_per_s is None:
+        assert one.flop_per_s("fp8") is None
+    else:
+        assert one.flop_per_s("fp8") == pytest.approx(fp8_flop_per_s, rel=0.01)
+    assert (one.nvlink_bytes_per_s, one.nvlink_gpus) == (nvlink, nvlink_gpus)
+
+
+def test_the_way_to_the_cpu_is_pcie_unless_the_cpu_is_on_the_module() -> None:
+    assert gpu("h100-sxm").host_bytes_per_s == 64e9
+    assert gpu("gh200").host_bytes_per_s == 450e9
+
+
+# --- Ids ---
+
+
+def test_ids_may_be_typed_in_capitals() -> None:
+    assert gpu(" H100-SXM ") is gpus()["h100-sxm"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("h100", "h100-sxm or h100-pcie or h100-nvl"),
+        ("4090", "rtx-4090"),
+        ("h10-sxm", "h100-sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("a100 80gb", "a100-80gb or a100-80gb-pcie"),
+    ],
+)
+def test_an_unknown_id_says_what_may_have_been_meant(typed: str, meant: str) -> None:
+    with pytest.raises(SizingError) as raised:
+        gpu(typed)
+    assert f"{typed!r}, which is not in the catalogue; did you mean {meant}" in str(raised.value)
+    assert raised.value.name == "gpu"
+    assert raised.value.choices == tuple(gpus())
+
+
+@pytest.mark.parametrize("typed", ["", "tpu-v5e"])
+def test_an_id_like_no_other_says_what_there_is(typed: str) -> None:
+    with pytest.raises(SizingError, match=r"known are b200, .*, mi355x$"):
+        gpu(typed)
+
+
+# --- Product names ---
+
+RECOGNISED = {
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 80GB HBM2e": "h100-pcie",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H200": "h200",
+    "NVIDIA H200 NVL": "h200-nvl",
+    "NVIDIA H20": "h20",
+    "NVIDIA H20-3e": "h20-3e",
+    "NVIDIA H800": "h800",
+    "NVIDIA GH200 480GB": "gh200",
+    "NVIDIA B200": "b200",
+    "NVIDIA GB200": "gb200",
+    "NVIDIA B300 SXM6 AC": "b300",
+    "NVIDIA GB300": "gb300",
+    "NVIDIA GB10": "gb10",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA A100 80GB PCIe": "a100-80gb-pcie",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA L40": "l40",
+    "NVIDIA L4": "l4",
+    "NVIDIA A10G": "a10g",
+    "NVIDIA A10": "a10",
+    "NVIDIA A40": "a40",
+    "NVIDIA RTX A6000": "a6000",
+    "NVIDIA RTX 6000 Ada Generation": "rtx-6000-ada",
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI325X": "mi325x",
+    " nvidia  h100 80gb hbm3 ": "h100-sxm",
+}
+NOT_WHOLE_OR_NOT_KNOWN = (
+    "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+    "NVIDIA H100 80GB HBM3 MIG 7g.80gb",
+    "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+    "NVIDIA H200 MIG 1g.18gb",
+    "GRID A100D-20C",
+    "NVIDIA A40-48Q",
+    "NVIDIA L4-24C",
+    "NVIDIA L40S-48Q",
+    "NVIDIA A100-SXM-64GB",
+    "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA GeForce RTX 4090 D",
+    "NVIDIA GeForce RTX 3090 Ti",
+    "NVIDIA H100",
+    "NVIDIA",
+    "Tesla T4",
+    "",
+)
+
+
+@pytest.mark.parametrize(("name", "gpu_id"), RECOGNISED.items())
+def test_a_product_name_is_recognised(name: str, gpu_id: str) -> None:
+    assert recognise(name) is gpus()[gpu_id]
+
+
+@pytest.mark.parametrize("name", NOT_WHOLE_OR_NOT_KNOWN)
+def test_what_is_not_a_whole_known_gpu_is_not_recognised(name: str) -> None:
+    assert recognise(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_bytes", "gpu_id"),
+    [
+        pytest.param("NVIDIA H100 80GB HBM3", 81_559 * 2**20, "h100-sxm", id="nvidia-smi's total"),
+        pytest.param("NVIDIA L40S", 49_140 * 2**20, "l40s", id="L40S without ECC"),
+        pytest.param("NVIDIA A10G", 24 * 2**30, "a10g", id="A10G without ECC"),
+        pytest.param("NVIDIA H100 80GB HBM3", 40_448 * 2**20, None, id="a MIG half"),
+        pytest.param("AMD Instinct MI300X", 24 * 2**30, None, id="an eighth, CPX"),
+        pytest.param("AMD Instinct MI300X VF", 191.69 * 2**30, "mi300x", id="VF of the whole"),
+        pytest.param("NVIDIA H100 80GB HBM3", 0, None, id="no memory"),
+    ],
+)
+def test_memory_tells_a_part_from_the_whole(
+    name: str, memory_bytes: float, gpu_id: str | None
+) -> None:
+    found = recognise(name, memory_bytes=memory_bytes)
+    assert (found and found.id) == gpu_id
+
+
+@given(st.text())
+def test_any_text_is_recognised_or_not(name: str) -> None:
+    found = recognise(name)
+    assert found is None or found.names
+
+
+def test_all_names_are_recognised_and_none_with_a_slice() -> None:
+    for one in gpus().values():
+        for name in one.names:
+            assert recognise(name) is one
+            assert recognise(f"{name} MIG 1g.10gb") is None
+
+
+# --- Tables of a user ---
+
+
+def test_a_price_of_ones_own() -> None:
+    text = "[gpus.h100-sxm]\nusd_per_hour = 2.1\n"
+    merged = gpus_from(text, origin="my.toml", base=gpus())
+    expected = dataclasses.replace(
+        gpu("h100-sxm"), usd_per_hour=2.1, price_source="stated in my.toml"
+    )
+    assert merged == {**gpus(), "h100-sxm": expected}
+    assert gpu("h100-sxm").usd_per_hour != 2.1
+    assert gpu("h100-sxm", catalogue=merged).usd_per_hour == 2.1
+
+
+def test_memory_of_ones_own_has_its_source() -> None:
+    text = "[gpus.l40s]\nmemory_gib = 47.4\nmemory_source = 'our log'\n[gpus.l4]\nmemory_gib = 22"
+    merged = gpus_from(text, origin="my.toml", base=gpus())
+    assert (merged["l40s"].memory_bytes, merged["l40s"].memory_source) == (
+        round(47.4 * GIB),
+        "our log",
+    )
+    assert merged["l4"].memory_source == "stated in my.toml"
+
+
+def test_a_gpu_of_ones_own() -> None:
+    text = NEW + 'names = ["Example X1 32GB"]\n'
+    merged = gpus_from(text, origin="my.toml", base=gpus())
+    one = merged["x1"]
+    assert list(merged)[-1] == "x1"
+    assert one.memory_bytes == 31.5 * GIB
+    assert (one.fp8_flop_per_s, one.nvlink_bytes_per_s, one.nvlink_gpus) == (None, None, 1)
+    assert one.memory_source == one.price_source == "stated in my.toml"
+    assert recognise("example x1 32gb", catalogue=merged) is one
+    assert recognise("example x1 32gb") is None
+
+
+def test_no_gpus_are_no_change() -> None:
+    assert gpus_from("", origin="my.toml", base=gpus()) == dict(gpus())
+
+
+REQUIRED = [line.partition(" = ")[0] for line in NEW.splitlines() if " = " in line]
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_new_gpu_needs_each_of_these(key: str) -> None:
+    text = "\n".join(line for line in NEW.splitlines() if not line.startswith(f"{key} ="))
+    with pytest.raises(SettingsError, match=rf"^my\.toml: gpus\.x1\.{key} is missing"):
+        gpus_from(text, origin="my.toml", base=gpus())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[gpus.l4]\nusd_per_hour = -1", "my.toml: gpus.l4.usd_per_hour is -1; it must be above 0"),
+        ("[gpus.l4]\nusd_per_hour = 0", "gpus.l4.usd_per_hour is 0; it must be above 0"),
+        ("[gpus.l4]\npower_watts = inf", "gpus.l4.power_watts is inf; it must be a number"),
+        ("[gpus.l4]\npower_watts = nan", "gpus.l4.power_watts is nan; it must be a number"),
+        ("[gpus.l4]\npower_watts = true", "gpus.l4.power_watts is True; it must be a number"),
+        ("[gpus.l4]\npower_watts = '72 W'", "gpus.l4.power_watts is '72 W'; it must be a number"),
+        ("[gpus.l4]\nmemory_gib = 'x'", "gpus.l4.memory_gib is 'x'; it must be a number"),
+        ("[gpus.b200]\nnvlink_gpus = 8.5", "gpus.b200.nvlink_gpus is 8.5; it must be a whole"),
+        ("[gpus.l4]\nvendor = 3", "gpus.l4.vendor is 3; it must be a text"),
+        ("[gpus.l4]\nsource = ' '", "gpus.l4.source is ' '; it must be a text"),
+        ("[gpus.l4]\nprice = 3", "gpus.l4.price: unknown key; known are name, vendor"),
+        ("[gpus.l4]\nnames = 'L4'", "gpus.l4.names is 'L4'; it must be a list"),
+        ("[gpus.l4]\nnames = ['L4', 4]", "gpus.l4.names is ['L4', 4]; it must be a list"),
+        ("[gpus.l4]\nnames = ['nvidia']", "gpus.l4.names is ['nvidia']; it must be a list"),
+        ("[gpus.l4]\nmemory_gib = 25", "gpus.l4.memory_gib is 25, above memory_sold_gib"),
+        ("[gpus.l4]\nnvlink_gpus = 2", "gpus.l4: nvlink_bytes_per_s and an nvlink_gpus"),
+        ("[gpus.l4]\nnvlink_bytes_per_s = 2e9", "gpus.l4: nvlink_bytes_per_s and an nvlink_gpus"),
+        ("[gpus.l4]\nnames = ['NVIDIA L40']", "gpus.l4.names has 'NVIDIA L40', which is l40's"),
+        (NEW.replace("x1", "X1", 1), "gpus.X1: an id has lower-case letters"),
+        ("[gpu.l4]\nusd_per_hour = 1", "my.toml: unknown key gpu; GPUs are tables [gpus.ID]"),
+        ("gpus = 3", "my.toml: gpus is not a table"),
+        ("[gpus]\nl4 = 3", "my.toml: gpus.l4 is not a table"),
+        ("[gpus.l4", "my.toml: not TOML"),
+    ],
+)
+def test_a_bad_table_names_the_gpu_and_the_key(text: str, message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        gpus_from(text, origin="my.toml", base=gpus())
+    assert message in str(raised.value)
+
+
+def test_the_packaged_table_is_not_mutable() -> None:
+    assert isinstance(gpus(), Mapping)
+    assert not hasattr(gpus(), "__setitem__")
+    assert gpus() is gpus()
+
+
+def test_every_key_of_the_packaged_table_is_explained_in_it() -> None:
+    head = PACKAGED.partition("\n# ---")[0]
+    for row in tomllib.loads(PACKAGED)["gpus"].values():
+        for key in row:
+            assert key in head

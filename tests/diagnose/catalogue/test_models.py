@@ -1,0 +1,161 @@
+"""The catalogue of models: its ids, how a name is found, and totals against published ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from kneewatch.diagnose.catalogue.models import model, model_from_config, model_ids
+from kneewatch.diagnose.catalogue.quantization import SCHEMES
+from kneewatch.diagnose.sizing.inputs import SizingError
+from tests.diagnose.catalogue.configurations import DEEPSEEK_V3, llama
+
+_TEXT = files("kneewatch.diagnose.catalogue").joinpath("models.json").read_text("utf-8")
+ENTRIES: dict[str, dict[str, Any]] = json.loads(_TEXT)
+REFUSED = {"deepseek-ai/DeepSeek-V4-Pro"}
+# Published totals that the census does not meet, and why.
+EXCEPTIONS = {
+    "Qwen/Qwen3.5-27B": "the total has the draft head, which plain serving leaves out",
+    "Qwen/Qwen3.5-27B-FP8": "as above",
+}
+MEASURED = (
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3.5-9B",
+    "codellama/CodeLlama-34b-Instruct-hf",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "zai-org/GLM-4.5-Air",
+    "zai-org/GLM-4.6-FP8",
+    "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",
+)
+
+
+def published(name: str) -> float | None:
+    """The published total of an entry or of its base."""
+    entry = ENTRIES[name]
+    return {**ENTRIES.get(entry.get("base", ""), {}), **entry}.get("total_parameters")
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRIES if name not in REFUSED])
+def test_entry_is_whole_and_meets_its_published_total(name: str) -> None:
+    found = model(name)
+
+    assert found.id == name
+    assert found.source
+    assert found.quantization in SCHEMES
+    assert found.layers
+    # A layer may both attend and recur, and may do neither.
+    assert 0 < found.depth <= 200
+    total = published(name)
+    if total is None or name in EXCEPTIONS:
+        return
+    assert found.parameters is not None
+    assert found.parameters.total == pytest.approx(total, rel=0.01)
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_exceptions_are_still_needed(name: str) -> None:
+    found, total = model(name).parameters, published(name)
+
+    assert found is not None
+    assert total is not None
+    assert 0.01 < abs(found.total / total - 1) < 0.03
+
+
+def test_file_has_one_model_a_line_with_its_source() -> None:
+    lines = _TEXT.strip().splitlines()
+
+    assert len(lines) == len(ENTRIES) + 2
+    for name, entry in ENTRIES.items():
+        assert entry["source"], name
+        assert ("total_parameters" in entry) == ("total_source" in entry), name
+        assert ("config" in entry) != ("base" in entry), name
+        assert "base" not in ENTRIES.get(entry.get("base", ""), {}), name
+
+
+def test_ids_are_sorted_and_begin_with_the_measured_ones_in_the_file() -> None:
+    assert list(model_ids()) == sorted(ENTRIES, key=str.lower)
+    assert tuple(ENTRIES)[: len(MEASURED)] == MEASURED
+    assert len(ENTRIES) >= 300
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "Qwen3-8B", "qwen3-8b"], ids=repr
+)
+def test_case_and_organisation_are_forgiven(name: str) -> None:
+    assert model(name).id == "Qwen/Qwen3-8B"
+
+
+def test_unknown_name_lists_the_nearest() -> None:
+    with pytest.raises(SizingError, match="is not in the catalogue") as caught:
+        model("Qwen/Qwen3-8C")
+
+    assert caught.value.name == "model"
+    assert "Qwen/Qwen3-8B" in caught.value.choices
+
+
+def test_name_of_two_organisations_is_not_unique() -> None:
+    with pytest.raises(SizingError, match="is not unique") as caught:
+        model("Ministral-3-14B-Instruct-2512")
+
+    assert caught.value.choices == (
+        "mistralai/Ministral-3-14B-Instruct-2512",
+        "RedHatAI/Ministral-3-14B-Instruct-2512",
+    )
+
+
+def test_variant_takes_everything_but_its_own_from_its_base() -> None:
+    base, variant = model("Qwen/Qwen3-32B"), model("Qwen/Qwen3-32B-AWQ")
+
+    assert variant.parameters == base.parameters
+    assert variant.layers == base.layers
+    assert (base.quantization, variant.quantization) == ("bf16", "awq")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        pytest.param("meta-llama/Llama-3.1-8B-Instruct", 7.5, id="dense: without the input table"),
+        pytest.param("meta-llama/Llama-3.2-1B", 1.24, id="tied: the table is the head"),
+        pytest.param("Qwen/Qwen3-30B-A3B", 3.0, id="8 of 128 experts"),
+        pytest.param("deepseek-ai/DeepSeek-R1", 36.6, id="8 of 256 experts and the shared one"),
+        pytest.param("mistralai/Mixtral-8x7B-v0.1", 12.7, id="2 of 8 experts"),
+    ],
+)
+def test_active_parameters(name: str, billions: float) -> None:
+    assert model(name).active_parameters == pytest.approx(billions * 1e9, rel=0.02)
+
+
+def test_draft_heads_of_a_configuration_are_not_counted() -> None:
+    without = {key: value for key, value in DEEPSEEK_V3.items() if "nextn" not in key}
+
+    assert model_from_config("m", without) == model_from_config("m", DEEPSEEK_V3)
+
+
+def test_cross_attention_says_which_engine_it_is_true_of() -> None:
+    found = model("meta-llama/Llama-3.2-11B-Vision")
+
+    assert sum(layers.count for layers in found.layers) == 40
+    assert any("V0" in note for note in found.notes)
+
+
+def test_configuration_in_the_catalogue_and_in_a_file_agree() -> None:
+    listed, read = model("meta-llama/Llama-3.1-8B-Instruct"), model_from_config("m", llama())
+
+    assert (listed.layers, listed.parameters) == (read.layers, read.parameters)
+    assert listed.max_context_tokens == read.max_context_tokens == 131072
+
+
+def test_first_model_is_found_quickly() -> None:
+    program = (
+        "import time; from kneewatch.diagnose.catalogue.models import model;"
+        "start = time.perf_counter(); model('Qwen/Qwen3-8B'); print(time.perf_counter() - start)"
+    )
+    command = [sys.executable, "-c", program]
+    times_s = [float(subprocess.check_output(command)) for _ in range(3)]
+
+    assert min(times_s) < 0.02
