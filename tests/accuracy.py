@@ -15,6 +15,7 @@ from pathlib import Path
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.rules.model import Severity
+from tests import kvtruth, throughput
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
 from tests.recordings import CAPTURES, Phase, diagnoses, phases
 
@@ -212,7 +213,9 @@ def main() -> None:
     print(by_cause(verdicts), "\n")
     print(calibration(verdicts), "\n")
     print(cascade_times(told), "\n")
-    print(beside_doctor(verdicts))
+    print(beside_doctor(verdicts), "\n")
+    print(kvtruth.report(), "\n")
+    print(throughput.report())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""An operating point from a measured sweep: points, curve, knee, trust. Pure."""

@@ -1,0 +1,212 @@
+"""The operating point: how much one instance may carry without breaking its targets. Pure.
+
+Guide 8.3. Only measured points count: between two of them nothing is interpolated, and beyond the
+last nothing is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kneewatch.diagnose.sizing.benchmark.curve import Knee, knee, worst_per_concurrency
+from kneewatch.diagnose.sizing.benchmark.curve_flags import RedFlag, red_flags
+from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
+from kneewatch.diagnose.sizing.inputs import SizingError, positive
+from kneewatch.diagnose.sizing.steps import Step, figure
+
+BRACKET_RATIO = 1.25
+"""The next measured point may lie this far above C_max before measuring between is worth it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """What one instance carries at the targets.
+
+    `c_max` is the measured point with the highest concurrency that keeps them; None where none
+    does. `first_miss` is the next measured point, which breaks them: the true limit lies between.
+    None where every point keeps them: then C_max is a lower bound. `missed` says which target
+    breaks there. `peak_requests_per_s` is the most the curve reached at any latency.
+    """
+
+    c_max: BenchmarkPoint | None
+    first_miss: BenchmarkPoint | None
+    missed: tuple[str, ...]
+    knee: Knee
+    peak_requests_per_s: float
+    flags: tuple[RedFlag, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def usable_requests_per_s(self) -> float | None:
+        """Requests per second of one instance at C_max; None where no point keeps the targets."""
+        return None if self.c_max is None else self.c_max.requests_per_s
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether every measured point keeps the targets, so that C_max may be higher."""
+        return self.c_max is not None and self.first_miss is None
+
+
+def operating_point(
+    *, benchmark: Benchmark, ttft_p99_s: float | None, itl_p99_s: float | None
+) -> OperatingPoint:
+    """C_max and usable requests per second at the targets (seconds; None: no target).
+
+    The run of measured points from the first that keeps both targets to the last before one that
+    breaks them. A higher point that keeps them again is noise, and flagged.
+
+    Raises:
+        SizingError: no target is stated, or one is not positive.
+    Source: guide 8.3, steps 1 and 2.
+    """
+    if ttft_p99_s is None and itl_p99_s is None:
+        raise SizingError("no target: C_max needs a TTFT or ITL P99 to hold", name="ttft_slo")
+    for name, target in (("ttft_slo", ttft_p99_s), ("itl_slo", itl_p99_s)):
+        if target is not None:
+            positive(name, target)
+    points = worst_per_concurrency(benchmark.points)
+    misses = [missed_targets(p, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s) for p in points]
+    start = next((i for i, missed in enumerate(misses) if not missed), None)
+    bend = knee(points)
+    peak = max(p.requests_per_s for p in points)
+    if start is None:
+        flag = RedFlag("none_meet", f"no measured concurrency keeps the targets: {misses[0][0]}")
+        flags = (flag, *red_flags(benchmark))
+        return OperatingPoint(None, points[0], misses[0], bend, peak, flags, bend.steps)
+    end = next((i for i in range(start, len(points)) if misses[i]), len(points))
+    best, miss = points[end - 1], points[end] if end < len(points) else None
+    found = [
+        *_point_flags(points, misses, start=start, end=end),
+        *_place_flags(points[start:end], bend),
+    ]
+    return OperatingPoint(
+        c_max=best,
+        first_miss=miss,
+        missed=misses[end] if miss else (),
+        knee=bend,
+        peak_requests_per_s=peak,
+        flags=(*found, *red_flags(benchmark)),
+        steps=(*bend.steps, *_steps(best, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)),
+    )
+
+
+def missed_targets(
+    point: BenchmarkPoint, *, ttft_p99_s: float | None, itl_p99_s: float | None
+) -> tuple[str, ...]:
+    """The targets that a point breaks, with its numbers; at the target exactly is kept."""
+    pairs = (("TTFT", point.ttft_p99_s, ttft_p99_s), ("ITL", point.itl_p99_s, itl_p99_s))
+    return tuple(
+        f"{name} P99 {figure(measured)} s > {figure(target)} s at {point.concurrency:g} in flight"
+        for name, measured, target in pairs
+        if target is not None and measured > target
+    )
+
+
+def _steps(
+    best: BenchmarkPoint, *, ttft_p99_s: float | None, itl_p99_s: float | None
+) -> list[Step]:
+    kept = [
+        f"{name} {figure(measured)} <= {figure(target)} s"
+        for name, measured, target in (
+            ("TTFT", best.ttft_p99_s, ttft_p99_s),
+            ("ITL", best.itl_p99_s, itl_p99_s),
+        )
+        if target is not None
+    ]
+    return [
+        Step(
+            title="C_max",
+            formula="highest measured concurrency with P99 within the targets",
+            values=", ".join(kept),
+            result=f"{best.concurrency:g} in flight",
+            source="guide 8.3 step 1",
+        ),
+        Step(
+            title="Usable RPS of one instance",
+            formula="requests/s measured at C_max",
+            values=f"at {best.concurrency:g} in flight",
+            result=f"{figure(best.requests_per_s)} requests/s",
+            source="guide 8.3 step 2",
+        ),
+    ]
+
+
+def _point_flags(
+    points: Sequence[BenchmarkPoint],
+    misses: Sequence[tuple[str, ...]],
+    *,
+    start: int,
+    end: int,
+) -> list[RedFlag]:
+    """What the row of hits and misses says: cold start, no miss at all, a wide gap, noise."""
+    flags: list[RedFlag] = []
+    first, best = points[start], points[end - 1]
+    if start > 0:
+        flags.append(
+            RedFlag(
+                "cold_start",
+                f"{misses[0][0]}, while {first.concurrency:g} keeps the targets: not warmed up?",
+            )
+        )
+    if end == len(points):
+        message = (
+            f"every point from {first.concurrency:g} in flight keeps the targets: C_max is "
+            f"{best.concurrency:g} or more, and nothing is known beyond"
+        )
+        return [*flags, RedFlag("all_meet", message)]
+    miss = points[end].concurrency
+    if miss > BRACKET_RATIO * best.concurrency:
+        message = (
+            f"C_max lies between {best.concurrency:g} (used) and {miss:g}: measure between them"
+        )
+        flags.append(RedFlag("wide_bracket", message))
+    later = zip(points[end:], misses[end:], strict=True)
+    again = [p.concurrency for p, missed in later if not missed]
+    if again:
+        message = (
+            f"{again[-1]:g} in flight keeps the targets although {miss:g} breaks them: noise; "
+            "repeat both runs"
+        )
+        flags.append(RedFlag("meets_again", message))
+    return flags
+
+
+def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> list[RedFlag]:
+    """Whether C_max, the last of the points, is a good place on the curve."""
+    flags: list[RedFlag] = []
+    best, top = points[-1], max(points, key=lambda p: p.requests_per_s)
+    if bend.past is not None and best.concurrency >= bend.past.concurrency:
+        message = (
+            f"C_max ({best.concurrency:g} in flight) lies past the knee (after "
+            f"{bend.safe.concurrency:g}): small increases of load cost much latency there"
+        )
+        flags.append(RedFlag("past_knee", message))
+    if top.requests_per_s > best.requests_per_s:
+        message = (
+            f"{top.concurrency:g} in flight served {figure(top.requests_per_s)} requests/s, more "
+            f"than C_max ({figure(best.requests_per_s)}): cap concurrency there"
+        )
+        flags.append(RedFlag("more_at_less", message))
+    return flags
+
+
+def average_limit_per_s(*, knee_requests_per_s: float, peak_to_average_ratio: float) -> float:
+    """Average requests/s of one instance whose peaks stay at the knee.
+
+    Source: guide 8.1: traffic whose P95 is 2.5 times its average needs 2.5 times below the knee.
+    """
+    positive("knee_requests_per_s", knee_requests_per_s)
+    if peak_to_average_ratio < 1:
+        raise SizingError(
+            f"peak_to_average_ratio is {peak_to_average_ratio:g}; a peak is 1 or more averages",
+            name="peak_to_average_ratio",
+        )
+    return knee_requests_per_s / peak_to_average_ratio
+
+
+def requests_per_s_per_gpu(*, requests_per_s: float, gpus: int) -> float:
+    """Requests per second and GPU: what compares configurations by cost (guide 8.4)."""
+    positive("requests_per_s", requests_per_s)
+    positive("gpus", gpus)
+    return requests_per_s / gpus

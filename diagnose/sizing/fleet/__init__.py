@@ -1,0 +1,1 @@
+"""How many, how ready and at what price: fleet, limits, tiers, cost. Pure."""

@@ -1,0 +1,51 @@
+"""Inputs of the sizing math: what is wrong with one, and how it is said. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kneewatch.collector.base import KneewatchError
+
+
+class SizingError(KneewatchError):
+    """An input that cannot be sized with.
+
+    `name` is the input's name as a function parameter (`tensor_parallel`), which the command line
+    turns into its flag; `choices` are the values that would do, where they can be listed.
+    """
+
+    def __init__(self, message: str, *, name: str, choices: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.name = name
+        self.choices = tuple(choices)
+
+
+def positive(name: str, value: float) -> None:
+    """Refuse what is not a finite number above 0.
+
+    Raises:
+        SizingError: with the input's name and its value.
+    """
+    if not (math.isfinite(value) and value > 0):
+        raise SizingError(f"{name} is {value:g}; it must be above 0", name=name)
+
+
+def not_negative(name: str, value: float) -> None:
+    """Refuse what is not a finite number of 0 or more.
+
+    Raises:
+        SizingError: with the input's name and its value.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise SizingError(f"{name} is {value:g}; it must be 0 or more", name=name)
+
+
+def within(name: str, value: float, *, low: float, high: float) -> None:
+    """Refuse what lies outside low..high, the ends included.
+
+    Raises:
+        SizingError: with the input's name, its value and the range.
+    """
+    if not low <= value <= high:
+        raise SizingError(f"{name} is {value:g}; it must be from {low:g} to {high:g}", name=name)

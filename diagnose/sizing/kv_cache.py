@@ -1,0 +1,306 @@
+"""The KV cache as vLLM lays it out: pages, groups of layers, blocks, requests. Pure.
+
+vLLM keeps one pool of blocks. Layers are put into groups of equally many layers of one kind; a
+block of the pool is one page in each layer of a group, so a block of any group weighs the same.
+A request takes blocks of every group: for its whole context where attention is full, for the
+window and the tokens in flight where it slides, one state where it is recurrent.
+
+Source: vllm/v1/core/kv_cache_utils.py and vllm/v1/kv_cache_interface.py (0.32); guide 2.2, 7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from kneewatch.diagnose.catalogue.layers import (
+    FullAttention,
+    LatentAttention,
+    LayerKind,
+    Layers,
+    Recurrent,
+    SlidingAttention,
+)
+from kneewatch.diagnose.sizing.inputs import SizingError
+
+# What one token of one layer of a sparse-attention indexer takes: 8-bit keys and a scale.
+_INDEX_SCALE_BYTES = 4
+_INDEX_KEY_BYTES = 1
+# vLLM 0.7 pads a latent row to whole 256 bytes.
+_LATENT_ROW_BYTES = 256
+# Bytes of the convolution's tail of a recurrent layer, kept in the model's own 16-bit dtype.
+_CONVOLUTION_BYTES = 2
+_BLOCK_TOKENS = 16
+# Kernels for latent attention read blocks of 64 tokens.
+_LATENT_BLOCK_TOKENS = 64
+# Kinds that differ by less than half in their number of layers share one group size.
+_SIMILAR_COUNTS = 1.5
+_TENSOR_SIZES = (1, 2, 4, 5, 8, 10, 16)
+
+_KV_DTYPES: dict[str, float] = {
+    "auto": 2.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+}
+
+
+def kv_element_bytes(kv_cache_dtype: str) -> float:
+    """Bytes of one element in the cache for a value of `--kv-cache-dtype`.
+
+    Raises:
+        SizingError: a dtype that is not known; the choices are listed.
+    """
+    found = _KV_DTYPES.get(kv_cache_dtype.lower())
+    if found is None:
+        raise SizingError(
+            f"KV cache dtype {kv_cache_dtype!r} is not known",
+            name="kv_cache_dtype",
+            choices=tuple(_KV_DTYPES),
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class KvSettings:
+    """What of a launch decides the cache's layout.
+
+    `block_tokens` None means vLLM's own choice; `in_flight_tokens` is the token budget times the
+    batches in flight; `hybrid_pool` False gives every layer the whole context
+    (`--disable-hybrid-kv-cache-manager`, and versions before the shared pool).
+    """
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    decode_context_parallel: int = 1
+    element_bytes: float = 2.0
+    block_tokens: int | None = None
+    in_flight_tokens: int = 8192
+    hybrid_pool: bool = True
+    padded_latent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers of one kind as the pool sees them: `groups` groups of the layout's common size.
+
+    `token_bytes` is what one token of one layer takes on one GPU, 0 for a recurrent state.
+    """
+
+    kind: LayerKind
+    layers: int
+    groups: int
+    block_tokens: int
+    token_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """How one GPU's KV memory is cut into blocks.
+
+    `block_bytes` is what one block of the pool takes on one GPU (`group_layers` pages of
+    `page_bytes`); `token_bytes` is what one more token of context takes, sliding windows and
+    states left out unless the model has nothing else.
+    """
+
+    groups: tuple[Group, ...]
+    group_layers: int
+    page_bytes: float
+    settings: KvSettings
+
+    @property
+    def block_bytes(self) -> float:
+        """Bytes of one block on one GPU."""
+        return self.page_bytes * self.group_layers
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes that one more token of context takes on one GPU."""
+        growing = [g for g in self.groups if isinstance(g.kind, FullAttention | LatentAttention)]
+        kept = growing or [g for g in self.groups if isinstance(g.kind, SlidingAttention)]
+        return sum(group.layers * group.token_bytes for group in kept)
+
+    def blocks(self, available_bytes: float) -> int:
+        """Blocks that fit; vLLM keeps one of them for itself (the null block)."""
+        return max(int(available_bytes // self.block_bytes), 0)
+
+    def request_blocks(self, context_tokens: int) -> int:
+        """Blocks that a request of that length takes at most."""
+        return sum(
+            group.groups * _blocks_of(group, context_tokens, self.settings) for group in self.groups
+        )
+
+    def request_bytes(self, context_tokens: int) -> float:
+        """Bytes on one GPU that a request of that length takes at most."""
+        return self.request_blocks(context_tokens) * self.block_bytes
+
+    def concurrency(self, available_bytes: float, context_tokens: int) -> float:
+        """Requests of that length that fit at once, as vLLM's start-up line counts them."""
+        return self.blocks(available_bytes) / self.request_blocks(context_tokens)
+
+    def logged_tokens(
+        self, available_bytes: float, context_tokens: int, *, by_context: bool
+    ) -> int:
+        """The tokens that vLLM's line "GPU KV cache size" shows.
+
+        `by_context` is the meaning since 0.20.2, requests times their length; before, blocks
+        divided over the groups, which for models of several kinds is no capacity.
+        """
+        if by_context:
+            return int(self.concurrency(available_bytes, context_tokens) * context_tokens)
+        groups = sum(group.groups for group in self.groups)
+        block = min(group.block_tokens for group in self.groups)
+        parallel = self.settings.decode_context_parallel
+        return self.blocks(available_bytes) // groups * block * parallel
+
+
+def _blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
+    kind = group.kind
+    if isinstance(kind, Recurrent):
+        return 1
+    if isinstance(kind, SlidingAttention):
+        held = min(kind.window_tokens - 1 + settings.in_flight_tokens, context_tokens)
+        # A window rarely starts where a block does: one block more.
+        return ceil(held / group.block_tokens) + 1
+    return ceil(context_tokens / (group.block_tokens * settings.decode_context_parallel))
+
+
+def token_bytes(kind: LayerKind, settings: KvSettings) -> float:
+    """Bytes that one token takes in one layer on one GPU; 0 for a recurrent state.
+
+    KV heads are copied, not split, once tensor parallelism exceeds them; a latent vector is
+    copied on every rank.
+
+    Raises:
+        SizingError: the KV heads cannot be split over that many GPUs.
+    """
+    if isinstance(kind, Recurrent):
+        return 0.0
+    if isinstance(kind, LatentAttention):
+        row = (kind.latent_dim + kind.rope_dim) * settings.element_bytes
+        if settings.padded_latent:
+            row = ceil(row / _LATENT_ROW_BYTES) * _LATENT_ROW_BYTES
+        index = kind.index_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES if kind.index_dim else 0
+        return row + index
+    heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
+    return heads * (kind.key_dim + kind.value_dim) * settings.element_bytes
+
+
+def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:
+    """KV heads that one GPU of a tensor-parallel group holds.
+
+    Raises:
+        SizingError: neither divides the other, which vLLM refuses.
+    """
+    larger, smaller = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
+    if larger % smaller:
+        fitting = [
+            str(size) for size in _TENSOR_SIZES if not max(kv_heads, size) % min(kv_heads, size)
+        ]
+        raise SizingError(
+            f"tensor parallel {tensor_parallel} does not divide {kv_heads} KV heads",
+            name="tensor_parallel",
+            choices=fitting,
+        )
+    return max(1, kv_heads // tensor_parallel)
+
+
+def state_bytes(kind: Recurrent, settings: KvSettings) -> float:
+    """Bytes of one request's state in one layer on one GPU; split by tensor parallelism."""
+    whole = (
+        kind.conv_elements * _CONVOLUTION_BYTES + kind.state_elements * kind.state_bytes_per_element
+    )
+    return whole / settings.tensor_parallel
+
+
+def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
+    """The layout of a model's cache under those settings.
+
+    Pipeline stages hold a share of every kind; the largest stage is laid out, as the smallest
+    number of blocks binds them all.
+
+    Raises:
+        SizingError: the model keeps nothing, or its heads cannot be split.
+    """
+    staged = [
+        Layers(part.kind, ceil(part.count / settings.pipeline_parallel))
+        for part in (layers if settings.hybrid_pool else _unified(layers))
+    ]
+    if not staged:
+        raise SizingError("the model has no layer that keeps a KV cache", name="model")
+    page_bytes, blocks = _pages(staged, settings)
+    # Full layers of several shapes need the same tokens, so they form one group.
+    if all(isinstance(part.kind, FullAttention | LatentAttention) for part in staged):
+        return _one_group(staged, settings)
+    size = group_size([part.count for part in staged])
+    groups = tuple(
+        Group(
+            part.kind,
+            part.count,
+            ceil(part.count / size),
+            block,
+            token_bytes(part.kind, settings),
+        )
+        for part, block in zip(staged, blocks, strict=True)
+    )
+    return KvLayout(groups, size, page_bytes, settings)
+
+
+def _one_group(staged: Sequence[Layers], settings: KvSettings) -> KvLayout:
+    block = _default_block(staged, settings)
+    layers = sum(part.count for part in staged)
+    held = sum(part.count * token_bytes(part.kind, settings) for part in staged)
+    group = Group(staged[0].kind, layers, 1, block, held / layers)
+    return KvLayout((group,), layers, block * held / layers, settings)
+
+
+def group_size(counts: Sequence[int]) -> int:
+    """Layers a group: the fewest of any kind, or the most where the kinds are about as many."""
+    fewest, most = min(counts), max(counts)
+    return most if most < fewest * _SIMILAR_COUNTS else fewest
+
+
+def _unified(layers: Sequence[Layers]) -> list[Layers]:
+    """Sliding layers as full ones: they keep the whole context."""
+    return [
+        Layers(
+            FullAttention(part.kind.kv_heads, part.kind.key_dim, part.kind.value_dim), part.count
+        )
+        if isinstance(part.kind, SlidingAttention)
+        else part
+        for part in layers
+    ]
+
+
+def _default_block(staged: Sequence[Layers], settings: KvSettings) -> int:
+    if settings.block_tokens is not None:
+        return settings.block_tokens
+    latent = any(isinstance(part.kind, LatentAttention) for part in staged)
+    return _LATENT_BLOCK_TOKENS if latent and not settings.padded_latent else _BLOCK_TOKENS
+
+
+def _pages(staged: Sequence[Layers], settings: KvSettings) -> tuple[float, list[int]]:
+    """The common page in bytes, and the tokens of a block for each kind."""
+    block = _default_block(staged, settings)
+    costs = [token_bytes(part.kind, settings) for part in staged]
+    states = [
+        state_bytes(part.kind, settings) for part in staged if isinstance(part.kind, Recurrent)
+    ]
+    largest = max(costs)
+    if states and largest:
+        # An attention page is made as large as the largest state.
+        block = max(ceil(max(states) / largest / block) * block, block)
+    page = max([block * largest, *states])
+    return page, [_unified_block(page, cost, block) for cost in costs]
+
+
+def _unified_block(page_bytes: float, cost_bytes: float, block: int) -> int:
+    """Tokens of a block of a kind: more of them where a token takes less than the largest."""
+    if not cost_bytes:
+        return block
+    ratio = page_bytes / (block * cost_bytes)
+    # A page that is no multiple is padded instead.
+    return block * int(ratio) if ratio == int(ratio) else block

@@ -1,0 +1,1 @@
+"""The guide's thirteen steps for a workload profile. Pure."""

@@ -1,0 +1,207 @@
+"""What a search tries: GPUs, parallelism, quantization, KV dtypes, context lengths. Pure.
+
+What the question states is fixed; of the rest, what is sensible. Guide 4.2 (formats), 5.1 to 5.4
+(tensor parallelism inside a node, pipeline stages only beyond it), 9.1 steps 2 to 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kneewatch.diagnose.catalogue.gpus import Gpu, gpu, gpus
+from kneewatch.diagnose.catalogue.quantization import scheme
+from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
+from kneewatch.diagnose.sizing.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.size import Question, check_question
+
+_TENSOR_PARALLELS = (1, 2, 4, 8)
+_PIPELINE_PARALLELS = (2, 4)
+_KV_CACHE_DTYPES = ("auto", "fp8")
+# Beside a 16-bit checkpoint's own. INT4 formats differ in quality, not in bytes or speed.
+_QUANTIZATIONS = ("fp8", "awq", "nvfp4")
+_LONGEST_TO_MEAN = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a search may try; None: what the question states, or else all that is sensible.
+
+    A question's parallelism counts as stated where it has more than one GPU, its KV dtype where it
+    is not "auto"; give them here to fix one GPU or "auto".
+    `pipeline_parallels` given are tried always, others only where no tensor-parallel size starts.
+    `most_gpus` bounds the fleet. `catalogue` stands in for the packaged GPUs and their prices.
+    """
+
+    gpu_ids: Sequence[str] | None = None
+    tensor_parallels: Sequence[int] | None = None
+    pipeline_parallels: Sequence[int] | None = None
+    quantizations: Sequence[str] | None = None
+    kv_cache_dtypes: Sequence[str] | None = None
+    max_model_lens: Sequence[int] | None = None
+    most_gpus: int | None = None
+    catalogue: Mapping[str, Gpu] | None = None
+
+
+ANYTHING = Choices()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What is tried. `max_model_lens` has the longest first; `deeper` are the pipeline sizes that
+    are tried where no layout of `pipeline_parallels` starts."""
+
+    gpus: tuple[Gpu, ...]
+    tensor_parallels: tuple[int, ...]
+    pipeline_parallels: tuple[int, ...]
+    deeper: tuple[int, ...]
+    quantizations: tuple[str, ...]
+    kv_cache_dtypes: tuple[str, ...]
+    max_model_lens: tuple[int, ...]
+    input_tokens: float
+    output_tokens: float
+    most_gpus: int | None
+
+    @property
+    def request_tokens(self) -> float:
+        """Tokens of a whole request."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def layouts(self) -> tuple[tuple[int, int], ...]:
+        """Tensor and pipeline sizes that are always tried."""
+        return tuple(
+            (tensor, pipeline)
+            for pipeline in self.pipeline_parallels
+            for tensor in self.tensor_parallels
+        )
+
+
+def space(question: Question, choices: Choices = ANYTHING) -> Space:
+    """What a search for that question tries.
+
+    Raises:
+        SizingError: an input that cannot be, that a search needs, or that belongs to one launch.
+    """
+    setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
+    if inputs is None or outputs is None:
+        raise SizingError(
+            "a search needs the lengths of input and output",
+            name="input_tokens" if inputs is None else "output_tokens",
+        )
+    _refuse_launch_figures(question)
+    if choices.max_model_lens:
+        setup = replace(setup, max_model_len=max(choices.max_model_lens))
+    check_question(replace(question, setup=setup))
+    within("safety", question.safety, low=1, high=10)
+    if choices.most_gpus is not None:
+        positive("gpus", choices.most_gpus)
+    found = _gpus(question, choices)
+    if question.usd_per_gpu_hour is not None and len(found) > 1:
+        raise SizingError(
+            f"one price cannot be that of {len(found)} GPUs; state the GPU, or their prices in "
+            "the catalogue",
+            name="usd_per_gpu_hour",
+            choices=[each.id for each in found],
+        )
+    staged = _counts("pipeline_parallel", choices.pipeline_parallels)
+    if not staged and setup.parallel.gpus > 1:
+        staged = (setup.parallel.pipeline,)
+    return Space(
+        gpus=found,
+        tensor_parallels=_tensor_parallels(question, choices),
+        pipeline_parallels=staged or (1,),
+        deeper=() if staged else _PIPELINE_PARALLELS,
+        quantizations=_quantizations(question, choices),
+        kv_cache_dtypes=_kv_cache_dtypes(question, choices),
+        max_model_lens=_max_model_lens(question, choices, needed=inputs + outputs),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        most_gpus=choices.most_gpus,
+    )
+
+
+def _refuse_launch_figures(question: Question) -> None:
+    setup = question.setup
+    for name, value in (
+        ("weights_gib", setup.weights_bytes),
+        ("available_kv_gib", setup.available_kv_bytes),
+        ("usable_rps", question.usable_requests_per_s),
+    ):
+        if value is not None:
+            raise SizingError(
+                f"{name} is a figure of one launch; a search works it out for each", name=name
+            )
+    if setup.parallel.data != 1:
+        raise SizingError(
+            f"data_parallel is {setup.parallel.data}; a search counts replicas of one engine",
+            name="data_parallel",
+            choices=("1",),
+        )
+
+
+def _counts(name: str, values: Sequence[int] | None) -> tuple[int, ...]:
+    for value in values or ():
+        positive(name, value)
+    return tuple(sorted(set(values or ())))
+
+
+def _gpus(question: Question, choices: Choices) -> tuple[Gpu, ...]:
+    if choices.gpu_ids is not None:
+        found = {each.id: each for each in _named(choices)}
+        if not found:
+            raise SizingError("no GPU to search", name="gpu", choices=tuple(gpus()))
+        return tuple(found.values())
+    if question.setup.gpu is not None:
+        return (question.setup.gpu,)
+    return tuple((gpus() if choices.catalogue is None else choices.catalogue).values())
+
+
+def _named(choices: Choices) -> Iterator[Gpu]:
+    for gpu_id in choices.gpu_ids or ():
+        yield gpu(gpu_id, catalogue=choices.catalogue)
+
+
+def _tensor_parallels(question: Question, choices: Choices) -> tuple[int, ...]:
+    parallel = question.setup.parallel
+    stated = _counts("tensor_parallel", choices.tensor_parallels)
+    if not stated and parallel.gpus > 1:
+        return (parallel.tensor,)
+    return stated or _TENSOR_PARALLELS
+
+
+def _quantizations(question: Question, choices: Choices) -> tuple[str, ...]:
+    setup = question.setup
+    own = scheme(setup.model.quantization)
+    if choices.quantizations:
+        return tuple(dict.fromkeys(scheme(name).id for name in choices.quantizations))
+    if setup.quantization is not None:
+        return (scheme(setup.quantization).id,)
+    return (own.id, *_QUANTIZATIONS) if own.linear_bits == own.expert_bits == 16 else (own.id,)
+
+
+def _kv_cache_dtypes(question: Question, choices: Choices) -> tuple[str, ...]:
+    stated = choices.kv_cache_dtypes
+    if not stated and question.setup.kv_cache_dtype != "auto":
+        stated = (question.setup.kv_cache_dtype,)
+    for name in stated or ():
+        kv_element_bytes(name)
+    return tuple(dict.fromkeys(stated or _KV_CACHE_DTYPES))
+
+
+def _max_model_lens(question: Question, choices: Choices, *, needed: float) -> tuple[int, ...]:
+    setup = question.setup
+    needed = max(needed, setup.context_tokens or 0)
+    if choices.max_model_lens:
+        stated = _counts("max_model_len", choices.max_model_lens)
+        if stated[0] < needed:
+            raise SizingError(
+                f"max_model_len {stated[0]} is shorter than a request of {needed:g} tokens",
+                name="max_model_len",
+            )
+        return stated[::-1]
+    found = [setup.longest_tokens]
+    # The stated lengths are means: leave room for requests of twice that.
+    while setup.max_model_len is None and found[-1] // 2 >= needed * _LONGEST_TO_MEAN:
+        found.append(found[-1] // 2)
+    return tuple(found)

@@ -1,0 +1,294 @@
+"""One configuration sized: memory, speed at a load, fleet and cost, with the arithmetic. Pure.
+
+The same answer serves `kneewatch size`, the search and the recommendations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import floor
+
+from kneewatch.diagnose.sizing.fleet.cost import TokenCost, YearlyCost, token_cost, yearly_cost
+from kneewatch.diagnose.sizing.fleet.fleet import SAFETY_DEFAULT, FleetSize, size_fleet
+from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.sizing.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory import FewestGpus, Memory, Setup, check, fewest_gpus, memory
+from kneewatch.diagnose.sizing.speed.costs import Costs, costs
+from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
+from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
+from kneewatch.diagnose.sizing.steps import Step, figure
+from kneewatch.diagnose.sizing.vllm_defaults import V1
+
+_LARGEST = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A launch and what is asked of it; None: not stated, and what needs it is not answered.
+
+    `replicas` such launches share `concurrency`; `usable_requests_per_s` of one replica is
+    measured or, where it is None, predicted at the concurrency and the targets.
+    """
+
+    setup: Setup
+    replicas: int = 1
+    concurrency: float = 1.0
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    peak_requests_per_s: float | None = None
+    usable_requests_per_s: float | None = None
+    ttft_slo_s: float | None = None
+    itl_slo_s: float | None = None
+    safety: float = SAFETY_DEFAULT
+    usd_per_gpu_hour: float | None = None
+    utilization_ratio: float = 1.0
+
+    @property
+    def concurrency_per_engine(self) -> float:
+        """Requests in flight on one engine: replicas and data-parallel engines share them."""
+        return self.concurrency / (self.replicas * self.setup.parallel.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The answer. `performance`, of one engine, and `fleet` are None where too little is stated.
+
+    `usable_requests_per_s` is of one replica, `usable_source` how it is known; `missed` says
+    which targets the load breaks.
+    """
+
+    question: Question
+    memory: Memory
+    fewest: FewestGpus | None
+    performance: Performance | None
+    usable_requests_per_s: float | None
+    usable_source: str
+    missed: tuple[str, ...]
+    fleet: FleetSize | None
+    token_cost: TokenCost | None
+    yearly_cost: YearlyCost | None
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """True where vLLM starts and holds the concurrency at the context's length."""
+        return self.memory.fits(self.question.concurrency_per_engine)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the fleet, or of the replicas asked about where there is no peak."""
+        if self.fleet is not None:
+            return self.fleet.gpus
+        return self.question.setup.parallel.gpus * self.question.replicas
+
+
+def size(question: Question) -> Size:
+    """The sizing of one configuration.
+
+    Raises:
+        SizingError: an input that cannot be, with its name.
+    """
+    check(question.setup)
+    check_question(question)
+    answer = memory(question.setup)
+    notes = [*question.setup.model.notes, *_memory_notes(answer)]
+    loaded = _load(question, answer)
+    speed = performance(*loaded) if loaded is not None else None
+    usable, source = _usable(question, loaded, speed)
+    if source == "predicted":
+        notes.append("usable RPS is predicted by the roofline: measure it before buying")
+    if speed is not None and (question.ttft_slo_s or question.itl_slo_s):
+        notes.append("targets are held against predicted means; P99 lies above them")
+    fleet = _fleet(question, usable)
+    per_token, per_year = _cost(question, fleet, speed)
+    return Size(
+        question=question,
+        memory=answer,
+        fewest=_fewest(question),
+        performance=speed,
+        usable_requests_per_s=usable,
+        usable_source=source,
+        missed=_missed(question, speed),
+        fleet=fleet,
+        token_cost=per_token,
+        yearly_cost=per_year,
+        notes=tuple(notes),
+    )
+
+
+def check_question(question: Question) -> None:
+    """Refuse a load, a target or a price that cannot be.
+
+    Raises:
+        SizingError: with the input's name.
+    """
+    for name, value in (
+        ("concurrency", question.concurrency),
+        ("input_tokens", question.input_tokens),
+        ("output_tokens", question.output_tokens),
+        ("peak_rps", question.peak_requests_per_s),
+        ("usable_rps", question.usable_requests_per_s),
+        ("ttft_slo", question.ttft_slo_s),
+        ("itl_slo", question.itl_slo_s),
+    ):
+        if value is not None:
+            positive(name, value)
+            within(name, value, low=0.0, high=_LARGEST)
+    if question.usd_per_gpu_hour is not None:
+        not_negative("usd_per_gpu_hour", question.usd_per_gpu_hour)
+    within("utilization", question.utilization_ratio, low=0.001, high=1.0)
+    within("safety", question.safety, low=1.0, high=10.0)
+    stated = (question.input_tokens, question.output_tokens)
+    if (stated[0] is None) != (stated[1] is None):
+        missing = "input_tokens" if stated[0] is None else "output_tokens"
+        raise SizingError("input and output lengths go together", name=missing)
+    longest = question.setup.longest_tokens
+    if sum(value or 0.0 for value in stated) > longest:
+        raise SizingError(
+            f"input and output together exceed the {longest} tokens that are allowed",
+            name="input_tokens",
+        )
+
+
+def _memory_notes(answer: Memory) -> list[str]:
+    setup, notes = answer.setup, list[str]()
+    if setup.gpu is not None and setup.gpu.memory_is_estimated:
+        notes.append(f"{setup.gpu.id}: memory {setup.gpu.memory_source}")
+    if setup.model.multimodal and setup.version < V1:
+        notes.append(
+            "V0 profiled a vision model with the largest images: tens of GiB may be missing here"
+        )
+    if not answer.holds_one:
+        notes.append(
+            f"vLLM refuses to start: one request of {setup.longest_tokens:,} tokens does not fit; "
+            "lower --max-model-len"
+        )
+    elif answer.layout.blocks(answer.available_bytes.expected) * 0.99 <= (
+        answer.layout.request_blocks(setup.longest_tokens)
+    ):
+        notes.append(
+            "the longest request takes almost the whole cache: one block is vLLM's own, and a "
+            "request that needs it waits for ever"
+        )
+    if answer.available_bytes.expected > 0 > answer.available_bytes.low:
+        notes.append("the band reaches below nothing: it may not start")
+    if not setup.defaults.capacity_by_context and len(answer.layout.groups) > 1:
+        notes.append(
+            "kv_capacity_tokens is what this version logs; for layers of several kinds that is no "
+            "capacity: kv_tokens_at_context is"
+        )
+    return notes
+
+
+def _fewest(question: Question) -> FewestGpus | None:
+    setup = question.setup
+    if setup.gpu is None or setup.model.parameters is None:
+        return None
+    return fewest_gpus(setup, concurrency=question.concurrency_per_engine)
+
+
+def running_limit(answer: Memory, mean_tokens: float) -> float:
+    """Requests of that mean length that the KV cache and max_num_seqs let run at once."""
+    held = answer.layout.concurrency(answer.available_bytes.expected, max(int(mean_tokens), 1))
+    return max(min(held, float(answer.setup.seqs)), 0.0)
+
+
+def _load(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
+    """What one engine costs and is asked for; None where too little is stated or nothing runs."""
+    setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
+    if setup.gpu is None or setup.model.parameters is None or inputs is None or outputs is None:
+        return None
+    limit = running_limit(answer, inputs + outputs)
+    if limit < 1:
+        return None
+    known = costs(
+        setup.model,
+        setup.gpu,
+        tensor_parallel=setup.parallel.tensor,
+        pipeline_parallel=setup.parallel.pipeline,
+        quantization=setup.quantization,
+        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
+    )
+    load = Load(
+        input_tokens=inputs,
+        output_tokens=outputs,
+        concurrency=question.concurrency_per_engine,
+        max_running=limit,
+        max_num_batched_tokens=setup.batched_tokens,
+    )
+    return known, load
+
+
+def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
+    if speed is None:
+        return ()
+    missed: list[str] = []
+    for name, found_s, target_s in (
+        ("TTFT", speed.ttft_s, question.ttft_slo_s),
+        ("ITL", speed.itl_s, question.itl_slo_s),
+    ):
+        if target_s is not None and found_s > target_s:
+            missed.append(f"{name} {figure(found_s)} s is above the target of {figure(target_s)} s")
+    return tuple(missed)
+
+
+def _usable(
+    question: Question, loaded: tuple[Costs, Load] | None, speed: Performance | None
+) -> tuple[float | None, str]:
+    """Requests/s of one replica at the targets (at the load without any), and how it is known."""
+    if question.usable_requests_per_s is not None:
+        return question.usable_requests_per_s, "stated"
+    if loaded is None or speed is None:
+        return None, "unknown"
+    engines = question.setup.parallel.data
+    if question.ttft_slo_s is None and question.itl_slo_s is None:
+        return speed.requests_per_s * engines, "predicted"
+    known, load = loaded
+    targets = Targets(question.ttft_slo_s, question.itl_slo_s)
+    most = replace(load, concurrency=max(floor(load.max_running), 1))
+    best = capacity(known, most, targets)
+    if not best.concurrency:
+        return None, "unknown"
+    return best.performance.requests_per_s * engines, "predicted"
+
+
+def _fleet(question: Question, usable: float | None) -> FleetSize | None:
+    if question.peak_requests_per_s is None or usable is None:
+        return None
+    parallel = question.setup.parallel
+    return size_fleet(
+        peak_requests_per_s=question.peak_requests_per_s,
+        usable_requests_per_s=usable,
+        tensor_parallel=parallel.tensor * parallel.data,
+        pipeline_parallel=parallel.pipeline,
+        safety=question.safety,
+    )
+
+
+def _cost(
+    question: Question, fleet: FleetSize | None, speed: Performance | None
+) -> tuple[TokenCost | None, YearlyCost | None]:
+    setup = question.setup
+    price = question.usd_per_gpu_hour
+    if price is None:
+        if setup.gpu is None:
+            return None, None
+        price = setup.gpu.usd_per_hour
+    each = setup.parallel.gpus
+    gpus = fleet.gpus if fleet is not None else each * question.replicas
+    per_year = yearly_cost(gpus=gpus, usd_per_gpu_hour=price)
+    if speed is None:
+        return None, per_year
+    per_token = token_cost(
+        gpus=each,
+        usd_per_gpu_hour=price,
+        tokens_per_s=speed.decode_tokens_per_s * setup.parallel.data,
+        utilization_ratio=question.utilization_ratio,
+    )
+    return per_token, per_year
+
+
+def steps(answer: Size) -> tuple[Step, ...]:
+    """The arithmetic of the fleet and its cost, line by line; the memory's is its own."""
+    parts = (answer.fleet, answer.token_cost, answer.yearly_cost)
+    return tuple(step for part in parts if part is not None for step in part.steps)

@@ -1,0 +1,45 @@
+"""One line of pencil arithmetic, so that every number shown can be checked by hand. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A number, how it came about, and who says so.
+
+    `formula` has names, `values` the same formula with figures, `result` the outcome with its
+    unit, `source` the guide's section, a paper or a file.
+    """
+
+    title: str
+    formula: str
+    values: str
+    result: str
+    source: str
+
+    def line(self) -> str:
+        """The step as `title: formula = values = result [source]`."""
+        return f"{self.title}: {self.formula} = {self.values} = {self.result} [{self.source}]"
+
+
+def figure(value: float) -> str:
+    """A number as written by hand: whole ones in full, others to four significant digits."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.1f}"
+    return f"{value:.4g}"
+
+
+def exact(value: float) -> Fraction:
+    """The number as it was written in decimals: 1.1 is 11/10, not its nearest binary fraction.
+
+    Rounding up needs it: 4.2 / 1.4 is a little above 3 in binary, and would buy a fourth.
+    """
+    return Fraction(str(value))

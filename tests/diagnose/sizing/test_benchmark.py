@@ -1,0 +1,355 @@
+"""Benchmarks as text: the same points whichever tool wrote them, and errors that say where."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.sizing.benchmark.columns import column
+from kneewatch.diagnose.sizing.benchmark.reading import merged, read_benchmark
+from kneewatch.diagnose.sizing.inputs import SizingError
+
+TABLE = """\
+# vLLM 0.21, Llama-3 70B FP8, TP=4
+concurrency,rps,ttft_p99_ms,itl_p99_ms
+48,12,1900,30
+8,3,300,20
+"""
+
+VLLM = {
+    "date": "20260101-000000",
+    "backend": "vllm",
+    "request_rate": "inf",
+    "max_concurrency": 48,
+    "duration": 83.3,
+    "completed": 1000,
+    "failed": 0,
+    "total_input_tokens": 1_000_000,
+    "total_output_tokens": 200_000,
+    "request_throughput": 12.0,
+    "output_throughput": 2400.0,
+    "total_token_throughput": 14400.0,
+    "mean_ttft_ms": 1020.0,
+    "median_ttft_ms": 900.0,
+    "p99_ttft_ms": 1900.0,
+    "mean_tpot_ms": 15.0,
+    "median_itl_ms": 14.0,
+    "p99_itl_ms": 30.0,
+}
+"""Keys as `vllm bench serve --save-result` writes them."""
+
+AIPERF = {
+    "schema_version": "1.3",
+    "aiperf_version": "0.10.0",
+    "request_throughput": {"unit": "requests/sec", "avg": 2.156207775934887},
+    "request_latency": {"unit": "ms", "avg": 6726.664069072916, "p99": 18625.4480323},
+    "request_count": {"unit": "requests", "avg": 96.0},
+    "time_to_first_token": {"unit": "ms", "avg": 230.1, "p50": 177.785533, "p99": 687.61987825},
+    "inter_token_latency": {"unit": "ms", "avg": 11.85, "p50": 12.2459, "p99": 13.272469915788},
+    "inter_chunk_latency": {"unit": "ms", "avg": 11.99, "p50": 9.0817813, "p99": 117.98615575277},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 1172.145991694937},
+    "input_config": {
+        "phases": [
+            {"name": "warmup", "exclude_from_results": True, "concurrency": 4},
+            {"name": "profiling", "concurrency": 16},
+        ]
+    },
+}
+"""An RTX 5090: github.com/anud18/qwen36-vllm-aiperf-benchmark @d254ffc, nvfp4/5090/agent/c16."""
+
+AIPERF_CSV = """\
+Metric,avg,min,max,p50,p90,p99,std
+Inter Chunk Latency (ms),11.99,0.00,218.63,9.08,9.94,117.99,17.04
+Inter Token Latency (ms),11.85,7.49,13.31,12.25,12.80,13.27,1.25
+Request Latency (ms),6726.66,399.38,19164.49,6478.63,12053.18,18625.45,4376.04
+Time to First Token (ms),230.14,75.04,693.93,177.79,396.73,687.62,152.24
+
+Metric,Value
+Output Token Throughput (tokens/sec),1172.15
+Request Count,96.00
+Request Throughput (requests/sec),2.16
+
+
+Endpoint,GPU_Index,GPU_Name,GPU_UUID,Metric,avg,min,max
+"""
+"""The same run's CSV, with some columns left out."""
+
+
+def guidellm_run(strategy: object) -> dict[str, object]:
+    """One entry of guidellm's `benchmarks`."""
+    return {
+        "config": {"strategy": strategy},
+        "metrics": {
+            "request_totals": {"successful": 900, "errored": 3, "incomplete": 1, "total": 904},
+            "requests_per_second": {"successful": {"mean": 3.0}},
+            "request_concurrency": {"successful": {"mean": 7.5}},
+            "request_latency": {"successful": {"mean": 2.5}},
+            "output_tokens_per_second": {"successful": {"mean": 600.0}},
+            "time_to_first_token_ms": {
+                "successful": {"mean": 210.0, "median": 200.0, "percentiles": {"p99": 300.0}}
+            },
+            "inter_token_latency_ms": {
+                "successful": {"mean": 12.0, "median": 11.0, "percentiles": {"p99": 20.0}}
+            },
+        },
+    }
+
+
+def test_a_table_is_read_in_seconds_and_sorted() -> None:
+    """1900 ms are 1.9 s to the last bit: a target of 1.9 s is kept."""
+    low, high = read_benchmark(TABLE).points
+    assert (low.concurrency, low.requests_per_s, low.ttft_p99_s, low.itl_p99_s) == (8, 3, 0.3, 0.02)
+    assert (high.concurrency, high.ttft_p99_s, high.origin) == (48, 1.9, "row 3")
+    assert high.ttft_p50_s is None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "concurrency,rps,ttft_p99_ms,itl_p99_ms",
+        "Concurrency,RPS,TTFT P99 (ms),ITL P99 (ms)",
+        "max_concurrency,request_throughput,p99_ttft_ms,p99_itl_ms",
+        "Concurrent requests,req/s,P99 TTFT [ms],P99 ITL [ms]",
+        "users,requests_per_second,p99 time to first token ms,p99 inter-token latency ms",
+        "Streams,Throughput (req/s),TTFT 99th (msec),TPOT P99 (msec)",
+        "c,QPS,TTFT_P99_milliseconds,itl.p99.ms",
+    ],
+)
+def test_header_names_are_tolerant(header: str) -> None:
+    (point,) = read_benchmark(f"{header}\n48,12,1900,30\n").points
+    assert (point.concurrency, point.requests_per_s) == (48, 12)
+    assert point.ttft_p99_s == pytest.approx(1.9)
+    assert point.itl_p99_s == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "units_per_s"),
+    [
+        ("ttft_p99_s", "ttft_p99_s", 1.0),
+        ("P99 TTFT (seconds)", "ttft_p99_s", 1.0),
+        ("median_itl_ms", "itl_p50_s", 1000.0),
+        ("mean_e2el_ms", "latency_mean_s", 1000.0),
+        ("Request latency mean (s)", "latency_mean_s", 1.0),
+        ("output_tokens_per_s", "output_tokens_per_s", None),
+        ("Output token throughput (tok/s)", "output_tokens_per_s", None),
+        ("output_throughput", "output_tokens_per_s", None),
+        ("requests", "requests", None),
+        ("completed", "requests", None),
+        ("failed requests", "failed", None),
+    ],
+)
+def test_a_column_name_says_quantity_and_unit(
+    name: str, field: str, units_per_s: float | None
+) -> None:
+    held = column(name)
+    assert held is not None
+    assert (held.field, held.units_per_s if units_per_s else None) == (field, units_per_s)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "total_token_throughput", "input tokens/s", "mean_ttft_ms", "p99_e2el_ms", "p95_ttft_ms",
+        "max_output_tokens_per_s", "output_tokens_mean", "request_goodput", "model", "date",
+        "tokens/s/user",
+    ],
+)  # fmt: skip
+def test_what_sizing_has_no_use_for_is_left_alone(name: str) -> None:
+    assert column(name) is None
+
+
+def test_itl_is_preferred_to_tpot_and_the_measured_rate_to_the_offered() -> None:
+    text = "concurrency,request_rate,rps,ttft_p99_ms,tpot_p99_ms,itl_p99_ms\n8,99,3,300,11,20\n"
+    found = read_benchmark(text)
+    assert (found.points[0].requests_per_s, found.points[0].itl_p99_s) == (3, 0.02)
+    assert found.notes == ()
+    (note,) = read_benchmark("c,rps,ttft_p99_ms,tpot_p99_ms\n8,3,300,11\n").notes
+    assert "'tpot_p99_ms'" in note
+
+
+def test_semicolons_decimal_commas_and_units_in_cells() -> None:
+    text = "\ufeffconcurrency;rps;ttft_p99;itl_p99\n8;3,5;0,3 s;20 ms\n\n"
+    (point,) = read_benchmark(text).points
+    assert (point.requests_per_s, point.ttft_p99_s, point.itl_p99_s) == (3.5, 0.3, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the benchmark is empty"),
+        ("# only a comment\n", "the benchmark is empty"),
+        (TABLE.replace("1900", "fast"), "row 3, column 'ttft_p99_ms': 'fast' is not a number"),
+        (TABLE.replace("1900", "1900 km"), "'1900 km' is not a number"),
+        (TABLE.replace("1900", "-5"), "row 3: ttft_p99_s is -0.005; it must be above 0"),
+        (TABLE.replace("48,12", "0,12"), "row 3: concurrency is 0; it must be above 0"),
+        (TABLE.replace(",30", ""), "row 3 has 3 cells, the header 4"),
+        (TABLE.replace("1900", ""), "row 3, column 'ttft_p99_ms': '' is not a number"),
+        (TABLE.replace("itl_p99_ms", "itl_p95_ms"), "no column for itl_p99_s among"),
+        (TABLE.replace("itl_p99_ms", "itl_p99"), "a time without a unit"),
+        (TABLE.replace("itl_p99_ms", "qps"), "'rps' and 'qps' both look like requests_per_s"),
+        (TABLE.splitlines()[1], "the benchmark holds no measured point"),
+        ("c,rps,ttft p99 ms,itl p99 ms,ttft p50 ms\n1,1,100,9,200", "the median TTFT (0.2 s) is"),
+        ("{", "line 1 is not JSON"),
+        ("[1]", "document 1 is int, not an object"),
+        ("[" * 100_000, "not usable JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "not usable JSON"),
+        (json.dumps(VLLM | {"p99_ttft_ms": 10**400}), "no p99_ttft_ms"),
+        (TABLE.replace("1900", "1e999"), "'1e999' is too large a number"),
+        (TABLE.replace("1900", "9" * 200_000), "the benchmark is no CSV"),
+        ('{"a": 1}', "document 1 is no known benchmark report"),
+        (json.dumps({"request_throughput": 1.0}), "document 1: no p99_ttft_ms; run `vllm bench"),
+        (json.dumps(VLLM | {"p99_itl_ms": float("nan")}), "no p99_itl_ms"),
+        (json.dumps({"benchmarks": [{"metrics": {}}]}), "no metrics.requests_per_second"),
+        (json.dumps({"request_throughput": {"unit": "requests/sec", "avg": 1}}), "--streaming"),
+    ],
+)
+def test_an_error_says_where_and_what_is_accepted(text: str, message: str) -> None:
+    with pytest.raises(SizingError) as raised:
+        read_benchmark(text)
+    assert message in str(raised.value)
+    assert raised.value.name == "benchmark"
+
+
+def test_vllm_bench_serve() -> None:
+    (point,) = read_benchmark(json.dumps(VLLM)).points
+    assert (point.concurrency, point.requests_per_s) == (48, 12)
+    assert (point.ttft_p99_s, point.ttft_p50_s) == (1.9, 0.9)
+    assert (point.itl_p99_s, point.itl_p50_s) == (0.03, 0.014)
+    assert (point.requests, point.failed, point.output_tokens_per_s) == (1000, 0, 2400)
+    # 1.02 s to the first token and 199 more at 15 ms: what Little's law gives for 48 at 12/s is 4 s
+    assert point.latency_mean_s == pytest.approx(1.02 + 199 * 0.015)
+
+
+def test_a_measured_life_is_preferred_to_a_derived_one() -> None:
+    (point,) = read_benchmark(json.dumps(VLLM | {"mean_e2el_ms": 3900.0})).points
+    assert point.latency_mean_s == 3.9
+
+
+@pytest.mark.parametrize("join", ["", "\n", ",\n", "\n\n"], ids=["", "lines", "commas", "blank"])
+def test_several_results_in_a_row(join: str) -> None:
+    """`--append-result` writes one object per line; files are also simply concatenated."""
+    results = [json.dumps(VLLM | {"max_concurrency": c}) for c in (96, 8, 48)]
+    assert [p.concurrency for p in read_benchmark(join.join(results)).points] == [8, 48, 96]
+    assert [p.concurrency for p in read_benchmark(f"[{','.join(results)}]").points] == [8, 48, 96]
+    one_each = merged([read_benchmark(text) for text in results])
+    assert [p.concurrency for p in one_each.points] == [8, 48, 96]
+
+
+def test_an_open_loop_run_gets_its_concurrency_from_littles_law() -> None:
+    found = read_benchmark(json.dumps(VLLM | {"max_concurrency": None}))
+    assert found.points[0].concurrency == pytest.approx(12 * (1.02 + 199 * 0.015))
+    assert "Little's law" in found.notes[0]
+    bare = VLLM | {"max_concurrency": None, "mean_tpot_ms": None}
+    with pytest.raises(SizingError, match="neither a concurrency nor a mean latency"):
+        read_benchmark(json.dumps(bare))
+    (point,) = read_benchmark(json.dumps(bare), concurrency=50).points
+    assert point.concurrency == 50
+
+
+def test_more_concurrency_than_requests_is_noted() -> None:
+    found = read_benchmark(json.dumps(VLLM | {"max_concurrency": 2000}))
+    assert "2000 stated, but only 1000 requests were sent" in found.notes[0]
+
+
+def test_one_concurrency_cannot_fit_several_points() -> None:
+    with pytest.raises(SizingError, match="stated for 2 points"):
+        read_benchmark(json.dumps(VLLM) * 2, concurrency=8)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        pytest.param({"type_": "concurrent", "streams": 8}, 8, id="0.3 and 0.5: streams"),
+        pytest.param({"type_": "concurrent", "max_concurrency": 8}, 8, id="0.4: max_concurrency"),
+        pytest.param({"type_": "synchronous"}, 1, id="synchronous: one at a time"),
+        pytest.param({"type_": "throughput", "max_concurrency": 512}, 7.5, id="a limit, not met"),
+        pytest.param({"type_": "constant", "rate": 3.0}, 7.5, id="open loop: as measured"),
+    ],
+)
+def test_guidellm(strategy: object, expected: float) -> None:
+    found = read_benchmark(json.dumps({"benchmarks": [guidellm_run(strategy)]}))
+    (point,) = found.points
+    assert (point.concurrency, point.requests_per_s, point.ttft_p99_s) == (expected, 3, 0.3)
+    assert (point.itl_p99_s, point.itl_p50_s, point.latency_mean_s) == (0.02, 0.011, 2.5)
+    assert (point.requests, point.failed, point.output_tokens_per_s) == (900, 3, 600)
+    assert "averages ITL over each request" in found.notes[0]
+
+
+def test_guidellm_keeps_a_sweep_in_one_file() -> None:
+    runs = [guidellm_run({"type_": "concurrent", "streams": n}) for n in (16, 4)]
+    found = read_benchmark(json.dumps({"benchmarks": runs}))
+    assert [p.concurrency for p in found.points] == [4, 16]
+    assert found.points[0].origin == "document 1, benchmark 2"
+    assert len(found.notes) == 1
+
+
+def test_aiperf_json_takes_itl_gap_by_gap() -> None:
+    """Of one run, P99 by gaps is 118 ms and by request averages 13 ms: a target means gaps."""
+    found = read_benchmark(json.dumps(AIPERF))
+    (point,) = found.points
+    assert (point.concurrency, point.requests) == (16, 96)
+    assert point.itl_p99_s == pytest.approx(0.117986, rel=1e-4)
+    assert point.ttft_p99_s == pytest.approx(0.68762)
+    assert point.latency_mean_s == pytest.approx(6.72666)
+    assert "inter_chunk_latency" in found.notes[0]
+
+
+def test_aiperf_json_without_gaps_falls_back_and_says_so() -> None:
+    document: dict[str, object] = dict(AIPERF)
+    del document["inter_chunk_latency"]
+    document["input_config"] = {"loadgen": {"concurrency": 4}}
+    found = read_benchmark(json.dumps(document))
+    assert found.points[0].concurrency == 4
+    assert found.points[0].itl_p99_s == pytest.approx(0.01327247)
+    assert "stalls" in found.notes[0]
+
+
+def test_aiperf_csv_gives_the_same_point() -> None:
+    (from_csv,) = read_benchmark(AIPERF_CSV, concurrency=16).points
+    (from_json,) = read_benchmark(json.dumps(AIPERF)).points
+    for name in ("concurrency", "requests_per_s", "ttft_p99_s", "itl_p99_s", "latency_mean_s"):
+        assert getattr(from_csv, name) == pytest.approx(getattr(from_json, name), rel=2e-3)
+    (derived,) = read_benchmark(AIPERF_CSV).points
+    assert derived.concurrency == pytest.approx(2.16 * 6.72666), "14.5 of 16 were in flight"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 4096), st.floats(0.01, 1e4), st.floats(0.5, 1e5), st.floats(0.1, 1e4)
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_a_table_and_vllm_json_of_the_same_figures_agree(
+    rows: list[tuple[int, float, float, float]],
+) -> None:
+    table = "concurrency,rps,ttft_p99_ms,itl_p99_ms\n" + "".join(
+        f"{c},{rps!r},{ttft!r},{itl!r}\n" for c, rps, ttft, itl in rows
+    )
+    reports = "\n".join(
+        json.dumps(
+            {"max_concurrency": c, "request_throughput": r, "p99_ttft_ms": t, "p99_itl_ms": i}
+        )
+        for c, r, t, i in rows
+    )
+    for ours, theirs in zip(
+        read_benchmark(table).points, read_benchmark(reports).points, strict=True
+    ):
+        assert (ours.concurrency, ours.requests_per_s) == (
+            theirs.concurrency,
+            theirs.requests_per_s,
+        )
+        assert ours.ttft_p99_s == pytest.approx(theirs.ttft_p99_s)
+        assert ours.itl_p99_s == pytest.approx(theirs.itl_p99_s)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with suppress(SizingError):
+        assert read_benchmark(text).points

@@ -1,0 +1,198 @@
+"""The KV cache's layout against what vLLM logged, and the arithmetic behind it."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.catalogue.gpus import GIB
+from kneewatch.diagnose.catalogue.layers import (
+    FullAttention,
+    LatentAttention,
+    Layers,
+    Recurrent,
+    SlidingAttention,
+)
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.kv_cache import (
+    KvSettings,
+    group_size,
+    heads_per_gpu,
+    kv_element_bytes,
+    kv_layout,
+)
+
+LLAMA_70B = (Layers(FullAttention(8, 128, 128), 80),)
+GPT_OSS_120B = (
+    Layers(SlidingAttention(8, 64, 64, 128), 18),
+    Layers(FullAttention(8, 64, 64), 18),
+)
+
+
+@pytest.mark.parametrize(
+    ("layers", "settings", "expected_bytes"),
+    [
+        pytest.param(LLAMA_70B, KvSettings(), 327_680, id="70B: 80 x 8 x (128 + 128) x 2"),
+        pytest.param(LLAMA_70B, KvSettings(element_bytes=1), 163_840, id="fp8 halves it"),
+        pytest.param(LLAMA_70B, KvSettings(tensor_parallel=8), 40_960, id="TP 8: a head each"),
+        pytest.param(LLAMA_70B, KvSettings(tensor_parallel=16), 40_960, id="TP 16: replicated"),
+        pytest.param(
+            (Layers(LatentAttention(512, 64), 61),),
+            KvSettings(tensor_parallel=8),
+            70_272,
+            id="R1: 61 x 576 x 2 on every rank",
+        ),
+        pytest.param(
+            (Layers(LatentAttention(512, 64, 128), 61),),
+            KvSettings(element_bytes=1),
+            43_188,
+            id="V3.2 fp8: 61 x (576 + 132)",
+        ),
+        pytest.param(
+            (Layers(LatentAttention(512, 64), 61),),
+            KvSettings(padded_latent=True),
+            78_080,
+            id="0.7: 61 x 640 x 2",
+        ),
+        pytest.param(GPT_OSS_120B, KvSettings(), 36_864, id="gpt-oss grows in its 18 full layers"),
+    ],
+)
+def test_bytes_of_one_more_token(
+    layers: tuple[Layers, ...], settings: KvSettings, expected_bytes: int
+) -> None:
+    assert kv_layout(layers, settings).token_bytes == expected_bytes
+
+
+@pytest.mark.parametrize("tensor_parallel", [4, 8])
+def test_four_kv_heads_cost_the_same_at_tp_4_and_8(tensor_parallel: int) -> None:
+    layers = model("Qwen/Qwen3-235B-A22B-FP8").layers
+    layout = kv_layout(layers, KvSettings(tensor_parallel=tensor_parallel))
+    assert layout.token_bytes == 48_128
+
+
+def test_gpt_oss_holds_what_vllm_logged() -> None:
+    """A100 TP 4, 16k, 2,048 batched tokens, 45.32 GiB: 284.25 requests; naive would say 161."""
+    layout = kv_layout(GPT_OSS_120B, KvSettings(tensor_parallel=4, in_flight_tokens=2048))
+    assert layout.request_blocks(16_384) == 1024 + 137
+    assert layout.concurrency(45.32 * GIB, 16_384) == pytest.approx(284.25, rel=1e-4)
+    logged = layout.logged_tokens(45.32 * GIB, 16_384, by_context=False)
+    assert logged == pytest.approx(2_640_144, rel=1e-4)
+
+
+def test_recurrent_layers_share_pages_with_attention() -> None:
+    """GB300, 23 + 69 layers: block 1,056, 46.5 GiB hold 394,633 tokens of 10,240 each."""
+    layout = kv_layout(model("srt-slurm/GDN-92L-fp4").layers, KvSettings())
+    assert {group.block_tokens for group in layout.groups} == {1056}
+    assert layout.request_blocks(10_240) == 10 + 3
+    assert layout.logged_tokens(46.5 * GIB, 10_240, by_context=True) == 394_633
+
+
+def test_latent_pages_are_whole_blocks_of_64() -> None:
+    """RTX 3090 TP 2: 2.3 GiB hold 75,840 tokens as 0.11 counts them."""
+    layers = model("moonshotai/Kimi-Linear-48B-A3B-Instruct").layers
+    layout = kv_layout(layers, KvSettings(tensor_parallel=2))
+    assert layout.logged_tokens(2.3 * GIB, 120_000, by_context=False) == 75_840
+
+
+def test_smaller_tokens_get_larger_blocks() -> None:
+    """Gemma 4 31B: 16 x 256 sliding, 4 x 512 global: blocks of 16 and of 32 tokens, one page."""
+    layout = kv_layout(model("google/gemma-4-31B-it").layers, KvSettings())
+    blocks = {type(group.kind): group.block_tokens for group in layout.groups}
+    assert blocks == {SlidingAttention: 16, FullAttention: 32}
+
+
+def test_without_a_shared_pool_sliding_layers_keep_everything() -> None:
+    """MI325X with a connector: 10.79 GiB hold 157,200 tokens in all 36 layers."""
+    layout = kv_layout(GPT_OSS_120B, KvSettings(hybrid_pool=False))
+    found = layout.logged_tokens(10.79 * GIB, 131_072, by_context=False)
+    assert found == pytest.approx(157_200, rel=1e-3)
+
+
+def test_context_parallel_ranks_multiply_capacity() -> None:
+    """Kimi K2 on H200: 46.8 GiB hold 715,072 tokens, eight ranks eight times as many."""
+    layers = (Layers(LatentAttention(512, 64), 61),)
+    free_bytes = 46.8 * GIB
+    one = kv_layout(layers, KvSettings(tensor_parallel=8))
+    eight = kv_layout(layers, KvSettings(tensor_parallel=8, decode_context_parallel=8))
+    assert one.logged_tokens(free_bytes, 131_072, by_context=False) == 715_072
+    assert eight.logged_tokens(free_bytes, 131_072, by_context=False) == 8 * 715_072
+
+
+def test_two_batches_in_flight_cost_capacity() -> None:
+    one = kv_layout(GPT_OSS_120B, KvSettings(in_flight_tokens=8192))
+    two = kv_layout(GPT_OSS_120B, KvSettings(in_flight_tokens=16_384))
+    assert two.concurrency(40 * GIB, 65_536) < one.concurrency(40 * GIB, 65_536)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tensor_parallel", "expected"), [(8, 4, 2), (8, 16, 1), (2, 4, 1), (10, 5, 2)]
+)
+def test_heads_are_split_then_copied(kv_heads: int, tensor_parallel: int, expected: int) -> None:
+    assert heads_per_gpu(kv_heads, tensor_parallel) == expected
+
+
+def test_heads_that_cannot_be_split_name_what_can() -> None:
+    with pytest.raises(SizingError, match="10 KV heads") as caught:
+        heads_per_gpu(10, 4)
+    assert caught.value.name == "tensor_parallel"
+    assert caught.value.choices == ("1", "2", "5", "10")
+
+
+def test_an_unknown_dtype_names_the_known() -> None:
+    with pytest.raises(SizingError, match="fp6") as caught:
+        kv_element_bytes("fp6")
+    assert "fp8" in caught.value.choices
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [((18, 18), 18), ((5, 29), 5), ((12, 13), 13), ((20, 30), 20), ((7, 20), 7)],
+)
+def test_groups_are_as_large_as_the_rarest_kind(counts: tuple[int, int], expected: int) -> None:
+    assert group_size(counts) == expected
+
+
+KINDS = st.one_of(
+    st.builds(FullAttention, st.sampled_from([1, 2, 4, 8]), st.just(128), st.just(128)),
+    st.builds(SlidingAttention, st.sampled_from([2, 8]), st.just(64), st.just(64), st.just(1024)),
+    st.builds(Recurrent, st.integers(1, 10**5), st.integers(1, 10**7), st.sampled_from([2.0, 4.0])),
+)
+
+
+@given(
+    kinds=st.lists(st.tuples(KINDS, st.integers(1, 64)), min_size=1, max_size=3),
+    free_gib=st.floats(0.5, 200),
+    context_tokens=st.integers(1, 200_000),
+)
+def test_more_memory_never_holds_less(
+    kinds: list[tuple[FullAttention, int]], free_gib: float, context_tokens: int
+) -> None:
+    layout = kv_layout([Layers(kind, count) for kind, count in kinds], KvSettings())
+    less = layout.concurrency(free_gib * GIB, context_tokens)
+    assert less <= layout.concurrency(2 * free_gib * GIB, context_tokens)
+    assert layout.request_blocks(context_tokens) <= layout.request_blocks(2 * context_tokens)
+    assert layout.blocks(free_gib * GIB) * layout.block_bytes <= free_gib * GIB
+
+
+@given(
+    layers=st.integers(1, 200),
+    kv_heads=st.sampled_from([1, 2, 4, 8]),
+    tensor_parallel=st.sampled_from([1, 2, 4, 8]),
+    context_tokens=st.integers(1, 10**6),
+)
+def test_full_attention_is_the_formula(
+    layers: int, kv_heads: int, tensor_parallel: int, context_tokens: int
+) -> None:
+    layout = kv_layout(
+        (Layers(FullAttention(kv_heads, 128, 128), layers),),
+        KvSettings(tensor_parallel=tensor_parallel),
+    )
+    heads = max(1, kv_heads // tensor_parallel)
+    assert layout.token_bytes == 2 * layers * heads * 128 * 2
+    assert layout.request_bytes(context_tokens) == (
+        ceil(context_tokens / 16) * 16 * layout.token_bytes
+    )

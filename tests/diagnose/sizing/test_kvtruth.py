@@ -1,0 +1,61 @@
+"""The memory model against start-ups that vLLM's users logged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kneewatch.diagnose.sizing.vllm_defaults import V1, parse_version
+from tests.kvtruth import (
+    SIMPLE_RULES,
+    Miss,
+    available_misses,
+    capacity_misses,
+    cases,
+    rule_misses,
+    weights_misses,
+)
+
+VERSIONS = {case["case_id"]: case["version"] for case in cases()}
+
+
+def within(misses: Sequence[Miss], bound_ratio: float) -> float:
+    """The share of the counted misses that stay within the bound."""
+    counted = [miss for miss in misses if miss.doubt is None]
+    assert len(counted) >= 15
+    return sum(abs(miss.error_ratio) <= bound_ratio for miss in counted) / len(counted)
+
+
+def of_v1(misses: Sequence[Miss]) -> list[Miss]:
+    """The misses of servers with the V1 engine."""
+    return [
+        miss
+        for miss in misses
+        if VERSIONS[miss.case_id] is None or parse_version(VERSIONS[miss.case_id]) >= V1
+    ]
+
+
+def test_weights_are_within_3_percent_for_9_of_10() -> None:
+    assert within(list(weights_misses()), 0.03) >= 0.9
+
+
+def test_available_kv_is_within_5_percent_for_17_of_20_and_9_of_10_with_v1() -> None:
+    misses = list(available_misses())
+    assert within(misses, 0.05) >= 0.85
+    assert within(of_v1(misses), 0.05) >= 0.9
+
+
+def test_tokens_and_concurrency_are_within_1_percent_for_95_of_100() -> None:
+    assert within(list(capacity_misses()), 0.01) >= 0.95
+
+
+@pytest.mark.parametrize("title", SIMPLE_RULES)
+def test_no_simple_rule_does_as_well(title: str) -> None:
+    fitted = within(list(available_misses()), 0.05)
+    assert within(list(rule_misses(SIMPLE_RULES[title])), 0.05) < fitted
+
+
+def test_rows_that_contradict_themselves_say_why() -> None:
+    doubted = {miss.case_id for miss in available_misses() if miss.doubt}
+    assert "llmd-gptoss120b" in doubted

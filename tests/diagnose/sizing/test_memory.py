@@ -1,0 +1,191 @@
+"""Does it fit: weights, overhead and what is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.catalogue.gpus import GIB, gpu
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.catalogue.quantization import scheme
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory import Setup, fewest_gpus, memory
+from kneewatch.diagnose.sizing.memory_steps import memory_steps
+from kneewatch.diagnose.sizing.vllm_defaults import defaults, parse_version
+from kneewatch.diagnose.sizing.weights import Parallel, weights_per_gpu
+
+LLAMA_8B = Setup(
+    model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("h100-sxm"), version=(0, 11, 0)
+)
+LLAMA_70B = replace(LLAMA_8B, model=model("meta-llama/Llama-3.3-70B-Instruct"))
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "parallel", "logged_gib"),
+    [
+        pytest.param("Qwen/Qwen3-32B", "bf16", Parallel(), 61.03, id="32.76e9 x 2 B"),
+        pytest.param("Qwen/Qwen3-32B", "bf16", Parallel(tensor=2), 30.59, id="halved by TP 2"),
+        pytest.param(
+            "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic",
+            "fp8",
+            Parallel(),
+            67.72,
+            id="tables stay in 16 bit",
+        ),
+        pytest.param("openai/gpt-oss-120b", "mxfp4", Parallel(), 64.38, id="experts padded"),
+        pytest.param(
+            "openai/gpt-oss-120b", "mxfp4", Parallel(tensor=4), 17.2217, id="padded again at TP 4"
+        ),
+        pytest.param(
+            "nvidia/GLM-5.2-NVFP4",
+            "nvfp4",
+            Parallel(tensor=4, experts=True),
+            106.69,
+            id="attention in 16 bit, MLA's down-projections on every rank",
+        ),
+        pytest.param(
+            "mistralai/Mistral-Small-3.2-24B-Instruct-2506", "bf16", Parallel(), 44.76, id="tower"
+        ),
+    ],
+)
+def test_weights_are_what_vllm_logged(
+    name: str, quantization: str, parallel: Parallel, logged_gib: float
+) -> None:
+    found = weights_per_gpu(model(name), scheme(quantization), parallel)
+    assert found.total_bytes / GIB == pytest.approx(logged_gib, rel=0.015)
+
+
+def test_available_kv_is_what_vllm_logged() -> None:
+    """Llama-3.1-8B on an H100 with 0.11: 71.26 - 14.99 - 4.76 - 0.13 = 51.38 GiB."""
+    found = memory(replace(LLAMA_8B, max_model_len=16_000, weights_bytes=14.99 * GIB))
+    assert found.available_bytes.expected / GIB == pytest.approx(51.38, rel=0.005)
+    assert found.available_bytes.low < 51.38 * GIB < found.available_bytes.high
+
+
+def test_the_guides_overhead_is_a_fifth_of_the_weights_and_a_share_of_the_card() -> None:
+    found = memory(replace(LLAMA_8B, overhead="guide", weights_bytes=10 * GIB))
+    whole = gpu("h100-sxm").memory_bytes
+    room = 0.9 * whole - 10 * GIB - 2 * GIB
+    assert found.available_bytes.high == pytest.approx(room - 0.05 * whole)
+    assert found.available_bytes.low == pytest.approx(room - 0.10 * whole)
+
+
+def test_stated_kv_bytes_need_no_gpu_and_have_no_band() -> None:
+    found = memory(replace(LLAMA_8B, gpu=None, available_kv_bytes=1e9))
+    assert found.available_bytes.low == found.available_bytes.high == 1e9
+    assert found.overhead is None
+
+
+def test_what_does_not_fit_does_not_start() -> None:
+    found = memory(LLAMA_70B)
+    assert found.available_bytes.expected < 0
+    assert not found.holds_one
+    assert not found.fits()
+    assert found.concurrency.expected == 0
+
+
+def test_a_context_beyond_the_cache_does_not_start_whatever_is_asked_for() -> None:
+    found = memory(
+        replace(LLAMA_8B, available_kv_bytes=1e9, max_model_len=131_072, context_tokens=100)
+    )
+    assert found.concurrency.expected > 50
+    assert not found.fits()
+
+
+@pytest.mark.parametrize(
+    ("version", "card", "expected"),
+    [
+        ("0.11.0", "h100-sxm", (0.90, 1024, 8192)),
+        ("v0.20.1rc1", "h100-sxm", (0.92, 1024, 8192)),
+        ("0.10.1.1", "a100-80gb", (0.90, 256, 2048)),
+        ("0.32.0", "b200", (0.92, 1024, 16_384)),
+        ("0.19", "l40s", (0.90, 256, 2048)),
+    ],
+)
+def test_defaults_follow_version_and_gpu(
+    version: str, card: str, expected: tuple[float, int, int]
+) -> None:
+    found = defaults(parse_version(version), gpu(card))
+    assert expected == (
+        found.gpu_memory_utilization,
+        found.max_num_seqs,
+        found.max_num_batched_tokens,
+    )
+
+
+def test_a_version_that_is_none_is_refused() -> None:
+    with pytest.raises(SizingError, match="newest") as caught:
+        parse_version("newest")
+    assert caught.value.name == "vllm_version"
+
+
+def test_the_fewest_gpus_start_and_hold_the_load() -> None:
+    setup = replace(LLAMA_70B, max_model_len=8192)
+    found = fewest_gpus(setup, concurrency=100)
+    assert found.expected == 8
+    assert found.spread == Parallel(tensor=8)
+    assert memory(replace(setup, parallel=Parallel(tensor=8))).fits(100)
+    assert not memory(replace(setup, parallel=Parallel(tensor=4))).fits(100)
+
+
+def test_stated_weights_of_one_layout_do_not_mislead_another() -> None:
+    stated = replace(LLAMA_70B, max_model_len=8192, weights_bytes=1 * GIB)
+    assert fewest_gpus(stated, concurrency=1).expected == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization"),
+        ({"max_model_len": -5}, "max_model_len"),
+        ({"parallel": Parallel(tensor=3)}, "tensor_parallel"),
+        ({"kv_cache_dtype": "fp3"}, "kv_cache_dtype"),
+        ({"quantization": "q4"}, "quantization"),
+        ({"overhead": "none"}, "overhead"),
+        ({"max_model_len": 100, "context_tokens": 200}, "context"),
+        ({"quantization": "nvfp4", "gpu": gpu("a100-80gb")}, "quantization"),
+        ({"gpu": None}, "gpu"),
+    ],
+)
+def test_what_cannot_be_names_its_input(change: dict[str, object], name: str) -> None:
+    with pytest.raises(SizingError) as caught:
+        memory(replace(LLAMA_8B, **change))  # type: ignore[arg-type]
+    assert caught.value.name == name
+
+
+def test_the_steps_end_in_the_answer() -> None:
+    found = memory(replace(LLAMA_8B, max_model_len=16_000))
+    lines = [step.line() for step in memory_steps(found)]
+    assert any("32 x 8 x (128 + 128) x 2 = 131,072 B" in line for line in lines)
+    assert lines[-1].startswith("Requests at once: ")
+    assert f"{found.concurrency.expected:.4g}" in lines[-1]
+
+
+@given(
+    utilization=st.floats(0.1, 0.98),
+    tensor=st.sampled_from([1, 2, 4, 8]),
+    context=st.integers(128, 131_072),
+)
+def test_the_budget_closes(utilization: float, tensor: int, context: int) -> None:
+    """Weights, overhead and KV are what vLLM may use, to the byte."""
+    setup = replace(
+        LLAMA_70B,
+        gpu_memory_utilization=utilization,
+        parallel=Parallel(tensor=tensor),
+        context_tokens=context,
+    )
+    found = memory(setup)
+    assert found.weights_bytes is not None
+    assert found.overhead is not None
+    used = found.weights_bytes + found.overhead.expected_bytes + found.available_bytes.expected
+    assert used == pytest.approx(utilization * gpu("h100-sxm").memory_bytes)
+    low, expected, high = (
+        found.available_bytes.low,
+        found.available_bytes.expected,
+        found.available_bytes.high,
+    )
+    assert low <= expected <= high
+    assert found.concurrency.low <= found.concurrency.expected <= found.concurrency.high

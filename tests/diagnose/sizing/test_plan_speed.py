@@ -1,0 +1,126 @@
+"""The plan's predictions: P99s from the roofline's means, C_max, token budgets, splits."""
+
+from __future__ import annotations
+
+import pytest
+
+from kneewatch.diagnose.sizing.plan.profile_reader import read_profile
+from kneewatch.diagnose.sizing.plan.routing import pool_of
+from kneewatch.diagnose.sizing.plan.speed import (
+    Serving,
+    at,
+    best_point,
+    keeps,
+    launch,
+    point,
+    serving,
+    sweep,
+    tuned,
+)
+from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
+from kneewatch.diagnose.sizing.weights import Parallel
+from tests.diagnose.sizing.test_plan import profile_text
+
+TIGHT = "ttft_p99_s = 2.0\nitl_p99_s = 0.08"
+
+
+def instance(*, slo: str = "ttft_p99_s = 2.0", tensor: int = 4, **options: str) -> Serving:
+    profile = read_profile(profile_text(slo=slo, **options))
+    pool = pool_of(
+        profile,
+        profile.deployment,
+        profile.lengths,
+        name="",
+        share_ratio=1.0,
+        models={},
+        gpus=None,
+    )
+    return serving(pool, launch(pool, Parallel(tensor=tensor), quantization="fp8"))
+
+
+def test_the_ttft_of_a_p99_prompt_adds_its_longer_prefill() -> None:
+    served = instance()
+    found = at(served, 16)
+    # P99 input 2,000 tokens, mean 1,000.
+    longer_s = (2000 - 1000) / found.prefill_tokens_per_s
+    assert point(served, 16).ttft_p99_s == pytest.approx(found.ttft_s + longer_s)
+
+
+def test_the_itl_p99_is_a_plain_step_until_chunks_are_common() -> None:
+    served = instance()
+    alone, busy = at(served, 1), at(served, 16)
+    assert alone.prefill_step_ratio < 0.01 < busy.prefill_step_ratio
+    assert point(served, 1).itl_p99_s == pytest.approx(max(alone.decode_step.total_s, alone.itl_s))
+    assert point(served, 16).itl_p99_s == pytest.approx(busy.prefill_step.total_s)
+
+
+def test_c_max_is_the_last_concurrency_that_keeps_the_targets() -> None:
+    served = tuned(instance(slo=TIGHT)).instance
+    best, slo = best_point(served), served.pool.profile.slo
+    assert best is not None
+    assert 1 < best.concurrency < served.limit
+    assert keeps(best, slo)
+    assert not keeps(point(served, best.concurrency + 1), slo)
+
+
+def test_a_smaller_chunk_carries_more_at_an_itl_target() -> None:
+    budgets = tuned(instance(slo=TIGHT))
+    carried = dict(budgets.tried)
+    assert budgets.instance.setup.batched_tokens < 8192
+    assert carried[budgets.instance.setup.batched_tokens] > 2 * carried[8192]
+    assert tuned(instance()).tried == ()
+
+
+def test_memory_bounds_concurrency() -> None:
+    served = instance()
+    held = served.memory.concurrency.expected
+    assert served.limit == int(held)
+    assert at(served, served.limit * 4).queueing
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        pytest.param(1, (1,), id="one"),
+        pytest.param(8, (1, 2, 4, 8), id="a power of two"),
+        pytest.param(49, (1, 2, 4, 8, 16, 32, 49), id="the limit last"),
+    ],
+)
+def test_the_sweep_ends_at_the_limit(limit: int, expected: tuple[int, ...]) -> None:
+    assert sweep(limit) == expected
+
+
+def test_a_stated_concurrency_has_to_keep_the_targets() -> None:
+    text = profile_text(slo="itl_p99_s = 0.06", deployment="concurrency = 48")
+    step = plan(read_profile(text)).step(6)
+    assert step.output["tensor_parallel"] == 4
+    assert any("TP 2: " in note and "of 48 in flight keep" in note for note in step.notes)
+
+
+def test_more_hits_carry_more() -> None:
+    carried: list[float] = []
+    for hits in ("0.1", "0.5", "0.9"):
+        more = f"[prefix]\nshared_tokens = 800\nhit_ratio = {hits}\n"
+        usable = (
+            plan(read_profile(profile_text(more=more))).step(10).output["usable_requests_per_s"]
+        )
+        assert isinstance(usable, float)
+        carried.append(usable)
+    assert carried == sorted(carried)
+    assert carried[0] < carried[-1]
+
+
+def test_each_tier_is_kept_warm_for_its_own_share() -> None:
+    """60 requests/s at night, half of them: max(ceil(30 x 2 / 12), ceil(30 / 12) + 1) = 5."""
+    tiers = '[routing]\nmethod = "hardware"\n' + "".join(
+        f'[[tiers]]\nname = "{name}"\nshare_ratio = 0.5\nusable_requests_per_s = 12\n'
+        for name in ("a", "b")
+    )
+    found = plan(read_profile(profile_text(traffic="lowest_requests_per_s = 60", more=tiers)))
+    assert found.step(11).output["a.warm_instances"] == 5
+
+
+def test_the_curve_says_what_stops_it() -> None:
+    notes = plan(read_profile(profile_text(slo=TIGHT))).step(7).notes
+    assert any(note.startswith("one more in flight: ITL P99") for note in notes)
+    assert any("carry a prompt's chunk" in note for note in notes)

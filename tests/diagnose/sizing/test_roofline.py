@@ -1,0 +1,328 @@
+"""The roofline: hand-worked steps, what must hold for any load, and real servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.speed.costs import Costs, costs
+from kneewatch.diagnose.sizing.speed.efficiency import BANDS, DEFAULT, Efficiency
+from kneewatch.diagnose.sizing.speed.roofline import Drafting, Load, performance
+from kneewatch.diagnose.sizing.speed.roofline_steps import performance_steps
+from kneewatch.diagnose.sizing.speed.step_time import StepTime, step_model
+from tests import throughput
+
+H100 = gpu("h100-sxm")
+IDEAL = Efficiency(
+    mfu_ratio=1.0,
+    attention_mfu_ratio=1.0,
+    mbu_ratio=1.0,
+    expert_mbu_ratio=1.0,
+    link_ratio=1.0,
+    allreduce_latency_s=0.0,
+    layer_s=0.0,
+    sequence_s=0.0,
+    host_s=0.0,
+    prompt_step_s=0.0,
+)
+DENSE = "meta-llama/Llama-3.3-70B-Instruct"
+SMALL = "meta-llama/Llama-3.1-8B-Instruct"
+MIXTURE = "openai/gpt-oss-120b"
+LATENT = "deepseek-ai/DeepSeek-R1"
+
+
+def made(name: str = DENSE, gpu_id: str = "h100-sxm", **given_: object) -> Costs:
+    return costs(model(name), gpu(gpu_id), **given_)  # type: ignore[arg-type]
+
+
+CHAT = Load(input_tokens=1000, output_tokens=250, concurrency=32)
+LOADS = st.builds(
+    Load,
+    input_tokens=st.floats(1, 100_000),
+    output_tokens=st.floats(1, 4000),
+    concurrency=st.floats(1, 1000),
+    max_running=st.floats(1, 1000),
+    max_num_batched_tokens=st.sampled_from([2048, 8192, 16384]),
+    prefix_hit_ratio=st.floats(0, 1),
+)
+COSTS = st.sampled_from(
+    [
+        made(SMALL),
+        made(DENSE, tensor_parallel=4),
+        made(DENSE, tensor_parallel=2, pipeline_parallel=2),
+        made(MIXTURE, tensor_parallel=2),
+        made(LATENT, tensor_parallel=8),
+    ]
+)
+
+
+def test_weights_of_70b_are_read_once_a_step_without_the_embedding_table() -> None:
+    cost = made(tensor_parallel=4)
+    # 70.55e9 parameters less 128,256 x 8,192 of the table, 2 bytes each, over 4 GPUs
+    assert cost.weights_bytes == pytest.approx(2 * (70.55e9 - 128_256 * 8192) / 4, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("name", "degree", "element_bytes", "expected_bytes"),
+    [
+        pytest.param(DENSE, 1, 2.0, 327_680, id="70B: 2 x 80 x 8 x 128 x 2"),
+        pytest.param(DENSE, 8, 2.0, 40_960, id="one KV head on each of 8 GPUs"),
+        pytest.param(DENSE, 16, 2.0, 40_960, id="16 GPUs: the heads are replicated"),
+        pytest.param(DENSE, 8, 1.0, 20_480, id="fp8 cache: half"),
+        pytest.param(LATENT, 8, 2.0, 70_272, id="MLA: (512 + 64) x 61 x 2 on every rank"),
+        pytest.param(MIXTURE, 1, 2.0, 36_864, id="gpt-oss: 18 full layers x 2 x 8 x 64 x 2"),
+    ],
+)
+def test_kv_bytes_read_per_token(
+    name: str, degree: int, element_bytes: float, expected_bytes: float
+) -> None:
+    cost = made(name, tensor_parallel=degree, kv_bytes_per_element=element_bytes)
+    assert cost.kv_bytes_per_token == expected_bytes
+
+
+def test_sliding_layers_read_their_window_and_no_more() -> None:
+    cost = made(MIXTURE)
+    (window,) = cost.windows
+    assert (window.tokens, window.kv_bytes_per_token) == (128, 36_864)
+
+    def read_s(context: float) -> float:
+        return step_model(
+            cost, IDEAL, context_tokens=context, prompt_context_tokens=0
+        ).sequence_read_s
+
+    bandwidth = H100.memory_bandwidth_bytes_per_s
+    assert read_s(100) == pytest.approx(100 * 2 * 36_864 / bandwidth)
+    assert read_s(1000) == pytest.approx((1000 + 128) * 36_864 / bandwidth)
+
+
+def test_an_ideal_decode_step_is_bytes_over_bandwidth() -> None:
+    cost = made(tensor_parallel=4)
+    step = step_model(cost, IDEAL, context_tokens=1000, prompt_context_tokens=0).parts(10)
+    expected_s = (cost.weights_bytes + 10 * 1000 * 81_920) / 3.35e12
+    assert step.memory_s == pytest.approx(expected_s)
+    # 160 all-reduces of 10 x 8192 x 2 bytes, 2 x 3/4 of it sent, over 450 GB/s
+    assert step.interconnect_s == pytest.approx(160 * 1.5 * 163_840 / 450e9)
+    assert step.total_s == pytest.approx(step.memory_s + step.interconnect_s)
+    assert step.binding == "memory"
+
+
+def test_an_ideal_prefill_step_is_flop_over_peak() -> None:
+    cost = made(SMALL)
+    step = step_model(cost, IDEAL, context_tokens=1, prompt_context_tokens=4096).parts(0, 8192)
+    # 2 x 6.98e9 parameters without tables a token; attention 4 x 32 x 32 x 128 a pair
+    body = 2 * (8.030e9 - 2 * 128_256 * 4096) * 8192
+    pairs = 4 * 32 * 32 * 128 * 4096 * 8192
+    assert step.compute_s == pytest.approx((body + pairs) / 989.4e12, rel=0.001)
+    assert step.binding == "compute"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected_ratio"),
+    [
+        pytest.param(1, 4 / 128, id="one token: 4 of 128"),
+        pytest.param(32, 1 - (124 / 128) ** 32, id="32 tokens: 1 - (124/128)^32"),
+    ],
+)
+def test_a_step_reads_the_experts_that_its_tokens_touch(tokens: int, expected_ratio: float) -> None:
+    cost = made(MIXTURE)
+    read = step_model(cost, IDEAL, context_tokens=0, prompt_context_tokens=0)
+    touched_s = read.parts(tokens).memory_s - cost.weights_bytes / 3.35e12
+    assert touched_s == pytest.approx(expected_ratio * cost.experts_bytes / 3.35e12)
+
+
+def test_one_gpu_has_no_collective() -> None:
+    found = performance(made(SMALL), CHAT)
+    assert found.decode_step.interconnect_s == 0
+    assert found.prefill_step.interconnect_s == 0
+
+
+def test_a_request_alone_is_not_slowed_by_its_own_prompt() -> None:
+    found = performance(made(SMALL), dataclasses.replace(CHAT, concurrency=1))
+    assert found.prefill_step_ratio == 0
+    assert found.itl_s == found.decode_step.total_s
+
+
+def test_pcie_costs_more_than_nvlink() -> None:
+    bridged = made(SMALL, tensor_parallel=2)
+    pcie = dataclasses.replace(bridged, link="PCIe", link_bytes_per_s=H100.pcie_bytes_per_s)
+    assert made(SMALL, "l40s", tensor_parallel=2).link == "PCIe"
+    assert bridged.link == "NVLink"
+    assert performance(pcie, CHAT).itl_s > performance(bridged, CHAT).itl_s
+
+
+def test_pipeline_stages_add_throughput_but_no_speed() -> None:
+    alone = performance(made(DENSE, tensor_parallel=4), dataclasses.replace(CHAT, concurrency=1))
+    staged_costs = made(DENSE, tensor_parallel=4, pipeline_parallel=2)
+    staged = performance(staged_costs, dataclasses.replace(CHAT, concurrency=1))
+    assert staged.itl_s >= alone.itl_s
+    many = dataclasses.replace(CHAT, concurrency=256)
+    unstaged = performance(made(DENSE, tensor_parallel=4), many)
+    assert performance(staged_costs, many).requests_per_s > 1.5 * unstaged.requests_per_s
+
+
+def test_drafts_help_when_accepted_and_hurt_when_not() -> None:
+    plain = performance(made(tensor_parallel=4), CHAT)
+
+    def with_drafts(acceptance_ratio: float) -> float:
+        drafting = Drafting(tokens=3, acceptance_ratio=acceptance_ratio, cost_ratio=0.05)
+        return performance(
+            made(tensor_parallel=4), dataclasses.replace(CHAT, drafting=drafting)
+        ).itl_s
+
+    assert with_drafts(0.8) < plain.itl_s < with_drafts(0.0)
+
+
+def test_weights_in_a_format_that_the_gpu_lacks_are_computed_in_16_bit() -> None:
+    assert made(SMALL, "a100-80gb", quantization="fp8").flop_per_s == gpu("a100-80gb").flop_per_s(
+        "bf16"
+    )
+    assert made(SMALL, quantization="fp8").flop_per_s == H100.fp8_flop_per_s
+
+
+def test_more_requests_than_places_wait_and_gain_nothing() -> None:
+    full = dataclasses.replace(CHAT, concurrency=64, max_running=32)
+    at, beyond = performance(made(SMALL), CHAT), performance(made(SMALL), full)
+    assert beyond.queueing
+    assert not at.queueing
+    assert beyond.requests_per_s == pytest.approx(at.requests_per_s)
+    assert beyond.ttft_s > at.ttft_s + 0.9 * 32 / at.requests_per_s
+
+
+@given(COSTS, LOADS)
+@settings(max_examples=150, deadline=None)
+def test_results_are_finite_positive_and_obey_littles_law(cost: Costs, load: Load) -> None:
+    found = performance(cost, load)
+    for field in ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "itl_s"):
+        value = getattr(found, field)
+        assert math.isfinite(value)
+        assert value > 0
+    passed_s = found.ttft_s + (load.output_tokens - 1) * found.itl_s
+    assert found.requests_per_s * passed_s == pytest.approx(load.concurrency, rel=0.01)
+    assert found.running <= min(load.concurrency, load.max_running) * 1.001
+    assert found.binding in {"memory", "compute", "interconnect", "host"}
+
+
+@given(COSTS, LOADS, st.sampled_from(["bandwidth_bytes_per_s", "flop_per_s", "link_bytes_per_s"]))
+@settings(max_examples=150, deadline=None)
+def test_a_faster_gpu_is_never_slower(cost: Costs, load: Load, field: str) -> None:
+    faster = dataclasses.replace(cost, **{field: 1.5 * getattr(cost, field)})
+    slow, fast = performance(cost, load), performance(faster, load)
+    assert fast.decode_tokens_per_s >= slow.decode_tokens_per_s * 0.999
+    assert fast.prefill_tokens_per_s >= slow.prefill_tokens_per_s * 0.999
+
+
+@given(
+    COSTS,
+    st.floats(1, 2000),
+    st.floats(1.001, 10),
+    st.floats(1, 100_000),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_larger_decode_batch_never_yields_fewer_tokens(
+    cost: Costs, batch: float, factor: float, context: float
+) -> None:
+    step = step_model(cost, DEFAULT, context_tokens=context, prompt_context_tokens=0)
+    larger = batch * factor
+    assert larger / step.total_s(larger) >= batch / step.total_s(batch) * (1 - 1e-9)
+    assert step.total_s(larger) >= step.total_s(batch)
+    assert step.parts(larger).total_s == step.total_s(larger)
+
+
+@given(COSTS, LOADS)
+@settings(max_examples=100, deadline=None)
+def test_cached_prefixes_never_slow_a_server(cost: Costs, load: Load) -> None:
+    cold = performance(cost, dataclasses.replace(load, prefix_hit_ratio=0.0))
+    warm = performance(cost, load)
+    assert warm.decode_tokens_per_s >= cold.decode_tokens_per_s * 0.999
+
+
+def test_the_arithmetic_is_shown() -> None:
+    cost = made(tensor_parallel=4)
+    found = performance(cost, CHAT)
+    steps = performance_steps(cost, CHAT, found)
+    assert [step.title for step in steps] == [
+        "Weights read a step",
+        "Decode step",
+        f"Step with {found.chunk_tokens:,.0f} prompt tokens",
+        "Time per output token",
+        "Time to first token",
+        "Output tokens per second",
+    ]
+    assert all(step.source for step in steps)
+    assert steps[0].values == "34.75 GB / (3.35 TB/s x 0.92) + 0 GB / (3.35 TB/s x 0.58)"
+    assert f"{found.itl_s * 1000:.4g} ms" in steps[3].result
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("input_tokens", 0),
+        ("output_tokens", 0.5),
+        ("concurrency", -1),
+        ("max_running", 0.5),
+        ("prefix_hit_ratio", 1.1),
+        ("max_num_batched_tokens", 0),
+    ],
+)
+def test_an_absurd_load_names_its_input(field: str, value: float) -> None:
+    with pytest.raises(SizingError) as caught:
+        performance(made(SMALL), dataclasses.replace(CHAT, **{field: value}))  # type: ignore[arg-type]
+    assert caught.value.name == field
+
+
+def test_a_model_without_a_count_of_parameters_is_refused() -> None:
+    unknown = dataclasses.replace(model(SMALL), parameters=None)
+    with pytest.raises(SizingError, match=r"config\.json") as caught:
+        costs(unknown, H100)
+    assert caught.value.name == "model"
+
+
+def test_defaults_are_shares_and_lie_in_their_bands() -> None:
+    DEFAULT.check()
+    for name, (low, high) in BANDS.items():
+        assert low <= getattr(DEFAULT, name) <= high
+    with pytest.raises(SizingError) as caught:
+        dataclasses.replace(DEFAULT, mbu_ratio=1.2).check()
+    assert caught.value.name == "mbu_ratio"
+
+
+def test_the_largest_part_of_a_step_binds() -> None:
+    assert StepTime(1.0, 2.0, 0.5, 0.1, 0.2, 2.8).binding == "compute"
+    assert StepTime(1.0, 2.0, 2.5, 0.1, 0.2, 4.8).binding == "interconnect"
+    assert StepTime(1.0, 0.2, 0.5, 0.6, 0.6, 2.7).binding == "host"
+
+
+def test_ten_thousand_configurations_take_a_second_at_most() -> None:
+    cost = made(MIXTURE, tensor_parallel=2)
+    rounds: list[float] = []
+    for _ in range(3):
+        started_s = time.perf_counter()
+        for _ in range(1000):
+            performance(cost, CHAT)
+        rounds.append((time.perf_counter() - started_s) / 1000)
+    # 15 us on a 2-core machine; the budget is 50 us, and a busy machine may take twice that
+    assert min(rounds) < 100e-6
+
+
+def test_real_servers_in_a_steady_state() -> None:
+    stated = [point for point in throughput.trusted() if throughput.steady(point)]
+    found = throughput.errors(stated)
+    assert len(stated) == 53
+    tokens = throughput.median_error_ratio([error.output_tokens_per_s for error in found])
+    assert tokens < 0.15
+    assert throughput.median_error_ratio([error.tpot_s for error in found]) < 0.15
+    assert throughput.model_median_error_ratio(stated) < 0.20
+
+
+def test_real_bursts() -> None:
+    bursts = [point for point in throughput.trusted() if point.in_flight is None]
+    found = throughput.errors(bursts)
+    assert throughput.median_error_ratio([e.output_tokens_per_s for e in found]) < 0.25

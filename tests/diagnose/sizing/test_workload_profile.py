@@ -1,0 +1,232 @@
+"""Workload profiles: what is read, and what is refused by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.collector.base import SettingsError
+from kneewatch.diagnose.sizing.plan.profile import Lengths
+from kneewatch.diagnose.sizing.plan.profile_keys import TABLES, TIER
+from kneewatch.diagnose.sizing.plan.profile_reader import example_profile, read_profile
+
+DOCS = Path(__file__).parents[3] / "docs" / "plan.md"
+
+SMALLEST = """
+[lengths]
+input_p50_tokens = 1000
+input_p95_tokens = 4000
+input_p99_tokens = 8000
+output_p50_tokens = 200
+output_p95_tokens = 500
+output_p99_tokens = 900
+[traffic]
+kind = "online"
+archetype = "chat"
+peak_requests_per_s = 120
+[deployment]
+model = "meta-llama/Llama-3.3-70B-Instruct"
+gpus = ["h100-sxm"]
+"""
+
+
+def changed(old: str, new: str) -> str:
+    assert old in SMALLEST
+    return SMALLEST.replace(old, new)
+
+
+def test_what_is_left_out_is_not_known() -> None:
+    profile = read_profile(SMALLEST)
+    assert profile.slo.ttft_p99_s is None
+    assert profile.traffic.average_requests_per_s is None
+    assert profile.deployment.quantization is None
+    assert (profile.prefix, profile.lora, profile.speculation, profile.tiers) == (
+        None,
+        None,
+        None,
+        (),
+    )
+    assert profile.hosting.node_gpus == 8
+
+
+def test_the_packaged_example_is_a_profile() -> None:
+    profile = read_profile(example_profile(), origin="example")
+    assert [tier.name for tier in profile.tiers] == ["small", "large"]
+    assert profile.tiers[1].deployment.model == profile.deployment.model
+    assert profile.benchmark_files == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("", r"the table \[lengths\] is missing", id="empty"),
+        pytest.param("a = [", "profile: ", id="no TOML"),
+        pytest.param(
+            SMALLEST + "[trafic]\n",
+            "trafic is not known; did you mean traffic?",
+            id="unknown table",
+        ),
+        pytest.param(
+            changed("peak_requests_per_s", "peak_request_per_s"),
+            "traffic.peak_request_per_s is not known; did you mean peak_requests_per_s?",
+            id="unknown key",
+        ),
+        pytest.param(
+            changed("input_p99_tokens = 8000", ""), "lengths.input_p99_tokens is missing", id="miss"
+        ),
+        pytest.param(
+            changed("input_p95_tokens = 4000", "input_p95_tokens = 900"),
+            "lengths.input_p95_tokens is 900, below the lower percentile's 1000",
+            id="percentiles fall",
+        ),
+        pytest.param(
+            changed("input_p50_tokens = 1000", "input_p50_tokens = 10.5"),
+            "lengths.input_p50_tokens is 10.5; it must be a whole number above 0",
+            id="half a token",
+        ),
+        pytest.param(
+            changed("= 120", "= -1"),
+            "traffic.peak_requests_per_s is -1; it must be a number above 0",
+            id="negative",
+        ),
+        pytest.param(changed("= 120", "= nan"), "must be a number above 0", id="nan"),
+        pytest.param(changed("= 120", "= true"), "is true; it must be a number", id="flag"),
+        pytest.param(
+            changed('"chat"', '"chatty"'),
+            "traffic.archetype is 'chatty'; it must be one of chat, rag, code, agentic",
+            id="choice",
+        ),
+        pytest.param(
+            changed('["h100-sxm"]', '"h100-sxm"'), "deployment.gpus is 'h100-sxm'", id="no list"
+        ),
+        pytest.param(changed('["h100-sxm"]', "[]"), "that is not empty", id="empty list"),
+        pytest.param(
+            SMALLEST + "[slo]\nttft_p99_s = 2000000\n", "and at most 3600", id="milliseconds?"
+        ),
+        pytest.param(SMALLEST + "[[prefix]]\n", "prefix is .*must be a table", id="list of tables"),
+        pytest.param("name = 3\n" + SMALLEST, "name is 3", id="name"),
+        pytest.param(
+            changed("peak_requests_per_s = 120", ""), "traffic.peak_requests_per_s", id="no peak"
+        ),
+        pytest.param(
+            changed("= 120", "= 120\naverage_requests_per_s = 130"),
+            "traffic.peak_requests_per_s is 120, below average_requests_per_s of 130",
+            id="peak below average",
+        ),
+        pytest.param(
+            changed("= 120", "= 120\nbatch_requests = 5"), "go with kind 'batch'", id="batch key"
+        ),
+        pytest.param(
+            SMALLEST + "[prefix]\nshared_tokens = 9000\n", "above the mean input", id="long prefix"
+        ),
+        pytest.param(
+            SMALLEST + "[lora]\nadapters = 4\nmax_simultaneous_adapters = 8\nadapter_bytes = 1e8\n",
+            "above the 4 adapters",
+            id="adapters",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        read_profile(text)
+    assert str(caught.value).startswith("profile: ")
+
+
+TWO = '[[tiers]]\nname = "a"\n{first}\n[[tiers]]\nname = "b"\n{second}\n'
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        pytest.param('[[tiers]]\nname = "a"\nshare_ratio = 1\n', "one tier is no tiers", id="one"),
+        pytest.param(
+            TWO.format(first="share_ratio = 0.5", second="share_ratio = 0.4"),
+            "share_ratio adds up to 0.9, not 1",
+            id="traffic without a tier",
+        ),
+        pytest.param(
+            TWO.format(first="share_ratio = 0.5", second=""),
+            r"tiers\[2\].share_ratio is missing",
+            id="no share",
+        ),
+        pytest.param(
+            TWO.format(first="escalation_ratio = 0.5", second=""),
+            "means nothing with routing.method 'route'",
+            id="route escalates",
+        ),
+        pytest.param(
+            '[routing]\nmethod = "cascade"\n'
+            + TWO.format(first="escalation_ratio = 0.3", second="escalation_ratio = 0.3"),
+            "the last tier hands on to none",
+            id="cascade without end",
+        ),
+        pytest.param(
+            TWO.format(first="share_ratio = 0.5", second="share_ratio = 0.5").replace('"b"', '"a"'),
+            "two tiers are called 'a'",
+            id="twins",
+        ),
+        pytest.param(
+            TWO.format(first="share_ratio = 0.5\ngpu = ['l4']", second="share_ratio = 0.5"),
+            r"tiers\[1\].gpu is not known; did you mean gpus",
+            id="unknown key",
+        ),
+        pytest.param(
+            TWO.format(
+                first="share_ratio = 0.5\n[tiers.lengths]\ninput_p50 = 3",
+                second="share_ratio = 0.5",
+            ),
+            r"tiers\[1\].lengths.input_p50 is not known; did you mean input_p50_tokens",
+            id="unknown length",
+        ),
+        pytest.param("tiers = 3\n", "write each as a table", id="no table"),
+    ],
+)
+def test_tiers_that_cannot_be(tables: str, message: str) -> None:
+    text = tables + SMALLEST if tables.startswith("tiers") else SMALLEST + tables
+    with pytest.raises(SettingsError, match=message):
+        read_profile(text)
+
+
+def test_a_batch_states_its_window_instead_of_a_peak() -> None:
+    text = changed('"online"', '"batch"').replace(
+        "peak_requests_per_s = 120", "batch_requests = 36000\nbatch_window_s = 3600"
+    )
+    assert read_profile(text).traffic.peak_requests_per_s is None
+    with pytest.raises(SettingsError, match="batch_window_s is missing"):
+        read_profile(text.replace("batch_window_s = 3600", ""))
+
+
+def test_the_mean_is_that_of_the_log_normal_with_these_percentiles() -> None:
+    lengths = read_profile(SMALLEST).lengths
+    sigma = math.log(4000 / 1000) / 1.6449
+    assert lengths.mean_input_tokens == pytest.approx(1000 * math.exp(sigma**2 / 2))
+    stated = read_profile(changed("[traffic]", "input_mean_tokens = 1234\n[traffic]")).lengths
+    assert stated.mean_input_tokens == 1234
+
+
+@given(p50=st.integers(1, 10_000), more=st.integers(0, 100_000))
+def test_an_estimated_mean_is_not_below_the_median(p50: int, more: int) -> None:
+    lengths = Lengths(
+        input_p50_tokens=p50,
+        input_p95_tokens=p50 + more,
+        input_p99_tokens=p50 + more,
+        output_p50_tokens=1,
+        output_p95_tokens=1,
+        output_p99_tokens=1,
+    )
+    assert lengths.mean_input_tokens >= p50
+    assert lengths.mean_output_tokens == 1
+
+
+def test_every_key_is_documented_and_in_its_own_table() -> None:
+    text = DOCS.read_text("utf-8")
+    for table, keys in {**TABLES, "tiers": TIER}.items():
+        part = re.search(rf"^## `\[+{table}\]+`\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+        assert part is not None, table
+        missing = [key.name for key in keys if f"`{key.name}`" not in part[1]]
+        assert not missing, f"{table}: {missing}"

@@ -1,0 +1,315 @@
+"""The roofline held against measured servers: `tests/fixtures/kvtruth/throughput.jsonl`.
+
+115 distinct points of vLLM on H100 that their owners published (121 with repetitions), each with
+its source. Rows that say how many requests were in flight are compared in the steady state; bursts,
+all prompts at once, are played step by step. What the rows do not say and is taken here:
+the `inference-sim` rows repeat some 20 to 50 prompts (their generator's published settings, such
+as 9 system prompts x 5 users), so all but the last block of each is taken as cached:
+`prefix_hit_ratio` 0.97. That is inferred, no log shows it; at 0 the medians below are a point or
+two higher. Output lengths of ShareGPT are spread like an exponential.
+
+Usage: python -m tests.throughput
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from kneewatch.diagnose.catalogue.gpus import GIB, gpu
+from kneewatch.diagnose.catalogue.models import Model, model
+from kneewatch.diagnose.sizing.speed.costs import Costs, costs
+from kneewatch.diagnose.sizing.speed.efficiency import DEFAULT, Efficiency
+from kneewatch.diagnose.sizing.speed.roofline import Drafting, Load, performance
+from kneewatch.diagnose.sizing.speed.step_time import step_model
+from tests.bursts import Burst
+
+POINTS = Path(__file__).parent / "fixtures" / "kvtruth" / "throughput.jsonl"
+ASSUMED_ACCEPTANCE = 0.8
+"""Of one MTP token; the source does not say (DeepSeek-V3's report has 0.85 to 0.9)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One published measurement; None where the source does not say."""
+
+    source: str
+    model: str
+    workload: str
+    tensor_parallel: int
+    input_tokens: float
+    output_tokens: float
+    prompts: int
+    output_tokens_per_s: float
+    ttft_s: float
+    tpot_s: float
+    tpot_from_latency: bool = False
+    pipeline_parallel: int = 1
+    vllm_version: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    async_scheduling: bool = False
+    max_concurrency: float | None = None
+    peak_concurrency: float | None = None
+    mean_in_flight: float | None = None
+    request_rate_per_s: float | None = None
+    latency_s: float | None = None
+    status: str | None = None
+    doubt: str | None = None
+    prefix_hit_ratio: float = 0.0
+
+    @property
+    def in_flight(self) -> float | None:
+        """Requests in flight in the mean: as stated, or by Little's law; None for a burst.
+
+        Where a latency is given, its product with the request rate is nearer the truth than
+        `max_concurrency`, which such rows fill with the peak.
+        """
+        if self.mean_in_flight is not None:
+            return self.mean_in_flight
+        if self.max_concurrency is not None and self.latency_s is not None:
+            return self.output_tokens_per_s / self.output_tokens * self.latency_s
+        return self.max_concurrency
+
+    @property
+    def regime(self) -> str:
+        """What kind of load it was."""
+        in_flight = self.in_flight
+        if in_flight is None:
+            return "burst, long prompts" if self.input_tokens >= 1000 else "burst, short prompts"
+        if self.status is not None and self.status.startswith("overloaded"):
+            return "overloaded"
+        if in_flight <= 8:
+            return "1 to 8 in flight"
+        return "9 to 99 in flight" if in_flight < 100 else "100 and more in flight"
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it ran with one MTP token: only the pages' final runs and their own row did."""
+        rated = "Other Benchmark Cases / Rate" in self.workload
+        return rated or "Speculative Decoding" in self.workload
+
+
+@cache
+def points() -> tuple[Point, ...]:
+    """The published measurements, in the file's order."""
+    lines = POINTS.read_text("utf-8").splitlines()
+    return tuple(Point(**json.loads(line)) for line in lines)
+
+
+@cache
+def known(name: str) -> Model:
+    """The catalogue's model."""
+    return model(name)
+
+
+@cache
+def point_costs(point: Point) -> Costs:
+    """What a step costs on the point's GPUs."""
+    return costs(
+        known(point.model),
+        gpu("h100-sxm"),
+        tensor_parallel=point.tensor_parallel,
+        pipeline_parallel=point.pipeline_parallel,
+    )
+
+
+@cache
+def max_running(point: Point) -> float:
+    """Requests of the point's mean length that the KV cache and max_num_seqs hold.
+
+    A rough budget, not the memory model under test elsewhere: 90 % of 79.18 GiB, the weights,
+    9.75 x max_num_seqs x vocabulary x 4 bytes of activations, and what is not torch's.
+    """
+    described, cost = known(point.model), point_costs(point)
+    seqs = point.max_num_seqs or 1024
+    parameters = described.parameters
+    assert parameters is not None
+    table_bytes = 2 * parameters.embedding / point.tensor_parallel if parameters.head else 0.0
+    weights_bytes = cost.weights_bytes + cost.experts_bytes + table_bytes
+    beside_gib = {1: 0.13, 2: 0.55, 4: 0.65, 8: 1.0}[point.tensor_parallel]
+    budget_bytes = 0.9 * 79.18 * GIB - weights_bytes / point.pipeline_parallel
+    budget_bytes -= 9.75 * seqs * described.vocab_size * 4 + beside_gib * GIB
+    length = point.input_tokens + point.output_tokens / 2
+    kept_bytes = cost.kv_bytes_per_token * length + cost.state_bytes / 2
+    for window in cost.windows:
+        kept_bytes += window.kv_bytes_per_token * min(length, window.tokens)
+    return max(1.0, min(seqs, budget_bytes * point.pipeline_parallel / kept_bytes))
+
+
+def load(point: Point, in_flight: float) -> Load:
+    """The point's load at its requests in flight."""
+    drafting = None
+    if point.drafts:
+        # One layer and the output projection again.
+        cost = point_costs(point)
+        head_bytes = cost.head_flop_per_token
+        share = 1 / cost.layers + head_bytes / cost.weights_bytes
+        drafting = Drafting(tokens=1, acceptance_ratio=ASSUMED_ACCEPTANCE, cost_ratio=share)
+    return Load(
+        input_tokens=point.input_tokens,
+        output_tokens=point.output_tokens,
+        concurrency=in_flight,
+        max_running=max_running(point),
+        max_num_batched_tokens=point.max_num_batched_tokens or 8192,
+        prefix_hit_ratio=point.prefix_hit_ratio,
+        drafting=drafting,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the roofline says of a point."""
+
+    output_tokens_per_s: float
+    ttft_s: float
+    tpot_s: float
+
+
+def estimate(point: Point, efficiency: Efficiency = DEFAULT) -> Estimate:
+    """The roofline's figures for a point."""
+    in_flight = point.in_flight
+    if in_flight is None:
+        return played(point, efficiency)
+    found = performance(point_costs(point), load(point, in_flight), efficiency)
+    return Estimate(found.decode_tokens_per_s, found.ttft_s, found.itl_s)
+
+
+def lengths(point: Point) -> list[float]:
+    """Output lengths: as given for random prompts, spread like an exponential for ShareGPT."""
+    if point.workload.startswith("random"):
+        return [point.output_tokens] * point.prompts
+    golden = (math.sqrt(5) - 1) / 2
+    spread = [(index * golden) % 1 for index in range(1, point.prompts + 1)]
+    return [max(1.0, round(-point.output_tokens * math.log(1 - share))) for share in spread]
+
+
+def played(point: Point, efficiency: Efficiency) -> Estimate:
+    """A burst's figures, played step by step."""
+    step = step_model(
+        point_costs(point),
+        efficiency,
+        context_tokens=point.input_tokens + point.output_tokens / 2,
+        prompt_context_tokens=point.input_tokens / 2,
+    )
+    asked = lengths(point)
+    burst = Burst(
+        step=step,
+        prompt_tokens=point.input_tokens,
+        budget=(point.max_num_batched_tokens or 8192) * step.stages,
+        places=max_running(point),
+        waiting=asked[::-1],
+    )
+    burst.play()
+    return Estimate(
+        sum(asked) / burst.clock_s, statistics.fmean(burst.firsts_s), statistics.fmean(burst.gaps_s)
+    )
+
+
+def off_ratio(estimated: float, measured: float) -> float:
+    """Estimated over measured, less one."""
+    return estimated / measured - 1
+
+
+def trusted() -> list[Point]:
+    """The points without a doubt about what was measured."""
+    return [point for point in points() if point.doubt is None]
+
+
+def steady(point: Point) -> bool:
+    """Whether the point says its concurrency and was not overloaded."""
+    return point.in_flight is not None and point.regime != "overloaded"
+
+
+def errors(chosen: Sequence[Point], efficiency: Efficiency = DEFAULT) -> list[Estimate]:
+    """Estimated over measured less one, of each figure, a point each."""
+    found = [estimate(point, efficiency) for point in chosen]
+    return [
+        Estimate(
+            off_ratio(told.output_tokens_per_s, point.output_tokens_per_s),
+            off_ratio(told.ttft_s, point.ttft_s),
+            off_ratio(told.tpot_s, point.tpot_s),
+        )
+        for point, told in zip(chosen, found, strict=True)
+    ]
+
+
+def median_error_ratio(found: Sequence[float]) -> float:
+    """Median of the errors' sizes."""
+    return statistics.median(abs(error) for error in found)
+
+
+def model_median_error_ratio(chosen: Sequence[Point]) -> float:
+    """Median over the models of each one's median error of tokens per second.
+
+    Most rows are of one model; this counts each model once.
+    """
+    return statistics.median(
+        median_error_ratio(
+            [e.output_tokens_per_s for e in errors([p for p in chosen if p.model == name])]
+        )
+        for name in {point.model for point in chosen}
+    )
+
+
+def _line(title: str, found: Sequence[Estimate]) -> str:
+    shown = [
+        f"{median_error_ratio(column):>7.0%} {statistics.median(column):>+6.0%} "
+        f"{max(column, key=abs):>+7.0%}"
+        for column in (
+            [error.output_tokens_per_s for error in found],
+            [error.tpot_s for error in found],
+            [error.ttft_s for error in found],
+        )
+    ]
+    return f"{title:48}{len(found):>4} {'  '.join(shown)}"
+
+
+def _grouped(chosen: Sequence[Point], key: Callable[[Point], str]) -> list[str]:
+    found = errors(chosen)
+    return [
+        _line(
+            name,
+            [error for point, error in zip(chosen, found, strict=True) if key(point) == name],
+        )
+        for name in sorted({key(point) for point in chosen})
+    ]
+
+
+def report() -> str:
+    """The error by model, by regime and overall: median size, median, worst."""
+    chosen = trusted()
+    stated = [point for point in chosen if steady(point)]
+    bursts = [point for point in chosen if point.in_flight is None]
+    head = "  ".join(f"{name:>7} median   worst" for name in ("tokens/s", "TPOT", "TTFT"))
+    return "\n".join(
+        [
+            f"{'estimated over measured, less one':48}   n {head}",
+            *_grouped(chosen, lambda point: point.regime),
+            "",
+            *_grouped(chosen, lambda point: f"{point.model}, {_kind(point)}"),
+            "",
+            _line("all that state their concurrency", errors(stated)),
+            f"{'their models, each with its median, in the median':48}"
+            f"{len({point.model for point in stated}):>4} {model_median_error_ratio(stated):>7.0%}",
+            _line("all bursts", errors(bursts)),
+            "",
+            "left out:",
+            *(f"  {point.source}: {point.doubt}" for point in points() if point.doubt),
+        ]
+    )
+
+
+def _kind(point: Point) -> str:
+    if point.in_flight is None:
+        return "bursts"
+    return "steady" if steady(point) else "overloaded"
+
+
+if __name__ == "__main__":
+    print(report())
