@@ -1,0 +1,82 @@
+"""The flags of `size`, one row each. Imports none of the math: other commands pay nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from kneewatch.agent.options import SPAN
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of `size`: its type, its default and what it says."""
+
+    name: str
+    kind: click.ParamType[Any] | type
+    help: str
+    metavar: str | None = None
+    default: Any = None
+
+
+FLAGS = (
+    Flag("--model", str, "catalogue id, a config.json, its folder, or an id on this disk", "ID"),
+    Flag("--gpu", str, "catalogue id such as h100-sxm, or the driver's name", "ID"),
+    Flag("--gpus", int, "GPUs in all; what exceeds TP x PP x DP makes replicas"),
+    Flag("--tp", int, "tensor parallel size"),
+    Flag("--pp", int, "pipeline parallel size", default=1),
+    Flag("--dp", int, "data parallel engines of one replica", default=1),
+    Flag("--dcp", int, "decode context parallel size", default=1),
+    Flag("--quantization", str, "bf16, fp8, awq, nvfp4, ...; default: the checkpoint's", "SCHEME"),
+    Flag("--kv-cache-dtype", str, "dtype of the KV cache", "DTYPE", default="auto"),
+    Flag("--gpu-memory-utilization", float, "default: the vLLM version's"),
+    Flag("--max-model-len", int, "longest request; default: the model's"),
+    Flag("--max-num-seqs", int, "default: that of version and GPU"),
+    Flag("--max-num-batched-tokens", int, "default: that of version and GPU"),
+    Flag("--block-size", int, "tokens of a KV block; default: vLLM's choice"),
+    Flag("--vllm-version", str, "default: the newest known", "X.Y.Z"),
+    Flag("--context", int, "length of the requests that are counted; default: the longest"),
+    Flag("--concurrency", float, "requests in flight, all replicas together", default=1.0),
+    Flag("--overhead", str, "guide (plan with it) or fitted (predict with it)", "guide|fitted"),
+    Flag("--weights-gib", float, "weights on one GPU as vLLM logged them"),
+    Flag("--available-kv-gib", float, "available KV on one GPU as vLLM logged it"),
+    Flag("--input-tokens", float, "mean prompt length"),
+    Flag("--output-tokens", float, "mean output length"),
+    Flag("--peak-rps", float, "requests a second at the fleet's peak"),
+    Flag("--usable-rps", float, "measured requests a second of one replica at its SLO"),
+    Flag("--ttft-slo", SPAN, "TTFT target, e.g. 2s"),
+    Flag("--itl-slo", SPAN, "ITL target, e.g. 50ms"),
+    Flag("--safety", float, "factor on instances; default 1.3"),
+    Flag("--usd-per-gpu-hour", float, "default: the catalogue's"),
+    Flag("--benchmark", click.Path(), "a measured sweep (CSV, or a tool's JSON): gives usable RPS"),
+    Flag("--plan", click.Path(), "a workload profile (TOML): the guide's 13 steps", "PROFILE"),
+    Flag("--utilization", float, "average share of the capacity that is used", default=1.0),
+)
+
+SWITCHES = (
+    ("--search", "find the cheapest launch that meets the targets"),
+    ("--expert-parallel", "experts split over all ranks"),
+    ("--enforce-eager", "no CUDA graphs"),
+    ("--disable-hybrid-kv-cache-manager", "every layer keeps the whole context"),
+)
+
+
+def size_options(command: Command) -> Command:
+    """All flags of `size`."""
+    for name, told in reversed(SWITCHES):
+        command = click.option(name, is_flag=True, help=told)(command)
+    for flag in reversed(FLAGS):
+        command = click.option(
+            flag.name,
+            type=flag.kind,
+            default=flag.default,
+            show_default=flag.default is not None,
+            metavar=flag.metavar,
+            help=flag.help,
+        )(command)
+    return command

@@ -1,0 +1,131 @@
+"""A sizing answer for reading: the arithmetic step by step, and where memory goes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kneewatch.diagnose.sizing.memory import Memory
+from kneewatch.diagnose.sizing.memory_steps import gib, memory_steps
+from kneewatch.diagnose.sizing.size import Size, steps
+from kneewatch.diagnose.sizing.steps import Step, figure
+from kneewatch.reports.words import WIDTH, duration, number, wrapped
+
+BAR = 50
+
+
+def size_text(answer: Size, *, width: int = WIDTH) -> list[str]:
+    """The lines: verdict, picture, arithmetic, speed, fleet and cost, notes."""
+    lines = [_verdict(answer), _setup(answer), "", *_picture(answer.memory, width=width), ""]
+    for step in (*memory_steps(answer.memory), *steps(answer)):
+        lines += _step(step, width=width)
+    lines += _fewest(answer) + _speed(answer)
+    for note in (*answer.missed, *answer.notes):
+        lines += wrapped(f"note: {note}", width=width, more=6)
+    return lines
+
+
+def _verdict(answer: Size) -> str:
+    found, question = answer.memory, answer.question
+    asked = question.concurrency / question.replicas
+    held = found.concurrency
+    holds = (
+        f"holds {figure(held.expected)} requests of {found.setup.context:,} tokens "
+        f"({figure(held.low)} to {figure(held.high)})"
+    )
+    if answer.fits:
+        return f"FITS: {holds}"
+    if not found.holds_one:
+        return f"DOES NOT FIT: vLLM would not start; {holds}"
+    return f"DOES NOT FIT: {holds}, {figure(asked)} are wanted"
+
+
+def _setup(answer: Size) -> str:
+    setup = answer.memory.setup
+    gpu = setup.gpu.name if setup.gpu else "GPU not stated"
+    version = ".".join(str(part) for part in setup.version)
+    return (
+        f"{setup.model.id} ({setup.scheme.id}, KV {setup.kv_cache_dtype}) on "
+        f"{setup.parallel.gpus} x {gpu}, vLLM {version}, utilization {figure(setup.utilization)}"
+    )
+
+
+def _picture(found: Memory, *, width: int) -> list[str]:
+    """One GPU's memory as a bar and its parts."""
+    setup = found.setup
+    if setup.gpu is None or found.overhead is None or found.weights_bytes is None:
+        return [f"available KV on each GPU: {gib(found.available_bytes.expected)}"]
+    whole_bytes = float(setup.gpu.memory_bytes)
+    free = found.available_bytes.expected
+    parts = [
+        ("#", "weights", found.weights_bytes),
+        ("+", "overhead", found.overhead.expected_bytes),
+        ("=", "KV cache", max(free, 0.0)),
+        (".", "not vLLM's", (1 - setup.utilization) * whole_bytes),
+    ]
+    columns = min(BAR, width - 20)
+    bar = "".join(mark * round(columns * size / whole_bytes) for mark, _, size in parts)
+    lines = [f"one GPU, {gib(whole_bytes)}: [{bar[:columns]:<{columns}}]"]
+    lines += [
+        f"  {mark} {name:<11}{gib(size):>12}{size / whole_bytes:>7.0%}"
+        for mark, name, size in parts
+    ]
+    if free < 0:
+        lines.append(f"  {gib(-free)} are missing")
+    return lines
+
+
+def _step(step: Step, *, width: int) -> list[str]:
+    one = f"{step.title}: {step.formula} = {step.values} = {step.result}"
+    source = f"[{step.source}]"
+    if len(one) + len(source) < width:
+        return [f"{one} {source}"]
+    return [
+        *wrapped(f"{step.title}: {step.formula}", width=width, more=4),
+        *wrapped(f"  = {step.values}", width=width, more=4),
+        *wrapped(f"  = {step.result} {source}", width=width, more=4),
+    ]
+
+
+def _fewest(answer: Size) -> list[str]:
+    fewest = answer.fewest
+    if fewest is None:
+        return []
+    if fewest.expected is None:
+        return ["Fewest GPUs for one replica: 32 do not hold it"]
+    spread = fewest.spread
+    layout = "" if spread is None else f", TP {spread.tensor} x PP {spread.pipeline}"
+    bounds = f"{fewest.low or 'more than 32'} to {fewest.high or 'more than 32'}"
+    return [f"Fewest GPUs for one replica: {fewest.expected} ({bounds}){layout}"]
+
+
+def _speed(answer: Size) -> list[str]:
+    speed = answer.performance
+    if speed is None:
+        return []
+    question = answer.question
+    return [
+        f"Predicted at {figure(question.concurrency)} requests in flight, not measured: "
+        f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
+        f"{number(speed.decode_tokens_per_s)} output tokens/s and "
+        f"{number(speed.requests_per_s)} requests/s a replica; bound by {speed.binding}"
+    ]
+
+
+def size_markdown(answer: Size) -> list[str]:
+    """The same for a ticket or a page."""
+    lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
+    lines += _table(
+        ("step", "formula", "values", "result", "source"),
+        [
+            (step.title, step.formula, step.values, step.result, step.source)
+            for step in (*memory_steps(answer.memory), *steps(answer))
+        ],
+    )
+    lines += ["", *_fewest(answer), *_speed(answer)]
+    lines += [f"- {note}" for note in (*answer.missed, *answer.notes)]
+    return lines
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]

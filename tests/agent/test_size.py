@@ -1,0 +1,225 @@
+"""`kneewatch size` as its user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kneewatch.diagnose.sizing.plan.profile_reader import example_profile
+
+SCHEMA = json.loads(files("kneewatch.reports").joinpath("size.schema.json").read_text())
+LLAMA = ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm")
+
+
+def size(*flags: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command with those flags."""
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(home or "/nonexistent")}
+    return subprocess.run(
+        [sys.executable, "-m", "kneewatch.agent.cli", "size", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environ,
+    )
+
+
+def document(*flags: str) -> tuple[int, dict[str, Any]]:
+    """Exit status and the validated JSON."""
+    done = size(*flags, "--format", "json")
+    found = json.loads(done.stdout)
+    jsonschema.validate(found, SCHEMA)
+    return done.returncode, found
+
+
+def test_what_fits_exits_0_and_shows_its_arithmetic() -> None:
+    done = size(*LLAMA, "--tp", "4", "--max-model-len", "32768")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("FITS: holds ")
+    assert "80 x 2 x (128 + 128) x 2" in done.stdout
+    assert "81,920 B on each GPU" in done.stdout
+    assert "one GPU, 79.18 GiB: [###" in done.stdout
+    assert all(len(line) <= 110 for line in done.stdout.splitlines())
+
+
+def test_what_does_not_fit_exits_1_and_says_how_many_gpus_would() -> None:
+    status, found = document(*LLAMA, "--max-model-len", "8192")
+    assert status == 1
+    assert found["fits"] is found["memory"]["fits"] is False
+    assert found["memory"]["kv_available_bytes_per_gpu"]["expected"] < 0
+    assert found["min_gpus"] == 2
+
+
+def test_the_guides_fleet_is_52_gpus() -> None:
+    status, found = document(
+        *LLAMA, "--tp", "4", "--quantization", "fp8", "--context", "1200", "--concurrency", "48",
+        "--peak-rps", "120", "--usable-rps", "12", "--safety", "1.3",
+        "--usd-per-gpu-hour", "3", "--input-tokens", "1000", "--output-tokens", "200",
+    )  # fmt: skip
+    assert status == 0
+    assert found["fleet"] == {
+        "instances": 10, "deployed_instances": 13, "gpus": 52, "headroom_ratio": 0.3
+    }  # fmt: skip
+    assert found["cost"]["usd_per_year"] == 52 * 3 * 8760
+    assert found["performance"]["itl_s"] > 0
+
+
+def test_stated_kv_needs_no_gpu() -> None:
+    status, found = document(
+        "--model", "openai/gpt-oss-120b", "--tp", "4", "--available-kv-gib", "45.32",
+        "--max-model-len", "16384", "--max-num-batched-tokens", "2048", "--vllm-version", "0.10.1",
+    )  # fmt: skip
+    assert status == 0
+    assert found["memory"]["max_concurrency"]["expected"] == pytest.approx(284.25, rel=1e-3)
+    assert found["memory"]["kv_capacity_tokens"]["expected"] == pytest.approx(2_640_144, rel=1e-3)
+    assert found["memory"]["weights_bytes_per_gpu"] is None
+
+
+def test_gpus_beyond_one_replica_make_more_of_them() -> None:
+    _, found = document(*LLAMA, "--tp", "4", "--gpus", "8", "--max-model-len", "8192")
+    assert found["inputs"]["replicas"] == 2
+    assert found["cost"]["gpus"] == 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--model", "lama-3", "--gpu", "h100-sxm"), ("--model", "config.json")),
+        (("--model", "Llama-3.3-70B-Instruct", "--gpu", "h1000"), ("--gpu", "h100-sxm")),
+        ((*LLAMA, "--tp", "3"), ("--tp", "choices: 1, 2, 4")),
+        ((*LLAMA, "--tp", "0"), ("--tp",)),
+        ((*LLAMA, "--gpus", "6", "--tp", "4"), ("--gpus", "choices: 4, 8")),
+        ((*LLAMA, "--kv-cache-dtype", "fp3"), ("--kv-cache-dtype", "fp8")),
+        ((*LLAMA, "--quantization", "q4_k_m"), ("--quantization", "awq")),
+        ((*LLAMA, "--gpu-memory-utilization", "9"), ("--gpu-memory-utilization",)),
+        ((*LLAMA, "--max-model-len", "-1"), ("--max-model-len",)),
+        ((*LLAMA, "--concurrency", "nan"), ("--concurrency",)),
+        ((*LLAMA, "--overhead", "none"), ("--overhead", "guide")),
+        ((*LLAMA, "--weights-gib", "-3"), ("--weights-gib",)),
+        (
+            (*LLAMA, "--safety", "0.2"),
+            ("--safety", "from 1 to 10"),
+        ),
+        ((*LLAMA, "--utilization", "0"), ("--utilization",)),
+        ((*LLAMA, "--input-tokens", "100"), ("--output-tokens",)),
+        ((*LLAMA, "--vllm-version", "new"), ("--vllm-version", "0.20.1")),
+        (("--gpu", "h100-sxm"), ("--model",)),
+        (("--model", "Llama-3.3-70B-Instruct"), ("--gpu",)),
+        (("--model", "/nowhere/config.json"), ("--model", "/nowhere/config.json")),
+    ],
+)
+def test_bad_input_names_the_flag_and_the_way_out(
+    flags: tuple[str, ...], told: tuple[str, ...]
+) -> None:
+    done = size(*flags)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    for words in told:
+        assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_a_model_is_read_from_a_file_a_folder_and_the_cache(tmp_path: Path) -> None:
+    snapshot = tmp_path / ".cache/huggingface/hub/models--me--mine/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(CONFIG))
+    for name in (str(snapshot / "config.json"), str(snapshot), "me/mine"):
+        done = size("--model", name, "--gpu", "h100-sxm", "--max-model-len", "16000", home=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "14.96 GiB" in done.stdout
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"model_type": "llama"}', "\x00", "[" * 100_000])
+def test_a_bad_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    done = size("--model", str(path), "--gpu", "h100-sxm")
+    assert done.returncode == 2
+    assert "--model" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_markdown_is_a_table() -> None:
+    done = size(*LLAMA, "--tp", "4", "--format", "markdown")
+    assert done.stdout.startswith("# FITS")
+    assert "| step | formula | values | result | source |" in done.stdout
+
+
+LOAD = ("--input-tokens", "1000", "--output-tokens", "200", "--ttft-slo", "2s", "--itl-slo", "50ms")
+
+
+def test_the_search_answers_with_the_cheapest_launch_and_why() -> None:
+    status, found = document(*LLAMA, "--search", *LOAD, "--peak-rps", "120")
+    assert status == 0
+    best = found["search"]["best"]
+    assert best[0]["usd_per_hour"] <= best[1]["usd_per_hour"]
+    assert found["inputs"]["gpu"] == best[0]["gpu"] == "h100-sxm"
+    assert found["inputs"]["tensor_parallel"] == best[0]["tensor_parallel"]
+    assert found["fleet"]["gpus"] == best[0]["gpus"]
+    assert found["performance"]["itl_s"] <= 0.05
+    assert any(each["configurations"] for each in found["search"]["rejections"])
+
+
+def test_a_search_that_finds_nothing_exits_1_and_says_why() -> None:
+    load = [*LOAD[:-1], "1ms"]
+    status, found = document(*LLAMA, "--search", *load)
+    assert status == 1
+    assert found["search"]["best"] == []
+    assert found["memory"] is None
+    assert any("ITL" in each["reason"] for each in found["search"]["rejections"])
+    done = size(*LLAMA, "--search", *load)
+    assert "Why the others failed" in done.stdout
+
+
+def test_the_example_plan_has_the_guides_thirteen_steps() -> None:
+    status, found = document("--plan", "example")
+    assert status == 0
+    assert sorted({step["number"] for step in found["plan"]["steps"]}) == list(range(1, 14))
+    done = size("--plan", "example")
+    assert "13. " in done.stdout
+
+
+def test_a_plan_with_a_wrong_key_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(example_profile().replace("input_p50_tokens", "input_p50_token"))
+    done = size("--plan", str(path))
+    assert done.returncode == 2
+    assert "input_p50_tokens" in done.stderr
+
+
+def test_a_benchmark_gives_the_usable_rps(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.csv"
+    path.write_text(
+        "concurrency,requests_per_s,ttft_p99_s,itl_p99_s\n"
+        "8,3,0.3,0.02\n16,5.5,0.5,0.02\n32,9,0.9,0.03\n48,12,1.9,0.04\n64,14,4.0,0.06\n"
+    )
+    status, found = document(
+        *LLAMA, "--tp", "4", "--quantization", "fp8", "--context", "1200", "--concurrency", "48",
+        "--benchmark", str(path), "--ttft-slo", "2s", "--peak-rps", "120",
+    )  # fmt: skip
+    assert status == 0
+    assert found["operating_point"]["c_max"]["concurrency"] == 48
+    assert found["inputs"]["usable_requests_per_s"] == 12
+    assert found["fleet"]["gpus"] == 52
+
+
+@pytest.mark.parametrize("flag", ["--plan", "--benchmark"])
+def test_a_file_that_is_not_there_is_named(flag: str) -> None:
+    done = size(*LLAMA, flag, "/nowhere/file")
+    assert done.returncode == 2
+    assert "/nowhere/file" in done.stderr
