@@ -19,12 +19,22 @@ from kneewatch.agent import commands, recording, settings
 from kneewatch.agent.options import PAIR, SPAN, Target
 from kneewatch.agent.printing import NO_DATA, OK, say
 from kneewatch.agent.settings_sources import load
+from kneewatch.agent.size_options import size_options
 from kneewatch.collector.base import CollectError, KneewatchError
 
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
 INTERRUPTED = 130
 
+DEPLOYMENT = (
+    "model",
+    "gpu",
+    "tensor_parallel",
+    "vllm_version",
+    "launch_file",
+    "replicas",
+    "usd_per_gpu_hour",
+)
 JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
 FETCHING = tuple(setting.key for setting in settings.SETTINGS if setting.key.startswith("fetch."))
 
@@ -115,7 +125,7 @@ def cli() -> None:
 
 @cli.command(short_help="Watch a server for a while, then say what is wrong.")
 @click.argument("target", type=Target())
-@setting_options("watch_s", "interval_s", *JUDGING, *FETCHING)
+@setting_options("watch_s", "interval_s", *JUDGING, *DEPLOYMENT, *FETCHING)
 @click.option("--gpu-metrics", metavar="URL", help="DCGM exporter page of the target's GPUs")
 @form_option
 def diagnose(target: str, form: str, gpu_metrics: str | None, **given: Any) -> int:  # noqa: ANN401
@@ -125,7 +135,7 @@ def diagnose(target: str, form: str, gpu_metrics: str | None, **given: Any) -> i
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")
 @click.argument("captures", nargs=-1, required=True, type=click.Path())
-@setting_options(*JUDGING)
+@setting_options(*JUDGING, *DEPLOYMENT)
 @form_option
 @click.option("--from", "from_time", metavar="T", help="first time: unix seconds or ISO 8601, UTC")
 @click.option("--to", "to_time", metavar="T", help="last time: unix seconds or ISO 8601, UTC")
@@ -164,6 +174,19 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
 def demo(form: str, **given: Any) -> int:  # noqa: ANN401
     """Replay a shipped recording of a real server going through the KV cascade."""
     return commands.demo(effective(given), form=form)
+
+
+@cli.command("size", short_help="What fits, how fast, how many GPUs, at what price.")
+@size_options
+@form_option
+def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
+    """Size a launch: memory, KV capacity, speed at a load, fleet and cost. No server needed.
+
+    Exit status: 0 it fits, 1 it does not, 2 it cannot be sized.
+    """
+    from kneewatch.agent import size  # here, so that no other command pays for the math
+
+    return size.run(form=form, **given)
 
 
 @cli.command()

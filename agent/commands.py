@@ -8,10 +8,12 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
+from itertools import chain
 
 import click
 from click.shell_completion import get_completion_class
 
+from kneewatch.agent.deployment import stated
 from kneewatch.agent.printing import (
     NO_DATA,
     OK,
@@ -21,7 +23,7 @@ from kneewatch.agent.printing import (
     tell_moment,
     tell_timeline,
 )
-from kneewatch.agent.recording import Captures, capture_names
+from kneewatch.agent.recording import Captures, Numbered, capture_names, rare_collections
 from kneewatch.agent.settings import Settings
 from kneewatch.agent.source import GpuStream, TargetStream, capture_name, ticks
 from kneewatch.collector.base import CollectError, SettingsError
@@ -52,7 +54,7 @@ def diagnose(target: str, settings: Settings, *, form: str, gpu_metrics: str | N
         if gpu_metrics:
             raise SettingsError("--gpu-metrics needs a server to watch; a capture has no GPU page")
         return _diagnose_capture(target, settings, form)
-    profile = settings.profile(window_s=live_window_s(settings))
+    profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
     stream = TargetStream(target_name(target), profile, settings.limits())
     fetcher = Fetcher(metrics_url(target), settings.fetch())
     gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
@@ -73,7 +75,8 @@ def target_name(target: str) -> str:
 
 
 def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
-    stream = TargetStream(capture_name(path), settings.profile(), settings.limits())
+    profile = settings.profile(stated=stated(settings))
+    stream = TargetStream(capture_name(path), profile, settings.limits())
     last: list[Diagnosis] = []
     worst = Severity.OK
     for _, entry in Captures([path]):
@@ -166,8 +169,10 @@ def replay(
     if from_s is not None and to_s is not None and from_s > to_s:
         raise SettingsError(f"--from {from_time} is later than --to {to_time}")
     recorded = Captures(captures, from_s=from_s, to_s=to_s)
-    found = _replayed(recorded, captures, settings.profile(), settings)
-    status = tell_timeline(found, form, named=len(captures) > 1)
+    profile = settings.profile(stated=stated(settings))
+    found = _replayed(recorded, captures, profile, settings)
+    with rare_collections():
+        status = tell_timeline(found, form, named=len(captures) > 1)
     return NO_DATA if status == OK and recorded.unusable else status
 
 
@@ -176,7 +181,12 @@ def _replayed(
 ) -> Iterator[list[Diagnosis]]:
     catalogue, limits = Catalogue.of(profile), settings.limits()
     streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]
-    return (streams[at].replay(entry) for at, entry in recorded)
+    return chain.from_iterable(_judged(streams, handful) for handful in recorded.handfuls())
+
+
+def _judged(streams: Sequence[TargetStream], handful: Sequence[Numbered]) -> list[list[Diagnosis]]:
+    pages = [(streams[at], entry.t_s, streams[at].read(entry)) for at, entry in handful]
+    return [stream.judge(t_s, page) for stream, t_s, page in pages]
 
 
 def demo(settings: Settings, *, form: str) -> int:

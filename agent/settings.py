@@ -16,6 +16,7 @@ from kneewatch.collector.exposition.parser import Limits
 from kneewatch.collector.http.access import FetchSettings
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.recommend.deployment import NOTHING, Stated
 from kneewatch.rules.model import WINDOW_S
 
 Kind = Literal["seconds", "count", "number", "text", "flag", "pairs"]
@@ -79,8 +80,22 @@ SETTINGS: tuple[Setting, ...] = (
         "slo-itl",
     ),
     Setting("gpus", "count", None, "GPUs of one engine, for tokens per GPU-hour"),
-    Setting("gpu.peak_flop_per_s", "number", None, "one GPU's peak, for MFU"),
-    Setting("gpu.peak_bytes_per_s", "number", None, "one GPU's memory bandwidth, for MBU"),
+    Setting(
+        "peak.flop_per_s", "number", None, "one GPU's peak, for MFU; unset: the catalogue's for gpu"
+    ),
+    Setting(
+        "peak.bytes_per_s",
+        "number",
+        None,
+        "one GPU's memory bandwidth, for MBU; unset: the catalogue's for gpu",
+    ),
+    Setting("model", "text", None, "what is served: a catalogue id, or the path of a config.json"),
+    Setting("gpu", "text", None, "its GPU: a catalogue id or a driver's name for it"),
+    Setting("tensor_parallel", "count", None, "GPUs that one copy's layers are split over"),
+    Setting("vllm_version", "text", None, "vLLM's version, such as 0.32.0"),
+    Setting("launch_file", "text", None, "file with the server's command line (vllm serve ...)"),
+    Setting("replicas", "count", None, "copies of this server behind the load balancer"),
+    Setting("usd_per_gpu_hour", "number", None, "price of a GPU; unset: the catalogue's for gpu"),
     Setting("benchmark.ttft_p99_s", "seconds", None, "TTFT P99 the size was computed from"),
     Setting(
         "benchmark.gpu_ratio", "number", None, "GPU activity in that benchmark, 0 to 1", most=1.0
@@ -168,14 +183,20 @@ class Settings:
         ]
         return lines
 
-    def profile(self, *, window_s: float | None = None) -> Profile:
-        """The profile for the diagnosis; `window_s` in place of the setting."""
+    def profile(self, *, window_s: float | None = None, stated: Stated = NOTHING) -> Profile:
+        """The profile for the diagnosis; `window_s` in place of the setting.
+
+        Peaks that are not set are those of the stated GPU.
+        """
+        gpu = stated.gpu
         return Profile(
             window_s=self["window_s"] if window_s is None else window_s,
             targets=Targets(self["slo.ttft_p99_s"], self["slo.itl_p99_s"]),
             gpus=self["gpus"],
-            peak_flop_per_s=self["gpu.peak_flop_per_s"],
-            peak_bytes_per_s=self["gpu.peak_bytes_per_s"],
+            peak_flop_per_s=self["peak.flop_per_s"] or (gpu.bf16_flop_per_s if gpu else None),
+            peak_bytes_per_s=self["peak.bytes_per_s"]
+            or (gpu.memory_bandwidth_bytes_per_s if gpu else None),
+            stated=stated,
             benchmark_ttft_p99_s=self["benchmark.ttft_p99_s"],
             benchmark_gpu_ratio=self["benchmark.gpu_ratio"],
             thresholds=self.thresholds,

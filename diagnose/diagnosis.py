@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.diagnose.case import Cause, Targets
+from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.model import Severity
 from kneewatch.rules.state import Finding
@@ -33,6 +34,7 @@ class Diagnosis:
     unknown: Sequence[str]
     window_s: float
     judged_against: str
+    recommendations: Sequence[Recommendation] = ()
 
     @property
     def severity(self) -> Severity:

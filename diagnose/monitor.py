@@ -18,6 +18,7 @@ from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, rec
 from kneewatch.diagnose.diagnosis import Diagnosis, health, judged_against, worst_of
 from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
+from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.symptoms import symptoms
 from kneewatch.diagnose.tracker import CauseTracker
 from kneewatch.rules.baseline import Baseline
@@ -71,6 +72,7 @@ class EngineMonitor:
         self._baseline = Baseline(window_s=profile.window_s)
         self._streaks = Streaks()
         self._tracker = CauseTracker(scale=profile.scale)
+        self._adviser = Adviser(profile.stated)
         self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
         self._vanished = 0
         self._disturbed_s = float("-inf")
@@ -138,6 +140,7 @@ class EngineMonitor:
         self._cascade.forget()
         self._streaks.forget()
         self._tracker.forget()
+        self._adviser.restarted()
 
     def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
         profile = self.profile
@@ -184,6 +187,7 @@ class EngineMonitor:
             judged_against=judged_against(
                 profile.targets, has_baseline=self._baseline.get("ttft_p99_s") is not None
             ),
+            recommendations=self._adviser.advise(facts, causes) if causes else (),
         )
 
     def _causes(self, facts: Facts, findings: list[Finding]) -> tuple[list[Cause], bool]:

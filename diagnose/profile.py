@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.recommend.deployment import NOTHING, Stated
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.model import WINDOW_S, Rule, with_thresholds
@@ -27,6 +28,7 @@ class Profile:
     peak_bytes_per_s: float | None = None
     benchmark_ttft_p99_s: float | None = None
     benchmark_gpu_ratio: float | None = None
+    stated: Stated = NOTHING
     thresholds: Mapping[str, Mapping[str, float]] = field(
         default_factory=dict[str, Mapping[str, float]]
     )
@@ -54,8 +56,8 @@ class Profile:
         reasons = {
             "goodput_per_s": (self.targets.ttft_p99_s, "no TTFT target (slo.ttft_p99_s)"),
             "tokens_per_gpu_hour": (self.gpus, "number of GPUs not stated (gpus)"),
-            "mfu_ratio": (self.peak_flop_per_s, "GPU peak not stated (gpu.peak_flop_per_s)"),
-            "mbu_ratio": (self.peak_bytes_per_s, "GPU peak not stated (gpu.peak_bytes_per_s)"),
+            "mfu_ratio": (self.peak_flop_per_s, "GPU peak not stated (peak.flop_per_s)"),
+            "mbu_ratio": (self.peak_bytes_per_s, "GPU peak not stated (peak.bytes_per_s)"),
         }
         return {key: why for key, (stated, why) in reasons.items() if stated is None}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from kneewatch.diagnose.case import Cause, Evidence
 from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.state import Finding
 
@@ -31,7 +33,7 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
         "causes": [cause_document(cause) for cause in diagnosis.causes],
         "symptoms": list(diagnosis.symptoms),
         "findings": [finding_document(finding) for finding in diagnosis.findings],
-        "recommendations": [],
+        "recommendations": [recommendation_document(made) for made in diagnosis.recommendations],
         "signals": signals_document(diagnosis.values),
         "unknown": list(diagnosis.unknown),
         "window_s": round(diagnosis.window_s, 3),
@@ -77,6 +79,27 @@ def cause_document(cause: Cause) -> dict[str, Any]:
     }
 
 
+def recommendation_document(made: Recommendation) -> dict[str, Any]:
+    """A recommendation; numbers that are not known are left out of `before` and `predicted`."""
+    return {
+        "id": made.id,
+        "cause": made.cause,
+        "summary": made.summary,
+        "changes": [
+            {"flag": change.flag, "from": change.before, "to": change.after}
+            for change in made.changes
+        ],
+        "before": dict(made.before),
+        "predicted": dict(made.predicted),
+        "cost_usd_per_hour": rounded(made.cost_usd_per_hour),
+        "unknown": list(made.unknown),
+        "checks": list(made.checks),
+        "risk": made.risk,
+        "verify": list(made.verify),
+        "guide": list(made.guide),
+    }
+
+
 def finding_document(finding: Finding) -> dict[str, Any]:
     """A finding; `note` says why an unknown one that lacks no metric is not judged."""
     row: dict[str, Any] = {
@@ -96,6 +119,8 @@ def finding_document(finding: Finding) -> dict[str, Any]:
 def signals_document(values: Mapping[str, float | None]) -> dict[str, float | None]:
     """Signals by key, unrounded (a hundred to a line: rounding would be the dearest part of it);
     null where there is no value."""
+    if isfinite(sum(filter(None, values.values()))):
+        return dict(values)
     return {
         key: value if value is None or -LARGEST <= value <= LARGEST else None
         for key, value in values.items()
@@ -104,7 +129,7 @@ def signals_document(values: Mapping[str, float | None]) -> dict[str, float | No
 
 def rounded(value: float | None) -> float | None:
     """A number with six significant digits; null for what JSON cannot hold."""
-    if value is None or value != value or value in (float("inf"), float("-inf")):
+    if value is None or not isfinite(value):
         return None
     if value == 0 or value == int(value):
         return value

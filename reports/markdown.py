@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.symptoms import SYMPTOMS
+from kneewatch.reports import advice
 from kneewatch.reports.gaps import gaps
 from kneewatch.reports.text import (
     VERDICTS,
@@ -44,7 +45,7 @@ def _one(diagnosis: Diagnosis, *, footers: bool) -> str:
     if diagnosis.symptoms:
         lines += ["", *(f"- {symptom}: {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)]
     for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_cause(place, cause, diagnosis.t_s)]
+        lines += ["", *_cause(place, cause, diagnosis)]
     found = notable(diagnosis, "warning", "critical") + notable(diagnosis, "info")
     if found:
         lines += ["", "### Also seen", ""]
@@ -57,11 +58,11 @@ def _one(diagnosis: Diagnosis, *, footers: bool) -> str:
     return "\n".join(lines)
 
 
-def _cause(place: int, cause: Cause, now_s: float) -> list[str]:
+def _cause(place: int, cause: Cause, diagnosis: Diagnosis) -> list[str]:
     lines = [
         f"### {place}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f})",
         "",
-        f"{escaped(cause.summary)} Since {moment(cause.since_s, now_s)}.",
+        f"{escaped(cause.summary)} Since {moment(cause.since_s, diagnosis.t_s)}.",
         "",
         "| evidence | signal | value | threshold |",
         "| --- | --- | --- | --- |",
@@ -74,7 +75,12 @@ def _cause(place: int, cause: Cause, now_s: float) -> list[str]:
     ]
     if cause.explains:
         lines += ["", f"Explains: {', '.join(f'`{other}`' for other in cause.explains)}."]
-    lines += ["", f"**Do first:** {escaped(cause.lever)}"]
+    made = advice.advised(diagnosis, cause)
+    if not made:
+        lines += ["", f"**Do first:** {escaped(cause.lever)}"]
+    for row in advice.rows(made):
+        head, _, told = row.partition(": ")
+        lines += ["", f"**{head.capitalize()}:** {escaped(told)}"]
     if cause.guide:
         lines += ["", f"Guide: {', '.join(cause.guide)}."]
     return lines

@@ -9,6 +9,7 @@ from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.causes import TELLS
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.symptoms import SYMPTOMS
+from kneewatch.reports import advice
 from kneewatch.reports.gaps import gaps
 from kneewatch.reports.words import (
     WIDTH,
@@ -166,7 +167,7 @@ def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
     if diagnosis.symptoms:
         lines += told(f"symptoms: {'; '.join(f'{s} {SYMPTOMS[s]}' for s in diagnosis.symptoms)}")
     for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_cause(place, cause, diagnosis.t_s, style)]
+        lines += ["", *_cause(place, cause, diagnosis, style)]
     worse = notable(diagnosis, "warning", "critical")
     if worse:
         lines += ["", "also out of bounds:"]
@@ -186,18 +187,19 @@ def _verdict(diagnosis: Diagnosis, style: Style) -> str:
     return f"{verdict}{first}  {who(diagnosis)}"
 
 
-def _cause(place: int, cause: Cause, now_s: float, style: Style) -> list[str]:
+def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list[str]:
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
     evidence, against = told_evidence(cause)
+    made = advice.advised(diagnosis, cause)
     rows = [
         (cause.summary, 0),
         *((f"+ {item}", 2) for item in evidence),
         *((f"- {item}", 2) for item in against),
         (f"explains: {', '.join(cause.explains)}" if cause.explains else "", 2),
-        (f"do first: {cause.lever}", 2),
+        *((row, 2) for row in advice.rows(made) or [f"do first: {cause.lever}"]),
         (f"guide: {', '.join(cause.guide)}" if cause.guide else "", 2),
     ]
-    lines = wrapped(f"{head} {lasting(cause.since_s, now_s)}", width=style.width, more=3)
+    lines = wrapped(f"{head} {lasting(cause.since_s, diagnosis.t_s)}", width=style.width, more=3)
     lines[0] = lines[0].replace(head, style.bold(head), 1)
     for row, more in rows:
         lines += wrapped(row, width=style.width, indent=3, more=more)

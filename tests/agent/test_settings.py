@@ -110,7 +110,7 @@ WRONG = {
     "window_s = inf": "file k.toml: window_s = inf is out of range",
     "window_s = true": "file k.toml: window_s must be a number of seconds, not True",
     "gpus = 1.5": "file k.toml: gpus must be a whole number, not 1.5",
-    "gpu.peak_flop_per_s = 0": "gpu.peak_flop_per_s = 0 is out of range",
+    "peak.flop_per_s = 0": "peak.flop_per_s = 0 is out of range",
     "benchmark.gpu_ratio = 70": "benchmark.gpu_ratio = 70 is out of range: it must be more than 0 "
     "and at most 1",
     "fetch.gzip = 1": "file k.toml: fetch.gzip must be true or false, not 1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -68,3 +69,9 @@ def alarming(told: Iterable[Diagnosis]) -> list[tuple[float, str, Sequence[str]]
         for diagnosis in told
         if diagnosis.severity >= Severity.WARNING or diagnosis.health in ("warning", "critical")
     ]
+
+
+def pages_config(capture: str) -> dict[str, str]:
+    """The labels of cache_config_info on a recording's first page."""
+    (line,) = re.findall(r"(?m)^vllm:cache_config_info\{(.*)\} ", bodies(capture)[0])
+    return dict(re.findall(r'(\w+)="([^"]*)"', line))

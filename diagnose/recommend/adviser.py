@@ -1,0 +1,152 @@
+"""The recommendations of one engine over time: made for its causes, held while they hold. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+
+from kneewatch.diagnose.case import Cause, Facts
+from kneewatch.diagnose.recommend import levers_budget as budget
+from kneewatch.diagnose.recommend import levers_features as features
+from kneewatch.diagnose.recommend import levers_fleet as fleet
+from kneewatch.diagnose.recommend import levers_kv as kv
+from kneewatch.diagnose.recommend import levers_load as load
+from kneewatch.diagnose.recommend import levers_prefill as prefill
+from kneewatch.diagnose.recommend.demand import demand
+from kneewatch.diagnose.recommend.deployment import NOTHING, Deployment, Stated, deployment
+from kneewatch.diagnose.recommend.harm import harmless
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.scene import Lever, Scene
+from kneewatch.diagnose.recommend.tracker import RecommendationTracker
+
+MOST = 5
+"""Levers told for one cause."""
+
+MOVED = 1.25
+"""A load that has moved by this much is computed anew; less would only make numbers flicker."""
+
+SLACK = (2.0, 0.5)
+"""Requests, and requests a second, that are no movement however small the load is."""
+
+MORE_KV: tuple[Lever, ...] = (
+    budget.kv_blocks,
+    budget.kv_memory_bytes,
+    kv.kv_fp8,
+    kv.gpu_memory_utilization,
+)
+LEVERS: Mapping[str, tuple[Lever, ...]] = {
+    "kv_pressure": (
+        *MORE_KV,
+        load.fewer_seqs,
+        fleet.more_replicas,
+        fleet.tensor_parallel,
+        load.max_model_len,
+    ),
+    "queue_saturation": (fleet.more_replicas, load.more_seqs, load.queue_limit),
+    "admission_limit": (load.more_seqs, fleet.more_replicas, load.queue_limit),
+    "past_knee": (fleet.more_replicas, prefill.fp8_weights),
+    "prefix_cache_off": (prefill.prefix_caching,),
+    "prefix_churn": MORE_KV,
+    "prefill_interference": (
+        prefill.chunked_prefill,
+        prefill.smaller_budget,
+        prefill.long_prefill_threshold,
+        prefill.disaggregation,
+    ),
+    "prefill_bound": (prefill.prefix_caching, fleet.tensor_parallel, prefill.disaggregation),
+    "decode_bound": (prefill.fp8_weights, fleet.tensor_parallel, fleet.more_replicas),
+    "slo_conflict": (prefill.disaggregation, fleet.more_replicas),
+    "spec_decode_poor": (features.shorter_draft, features.no_speculation),
+    "adapter_thrash": (features.more_adapter_slots, features.adapter_routing),
+    "runaway_generation": (features.output_cap,),
+    "engine_stalled": (load.max_model_len,),
+    "underused": (fleet.fewer_replicas,),
+    "kv_overprovisioned": (fleet.fewer_replicas,),
+}
+"""Levers by cause, in the guide's order (7.4, 7.5, 8.5, 9.3): what costs nothing comes first."""
+
+
+def recommend(facts: Facts, causes: Sequence[str], server: Deployment) -> list[Recommendation]:
+    """Every lever against these causes (ids) that does no harm, by cause and then best first.
+
+    A lever that answers two causes is told for the first of them.
+    """
+    if not isfinite(sum(filter(None, facts.values.values()))):
+        # A page may say +Inf: no number to compute with.
+        finite = {k: None if v is None or not isfinite(v) else v for k, v in facts.values.items()}
+        facts = replace(facts, values=finite)
+    wanted = demand(facts.values, server)
+    told: dict[str, Recommendation] = {}
+    for cause in causes:
+        scene = Scene(cause, facts, server, wanted)
+        found = 0
+        for lever in LEVERS.get(cause, ()):
+            if found == MOST:
+                break
+            made = lever(scene)
+            made = None if made is None else harmless(made, scene)
+            if made is not None and made.id not in told:
+                told[made.id] = made
+                found += 1
+    return list(told.values())
+
+
+class Adviser:
+    """One engine's recommendations. What is told stays while causes and load are the same."""
+
+    def __init__(self, stated: Stated = NOTHING) -> None:
+        self._stated = stated
+        self._tracker = RecommendationTracker()
+        self._config: Mapping[str, str] | None = None
+        self._server = Deployment(stated=stated)
+        self._causes: tuple[str, ...] = ()
+        self._load, self._made_s = (0.0, 0.0), float("-inf")
+        self._told: tuple[Recommendation, ...] = ()
+        self._restarted = False
+
+    def restarted(self) -> None:
+        """The process was replaced: the next page shows what it was started with."""
+        self._restarted = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._causes, self._told = (), ()
+
+    def advise(self, facts: Facts, causes: Sequence[Cause]) -> tuple[Recommendation, ...]:
+        """The recommendations for these causes at this moment."""
+        if self._restarted and facts.config:
+            self._tracker.restarted(facts.now_s, facts.config)
+            self._restarted = False
+        named = tuple([cause.id for cause in causes if cause.id in LEVERS])
+        if not named:
+            self._forget()
+            return ()
+        load_now = _load_of(facts)
+        fresh = facts.now_s - self._made_s < facts.window_s
+        same = named == self._causes and facts.config == self._config
+        if same and fresh and not _moved(self._load, load_now):
+            return self._told
+        if facts.config != self._config:
+            self._config = dict(facts.config)
+            self._server = deployment(facts.config, self._stated)
+        self._causes, self._load, self._made_s = named, load_now, facts.now_s
+        made = recommend(facts, named, self._server)
+        told = tuple(self._tracker.allowed(facts.now_s, made, requests=load_now[0]))
+        self._tracker.advised(facts.now_s, told, requests=load_now[0])
+        self._told = told
+        return told
+
+
+def _load_of(facts: Facts) -> tuple[float, float]:
+    """What decides whether the numbers are computed anew: requests wanted, requests served."""
+    values = facts.values
+    wanted = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
+    return wanted, values.get("completed_per_s") or 0.0
+
+
+def _moved(was: tuple[float, float], now: tuple[float, float]) -> bool:
+    return any(
+        abs(after - before) > slack and not before / MOVED <= after <= before * MOVED
+        for before, after, slack in zip(was, now, SLACK, strict=True)
+    )

@@ -1,0 +1,234 @@
+"""What is known about the running server: from its page, and from what the user states. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from kneewatch.diagnose.catalogue.gpus import Gpu
+from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.recommend.flags import CACHING_BY_DEFAULT, knows, oldest_version
+from kneewatch.diagnose.recommend.launch import Launch
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.kv_cache import KvLayout
+from kneewatch.diagnose.sizing.memory import Setup, kv_layout_of
+from kneewatch.diagnose.sizing.vllm_defaults import LATEST, Version, defaults, parse_version
+from kneewatch.diagnose.sizing.weights import Parallel
+
+_UNSET = ("", "None", "none", "null")
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What the user says about the server; None: not said.
+
+    `usd_per_gpu_hour` falls back on the GPU's price in the catalogue.
+    """
+
+    model: Model | None = None
+    gpu: Gpu | None = None
+    tensor_parallel: int | None = None
+    version: Version | None = None
+    launch: Launch | None = None
+    replicas: int | None = None
+    usd_per_gpu_hour: float | None = None
+    gpus: int | None = None
+
+
+NOTHING = Stated()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """A running server. None: not known.
+
+    `capacity_tokens` is what requests can hold: vLLM keeps one block for itself.
+    `blocks_override` and `kv_memory_bytes` are set where the user fixed the cache's size: then
+    the memory utilization does not decide it.
+    """
+
+    stated: Stated
+    config: Mapping[str, str] = field(default_factory=dict[str, str])
+    version: Version | None = None
+    block_tokens: int | None = None
+    blocks: int | None = None
+    capacity_tokens: float | None = None
+    kv_cache_dtype: str = "auto"
+    gpu_memory_utilization: float | None = None
+    kv_memory_bytes: float | None = None
+    blocks_override: int | None = None
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    tensor_parallel: int | None = None
+    gpus: int | None = None
+    usd_per_gpu_hour: float | None = None
+    setup: Setup | None = None
+    layout: KvLayout | None = None
+
+    @property
+    def replicas(self) -> int:
+        """Copies behind the load balancer, one where nobody says."""
+        return self.stated.replicas or 1
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Dollars per hour of one replica; None where GPUs or price are not known."""
+        if self.gpus is None or self.usd_per_gpu_hour is None:
+            return None
+        return self.gpus * self.usd_per_gpu_hour
+
+    @property
+    def kv_is_fp8(self) -> bool:
+        """Whether the cache is in 8 bits already, or fewer."""
+        return self.kv_cache_dtype.startswith(("fp8", "int8", "nvfp4", "turboquant"))
+
+    @property
+    def caching_by_default(self) -> bool:
+        """Whether that version caches prefixes and chunks prefills unless told not to."""
+        return (self.version or LATEST) >= CACHING_BY_DEFAULT
+
+    def knows(self, flag: str) -> bool:
+        """Whether the running version takes the flag."""
+        return knows(flag, version=self.version, config=self.config)
+
+    def in_force(self, flag: str) -> object:
+        """A flag's value as far as it is known, None where it is not."""
+        return {
+            "--kv-cache-dtype": self.kv_cache_dtype if "cache_dtype" in self.config else None,
+            "--gpu-memory-utilization": self.gpu_memory_utilization,
+            "--num-gpu-blocks-override": self.blocks_override,
+            "--kv-cache-memory-bytes": self.kv_memory_bytes,
+            "--enable-prefix-caching": self.prefix_caching,
+            "--enable-chunked-prefill": self.chunked_prefill,
+            "--max-model-len": self.max_model_len,
+            "--max-num-seqs": self.max_num_seqs,
+            "--max-num-batched-tokens": self.max_num_batched_tokens,
+            "--tensor-parallel-size": self.tensor_parallel,
+            "replicas": self.stated.replicas,
+        }.get(flag)
+
+
+def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deployment:
+    """The server of a page's cache_config_info labels and of what is stated; the page wins."""
+    launch = stated.launch or Launch()
+    version = stated.version or oldest_version(config)
+    block, blocks = _count(config, "block_size"), _count(config, "num_gpu_blocks")
+    tensor = stated.tensor_parallel or launch.count("--tensor-parallel-size")
+    pipeline = launch.count("--pipeline-parallel-size") or 1
+    data = launch.count("--data-parallel-size") or 1
+    gpus = tensor * pipeline if tensor else stated.gpus
+    price = stated.usd_per_gpu_hour
+    if price is None and stated.gpu is not None:
+        price = stated.gpu.usd_per_hour
+    dtype = config.get("cache_dtype") or launch.text("--kv-cache-dtype") or "auto"
+    parallel = Parallel(tensor or 1, pipeline, data, "--enable-expert-parallel" in launch.flags)
+    usable = Deployment(
+        stated=stated,
+        config=config,
+        version=version,
+        block_tokens=block,
+        blocks=blocks,
+        capacity_tokens=_capacity_tokens(config, block, blocks),
+        kv_cache_dtype=dtype,
+        gpu_memory_utilization=_number(config, "gpu_memory_utilization"),
+        kv_memory_bytes=_number(config, "kv_cache_memory_bytes"),
+        blocks_override=_count(config, "num_gpu_blocks_override"),
+        prefix_caching=_truth(config, "enable_prefix_caching"),
+        chunked_prefill=launch.switched("enable-chunked-prefill"),
+        max_model_len=launch.count("--max-model-len") or _longest(config),
+        max_num_seqs=_taken(stated, "--max-num-seqs"),
+        max_num_batched_tokens=_taken(stated, "--max-num-batched-tokens"),
+        tensor_parallel=tensor,
+        gpus=gpus,
+        usd_per_gpu_hour=price,
+    )
+    return _with_sizing(usable, parallel)
+
+
+def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
+    """With the sizing math's view of it, where a model is stated that this launch can hold."""
+    stated = plain.stated
+    if stated.model is None or plain.tensor_parallel is None:
+        return plain
+    launch = stated.launch or Launch()
+    setup = Setup(
+        model=stated.model,
+        gpu=stated.gpu,
+        parallel=parallel,
+        quantization=launch.text("--quantization"),
+        kv_cache_dtype=plain.kv_cache_dtype,
+        version=plain.version or LATEST,
+        gpu_memory_utilization=plain.gpu_memory_utilization,
+        max_model_len=plain.max_model_len,
+        max_num_seqs=plain.max_num_seqs,
+        max_num_batched_tokens=plain.max_num_batched_tokens,
+        block_tokens=plain.block_tokens,
+        enforce_eager="--enforce-eager" in launch.flags,
+    )
+    try:
+        layout = kv_layout_of(setup)
+    except SizingError:
+        return plain
+    return replace(plain, setup=setup, layout=layout)
+
+
+def _taken(stated: Stated, flag: str) -> int | None:
+    """A limit of the launch: as given there, or the default where the whole line is known."""
+    if stated.launch is None:
+        return None
+    given = stated.launch.count(flag)
+    if given is not None or stated.version is None or stated.gpu is None:
+        return given
+    taken = defaults(stated.version, stated.gpu)
+    return taken.max_num_seqs if flag == "--max-num-seqs" else taken.max_num_batched_tokens
+
+
+def _capacity_tokens(
+    config: Mapping[str, str], block: int | None, blocks: int | None
+) -> float | None:
+    """Tokens that requests can hold: all but the null block's."""
+    size = _number(config, "kv_cache_size_tokens")
+    if size is None and block and blocks:
+        size = float(block * blocks)
+    if size is None or blocks is None:
+        return size
+    return size * (blocks - 1) / blocks if blocks > 1 else None
+
+
+def _longest(config: Mapping[str, str]) -> int | None:
+    """max_model_len, which the page shows as the capacity over the concurrency at it."""
+    size = _number(config, "kv_cache_size_tokens")
+    concurrency = _number(config, "kv_cache_max_concurrency")
+    return round(size / concurrency) if size and concurrency else None
+
+
+def _number(config: Mapping[str, str], label: str) -> float | None:
+    text = config.get(label, "")
+    if text in _UNSET:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None
+
+
+def _count(config: Mapping[str, str], label: str) -> int | None:
+    value = _number(config, label)
+    return None if value is None else int(value)
+
+
+def _truth(config: Mapping[str, str], label: str) -> bool | None:
+    return {"True": True, "False": False}.get(config.get(label, ""))
+
+
+def stated_version(text: str | None) -> Version | None:
+    """A version as the user writes it.
+
+    Raises:
+        SizingError: it is none.
+    """
+    return None if text is None else parse_version(text)

@@ -1,0 +1,128 @@
+"""Replicas and the GPUs of each: guide 5.1, 8.3, 9.2. Pure."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kneewatch.diagnose.recommend.prediction import (
+    After,
+    changed_setup,
+    predicted,
+    present,
+    resized_tokens,
+)
+from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.recommend.scene import SETTLE_WORDS, Scene, advice
+from kneewatch.diagnose.sizing.fleet.fleet import SAFETY_DEFAULT
+from kneewatch.diagnose.sizing.weights import Parallel
+
+DRAIN_S = 300.0
+"""Within which more replicas must also work off the queue that stands."""
+
+MOST_TENSOR_PARALLEL = 8
+MOST_TIMES = 100.0
+"""A server that serves next to nothing has another fault than too few copies."""
+
+
+def more_replicas(scene: Scene) -> Recommendation | None:
+    """More replicas: by KV tokens where the cache is short, else by requests a second."""
+    server, ratio = scene.server, _load_ratio(scene)
+    if ratio is None or ratio > MOST_TIMES:
+        return None
+    now = server.replicas
+    total = max(now + 1, ceil(round(now * ratio * SAFETY_DEFAULT, 6)))
+    told = predicted(scene, After(share_ratio=now / total, replicas=total))
+    told["load_ratio"] = ratio * now / total
+    hourly = server.usd_per_hour
+    made_per_s = scene.get("generation_tokens_per_s")
+    if hourly is not None and made_per_s and "usd_per_million_tokens" not in told:
+        served = min(max(ratio, 1.0), total / now)
+        told["usd_per_million_tokens"] = hourly * total / (now * made_per_s * served * 3600) * 1e6
+    assumed = "" if server.stated.replicas else " (this one counted alone: state --replicas)"
+    return advice(
+        scene,
+        REPLICAS,
+        [(REPLICAS, now, total)],
+        f"The load is {ratio:.1f} times what {now} replica{'s' if now > 1 else ''} can hold"
+        f"{assumed}; with the guide's safety factor of {SAFETY_DEFAULT:g} that takes {total}.",
+        before=present(scene),
+        predicted=told,
+        cost_usd_per_hour=None if hourly is None else hourly * (total - now),
+        checks=["that the router spreads the load, and keeps prefixes together where they repeat"],
+        risk="A cold replica starts with an empty prefix cache.",
+        verify=[
+            f"waiting_by_capacity and preemption_per_s go to 0 on each replica {SETTLE_WORDS} once "
+            "the new ones serve"
+        ],
+        guide=("8.3", "9.3"),
+    )
+
+
+def _load_ratio(scene: Scene) -> float | None:
+    """The load over what one replica serves."""
+    demand, capacity = scene.demand, scene.server.capacity_tokens
+    if scene.cause == "kv_pressure":
+        if demand.tokens is None or not capacity:
+            return None
+        return demand.tokens / capacity
+    if demand.served_per_s <= 0:
+        return None
+    backlog_per_s = demand.waiting / DRAIN_S
+    return max(1.0, (demand.arrival_per_s + backlog_per_s) / demand.served_per_s)
+
+
+def tensor_parallel(scene: Scene) -> Recommendation | None:
+    """Twice the tensor-parallel degree, where the sizing math knows model and GPU."""
+    server = scene.server
+    now, setup = server.tensor_parallel, server.setup
+    if setup is None or setup.gpu is None or now is None or not server.capacity_tokens:
+        return None
+    to = 2 * now
+    if to > min(MOST_TENSOR_PARALLEL, setup.gpu.nvlink_gpus):
+        return None
+    spread = Parallel(to, setup.parallel.pipeline, setup.parallel.data, setup.parallel.experts)
+    wider = changed_setup(scene, parallel=spread)
+    capacity = resized_tokens(scene, wider)
+    if wider is None or capacity is None:
+        return None
+    ratio = capacity / server.capacity_tokens
+    gpus = to * setup.parallel.pipeline
+    told = predicted(scene, After(capacity_tokens=capacity, setup=wider, gpus=gpus))
+    hourly = server.usd_per_hour
+    return advice(
+        scene,
+        "tensor-parallel",
+        [("--tensor-parallel-size", now, to)],
+        f"The weights spread over {to} GPUs leave {ratio:.1f} times the KV cache a replica, and "
+        "each step reads half as many bytes a GPU.",
+        before=present(scene),
+        predicted=told,
+        cost_usd_per_hour=None if hourly is None else hourly * server.replicas,
+        checks=[f"that the {to} GPUs are joined by NVLink", "tokens per GPU-hour in a benchmark"],
+        risk="All-reduces eat part of the gain; replicas give more throughput a GPU.",
+        verify=[f"kv_usage_avg_ratio, prefill_mean_s and itl_mean_s fall {SETTLE_WORDS}"],
+        guide=("5.1", "7.4", "8.5"),
+    )
+
+
+def fewer_replicas(scene: Scene) -> Recommendation | None:
+    """Fewer replicas: never from a window alone, as the guide's headroom is at the weekly peak."""
+    now = scene.server.stated.replicas
+    if now is None or now < 2:
+        return None
+    return advice(
+        scene,
+        "fewer-replicas",
+        [],
+        f"{now} replicas look too many for the load seen here, but capacity is for the weekly "
+        "peak: a window or a day says nothing about that.",
+        before={"kv_usage_max_ratio": scene.get("kv_usage_max_ratio"), "replicas": now},
+        cost_usd_per_hour=None,
+        checks=[
+            "kv_usage_max_ratio and running_max over a whole week; fewer replicas need a peak "
+            f"that still leaves the safety factor of {SAFETY_DEFAULT:g}"
+        ],
+        risk="A fleet cut to a quiet day preempts at the peak.",
+        verify=["kv_usage_max_ratio below 0.9 through the next weekly peak"],
+        guide=("8.3", "9.2"),
+    )

@@ -1,0 +1,199 @@
+"""The numbers before a change and after it. Pure.
+
+KV: the load's tokens over the cache's. Latency: the roofline, scaled to the ITL that is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import floor, inf
+
+from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
+from kneewatch.diagnose.recommend.scene import Scene
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory import Setup, kv_layout_of, memory
+from kneewatch.diagnose.sizing.speed.costs import costs
+from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
+
+SCALE_LOW, SCALE_HIGH = 0.4, 2.5
+"""Measured ITL over the roofline's: outside, the roofline does not describe this server."""
+
+costs_of = lru_cache(maxsize=256)(costs)
+performance_of = lru_cache(maxsize=64)(performance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """A server after a change; None: as it is. `share_ratio` of the present load stays on it."""
+
+    capacity_tokens: float | None = None
+    seats: int | None = None
+    share_ratio: float = 1.0
+    setup: Setup | None = None
+    replicas: int | None = None
+    gpus: int | None = None
+    saved_ratio: float | None = None
+
+
+def present(scene: Scene) -> dict[str, float]:
+    """The numbers now: measured ones, and what the load would take."""
+    if "present" not in scene.memo:
+        scene.memo["present"] = _present(scene)
+    return scene.memo["present"]
+
+
+def _present(scene: Scene) -> dict[str, float]:
+    server, values = scene.server, scene.facts.values
+    told = _sizes(scene, After())
+    for key, signal in (
+        ("kv_usage_ratio", "kv_usage_avg_ratio"),
+        ("preemption_per_s", "preemption_per_s"),
+        ("ttft_s", "ttft_mean_s"),
+        ("itl_s", "itl_mean_s"),
+    ):
+        value = values.get(signal)
+        if value is not None:
+            told[key] = value
+    hourly = server.usd_per_hour
+    if hourly is not None:
+        told["usd_per_hour"] = hourly * server.replicas
+        made_per_s = values.get("generation_tokens_per_s")
+        if made_per_s:
+            told["usd_per_million_tokens"] = hourly / (made_per_s * 3600) * 1e6
+    return told
+
+
+def predicted(scene: Scene, change: After) -> dict[str, float]:
+    """The numbers after a change at the present load; unknown ones are left out."""
+    told = _sizes(scene, change)
+    demand_ratio = told.get("kv_demand_ratio")
+    if demand_ratio is not None:
+        told["kv_usage_ratio"] = min(1.0, demand_ratio)
+        if demand_ratio <= KV_TARGET_RATIO:
+            told["preemption_per_s"] = 0.0
+    server = scene.server
+    hourly, gpus = server.usd_per_gpu_hour, change.gpus or server.gpus
+    if hourly is not None and gpus is not None:
+        told["usd_per_hour"] = hourly * gpus * (change.replicas or server.replicas)
+    yielded = latencies(scene, change)
+    if yielded is not None:
+        made, scale = yielded
+        told["ttft_s"], told["itl_s"] = made.ttft_s * scale, made.itl_s * scale
+        if "usd_per_hour" in told:
+            made_per_s = made.decode_tokens_per_s / scale * (change.replicas or server.replicas)
+            told["usd_per_million_tokens"] = told["usd_per_hour"] / (made_per_s * 3600) * 1e6
+    return told
+
+
+def _sizes(scene: Scene, change: After) -> dict[str, float]:
+    server, held = scene.server, scene.demand.held_tokens
+    capacity = change.capacity_tokens or server.capacity_tokens
+    seats = change.seats or server.max_num_seqs
+    told: dict[str, float] = {}
+    if capacity is None:
+        return told
+    told["kv_capacity_tokens"] = floor(capacity)
+    if server.block_tokens and server.blocks:
+        ratio = capacity / (server.capacity_tokens or capacity)
+        usable = ratio * (server.blocks - 1)
+        told["kv_blocks"] = floor(usable + 1 + 1e-6)
+    if server.capacity_tokens:
+        told["kv_capacity_ratio"] = capacity / server.capacity_tokens
+    if held:
+        most = floor(capacity / held)
+        told["max_concurrency"] = min(most, seats) if seats else most
+        wanted = min(scene.demand.requests * change.share_ratio, seats or inf)
+        told["kv_demand_ratio"] = wanted * held / capacity
+    return told
+
+
+def latencies(scene: Scene, change: After) -> tuple[Performance, float] | None:
+    """The roofline after a change and the factor that fits it to this server; None: not known."""
+    server, demand = scene.server, scene.demand
+    measured_s = scene.get("itl_mean_s")
+    if server.setup is None or server.setup.gpu is None or not measured_s:
+        return None
+    running = max(demand.running, 1.0)
+    try:
+        now = _performance(
+            scene,
+            server.setup,
+            requests=max(demand.requests, running),
+            most=running if demand.waiting >= 1 else inf,
+            saved_ratio=demand.saved_ratio,
+        )
+        scale = measured_s / now.itl_s
+        if not SCALE_LOW <= scale <= SCALE_HIGH:
+            return None
+        sizes = _sizes(scene, change)
+        saved = demand.saved_ratio if change.saved_ratio is None else change.saved_ratio
+        then = _performance(
+            scene,
+            change.setup or server.setup,
+            requests=max(demand.requests * change.share_ratio, 1.0),
+            most=max(1.0, sizes.get("max_concurrency", inf)),
+            saved_ratio=saved,
+        )
+    except SizingError:
+        return None
+    return then, scale
+
+
+def _performance(
+    scene: Scene, setup: Setup, *, requests: float, most: float, saved_ratio: float
+) -> Performance:
+    demand, gpu = scene.demand, setup.gpu
+    if gpu is None or not demand.input_tokens or not demand.output_tokens:
+        raise SizingError("the GPU or the lengths are not known", name="gpu")
+    read = costs_of(
+        setup.model,
+        gpu,
+        tensor_parallel=setup.parallel.tensor,
+        pipeline_parallel=setup.parallel.pipeline,
+        quantization=setup.quantization,
+        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
+    )
+    load = Load(
+        input_tokens=demand.input_tokens,
+        output_tokens=max(1.0, demand.output_tokens),
+        concurrency=requests,
+        max_running=most,
+        max_num_batched_tokens=setup.batched_tokens,
+        prefix_hit_ratio=saved_ratio,
+    )
+    return performance_of(read, load)
+
+
+def changed_setup(scene: Scene, **values: object) -> Setup | None:
+    """The server's set-up with other values; None where it is not known."""
+    setup = scene.server.setup
+    return None if setup is None else replace(setup, **values)  # type: ignore[arg-type]
+
+
+memory_of = lru_cache(maxsize=64)(memory)
+
+
+def resized_tokens(scene: Scene, then: Setup | None) -> float | None:
+    """KV tokens that requests can hold with another set-up of the same server.
+
+    The page's own figure times what the sizing math says of the change; None where it does not
+    know, where vLLM would not start, or where an override of the blocks keeps them as they are.
+    """
+    server = scene.server
+    if then is None or server.setup is None or server.layout is None or not server.capacity_tokens:
+        return None
+    if server.blocks_override is not None:
+        return None
+    try:
+        if server.kv_memory_bytes is not None:
+            ratio = server.layout.block_bytes / kv_layout_of(then).block_bytes
+        else:
+            now, later = memory_of(server.setup), memory_of(then)
+            if not later.holds_one or now.held_tokens.expected <= 0:
+                return None
+            ratio = later.held_tokens.expected / now.held_tokens.expected
+    except SizingError:
+        return None
+    return server.capacity_tokens * ratio

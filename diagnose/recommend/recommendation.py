@@ -1,0 +1,49 @@
+"""A change to a live server: exact flags, what it would do, and how to see that it did. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Value = str | float | bool | None
+
+REPLICAS = "replicas"
+"""What stands in a change for the number of copies behind the load balancer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A flag of `vllm serve` from one value to another; None before: not known, or not given.
+
+    None after: the flag is to be left out. A name without dashes is no flag of vLLM but of what
+    runs it (`replicas`, a gateway's limit).
+    """
+
+    flag: str
+    before: Value
+    after: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """One lever against one cause.
+
+    `before` and `predicted` hold finite numbers by key, in the unit that ends the key; what cannot
+    be computed is left out. A `kv_demand_ratio` above 1 says that the load still needs more.
+    `cost_usd_per_hour` is what it costs more (negative: less), None where no price is known.
+    `unknown` says which numbers could not be computed, and what would have to be stated for them.
+    `checks` come before the change, `verify` says which signals move where within which time.
+    """
+
+    id: str
+    cause: str
+    changes: tuple[Change, ...]
+    summary: str
+    predicted: Mapping[str, float]
+    cost_usd_per_hour: float | None
+    checks: tuple[str, ...]
+    risk: str
+    verify: tuple[str, ...]
+    guide: tuple[str, ...]
+    before: Mapping[str, float] = field(default_factory=dict[str, float])
+    unknown: tuple[str, ...] = ()

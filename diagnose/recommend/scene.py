@@ -1,0 +1,110 @@
+"""What a lever looks at: a cause, the facts, the server, the load. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, floor, isfinite
+
+from kneewatch.diagnose.case import Facts
+from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
+from kneewatch.diagnose.recommend.deployment import Deployment
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
+
+VERIFY_S = 300.0
+"""Within which a change must show at an unchanged load: the guide's second window."""
+
+SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A cause in its surroundings. `cause` is its id; `memo` keeps what several levers ask for."""
+
+    cause: str
+    facts: Facts
+    server: Deployment
+    demand: Demand
+    memo: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+
+    def get(self, signal: str) -> float:
+        """A signal's value, 0 where it has none."""
+        return self.facts.values.get(signal) or 0.0
+
+
+Lever = Callable[[Scene], Recommendation | None]
+
+
+def seats_held(scene: Scene, *, usage_ratio: float = KV_TARGET_RATIO) -> int | None:
+    """Requests of the present size that the KV cache holds up to a usage; None: not known."""
+    capacity, held = scene.server.capacity_tokens, scene.demand.held_tokens
+    if capacity is None or not held:
+        return None
+    return floor(usage_ratio * capacity / held)
+
+
+def rounded_down(count: float) -> int:
+    """A count that a person would choose, not above: whole up to 16, then in eighths of powers."""
+    return _rounded(count, floor)
+
+
+def rounded_up(count: float) -> int:
+    """A count that a person would choose, not below."""
+    return _rounded(count, ceil)
+
+
+def _rounded(count: float, to_whole: Callable[[float], int]) -> int:
+    whole = to_whole(count)
+    if whole <= 16:
+        return whole
+    step = max(1, 2 ** (whole.bit_length() - 4))
+    return int(to_whole(count / step) * step)
+
+
+def advice(
+    scene: Scene,
+    lever_id: str,
+    changes: Sequence[tuple[str, Value, Value]],
+    summary: str,
+    *,
+    before: Mapping[str, float] | None = None,
+    predicted: Mapping[str, float] | None = None,
+    cost_usd_per_hour: float | None = 0.0,
+    checks: Sequence[str] = (),
+    risk: str = "",
+    verify: Sequence[str] = (),
+    guide: Sequence[str] = (),
+) -> Recommendation:
+    """A recommendation for the scene's cause; free unless a cost is given."""
+    then = predicted or {}
+    return Recommendation(
+        id=lever_id,
+        cause=scene.cause,
+        changes=tuple(Change(flag, now, then) for flag, now, then in changes),
+        summary=summary,
+        before=_shown(before or {}),
+        predicted=_shown(then),
+        cost_usd_per_hour=cost_usd_per_hour,
+        checks=tuple(checks),
+        risk=risk,
+        verify=tuple(verify),
+        guide=tuple(guide),
+        unknown=tuple(_unknown(then, cost_usd_per_hour)),
+    )
+
+
+def _shown(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Numbers with six significant digits; what is no number is left out."""
+    return {
+        key: value if isinstance(value, int) else float(f"{value:.6g}")
+        for key, value in numbers.items()
+        if isfinite(value)
+    }
+
+
+def _unknown(predicted: Mapping[str, float], cost_usd_per_hour: float | None) -> Iterator[str]:
+    """What cannot be computed for want of a statement, in words."""
+    if "max_concurrency" in predicted and "itl_s" not in predicted:
+        yield "TTFT and ITL after it (state --model, --gpu and --tensor-parallel)"
+    if cost_usd_per_hour is None:
+        yield "what it costs (state --gpu or --usd-per-gpu-hour, and --tensor-parallel)"

@@ -1,0 +1,108 @@
+"""Recommendations over time: one that was followed is not reversed at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kneewatch.diagnose.recommend.flags import FLAGS
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
+
+REMEMBERED_S = 24 * 3600.0
+"""A change that shows within this long of its recommendation was made for it."""
+
+HELD_S = 6 * 3600.0
+"""How long a change that was followed is not reversed without new evidence."""
+
+NEW_LOAD = 1.5
+"""A load that has grown or shrunk by this much is new evidence."""
+
+_ORDER: Mapping[str, int] = {"auto": 1, "bfloat16": 1, "float16": 1, "half": 1, "fp8": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """A change as it was recommended, when, and the load (requests) it was computed for."""
+
+    change: Change
+    t_s: float
+    requests: float
+
+
+class RecommendationTracker:
+    """What was recommended to one engine, and what of it was followed, across restarts."""
+
+    def __init__(self) -> None:
+        self._advised: dict[str, Advised] = {}
+        self._followed: dict[str, Advised] = {}
+
+    def advised(self, now_s: float, told: Iterable[Recommendation], *, requests: float) -> None:
+        """Remember what was recommended."""
+        for recommendation in told:
+            for change in recommendation.changes:
+                self._advised[change.flag] = Advised(change, now_s, requests)
+
+    def restarted(self, now_s: float, config: Mapping[str, str]) -> None:
+        """The process was replaced: what it was started with shows what was followed.
+
+        A flag that the page does not show counts as followed, as nothing tells otherwise.
+        """
+        for flag, advised in list(self._advised.items()):
+            if now_s - advised.t_s > REMEMBERED_S:
+                del self._advised[flag]
+            elif _follows(advised.change, config):
+                self._followed[flag] = Advised(advised.change, now_s, advised.requests)
+                del self._advised[flag]
+
+    def allowed(
+        self, now_s: float, made: Sequence[Recommendation], *, requests: float
+    ) -> list[Recommendation]:
+        """Those that do not take back what was just followed, unless the load is another."""
+        return [
+            recommendation
+            for recommendation in made
+            if not any(self._reverses(now_s, c, requests) for c in recommendation.changes)
+        ]
+
+    def _reverses(self, now_s: float, change: Change, requests: float) -> bool:
+        followed = self._followed.get(change.flag)
+        if followed is None or now_s - followed.t_s > HELD_S:
+            return False
+        low, high = sorted((max(requests, 1.0), max(followed.requests, 1.0)))
+        if high >= NEW_LOAD * low:
+            return False
+        return _direction(change) * _direction(followed.change) < 0
+
+
+def _follows(change: Change, config: Mapping[str, str]) -> bool:
+    known = FLAGS.get(change.flag)
+    if known is None or not known.label or known.label not in config:
+        return change.flag.startswith("--")
+    shown = config[known.label]
+    if change.flag == "--no-enable-prefix-caching":
+        return shown == "True"
+    if change.after is None:
+        return shown in ("None", "")
+    return shown == str(change.after) or _same_number(shown, change.after)
+
+
+def _same_number(shown: str, wanted: Value) -> bool:
+    try:
+        return abs(float(shown) - float(wanted or 0)) <= 1e-6 * abs(float(wanted or 0))
+    except ValueError:
+        return False
+
+
+def _direction(change: Change) -> int:
+    """Whether a change goes up (1), down (-1), or neither can be told (0)."""
+    before, after = _rank(change.before), _rank(change.after)
+    if after is None or before is None:
+        # A limit where none was known comes down, one that is taken away goes up.
+        return 0 if before is after else (1 if after is None else -1)
+    return (after > before) - (after < before)
+
+
+def _rank(value: Value) -> float | None:
+    if isinstance(value, str):
+        return _ORDER.get(value)
+    return None if value is None else float(value)

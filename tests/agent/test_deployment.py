@@ -1,0 +1,74 @@
+"""What the user states about the deployment, from flags to recommendations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.running import Main
+from tests.recordings import CAPTURES
+
+CASCADE = str(CAPTURES / "kv_pressure_cascade.jsonl.gz")
+STATED = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "NVIDIA H100 80GB HBM3")
+
+
+def recommended(main: Main, *flags: str) -> list[dict[str, Any]]:
+    lines = main("replay", CASCADE, "--format", "json", "--window", "15s", *flags).out
+    return [made for line in lines.splitlines() for made in json.loads(line)["recommendations"]]
+
+
+def test_what_is_stated_gives_prices(main: Main) -> None:
+    made = recommended(main, *STATED, "--tensor-parallel", "2", "--replicas", "3")
+    costs = {one["cost_usd_per_hour"] for one in made if one["id"] == "replicas"}
+    assert costs
+    assert None not in costs
+    unstated = recommended(main)
+    assert {one["cost_usd_per_hour"] for one in unstated if one["id"] == "replicas"} == {None}
+
+
+def test_a_price_of_ones_own(main: Main) -> None:
+    flags = ("--tensor-parallel", "1", "--usd-per-gpu-hour", "2.5")
+    (made, *_) = [one for one in recommended(main, *flags) if one["id"] == "replicas"]
+    (change,) = made["changes"]
+    assert made["cost_usd_per_hour"] == 2.5 * (change["to"] - change["from"])
+
+
+def test_the_command_line_from_a_file(main: Main, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("exec vllm serve model --max-num-seqs 128 --num-gpu-blocks-override 160\n")
+    made = recommended(main, "--launch-file", str(script))
+    seats = [one["changes"] for one in made if one["id"] == "max-num-seqs-down"]
+    assert seats
+    assert all(change["from"] == 128 for changes in seats for change in changes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--model", "nobody/nothing"), "flag --model: model 'nobody/nothing' is not in the"),
+        (("--gpu", "h1000"), "flag --gpu: gpu is 'h1000'"),
+        (("--vllm-version", "new"), "flag --vllm-version: vLLM version 'new'"),
+        (("--launch-file", "/no/such"), "flag --launch-file: launch_file /no/such: No such file"),
+        (("--replicas", "0"), "flag --replicas: replicas = 0 is out of range"),
+    ],
+)
+def test_mistakes_name_the_flag(main: Main, flags: tuple[str, ...], says: str) -> None:
+    done = main("diagnose", CASCADE, *flags)
+    assert done.status == 2
+    assert says in done.err
+
+
+def test_a_number_that_is_none_in_the_file(main: Main, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("vllm serve m --max-num-seqs many\n")
+    done = main("diagnose", CASCADE, "--launch-file", str(script))
+    assert (done.status, "--max-num-seqs is 'many'" in done.err) == (2, True)
+
+
+def test_a_gpu_gives_the_peaks(main: Main) -> None:
+    told = main("diagnose", CASCADE, "--format", "json", "--gpu", "h100-sxm").out
+    unknown = json.loads(told)["unknown"]
+    assert not any("peak.flop_per_s" in line for line in unknown)

@@ -1,0 +1,76 @@
+"""What is known about a server from its page."""
+
+from __future__ import annotations
+
+import pytest
+
+from kneewatch.diagnose.recommend.demand import demand
+from kneewatch.diagnose.recommend.deployment import Stated, deployment
+from kneewatch.diagnose.recommend.launch import parse_launch
+from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE
+from tests.diagnose.streams import bodies, pages_config
+
+
+def test_a_real_page() -> None:
+    server = deployment(pages_config("kv_pressure_cascade"))
+    assert (server.block_tokens, server.blocks, server.blocks_override) == (32, 160, 160)
+    assert server.capacity_tokens == 159 * 32
+    assert server.max_model_len == 2048  # 5,120 tokens at a concurrency of 2.5
+    assert server.kv_memory_bytes == 2**30
+    assert server.prefix_caching is True
+    assert server.version == (0, 24, 0)  # the labels say so much
+    assert bodies("kv_pressure_cascade")
+
+
+def test_an_empty_page_says_nothing() -> None:
+    server = deployment({})
+    assert server.capacity_tokens is None
+    assert server.max_num_seqs is None
+    assert server.usd_per_hour is None
+
+
+@pytest.mark.parametrize("text", ["None", "", "nan", "-3", "inf", "many"])
+def test_labels_that_are_no_numbers(text: str) -> None:
+    assert deployment({**PAGE, "num_gpu_blocks": text}).blocks is None
+
+
+def test_the_command_line_fills_what_the_page_lacks() -> None:
+    launch = parse_launch("vllm serve m --max-num-seqs 64 -tp 4", origin="f")
+    server = deployment(PAGE, Stated(launch=launch, usd_per_gpu_hour=2.0))
+    assert (server.max_num_seqs, server.tensor_parallel, server.usd_per_hour) == (64, 4, 8.0)
+
+
+def test_defaults_count_only_where_the_whole_command_line_is_known() -> None:
+    launch = parse_launch("vllm serve m", origin="f")
+    known = Stated(launch=launch, gpu=LLAMA.gpu, version=(0, 32, 0))
+    assert deployment(PAGE, known).max_num_seqs == 1024
+    assert deployment(PAGE, Stated(gpu=LLAMA.gpu, version=(0, 32, 0))).max_num_seqs is None
+
+
+def test_a_model_gives_the_layout() -> None:
+    server = deployment(PAGE, LLAMA)
+    assert server.layout is not None
+    assert server.layout.block_bytes == 16 * 131_072
+    assert deployment(PAGE, Stated(model=LLAMA.model)).layout is None  # of how many GPUs?
+
+
+def test_a_full_cache_does_not_hide_the_demand() -> None:
+    wanted = demand(FULL.values, deployment(PAGE))
+    assert wanted.held_tokens == 1600  # 160,000 tokens, 100 requests
+    assert wanted.requests == 160
+    assert wanted.tokens == 256_000
+
+
+def test_lengths_count_where_the_gauge_shows_less() -> None:
+    values = {**FULL.values, "kv_usage_avg_ratio": 0.5}
+    assert demand(values, deployment(PAGE)).held_tokens == 1200 + 784 / 2 + 8
+
+
+def test_shared_prefixes_take_less_than_lengths_say() -> None:
+    values = {**FULL.values, "kv_usage_avg_ratio": 0.5, "prefix_saved_ratio": 0.6}
+    assert demand(values, deployment(PAGE)).held_tokens == 800
+
+
+def test_arrivals_are_those_served_and_those_that_queue_up() -> None:
+    values = {**FULL.values, "completed_per_s": 8.0, "waiting_slope_per_s": 6.0}
+    assert demand(values, deployment(PAGE)).arrival_per_s == 14

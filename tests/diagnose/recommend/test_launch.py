@@ -1,0 +1,69 @@
+"""Command lines of vLLM as people keep them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kneewatch.collector.base import SettingsError
+from kneewatch.diagnose.recommend.launch import Launch, parse_launch
+
+SCRIPT = """#!/bin/sh
+# the server
+export HF_HUB_OFFLINE=1
+exec numactl -N 0 /opt/venv/bin/vllm serve meta-llama/Llama-3.1-8B-Instruct \\
+    --max-num-seqs 128 --max_model_len=8k -tp 2 \\
+    --no-enable-chunked-prefill --kv-cache-memory-bytes 2G \\
+    --speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'
+"""
+
+
+def read(text: str) -> Launch:
+    return parse_launch(text, origin="run.sh")
+
+
+def test_a_shell_script() -> None:
+    launch = read(SCRIPT)
+    assert launch.model == "meta-llama/Llama-3.1-8B-Instruct"
+    assert launch.count("--max-num-seqs") == 128
+    assert launch.count("--max-model-len") == 8000
+    assert launch.count("--tensor-parallel-size") == 2
+    assert launch.number("--kv-cache-memory-bytes") == 2 * 1024**3
+    assert launch.switched("enable-chunked-prefill") is False
+    assert launch.switched("enable-prefix-caching") is None
+    assert launch.text("--speculative-config") == '{"method": "ngram", "num_speculative_tokens": 4}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve --model m --max-num-seqs 8",
+        "python3 -m vllm.entrypoints.openai.api_server --model=m --max-num-seqs=8",
+        "--model m --max-num-seqs 8",
+        "docker run vllm/vllm-openai\nvllm serve m --max-num-seqs 8",
+    ],
+)
+def test_ways_to_write_it(text: str) -> None:
+    assert (read(text).model, read(text).count("--max-num-seqs")) == ("m", 8)
+
+
+def test_a_switch_before_the_model_takes_it_for_its_value() -> None:
+    # As argparse does: only the order tells a switch's value from the model.
+    assert read("vllm serve m --enforce-eager").flags == {"--enforce-eager": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no vLLM command line"),
+        ("sglang serve m", "no vLLM command line"),
+        ("vllm serve 'm", "not a command line"),
+    ],
+)
+def test_what_is_no_command_line(text: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=rf"run\.sh: {says}"):
+        read(text)
+
+
+def test_a_value_that_is_no_number() -> None:
+    with pytest.raises(SettingsError, match="--max-num-seqs is 'many'"):
+        read("vllm serve m --max-num-seqs many").count("--max-num-seqs")

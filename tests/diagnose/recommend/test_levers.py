@@ -1,0 +1,317 @@
+"""Levers by cause, each with its arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.recommend.adviser import LEVERS
+from kneewatch.diagnose.recommend.deployment import Stated
+from kneewatch.diagnose.recommend.launch import parse_launch
+from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, changes
+from tests.diagnose.situations import CALM
+
+
+def launched(line: str) -> Stated:
+    return Stated(launch=parse_launch(f"vllm serve m {line}", origin="f"))
+
+
+def test_kv_pressure_in_the_guides_order() -> None:
+    made = advised("kv_pressure")
+    assert list(made) == ["kv-fp8", "gpu-memory-utilization", "max-num-seqs-down", "replicas"]
+
+
+def test_fp8_holds_twice_the_blocks() -> None:
+    told = advised("kv_pressure")["kv-fp8"]
+    assert changes(told) == {"--kv-cache-dtype": ("auto", "fp8")}
+    assert told.before["kv_blocks"] == 10_001
+    assert told.predicted["kv_blocks"] == 20_002
+    assert told.predicted["kv_capacity_tokens"] == 20_001 * 16
+    assert told.before["kv_demand_ratio"] == pytest.approx(1.6)
+    assert told.predicted["kv_usage_ratio"] == pytest.approx(0.8, abs=0.001)
+    assert told.predicted["preemption_per_s"] == 0
+    assert told.predicted["max_concurrency"] == 200  # 320,016 / 1,600
+
+
+def test_fp8_without_a_number_of_blocks() -> None:
+    page = {"kv_cache_size_tokens": "160000", "cache_dtype": "auto"}
+    assert advised("kv_pressure", page=page)["kv-fp8"].predicted["kv_capacity_tokens"] == 320_000
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+def test_no_fp8_where_it_is_in_force(dtype: str) -> None:
+    assert "kv-fp8" not in advised("kv_pressure", cache_dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "a10g"])
+def test_no_fp8_on_gpus_without_it(name: str) -> None:
+    assert "kv-fp8" not in advised("kv_pressure", stated=Stated(gpu=gpu(name)))
+
+
+def test_no_fp8_on_versions_that_ignore_it() -> None:
+    page = {"block_size": "16", "num_gpu_blocks": "10001"}
+    assert "kv-fp8" not in advised("kv_pressure", page=page, stated=Stated(version=(0, 8, 0)))
+    assert "kv-fp8" in advised("kv_pressure", page=page, stated=Stated(version=(0, 9, 0)))
+
+
+def test_utilization_without_a_gpu_is_a_step_and_a_lower_bound() -> None:
+    told = advised("kv_pressure")["gpu-memory-utilization"]
+    assert changes(told) == {"--gpu-memory-utilization": (0.9, 0.92)}
+    assert told.predicted["kv_capacity_ratio"] == pytest.approx(0.92 / 0.9, rel=1e-4)
+    assert "at least" in told.summary
+
+
+def test_utilization_on_a_known_gpu_counts_bytes() -> None:
+    told = advised("kv_pressure", stated=LLAMA)["gpu-memory-utilization"]
+    assert changes(told)["--gpu-memory-utilization"] == (0.9, 0.95)
+    gained = 0.05 * gpu("h100-sxm").memory_bytes // (16 * 131_072)
+    assert told.predicted["kv_blocks"] == pytest.approx(10_001 + gained, abs=1)
+
+
+def test_utilization_is_not_raised_above_the_guides_limit() -> None:
+    assert "gpu-memory-utilization" not in advised("kv_pressure", gpu_memory_utilization="0.95")
+
+
+def test_an_override_of_the_blocks_is_what_binds() -> None:
+    made = advised("kv_pressure", num_gpu_blocks_override="10001")
+    assert next(iter(made)) == "kv-blocks"
+    assert "gpu-memory-utilization" not in made
+    # 1.6 times what there is, at a usage of 0.8: twice the 10,000 blocks.
+    ((_, blocks),) = changes(made["kv-blocks"]).values()
+    assert isinstance(blocks, int)
+    assert 20_001 <= blocks <= 20_001 * 1.15
+    assert changes(made["kv-fp8"])["--num-gpu-blocks-override"] == (10_001, 20_002)
+
+
+def test_an_override_is_not_raised_beyond_the_memory() -> None:
+    # Llama 3.1 8B on an H100 leaves some 30,000 blocks; 12 times the load wants many more.
+    many = FULL.but(waiting=1800.0, waiting_avg=1800.0, waiting_by_capacity=1800.0)
+    told = advised("kv_pressure", situation=many, stated=LLAMA, num_gpu_blocks_override="10001")
+    ((_, blocks),) = changes(told["kv-blocks"]).values()
+    assert isinstance(blocks, int)
+    assert 20_000 < blocks < 32_000
+    assert "Not enough alone" in told["kv-blocks"].summary
+
+
+def test_fixed_bytes_are_what_binds() -> None:
+    made = advised("kv_pressure", kv_cache_memory_bytes=str(4 * 2**30))
+    assert next(iter(made)) == "kv-memory-bytes"
+    assert changes(made["kv-memory-bytes"]) == {
+        "--kv-cache-memory-bytes": (4 * 2**30, 8 * 2**30)  # 1.6 / 0.8 = 2 times
+    }
+    assert "gpu-memory-utilization" not in made
+
+
+def test_fewer_sequences_with_the_wait_that_follows() -> None:
+    told = advised("kv_pressure")["max-num-seqs-down"]
+    # 0.9 x 160,000 / 1,600 = 90, rounded down to 88; 72 wait, 4 are served a second.
+    assert changes(told) == {"--max-num-seqs": (None, 88)}
+    assert told.predicted["waiting"] == 72
+    assert told.predicted["queue_wait_s"] == 18
+    assert told.predicted["kv_usage_ratio"] == pytest.approx(0.88)
+
+
+def test_fewer_sequences_never_means_more() -> None:
+    assert "max-num-seqs-down" not in advised("kv_pressure", stated=launched("--max-num-seqs 64"))
+
+
+def test_replicas_with_the_guides_safety() -> None:
+    told = advised("kv_pressure", stated=LLAMA)["replicas"]
+    # Two replicas at 1.6 of capacity each: 3.2 x 1.3 = 4.16, so five.
+    assert changes(told) == {"replicas": (2, 5)}
+    price = gpu("h100-sxm").usd_per_hour
+    assert told.cost_usd_per_hour == pytest.approx(3 * price)
+    assert told.before["usd_per_hour"] == pytest.approx(2 * price)
+    assert told.predicted["usd_per_hour"] == pytest.approx(5 * price)
+    assert told.predicted["kv_usage_ratio"] == pytest.approx(1.6 * 2 / 5)
+
+
+def test_what_is_not_stated_is_said_not_invented() -> None:
+    told = advised("kv_pressure")["replicas"]
+    assert told.cost_usd_per_hour is None
+    assert not {"ttft_s", "itl_s"} & told.predicted.keys()
+    assert any("--model" in line for line in told.unknown)
+    assert any("--usd-per-gpu-hour" in line for line in told.unknown)
+
+
+def test_latency_where_model_and_gpu_are_stated() -> None:
+    situation = FULL.but(itl_mean_s=0.02)
+    told = advised("kv_pressure", situation=situation, stated=LLAMA)["replicas"]
+    assert 0 < told.predicted["itl_s"] < 0.02  # fewer requests on each
+    assert told.predicted["ttft_s"] < 3.0
+    assert told.unknown == ()
+
+
+def test_tensor_parallel_where_it_can_be_computed() -> None:
+    told = advised("kv_pressure", stated=LLAMA)["tensor-parallel"]
+    assert changes(told) == {"--tensor-parallel-size": (1, 2)}
+    assert told.predicted["kv_capacity_ratio"] > 2
+    assert told.cost_usd_per_hour == pytest.approx(2 * gpu("h100-sxm").usd_per_hour)
+
+
+def test_tensor_parallel_does_not_help_against_an_override() -> None:
+    made = advised("kv_pressure", stated=LLAMA, num_gpu_blocks_override="10001")
+    assert "tensor-parallel" not in made
+
+
+def test_queue_replicas_by_rates() -> None:
+    queued = CALM.but(waiting_avg=60.0, waiting=60.0, waiting_by_capacity=60.0).but(
+        completed_per_s=8.0, waiting_slope_per_s=6.0
+    )
+    told = advised("queue_saturation", situation=queued)["replicas"]
+    # 8 served, 6 more a second queue up, 60 to be drained in 300 s: 14.2 / 8 x 1.3 = 2.3.
+    assert changes(told) == {"replicas": (1, 3)}
+    assert told.predicted["load_ratio"] == pytest.approx(14.2 / 8 / 3, rel=1e-3)
+
+
+PINNED = CALM.but(
+    running=8.0, running_avg=8.0, running_max=8.0, waiting=60.0, waiting_avg=60.0,
+    waiting_by_capacity=60.0, kv_usage_avg_ratio=0.05, completed_per_s=8.0,
+    prompt_tokens_mean=800.0, output_tokens_mean=384.0,
+)  # fmt: skip
+
+
+def test_admission_limit_raises_the_seats() -> None:
+    told = advised("admission_limit", situation=PINNED)["max-num-seqs-up"]
+    assert changes(told) == {"--max-num-seqs": (8, 32)}  # four times at once, no more
+    assert told.predicted["served_per_s_at_most"] == 32
+
+
+def test_seats_stop_where_the_kv_cache_is_full() -> None:
+    situation = PINNED.but(prompt_tokens_mean=8000.0)
+    told = advised("admission_limit", situation=situation)["max-num-seqs-up"]
+    # 0.8 x 160,000 / (8,000 + 192 + 8) = 15.6
+    assert changes(told) == {"--max-num-seqs": (8, 15)}
+    assert told.predicted["kv_usage_ratio"] <= 0.8
+
+
+def test_seats_stop_where_itl_would_miss_its_target() -> None:
+    slow = replace(PINNED.but(itl_p99_s=0.08), targets=Targets(itl_p99_s=0.1))
+    told = advised("admission_limit", situation=slow)["max-num-seqs-up"]
+    assert changes(told) == {"--max-num-seqs": (8, 10)}  # 8 x 0.1 / 0.08
+
+
+def test_no_more_seats_where_the_gpu_is_busy() -> None:
+    busy = PINNED.but(itl_mean_drift_ratio=2.5)
+    assert "max-num-seqs-up" not in advised("queue_saturation", situation=busy)
+
+
+def test_a_queue_limit_only_where_the_version_knows_it() -> None:
+    slow = replace(PINNED, targets=Targets(ttft_p99_s=2.0))
+    assert "queue-limit" not in advised("queue_saturation", situation=slow)
+    told = advised("queue_saturation", situation=slow, stated=Stated(version=(0, 32, 0)))
+    assert changes(told["queue-limit"]) == {"--max-num-queued-reqs": (None, 13)}  # 0.85 x 2 x 8
+
+
+def test_prefix_caching_by_the_version() -> None:
+    off = advised("prefix_cache_off", enable_prefix_caching="False", stated=LLAMA)
+    assert changes(off["prefix-caching"]) == {"--no-enable-prefix-caching": (True, None)}
+    old = advised(
+        "prefix_cache_off",
+        page={"enable_prefix_caching": "False"},
+        stated=Stated(version=(0, 6, 3)),
+    )
+    assert changes(old["prefix-caching"]) == {"--enable-prefix-caching": (False, True)}
+    assert advised("prefix_cache_off", enable_prefix_caching="True") == {}
+
+
+LONG = CALM.but(prefill_p99_s=2.0, prompt_tokens_p99=6000.0, itl_stall_per_s=1.0)
+
+
+def test_a_budget_by_the_prefill_rate() -> None:
+    told = advised("prefill_interference", situation=LONG)["max-num-batched-tokens"]
+    # 3,000 tokens a second: 600 in 0.2 s, 512 as a power of two.
+    assert changes(told) == {"--max-num-batched-tokens": (None, 512)}
+    assert told.predicted["longest_step_s"] == pytest.approx(512 / 3000, rel=1e-4)
+
+
+def test_chunked_prefill_that_the_launch_switches_off() -> None:
+    stated = launched("--no-enable-chunked-prefill --max-num-batched-tokens 8192")
+    made = advised("prefill_interference", situation=LONG, stated=stated)
+    assert changes(made["chunked-prefill"]) == {
+        "--no-enable-chunked-prefill": (True, None),
+        "--max-num-batched-tokens": (8192, 512),
+    }
+    # Without chunks a smaller budget alone would refuse the longest prompts.
+    assert "max-num-batched-tokens" not in made
+    assert "long-prefill-threshold" not in made
+
+
+def test_chunked_prefill_is_the_default() -> None:
+    made = advised("prefill_interference", situation=LONG, stated=launched("--enforce-eager"))
+    assert "chunked-prefill" not in made
+
+
+def test_a_budget_that_is_in_force_is_not_recommended() -> None:
+    stated = launched("--max-num-batched-tokens 512")
+    made = advised("prefill_interference", situation=LONG, stated=stated)
+    assert "max-num-batched-tokens" not in made
+
+
+SPECULATING = CALM.but(
+    spec_acceptance_ratio=0.45,
+    spec_accepted_per_draft_tokens=1.8,
+    spec_acceptance_pos0_ratio=0.9,
+    spec_acceptance_pos1_ratio=0.8,
+    spec_acceptance_pos2_ratio=0.08,
+    spec_acceptance_pos3_ratio=0.02,
+)
+
+
+def test_a_shorter_draft_by_what_each_position_gives() -> None:
+    made = advised("spec_decode_poor", situation=SPECULATING)
+    assert list(made) == ["spec-shorter", "spec-off"]
+    told = made["spec-shorter"]
+    assert changes(told) == {"--speculative-config.num_speculative_tokens": (4, 2)}
+    assert told.predicted["spec_acceptance_ratio"] == pytest.approx(0.85)  # (0.9 + 0.8) / 2
+    assert told.predicted["speedup_at_most_ratio"] == pytest.approx(2.7 / 1.2)
+
+
+def test_speculation_off_where_nothing_is_accepted() -> None:
+    poor = CALM.but(spec_acceptance_ratio=0.01, spec_accepted_per_draft_tokens=0.04)
+    made = advised("spec_decode_poor", situation=poor)
+    assert list(made) == ["spec-off"]
+    assert changes(made["spec-off"]) == {
+        "--speculative-config": ('{"num_speculative_tokens": 4}', None)
+    }
+    assert made["spec-off"].before["speedup_at_most_ratio"] < 1
+
+
+def test_adapter_slots_and_their_place_in_memory() -> None:
+    thrash = CALM.but(lora_max=2.0, waiting_deferred_avg=3.2)
+    made = advised("adapter_thrash", situation=thrash, stated=launched("--max-cpu-loras 4"))
+    assert changes(made["max-loras"]) == {"--max-loras": (2, 6), "--max-cpu-loras": (4, 6)}
+
+
+def test_an_output_limit_from_quiet_times() -> None:
+    told = advised("runaway_generation", situation=CALM.but(output_tokens_p99=4000.0))
+    # 3 x 200 tokens, in steps of 64
+    assert changes(told["output-cap"]) == {
+        "--override-generation-config": (None, '{"max_new_tokens": 640}')
+    }
+
+
+def test_a_request_that_can_never_fit() -> None:
+    told = advised("engine_stalled", situation=FULL, stated=launched("--max-model-len 200000"))
+    assert changes(told["max-model-len"]) == {"--max-model-len": (200_000, 143_872)}
+
+
+def test_scaling_down_needs_the_weekly_peak() -> None:
+    assert advised("underused", situation=CALM) == {}
+    told = advised("kv_overprovisioned", situation=CALM, stated=Stated(replicas=4))
+    assert told["fewer-replicas"].changes == ()
+    assert "weekly peak" in told["fewer-replicas"].summary
+
+
+@pytest.mark.parametrize("cause_id", ["engine_restarted", "target_down", "metrics_missing"])
+def test_the_observers_own_causes_have_no_lever(cause_id: str) -> None:
+    assert cause_id not in LEVERS
+    assert advised(cause_id) == {}
+
+
+def test_a_lever_is_told_once() -> None:
+    made = advised("kv_pressure", "prefix_churn", "past_knee")
+    assert made["kv-fp8"].cause == "kv_pressure"

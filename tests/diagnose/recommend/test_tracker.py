@@ -1,0 +1,108 @@
+"""Recommendations over time: held while nothing moves, never taken back at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.diagnose.case import Facts
+from kneewatch.diagnose.recommend.adviser import Adviser
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
+from kneewatch.diagnose.recommend.tracker import HELD_S, REMEMBERED_S, RecommendationTracker
+from tests.diagnose.recommend.scenes import FULL, PAGE, cause
+from tests.diagnose.situations import NOW_S, Situation
+
+PRESSURE = [cause("kv_pressure")]
+PINNED = FULL.but(
+    running=88.0, running_avg=88.0, running_max=88.0, kv_usage_avg_ratio=0.5, waiting=72.0,
+    waiting_avg=72.0, waiting_by_capacity=72.0, prompt_tokens_mean=500.0, output_tokens_mean=300.0,
+)  # fmt: skip
+
+
+def made(flag: str, before: Value, after: Value) -> Recommendation:
+    change = Change(flag, before, after)
+    return Recommendation(
+        id="x", cause="kv_pressure", changes=(change,), summary="", predicted={},
+        cost_usd_per_hour=0.0, checks=(), risk="", verify=(), guide=(),
+    )  # fmt: skip
+
+
+def followed(flag: str, before: Value, after: Value, **labels: str) -> RecommendationTracker:
+    tracker = RecommendationTracker()
+    tracker.advised(NOW_S, [made(flag, before, after)], requests=100.0)
+    tracker.restarted(NOW_S + 60, labels)
+    return tracker
+
+
+def allowed(
+    tracker: RecommendationTracker, again: Recommendation, *, at_s: float, requests: float = 100.0
+) -> bool:
+    return bool(tracker.allowed(at_s, [again], requests=requests))
+
+
+@pytest.mark.parametrize(
+    ("flag", "before", "after", "labels"),
+    [
+        ("--num-gpu-blocks-override", 160, 960, {"num_gpu_blocks_override": "960"}),
+        ("--gpu-memory-utilization", 0.9, 0.95, {"gpu_memory_utilization": "0.95"}),
+        ("--kv-cache-dtype", "fp8", "auto", {"cache_dtype": "auto"}),
+        ("--max-num-seqs", 128, 64, {}),  # not on the page: taken as followed
+    ],
+)
+def test_what_was_followed_is_not_reversed(
+    flag: str, before: Value, after: Value, labels: dict[str, str]
+) -> None:
+    tracker = followed(flag, before, after, **labels)
+    back, on = made(flag, after, before), made(flag, before, after)
+    assert not allowed(tracker, back, at_s=NOW_S + 600)
+    assert allowed(tracker, on, at_s=NOW_S + 600)
+    assert allowed(tracker, back, at_s=NOW_S + 61 + HELD_S)
+    assert allowed(tracker, back, at_s=NOW_S + 600, requests=151.0)  # another load
+
+
+def test_what_was_not_followed_may_be_said_again() -> None:
+    tracker = followed("--num-gpu-blocks-override", 160, 960, num_gpu_blocks_override="160")
+    assert allowed(tracker, made("--num-gpu-blocks-override", 960, 160), at_s=NOW_S + 600)
+
+
+def test_a_restart_long_after_is_no_answer() -> None:
+    tracker = RecommendationTracker()
+    tracker.advised(NOW_S, [made("--max-num-seqs", 128, 64)], requests=100.0)
+    tracker.restarted(NOW_S + REMEMBERED_S + 1, {})
+    assert allowed(tracker, made("--max-num-seqs", 64, 128), at_s=NOW_S + REMEMBERED_S + 2)
+
+
+def at(situation: Situation, seconds: float, **labels: str) -> Facts:
+    facts = replace(situation, config={**PAGE, **labels}).facts()
+    return replace(facts, now_s=NOW_S + seconds)
+
+
+def ids(told: tuple[Recommendation, ...]) -> list[str]:
+    return [one.id for one in told]
+
+
+def test_seats_that_were_lowered_are_not_raised_after_the_restart() -> None:
+    adviser = Adviser()
+    assert "max-num-seqs-down" in ids(adviser.advise(at(FULL, 0), PRESSURE))
+    adviser.restarted()
+    limited = [cause("admission_limit")]
+    told = adviser.advise(at(PINNED, 60), limited)
+    assert "max-num-seqs-up" not in ids(told)
+    assert "max-num-seqs-up" in ids(Adviser().advise(at(PINNED, 60), limited))
+
+
+def test_numbers_do_not_flicker_with_the_load() -> None:
+    adviser = Adviser()
+    first = adviser.advise(at(FULL, 0), PRESSURE)
+    little = FULL.but(waiting_avg=70.0, waiting=70.0, waiting_by_capacity=70.0)
+    assert adviser.advise(at(little, 2), PRESSURE) is first
+    much = FULL.but(waiting_avg=160.0, waiting=160.0, waiting_by_capacity=160.0)
+    assert adviser.advise(at(much, 4), PRESSURE) != first
+
+
+def test_nothing_is_recommended_without_a_cause() -> None:
+    adviser = Adviser()
+    assert adviser.advise(at(FULL, 0), PRESSURE)
+    assert adviser.advise(at(FULL, 2), []) == ()
+    assert adviser.advise(at(FULL, 4), [cause("engine_restarted")]) == ()

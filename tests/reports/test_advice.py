@@ -1,0 +1,92 @@
+"""Recommendations as a person reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.reports.advice import change_words, rows
+from kneewatch.reports.document import document
+from kneewatch.reports.markdown import markdown
+from kneewatch.reports.text import Style, text
+from tests.reports.made import SICK
+from tests.reports.schema import problems
+
+FP8 = Recommendation(
+    id="kv-fp8",
+    cause="kv_pressure",
+    changes=(Change("--kv-cache-dtype", "auto", "fp8"),),
+    summary="The same memory holds 2.0 times the KV blocks in FP8.",
+    before={"kv_capacity_tokens": 5088, "kv_usage_ratio": 0.99, "preemption_per_s": 4.8},
+    predicted={
+        "kv_capacity_tokens": 10208,
+        "kv_usage_ratio": 0.8,
+        "kv_demand_ratio": 0.8,
+        "preemption_per_s": 0.0,
+    },
+    cost_usd_per_hour=0.0,
+    checks=("quality on long contexts",),
+    risk="Quality can suffer.",
+    verify=("preemption_per_s goes to 0 within 5 minutes",),
+    guide=("7.4",),
+)
+REPLICAS = replace(
+    FP8, id="replicas", changes=(Change("replicas", 1, 3),), cost_usd_per_hour=6.0,
+    predicted={"kv_demand_ratio": 0.95},
+)  # fmt: skip
+ADVISED = replace(SICK, recommendations=(FP8, REPLICAS))
+
+
+def test_the_best_in_full_and_the_others_short() -> None:
+    assert text([ADVISED], Style(), footers=False).splitlines()[12:] == [
+        "   do first: --kv-cache-dtype auto -> fp8. The same memory holds 2.0 times the KV blocks "
+        "in FP8.",
+        "   expected: KV tokens 5,088 -> 10,208; KV usage 99 % -> 80 %; preemptions a second "
+        "4.8 -> 0",
+        "   check before: quality on long contexts",
+        "   verify: preemption_per_s goes to 0 within 5 minutes",
+        "   also: replicas 1 -> 3 (not enough alone)",
+        "   guide: 7.4, 9.3",
+    ]
+
+
+def test_markdown_says_the_same() -> None:
+    told = markdown([ADVISED])
+    assert "**Do first:** --kv-cache-dtype auto -\\> fp8. The same memory" in told
+    assert "**Verify:** preemption_per_s goes to 0" in told
+    assert "**Also:** replicas 1 -\\> 3" in told
+
+
+def test_the_document() -> None:
+    told = document(ADVISED)
+    assert problems(told) == []
+    first, second = told["recommendations"]
+    assert first["changes"] == [{"flag": "--kv-cache-dtype", "from": "auto", "to": "fp8"}]
+    assert first["predicted"]["kv_capacity_tokens"] == 10208
+    assert second["cost_usd_per_hour"] == 6.0
+
+
+def test_the_price_is_told() -> None:
+    assert "expected: +6.00 USD/h" in rows([REPLICAS])
+
+
+def test_advice_without_a_change() -> None:
+    told = rows([replace(FP8, changes=(), predicted={})])
+    assert told[0].startswith("advice: The same memory")
+    assert rows([]) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (Change("--max-num-seqs", None, 64), "--max-num-seqs -> 64"),
+        (Change("--gpu-memory-utilization", 0.9, 0.95), "--gpu-memory-utilization 0.9 -> 0.95"),
+        (Change("--no-enable-prefix-caching", True, None), "drop --no-enable-prefix-caching"),
+        (Change("--enable-prefix-caching", False, True), "add --enable-prefix-caching"),
+        (Change("--speculative-config", "{}", None), "drop --speculative-config"),
+    ],
+)
+def test_changes_as_they_are_typed(change: Change, words: str) -> None:
+    assert change_words(change) == words
