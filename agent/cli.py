@@ -9,7 +9,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,7 +117,7 @@ form_option = click.option(
     epilog="Exit status: 0 nothing found; 1 findings at warning or worse; 2 wrong usage or "
     "settings, or no data.",
 )
-@click.version_option(version("kneewatch"), prog_name="kneewatch")
+@click.version_option(package_name="kneewatch", prog_name="kneewatch")
 def cli() -> None:
     """Watch vLLM servers: what is wrong, since when, how we know, what to change."""
 

@@ -22,10 +22,13 @@ def named_model(name: str, environ: Mapping[str, str] = os.environ) -> Model:
         SizingError: none of these, or a configuration that cannot be used.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
-        path = path / CONFIG
-    if path.is_file():
-        return model_from_config(str(path), _document(path))
+    try:
+        if path.is_dir():
+            path = path / CONFIG
+        if path.is_file():
+            return model_from_config(str(path), _document(path))
+    except OSError as exc:
+        raise SizingError(f"{name[:200]}: {exc.strerror}", name="model") from exc
     if path.suffix == ".json" or name.startswith((".", "/", "~")):
         raise SizingError(f"there is no {path}", name="model")
     try:

@@ -19,7 +19,9 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, 
 from kneewatch.diagnose.sizing.benchmark.reading import read_benchmark
 from kneewatch.diagnose.sizing.fleet.fleet import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory import Setup
+from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, parse_version
+from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, Parallel
 from kneewatch.diagnose.sizing.plan.profile_reader import example_profile, read_profile
 from kneewatch.diagnose.sizing.plan.text import plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
@@ -28,13 +30,11 @@ from kneewatch.diagnose.sizing.search.report import document, explain
 from kneewatch.diagnose.sizing.search.search import search
 from kneewatch.diagnose.sizing.search.space import Choices
 from kneewatch.diagnose.sizing.size import Question, Size, size
-from kneewatch.diagnose.sizing.vllm_defaults import LATEST, parse_version
-from kneewatch.diagnose.sizing.weights import ONE_GPU, Parallel
 from kneewatch.reports.operating_point import operating_point_document, operating_point_lines
 from kneewatch.reports.size_document import nothing_document, size_document
 from kneewatch.reports.size_text import size_markdown, size_text
 
-LARGEST_TEXT_BYTES = 64 * 1024 * 1024
+LARGEST_TEXT_BYTES = 4 * 1024 * 1024
 DOES_NOT_FIT = 1
 
 # Where an input's name in the math is not its flag's name.
@@ -44,6 +44,8 @@ _FLAGS = {
     "peak_requests_per_s": "--peak-rps",
     "usable_requests_per_s": "--usable-rps",
     "utilization_ratio": "--utilization",
+    "peak_rps": "--peak-rps",
+    "data_parallel": "--dp",
 }
 
 
@@ -105,12 +107,16 @@ def _apart(lines: Sequence[str]) -> list[str]:
 
 def _choices(given: dict[str, Any]) -> Choices:
     """What the user stated is fixed; the rest is tried, on cards made for data centres."""
+    for flag in ("dp", "dcp", "concurrency", "expert_parallel", "benchmark"):
+        if given[flag] not in (None, False, 1):
+            raise SizingError("a search finds that itself, or does not try it", name=flag)
     ids = None
     if given["gpu"] is None:
         ids = [key for key, card in gpus().items() if card.segment == "data-centre"]
     return Choices(
         gpu_ids=ids,
-        tensor_parallels=[given["tp"]] if given["tp"] else None,
+        tensor_parallels=None if given["tp"] is None else [given["tp"]],
+        pipeline_parallels=None if given["pp"] == 1 else [given["pp"]],
         kv_cache_dtypes=None if given["kv_cache_dtype"] == "auto" else [given["kv_cache_dtype"]],
         most_gpus=given["gpus"],
     )
@@ -133,8 +139,11 @@ def _operating_point(given: dict[str, Any]) -> OperatingPoint | None:
 def _plan(given: dict[str, Any]) -> Told:
     """The guide's thirteen steps for a workload profile; `example` is the shipped one."""
     path = given["plan"]
+    for flag in ("search", "benchmark"):
+        if given[flag]:
+            raise SizingError("a plan does that itself", name=flag)
     text = example_profile() if path == "example" else _text(path, "plan")
-    profile = read_profile(text, origin=path)
+    profile = read_profile(text, origin=path, stated=_over_profile(given))
     folder = Path(path).parent
     texts = {name: _text(str(folder / name), "plan") for name in profile.benchmark_files}
     models = {name: named_model(name) for name in profile.models}
@@ -144,6 +153,32 @@ def _plan(given: dict[str, Any]) -> Told:
     return Told(nothing_document(told_plan, fits=found.gpus is not None), lines, lines)
 
 
+# Flags that win over what a profile says, by the profile's table and key.
+_PROFILE_KEYS = {
+    "model": ("deployment", "model"),
+    "tp": ("deployment", "tensor_parallel"),
+    "quantization": ("deployment", "quantization"),
+    "max_model_len": ("deployment", "max_model_len"),
+    "usable_rps": ("deployment", "usable_requests_per_s"),
+    "usd_per_gpu_hour": ("deployment", "usd_per_gpu_hour"),
+    "peak_rps": ("traffic", "peak_requests_per_s"),
+    "ttft_slo": ("slo", "ttft_p99_s"),
+    "itl_slo": ("slo", "itl_p99_s"),
+}
+
+
+def _over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
+    stated: dict[str, dict[str, object]] = {}
+    for flag, (table, key) in _PROFILE_KEYS.items():
+        if given[flag] is not None:
+            stated.setdefault(table, {})[key] = given[flag]
+    if given["gpu"] is not None:
+        stated.setdefault("deployment", {})["gpus"] = [named_gpu(given["gpu"]).id]
+    if given["kv_cache_dtype"] != "auto":
+        stated.setdefault("deployment", {})["kv_cache_dtype"] = given["kv_cache_dtype"]
+    return stated
+
+
 def _text(path: str, name: str) -> str:
     """A text file of the user's.
 
@@ -151,11 +186,14 @@ def _text(path: str, name: str) -> str:
         SizingError: it cannot be read.
     """
     try:
+        if not Path(path).is_file():
+            reason = "is no regular file" if Path(path).exists() else "is not there"
+            raise SizingError(f"{path} {reason}", name=name)
         if Path(path).stat().st_size > LARGEST_TEXT_BYTES:
-            raise SizingError(f"{path} is too large", name=name)
+            raise SizingError(f"{path} is larger than {LARGEST_TEXT_BYTES:,} bytes", name=name)
         return Path(path).read_text("utf-8")
     except OSError as exc:
-        raise SizingError(f"{path} cannot be read: {exc.strerror}", name=name) from exc
+        raise SizingError(f"{path[:200]} cannot be read: {exc.strerror}", name=name) from exc
     except UnicodeDecodeError as exc:
         raise SizingError(f"{path} is no text file", name=name) from exc
 
@@ -168,7 +206,9 @@ def told(error: SizingError) -> str:
 
 
 def _question(given: dict[str, Any], usable_requests_per_s: float | None) -> Question:
-    parallel, replicas = (ONE_GPU, 1) if given["search"] else _spread(given)
+    parallel, replicas = _spread(given)
+    if given["search"]:
+        parallel, replicas = ONE_GPU, 1
     if given["search"] and given["tp"]:
         parallel = Parallel(tensor=given["tp"])
     return Question(
@@ -206,6 +246,7 @@ def _setup(given: dict[str, Any], parallel: Parallel) -> Setup:
         decode_context_parallel=given["dcp"],
         enforce_eager=given["enforce_eager"],
         hybrid_pool=not given["disable_hybrid_kv_cache_manager"],
+        prefix_caching=not given["no_enable_prefix_caching"],
         overhead=given["overhead"] or "fitted",
         weights_bytes=_gib("weights_gib", given["weights_gib"]),
         available_kv_bytes=_gib("available_kv_gib", given["available_kv_gib"]),

@@ -41,7 +41,7 @@ FLAGS = (
     Flag("--block-size", int, "tokens of a KV block; default: vLLM's choice"),
     Flag("--vllm-version", str, "default: the newest known", "X.Y.Z"),
     Flag("--context", int, "length of the requests that are counted; default: the longest"),
-    Flag("--concurrency", float, "requests in flight, all replicas together", default=1.0),
+    Flag("--concurrency", float, "requests in flight, all replicas together; default: one each"),
     Flag("--overhead", str, "guide (plan with it) or fitted (predict with it)", "guide|fitted"),
     Flag("--weights-gib", float, "weights on one GPU as vLLM logged them"),
     Flag("--available-kv-gib", float, "available KV on one GPU as vLLM logged it"),
@@ -62,6 +62,7 @@ SWITCHES = (
     ("--search", "find the cheapest launch that meets the targets"),
     ("--expert-parallel", "experts split over all ranks"),
     ("--enforce-eager", "no CUDA graphs"),
+    ("--no-enable-prefix-caching", "recurrent layers keep one state less a request"),
     ("--disable-hybrid-kv-cache-manager", "every layer keeps the whole context"),
 )
 

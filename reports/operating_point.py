@@ -50,5 +50,4 @@ def operating_point_lines(found: OperatingPoint) -> list[str]:
 
 
 def _latencies(point: BenchmarkPoint) -> str:
-    told = (("TTFT", point.ttft_p99_s), ("ITL", point.itl_p99_s))
-    return ", ".join(f"{name} P99 {duration(s)}" for name, s in told if s is not None)
+    return f"TTFT P99 {duration(point.ttft_p99_s)}, ITL P99 {duration(point.itl_p99_s)}"

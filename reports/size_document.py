@@ -7,10 +7,9 @@ from math import floor
 from typing import Any
 
 from kneewatch.diagnose.sizing.fleet.fleet import FleetSize
-from kneewatch.diagnose.sizing.memory import Memory, Range
-from kneewatch.diagnose.sizing.memory_steps import memory_steps
+from kneewatch.diagnose.sizing.memory.budget import Memory, Range
+from kneewatch.diagnose.sizing.memory.steps import memory_steps
 from kneewatch.diagnose.sizing.size import Question, Size, steps
-from kneewatch.diagnose.sizing.speed.roofline import Performance
 from kneewatch.diagnose.sizing.steps import Step
 
 SCHEMA = "kneewatch.size/1"
@@ -30,7 +29,7 @@ def size_document(answer: Size) -> dict[str, Any]:
             "expected": fewest.expected if fewest else None,
             "high": fewest.high if fewest else None,
         },
-        "performance": _performance(answer.performance),
+        "performance": _performance(answer),
         "fleet": _fleet(answer),
         "cost": _cost(answer),
         "steps": [_step(step) for step in (*memory_steps(answer.memory), *steps(answer))],
@@ -72,7 +71,7 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
         "vllm_version": ".".join(str(part) for part in setup.version),
         "overhead": setup.overhead,
         "context_tokens": setup.context,
-        "concurrency": question.concurrency,
+        "concurrency": question.concurrency_per_engine * question.engines,
         "input_tokens": question.input_tokens,
         "output_tokens": question.output_tokens,
         "peak_requests_per_s": question.peak_requests_per_s,
@@ -131,19 +130,21 @@ def _rounded(found: Memory) -> dict[str, float]:
     }
 
 
-def _performance(found: Performance | None) -> dict[str, Any]:
+def _performance(answer: Size) -> dict[str, Any]:
+    """One replica's: its data-parallel engines together."""
+    found, engines = answer.performance, answer.question.setup.parallel.data
     if found is None:
         return dict.fromkeys(
             ("prefill_tokens_per_s", "decode_tokens_per_s", "requests_per_s", "ttft_s", "itl_s",
              "running", "binding")
         )  # fmt: skip
     return {
-        "prefill_tokens_per_s": round(found.prefill_tokens_per_s, 1),
-        "decode_tokens_per_s": round(found.decode_tokens_per_s, 1),
-        "requests_per_s": round(found.requests_per_s, 4),
+        "prefill_tokens_per_s": round(found.prefill_tokens_per_s * engines, 1),
+        "decode_tokens_per_s": round(found.decode_tokens_per_s * engines, 1),
+        "requests_per_s": round(found.requests_per_s * engines, 4),
         "ttft_s": round(found.ttft_s, 5),
         "itl_s": round(found.itl_s, 6),
-        "running": round(found.running, 2),
+        "running": round(found.running * engines, 2),
         "binding": found.binding,
     }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kneewatch.diagnose.sizing.memory import Memory
-from kneewatch.diagnose.sizing.memory_steps import gib, memory_steps
+from kneewatch.diagnose.sizing.memory.budget import Memory
+from kneewatch.diagnose.sizing.memory.steps import gib, memory_steps
 from kneewatch.diagnose.sizing.size import Size, steps
 from kneewatch.diagnose.sizing.steps import Step, figure
 from kneewatch.reports.words import WIDTH, duration, number, wrapped
@@ -15,10 +15,17 @@ BAR = 50
 
 def size_text(answer: Size, *, width: int = WIDTH) -> list[str]:
     """The lines: verdict, picture, arithmetic, speed, fleet and cost, notes."""
-    lines = [_verdict(answer), _setup(answer), "", *_picture(answer.memory, width=width), ""]
+    lines = [
+        _verdict(answer),
+        *wrapped(_setup(answer), width=width, more=2),
+        "",
+        *_picture(answer.memory, width=width),
+        "",
+    ]
     for step in (*memory_steps(answer.memory), *steps(answer)):
         lines += _step(step, width=width)
-    lines += _fewest(answer) + _speed(answer)
+    for told in (*_fewest(answer), *_speed(answer)):
+        lines += wrapped(told, width=width, more=2)
     for note in (*answer.missed, *answer.notes):
         lines += wrapped(f"note: {note}", width=width, more=6)
     return lines
@@ -26,14 +33,16 @@ def size_text(answer: Size, *, width: int = WIDTH) -> list[str]:
 
 def _verdict(answer: Size) -> str:
     found, question = answer.memory, answer.question
-    asked = question.concurrency / question.replicas
+    asked = question.concurrency_per_engine
     held = found.concurrency
+    per = " an engine" if question.engines > 1 else ""
     holds = (
         f"holds {figure(held.expected)} requests of {found.setup.context:,} tokens "
-        f"({figure(held.low)} to {figure(held.high)})"
+        f"({figure(held.low)} to {figure(held.high)}){per}"
     )
     if answer.fits:
-        return f"FITS: {holds}"
+        sure = found.concurrency.low >= asked
+        return f"{'FITS' if sure else 'FITS, not for certain'}: {holds}"
     if not found.holds_one:
         return f"DOES NOT FIT: vLLM would not start; {holds}"
     return f"DOES NOT FIT: {holds}, {figure(asked)} are wanted"
@@ -43,9 +52,14 @@ def _setup(answer: Size) -> str:
     setup = answer.memory.setup
     gpu = setup.gpu.name if setup.gpu else "GPU not stated"
     version = ".".join(str(part) for part in setup.version)
+    spread = setup.parallel
+    engines = f", {spread.data} data-parallel engines" if spread.data > 1 else ""
+    replicas = answer.question.replicas
+    each = f"{replicas} replicas, each " if replicas > 1 else ""
     return (
-        f"{setup.model.id} ({setup.scheme.id}, KV {setup.kv_cache_dtype}) on "
-        f"{setup.parallel.gpus} x {gpu}, vLLM {version}, utilization {figure(setup.utilization)}"
+        f"{setup.model.id} ({setup.scheme.id}, KV {setup.kv_cache_dtype}) on {each}"
+        f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{engines}), vLLM "
+        f"{version}, utilization {figure(setup.utilization)}"
     )
 
 
@@ -63,7 +77,9 @@ def _picture(found: Memory, *, width: int) -> list[str]:
         (".", "not vLLM's", (1 - setup.utilization) * whole_bytes),
     ]
     columns = min(BAR, width - 20)
-    bar = "".join(mark * round(columns * size / whole_bytes) for mark, _, size in parts)
+    bar = "".join(
+        mark * min(round(columns * size / whole_bytes), columns) for mark, _, size in parts
+    )
     lines = [f"one GPU, {gib(whole_bytes)}: [{bar[:columns]:<{columns}}]"]
     lines += [
         f"  {mark} {name:<11}{gib(size):>12}{size / whole_bytes:>7.0%}"
@@ -104,10 +120,11 @@ def _speed(answer: Size) -> list[str]:
         return []
     question = answer.question
     return [
-        f"Predicted at {figure(question.concurrency)} requests in flight, not measured: "
+        f"Predicted for one engine at {figure(question.concurrency_per_engine)} requests in "
+        "flight, not measured: "
         f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
         f"{number(speed.decode_tokens_per_s)} output tokens/s and "
-        f"{number(speed.requests_per_s)} requests/s a replica; bound by {speed.binding}"
+        f"{number(speed.requests_per_s)} requests/s; bound by {speed.binding}"
     ]
 
 

@@ -18,7 +18,8 @@ class Scheme:
     """Bits a parameter, scales and zero points included, by where it sits.
 
     `attention_bits` None means as `linear_bits` in a dense model and 16 in a mixture of experts.
-    `compute` is the arithmetic it runs in: bf16, fp8 or fp4.
+    `compute` is the arithmetic it runs in: bf16, fp8 or fp4. `stated_as` is the plainer scheme's
+    id by which users call it.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Scheme:
     attention_bits: float | None
     compute: str
     source: str
+    stated_as: str = ""
 
 
 _GROUP_128 = 4 + (16 + 4) / 128
@@ -38,11 +40,14 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("bf16", 16, 16, 16, "bf16", "IEEE and bfloat16: two bytes"),
         Scheme("fp16", 16, 16, 16, "bf16", "IEEE and bfloat16: two bytes"),
         Scheme("fp8", 8, 8, 8, "fp8", "guide 4.2; E4M3 with scales a channel or a 128x128 block"),
+        Scheme("fp8-mlp", 8, 8, 16, "fp8", "FP8 checkpoints that leave attention in 16 bit", "fp8"),
         Scheme("int8", 8, 8, 8, "bf16", "guide 4.2; W8A8 or W8A16 with scales a channel"),
         Scheme("awq", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "AWQ: groups of 128"),
         Scheme("gptq", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "GPTQ: groups of 128"),
         Scheme("int4", _GROUP_128, _GROUP_128, _GROUP_128, "bf16", "W4A16: groups of 128"),
-        Scheme("int4-experts", 16, _GROUP_32, 16, "bf16", "Kimi K2: experts only, groups of 32"),
+        Scheme(
+            "int4-experts", 16, _GROUP_32, 16, "bf16", "Kimi K2: experts only, groups of 32", "int4"
+        ),
         Scheme("mxfp4", 16, 4.25, 16, "bf16", "OCP MX: 4 bit, one scale byte for 32; experts only"),
         Scheme("nvfp4", 4.5, 4.5, None, "fp4", "NVFP4: 4 bit, one scale byte for 16"),
         Scheme("bitsandbytes", 4.13, 4.13, 4.13, "bf16", "NF4 with double quantization"),
@@ -64,7 +69,6 @@ _ALIASES = {
     "gptq-4bit": "gptq",
     "gptq_marlin": "gptq",
     "fp4": "nvfp4",
-    "fbgemm_fp8": "fp8",
     "gpt_oss_mxfp4": "mxfp4",
     "modelopt": "fp8",
     "modelopt_fp4": "nvfp4",
@@ -157,9 +161,14 @@ def _compressed_tensors(section: Config) -> str:
     if len(found) > 1:
         raise _not_modelled(section, f"groups of {' and '.join(sorted(found))} side by side")
     name = found.pop()
-    # Kimi K2 leaves attention alone and quantizes the experts.
-    experts_only = any("self_attn" in word for word in section.words("ignore"))
-    return "int4-experts" if name == "int4" and experts_only else name
+    spared = any("self_attn" in word for word in section.words("ignore"))
+    return _ATTENTION_SPARED.get(name, name) if spared else name
+
+
+def _fp8(section: Config) -> str:
+    """FP8 as such, FBGEMM's included: of all projections, or attention left alone."""
+    spared = any("self_attn" in word for word in section.words("modules_to_not_convert"))
+    return _ATTENTION_SPARED["fp8"] if spared else "fp8"
 
 
 def _group_scheme(section: Config, groups: Config, key: str) -> str:
@@ -202,7 +211,11 @@ _COMPRESSED = {
     ("int", 8): "int8",
     ("int", 4): "int4",
 }
+# Checkpoints that leave attention in 16 bit: Meta's FP8, Kimi K2's experts in INT4.
+_ATTENTION_SPARED = {"int4": "int4-experts", "fp8": "fp8-mlp"}
 _READERS: Mapping[str, Callable[[Config], str]] = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
     "awq": _weight_bits,
     "gptq": _weight_bits,
     "bitsandbytes": _bitsandbytes,

@@ -10,10 +10,11 @@ from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.recommend.flags import CACHING_BY_DEFAULT, knows, oldest_version
 from kneewatch.diagnose.recommend.launch import Launch
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.kv_cache import KvLayout
-from kneewatch.diagnose.sizing.memory import Setup, kv_layout_of
-from kneewatch.diagnose.sizing.vllm_defaults import LATEST, Version, defaults, parse_version
-from kneewatch.diagnose.sizing.weights import Parallel
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
+from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
+from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, Version, defaults, parse_version
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 _UNSET = ("", "None", "none", "null")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kneewatch.diagnose.sizing.vllm_defaults import Version
+from kneewatch.diagnose.sizing.memory.vllm_defaults import Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from kneewatch.diagnose.recommend.prediction import After, predicted, present
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.recommend.scene import SETTLE_WORDS, Scene, advice, rounded_up
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory import memory
+from kneewatch.diagnose.sizing.memory.budget import memory
 
 FEW_TIMES = 2.0
 """How much more is asked for where the load's size is not known."""

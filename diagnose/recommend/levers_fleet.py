@@ -14,7 +14,7 @@ from kneewatch.diagnose.recommend.prediction import (
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.recommend.scene import SETTLE_WORDS, Scene, advice
 from kneewatch.diagnose.sizing.fleet.fleet import SAFETY_DEFAULT
-from kneewatch.diagnose.sizing.weights import Parallel
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 DRAIN_S = 300.0
 """Within which more replicas must also work off the queue that stands."""

@@ -10,8 +10,8 @@ from kneewatch.diagnose.recommend.levers_budget import room_shows
 from kneewatch.diagnose.recommend.prediction import After, changed_setup, predicted, present
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from kneewatch.diagnose.recommend.scene import Scene, advice
-from kneewatch.diagnose.sizing.memory import kv_layout_of
-from kneewatch.diagnose.sizing.vllm_defaults import GRAPHS_TAKEN
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
+from kneewatch.diagnose.sizing.memory.vllm_defaults import GRAPHS_TAKEN
 
 UTILIZATION_MOST = 0.95
 """Above it the guide sees a risk of running out of memory at a spike (9.3)."""

@@ -13,13 +13,16 @@ from kneewatch.diagnose.recommend.prediction import (
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.recommend.scene import SETTLE_WORDS, Scene, advice
-from kneewatch.diagnose.sizing.vllm_defaults import LATEST, defaults
+from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, defaults
 
 LONGEST_STEP_S = 0.2
 """A step that a reader of a stream does not notice, where no ITL target is set."""
 
 SHORTEST_S = 1e-3
 """A prefill shorter than a millisecond is a histogram's interpolation."""
+
+STALL_BUCKET_S = 0.5
+"""What counts as a pause in itl_stall_per_s: steps that are shorter end them."""
 
 FEWEST_BUDGET_TOKENS = 256
 """Below it chunks are too small for the GPU to be busy with."""
@@ -38,7 +41,7 @@ def prefix_caching(scene: Scene) -> Recommendation | None:
         if server.caching_by_default
         else ("--enable-prefix-caching", False, True)
     )
-    prefill_s = scene.get("prefill_mean_s")
+    prefill_s, step_s = scene.get("prefill_mean_s"), scene.get("itl_p50_s")
     return advice(
         scene,
         "prefix-caching",
@@ -55,7 +58,8 @@ def prefix_caching(scene: Scene) -> Recommendation | None:
         verify=[
             f"prefix_hit_ratio rises above 0 {SETTLE_WORDS}; where it stays below 0.02, prompts "
             "share no prefix and nothing is lost",
-            f"prefill_mean_s falls from {prefill_s:.2g} s in proportion to the hits",
+            f"prefill_mean_s falls from {prefill_s:.2g} s towards a step's time "
+            f"({step_s:.2g} s) in proportion to the hits",
         ],
         guide=("7.2", "8.5"),
     )
@@ -236,4 +240,7 @@ def _step_numbers(scene: Scene, budget: int | None) -> dict[str, float]:
     longest_s, tokens = scene.get("prefill_p99_s"), scene.get("prompt_tokens_p99")
     if budget is None or longest_s < SHORTEST_S or not tokens:
         return {}
-    return {"longest_step_s": budget * longest_s / tokens}
+    step_s = budget * longest_s / tokens
+    if step_s >= STALL_BUCKET_S:
+        return {"longest_step_s": step_s}
+    return {"longest_step_s": step_s, "itl_stall_per_s": 0.0, "itl_stall_time_ratio": 0.0}

@@ -12,8 +12,9 @@ from math import floor, inf
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.scene import Scene
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.kv_cache import kv_element_bytes
-from kneewatch.diagnose.sizing.memory import Setup, kv_layout_of, memory
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.speed.costs import costs
 from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
 

@@ -6,20 +6,24 @@ The same answer serves `kneewatch size`, the search and the recommendations.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import floor
+from math import ceil, floor
 
 from kneewatch.diagnose.sizing.fleet.cost import TokenCost, YearlyCost, token_cost, yearly_cost
 from kneewatch.diagnose.sizing.fleet.fleet import SAFETY_DEFAULT, FleetSize, size_fleet
 from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
-from kneewatch.diagnose.sizing.kv_cache import kv_element_bytes
-from kneewatch.diagnose.sizing.memory import FewestGpus, Memory, Setup, check, fewest_gpus, memory
+from kneewatch.diagnose.sizing.memory.budget import Memory, memory
+from kneewatch.diagnose.sizing.memory.fewest import FewestGpus, fewest_gpus
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.setup import Setup, check
+from kneewatch.diagnose.sizing.size_notes import load_notes, memory_notes
 from kneewatch.diagnose.sizing.speed.costs import Costs, costs
 from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
+from kneewatch.diagnose.sizing.speed.roofline_steps import performance_steps
 from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
 from kneewatch.diagnose.sizing.steps import Step, figure
-from kneewatch.diagnose.sizing.vllm_defaults import V1
 
-_LARGEST = 1e12
+# Beyond these no load, rate or target has a meaning.
+_SMALLEST, _LARGEST = 1e-9, 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,7 @@ class Question:
 
     setup: Setup
     replicas: int = 1
-    concurrency: float = 1.0
+    concurrency: float | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None
     peak_requests_per_s: float | None = None
@@ -45,13 +49,28 @@ class Question:
 
     @property
     def concurrency_per_engine(self) -> float:
-        """Requests in flight on one engine: replicas and data-parallel engines share them."""
-        return self.concurrency / (self.replicas * self.setup.parallel.data)
+        """Requests in flight on one engine: replicas and data-parallel engines share them.
+
+        One on each engine where nothing is stated.
+        """
+        return (self.concurrency or self.engines) / self.engines
+
+    @property
+    def engines(self) -> int:
+        """Engines that share the load."""
+        return self.replicas * self.setup.parallel.data
+
+    @property
+    def has_target(self) -> bool:
+        """True where a latency is promised."""
+        return self.ttft_slo_s is not None or self.itl_slo_s is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The answer. `performance`, of one engine, and `fleet` are None where too little is stated.
+    """The answer. `performance` of one engine and `fleet` are None where too little is stated.
+
+    `loaded` is what the prediction was made of.
 
     `usable_requests_per_s` is of one replica, `usable_source` how it is known; `missed` says
     which targets the load breaks.
@@ -60,6 +79,7 @@ class Size:
     question: Question
     memory: Memory
     fewest: FewestGpus | None
+    loaded: tuple[Costs, Load] | None
     performance: Performance | None
     usable_requests_per_s: float | None
     usable_source: str
@@ -90,21 +110,26 @@ def size(question: Question) -> Size:
     """
     check(question.setup)
     check_question(question)
+    question = replace(question, setup=_at_lengths(question))
     answer = memory(question.setup)
-    notes = [*question.setup.model.notes, *_memory_notes(answer)]
+    notes = [*question.setup.model.notes, *memory_notes(answer, question.concurrency_per_engine)]
     loaded = _load(question, answer)
     speed = performance(*loaded) if loaded is not None else None
     usable, source = _usable(question, loaded, speed)
-    if source == "predicted":
-        notes.append("usable RPS is predicted by the roofline: measure it before buying")
-    if speed is not None and (question.ttft_slo_s or question.itl_slo_s):
-        notes.append("targets are held against predicted means; P99 lies above them")
+    notes += load_notes(
+        source=source,
+        has_target=question.has_target,
+        has_peak=question.peak_requests_per_s is not None,
+        stated_requests_per_s=question.usable_requests_per_s,
+        predicted=speed,
+    )
     fleet = _fleet(question, usable)
-    per_token, per_year = _cost(question, fleet, speed)
+    per_token, per_year = _cost(question, fleet, usable)
     return Size(
         question=question,
         memory=answer,
         fewest=_fewest(question),
+        loaded=loaded,
         performance=speed,
         usable_requests_per_s=usable,
         usable_source=source,
@@ -133,7 +158,7 @@ def check_question(question: Question) -> None:
     ):
         if value is not None:
             positive(name, value)
-            within(name, value, low=0.0, high=_LARGEST)
+            within(name, value, low=_SMALLEST, high=_LARGEST)
     if question.usd_per_gpu_hour is not None:
         not_negative("usd_per_gpu_hour", question.usd_per_gpu_hour)
     within("utilization", question.utilization_ratio, low=0.001, high=1.0)
@@ -150,34 +175,12 @@ def check_question(question: Question) -> None:
         )
 
 
-def _memory_notes(answer: Memory) -> list[str]:
-    setup, notes = answer.setup, list[str]()
-    if setup.gpu is not None and setup.gpu.memory_is_estimated:
-        notes.append(f"{setup.gpu.id}: memory {setup.gpu.memory_source}")
-    if setup.model.multimodal and setup.version < V1:
-        notes.append(
-            "V0 profiled a vision model with the largest images: tens of GiB may be missing here"
-        )
-    if not answer.holds_one:
-        notes.append(
-            f"vLLM refuses to start: one request of {setup.longest_tokens:,} tokens does not fit; "
-            "lower --max-model-len"
-        )
-    elif answer.layout.blocks(answer.available_bytes.expected) * 0.99 <= (
-        answer.layout.request_blocks(setup.longest_tokens)
-    ):
-        notes.append(
-            "the longest request takes almost the whole cache: one block is vLLM's own, and a "
-            "request that needs it waits for ever"
-        )
-    if answer.available_bytes.expected > 0 > answer.available_bytes.low:
-        notes.append("the band reaches below nothing: it may not start")
-    if not setup.defaults.capacity_by_context and len(answer.layout.groups) > 1:
-        notes.append(
-            "kv_capacity_tokens is what this version logs; for layers of several kinds that is no "
-            "capacity: kv_tokens_at_context is"
-        )
-    return notes
+def _at_lengths(question: Question) -> Setup:
+    """The launch, its requests counted at the lengths that are stated where no context is."""
+    setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
+    if setup.context_tokens is not None or inputs is None or outputs is None:
+        return setup
+    return replace(setup, context_tokens=min(ceil(inputs + outputs), setup.longest_tokens))
 
 
 def _fewest(question: Question) -> FewestGpus | None:
@@ -241,8 +244,10 @@ def _usable(
     if loaded is None or speed is None:
         return None, "unknown"
     engines = question.setup.parallel.data
-    if question.ttft_slo_s is None and question.itl_slo_s is None:
-        return speed.requests_per_s * engines, "predicted"
+    if not question.has_target:
+        # Without a target any concurrency would do: only a stated one says what is usable.
+        known_load = question.concurrency is not None
+        return (speed.requests_per_s * engines, "predicted") if known_load else (None, "unknown")
     known, load = loaded
     targets = Targets(question.ttft_slo_s, question.itl_slo_s)
     most = replace(load, concurrency=max(floor(load.max_running), 1))
@@ -266,9 +271,9 @@ def _fleet(question: Question, usable: float | None) -> FleetSize | None:
 
 
 def _cost(
-    question: Question, fleet: FleetSize | None, speed: Performance | None
+    question: Question, fleet: FleetSize | None, usable: float | None
 ) -> tuple[TokenCost | None, YearlyCost | None]:
-    setup = question.setup
+    setup, outputs = question.setup, question.output_tokens
     price = question.usd_per_gpu_hour
     if price is None:
         if setup.gpu is None:
@@ -277,18 +282,22 @@ def _cost(
     each = setup.parallel.gpus
     gpus = fleet.gpus if fleet is not None else each * question.replicas
     per_year = yearly_cost(gpus=gpus, usd_per_gpu_hour=price)
-    if speed is None:
+    if usable is None or outputs is None:
         return None, per_year
     per_token = token_cost(
         gpus=each,
         usd_per_gpu_hour=price,
-        tokens_per_s=speed.decode_tokens_per_s * setup.parallel.data,
+        tokens_per_s=usable * outputs,
         utilization_ratio=question.utilization_ratio,
     )
     return per_token, per_year
 
 
 def steps(answer: Size) -> tuple[Step, ...]:
-    """The arithmetic of the fleet and its cost, line by line; the memory's is its own."""
-    parts = (answer.fleet, answer.token_cost, answer.yearly_cost)
-    return tuple(step for part in parts if part is not None for step in part.steps)
+    """The arithmetic of speed, fleet and cost, line by line; the memory's is its own."""
+    found: list[Step] = []
+    if answer.loaded is not None and answer.performance is not None:
+        found += performance_steps(*answer.loaded, answer.performance)
+    for part in (answer.fleet, answer.token_cost, answer.yearly_cost):
+        found += part.steps if part is not None else ()
+    return tuple(found)

@@ -46,7 +46,7 @@ def test_what_fits_exits_0_and_shows_its_arithmetic() -> None:
     assert "80 x 2 x (128 + 128) x 2" in done.stdout
     assert "81,920 B on each GPU" in done.stdout
     assert "one GPU, 79.18 GiB: [###" in done.stdout
-    assert all(len(line) <= 110 for line in done.stdout.splitlines())
+    assert all(len(line) <= 100 for line in done.stdout.splitlines())
 
 
 def test_what_does_not_fit_exits_1_and_says_how_many_gpus_would() -> None:
@@ -223,3 +223,91 @@ def test_a_file_that_is_not_there_is_named(flag: str) -> None:
     done = size(*LLAMA, flag, "/nowhere/file")
     assert done.returncode == 2
     assert "/nowhere/file" in done.stderr
+
+
+def test_flags_win_over_a_plans_profile(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(example_profile().partition("[[tiers]]")[0])
+    for card in ("h200", "b200"):
+        _, found = document("--plan", str(path), "--model", "Qwen/Qwen3-32B", "--gpu", card)
+        assert found["plan"]["steps"][1]["output"]["gpu"] == card
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--tp", "2", "--dcp", "4"), "--dcp"),
+        (("--tp", "8", "--dcp", "3"), "--dcp"),
+        (("--pp", "200"), "--pp"),
+        (("--block-size", "0"), "--block-size"),
+        (("--block-size", str(1 << 63)), "--block-size"),
+        (("--max-num-seqs", str(1 << 63)), "--max-num-seqs"),
+        (("--max-num-batched-tokens", "100", "--max-num-seqs", "256"), "--max-num-batched-tokens"),
+        (("--peak-rps", "1e-308"), "--peak-rps"),
+        (("--search", "--dp", "4"), "--dp"),
+        (("--search", "--concurrency", "5000"), "--concurrency"),
+        (("--search", "--tp", "0"), "--tp"),
+        (("--plan", "/dev/zero"), "--plan"),
+        (("--benchmark", "/dev/zero"), "--benchmark"),
+    ],
+)
+def test_what_no_launch_can_be_is_refused(flags: tuple[str, ...], told: str) -> None:
+    done = size(*LLAMA, *flags, "--input-tokens", "100", "--output-tokens", "10")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_cost_follows_the_usable_rps() -> None:
+    """12 requests/s of 200 tokens on 4 GPUs at 3 USD/h: 12 / (2,400 x 3,600) x 1e6."""
+    _, found = document(
+        *LLAMA, "--tp", "4", "--quantization", "fp8", "--usable-rps", "12", "--input-tokens",
+        "1000", "--output-tokens", "200", "--usd-per-gpu-hour", "3",
+    )  # fmt: skip
+    assert found["cost"]["usd_per_million_output_tokens"] == pytest.approx(1.3889, rel=1e-3)
+
+
+def test_a_peak_without_target_or_concurrency_is_no_fleet() -> None:
+    _, found = document(
+        *LLAMA, "--tp", "4", "--input-tokens", "1000", "--output-tokens", "200", "--peak-rps", "40"
+    )
+    assert found["fleet"]["gpus"] is None
+    assert any("no fleet" in note for note in found["notes"])
+
+
+def test_requests_are_counted_at_their_own_length() -> None:
+    """A launch for long contexts may hold many short requests."""
+    status, found = document(
+        "--model", "Qwen/Qwen3-32B", "--gpu", "h100-sxm", "--quantization", "fp8",
+        "--concurrency", "60", "--input-tokens", "1000", "--output-tokens", "200",
+    )  # fmt: skip
+    assert status == 0
+    assert found["inputs"]["context_tokens"] == 1200
+    assert found["min_gpus"] == 1
+
+
+def test_a_fit_that_is_not_for_certain_says_so() -> None:
+    done = size(
+        "--model", "Qwen/Qwen3-235B-A22B-FP8", "--gpu", "h100-sxm", "--tp", "4",
+        "--max-model-len", "32768", "--context", "8192", "--concurrency", "30",
+    )  # fmt: skip
+    assert done.stdout.startswith("FITS, not for certain")
+    assert "not for certain: at the band's lower end" in done.stdout
+
+
+def test_data_parallel_engines_work_together() -> None:
+    load = ("--input-tokens", "1000", "--output-tokens", "200")
+    _, one = document(*LLAMA, "--tp", "4", "--concurrency", "32", *load)
+    _, four = document(*LLAMA, "--tp", "4", "--dp", "4", "--concurrency", "128", *load)
+    assert four["performance"]["decode_tokens_per_s"] == pytest.approx(
+        4 * one["performance"]["decode_tokens_per_s"], rel=1e-3
+    )
+    assert four["cost"]["usd_per_million_output_tokens"] == pytest.approx(
+        one["cost"]["usd_per_million_output_tokens"], rel=1e-3
+    )
+
+
+def test_what_does_not_start_names_the_longest_that_would() -> None:
+    done = size("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "rtx-4090")
+    assert done.returncode == 1
+    assert "--max-model-len" in done.stdout

@@ -59,17 +59,23 @@ class Said:
         first = self.causes[0][0] if self.causes else "no cause"
         return f"exit {self.status}, {self.document['health']}, stage {self.stage}, {first}"
 
+    @property
+    def recommendations(self) -> list[dict[str, Any]]:
+        """The recommendations, best first."""
+        return list(self.document.get("recommendations", []))
+
     def signal(self, key: str) -> float | None:
         """A signal's value."""
         value = self.document.get("signals", {}).get(key)
         return None if value is None else float(value)
 
 
-def say(url: str) -> Said:
-    """What `kneewatch diagnose` says of a server as JSON."""
+def say(url: str, *options: str) -> Said:
+    """What `kneewatch diagnose` says of a server as JSON, with further options if any."""
     status, stdout, stderr = run(
         *("diagnose", url, "--format", "json", "--for", f"{WATCH_S}s"),
         *("--interval", f"{INTERVAL_S}s", "--window", f"{WINDOW_S}s"),
+        *options,
     )
     document: dict[str, Any] = {}
     with suppress(json.JSONDecodeError):

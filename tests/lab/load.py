@@ -13,9 +13,23 @@ from dataclasses import dataclass
 from tests.lab.model import SPECIAL, VOCABULARY
 from tests.lab.server import HOST, MODEL
 
-PROMPT_TOKENS, OUTPUT_TOKENS = 100, 300
 READ_TIMEOUT_S = 120.0
 PAUSE_AFTER_FAILURE_S = 0.2
+LONGER_RATIO = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A request: `shared_tokens` of the prompt are the same in all, the others random.
+
+    `words` limits prompt and output to so few words; `pause_s` is waited after each request.
+    """
+
+    prompt_tokens: int = 100
+    output_tokens: int = 300
+    shared_tokens: int = 0
+    words: int = VOCABULARY - len(SPECIAL)
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +43,21 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Means over a span of time: the first tokens and the later tokens that came in it."""
+    """Of the first tokens and the later tokens that came in a span of time: means, and the
+    longest wait between tokens."""
 
     streams: int
     ttft_mean_s: float | None
     itl_mean_s: float | None
+    itl_longest_s: float | None
 
 
 class Load:
     """Workers with one request in flight each; none starts a request after `lasts_s` seconds."""
 
-    def __init__(self, port: int, *, lasts_s: float) -> None:
+    def __init__(self, port: int, *, lasts_s: float, shape: Shape = Shape()) -> None:
         self._port = port
+        self._shape = shape
         self._end_s = time.monotonic() + lasts_s
         self._workers = 0
         self._threads: dict[int, threading.Thread] = {}
@@ -49,12 +66,16 @@ class Load:
         self._later: list[Arrival] = []
         self.failures: list[str] = []
 
-    def resize(self, workers: int) -> None:
-        """Have so many workers; one too many ends with its present request."""
+    def resize(self, workers: int, *, over_s: float = 0.0) -> None:
+        """Have so many workers; one too many ends with its present request.
+
+        New ones start spread over that time: started at once they would go on in step.
+        """
         self._workers = workers
         for number in range(workers):
             if number not in self._threads or not self._threads[number].is_alive():
-                thread = threading.Thread(target=self._work, args=(number,), daemon=True)
+                delay_s = over_s * number / workers
+                thread = threading.Thread(target=self._work, args=(number, delay_s), daemon=True)
                 self._threads[number] = thread
                 thread.start()
 
@@ -70,14 +91,19 @@ class Load:
         """What the clients saw between two moments (unix seconds)."""
         first = [arrival for arrival in list(self._first) if from_s <= arrival.at_s <= to_s]
         later = [arrival for arrival in list(self._later) if from_s <= arrival.at_s <= to_s]
-        return Seen(len(first), mean_wait_s(first), mean_wait_s(later))
+        return Seen(len(first), mean_wait_s(first), mean_wait_s(later), longest_wait_s(later))
 
-    def _work(self, number: int) -> None:
-        prompts = random.Random(number)
+    def _work(self, number: int, delay_s: float) -> None:
+        shape = self._shape
+        prompts = random.Random(f"{number} of {shape}")
+        common = random.Random(str(shape))
+        shared = [word(common, shape.words) for _ in range(shape.shared_tokens)]
+        time.sleep(delay_s)
         while number < self._workers and time.monotonic() < self._end_s:
-            prompt = [prompts.randrange(len(SPECIAL), VOCABULARY) for _ in range(PROMPT_TOKENS)]
+            own = shape.prompt_tokens - shape.shared_tokens
             try:
-                self._complete(prompt)
+                self._complete([*shared, *(word(prompts, shape.words) for _ in range(own))])
+                time.sleep(shape.pause_s)
             except (OSError, http.client.HTTPException, ValueError) as exc:
                 self.failures.append(f"{type(exc).__name__}: {exc}")
                 time.sleep(PAUSE_AFTER_FAILURE_S)
@@ -87,7 +113,8 @@ class Load:
         body = {
             "model": MODEL,
             "prompt": prompt,
-            "max_tokens": OUTPUT_TOKENS,
+            "max_tokens": self._shape.output_tokens,
+            **self._limits(),
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -103,6 +130,13 @@ class Load:
         finally:
             connection.close()
 
+    def _limits(self) -> dict[str, object]:
+        """Words that the output is limited to; nothing where it may be any."""
+        words = self._shape.words
+        if words == VOCABULARY - len(SPECIAL):
+            return {}
+        return {"allowed_token_ids": [*range(len(SPECIAL), len(SPECIAL) + words)]}
+
     def _follow(self, sent_s: float, counts: Iterable[int]) -> None:
         last_s, told = sent_s, 0
         for tokens in counts:
@@ -116,8 +150,14 @@ class Load:
                 if new > 1:  # tokens that came along with the first: no wait between them
                     self._later.append(Arrival(now_s, 0.0, new - 1))
             last_s, told = now_s, tokens
-        if told != OUTPUT_TOKENS:
-            raise ValueError(f"the stream ended after {told} of {OUTPUT_TOKENS} tokens")
+        wanted = self._shape.output_tokens
+        if told != wanted:
+            raise ValueError(f"the stream ended after {told} of {wanted} tokens")
+
+
+def word(source: random.Random, words: int) -> int:
+    """A random token of so many."""
+    return source.randrange(len(SPECIAL), len(SPECIAL) + words)
 
 
 def generated(lines: Iterable[bytes]) -> Iterator[int]:
@@ -131,3 +171,16 @@ def mean_wait_s(arrivals: Sequence[Arrival]) -> float | None:
     """Waited seconds per token; None without a token."""
     tokens = sum(arrival.tokens for arrival in arrivals)
     return sum(arrival.wait_s for arrival in arrivals) / tokens if tokens else None
+
+
+def longest_wait_s(arrivals: Sequence[Arrival]) -> float | None:
+    """The wait that no more than a twentieth of the time is spent in longer ones; None: no wait.
+
+    A single wait may be the machine's.
+    """
+    left_s = LONGER_RATIO * sum(arrival.wait_s for arrival in arrivals)
+    for wait_s in sorted((arrival.wait_s for arrival in arrivals), reverse=True):
+        left_s -= wait_s
+        if left_s < 0:
+            return wait_s
+    return None

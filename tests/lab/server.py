@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -19,12 +20,17 @@ MODEL = "tiny"
 READY_WITHIN_S = 180.0
 """Three processes import torch one after the other; 30 to 40 s on two cores."""
 
-FLAGS = (
+PLAIN = (
     *("--served-model-name", MODEL, "--load-format", "dummy", "--dtype", "bfloat16"),
     *("--enforce-eager", "--disable-uvicorn-access-log"),
+    *("--block-size", "32"),  # fewer are refused on CPU
+)
+"""What every server of the lab is started with."""
+
+SMALL_CACHE = (
     # 159 usable blocks of 32 tokens (one is vLLM's null block): 26 requests of 100 + 300 tokens
-    # want 215 on average. Blocks of fewer than 32 tokens are refused on CPU.
-    *("--num-gpu-blocks-override", "160", "--block-size", "32"),
+    # want 215 on average.
+    *("--num-gpu-blocks-override", "160"),
     *("--max-num-seqs", "128", "--max-model-len", "2048"),
 )
 ENVIRONMENT = {
@@ -43,7 +49,7 @@ class ServerError(Exception):
 class Server:
     """A running server; it ends, with all that it started, when its `with` block does."""
 
-    def __init__(self, lab: Path) -> None:
+    def __init__(self, lab: Path, flags: Sequence[str] = SMALL_CACHE) -> None:
         program = lab / "venv" / "bin" / "vllm"
         if not program.exists():
             raise ServerError(f"{program} is missing; run `sh tests/lab/install.sh` first")
@@ -52,9 +58,10 @@ class Server:
         self.url = f"http://{HOST}:{self.port}"
         self.log = lab / "server.log"
         address = ("--host", HOST, "--port", str(self.port))
+        self.command = [str(program), "serve", str(lab / "model"), *address, *PLAIN, *flags]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(program), "serve", str(lab / "model"), *address, *FLAGS],
+                self.command,
                 env={**os.environ, **ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -62,7 +62,7 @@ def token_cost(
     cost = hourly / tokens * 1e6
     steps = (
         Step(
-            title="Fleet per hour",
+            title="These GPUs per hour",
             formula="GPUs x USD per GPU-hour",
             values=f"{figure(gpus)} x {figure(usd_per_gpu_hour)}",
             result=f"{figure(hourly)} USD/h",

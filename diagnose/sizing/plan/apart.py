@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.sizing.fleet.token_replicas import PrefillDecodeRatio, prefill_decode_ratio
-from kneewatch.diagnose.sizing.plan.model import Pool, Value
-from kneewatch.diagnose.sizing.plan.profile import Slo
-from kneewatch.diagnose.sizing.plan.speed import Serving, at, best_point
-from kneewatch.diagnose.sizing.steps import Step, figure
-from kneewatch.diagnose.sizing.transfer import (
+from kneewatch.diagnose.sizing.memory.transfer import (
     disaggregation_gain_s,
     link_bytes_per_s,
     transfer_s,
 )
+from kneewatch.diagnose.sizing.plan.model import Pool, Value
+from kneewatch.diagnose.sizing.plan.profile import Slo
+from kneewatch.diagnose.sizing.plan.speed import Serving, at, best_point
+from kneewatch.diagnose.sizing.steps import Step, figure
 
 SHORT_PROMPT_TOKENS = 500
 """Below it prefill is better left where decode is (guide 6.5)."""

@@ -14,10 +14,10 @@ from kneewatch.diagnose.sizing.fleet.cold_start import (
     warm_minimum,
 )
 from kneewatch.diagnose.sizing.fleet.fleet import FleetSize, size_fleet
+from kneewatch.diagnose.sizing.memory.prefix import unrouted_hit_ratio
 from kneewatch.diagnose.sizing.plan.model import PlanStep, Sized, Value, counted, of_tier
 from kneewatch.diagnose.sizing.plan.profile import WorkloadProfile
 from kneewatch.diagnose.sizing.plan.profile_keys import SAFETY_BY_PREDICTABILITY
-from kneewatch.diagnose.sizing.prefix import unrouted_hit_ratio
 from kneewatch.diagnose.sizing.steps import Step
 
 

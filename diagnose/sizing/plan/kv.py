@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kneewatch.diagnose.sizing.guide_memory import block_padding_tokens
-from kneewatch.diagnose.sizing.plan.model import PlanStep, Pool, Value
-from kneewatch.diagnose.sizing.plan.profile import Prefix
-from kneewatch.diagnose.sizing.plan.speed import Serving, at, serving
-from kneewatch.diagnose.sizing.prefix import (
+from kneewatch.diagnose.sizing.memory.guide import block_padding_tokens
+from kneewatch.diagnose.sizing.memory.prefix import (
     RESERVE_HIGH_RATIO,
     computed_tokens,
     prefixes_held,
     reserve_bytes,
 )
+from kneewatch.diagnose.sizing.memory.transfer import contexts_held, link_bytes_per_s, transfer_s
+from kneewatch.diagnose.sizing.plan.model import PlanStep, Pool, Value
+from kneewatch.diagnose.sizing.plan.profile import Prefix
+from kneewatch.diagnose.sizing.plan.speed import Serving, at, serving
 from kneewatch.diagnose.sizing.steps import Step, figure
-from kneewatch.diagnose.sizing.transfer import contexts_held, link_bytes_per_s, transfer_s
 
 BLOCK_TOKENS = 16
 """vLLM's block for attention; only whole ones are shared."""

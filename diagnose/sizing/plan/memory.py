@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.guide_memory import (
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
+from kneewatch.diagnose.sizing.memory.guide import (
     ACTIVATION_RATIO,
     FRAMEWORK_HIGH_RATIO,
     FRAMEWORK_LOW_RATIO,
@@ -17,7 +18,8 @@ from kneewatch.diagnose.sizing.guide_memory import (
     kv_quantization_gain,
     min_gpus,
 )
-from kneewatch.diagnose.sizing.memory import Setup, kv_layout_of
+from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, weights_per_gpu
 from kneewatch.diagnose.sizing.plan.model import (
     PlanStep,
     Pool,
@@ -26,7 +28,6 @@ from kneewatch.diagnose.sizing.plan.model import (
     longest_request_tokens,
 )
 from kneewatch.diagnose.sizing.steps import Step, figure
-from kneewatch.diagnose.sizing.weights import ONE_GPU, weights_per_gpu
 
 _GB = 1e9
 

@@ -10,7 +10,8 @@ from kneewatch.diagnose.catalogue.gpus import Gpu
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.fleet.admission import input_limit
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory import Memory, Setup
+from kneewatch.diagnose.sizing.memory.budget import Memory
+from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.plan.profile import (
     Deployment,
     Lengths,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory import Setup
+from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.plan.memory import Floor, planned_concurrency
 from kneewatch.diagnose.sizing.plan.model import PlanStep, Pool, counted
 from kneewatch.diagnose.sizing.plan.speed import (
@@ -27,7 +28,6 @@ from kneewatch.diagnose.sizing.speed.parallelism import (
     tensor_parallel_choices,
 )
 from kneewatch.diagnose.sizing.steps import Step, figure
-from kneewatch.diagnose.sizing.weights import Parallel
 
 PCIE_TENSOR_PARALLEL = 2
 """The most to plan with where there is no NVLink (guide 9.1 step 2)."""

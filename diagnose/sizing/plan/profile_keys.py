@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kneewatch.diagnose.sizing.fleet.cold_start import STORAGE_PATHS
 from kneewatch.diagnose.sizing.fleet.workload import ARCHETYPES, TARGETS
+from kneewatch.diagnose.sizing.memory.transfer import LINK_BYTES_PER_S
 from kneewatch.diagnose.sizing.plan.profile_table import Key
-from kneewatch.diagnose.sizing.transfer import LINK_BYTES_PER_S
 
 SAFETY_BY_PREDICTABILITY = {"predictable": 1.2, "typical": 1.3, "uncertain": 1.5}
 """Guide 8.3: 20 % for known patterns, 50 % for new deployments; its example takes 30 %."""

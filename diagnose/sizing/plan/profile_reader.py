@@ -40,8 +40,14 @@ def example_profile() -> str:
     return folder.joinpath("example_profile.toml").read_text("utf-8")
 
 
-def read_profile(text: str, *, origin: str = "profile") -> WorkloadProfile:
-    """The profile that a TOML text holds.
+Stated = Mapping[str, Mapping[str, object]]
+"""Values by table and key that win over a profile's own."""
+
+
+def read_profile(
+    text: str, *, origin: str = "profile", stated: Stated | None = None
+) -> WorkloadProfile:
+    """The profile that a TOML text holds, with what is stated beside it laid over it.
 
     Raises:
         SettingsError: it is no TOML, or a key or value cannot be; `origin` and the key are named.
@@ -50,6 +56,10 @@ def read_profile(text: str, *, origin: str = "profile") -> WorkloadProfile:
         document: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise SettingsError(f"{origin}: {exc}") from exc
+    for place, values in (stated or {}).items():
+        own: object = document.get(place, {})
+        if isinstance(own, dict):
+            document[place] = {**cast("dict[str, object]", own), **values}
     known_keys(document, known=("name", *TABLES, "tiers"), place="", origin=origin)
     for place in _NEEDED:
         if place not in document:

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.kv_cache import kv_element_bytes
-from kneewatch.diagnose.sizing.memory import Memory, Setup, memory
+from kneewatch.diagnose.sizing.memory.budget import Memory, memory
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
 from kneewatch.diagnose.sizing.plan.model import Point, Pool, longest_request_tokens
 from kneewatch.diagnose.sizing.plan.profile import Slo
 from kneewatch.diagnose.sizing.speed.costs import Costs, costs
 from kneewatch.diagnose.sizing.speed.roofline import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.steps import figure
-from kneewatch.diagnose.sizing.weights import Parallel, weights_per_gpu
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
 """Chunks to try beside vLLM's own budget (guide 6.4: 256 in its example, 512 or 1,024 in use)."""

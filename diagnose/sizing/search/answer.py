@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.gpus import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.kv_cache import kv_element_bytes
-from kneewatch.diagnose.sizing.memory import Setup
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.search.rejections import Rejection
 from kneewatch.diagnose.sizing.size import Question
 

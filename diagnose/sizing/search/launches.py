@@ -9,7 +9,9 @@ from math import ceil
 from kneewatch.diagnose.catalogue.gpus import GIB, Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory import Memory, Setup, memory
+from kneewatch.diagnose.sizing.memory.budget import Memory, memory
+from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.vllm_defaults import V1
 from kneewatch.diagnose.sizing.search.rejections import (
     FORMAT,
     HEADS,
@@ -22,7 +24,6 @@ from kneewatch.diagnose.sizing.search.rejections import (
 )
 from kneewatch.diagnose.sizing.search.space import Space
 from kneewatch.diagnose.sizing.steps import figure
-from kneewatch.diagnose.sizing.vllm_defaults import V1
 
 _BF16_BITS = 16
 

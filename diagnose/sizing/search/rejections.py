@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kneewatch.diagnose.sizing.memory import Setup
+from kneewatch.diagnose.sizing.memory.setup import Setup
 
 NODE = "only one GPU in a node"
 FORMAT = "number format not supported by the GPU"

@@ -11,8 +11,8 @@ from math import ceil
 
 from kneewatch.diagnose.sizing.fleet.cost import SECONDS_PER_HOUR
 from kneewatch.diagnose.sizing.inputs import positive
-from kneewatch.diagnose.sizing.kv_cache import kv_element_bytes
-from kneewatch.diagnose.sizing.memory import Setup
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.search.answer import BY_HOUR, BY_TOKENS, Candidate, Found, gpu_of
 from kneewatch.diagnose.sizing.search.launches import Launch, launches
 from kneewatch.diagnose.sizing.search.rejections import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kneewatch.diagnose.catalogue.gpus import Gpu, gpu, gpus
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
-from kneewatch.diagnose.sizing.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.size import Question, check_question
 
 _TENSOR_PARALLELS = (1, 2, 4, 8)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.guide_memory import (
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.guide import (
     block_padding_tokens,
     concurrency_above_weights,
     kv_budget_bytes,
@@ -17,7 +18,6 @@ from kneewatch.diagnose.sizing.guide_memory import (
     mla_bytes_per_token,
     slot_waste_ratio,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 GB = 1e9
 GIB = 2**30

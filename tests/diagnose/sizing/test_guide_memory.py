@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.guide_memory import (
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.guide import (
     BYTES_PER_VALUE,
     FRAMEWORK_HIGH_RATIO,
     FRAMEWORK_LOW_RATIO,
@@ -26,7 +27,6 @@ from kneewatch.diagnose.sizing.guide_memory import (
     min_gpus,
     weights_bytes,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 GB = 1e9
 H100_BYTES = 80 * GB

@@ -18,13 +18,14 @@ from kneewatch.diagnose.catalogue.layers import (
 )
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.kv_cache import (
+from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvSettings,
     group_size,
     heads_per_gpu,
     kv_element_bytes,
     kv_layout,
 )
+from kneewatch.diagnose.sizing.memory.vllm_defaults import defaults, parse_version
 
 LLAMA_70B = (Layers(FullAttention(8, 128, 128), 80),)
 GPT_OSS_120B = (
@@ -120,6 +121,93 @@ def test_context_parallel_ranks_multiply_capacity() -> None:
     eight = kv_layout(layers, KvSettings(tensor_parallel=8, decode_context_parallel=8))
     assert one.logged_tokens(free_bytes, 131_072, by_context=False) == 715_072
     assert eight.logged_tokens(free_bytes, 131_072, by_context=False) == 8 * 715_072
+
+
+@pytest.mark.parametrize(
+    ("state_blocks", "expected"),
+    [
+        pytest.param(1, 42 + 3 * 1, id="27B, 32k: ceil(32768 / 784) + 3 groups of one state"),
+        pytest.param(2, 42 + 3 * 2, id="prefixes cached: 3 groups of two states"),
+        pytest.param(4, 42 + 3 * 4, id="and two draft tokens: 3 groups of four"),
+    ],
+)
+def test_a_request_keeps_as_many_states_as_its_mode_wants(state_blocks: int, expected: int) -> None:
+    layers = model("Qwen/Qwen3.5-27B").layers
+    assert kv_layout(layers, KvSettings(state_blocks=state_blocks)).request_blocks(32_768) == (
+        expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("multiple", "expected"),
+    [
+        pytest.param(64, 1920, id="64 x 30: 2,170,880 B of state over 1,152 B a token is 1,885"),
+        pytest.param(128, 1920, id="128 x 15"),
+        pytest.param(512, 2048, id="512 x 4"),
+    ],
+)
+def test_latent_blocks_beside_states_are_whole_multiples(multiple: int, expected: int) -> None:
+    layers = model("moonshotai/Kimi-Linear-48B-A3B-Instruct").layers
+    layout = kv_layout(layers, KvSettings(latent_hybrid_tokens=multiple))
+    assert {group.block_tokens for group in layout.groups} == {expected}
+
+
+def test_pipeline_stages_share_the_groups_of_the_whole_model() -> None:
+    """Gemma 3 27B: 10 full and 52 sliding layers are 1 + 6 groups of 10; a stage of 4 holds 3."""
+    layers = model("google/gemma-3-27b-it").layers
+    whole = kv_layout(layers, KvSettings())
+    stage = kv_layout(layers, KvSettings(pipeline_parallel=4))
+    assert sum(group.groups for group in whole.groups) == 1 + 6
+    assert sum(group.groups for group in stage.groups) == 1 + 6
+    assert (whole.group_layers, stage.group_layers) == (10, 3)
+
+
+def test_shapes_that_a_gpu_cannot_tell_apart_are_one_kind() -> None:
+    """8 and 4 KV heads over 8 GPUs are one head each: 16 full layers, 24 sliding: 24 // 16 + 1."""
+    layers = (
+        Layers(FullAttention(8, 128, 128), 8),
+        Layers(FullAttention(4, 128, 128), 8),
+        Layers(SlidingAttention(8, 128, 128, 1024), 24),
+    )
+    split = kv_layout(layers, KvSettings(tensor_parallel=8))
+    assert [group.groups for group in split.groups] == [1, 2]
+    assert [group.groups for group in kv_layout(layers, KvSettings()).groups] == [1, 1, 3]
+
+
+def test_windows_of_one_length_are_kept_without_a_shared_pool() -> None:
+    layers = (Layers(SlidingAttention(8, 128, 128, 4096), 32),)
+    alone = kv_layout(layers, KvSettings(hybrid_pool=False))
+    assert alone.request_blocks(32_768) == kv_layout(layers, KvSettings()).request_blocks(32_768)
+    assert alone.request_blocks(32_768) == ceil((4095 + 8192) / 16) + 1
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        pytest.param(model("Qwen/Qwen3.5-27B").layers, id="states"),
+        pytest.param(
+            (
+                Layers(SlidingAttention(8, 128, 128, 512), 8),
+                Layers(SlidingAttention(8, 128, 128, 4096), 8),
+                Layers(FullAttention(8, 128, 128), 8),
+            ),
+            id="two windows",
+        ),
+    ],
+)
+def test_what_cannot_keep_a_whole_context_is_refused(layers: tuple[Layers, ...]) -> None:
+    with pytest.raises(SizingError, match="whole context") as caught:
+        kv_layout(layers, KvSettings(hybrid_pool=False))
+    assert caught.value.name == "hybrid_pool"
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("0.27.1", (1, 64)), ("0.28.0", (2, 64)), ("0.32.0", (2, 128))],
+)
+def test_hybrids_changed_with_the_version(version: str, expected: tuple[int, int]) -> None:
+    found = defaults(parse_version(version), None)
+    assert (found.state_blocks, found.latent_hybrid_tokens) == expected
 
 
 def test_two_batches_in_flight_cost_capacity() -> None:

@@ -12,10 +12,12 @@ from kneewatch.diagnose.catalogue.gpus import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory import Setup, fewest_gpus, memory
-from kneewatch.diagnose.sizing.memory_steps import memory_steps
-from kneewatch.diagnose.sizing.vllm_defaults import defaults, parse_version
-from kneewatch.diagnose.sizing.weights import Parallel, weights_per_gpu
+from kneewatch.diagnose.sizing.memory.budget import memory
+from kneewatch.diagnose.sizing.memory.fewest import fewest_gpus
+from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.steps import memory_steps
+from kneewatch.diagnose.sizing.memory.vllm_defaults import defaults, parse_version
+from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
 
 LLAMA_8B = Setup(
     model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("h100-sxm"), version=(0, 11, 0)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.guide_memory import min_gpus
 from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.guide import min_gpus
 from kneewatch.diagnose.sizing.speed.parallelism import (
     TP_OVERHEAD_RATIO,
     Split,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.plan.profile_reader import read_profile
 from kneewatch.diagnose.sizing.plan.routing import pool_of
 from kneewatch.diagnose.sizing.plan.speed import (
@@ -18,7 +19,6 @@ from kneewatch.diagnose.sizing.plan.speed import (
     tuned,
 )
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
-from kneewatch.diagnose.sizing.weights import Parallel
 from tests.diagnose.sizing.test_plan import profile_text
 
 TIGHT = "ttft_p99_s = 2.0\nitl_p99_s = 0.08"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from kneewatch.diagnose.catalogue.gpus import GIB, Gpu
 from kneewatch.diagnose.catalogue.layers import LatentAttention
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.sizing.vllm_defaults import GRAPHS_TAKEN, V1, Version
-from kneewatch.diagnose.sizing.weights import Parallel
+from kneewatch.diagnose.sizing.memory.vllm_defaults import GRAPHS_TAKEN, V1, Version
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 _LOGIT_BYTES = 4
 # The sampler's peak, in copies of the logits of a full batch in float32: sort, softmax, masks.
@@ -35,6 +35,7 @@ _ROCM_GIB_PER_RANK = 0.6
 _ENCODER_GIB = 0.3
 # CUDA graphs, estimated and taken from the KV budget since 0.20: dense 0.3 to 1.5 GiB logged, a
 # mixture over expert-parallel ranks 5, over data-parallel ones too 33 (GB300) and some 60 (B200).
+# None of the logs with more than 2 GiB is from before Blackwell.
 _GRAPHS_GIB = (1.0, 2.0)
 _EXPERT_GRAPHS_GIB = (5.0, 33.0)
 _DATA_EXPERT_GRAPHS_GIB = (33.0, 60.0)
@@ -105,7 +106,7 @@ def fitted_overhead(
     framework = _framework_bytes(gpu, parallel.tensor, launch.version)
     if model.multimodal and launch.version >= V1:
         activation += _ENCODER_GIB * GIB
-    graphs, graphs_high = _graphs_bytes(model, parallel, launch)
+    graphs, graphs_high = _graphs_bytes(model, gpu, parallel, launch)
     expected = activation + framework + graphs
     return Overhead(
         activation_bytes=activation,
@@ -163,15 +164,20 @@ def _framework_bytes(gpu: Gpu | None, tensor_parallel: int, version: Version) ->
     if gpu is not None and gpu.vendor == "amd":
         taken = max(taken, _ROCM_GIB_PER_RANK * tensor_parallel)
     if version >= _KERNEL_SAMPLER and tensor_parallel > 1 and large:
-        taken = max(taken, _NON_TORCH_GIB[1] + _WORKSPACE_GIB_PER_RANK * tensor_parallel)
+        # No log shows more than eight ranks: a node's workspaces are its own.
+        ranks = min(tensor_parallel, 8)
+        taken = max(taken, _NON_TORCH_GIB[1] + _WORKSPACE_GIB_PER_RANK * ranks)
     return taken * GIB
 
 
-def _graphs_bytes(model: Model, parallel: Parallel, launch: Launch) -> tuple[float, float]:
+def _graphs_bytes(
+    model: Model, gpu: Gpu | None, parallel: Parallel, launch: Launch
+) -> tuple[float, float]:
     """What the estimate is expected to take from the KV budget, and what it may take."""
     if launch.version < GRAPHS_TAKEN or launch.enforce_eager:
         return 0.0, 0.0
     expected, most = _GRAPHS_GIB
-    if model.experts.count and parallel.experts:
+    blackwell = gpu is not None and gpu.architecture == "blackwell"
+    if model.experts.count and parallel.experts and blackwell:
         expected, most = _DATA_EXPERT_GRAPHS_GIB if parallel.data > 1 else _EXPERT_GRAPHS_GIB
     return expected * GIB, most * GIB

@@ -1,7 +1,8 @@
 """What vLLM does by default, by version and GPU, where it changes the memory. Pure.
 
 Source: vLLM 0.32 (vllm/engine/arg_utils.py, vllm/v1/core/kv_cache_utils.py,
-vllm/v1/kv_cache_interface.py), its release notes, and start-up logs of 0.6 to 0.31.
+vllm/v1/kv_cache_interface.py, vllm/platforms/interface.py), its release notes, and start-up logs
+of 0.6 to 0.31.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ _HYBRID_POOL: Version = (0, 9, 2)
 _LARGE_BATCHES: Version = (0, 8, 3)
 # GPUs of 160 GiB and more got a budget of 16,384 tokens; seen in 0.32, not in 0.20.
 _LARGER_BUDGET: Version = (0, 26, 0)
+# Prefixes of models with recurrent layers are cached by default (pull request 50991): a request
+# keeps the state of its last whole block beside the present one.
+_HYBRID_PREFIXES: Version = (0, 28, 0)
+# Blocks of latent attention beside recurrent layers are whole multiples of 128 tokens, of 64 with
+# 0.11; read in 0.32, the version between that brought it is not known.
+_LATENT_HYBRID_128: Version = (0, 32, 0)
 # V0 0.7 padded a latent entry of 576 elements to 640 (256-byte rows).
 _PADDED_LATENT: tuple[Version, Version] = ((0, 7, 0), (0, 8, 0))
 V1: Version = (0, 9, 0)
@@ -54,10 +61,16 @@ class Defaults:
     gpu_memory_utilization: float
     max_num_seqs: int
     max_num_batched_tokens: int
-    batches_in_flight: int
+    async_batches: bool
     hybrid_pool: bool
     capacity_by_context: bool
     padded_latent: bool
+    state_blocks: int
+    latent_hybrid_tokens: int
+
+    def batches_in_flight(self, pipeline_parallel: int) -> int:
+        """Steps whose tokens are not settled yet: one more than stages where steps overlap."""
+        return pipeline_parallel + 1 if self.async_batches else 1
 
 
 def defaults(version: Version, gpu: Gpu | None) -> Defaults:
@@ -74,8 +87,10 @@ def defaults(version: Version, gpu: Gpu | None) -> Defaults:
         gpu_memory_utilization=0.92 if version >= _UTILIZATION_092 else 0.90,
         max_num_seqs=1024 if large else 256,
         max_num_batched_tokens=budget,
-        batches_in_flight=2 if version >= _TWO_BATCHES else 1,
+        async_batches=version >= _TWO_BATCHES,
         hybrid_pool=version >= _HYBRID_POOL,
         capacity_by_context=version >= _CAPACITY_BY_CONTEXT,
         padded_latent=first <= version < last,
+        state_blocks=2 if version >= _HYBRID_PREFIXES else 1,
+        latent_hybrid_tokens=128 if version >= _LATENT_HYBRID_128 else 64,
     )

@@ -9,10 +9,10 @@ from kneewatch.diagnose.catalogue.layers import (
     Recurrent,
     SlidingAttention,
 )
-from kneewatch.diagnose.sizing.kv_cache import Group, KvSettings, heads_per_gpu, state_bytes
-from kneewatch.diagnose.sizing.memory import Memory
+from kneewatch.diagnose.sizing.memory.budget import Memory
+from kneewatch.diagnose.sizing.memory.kv_cache import Group, KvSettings, heads_per_gpu, state_bytes
+from kneewatch.diagnose.sizing.memory.weights import Weights
 from kneewatch.diagnose.sizing.steps import Step, figure
-from kneewatch.diagnose.sizing.weights import Weights
 
 _KV_SOURCE = "guide 2.2; vllm/v1/kv_cache_interface.py"
 _POOL_SOURCE = "vllm/v1/core/kv_cache_utils.py"
@@ -135,7 +135,7 @@ def _pool(answer: Memory) -> tuple[Step, ...]:
         ),
         Step(
             f"Blocks of a request of {context:,} tokens",
-            " + ".join(_group_formula(group) for group in layout.groups),
+            " + ".join(_group_formula(group, layout.settings) for group in layout.groups),
             "sum over the groups",
             f"{request:,}",
             _POOL_SOURCE,
@@ -151,11 +151,11 @@ def _pool(answer: Memory) -> tuple[Step, ...]:
     )
 
 
-def _group_formula(group: Group) -> str:
+def _group_formula(group: Group, settings: KvSettings) -> str:
     if isinstance(group.kind, FullAttention | LatentAttention):
         need = f"ceil(context / {group.block_tokens})"
     elif isinstance(group.kind, SlidingAttention):
         need = f"(ceil((window - 1 + tokens in flight) / {group.block_tokens}) + 1)"
     else:
-        need = "1"
+        need = f"{settings.state_blocks}"
     return f"{group.groups} x {need}"

@@ -1,0 +1,1 @@
+"""What a launch holds: weights, overhead, KV cache, prefixes, and moving them. Pure."""

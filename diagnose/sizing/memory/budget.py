@@ -1,0 +1,173 @@
+"""Does it fit, and how much KV cache is left: the memory of one GPU of a replica. Pure.
+
+available KV = utilization x memory - weights - overhead; the rest follows from the cache's layout.
+Source: guide 2.1 to 2.6; vLLM's own start-up accounting (vllm/v1/worker/gpu_worker.py, 0.32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kneewatch.diagnose.catalogue.gpus import Gpu
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.kv_cache import (
+    KvLayout,
+    KvSettings,
+    kv_element_bytes,
+    kv_layout,
+)
+from kneewatch.diagnose.sizing.memory.overhead import (
+    Launch,
+    Overhead,
+    fitted_overhead,
+    guide_overhead,
+)
+from kneewatch.diagnose.sizing.memory.setup import Setup, check
+from kneewatch.diagnose.sizing.memory.weights import Weights, weights_per_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A quantity with its least and most likely bounds."""
+
+    low: float
+    expected: float
+    high: float
+
+    def map(self, function: Callable[[float], float]) -> Range:
+        """The range of a quantity that grows with this one."""
+        return Range(function(self.low), function(self.expected), function(self.high))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The answer for one GPU. `weights` and `overhead` are None where the KV bytes were stated.
+
+    `logged_tokens` is what that version prints as "GPU KV cache size"; `held_tokens` is what the
+    cache holds of requests of the context's length; `concurrency` counts such requests.
+    """
+
+    setup: Setup
+    layout: KvLayout
+    weights: Weights | None
+    weights_bytes: float | None
+    overhead: Overhead | None
+    available_bytes: Range
+    logged_tokens: Range
+    held_tokens: Range
+    concurrency: Range
+
+    @property
+    def holds_one(self) -> bool:
+        """True where one request of the longest allowed length fits beside vLLM's own block.
+
+        Newer versions refuse to start without; older ones start, and that request waits for ever.
+        """
+        blocks = self.layout.blocks(self.available_bytes.expected)
+        return blocks > self.layout.request_blocks(self.setup.longest_tokens)
+
+    @property
+    def longest_that_fits(self) -> int:
+        """Tokens of the longest request that fits beside vLLM's own block; 0 where none does."""
+        blocks = self.layout.blocks(self.available_bytes.expected)
+        low, high = 0, self.setup.longest_tokens
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.layout.request_blocks(middle) < blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def fits(self, concurrency: float = 1.0) -> bool:
+        """True where vLLM starts and holds that many requests of the context's length."""
+        return self.holds_one and self.concurrency.expected >= concurrency
+
+
+def kv_layout_of(setup: Setup) -> KvLayout:
+    """How that launch's KV cache is cut into blocks.
+
+    Raises:
+        SizingError: a dtype that is not known, heads that cannot be split.
+    """
+    taken = setup.defaults
+    return kv_layout(
+        setup.model.layers,
+        KvSettings(
+            tensor_parallel=setup.parallel.tensor,
+            pipeline_parallel=setup.parallel.pipeline,
+            decode_context_parallel=setup.decode_context_parallel,
+            element_bytes=kv_element_bytes(setup.kv_cache_dtype),
+            block_tokens=setup.block_tokens,
+            in_flight_tokens=setup.batched_tokens
+            * taken.batches_in_flight(setup.parallel.pipeline),
+            hybrid_pool=setup.hybrid_pool and taken.hybrid_pool,
+            padded_latent=taken.padded_latent,
+            state_blocks=taken.state_blocks if setup.prefix_caching else 1,
+            latent_hybrid_tokens=taken.latent_hybrid_tokens,
+        ),
+    )
+
+
+def memory(setup: Setup) -> Memory:
+    """The memory of the fullest GPU of that launch.
+
+    Raises:
+        SizingError: an input that cannot be, with its name.
+    """
+    check(setup)
+    layout = kv_layout_of(setup)
+    weights, weights_bytes, overhead = None, setup.weights_bytes, None
+    if setup.available_kv_bytes is not None:
+        available = Range(*[setup.available_kv_bytes] * 3)
+    else:
+        if weights_bytes is None:
+            weights = weights_per_gpu(setup.model, setup.scheme, setup.parallel)
+            weights_bytes = weights.total_bytes
+        gpu = _known_gpu(setup)
+        overhead = overhead_of(setup, weights_bytes, gpu)
+        room = setup.utilization * gpu.memory_bytes - weights_bytes
+        available = Range(
+            room - overhead.high_bytes, room - overhead.expected_bytes, room - overhead.low_bytes
+        )
+    context = setup.context
+    concurrency = available.map(lambda free_bytes: layout.concurrency(free_bytes, context))
+    by_context = setup.defaults.capacity_by_context
+    return Memory(
+        setup=setup,
+        layout=layout,
+        weights=weights,
+        weights_bytes=weights_bytes,
+        overhead=overhead,
+        available_bytes=available,
+        logged_tokens=available.map(
+            lambda free_bytes: layout.logged_tokens(free_bytes, context, by_context=by_context)
+        ),
+        held_tokens=concurrency.map(lambda requests: int(requests * context)),
+        concurrency=concurrency,
+    )
+
+
+def _known_gpu(setup: Setup) -> Gpu:
+    if setup.gpu is None:
+        raise SizingError("state the GPU, or the KV bytes that vLLM logged", name="gpu")
+    return setup.gpu
+
+
+def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
+    """What is taken beside weights and KV, by the overhead model that the launch asks for."""
+    if setup.overhead == "guide":
+        return guide_overhead(weights_bytes=weights_bytes, memory_bytes=gpu.memory_bytes)
+    return fitted_overhead(
+        model=setup.model,
+        gpu=gpu,
+        parallel=setup.parallel,
+        launch=Launch(
+            version=setup.version,
+            max_num_seqs=setup.seqs,
+            max_num_batched_tokens=setup.batched_tokens,
+            max_context_tokens=setup.longest_tokens,
+            enforce_eager=setup.enforce_eager,
+        ),
+    )

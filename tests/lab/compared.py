@@ -1,0 +1,221 @@
+"""What a recommendation predicted beside what was measured after it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tests.lab.diagnosed import Said
+from tests.lab.load import Seen
+
+NEAR_RATIO = 0.15
+GROSS_RATIO = 0.5
+"""Off by more than this a prediction misleads."""
+
+Relation = Literal["is", "at most", "at least"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One server under the load: what kneewatch said, what the clients saw, seats it has."""
+
+    said: Said
+    seen: Seen
+    seats: int | None
+
+    def signal(self, key: str) -> float | None:
+        """A signal's value."""
+        return self.said.signal(key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A number before, as predicted (None: not), and as measured after.
+
+    `near` is good enough whatever the ratio.
+    """
+
+    what: str
+    before: float | None
+    predicted: float | None
+    measured: float | None
+    near: float = 0.0
+    relation: Relation = "is"
+
+    @property
+    def off(self) -> float | None:
+        """How far the measured number is on the wrong side of the predicted one."""
+        if self.measured is None or self.predicted is None:
+            return None
+        apart = self.measured - self.predicted
+        if self.relation == "at most":
+            return max(0.0, apart)
+        return max(0.0, -apart) if self.relation == "at least" else abs(apart)
+
+    @property
+    def right(self) -> bool:
+        """Whether it is within the tolerance."""
+        return self._within(NEAR_RATIO)
+
+    @property
+    def gross(self) -> bool:
+        """Whether it is so far off that it misleads."""
+        return not self._within(GROSS_RATIO)
+
+    @property
+    def verdict(self) -> str:
+        """The same in words."""
+        if self.predicted is None:
+            return "not predicted"
+        if self.measured is None:
+            return "NOT MEASURED"
+        if self.right:
+            return "right"
+        apart = self.measured - self.predicted
+        far = f"off by {apart:+.3g}"
+        if self.predicted:
+            far = f"off by {apart / self.predicted:+.0%}"
+        return f"GROSSLY {far}" if self.gross else far
+
+    def _within(self, ratio: float) -> bool:
+        if self.predicted is None:
+            return True
+        return self.off is not None and self.off <= max(self.near, ratio * abs(self.predicted))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How a predicted number is measured, in which unit, and what is near enough."""
+
+    what: str
+    near: float
+    measure: Callable[[Run], float | None]
+
+
+def _signal(key: str) -> Callable[[Run], float | None]:
+    return lambda run: run.signal(key)
+
+
+def holds(run: Run) -> float | None:
+    """Requests of the present size that the KV cache and the seats hold."""
+    usage, running = run.signal("kv_usage_avg_ratio"), run.signal("running_avg")
+    if not usage or running is None:
+        return None
+    most = running / usage
+    return most if run.seats is None else min(most, run.seats)
+
+
+MEASURED: Mapping[str, Told] = {
+    "kv_capacity_tokens": Told("KV cache, tokens", 64, _signal("kv_capacity_tokens")),
+    "kv_usage_ratio": Told("KV usage, mean", 0.03, _signal("kv_usage_avg_ratio")),
+    "preemption_per_s": Told("preemptions per s", 0.05, _signal("preemption_per_s")),
+    "max_concurrency": Told("requests that fit at once", 1, holds),
+    "waiting": Told("waiting, mean", 1, _signal("waiting_avg")),
+    "queue_wait_s": Told("wait in the queue, s", 0.05, _signal("queue_mean_s")),
+    "ttft_s": Told("TTFT, mean, s", 0.02, _signal("ttft_mean_s")),
+    "itl_s": Told("ITL, mean, s", 0.002, _signal("itl_mean_s")),
+    "prefill_mean_s": Told("prefill, mean, s", 0.01, _signal("prefill_mean_s")),
+    "itl_stall_per_s": Told("outputs 0.5 s late, per s", 0.05, _signal("itl_stall_per_s")),
+    "itl_stall_time_ratio": Told("stalled share", 0.01, _signal("itl_stall_time_ratio")),
+    "longest_step_s": Told(
+        "longest step, as clients see it, s", 0.01, lambda run: run.seen.itl_longest_s
+    ),
+    "spec_acceptance_ratio": Told("accepted", 0.05, _signal("spec_acceptance_ratio")),
+    "draft_tokens": Told(
+        "drafted tokens per s", 0, lambda run: run.signal("spec_draft_tokens_per_s") or 0.0
+    ),
+}
+
+SHOWN: Mapping[str, str] = {
+    "TTFT, mean, s": "ttft_mean_s",
+    "ITL, mean, s": "itl_mean_s",
+    "output tokens per s": "generation_tokens_per_s",
+}
+"""What is shown though nothing was said of it: a cure can hurt elsewhere."""
+
+
+def compared(made: Mapping[str, Any], before: Run, after: Run) -> list[Row]:
+    """A row for each number that the recommendation predicts and that can be measured."""
+    predicted: Mapping[str, float] = made["predicted"]
+    rows = [
+        Row(
+            what=told.what,
+            before=told.measure(before),
+            predicted=predicted[key],
+            measured=told.measure(after),
+            near=told.near,
+        )
+        for key, told in MEASURED.items()
+        if key in predicted and (key != "draft_tokens" or predicted[key] == 0)
+    ]
+    rows += [*_running(predicted, before, after), *_promised(made, before, after)]
+    return rows + [
+        Row(what=what, before=before.signal(key), predicted=None, measured=after.signal(key))
+        for what, key in SHOWN.items()
+        if what not in [row.what for row in rows]
+    ]
+
+
+def _running(predicted: Mapping[str, float], before: Run, after: Run) -> Iterator[Row]:
+    """Concurrency: of the clients that ran or waited before, those that are said to fit."""
+    running, waiting = before.signal("running_avg"), before.signal("waiting_avg")
+    if "max_concurrency" in predicted and running is not None and waiting is not None:
+        yield Row(
+            what="running, mean",
+            before=running,
+            predicted=min(running + waiting, predicted["max_concurrency"]),
+            measured=after.signal("running_avg"),
+            near=1,
+        )
+
+
+def _promised(made: Mapping[str, Any], before: Run, after: Run) -> Iterator[Row]:
+    """What a recommendation says by relation: it does not know the number beforehand."""
+    hits = after.signal("prefix_hit_ratio") or 0.0
+    if made["id"] == "prefix-caching":
+        yield Row(
+            what="prefix hit ratio",
+            before=before.signal("prefix_hit_ratio"),
+            predicted=0.02,
+            measured=hits,
+            near=0,
+            relation="at least",
+        )
+        prefill_s, step_s = before.signal("prefill_mean_s"), before.signal("itl_p50_s")
+        if prefill_s is not None and step_s is not None:
+            yield Row(
+                what="prefill, mean, s (by the hits)",
+                before=prefill_s,
+                predicted=step_s + (prefill_s - step_s) * (1 - hits),
+                measured=after.signal("prefill_mean_s"),
+                near=0.005,
+            )
+    faster, then = (made[when].get("speedup_at_most_ratio") for when in ("before", "predicted"))
+    tpot_s = before.signal("tpot_mean_s")
+    if faster and then and tpot_s is not None:
+        yield Row(
+            what="TPOT, mean, s",
+            before=tpot_s,
+            predicted=tpot_s * faster / then,
+            measured=after.signal("tpot_mean_s"),
+            near=0.002,
+            relation="at most",
+        )
+
+
+def number(value: float | None) -> str:
+    """A number for the table; a dash for none."""
+    return "-" if value is None else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The rows as a Markdown table."""
+    lines = ["| | Before | Predicted | Measured | |", "| --- | ---: | ---: | ---: | --- |"]
+    for row in rows:
+        word = "" if row.relation == "is" else f"{row.relation} "
+        lines.append(
+            f"| {row.what} | {number(row.before)} | {word}{number(row.predicted)} "
+            f"| {number(row.measured)} | {row.verdict} |"
+        )
+    return lines

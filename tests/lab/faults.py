@@ -1,0 +1,58 @@
+"""The faults of the closed loop: what the server is started with, the load, the cause. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.lab.load import Shape
+from tests.lab.server import SMALL_CACHE
+
+NO_FP8: Mapping[str, str] = {"kv-fp8": "the CPU backend has no FP8 KV cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A server with a fault. `loads` are requests and how many clients send them.
+
+    `skipped` are recommendations (ids) that a CPU cannot follow, and why.
+    """
+
+    cause: str
+    flags: tuple[str, ...]
+    loads: tuple[tuple[Shape, int], ...]
+    ramp_s: float
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+FAULTS = (
+    Fault("kv_pressure", SMALL_CACHE, ((Shape(), 30),), ramp_s=10.0, skipped=NO_FP8),
+    Fault(
+        "prefix_cache_off",
+        ("--max-num-seqs", "32", "--max-model-len", "4096", "--no-enable-prefix-caching"),
+        ((Shape(prompt_tokens=1050, output_tokens=30, shared_tokens=1000, pause_s=1.0), 4),),
+        ramp_s=2.0,
+    ),
+    Fault(
+        "prefill_interference",
+        (
+            *("--max-num-seqs", "32", "--max-model-len", "8192"),
+            *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"),
+        ),
+        (
+            (Shape(prompt_tokens=32, output_tokens=200), 6),
+            (Shape(prompt_tokens=6000, output_tokens=4, pause_s=2.0), 1),
+        ),
+        ramp_s=3.0,
+    ),
+    Fault(
+        "spec_decode_poor",
+        (
+            *("--max-num-seqs", "16", "--max-model-len", "4096", "--speculative-config"),
+            '{"method": "ngram", "num_speculative_tokens": 4, '
+            '"prompt_lookup_max": 3, "prompt_lookup_min": 1}',
+        ),
+        ((Shape(prompt_tokens=64, output_tokens=200, words=32), 3),),
+        ramp_s=3.0,
+    ),
+)

@@ -1,0 +1,178 @@
+"""The layers and launches whose cache layout is recorded from vLLM: facts only, no vLLM here.
+
+Shapes are of published models where a name says so; the others are chosen to meet one rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+GIB = 1 << 30
+LayerFacts = Mapping[str, Any]
+
+DEFAULTS: Mapping[str, Any] = {
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
+    "decode_context_parallel": 1,
+    "kv_cache_dtype": "auto",
+    "block_tokens": 16,
+    "max_model_len": 32768,
+    "max_num_batched_tokens": 8192,
+    "batches_in_flight": 2,
+    "hybrid_pool": True,
+    "mamba_cache_mode": "none",
+    "layout": "LBNHC",
+    "available_gib": 60.0,
+}
+
+
+def settings_of(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The launch's settings, those that are not stated as a plain launch has them."""
+    return {**DEFAULTS, **stated}
+
+
+def _full(count: int, kv_heads: int, key_dim: int, value_dim: int | None = None) -> LayerFacts:
+    value = value_dim or key_dim
+    return {
+        "kind": "full",
+        "count": count,
+        "kv_heads": kv_heads,
+        "key_dim": key_dim,
+        "value_dim": value,
+    }
+
+
+def _sliding(count: int, kv_heads: int, key_dim: int, window_tokens: int) -> LayerFacts:
+    shape = _full(count, kv_heads, key_dim)
+    return {**shape, "kind": "sliding", "window_tokens": window_tokens}
+
+
+def _latent(count: int, index_dim: int = 0) -> LayerFacts:
+    return {
+        "kind": "latent",
+        "count": count,
+        "latent_dim": 512,
+        "rope_dim": 64,
+        "index_dim": index_dim,
+    }
+
+
+def _recurrent(count: int, shape: str, state_dtype: str, **sizes: int) -> LayerFacts:
+    return {
+        "kind": "recurrent",
+        "count": count,
+        "shape": shape,
+        "state_dtype": state_dtype,
+        "sizes": sizes,
+    }
+
+
+def _delta(count: int, value_heads: int, *, key_heads: int = 16, dtype: str) -> LayerFacts:
+    return _recurrent(
+        count,
+        "gated_delta_net_state_shape",
+        dtype,
+        num_k_heads=key_heads,
+        num_v_heads=value_heads,
+        head_k_dim=128,
+        head_v_dim=128,
+        conv_kernel_size=4,
+    )
+
+
+def _mamba2(count: int, heads: int, size: int = 64) -> LayerFacts:
+    return _recurrent(
+        count,
+        "mamba2_state_shape",
+        "float32",
+        intermediate_size=heads * size,
+        n_groups=8,
+        num_heads=heads,
+        head_dim=size,
+        state_size=128,
+        conv_kernel=4,
+    )
+
+
+def _kimi(count: int) -> LayerFacts:
+    return _recurrent(count, "kda_state_shape", "float32", num_heads=32, head_dim=128)
+
+
+CENSUSES: Sequence[tuple[str, Sequence[LayerFacts]]] = (
+    ("llama-3.3-70b", [_full(80, 8, 128)]),
+    ("full of two shapes", [_full(30, 8, 128), _full(7, 4, 64)]),
+    ("keys wider than values", [_full(48, 4, 192, 128)]),
+    ("all sliding", [_sliding(32, 8, 128, 4096)]),
+    ("all sliding, two windows", [_sliding(16, 8, 128, 4096), _sliding(16, 8, 128, 512)]),
+    ("all sliding, two shapes", [_sliding(20, 8, 128, 4096), _sliding(10, 4, 64, 4096)]),
+    ("gpt-oss-120b, 1:1", [_sliding(18, 8, 64, 128), _full(18, 8, 64)]),
+    ("gpt-oss-20b with a draft, 12:13", [_sliding(12, 8, 64, 128), _full(13, 8, 64)]),
+    ("gemma-3-27b, 5:1", [_sliding(52, 16, 128, 1024), _full(10, 16, 128)]),
+    ("3:1", [_sliding(24, 8, 128, 4096), _full(8, 8, 128)]),
+    ("20:24", [_full(20, 8, 128), _sliding(24, 8, 128, 1024)]),
+    ("20:30", [_full(20, 8, 128), _sliding(30, 8, 128, 1024)]),
+    ("2:29", [_full(2, 8, 128), _sliding(29, 8, 128, 1024)]),
+    ("gemma-4-31b, pages that divide", [_sliding(50, 16, 256, 1024), _full(10, 4, 512)]),
+    ("gemma-4-26b", [_sliding(25, 8, 256, 1024), _full(5, 2, 512)]),
+    ("pages that do not divide", [_sliding(24, 8, 96, 1024), _full(8, 8, 128)]),
+    ("larger sliding pages, no divisor", [_sliding(24, 8, 160, 1024), _full(8, 8, 128)]),
+    (
+        "full and two windows",
+        [_full(8, 8, 128), _sliding(8, 8, 128, 512), _sliding(24, 8, 128, 4096)],
+    ),
+    (
+        "two full shapes and sliding",
+        [_full(8, 8, 128), _full(8, 4, 128), _sliding(24, 8, 128, 1024)],
+    ),
+    (
+        "gemma-4-31b with a draft of its own",
+        [_sliding(50, 16, 256, 1024), _full(10, 4, 512), _full(1, 8, 128)],
+    ),
+    ("llama-3.3-70b with an eagle layer", [_full(80, 8, 128), _full(1, 8, 128)]),
+    ("deepseek-r1", [_latent(61)]),
+    ("deepseek-v3.2", [_latent(61, 128)]),
+    ("indexer in every fourth layer", [_latent(20, 128), _latent(58)]),
+    ("latent and sliding, pages that divide", [_latent(30), _sliding(30, 1, 144, 1024)]),
+    ("latent and sliding, no divisor", [_latent(30), _sliding(30, 8, 128, 1024)]),
+    ("latent and small sliding, no divisor", [_latent(30), _sliding(30, 1, 128, 1024)]),
+    ("kimi-linear", [_kimi(20), _latent(7)]),
+    ("qwen3.5-27b", [_delta(48, 48, dtype="float32"), _full(16, 4, 256)]),
+    ("qwen3.5-35b-a3b", [_delta(30, 32, dtype="float32"), _full(10, 2, 256)]),
+    ("qwen3-next", [_delta(36, 32, dtype="bfloat16"), _full(12, 2, 256)]),
+    ("nemotron-3-nano", [_mamba2(23, 64), _full(6, 2, 128)]),
+    ("nemotron-3-super", [_mamba2(40, 128), _full(8, 2, 128)]),
+    ("small states", [_mamba2(30, 8, 8), _full(10, 8, 128)]),
+    ("mamba, full and sliding", [_mamba2(24, 64), _full(8, 4, 128), _sliding(16, 4, 128, 1024)]),
+    ("mamba and wider sliding", [_mamba2(24, 64), _full(8, 4, 128), _sliding(16, 8, 128, 1024)]),
+    ("qwen3.5 with an mtp layer", [_delta(30, 32, dtype="float32"), _full(11, 2, 256)]),
+)
+
+
+def _cases() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, census in CENSUSES:
+        kinds = {layer["kind"] for layer in census}
+        yield name, {}
+        yield name, {"max_model_len": 10_000, "available_gib": 17.3}
+        yield name, {"max_model_len": 131_072, "kv_cache_dtype": "fp8", "available_gib": 101.7}
+        yield name, {"block_tokens": 64, "tensor_parallel": 2}
+        yield name, {"tensor_parallel": 8}
+        yield name, {"hybrid_pool": False}
+        if "sliding" in kinds:
+            for tokens, batches in product((2048, 16_384), (1, 2)):
+                yield name, {"max_num_batched_tokens": tokens, "batches_in_flight": batches}
+        else:
+            yield name, {"tensor_parallel": 4, "decode_context_parallel": 4}
+        if "recurrent" in kinds:
+            for dtype in ("auto", "fp8"):
+                aligned = {"mamba_cache_mode": "align", "kv_cache_dtype": dtype}
+                for parallel in (1, 2, 4):
+                    yield name, {**aligned, "tensor_parallel": parallel}
+                for block in (32, 64, 128):
+                    yield name, {**aligned, "block_tokens": block}
+        for stages in (2, 4):
+            yield name, {"pipeline_parallel": stages, "batches_in_flight": stages + 1}
+
+
+CASES: Sequence[tuple[str, Mapping[str, Any]]] = tuple(_cases())

@@ -1,0 +1,140 @@
+"""The closed loop: induce a fault, follow the recommendation, measure what it predicted. I/O edge.
+
+Usage: python -m tests.lab.resize [CAUSE ...]   (after tests/lab/install.sh; KNEEWATCH_LAB_DIR)
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.lab.command_line import ChangeError, edited
+from tests.lab.compared import Row, Run, compared, table
+from tests.lab.diagnosed import say
+from tests.lab.drive import DEFAULT_LAB, leave
+from tests.lab.faults import FAULTS, Fault
+from tests.lab.load import Load
+from tests.lab.server import Server, ServerError
+
+VLLM_VERSION = "0.32.0"
+WATCH_S = 25
+LASTS_S = 120.0
+SETTLE_S = 10.0
+"""After the last client has started: the first requests are over by then."""
+
+
+def main() -> int:
+    """Run the faults named, or all. Returns the exit status: 0 when what was said was right."""
+    signal.signal(signal.SIGTERM, leave)
+    lab = Path(os.environ.get("KNEEWATCH_LAB_DIR") or DEFAULT_LAB).expanduser()
+    names = [fault.cause for fault in FAULTS]
+    wanted = sys.argv[1:] or names
+    if unknown := sorted(set(wanted) - set(names)):
+        print(f"lab: no {', '.join(unknown)}; there are {', '.join(names)}", file=sys.stderr)
+        return 2
+    complaints: list[str] = []
+    try:
+        for fault in FAULTS:
+            if fault.cause in wanted:
+                complaints += [f"{fault.cause}: {c}" for c in closed_loop(fault, lab)]
+    except ServerError as exc:
+        print(f"lab: {exc}", file=sys.stderr)
+        return 2
+    for complaint in complaints:
+        print(f"WRONG  {complaint}")
+    print("lab: " + (f"{len(complaints)} wrong" if complaints else "all as it should be"))
+    return 1 if complaints else 0
+
+
+def closed_loop(fault: Fault, lab: Path) -> list[str]:
+    """What is wrong with what was said of a fault and with what was predicted for its cure."""
+    print(f"\n## {fault.cause}\n", flush=True)
+    before = measured(fault, fault.flags, lab, "before")
+    causes = [cause for cause, _ in before.said.causes]
+    if causes[:1] != [fault.cause]:
+        return [f"said {', '.join(causes) or 'no cause'}: {before.said.stderr.strip()}"]
+    made, skipped = followed(before.said.recommendations, fault)
+    for line in skipped:
+        print(f"Skipped: {line}.")
+    if made is None:
+        return ["no recommendation that can be followed"]
+    try:
+        flags = edited(fault.flags, made["changes"])
+    except ChangeError as exc:
+        return [f"{made['id']}: {exc}"]
+    print(f"With `{shlex.join(fault.flags)}` the first cause is {fault.cause}.")
+    print(f"Followed: {made['id']}. {made['summary']}")
+    print(f"Restarted with `{shlex.join(flags)}`.\n", flush=True)
+    after = measured(fault, flags, lab, "after")
+    rows = compared(made, before, after)
+    print("\n".join(table(rows)), flush=True)
+    left = [f"{cause} ({severity})" for cause, severity in after.said.causes]
+    print(f"\nAfter it: {after.said.short}; causes: {', '.join(left) or 'none'}.", flush=True)
+    return wrong(fault, after, rows)
+
+
+def wrong(fault: Fault, after: Run, rows: Sequence[Row]) -> list[str]:
+    """What is wrong after the change: the cause is still named, a prediction misleads."""
+    found = [f"{row.what}: {row.verdict}" for row in rows if row.gross]
+    if not after.said.document:
+        return [f"no JSON document, exit {after.said.status}: {after.said.stderr.strip()}"]
+    if fault.cause in [cause for cause, _ in after.said.causes]:
+        found.append("the cause is still named")
+    return found
+
+
+def followed(
+    recommendations: Sequence[Mapping[str, Any]], fault: Fault
+) -> tuple[Mapping[str, Any] | None, list[str]]:
+    """The first recommendation that a CPU can follow, and why those before it were not."""
+    skipped: list[str] = []
+    for made in recommendations:
+        reason = fault.skipped.get(made["id"])
+        if reason is None:
+            return made, skipped
+        skipped.append(f"{made['id']}, as {reason}")
+    return None, skipped
+
+
+def measured(fault: Fault, flags: Sequence[str], lab: Path, when: str) -> Run:
+    """A server with these flags under the fault's load.
+
+    Raises:
+        ServerError: it does not come up: the flags are refused.
+    """
+    with Server(lab, flags) as server:
+        server.wait_ready()
+        launch = lab / f"{fault.cause}.sh"
+        launch.write_text(shlex.join(server.command) + "\n", encoding="utf-8")
+        loads = [Load(server.port, lasts_s=LASTS_S, shape=shape) for shape, _ in fault.loads]
+        for load, (_, clients) in zip(loads, fault.loads, strict=True):
+            load.resize(clients, over_s=fault.ramp_s)
+        time.sleep(fault.ramp_s + SETTLE_S)
+        said = say(
+            server.url,
+            *("--for", f"{WATCH_S}s", "--launch-file", str(launch)),
+            *("--vllm-version", VLLM_VERSION),
+        )
+        (lab / f"{fault.cause}.{when}.json").write_text(said.stdout, encoding="utf-8")
+        seen = loads[0].seen(from_s=said.from_s, to_s=said.to_s)
+        failures = [failure for load in loads for failure in load.failures]
+        if failures:
+            raise ServerError(f"{fault.cause}, {when}: a request failed: {failures[0]}")
+        for load in loads:
+            load.resize(0)
+    return Run(said, seen, seats(flags))
+
+
+def seats(flags: Sequence[str]) -> int | None:
+    """--max-num-seqs of the command line."""
+    return int(flags[flags.index("--max-num-seqs") + 1]) if "--max-num-seqs" in flags else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
