@@ -9,7 +9,8 @@ from typing import Any
 from kneewatch.diagnose.sizing.fleet.fleet import FleetSize
 from kneewatch.diagnose.sizing.memory.budget import Memory, Range
 from kneewatch.diagnose.sizing.memory.steps import memory_steps
-from kneewatch.diagnose.sizing.size import Question, Size, steps
+from kneewatch.diagnose.sizing.question import Question
+from kneewatch.diagnose.sizing.size import Size, steps
 from kneewatch.diagnose.sizing.steps import Step
 
 SCHEMA = "kneewatch.size/1"

@@ -6,64 +6,21 @@ The same answer serves `kneewatch size`, the search and the recommendations.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import floor
 
 from kneewatch.diagnose.sizing.fleet.cost import TokenCost, YearlyCost, token_cost, yearly_cost
-from kneewatch.diagnose.sizing.fleet.fleet import SAFETY_DEFAULT, FleetSize, size_fleet
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.sizing.fleet.fleet import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.fewest import FewestGpus, fewest_gpus
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
-from kneewatch.diagnose.sizing.memory.setup import Setup, check
+from kneewatch.diagnose.sizing.memory.setup import check
+from kneewatch.diagnose.sizing.question import Question, at_lengths, check_question
 from kneewatch.diagnose.sizing.size_notes import load_notes, memory_notes
 from kneewatch.diagnose.sizing.speed.costs import Costs, costs
 from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_steps import performance_steps
 from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
 from kneewatch.diagnose.sizing.steps import Step, figure
-
-# Beyond these no load, rate or target has a meaning.
-_SMALLEST, _LARGEST = 1e-9, 1e12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A launch and what is asked of it; None: not stated, and what needs it is not answered.
-
-    `replicas` such launches share `concurrency`; `usable_requests_per_s` of one replica is
-    measured or, where it is None, predicted at the concurrency and the targets.
-    """
-
-    setup: Setup
-    replicas: int = 1
-    concurrency: float | None = None
-    input_tokens: float | None = None
-    output_tokens: float | None = None
-    peak_requests_per_s: float | None = None
-    usable_requests_per_s: float | None = None
-    ttft_slo_s: float | None = None
-    itl_slo_s: float | None = None
-    safety: float = SAFETY_DEFAULT
-    usd_per_gpu_hour: float | None = None
-    utilization_ratio: float = 1.0
-
-    @property
-    def concurrency_per_engine(self) -> float:
-        """Requests in flight on one engine: replicas and data-parallel engines share them.
-
-        One on each engine where nothing is stated.
-        """
-        return (self.concurrency or self.engines) / self.engines
-
-    @property
-    def engines(self) -> int:
-        """Engines that share the load."""
-        return self.replicas * self.setup.parallel.data
-
-    @property
-    def has_target(self) -> bool:
-        """True where a latency is promised."""
-        return self.ttft_slo_s is not None or self.itl_slo_s is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +67,7 @@ def size(question: Question) -> Size:
     """
     check(question.setup)
     check_question(question)
-    question = replace(question, setup=_at_lengths(question))
+    question = replace(question, setup=at_lengths(question))
     answer = memory(question.setup)
     notes = [*question.setup.model.notes, *memory_notes(answer, question.concurrency_per_engine)]
     loaded = _load(question, answer)
@@ -139,48 +96,6 @@ def size(question: Question) -> Size:
         yearly_cost=per_year,
         notes=tuple(notes),
     )
-
-
-def check_question(question: Question) -> None:
-    """Refuse a load, a target or a price that cannot be.
-
-    Raises:
-        SizingError: with the input's name.
-    """
-    for name, value in (
-        ("concurrency", question.concurrency),
-        ("input_tokens", question.input_tokens),
-        ("output_tokens", question.output_tokens),
-        ("peak_rps", question.peak_requests_per_s),
-        ("usable_rps", question.usable_requests_per_s),
-        ("ttft_slo", question.ttft_slo_s),
-        ("itl_slo", question.itl_slo_s),
-    ):
-        if value is not None:
-            positive(name, value)
-            within(name, value, low=_SMALLEST, high=_LARGEST)
-    if question.usd_per_gpu_hour is not None:
-        not_negative("usd_per_gpu_hour", question.usd_per_gpu_hour)
-    within("utilization", question.utilization_ratio, low=0.001, high=1.0)
-    within("safety", question.safety, low=1.0, high=10.0)
-    stated = (question.input_tokens, question.output_tokens)
-    if (stated[0] is None) != (stated[1] is None):
-        missing = "input_tokens" if stated[0] is None else "output_tokens"
-        raise SizingError("input and output lengths go together", name=missing)
-    longest = question.setup.longest_tokens
-    if sum(value or 0.0 for value in stated) > longest:
-        raise SizingError(
-            f"input and output together exceed the {longest} tokens that are allowed",
-            name="input_tokens",
-        )
-
-
-def _at_lengths(question: Question) -> Setup:
-    """The launch, its requests counted at the lengths that are stated where no context is."""
-    setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
-    if setup.context_tokens is not None or inputs is None or outputs is None:
-        return setup
-    return replace(setup, context_tokens=min(ceil(inputs + outputs), setup.longest_tokens))
 
 
 def _fewest(question: Question) -> FewestGpus | None:

@@ -24,7 +24,7 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
 )
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.kv_pages import (
+from kneewatch.diagnose.sizing.memory.kv_pages import (
     KvSettings,
     default_block_tokens,
     heads_per_gpu,

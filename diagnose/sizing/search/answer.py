@@ -8,8 +8,8 @@ from kneewatch.diagnose.catalogue.gpus import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.question import Question
 from kneewatch.diagnose.sizing.search.rejections import Rejection
-from kneewatch.diagnose.sizing.size import Question
 
 BY_HOUR, BY_TOKENS = "usd_per_hour", "usd_per_million_output_tokens"
 

@@ -13,6 +13,7 @@ from kneewatch.diagnose.sizing.fleet.cost import SECONDS_PER_HOUR
 from kneewatch.diagnose.sizing.inputs import positive
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.question import Question
 from kneewatch.diagnose.sizing.search.answer import BY_HOUR, BY_TOKENS, Candidate, Found, gpu_of
 from kneewatch.diagnose.sizing.search.launches import Launch, launches
 from kneewatch.diagnose.sizing.search.rejections import (
@@ -22,7 +23,7 @@ from kneewatch.diagnose.sizing.search.rejections import (
     Tally,
 )
 from kneewatch.diagnose.sizing.search.space import ANYTHING, Choices, Space, space
-from kneewatch.diagnose.sizing.size import Question, running_limit
+from kneewatch.diagnose.sizing.size import running_limit
 from kneewatch.diagnose.sizing.speed.costs import costs
 from kneewatch.diagnose.sizing.speed.roofline import Load
 from kneewatch.diagnose.sizing.speed.slo_capacity import (

@@ -13,7 +13,7 @@ from kneewatch.diagnose.catalogue.gpus import Gpu, gpu, gpus
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
-from kneewatch.diagnose.sizing.size import Question, check_question
+from kneewatch.diagnose.sizing.question import Question, check_question
 
 _TENSOR_PARALLELS = (1, 2, 4, 8)
 _PIPELINE_PARALLELS = (2, 4)

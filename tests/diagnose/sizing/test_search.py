@@ -17,12 +17,13 @@ from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.sizing.question import Question
 from kneewatch.diagnose.sizing.search import rejections
 from kneewatch.diagnose.sizing.search.answer import BY_HOUR, BY_TOKENS, Found, question_of
 from kneewatch.diagnose.sizing.search.report import document, explain
 from kneewatch.diagnose.sizing.search.search import search
 from kneewatch.diagnose.sizing.search.space import Choices
-from kneewatch.diagnose.sizing.size import Question, size
+from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.costs import costs
 from kneewatch.diagnose.sizing.speed.roofline import Load, performance
 from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
