@@ -55,6 +55,7 @@ accuracy: $(VENV)/.dev  ## expected against given, over the labelled recordings
 lab: $(VENV)/.dev  ## a real vLLM on CPU, driven into trouble and out again (minutes; 3.4 GB)
 	sh tests/lab/install.sh
 	$(BIN)/python -m tests.lab.drive
+	$(BIN)/python -m tests.lab.resize
 
 clean:  ## forget the environment and what was built
 	rm -rf $(VENV) build *.egg-info dist

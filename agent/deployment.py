@@ -10,8 +10,13 @@ from kneewatch.collector.base import SettingsError
 from kneewatch.diagnose.catalogue.gpus import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.recommend.deployment import Stated, stated_version
-from kneewatch.diagnose.recommend.launch import Launch, parse_launch
+from kneewatch.diagnose.recommend.launch import NUMBERS, Launch, parse_launch
 from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
+from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import Parallel
+
+LARGEST_BYTES = 1024 * 1024
 
 
 def stated(settings: Settings) -> Stated:
@@ -22,7 +27,7 @@ def stated(settings: Settings) -> Stated:
             it names the setting, where its value came from, and the choices.
     """
     launch = _launch(settings)
-    return Stated(
+    made = Stated(
         model=_model(settings, launch),
         gpu=_gpu(settings),
         tensor_parallel=settings["tensor_parallel"],
@@ -32,6 +37,27 @@ def stated(settings: Settings) -> Stated:
         usd_per_gpu_hour=settings["usd_per_gpu_hour"],
         gpus=settings["gpus"],
     )
+    _check_layout(settings, made)
+    return made
+
+
+def _check_layout(settings: Settings, made: Stated) -> None:
+    """That the stated model can be split over so many GPUs."""
+    launch = made.launch or Launch()
+    tensor = made.tensor_parallel or launch.count("--tensor-parallel-size")
+    if made.model is None or tensor is None:
+        return
+    key = "tensor_parallel" if made.tensor_parallel else "launch_file"
+    parallel = Parallel(
+        tensor,
+        launch.count("--pipeline-parallel-size") or 1,
+        launch.count("--data-parallel-size") or 1,
+        "--enable-expert-parallel" in launch.flags,
+    )
+    try:
+        kv_layout_of(Setup(model=made.model, gpu=made.gpu, parallel=parallel))
+    except SizingError as exc:
+        raise SettingsError(f"{settings.origin(key)}: {exc}") from exc
 
 
 def _launch(settings: Settings) -> Launch | None:
@@ -40,17 +66,9 @@ def _launch(settings: Settings) -> Launch | None:
         return None
     origin = f"{settings.origin('launch_file')}: launch_file {path}"
     launch = parse_launch(_read(Path(path), origin), origin=origin)
-    for flag in (
-        "--tensor-parallel-size",
-        "--pipeline-parallel-size",
-        "--data-parallel-size",
-        "--max-num-seqs",
-        "--max-num-batched-tokens",
-        "--max-model-len",
-        "--max-cpu-loras",
-        "--long-prefill-token-threshold",
-    ):
-        launch.number(flag)  # what is no number is an error now, not in the middle of a watch
+    for flag in NUMBERS:
+        if launch.number(flag) == 0 and flag != "--long-prefill-token-threshold":
+            raise SettingsError(f"{origin}: {flag} is 0; vLLM takes 1 or more")
     return launch
 
 
@@ -95,6 +113,11 @@ def _version(settings: Settings) -> tuple[int, int, int] | None:
 
 def _read(path: Path, origin: str) -> str:
     try:
+        # A pipe would be waited for, a device read without end.
+        if not path.is_file() and path.exists():
+            raise SettingsError(f"{origin}: not a regular file")
+        if path.stat().st_size > LARGEST_BYTES:
+            raise SettingsError(f"{origin}: larger than {LARGEST_BYTES // 1024} KiB")
         return path.read_text(encoding="utf-8")
     except OSError as exc:
         raise SettingsError(f"{origin}: {exc.strerror or exc}") from exc

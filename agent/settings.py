@@ -79,7 +79,7 @@ SETTINGS: tuple[Setting, ...] = (
         "ITL P99 target; unset: a target's own quiet times",
         "slo-itl",
     ),
-    Setting("gpus", "count", None, "GPUs of one engine, for tokens per GPU-hour"),
+    Setting("gpus", "count", None, "GPUs of one engine, for tokens per GPU-hour", most=1e6),
     Setting(
         "peak.flop_per_s", "number", None, "one GPU's peak, for MFU; unset: the catalogue's for gpu"
     ),
@@ -91,11 +91,19 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("model", "text", None, "what is served: a catalogue id, or the path of a config.json"),
     Setting("gpu", "text", None, "its GPU: a catalogue id or a driver's name for it"),
-    Setting("tensor_parallel", "count", None, "GPUs that one copy's layers are split over"),
+    Setting(
+        "tensor_parallel", "count", None, "GPUs that one copy's layers are split over", most=1024
+    ),
     Setting("vllm_version", "text", None, "vLLM's version, such as 0.32.0"),
     Setting("launch_file", "text", None, "file with the server's command line (vllm serve ...)"),
-    Setting("replicas", "count", None, "copies of this server behind the load balancer"),
-    Setting("usd_per_gpu_hour", "number", None, "price of a GPU; unset: the catalogue's for gpu"),
+    Setting("replicas", "count", None, "copies of this server behind the load balancer", most=1e6),
+    Setting(
+        "usd_per_gpu_hour",
+        "number",
+        None,
+        "price of a GPU; unset: the catalogue's for gpu",
+        most=1e6,
+    ),
     Setting("benchmark.ttft_p99_s", "seconds", None, "TTFT P99 the size was computed from"),
     Setting(
         "benchmark.gpu_ratio", "number", None, "GPU activity in that benchmark, 0 to 1", most=1.0

@@ -28,6 +28,7 @@ NUMBERS: tuple[Told, ...] = (
     ("load_ratio", "load", percent),
     ("output_tokens_p99", "output tokens P99", number),
     ("usd_per_million_tokens", "USD per million tokens", number),
+    ("usd_per_million_tokens_at_least", "USD per million tokens at least", number),
 )
 """What is worth a person's eye, in this order; the JSON has all of it."""
 
@@ -91,8 +92,10 @@ def rows(made: Sequence[Recommendation]) -> list[str]:
 
 def _short(made: Recommendation) -> str:
     demand = made.predicted.get("kv_demand_ratio", 0.0)
-    left = " (not enough alone)" if demand > KV_TARGET_RATIO else ""
-    return changes_words(made) + left
+    said = ["not enough alone"] if demand > KV_TARGET_RATIO else []
+    if made.cost_usd_per_hour:
+        said.append(f"{made.cost_usd_per_hour:+,.4g} USD/h")
+    return changes_words(made) + (f" ({', '.join(said)})" if said else "")
 
 
 def _value(value: Value) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 
 from kneewatch.diagnose.case import Cause, Facts
 from kneewatch.diagnose.recommend import levers_budget as budget
@@ -13,15 +12,21 @@ from kneewatch.diagnose.recommend import levers_fleet as fleet
 from kneewatch.diagnose.recommend import levers_kv as kv
 from kneewatch.diagnose.recommend import levers_load as load
 from kneewatch.diagnose.recommend import levers_prefill as prefill
+from kneewatch.diagnose.recommend import levers_spec as spec
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.deployment import NOTHING, Deployment, Stated, deployment
 from kneewatch.diagnose.recommend.harm import harmless
+from kneewatch.diagnose.recommend.incident import Incidents
+from kneewatch.diagnose.recommend.order import QUEUE_LIMIT, ordered
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.recommend.scene import Lever, Scene
 from kneewatch.diagnose.recommend.tracker import RecommendationTracker
 
 MOST = 5
 """Levers told for one cause."""
+
+LARGEST_VALUE = 1e18
+"""More of anything is a mistake of the page."""
 
 MOVED = 1.25
 """A load that has moved by this much is computed anew; less would only make numbers flicker."""
@@ -43,7 +48,7 @@ LEVERS: Mapping[str, tuple[Lever, ...]] = {
         fleet.tensor_parallel,
         load.max_model_len,
     ),
-    "queue_saturation": (fleet.more_replicas, load.more_seqs, load.queue_limit),
+    "queue_saturation": (load.more_seqs, fleet.more_replicas, load.queue_limit),
     "admission_limit": (load.more_seqs, fleet.more_replicas, load.queue_limit),
     "past_knee": (fleet.more_replicas, prefill.fp8_weights),
     "prefix_cache_off": (prefill.prefix_caching,),
@@ -57,7 +62,7 @@ LEVERS: Mapping[str, tuple[Lever, ...]] = {
     "prefill_bound": (prefill.prefix_caching, fleet.tensor_parallel, prefill.disaggregation),
     "decode_bound": (prefill.fp8_weights, fleet.tensor_parallel, fleet.more_replicas),
     "slo_conflict": (prefill.disaggregation, fleet.more_replicas),
-    "spec_decode_poor": (features.shorter_draft, features.no_speculation),
+    "spec_decode_poor": (spec.shorter_draft, spec.no_speculation),
     "adapter_thrash": (features.more_adapter_slots, features.adapter_routing),
     "runaway_generation": (features.output_cap,),
     "engine_stalled": (load.max_model_len,),
@@ -67,28 +72,36 @@ LEVERS: Mapping[str, tuple[Lever, ...]] = {
 """Levers by cause, in the guide's order (7.4, 7.5, 8.5, 9.3): what costs nothing comes first."""
 
 
-def recommend(facts: Facts, causes: Sequence[str], server: Deployment) -> list[Recommendation]:
+def recommend(
+    facts: Facts,
+    causes: Sequence[str],
+    server: Deployment,
+    incidents: Incidents | None = None,
+) -> list[Recommendation]:
     """Every lever against these causes (ids) that does no harm, by cause and then best first.
 
-    A lever that answers two causes is told for the first of them.
+    A lever that answers two causes is told for the first of them. Sizes are for the peak of each
+    cause in `incidents`.
     """
-    if not isfinite(sum(filter(None, facts.values.values()))):
-        # A page may say +Inf: no number to compute with.
-        finite = {k: None if v is None or not isfinite(v) else v for k, v in facts.values.items()}
-        facts = replace(facts, values=finite)
+    seen = Incidents() if incidents is None else incidents
+    if not sum(map(abs, filter(None, facts.values.values()))) < LARGEST_VALUE:
+        # A page may say +Inf or nonsense: no number to compute with.
+        plain = {
+            key: value if value is not None and abs(value) < LARGEST_VALUE else None
+            for key, value in facts.values.items()
+        }
+        facts = replace(facts, values=plain)
     wanted = demand(facts.values, server)
     told: dict[str, Recommendation] = {}
     for cause in causes:
-        scene = Scene(cause, facts, server, wanted)
-        found = 0
+        scene = Scene(cause, facts, server, seen.peak(cause, wanted))
+        found: list[Recommendation] = []
         for lever in LEVERS.get(cause, ()):
-            if found == MOST:
-                break
             made = lever(scene)
             made = None if made is None else harmless(made, scene)
             if made is not None and made.id not in told:
-                told[made.id] = made
-                found += 1
+                found.append(seen.grown(made))
+        told.update({made.id: made for made in ordered(found, scene)[:MOST]})
     return list(told.values())
 
 
@@ -103,6 +116,7 @@ class Adviser:
         self._causes: tuple[str, ...] = ()
         self._load, self._made_s = (0.0, 0.0), float("-inf")
         self._told: tuple[Recommendation, ...] = ()
+        self._incidents = Incidents()
         self._restarted = False
 
     def restarted(self) -> None:
@@ -112,15 +126,19 @@ class Adviser:
 
     def _forget(self) -> None:
         self._causes, self._told = (), ()
+        self._incidents.keep(())
 
     def advise(self, facts: Facts, causes: Sequence[Cause]) -> tuple[Recommendation, ...]:
         """The recommendations for these causes at this moment."""
         if self._restarted and facts.config:
-            self._tracker.restarted(facts.now_s, facts.config)
+            self._tracker.restarted(facts.now_s, facts.config, before=self._config)
             self._restarted = False
         named = tuple([cause.id for cause in causes if cause.id in LEVERS])
+        if "prefix_churn" in named and not _churn_holds(facts, causes):
+            named = tuple([cause for cause in named if cause != "prefix_churn"])
         if not named:
-            self._forget()
+            if self._causes:
+                self._forget()
             return ()
         load_now = _load_of(facts)
         fresh = facts.now_s - self._made_s < facts.window_s
@@ -131,11 +149,28 @@ class Adviser:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)
         self._causes, self._load, self._made_s = named, load_now, facts.now_s
-        made = recommend(facts, named, self._server)
-        told = tuple(self._tracker.allowed(facts.now_s, made, requests=load_now[0]))
+        self._incidents.keep(named)
+        made = recommend(facts, named, self._server, self._incidents)
+        running = facts.values.get("running_max") or 0.0
+        allowed = self._tracker.allowed(facts.now_s, made, requests=load_now[0], running=running)
+        told = tuple(_with_others(allowed))
         self._tracker.advised(facts.now_s, told, requests=load_now[0])
         self._told = told
         return told
+
+
+def _with_others(made: Sequence[Recommendation]) -> list[Recommendation]:
+    """Without a queue limit that is all that is told against its cause."""
+    others = {one.cause for one in made if one.id != QUEUE_LIMIT}
+    return [one for one in made if one.id != QUEUE_LIMIT or one.cause in others]
+
+
+def _churn_holds(facts: Facts, causes: Sequence[Cause]) -> bool:
+    """Whether more KV would help: not where prompts no longer share prefixes, nor at a dip."""
+    if any(cause.id == "prefix_reuse_lost" for cause in causes):
+        return False
+    churn = next(cause for cause in causes if cause.id == "prefix_churn")
+    return not facts.now_s - churn.since_s < facts.window_s
 
 
 def _load_of(facts: Facts) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import floor, sqrt
 
 from kneewatch.diagnose.recommend.deployment import Deployment
 
@@ -12,6 +13,13 @@ KV_TARGET_RATIO = 0.9
 
 KV_AIM_RATIO = 0.8
 """What a new size is computed for: within the guide's 75 to 90 %."""
+
+SPREADS = 3.0
+"""Standard deviations above the mean that all requests together stay below, but for one moment in
+a thousand."""
+
+Z_95 = 1.645
+"""Standard deviations from the mean to the 95th percentile of a normal distribution."""
 
 SHARED_FROM = 0.1
 """Share of prompt tokens that need not be computed from which prefixes are shared."""
@@ -25,7 +33,9 @@ class Demand:
     """What the load wants, whether it gets it or not.
 
     `requests` run or wait for capacity; `held_tokens` is the KV cache that one running request
-    holds in the mean, None where nothing tells; `served_per_s` and `arrival_per_s` are requests.
+    holds in the mean, None where nothing tells, and `spread_tokens` their standard deviation: a
+    request grows while it runs, and they are not all of a length. `served_per_s` and
+    `arrival_per_s` are requests.
     """
 
     requests: float
@@ -37,11 +47,26 @@ class Demand:
     input_tokens: float | None
     output_tokens: float | None
     saved_ratio: float
+    spread_tokens: float = 0.0
 
     @property
     def tokens(self) -> float | None:
         """KV tokens that all of them together would hold."""
         return None if self.held_tokens is None else self.requests * self.held_tokens
+
+    def peak_tokens(self, requests: float) -> float:
+        """KV tokens that so many requests stay below while their phases are independent."""
+        return requests * (self.held_tokens or 0.0) + SPREADS * self.spread_tokens * sqrt(requests)
+
+    def most_requests(self, capacity_tokens: float, *, usage_ratio: float) -> int:
+        """Requests that stay within that usage in the mean, and within the capacity at their peak.
+
+        The peak, h n + k s sqrt(n) <= c, is a quadratic in sqrt(n).
+        """
+        held = self.held_tokens or 1.0
+        margin = SPREADS * self.spread_tokens
+        root = (sqrt(margin**2 + 4 * held * capacity_tokens) - margin) / (2 * held)
+        return floor(min(usage_ratio * capacity_tokens / held, root**2))
 
 
 def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
@@ -76,7 +101,25 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
         input_tokens=values.get("prompt_tokens_mean") or values.get("prompt_tokens_p50"),
         output_tokens=values.get("output_tokens_mean") or values.get("output_tokens_p50"),
         saved_ratio=min(1.0, max(0.0, get("prefix_saved_ratio"))),
+        spread_tokens=_spread_tokens(values),
     )
+
+
+def _spread_tokens(values: Mapping[str, float | None]) -> float:
+    """Standard deviation of what one running request holds, 0 where lengths are not known.
+
+    At a random moment of its life it holds anything between prompt and prompt + output, and
+    lengths differ: by how much, their P95 tells.
+    """
+    output = values.get("output_tokens_mean") or 0.0
+    variance = output**2 / 12
+    for mean, tail in (
+        (values.get("prompt_tokens_mean"), values.get("prompt_tokens_p95")),
+        (output / 2, (values.get("output_tokens_p95") or 0.0) / 2),
+    ):
+        if mean and tail and tail > mean:
+            variance += ((tail - mean) / Z_95) ** 2
+    return sqrt(variance)
 
 
 def _held_tokens(values: Mapping[str, float | None], server: Deployment) -> float | None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from kneewatch.diagnose.catalogue.gpus import Gpu
 from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.recommend import labels
 from kneewatch.diagnose.recommend.flags import CACHING_BY_DEFAULT, knows, oldest_version
 from kneewatch.diagnose.recommend.launch import Launch
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, Version, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 
-_UNSET = ("", "None", "none", "null")
+memory_of = lru_cache(maxsize=64)(memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Deployment:
 
     `capacity_tokens` is what requests can hold: vLLM keeps one block for itself.
     `blocks_override` and `kv_memory_bytes` are set where the user fixed the cache's size: then
-    the memory utilization does not decide it.
+    the memory utilization does not decide it. `misfit` says why what is stated cannot run.
     """
 
     stated: Stated
@@ -64,8 +66,10 @@ class Deployment:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     tensor_parallel: int | None = None
+    data_parallel: int = 1
     gpus: int | None = None
     usd_per_gpu_hour: float | None = None
+    misfit: str = ""
     setup: Setup | None = None
     layout: KvLayout | None = None
 
@@ -91,6 +95,18 @@ class Deployment:
         """Whether that version caches prefixes and chunks prefills unless told not to."""
         return (self.version or LATEST) >= CACHING_BY_DEFAULT
 
+    @property
+    def launch_known(self) -> bool:
+        """Whether the whole command line is stated: what is not in it is not given."""
+        return self.stated.launch is not None and self.stated.launch.complete
+
+    @property
+    def chunks(self) -> bool | None:
+        """Whether a prompt may be split over steps; None where nothing tells."""
+        if self.chunked_prefill is None and self.launch_known:
+            return self.caching_by_default
+        return self.chunked_prefill
+
     def knows(self, flag: str) -> bool:
         """Whether the running version takes the flag."""
         return knows(flag, version=self.version, config=self.config)
@@ -108,15 +124,27 @@ class Deployment:
             "--max-num-seqs": self.max_num_seqs,
             "--max-num-batched-tokens": self.max_num_batched_tokens,
             "--tensor-parallel-size": self.tensor_parallel,
+            "--long-prefill-token-threshold": self._given("--long-prefill-token-threshold"),
+            "--max-cpu-loras": self._given("--max-cpu-loras"),
             "replicas": self.stated.replicas,
         }.get(flag)
+
+    def _given(self, flag: str) -> int | None:
+        return None if self.stated.launch is None else self.stated.launch.count(flag)
 
 
 def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deployment:
     """The server of a page's cache_config_info labels and of what is stated; the page wins."""
     launch = stated.launch or Launch()
     version = stated.version or oldest_version(config)
-    block, blocks = _count(config, "block_size"), _count(config, "num_gpu_blocks")
+    block, blocks = labels.count(config, "block_size"), labels.count(config, "num_gpu_blocks")
+    override, size = (
+        labels.count(config, "num_gpu_blocks_override"),
+        labels.number(config, labels.SIZE),
+    )
+    if override is not None and blocks is not None and override != blocks:
+        # The page contradicts itself: no size can be computed from it.
+        block, blocks, override, size = None, None, None, None
     tensor = stated.tensor_parallel or launch.count("--tensor-parallel-size")
     pipeline = launch.count("--pipeline-parallel-size") or 1
     data = launch.count("--data-parallel-size") or 1
@@ -132,17 +160,18 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         version=version,
         block_tokens=block,
         blocks=blocks,
-        capacity_tokens=_capacity_tokens(config, block, blocks),
+        capacity_tokens=labels.capacity_tokens(size, block, blocks),
         kv_cache_dtype=dtype,
-        gpu_memory_utilization=_number(config, "gpu_memory_utilization"),
-        kv_memory_bytes=_number(config, "kv_cache_memory_bytes"),
-        blocks_override=_count(config, "num_gpu_blocks_override"),
-        prefix_caching=_truth(config, "enable_prefix_caching"),
+        gpu_memory_utilization=labels.number(config, "gpu_memory_utilization"),
+        kv_memory_bytes=labels.number(config, "kv_cache_memory_bytes"),
+        blocks_override=override,
+        prefix_caching=labels.truth(config, "enable_prefix_caching"),
         chunked_prefill=launch.switched("enable-chunked-prefill"),
-        max_model_len=launch.count("--max-model-len") or _longest(config),
+        max_model_len=launch.count("--max-model-len") or labels.longest(config, size),
         max_num_seqs=_taken(stated, "--max-num-seqs"),
         max_num_batched_tokens=_taken(stated, "--max-num-batched-tokens"),
         tensor_parallel=tensor,
+        data_parallel=data,
         gpus=gpus,
         usd_per_gpu_hour=price,
     )
@@ -171,9 +200,11 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
     )
     try:
         layout = kv_layout_of(setup)
-    except SizingError:
-        return plain
-    return replace(plain, setup=setup, layout=layout)
+        fits = setup.gpu is None or memory_of(setup).holds_one
+    except SizingError as exc:
+        return replace(plain, misfit=str(exc))
+    misfit = "" if fits else "weights and one request do not fit into its memory"
+    return replace(plain, setup=setup, layout=layout, misfit=misfit)
 
 
 def _taken(stated: Stated, flag: str) -> int | None:
@@ -181,49 +212,10 @@ def _taken(stated: Stated, flag: str) -> int | None:
     if stated.launch is None:
         return None
     given = stated.launch.count(flag)
-    if given is not None or stated.version is None or stated.gpu is None:
-        return given
+    if not stated.launch.absent(flag) or stated.version is None or stated.gpu is None:
+        return given or None
     taken = defaults(stated.version, stated.gpu)
     return taken.max_num_seqs if flag == "--max-num-seqs" else taken.max_num_batched_tokens
-
-
-def _capacity_tokens(
-    config: Mapping[str, str], block: int | None, blocks: int | None
-) -> float | None:
-    """Tokens that requests can hold: all but the null block's."""
-    size = _number(config, "kv_cache_size_tokens")
-    if size is None and block and blocks:
-        size = float(block * blocks)
-    if size is None or blocks is None:
-        return size
-    return size * (blocks - 1) / blocks if blocks > 1 else None
-
-
-def _longest(config: Mapping[str, str]) -> int | None:
-    """max_model_len, which the page shows as the capacity over the concurrency at it."""
-    size = _number(config, "kv_cache_size_tokens")
-    concurrency = _number(config, "kv_cache_max_concurrency")
-    return round(size / concurrency) if size and concurrency else None
-
-
-def _number(config: Mapping[str, str], label: str) -> float | None:
-    text = config.get(label, "")
-    if text in _UNSET:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None
-
-
-def _count(config: Mapping[str, str], label: str) -> int | None:
-    value = _number(config, label)
-    return None if value is None else int(value)
-
-
-def _truth(config: Mapping[str, str], label: str) -> bool | None:
-    return {"True": True, "False": False}.get(config.get(label, ""))
 
 
 def stated_version(text: str | None) -> Version | None:

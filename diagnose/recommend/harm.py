@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.deployment import Deployment
+from kneewatch.diagnose.recommend.launch import LARGEST
+from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from kneewatch.diagnose.recommend.scene import Scene
 
 WEAK_RATIO = 1.005
@@ -20,14 +22,44 @@ def harmless(made: Recommendation, scene: Scene) -> Recommendation | None:
     """
     server = scene.server
     for change in made.changes:
-        if change.before == change.after or not server.knows(change.flag):
+        same = change.before == change.after and change.after is not None
+        if same or not server.knows(change.flag) or not _representable(change.after):
             return None
         now = server.in_force(change.flag)
         if change.after is not None and now is not None and now == change.after:
             return None
-    if _misses_target(made, scene):
+    if _misses_target(made, scene) or not _starts(made, server):
         return None
     return _with_residual(made)
+
+
+def _representable(value: Value) -> bool:
+    return not isinstance(value, int | float) or abs(value) <= LARGEST
+
+
+def _starts(made: Recommendation, server: Deployment) -> bool:
+    """Whether vLLM would start with the changes, as far as its other flags are known.
+
+    Source: vllm/config/scheduler.py and vllm/config/lora.py of 0.32.
+    """
+    to = {change.flag: change.after for change in made.changes}
+
+    def then(flag: str) -> float | None:
+        value = to[flag] if flag in to else server.in_force(flag)
+        return float(value) if isinstance(value, int | float) else None
+
+    chunks = server.chunks
+    if "--no-enable-chunked-prefill" in to or "--enable-chunked-prefill" in to:
+        chunks = True
+    budget, longest = then("--max-num-batched-tokens"), then("--max-model-len")
+    rules = [
+        (budget, then("--max-num-seqs")),
+        (longest, then("--long-prefill-token-threshold")),
+        (then("--max-cpu-loras"), then("--max-loras")),
+    ]
+    if chunks is False:
+        rules.append((budget, longest))
+    return all(most is None or least is None or most >= least for most, least in rules)
 
 
 def _misses_target(made: Recommendation, scene: Scene) -> bool:

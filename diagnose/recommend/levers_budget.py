@@ -24,7 +24,8 @@ def _times_needed(scene: Scene) -> float:
     tokens, capacity = scene.demand.tokens, scene.server.capacity_tokens
     if scene.cause == "prefix_churn" or not tokens or not capacity:
         return FEW_TIMES
-    return max(tokens / capacity / KV_AIM_RATIO, LEAST_TIMES)
+    peak = scene.demand.peak_tokens(scene.demand.requests)
+    return max(tokens / capacity / KV_AIM_RATIO, peak / capacity, LEAST_TIMES)
 
 
 def kv_blocks(scene: Scene) -> Recommendation | None:

@@ -1,29 +1,13 @@
-"""Speculation, adapters, output limits: guide 2.5, 6.6, 9.3, 9.4. Pure."""
+"""Adapters, output limits: guide 2.5, 9.3, 9.4. Pure."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from itertools import accumulate
 from math import ceil
-from typing import cast
 
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.recommend.scene import SETTLE_WORDS, Scene, advice
-from kneewatch.diagnose.sizing.speed.speculation import (
-    break_even_acceptance_ratio,
-    per_token_acceptance_ratio,
-)
 
-DRAFT_COST_RATIO = 0.1
-"""One step of a small draft over one of its target (guide 6.6); n-grams cost about nothing."""
-
-NGRAM_COST_RATIO = 0.02
-PAYS_FROM = 0.5
-"""Below it the guide says to switch speculation off (9.3)."""
-
-WORTH_SPEEDUP = 1.02
-LONGEST_DRAFT_TOKENS = 64
 SLOTS_GROWTH = 4.0
 KV_ROOM_RATIO = 0.8
 OUTPUT_MULTIPLE = 3.0
@@ -32,145 +16,18 @@ OUTPUT_MULTIPLE = 3.0
 OUTPUT_STEP_TOKENS = 64
 
 
-def _config(scene: Scene) -> tuple[str | None, dict[str, object]]:
-    launch = scene.server.stated.launch
-    text = None if launch is None else launch.text("--speculative-config")
-    try:
-        parsed: object = json.loads(text) if text else {}
-    except ValueError:
-        parsed = {}
-    return text, cast("dict[str, object]", parsed) if isinstance(parsed, dict) else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """Speculation as it is: tokens drafted at a time, and what of them is accepted.
-
-    `accepted` is the mean number accepted when so many are drafted, at each number up to that.
-    """
-
-    tokens: int
-    accepted: tuple[float, ...]
-    cost_ratio: float
-
-    def share(self, tokens: int) -> float:
-        """Accepted over drafted tokens at a length of the draft."""
-        return self.accepted[tokens] / tokens
-
-    def speedup(self, tokens: int) -> float:
-        """Against no speculation, while bandwidth binds (guide 6.6)."""
-        return (1 + self.accepted[tokens]) / (1 + tokens * self.cost_ratio)
-
-
-def _drafts(scene: Scene) -> Drafts | None:
-    """From vLLM's counts by position where they are there, else as if each token had one chance."""
-    values, (_, config) = scene.facts.values, _config(scene)
-    share, per_draft = (
-        values.get("spec_acceptance_ratio"),
-        values.get("spec_accepted_per_draft_tokens"),
-    )
-    given = config.get("num_speculative_tokens")
-    tokens = given if isinstance(given, int) else None
-    if tokens is None and share and per_draft:
-        # A share next to nothing would make any length of it.
-        tokens = round(min(per_draft / share, LONGEST_DRAFT_TOKENS + 1))
-    if share is None or tokens is None or not 1 <= tokens <= LONGEST_DRAFT_TOKENS:
-        return None
-    cost = NGRAM_COST_RATIO if config.get("method") == "ngram" else DRAFT_COST_RATIO
-    counts = [values.get(f"spec_acceptance_pos{at}_ratio") for at in range(tokens)]
-    known = [count for count in counts if count is not None]
-    if len(known) < tokens:
-        one = per_token_acceptance_ratio(
-            accepted_share_ratio=min(1.0, max(0.0, share)), draft_tokens=tokens
-        )
-        known = [one ** (at + 1) for at in range(tokens)]
-    return Drafts(tokens, tuple(accumulate(known, initial=0.0)), cost)
-
-
-def shorter_draft(scene: Scene) -> Recommendation | None:
-    """Fewer drafted tokens, where a shorter draft pays by the acceptance that is measured."""
-    drafts = _drafts(scene)
-    if drafts is None:
-        return None
-    tokens = drafts.tokens
-    best = max(range(1, tokens + 1), key=drafts.speedup)
-    if best == tokens or drafts.share(best) < PAYS_FROM or drafts.speedup(best) < WORTH_SPEEDUP:
-        return None
-    text, config = _config(scene)
-    to = json.dumps({**config, "num_speculative_tokens": best})
-    change = (
-        ("--speculative-config", text, to)
-        if config
-        else ("--speculative-config.num_speculative_tokens", tokens, best)
-    )
-    return advice(
-        scene,
-        "spec-shorter",
-        [change],
-        f"Of a draft of {best} token{'s' if best > 1 else ''} {100 * drafts.share(best):.0f} % "
-        f"would be accepted, of {tokens} it is {100 * drafts.share(tokens):.0f} %: "
-        f"{drafts.speedup(best):.2f} against {drafts.speedup(tokens):.2f} times the speed without "
-        "speculation.",
-        before=_draft_numbers(drafts, tokens),
-        predicted=_draft_numbers(drafts, best),
-        checks=["tokens a second and stream at your usual batch, with and without"],
-        risk="Where compute binds (large batches) even short drafts cost more than they give.",
-        verify=[
-            f"spec_acceptance_ratio rises to about {drafts.share(best):.2f} and tpot_mean_s does "
-            f"not rise {SETTLE_WORDS}"
-        ],
-        guide=("6.6", "9.3"),
-    )
-
-
-def _draft_numbers(drafts: Drafts, tokens: int) -> dict[str, float]:
-    return {
-        "draft_tokens": tokens,
-        "spec_acceptance_ratio": drafts.share(tokens),
-        "speedup_at_most_ratio": drafts.speedup(tokens),
-    }
-
-
-def no_speculation(scene: Scene) -> Recommendation | None:
-    """Speculation off, where what is accepted does not pay for what is drafted."""
-    drafts, (text, _) = _drafts(scene), _config(scene)
-    before: dict[str, float] = {}
-    why = "Fewer than half of the drafted tokens are accepted: verifying them costs more."
-    shown = text or "set"
-    if drafts is not None:
-        before = _draft_numbers(drafts, drafts.tokens)
-        shown = text or json.dumps({"num_speculative_tokens": drafts.tokens})
-        even = break_even_acceptance_ratio(
-            draft_tokens=drafts.tokens, draft_cost_ratio=drafts.cost_ratio
-        )
-        needed = "" if even is None else f"; it breaks even at {100 * even:.0f} % a token"
-        why = (
-            f"{drafts.accepted[-1]:.2f} of {drafts.tokens} drafted tokens are accepted: at best "
-            f"{drafts.speedup(drafts.tokens):.2f} times the speed without speculation, and less "
-            f"the larger the batch{needed}."
-        )
-    return advice(
-        scene,
-        "spec-off",
-        [("--speculative-config", shown, None)],
-        why,
-        before=before,
-        predicted={"draft_tokens": 0, "speedup_at_most_ratio": 1.0},
-        checks=["tokens a second and stream at your usual batch, with and without"],
-        risk="Traffic that does repeat loses its gain.",
-        verify=[f"tpot_mean_s does not rise, generation_tokens_per_s does not fall {SETTLE_WORDS}"],
-        guide=("6.6", "9.3"),
-    )
-
-
 def more_adapter_slots(scene: Scene) -> Recommendation | None:
     """More --max-loras, as far as requests are held back for a slot."""
     slots, held_back = scene.facts.values.get("lora_max"), scene.get("waiting_deferred_avg")
     if not slots:
         return None
-    to = int(min(slots + ceil(held_back), SLOTS_GROWTH * slots))
+    # A slot holds an adapter, not a request: more than there are adapters serve nobody.
+    waiting, running = scene.get("lora_waiting"), scene.get("lora_running")
+    wanted = ceil(waiting or held_back)
+    to = int(min(max(running, slots) + wanted, SLOTS_GROWTH * slots))
     if to <= slots:
         return None
+    short = to - slots < wanted
     launch = scene.server.stated.launch
     on_cpu = None if launch is None else launch.count("--max-cpu-loras")
     changes = [("--max-loras", int(slots), to)]
@@ -188,12 +45,21 @@ def more_adapter_slots(scene: Scene) -> Recommendation | None:
         "max-loras",
         changes,
         f"{held_back:.0f} requests are held back for {slots:.0f} "
-        f"slot{'s' if slots != 1 else ''}; {to} let as many adapters run at once.",
+        f"slot{'s' if slots != 1 else ''}"
+        + (f", by {waiting:.0f} adapters that wait" if waiting else "")
+        + f"; {to} let as many adapters run at once"
+        + (": not enough alone, but seen first." if short else "."),
         before={"lora_max": slots, "waiting_deferred": held_back},
-        predicted={"lora_max": to, "waiting_deferred": max(0.0, held_back - (to - slots))},
+        predicted={
+            "lora_max": to,
+            "waiting_deferred": max(0.0, held_back * (1 - (to - slots) / wanted)),
+        },
         checks=checks,
         risk="Each slot takes the memory of an adapter at --max-lora-rank from the KV cache.",
-        verify=[f"waiting_deferred goes to 0 and lora_change_per_s falls {SETTLE_WORDS}"],
+        verify=[
+            f"waiting_deferred {'falls' if short else 'goes to 0'} and lora_change_per_s falls "
+            f"{SETTLE_WORDS}"
+        ],
         guide=("2.5", "9.3"),
     )
 

@@ -6,6 +6,7 @@ from math import ceil
 
 from kneewatch.diagnose.recommend.prediction import (
     After,
+    asked_tokens_per_s,
     changed_setup,
     predicted,
     present,
@@ -34,10 +35,15 @@ def more_replicas(scene: Scene) -> Recommendation | None:
     told = predicted(scene, After(share_ratio=now / total, replicas=total))
     told["load_ratio"] = ratio * now / total
     hourly = server.usd_per_hour
-    made_per_s = scene.get("generation_tokens_per_s")
-    if hourly is not None and made_per_s and "usd_per_million_tokens" not in told:
-        served = min(max(ratio, 1.0), total / now)
-        told["usd_per_million_tokens"] = hourly * total / (now * made_per_s * served * 3600) * 1e6
+    asked_per_s, made_per_s = asked_tokens_per_s(scene), scene.get("generation_tokens_per_s")
+    if hourly is not None and "usd_per_million_tokens" not in told:
+        if asked_per_s is not None:
+            served_per_s = min(asked_per_s, made_per_s * total)
+            told["usd_per_million_tokens"] = hourly * total / (served_per_s * 3600) * 1e6
+        elif made_per_s:
+            # The KV cache wanted bounds the tokens from above, so their price from below.
+            most_per_s = min(now * made_per_s * max(ratio, 1.0), made_per_s * total)
+            told["usd_per_million_tokens_at_least"] = hourly * total / (most_per_s * 3600) * 1e6
     assumed = "" if server.stated.replicas else " (this one counted alone: state --replicas)"
     return advice(
         scene,

@@ -60,7 +60,8 @@ def kv_fp8(scene: Scene) -> Recommendation | None:
         scene,
         "kv-fp8",
         changes,
-        f"The same memory holds {capacity / server.capacity_tokens:.1f} times the KV blocks in "
+        f"The same memory holds {'' if server.layout else 'up to '}"
+        f"{capacity / server.capacity_tokens:.1f} times the KV blocks in "
         "FP8.",
         before=present(scene),
         predicted=told,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, floor
+from math import ceil, floor, inf
 
 from kneewatch.diagnose.causes.memory import GPU_ROOM_DRIFT
 from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO, KV_TARGET_RATIO
@@ -60,11 +60,13 @@ def fewer_seqs(scene: Scene) -> Recommendation | None:
             f"The wait alone is over the TTFT target of {target_s:g} s: it ends the thrashing, "
             "not the shortage."
             if missed
-            else "The shortage remains: requests wait for a seat."
+            else "The shortage remains: requests wait for a seat, and where evicted work is cheap "
+            "to repeat fewer tokens are made in all."
         ),
         verify=[
             f"preemption_per_s goes to 0 and running stays at or below {seats} {SETTLE_WORDS}",
-            "generation_tokens_per_s does not fall, itl_stall_time_ratio does",
+            "itl_stall_time_ratio and itl_mean_s fall, generation_tokens_per_s by no more than "
+            "running does",
         ],
         guide=("7.4", "9.3"),
     )
@@ -79,7 +81,8 @@ def more_seqs(scene: Scene) -> Recommendation | None:
     if now < 1 or held is None or not pinned or _gpu_is_busy(scene):
         return None
     wanted = min(demand.requests * SPARE_SEATS, held, SEATS_GROWTH * now)
-    wanted = min(wanted, _itl_seats(scene, now))
+    # vLLM refuses more seats than tokens in a step.
+    wanted = min(wanted, _itl_seats(scene, now), server.max_num_batched_tokens or inf)
     seats = rounded_down(wanted)
     if seats <= now:
         return None
@@ -102,7 +105,14 @@ def more_seqs(scene: Scene) -> Recommendation | None:
         f"{demand.arrival_per_s:.1f} arrive" + (": not enough alone." if short else "."),
         before=before,
         predicted=told,
-        checks=["ITL on a replica with the larger batch, before all get it"],
+        checks=[
+            "ITL on a replica with the larger batch, before all get it",
+            *(
+                []
+                if server.max_num_batched_tokens
+                else [f"--max-num-batched-tokens, where it is set: at least {seats}"]
+            ),
+        ],
         risk="Each step grows with the batch: ITL rises, and past the knee throughput does not.",
         verify=[
             f"running rises above {now}, waiting_by_capacity falls"
@@ -117,7 +127,10 @@ def more_seqs(scene: Scene) -> Recommendation | None:
 def _gpu_is_busy(scene: Scene) -> bool:
     """Whether ITL has grown with the batch already: past the knee more seats give nothing."""
     drift = scene.facts.values.get("itl_mean_drift_ratio")
-    return drift is not None and drift >= GPU_ROOM_DRIFT
+    if drift is None:
+        # A batch that is not pinned says nothing of room.
+        return scene.cause == "queue_saturation"
+    return drift >= GPU_ROOM_DRIFT
 
 
 def _itl_seats(scene: Scene, now: int) -> float:
@@ -142,24 +155,31 @@ def _itl_seats(scene: Scene, now: int) -> float:
 
 
 def queue_limit(scene: Scene) -> Recommendation | None:
-    """A limit of the queue: what is above it would miss its target anyway (circuit breaker)."""
-    target_s, demand = scene.facts.targets.ttft_p99_s, scene.demand
-    if target_s is None or demand.served_per_s <= 0:
+    """A limit of the queue: what is above it would miss its target anyway (circuit breaker).
+
+    vLLM counts what runs as well, over all data-parallel ranks (vllm/config/scheduler.py, 0.32).
+    """
+    target_s, demand, server = scene.facts.targets.ttft_p99_s, scene.demand, scene.server
+    if target_s is None or demand.served_per_s <= 0 or server.max_num_seqs is None:
         return None
-    limit = max(1, rounded_down(QUEUE_OF_LIMIT * target_s * demand.served_per_s))
-    if demand.waiting <= limit:
+    # Rates and queues are those of one rank.
+    ranks, served_per_s = server.data_parallel, demand.served_per_s * server.data_parallel
+    depth = max(1, rounded_down(QUEUE_OF_LIMIT * target_s * served_per_s))
+    if demand.waiting * ranks <= depth:
         return None
+    limit = ranks * server.max_num_seqs + depth
     return advice(
         scene,
         "queue-limit",
         [("--max-num-queued-reqs", None, limit)],
-        f"{limit} queued requests take {QUEUE_OF_LIMIT:.0%} of the TTFT target at "
-        f"{demand.served_per_s:.1f} served a second; more are refused at once instead of late.",
-        before={"waiting": demand.waiting},
-        predicted={"waiting": limit, "queue_wait_s": limit / demand.served_per_s},
-        checks=["that clients retry elsewhere on 429 or 503"],
+        f"{depth} queued requests take {QUEUE_OF_LIMIT:.0%} of the TTFT target at "
+        f"{served_per_s:.1f} served a second; with {ranks * server.max_num_seqs} seats, which the "
+        f"limit counts as well, that is {limit}. More are refused at once instead of late.",
+        before={"waiting": demand.waiting * ranks},
+        predicted={"waiting": depth, "queue_wait_s": depth / served_per_s},
+        checks=["that clients retry elsewhere on HTTP 503"],
         risk="Requests are refused.",
-        verify=[f"waiting stays at or below {limit}, rejected_per_s shows the rest, at once"],
+        verify=[f"waiting stays at or below {depth}, rejected_per_s shows the rest, at once"],
         guide=("9.4",),
     )
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from math import floor, log2
-
+from kneewatch.diagnose.recommend.chunks import (
+    budget_tokens,
+    safe_budget,
+    splits,
+    step_numbers,
+)
 from kneewatch.diagnose.recommend.prediction import (
     After,
     changed_setup,
@@ -15,18 +19,6 @@ from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.recommend.scene import SETTLE_WORDS, Scene, advice
 from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, defaults
 
-LONGEST_STEP_S = 0.2
-"""A step that a reader of a stream does not notice, where no ITL target is set."""
-
-SHORTEST_S = 1e-3
-"""A prefill shorter than a millisecond is a histogram's interpolation."""
-
-STALL_BUCKET_S = 0.5
-"""What counts as a pause in itl_stall_per_s: steps that are shorter end them."""
-
-FEWEST_BUDGET_TOKENS = 256
-"""Below it chunks are too small for the GPU to be busy with."""
-
 APART = "prefill and decode on separate servers"
 
 
@@ -35,12 +27,18 @@ def prefix_caching(scene: Scene) -> Recommendation | None:
     server = scene.server
     if server.prefix_caching is not False:
         return None
-    # Where it is the default, the flag that switches it off is what goes.
+    # Where it is the default, the flag that switches it off is what goes; where that is not
+    # given, vLLM itself has switched it off for this model.
+    launch, off = server.stated.launch, "--no-enable-prefix-caching"
+    absent = launch is not None and launch.absent(off)
     change = (
-        ("--no-enable-prefix-caching", True, None)
-        if server.caching_by_default
+        (off, True, None)
+        if server.caching_by_default and not absent
         else ("--enable-prefix-caching", False, True)
     )
+    checks = ["that tenants may share cached prefixes (cache_salt separates those that may not)"]
+    if absent and server.caching_by_default:
+        checks.insert(0, "that vLLM supports it for this model: it is off without a flag saying so")
     prefill_s, step_s = scene.get("prefill_mean_s"), scene.get("itl_p50_s")
     return advice(
         scene,
@@ -53,7 +51,7 @@ def prefix_caching(scene: Scene) -> Recommendation | None:
             "prefill_mean_s": prefill_s,
             "computed_prompt_tokens_per_s": scene.get("computed_prompt_tokens_per_s"),
         },
-        checks=["that tenants may share cached prefixes (cache_salt separates those that may not)"],
+        checks=checks,
         risk="None for results; hashing costs less than a hundredth where nothing repeats.",
         verify=[
             f"prefix_hit_ratio rises above 0 {SETTLE_WORDS}; where it stays below 0.02, prompts "
@@ -73,7 +71,10 @@ def chunked_prefill(scene: Scene) -> Recommendation | None:
         return None
     if server.stated.launch is None:
         return None
-    budget = _budget_tokens(scene)
+    budget = budget_tokens(scene)
+    if budget is not None:
+        budget = safe_budget(scene, budget)
+        budget = budget if splits(scene, budget) else None
     switch = (
         ("--no-enable-chunked-prefill", True, None)
         if off and server.caching_by_default
@@ -89,7 +90,7 @@ def chunked_prefill(scene: Scene) -> Recommendation | None:
         changes,
         "Chunked prefill is off: a long prompt takes one long step, and every stream waits for it.",
         before=_stall_numbers(scene),
-        predicted=_step_numbers(scene, budget),
+        predicted=step_numbers(scene, budget),
         checks=["TTFT of the longest prompts: in chunks they take a little longer"],
         risk="Long prompts get their first token somewhat later.",
         verify=[f"itl_stall_per_s and itl_stall_time_ratio go to 0 {SETTLE_WORDS}"],
@@ -99,30 +100,32 @@ def chunked_prefill(scene: Scene) -> Recommendation | None:
 
 def smaller_budget(scene: Scene) -> Recommendation | None:
     """A smaller --max-num-batched-tokens: each step takes a shorter piece of a prompt."""
-    server, budget = scene.server, _budget_tokens(scene)
+    server, budget = scene.server, budget_tokens(scene)
     now = server.max_num_batched_tokens
-    if server.chunked_prefill is False or budget is None or (now is not None and budget >= now):
+    if server.chunked_prefill is False or budget is None:
         return None
-    seats = server.max_num_seqs
+    budget = safe_budget(scene, budget)
+    most = now or defaults(server.version or LATEST, server.stated.gpu).max_num_batched_tokens
+    if budget >= most or not splits(scene, budget):
+        return None
     checks = ["TTFT of the longest prompts: in smaller chunks they take longer"]
-    if server.stated.launch is None:
+    if server.max_num_seqs is None:
+        checks.insert(0, f"--max-num-seqs: vLLM does not start with more seats than {budget}")
+    if not server.launch_known:
         checks.insert(
             0,
             "the command line: with --no-enable-chunked-prefill in it, drop that flag as well, "
             "for without chunks the budget must hold the longest prompt",
         )
-    if seats is not None and seats > budget:
-        # vLLM refuses a budget below the number of seats.
-        return None
     return advice(
         scene,
         "max-num-batched-tokens",
         [("--max-num-batched-tokens", now, budget)],
         f"At the prefill rate seen here a step of {budget:,} tokens takes about "
-        f"{_step_numbers(scene, budget)['longest_step_s']:.2f} s; the longest prefills take "
+        f"{step_numbers(scene, budget)['longest_step_s']:.2f} s; the longest prefills take "
         f"{scene.get('prefill_p99_s'):.1f} s.",
         before=_stall_numbers(scene),
-        predicted=_step_numbers(scene, budget),
+        predicted=step_numbers(scene, budget),
         checks=checks,
         risk="A budget too small leaves the GPU idle in prefill: TTFT and throughput suffer.",
         verify=[
@@ -135,8 +138,8 @@ def smaller_budget(scene: Scene) -> Recommendation | None:
 
 def long_prefill_threshold(scene: Scene) -> Recommendation | None:
     """--long-prefill-token-threshold: only long prompts are cut small, short ones are not."""
-    server, budget = scene.server, _budget_tokens(scene)
-    if server.chunked_prefill is False or budget is None:
+    server, budget = scene.server, budget_tokens(scene)
+    if server.chunked_prefill is False or budget is None or not splits(scene, budget):
         return None
     launch = server.stated.launch
     now = None if launch is None else launch.count("--long-prefill-token-threshold")
@@ -149,7 +152,7 @@ def long_prefill_threshold(scene: Scene) -> Recommendation | None:
         f"Prompts longer than {budget:,} tokens are taken {budget:,} at a step, and the step's "
         "budget stays for the others.",
         before=_stall_numbers(scene),
-        predicted=_step_numbers(scene, budget),
+        predicted=step_numbers(scene, budget),
         checks=["TTFT of the longest prompts"],
         risk="Long prompts get their first token later.",
         verify=[f"itl_stall_per_s goes to 0 {SETTLE_WORDS}; prefill_p99_s rises"],
@@ -213,34 +216,9 @@ def fp8_weights(scene: Scene) -> Recommendation | None:
     )
 
 
-def _budget_tokens(scene: Scene) -> int | None:
-    """Prompt tokens that one step takes within the ITL that is wanted; a power of two."""
-    longest_s, tokens = scene.get("prefill_p99_s"), scene.get("prompt_tokens_p99")
-    if longest_s < SHORTEST_S or not tokens:
-        return None
-    wanted_s = scene.facts.targets.itl_p99_s or LONGEST_STEP_S
-    fitting = tokens / longest_s * wanted_s
-    if fitting < FEWEST_BUDGET_TOKENS:
-        return FEWEST_BUDGET_TOKENS
-    budget = 2 ** floor(log2(fitting))
-    server = scene.server
-    most = defaults(server.version or LATEST, server.stated.gpu).max_num_batched_tokens
-    return budget if budget < most else None
-
-
 def _stall_numbers(scene: Scene) -> dict[str, float]:
     return {
         key: value
         for key in ("itl_stall_per_s", "itl_stall_time_ratio", "itl_p99_s", "prefill_p99_s")
         if (value := scene.facts.values.get(key)) is not None
     }
-
-
-def _step_numbers(scene: Scene, budget: int | None) -> dict[str, float]:
-    longest_s, tokens = scene.get("prefill_p99_s"), scene.get("prompt_tokens_p99")
-    if budget is None or longest_s < SHORTEST_S or not tokens:
-        return {}
-    step_s = budget * longest_s / tokens
-    if step_s >= STALL_BUCKET_S:
-        return {"longest_step_s": step_s}
-    return {"longest_step_s": step_s, "itl_stall_per_s": 0.0, "itl_stall_time_ratio": 0.0}

@@ -5,14 +5,16 @@ KV: the load's tokens over the cache's. Latency: the roofline, scaled to the ITL
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import floor, inf
 
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
+from kneewatch.diagnose.recommend.deployment import memory_of
 from kneewatch.diagnose.recommend.scene import Scene
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.speed.costs import costs
@@ -72,7 +74,7 @@ def predicted(scene: Scene, change: After) -> dict[str, float]:
     demand_ratio = told.get("kv_demand_ratio")
     if demand_ratio is not None:
         told["kv_usage_ratio"] = min(1.0, demand_ratio)
-        if demand_ratio <= KV_TARGET_RATIO:
+        if demand_ratio <= KV_TARGET_RATIO and _peak_fits(scene, told):
             told["preemption_per_s"] = 0.0
     server = scene.server
     hourly, gpus = server.usd_per_gpu_hour, change.gpus or server.gpus
@@ -84,8 +86,28 @@ def predicted(scene: Scene, change: After) -> dict[str, float]:
         told["ttft_s"], told["itl_s"] = made.ttft_s * scale, made.itl_s * scale
         if "usd_per_hour" in told:
             made_per_s = made.decode_tokens_per_s / scale * (change.replicas or server.replicas)
-            told["usd_per_million_tokens"] = told["usd_per_hour"] / (made_per_s * 3600) * 1e6
+            asked_per_s = asked_tokens_per_s(scene)
+            if asked_per_s is not None:
+                # What nobody asks for is not made, however many could make it.
+                made_per_s = min(made_per_s, asked_per_s)
+                told["usd_per_million_tokens"] = told["usd_per_hour"] / (made_per_s * 3600) * 1e6
     return told
+
+
+def asked_tokens_per_s(scene: Scene) -> float | None:
+    """Output tokens that all replicas together are asked for: those made now, by the arrivals."""
+    demand, made_per_s = scene.demand, scene.get("generation_tokens_per_s")
+    if not made_per_s or demand.served_per_s <= 0:
+        return None
+    grown = max(1.0, demand.arrival_per_s / demand.served_per_s)
+    return made_per_s * grown * scene.server.replicas
+
+
+def _peak_fits(scene: Scene, told: Mapping[str, float]) -> bool:
+    """Whether the requests fit at their peak: a mean that fits is preempted now and then."""
+    capacity, held = told["kv_capacity_tokens"], scene.demand.held_tokens or 1.0
+    requests = told["kv_demand_ratio"] * capacity / held
+    return scene.demand.peak_tokens(requests) <= capacity
 
 
 def _sizes(scene: Scene, change: After) -> dict[str, float]:
@@ -171,9 +193,6 @@ def changed_setup(scene: Scene, **values: object) -> Setup | None:
     """The server's set-up with other values; None where it is not known."""
     setup = scene.server.setup
     return None if setup is None else replace(setup, **values)  # type: ignore[arg-type]
-
-
-memory_of = lru_cache(maxsize=64)(memory)
 
 
 def resized_tokens(scene: Scene, then: Setup | None) -> float | None:

@@ -9,6 +9,7 @@ from math import ceil, floor, isfinite
 from kneewatch.diagnose.case import Facts
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.deployment import Deployment
+from kneewatch.diagnose.recommend.launch import LARGEST, NUMBERS
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 
 VERIFY_S = 300.0
@@ -36,11 +37,12 @@ Lever = Callable[[Scene], Recommendation | None]
 
 
 def seats_held(scene: Scene, *, usage_ratio: float = KV_TARGET_RATIO) -> int | None:
-    """Requests of the present size that the KV cache holds up to a usage; None: not known."""
+    """Requests of the present size that the KV cache holds up to a usage in the mean, with room
+    for their spread; None: not known."""
     capacity, held = scene.server.capacity_tokens, scene.demand.held_tokens
     if capacity is None or not held:
         return None
-    return floor(usage_ratio * capacity / held)
+    return scene.demand.most_requests(capacity, usage_ratio=usage_ratio)
 
 
 def rounded_down(count: float) -> int:
@@ -89,7 +91,7 @@ def advice(
         risk=risk,
         verify=tuple(verify),
         guide=tuple(guide),
-        unknown=tuple(_unknown(then, cost_usd_per_hour)),
+        unknown=tuple(_unknown(scene, then, cost_usd_per_hour)),
     )
 
 
@@ -98,13 +100,43 @@ def _shown(numbers: Mapping[str, float]) -> dict[str, float]:
     return {
         key: value if isinstance(value, int) else float(f"{value:.6g}")
         for key, value in numbers.items()
-        if isfinite(value)
+        if isfinite(value) and abs(value) <= LARGEST
     }
 
 
-def _unknown(predicted: Mapping[str, float], cost_usd_per_hour: float | None) -> Iterator[str]:
-    """What cannot be computed for want of a statement, in words."""
+def _unknown(
+    scene: Scene, predicted: Mapping[str, float], cost_usd_per_hour: float | None
+) -> Iterator[str]:
+    """What cannot be computed, and for want of what, in words."""
+    server = scene.server
     if "max_concurrency" in predicted and "itl_s" not in predicted:
-        yield "TTFT and ITL after it (state --model, --gpu and --tensor-parallel)"
+        yield f"TTFT and ITL after it ({_why_no_latency(scene)})"
     if cost_usd_per_hour is None:
-        yield "what it costs (state --gpu or --usd-per-gpu-hour, and --tensor-parallel)"
+        lacks = [
+            *([] if server.usd_per_gpu_hour is not None else ["--gpu or --usd-per-gpu-hour"]),
+            *([] if server.gpus is not None else ["--tensor-parallel"]),
+        ]
+        if lacks:
+            yield f"what it costs (state {', and '.join(lacks)})"
+    if server.misfit:
+        yield f"the stated set-up cannot run: {server.misfit}"
+    launch = server.stated.launch
+    for flag in NUMBERS if launch is not None else ():
+        if launch is not None and launch.unreadable(flag):
+            yield f"{flag}: the launch file says {launch.flags[flag][:40]!r}, which is no number"
+
+
+def _why_no_latency(scene: Scene) -> str:
+    stated, server = scene.server.stated, scene.server
+    missing = [
+        *([] if stated.model else ["--model"]),
+        *([] if stated.gpu else ["--gpu"]),
+        *([] if server.tensor_parallel else ["--tensor-parallel"]),
+    ]
+    if missing:
+        return f"state {' and '.join((', '.join(missing[:-1]), missing[-1])).removeprefix(' and ')}"
+    if not scene.get("itl_mean_s"):
+        return "the page shows no ITL yet"
+    if not scene.demand.input_tokens or not scene.demand.output_tokens:
+        return "the page shows no lengths of requests yet"
+    return "measured ITL is far from what the roofline gives for the stated model and GPU"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from kneewatch.diagnose.recommend.flags import FLAGS
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
@@ -16,6 +17,8 @@ HELD_S = 6 * 3600.0
 
 NEW_LOAD = 1.5
 """A load that has grown or shrunk by this much is new evidence."""
+
+SEATS = "--max-num-seqs"
 
 _ORDER: Mapping[str, int] = {"auto": 1, "bfloat16": 1, "float16": 1, "half": 1, "fp8": 0}
 
@@ -40,24 +43,46 @@ class RecommendationTracker:
         """Remember what was recommended."""
         for recommendation in told:
             for change in recommendation.changes:
-                self._advised[change.flag] = Advised(change, now_s, requests)
+                self._advised[_key(change.flag)] = Advised(change, now_s, requests)
 
-    def restarted(self, now_s: float, config: Mapping[str, str]) -> None:
+    def restarted(
+        self,
+        now_s: float,
+        config: Mapping[str, str],
+        *,
+        before: Mapping[str, str] | None = None,
+    ) -> None:
         """The process was replaced: what it was started with shows what was followed.
 
-        A flag that the page does not show counts as followed, as nothing tells otherwise.
+        A flag that the page does not show counts as followed where others have changed; where
+        all are as `before`, it may have been a crash, and only the seats are told later by the
+        batch (`allowed`).
         """
+        crashed = before is not None and _flags_of(before) == _flags_of(config)
         for flag, advised in list(self._advised.items()):
             if now_s - advised.t_s > REMEMBERED_S:
                 del self._advised[flag]
+            elif crashed and flag != SEATS:
+                continue
             elif _follows(advised.change, config):
                 self._followed[flag] = Advised(advised.change, now_s, advised.requests)
                 del self._advised[flag]
 
     def allowed(
-        self, now_s: float, made: Sequence[Recommendation], *, requests: float
+        self,
+        now_s: float,
+        made: Sequence[Recommendation],
+        *,
+        requests: float,
+        running: float = 0.0,
     ) -> list[Recommendation]:
-        """Those that do not take back what was just followed, unless the load is another."""
+        """Those that do not take back what was just followed, unless the load is another.
+
+        A batch (`running`) above the seats that were advised shows that nobody set them.
+        """
+        seats = self._followed.get(SEATS)
+        if seats is not None and running > (_rank(seats.change.after) or inf):
+            del self._followed[SEATS]
         return [
             recommendation
             for recommendation in made
@@ -65,13 +90,22 @@ class RecommendationTracker:
         ]
 
     def _reverses(self, now_s: float, change: Change, requests: float) -> bool:
-        followed = self._followed.get(change.flag)
+        followed = self._followed.get(_key(change.flag))
         if followed is None or now_s - followed.t_s > HELD_S:
             return False
         low, high = sorted((max(requests, 1.0), max(followed.requests, 1.0)))
         if high >= NEW_LOAD * low:
             return False
         return _direction(change) * _direction(followed.change) < 0
+
+
+def _key(flag: str) -> str:
+    """One name for a switch and for what turns it off."""
+    return flag.replace("--no-enable-", "--enable-")
+
+
+def _flags_of(config: Mapping[str, str]) -> dict[str, str | None]:
+    return {known.label: config.get(known.label) for known in FLAGS.values() if known.label}
 
 
 def _follows(change: Change, config: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def test_the_command_line_from_a_file(main: Main, tmp_path: Path) -> None:
         (("--gpu", "h1000"), "flag --gpu: gpu is 'h1000'"),
         (("--vllm-version", "new"), "flag --vllm-version: vLLM version 'new'"),
         (("--launch-file", "/no/such"), "flag --launch-file: launch_file /no/such: No such file"),
+        ((*STATED, "--tensor-parallel", "3"), "flag --tensor-parallel: "),
+        (("--replicas", "9" * 20), "flag --replicas: replicas = "),
         (("--replicas", "0"), "flag --replicas: replicas = 0 is out of range"),
     ],
 )
@@ -64,8 +67,27 @@ def test_mistakes_name_the_flag(main: Main, flags: tuple[str, ...], says: str) -
 def test_a_number_that_is_none_in_the_file(main: Main, tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("vllm serve m --max-num-seqs many\n")
+    made = recommended(main, "--launch-file", str(script))
+    assert any(
+        "--max-num-seqs: the launch file says 'many'" in one for m in made for one in m["unknown"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("vllm serve m --max-num-seqs 0", "--max-num-seqs is 0"), ("#" * 2**20 + "\n", "larger than")],
+)
+def test_launch_files_that_are_refused(main: Main, tmp_path: Path, text: str, says: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(text)
     done = main("diagnose", CASCADE, "--launch-file", str(script))
-    assert (done.status, "--max-num-seqs is 'many'" in done.err) == (2, True)
+    assert (done.status, says in done.err) == (2, True)
+
+
+def test_a_pipe_is_no_launch_file(main: Main, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = main("diagnose", CASCADE, "--launch-file", str(tmp_path / "pipe"))
+    assert (done.status, "not a regular file" in done.err) == (2, True)
 
 
 def test_a_gpu_gives_the_peaks(main: Main) -> None:

@@ -95,6 +95,6 @@ def run(*arguments: str) -> tuple[int, str, str]:
             timeout=TIMEOUT_S,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return KILLED, "", f"no end after {TIMEOUT_S:.0f} s"
+    except subprocess.TimeoutExpired as exc:
+        return KILLED, "", f"no end after {TIMEOUT_S:.0f} s: {exc.stderr!r}"
     return done.returncode, done.stdout, done.stderr

@@ -15,9 +15,10 @@ NO_FP8: Mapping[str, str] = {"kv-fp8": "the CPU backend has no FP8 KV cache"}
 class Fault:
     """A server with a fault. `loads` are requests and how many clients send them.
 
-    `skipped` are recommendations (ids) that a CPU cannot follow, and why.
+    `skipped` are recommendations (ids) that are not followed, and why.
     """
 
+    name: str
     cause: str
     flags: tuple[str, ...]
     loads: tuple[tuple[Shape, int], ...]
@@ -26,14 +27,16 @@ class Fault:
 
 
 FAULTS = (
-    Fault("kv_pressure", SMALL_CACHE, ((Shape(), 30),), ramp_s=10.0, skipped=NO_FP8),
+    Fault("kv_pressure", "kv_pressure", SMALL_CACHE, ((Shape(), 30),), ramp_s=10.0, skipped=NO_FP8),
     Fault(
+        "prefix_cache_off",
         "prefix_cache_off",
         ("--max-num-seqs", "32", "--max-model-len", "4096", "--no-enable-prefix-caching"),
         ((Shape(prompt_tokens=1050, output_tokens=30, shared_tokens=1000, pause_s=1.0), 4),),
         ramp_s=2.0,
     ),
     Fault(
+        "prefill_interference",
         "prefill_interference",
         (
             *("--max-num-seqs", "32", "--max-model-len", "8192"),
@@ -47,6 +50,7 @@ FAULTS = (
     ),
     Fault(
         "spec_decode_poor",
+        "spec_decode_poor",
         (
             *("--max-num-seqs", "16", "--max-model-len", "4096", "--speculative-config"),
             '{"method": "ngram", "num_speculative_tokens": 4, '
@@ -54,5 +58,13 @@ FAULTS = (
         ),
         ((Shape(prompt_tokens=64, output_tokens=200, words=32), 3),),
         ramp_s=3.0,
+    ),
+    Fault(
+        "kv_pressure_no_memory",
+        "kv_pressure",
+        SMALL_CACHE,
+        ((Shape(), 30),),
+        ramp_s=10.0,
+        skipped={**NO_FP8, "kv-blocks": "here no memory for more blocks is taken to be free"},
     ),
 )

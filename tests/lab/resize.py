@@ -1,6 +1,6 @@
 """The closed loop: induce a fault, follow the recommendation, measure what it predicted. I/O edge.
 
-Usage: python -m tests.lab.resize [CAUSE ...]   (after tests/lab/install.sh; KNEEWATCH_LAB_DIR)
+Usage: python -m tests.lab.resize [NAME ...]   (after tests/lab/install.sh; KNEEWATCH_LAB_DIR)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.lab.server import Server, ServerError
 VLLM_VERSION = "0.32.0"
 WATCH_S = 25
 LASTS_S = 120.0
-SETTLE_S = 10.0
+SETTLE_S = 8.0
 """After the last client has started: the first requests are over by then."""
 
 
@@ -33,7 +33,7 @@ def main() -> int:
     """Run the faults named, or all. Returns the exit status: 0 when what was said was right."""
     signal.signal(signal.SIGTERM, leave)
     lab = Path(os.environ.get("KNEEWATCH_LAB_DIR") or DEFAULT_LAB).expanduser()
-    names = [fault.cause for fault in FAULTS]
+    names = [fault.name for fault in FAULTS]
     wanted = sys.argv[1:] or names
     if unknown := sorted(set(wanted) - set(names)):
         print(f"lab: no {', '.join(unknown)}; there are {', '.join(names)}", file=sys.stderr)
@@ -41,8 +41,8 @@ def main() -> int:
     complaints: list[str] = []
     try:
         for fault in FAULTS:
-            if fault.cause in wanted:
-                complaints += [f"{fault.cause}: {c}" for c in closed_loop(fault, lab)]
+            if fault.name in wanted:
+                complaints += [f"{fault.name}: {c}" for c in closed_loop(fault, lab)]
     except ServerError as exc:
         print(f"lab: {exc}", file=sys.stderr)
         return 2
@@ -54,7 +54,7 @@ def main() -> int:
 
 def closed_loop(fault: Fault, lab: Path) -> list[str]:
     """What is wrong with what was said of a fault and with what was predicted for its cure."""
-    print(f"\n## {fault.cause}\n", flush=True)
+    print(f"\n## {fault.name}\n", flush=True)
     before = measured(fault, fault.flags, lab, "before")
     causes = [cause for cause, _ in before.said.causes]
     if causes[:1] != [fault.cause]:
@@ -110,7 +110,7 @@ def measured(fault: Fault, flags: Sequence[str], lab: Path, when: str) -> Run:
     """
     with Server(lab, flags) as server:
         server.wait_ready()
-        launch = lab / f"{fault.cause}.sh"
+        launch = lab / f"{fault.name}.sh"
         launch.write_text(shlex.join(server.command) + "\n", encoding="utf-8")
         loads = [Load(server.port, lasts_s=LASTS_S, shape=shape) for shape, _ in fault.loads]
         for load, (_, clients) in zip(loads, fault.loads, strict=True):
@@ -121,11 +121,11 @@ def measured(fault: Fault, flags: Sequence[str], lab: Path, when: str) -> Run:
             *("--for", f"{WATCH_S}s", "--launch-file", str(launch)),
             *("--vllm-version", VLLM_VERSION),
         )
-        (lab / f"{fault.cause}.{when}.json").write_text(said.stdout, encoding="utf-8")
+        (lab / f"{fault.name}.{when}.json").write_text(said.stdout, encoding="utf-8")
         seen = loads[0].seen(from_s=said.from_s, to_s=said.to_s)
         failures = [failure for load in loads for failure in load.failures]
         if failures:
-            raise ServerError(f"{fault.cause}, {when}: a request failed: {failures[0]}")
+            raise ServerError(f"{fault.name}, {when}: a request failed: {failures[0]}")
         for load in loads:
             load.resize(0)
     return Run(said, seen, seats(flags))

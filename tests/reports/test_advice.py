@@ -47,7 +47,7 @@ def test_the_best_in_full_and_the_others_short() -> None:
         "4.8 -> 0",
         "   check before: quality on long contexts",
         "   verify: preemption_per_s goes to 0 within 5 minutes",
-        "   also: replicas 1 -> 3 (not enough alone)",
+        "   also: replicas 1 -> 3 (not enough alone, +6 USD/h)",
         "   guide: 7.4, 9.3",
     ]
 

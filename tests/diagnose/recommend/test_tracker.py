@@ -66,6 +66,22 @@ def test_what_was_not_followed_may_be_said_again() -> None:
     assert allowed(tracker, made("--num-gpu-blocks-override", 960, 160), at_s=NOW_S + 600)
 
 
+def test_a_crash_without_a_change_is_no_answer() -> None:
+    for flag, known in (("--max-num-batched-tokens", False), ("--max-num-seqs", True)):
+        tracker = RecommendationTracker()
+        tracker.advised(NOW_S, [made(flag, 128, 64)], requests=100.0)
+        tracker.restarted(NOW_S + 60, PAGE, before=PAGE)
+        assert allowed(tracker, made(flag, 64, 128), at_s=NOW_S + 90) is not known
+        # A batch above the seats that were advised: nobody set them.
+        back = [made(flag, 64, 128)]
+        assert tracker.allowed(NOW_S + 90, back, requests=100.0, running=100.0)
+
+
+def test_both_names_of_a_switch_are_one() -> None:
+    tracker = followed("--no-enable-prefix-caching", True, None, enable_prefix_caching="True")
+    assert not allowed(tracker, made("--enable-prefix-caching", True, False), at_s=NOW_S + 90)
+
+
 def test_a_restart_long_after_is_no_answer() -> None:
     tracker = RecommendationTracker()
     tracker.advised(NOW_S, [made("--max-num-seqs", 128, 64)], requests=100.0)

@@ -1,0 +1,89 @@
+"""What the load asks of the KV cache: in the mean, and at its peak."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.recommend.demand import Demand, demand
+from kneewatch.diagnose.recommend.deployment import Deployment
+from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, changes
+
+SERVER = Deployment(stated=LLAMA, block_tokens=32, capacity_tokens=5088.0)
+
+
+def of(held_tokens: float, spread_tokens: float) -> Demand:
+    """A demand whose requests hold so much."""
+    return Demand(
+        requests=30.0,
+        running=20.0,
+        waiting=10.0,
+        held_tokens=held_tokens,
+        served_per_s=3.0,
+        arrival_per_s=3.0,
+        input_tokens=100.0,
+        output_tokens=300.0,
+        saved_ratio=0.0,
+        spread_tokens=spread_tokens,
+    )
+
+
+def test_a_request_grows_while_it_runs() -> None:
+    wanted = demand({"prompt_tokens_mean": 100.0, "output_tokens_mean": 300.0}, SERVER)
+    assert wanted.held_tokens == 266  # 100 + 300 / 2 + 32 / 2
+    assert wanted.spread_tokens == pytest.approx(300 / sqrt(12))  # uniform over its life
+
+
+def test_lengths_that_differ_spread_more() -> None:
+    lengths = {"prompt_tokens_mean": 100.0, "prompt_tokens_p95": 429.0}
+    wanted = demand({**lengths, "output_tokens_mean": 0.0}, SERVER)
+    assert wanted.spread_tokens == pytest.approx(200)  # (429 - 100) / 1.645
+    narrow = demand({**lengths, "prompt_tokens_p95": 97.0, "output_tokens_mean": 0.0}, SERVER)
+    assert narrow.spread_tokens == 0
+
+
+def test_seats_leave_room_for_the_peak() -> None:
+    wanted = of(266.0, 86.6)
+    # 17 by the mean (0.9 x 5,088 / 266); 15 x 266 + 3 x 86.6 x sqrt(15) = 4,996, 16: 5,295.
+    assert wanted.most_requests(5088.0, usage_ratio=0.9) == 15
+    assert of(266.0, 0.0).most_requests(5088.0, usage_ratio=0.9) == 17
+
+
+@given(
+    held=st.floats(1, 1e5),
+    spread=st.floats(0, 1e5),
+    capacity=st.floats(1, 1e8),
+    usage=st.floats(0.1, 1.0),
+)
+def test_no_more_requests_than_fit_and_no_fewer(
+    held: float, spread: float, capacity: float, usage: float
+) -> None:
+    wanted = of(held, spread)
+    most = wanted.most_requests(capacity, usage_ratio=usage)
+    fits = capacity * (1 + 1e-6)
+    assert most * held <= usage * fits
+    assert wanted.peak_tokens(most) <= fits
+    more = most + 1 + 1e-6
+    assert more * held >= usage * capacity or wanted.peak_tokens(more) >= capacity
+
+
+def test_no_end_of_preemption_is_promised_where_the_peak_does_not_fit() -> None:
+    # Twice 10,000 blocks hold 160 requests of 1,600 tokens at 80 %, and 3 x 226 x sqrt(160) more.
+    calm = advised("kv_pressure", situation=FULL)["kv-fp8"]
+    assert calm.predicted["preemption_per_s"] == 0
+    # The same mean, with tails so long that a peak takes 3 x 1,838 x sqrt(160): 69,700 tokens more.
+    wild = FULL.but(prompt_tokens_p95=4200.0)
+    told = advised("kv_pressure", situation=wild)["kv-fp8"]
+    assert told.predicted["kv_usage_ratio"] == pytest.approx(0.8, abs=0.001)
+    assert "preemption_per_s" not in told.predicted
+
+
+def test_an_override_is_raised_to_the_peak() -> None:
+    wild = FULL.but(prompt_tokens_p95=4200.0)
+    told = advised("kv_pressure", situation=wild, num_gpu_blocks_override="10001")["kv-blocks"]
+    # (160 x 1,600 + 69,700) / 16 = 20,360 blocks, in round numbers.
+    assert changes(told) == {"--num-gpu-blocks-override": (10_001, 20_480)}
+    assert told.predicted["preemption_per_s"] == 0

@@ -1,0 +1,195 @@
+"""Sizes are for the peak of a cause, while it lasts; hostile pages break nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.recommend.adviser import LEVERS, Adviser
+from kneewatch.diagnose.recommend.deployment import Stated, deployment
+from kneewatch.diagnose.recommend.launch import parse_launch
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.reports.document import document
+from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, cause, changes
+from tests.diagnose.situations import CALM, NOW_S
+from tests.reports.made import SICK
+from tests.reports.schema import problems
+
+OVERRIDE = {**PAGE, "num_gpu_blocks_override": "10001"}
+PEAK = FULL.but(waiting=200.0, waiting_avg=200.0, waiting_by_capacity=200.0)
+
+
+def sizes(told: tuple[Recommendation, ...]) -> dict[str, Any]:
+    return {one.id: one.changes[0].after for one in told if one.changes}
+
+
+def test_sizes_do_not_follow_the_drain_down() -> None:
+    adviser, pressure = Adviser(), [cause("kv_pressure")]
+    facts = [replace(one, config=OVERRIDE).facts() for one in (FULL, PEAK, FULL)]
+    first, peak, drained = (
+        sizes(adviser.advise(replace(one, now_s=NOW_S + at), pressure))
+        for at, one in enumerate(facts)
+    )
+    assert first["kv-blocks"] < peak["kv-blocks"]
+    assert first["replicas"] < peak["replicas"]
+    assert drained == peak
+    # The cause ends: the next one is sized for its own load.
+    assert adviser.advise(replace(facts[0], now_s=NOW_S + 4), []) == ()
+    assert sizes(adviser.advise(replace(facts[0], now_s=NOW_S + 6), pressure)) == first
+
+
+def test_a_restart_forgets_the_peak() -> None:
+    adviser, pressure = Adviser(), [cause("kv_pressure")]
+    full, peak = (replace(one, config=OVERRIDE).facts() for one in (FULL, PEAK))
+    adviser.advise(peak, pressure)
+    adviser.restarted()
+    again = sizes(adviser.advise(replace(full, now_s=NOW_S + 60), pressure))
+    assert again == sizes(Adviser().advise(full, pressure))
+
+
+def test_a_budget_does_not_swing_back() -> None:
+    adviser = Adviser(Stated(launch=parse_launch("vllm serve m --max-num-seqs 64", origin="f")))
+    slow = CALM.but(prefill_p99_s=4.0, prompt_tokens_p99=6000.0)
+    quick = CALM.but(prefill_p99_s=2.0, prompt_tokens_p99=6000.0)
+    told = [
+        sizes(
+            adviser.advise(replace(one.facts(), now_s=NOW_S + at), [cause("prefill_interference")])
+        )
+        for at, one in ((0, quick), (100, slow), (200, quick))
+    ]
+    assert [one["max-num-batched-tokens"] for one in told] == [512, 256, 256]
+
+
+HOSTILE = st.sampled_from(
+    ["1e308", "9" * 21, "1e300", "1e-300", "5e-324", "0", "-1", "nan", "inf", "None", "16", "160"]
+)
+LABELS = (
+    "block_size", "num_gpu_blocks", "num_gpu_blocks_override", "kv_cache_size_tokens",
+    "kv_cache_max_concurrency", "kv_cache_memory_bytes", "gpu_memory_utilization",
+)  # fmt: skip
+NUMBERED = ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "-tp", "-dp",
+            "--max-cpu-loras", "--long-prefill-token-threshold")  # fmt: skip
+AMOUNTS = st.sampled_from(
+    ["9" * 26, "9" * 400, "0", "1", "8", "512", "8192", "4k", "${N:-64}", "x"]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    page=st.dictionaries(st.sampled_from(LABELS), HOSTILE),
+    flags=st.dictionaries(st.sampled_from(NUMBERED), AMOUNTS),
+    more=st.text(alphabet="ab $'\"\\\n;#-=<{}", max_size=30),
+    cause_id=st.sampled_from(sorted(LEVERS)),
+    running=st.sampled_from([0.0, 8.0, 1e17, 1e308]),
+    known=st.booleans(),
+)
+def test_hostile_pages_and_launches(
+    page: dict[str, str], flags: dict[str, str], more: str, cause_id: str, running: float, *,
+    known: bool,
+) -> None:  # fmt: skip
+    line = "vllm serve m " + " ".join(f"{flag} {value}" for flag, value in flags.items())
+    launch = parse_launch(f"{line} {more}", origin="f")
+    stated = replace(LLAMA if known else Stated(version=(0, 32, 0)), launch=launch)
+    situation = FULL.but(
+        running=running, running_max=running, lora_max=2.0, waiting_deferred_avg=3.0,
+        spec_acceptance_ratio=0.1, spec_accepted_per_draft_tokens=0.4, prefill_p99_s=2.0,
+    )  # fmt: skip
+    situation = replace(situation, targets=Targets(2.0, 0.1))
+    made = advised(cause_id, situation=situation, page=page, stated=stated)
+    told = document(replace(SICK, recommendations=tuple(made.values())))
+    assert orjson.dumps(told)
+    server = deployment(page, stated)
+    for one in made.values():
+        assert starts({c.flag: c.after for c in one.changes}, server.in_force)
+    if made:
+        assert next(iter(made)) != "queue-limit"
+
+
+def starts(to: dict[str, Any], in_force: Callable[[str], object]) -> bool:
+    """vLLM's own rules at start, over what would be in force."""
+
+    def then(flag: str) -> object:
+        return to[flag] if flag in to else in_force(flag)
+
+    for most, least in (
+        ("--max-num-batched-tokens", "--max-num-seqs"),
+        ("--max-model-len", "--long-prefill-token-threshold"),
+        ("--max-cpu-loras", "--max-loras"),
+    ):
+        high, low = then(most), then(least)
+        touched = most in to or least in to
+        if touched and isinstance(high, int) and isinstance(low, int) and high < low:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ("num_gpu_blocks", "1e308"),
+        ("block_size", "9" * 21),
+        ("num_gpu_blocks_override", "1e308"),
+        ("kv_cache_size_tokens", "1e300"),
+    ],
+)
+def test_numbers_that_are_none(label: str, value: str) -> None:
+    assert advised("kv_pressure", page={**PAGE, label: value}) is not None
+
+
+def test_seats_stay_within_the_budget() -> None:
+    pinned = CALM.but(
+        running=8.0, running_avg=8.0, running_max=8.0, waiting=60.0, waiting_avg=60.0,
+        waiting_by_capacity=60.0, kv_usage_avg_ratio=0.05, completed_per_s=8.0,
+        prompt_tokens_mean=800.0, output_tokens_mean=384.0,
+    )  # fmt: skip
+    line = "vllm serve m --max-num-seqs 8 --max-num-batched-tokens 16"
+    stated = Stated(launch=parse_launch(line, origin="f"))
+    told = advised("admission_limit", situation=pinned, stated=stated)["max-num-seqs-up"]
+    assert changes(told) == {"--max-num-seqs": (8, 16)}
+
+
+def test_an_unknown_launch_gets_no_small_budget() -> None:
+    long = CALM.but(prefill_p99_s=20.0, prompt_tokens_p99=6000.0)
+    made = advised("prefill_interference", situation=long, stated=Stated(version=(0, 32, 0)))
+    assert next(iter(made)) != "max-num-batched-tokens"
+    budget = made["max-num-batched-tokens"].changes[0].after
+    assert isinstance(budget, int)
+    assert budget >= 1024  # the default seats
+    assert "command line" in made["max-num-batched-tokens"].checks[0]
+
+
+def test_nothing_to_split_no_budget() -> None:
+    short = CALM.but(prefill_p99_s=0.3, prompt_tokens_p99=200.0)
+    made = advised("prefill_interference", situation=short, stated=Stated(version=(0, 32, 0)))
+    assert not {"max-num-batched-tokens", "long-prefill-threshold"} & made.keys()
+
+
+def test_speculation_that_pays_is_kept() -> None:
+    pays = CALM.but(spec_acceptance_ratio=0.44, spec_accepted_per_draft_tokens=2.2)
+    launch = """vllm serve m -sc '{"method": "ngram", "num_speculative_tokens": 5}'"""
+    stated = Stated(launch=parse_launch(launch, origin="f"))
+    assert "spec-off" not in advised("spec_decode_poor", situation=pays, stated=stated)
+
+
+def test_documents_of_all_causes_keep_the_schema() -> None:
+    for cause_id in LEVERS:
+        made = advised(cause_id, situation=FULL, stated=LLAMA)
+        told = document(replace(SICK, recommendations=tuple(made.values())))
+        assert problems(told) == []
+
+
+def test_what_comes_first_suffices() -> None:
+    many = FULL.but(waiting=160.0, waiting_avg=160.0, waiting_by_capacity=160.0)
+    stated = replace(LLAMA, replicas=None)
+    made = advised("kv_pressure", situation=many, stated=stated, gpu_memory_utilization="0.9")
+    enough = [one for one in made.values() if one.predicted.get("preemption_per_s") == 0]
+    assert next(iter(made.values())) in enough
+    free = [one for one in enough if one.cost_usd_per_hour == 0 and "down" not in one.id]
+    assert not free or next(iter(made.values())) in free
