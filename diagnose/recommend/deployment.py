@@ -140,7 +140,7 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
     block, blocks = labels.count(config, "block_size"), labels.count(config, "num_gpu_blocks")
     override, size = (
         labels.count(config, "num_gpu_blocks_override"),
-        labels.number(config, labels.SIZE),
+        labels.count(config, labels.SIZE),
     )
     if override is not None and blocks is not None and override != blocks:
         # The page contradicts itself: no size can be computed from it.
@@ -163,7 +163,7 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         capacity_tokens=labels.capacity_tokens(size, block, blocks),
         kv_cache_dtype=dtype,
         gpu_memory_utilization=labels.number(config, "gpu_memory_utilization"),
-        kv_memory_bytes=labels.number(config, "kv_cache_memory_bytes"),
+        kv_memory_bytes=labels.count(config, "kv_cache_memory_bytes"),
         blocks_override=override,
         prefix_caching=labels.truth(config, "enable_prefix_caching"),
         chunked_prefill=launch.switched("enable-chunked-prefill"),
