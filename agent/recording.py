@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import heapq
+import signal
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -36,8 +37,9 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
             say(f"{shown_url(url)} every {settings['interval_s']:g} s to {file}; {until}")
             for _ in ticks(settings["interval_s"], for_s):
                 entry, hint = _scraped(fetcher)
-                out.write(entry)
-                pages, failures = pages + (not entry.error), failures + bool(entry.error)
+                with uninterrupted():
+                    out.write(entry)
+                    pages, failures = pages + (not entry.error), failures + bool(entry.error)
                 if failing != bool(entry.error):
                     failing = not failing
                     say(f"{entry.error} (recorded; going on){hint}" if failing else "answers again")
@@ -56,6 +58,16 @@ def _scraped(fetcher: Fetcher) -> tuple[Entry, str]:
         return Entry(t_s, None, str(error)), f"; try: {error.hint}" if error.hint else ""
     body = fetched.body.decode("utf-8", "replace")
     return Entry(t_s, body, "", fetched.status, fetched.content_type), ""
+
+
+@contextmanager
+def uninterrupted() -> Generator[None]:
+    """Within it Ctrl-C waits: what is written is counted."""
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 
 @contextmanager
