@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from kneewatch.diagnose.catalogue.config import Config
 from kneewatch.diagnose.sizing.inputs import SizingError
 
+FULL_BITS = 16.0
+"""What is not quantized."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
@@ -29,6 +32,12 @@ class Scheme:
     compute: str
     source: str
     stated_as: str = ""
+
+    def attention_bits_of(self, *, mixture: bool) -> float:
+        """Bits of an attention parameter, of a mixture of experts or of a dense model."""
+        if self.attention_bits is not None:
+            return self.attention_bits
+        return FULL_BITS if mixture else self.linear_bits
 
 
 _GROUP_128 = 4 + (16 + 4) / 128

@@ -12,11 +12,10 @@ from kneewatch.diagnose.sizing.fleet.cost import TokenCost, YearlyCost, token_co
 from kneewatch.diagnose.sizing.fleet.fleet import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.fewest import FewestGpus, fewest_gpus
-from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.setup import check
 from kneewatch.diagnose.sizing.question import Question, at_lengths, check_question
 from kneewatch.diagnose.sizing.size_notes import load_notes, memory_notes
-from kneewatch.diagnose.sizing.speed.costs import Costs, costs
+from kneewatch.diagnose.sizing.speed.costs import Costs, launch_costs
 from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_steps import performance_steps
 from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
@@ -119,14 +118,7 @@ def _load(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
     limit = running_limit(answer, inputs + outputs)
     if limit < 1:
         return None
-    known = costs(
-        setup.model,
-        setup.gpu,
-        tensor_parallel=setup.parallel.tensor,
-        pipeline_parallel=setup.parallel.pipeline,
-        quantization=setup.quantization,
-        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
-    )
+    known = launch_costs(setup)
     load = Load(
         input_tokens=inputs,
         output_tokens=outputs,

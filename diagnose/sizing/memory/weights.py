@@ -12,11 +12,10 @@ from math import ceil
 from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.parameters import Parameters
-from kneewatch.diagnose.catalogue.quantization import Scheme
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme
 from kneewatch.diagnose.sizing.inputs import SizingError
 
 _BITS = 8
-_FULL_BITS = 16
 # vLLM pads MXFP4 experts to what its kernels take.
 _MXFP4_HIDDEN, _MXFP4_WIDTH = 256, 64
 
@@ -90,9 +89,7 @@ def weights_per_gpu(model: Model, scheme: Scheme, parallel: Parallel) -> Weights
     """
     parameters = parameters_of(model)
     tp, stage = parallel.tensor, ceil(model.depth / parallel.pipeline) / model.depth
-    attention_bits = scheme.attention_bits
-    if attention_bits is None:
-        attention_bits = _FULL_BITS if model.experts.count else scheme.linear_bits
+    attention_bits = scheme.attention_bits_of(mixture=bool(model.experts.count))
     split = (parameters.attention - parameters.kv) / tp + parameters.kv / min(tp, _kv_heads(model))
     whole = parameters.replicated
     ranks = tp * parallel.data if parallel.experts else tp
@@ -108,9 +105,9 @@ def weights_per_gpu(model: Model, scheme: Scheme, parallel: Parallel) -> Weights
         / ranks
         * scheme.expert_bits
         / _BITS,
-        tables_bytes=tables * _FULL_BITS / _BITS,
-        small_bytes=parameters.small * stage * _FULL_BITS / _BITS,
-        vision_bytes=parameters.vision * _FULL_BITS / _BITS,
+        tables_bytes=tables * FULL_BITS / _BITS,
+        small_bytes=parameters.small * stage * FULL_BITS / _BITS,
+        vision_bytes=parameters.vision * FULL_BITS / _BITS,
     )
 
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
-from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
 from kneewatch.diagnose.sizing.plan.model import Point, Pool, longest_request_tokens
 from kneewatch.diagnose.sizing.plan.profile import Slo
-from kneewatch.diagnose.sizing.speed.costs import Costs, costs
+from kneewatch.diagnose.sizing.speed.costs import Costs, launch_costs
 from kneewatch.diagnose.sizing.speed.roofline import Drafting, Load, Performance, performance
 from kneewatch.diagnose.sizing.steps import figure
 
@@ -79,14 +78,7 @@ class Serving:
 
 def serving(pool: Pool, setup: Setup) -> Serving:
     """An instance of that launch, with nothing cached and nothing drafted."""
-    known = costs(
-        pool.model,
-        pool.gpu,
-        tensor_parallel=setup.parallel.tensor,
-        pipeline_parallel=setup.parallel.pipeline,
-        quantization=setup.quantization,
-        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
-    )
+    known = launch_costs(setup)
     return Serving(pool=pool, setup=setup, memory=memory(setup), costs=known)
 
 

@@ -11,7 +11,6 @@ from math import ceil
 
 from kneewatch.diagnose.sizing.fleet.cost import SECONDS_PER_HOUR
 from kneewatch.diagnose.sizing.inputs import positive
-from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.question import Question
 from kneewatch.diagnose.sizing.search.answer import BY_HOUR, BY_TOKENS, Candidate, Found, gpu_of
@@ -24,7 +23,7 @@ from kneewatch.diagnose.sizing.search.rejections import (
 )
 from kneewatch.diagnose.sizing.search.space import ANYTHING, Choices, Space, space
 from kneewatch.diagnose.sizing.size import running_limit
-from kneewatch.diagnose.sizing.speed.costs import costs
+from kneewatch.diagnose.sizing.speed.costs import launch_costs
 from kneewatch.diagnose.sizing.speed.roofline import Load
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     ITL,
@@ -138,14 +137,7 @@ def _limit(tried: Space, launch: Launch) -> tuple[float, int, str]:
 
 
 def _capacity(question: Question, tried: Space, setup: Setup, limit: int) -> Capacity:
-    known = costs(
-        setup.model,
-        gpu_of(setup),
-        tensor_parallel=setup.parallel.tensor,
-        pipeline_parallel=setup.parallel.pipeline,
-        quantization=setup.quantization,
-        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
-    )
+    known = launch_costs(setup)
     load = Load(
         input_tokens=tried.input_tokens,
         output_tokens=tried.output_tokens,

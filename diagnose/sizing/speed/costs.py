@@ -16,10 +16,11 @@ from kneewatch.diagnose.catalogue.layers import (
 )
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.parameters import Parameters
-from kneewatch.diagnose.catalogue.quantization import Scheme, scheme
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
 from kneewatch.diagnose.sizing.inputs import SizingError, positive
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.setup import Setup
 
-BITS_16 = 16.0
 SPARSE_TOPK_TOKENS = 2048
 """Tokens that a layer with an indexer attends to (DeepSeek-V3.2 configuration, index_topk)."""
 _INDEX_SCALE_BYTES = 4
@@ -105,9 +106,7 @@ def costs(
         )
     stored = scheme(quantization or model.quantization)
     linear_bits = stored.linear_bits
-    attention_bits = stored.attention_bits
-    if attention_bits is None:
-        attention_bits = BITS_16 if model.experts.count else linear_bits
+    attention_bits = stored.attention_bits_of(mixture=bool(model.experts.count))
     head = parameters.head or parameters.embedding
     kinds = _kinds(model, tensor_parallel, kv_bytes_per_element)
     nvlink = tensor_parallel <= gpu.nvlink_gpus and gpu.nvlink_bytes_per_s is not None
@@ -120,7 +119,7 @@ def costs(
         weights_bytes=(
             attention * attention_bits
             + parameters.mlp / tensor_parallel * linear_bits
-            + (parameters.small + head / tensor_parallel) * BITS_16
+            + (parameters.small + head / tensor_parallel) * FULL_BITS
         )
         / 8,
         experts_bytes=routed * stored.expert_bits / 8,
@@ -145,6 +144,24 @@ def costs(
         hidden_size=model.hidden_size,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
+    )
+
+
+def launch_costs(setup: Setup) -> Costs:
+    """What a step of that launch reads and computes on one GPU.
+
+    Raises:
+        SizingError: its GPU or its parameters are not known.
+    """
+    if setup.gpu is None:
+        raise SizingError("state the GPU: its speed is not known", name="gpu")
+    return costs(
+        setup.model,
+        setup.gpu,
+        tensor_parallel=setup.parallel.tensor,
+        pipeline_parallel=setup.parallel.pipeline,
+        quantization=setup.quantization,
+        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
     )
 
 
