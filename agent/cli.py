@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from kneewatch.agent import commands, recording, settings
+from kneewatch.agent import settings_table as table
 from kneewatch.agent.options import PAIR, SPAN, Target
 from kneewatch.agent.printing import NO_DATA, OK, say
 from kneewatch.agent.settings_sources import load
@@ -35,7 +36,7 @@ DEPLOYMENT = (
     "usd_per_gpu_hour",
 )
 JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
-FETCHING = tuple(setting.key for setting in settings.SETTINGS if setting.key.startswith("fetch."))
+FETCHING = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -60,7 +61,7 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         for key in reversed(names):
-            command = setting_option(settings.BY_KEY[key])(command)
+            command = setting_option(table.BY_KEY[key])(command)
         return click.option(
             "--config",
             "config_file",
@@ -72,7 +73,7 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-def setting_option(row: settings.Setting) -> Callable[[Command], Command]:
+def setting_option(row: table.Setting) -> Callable[[Command], Command]:
     """The flag of one setting. Not given it is None, and file or environment decide."""
     kinds: dict[str, dict[str, Any]] = {
         "seconds": {"type": SPAN},
@@ -81,6 +82,7 @@ def setting_option(row: settings.Setting) -> Callable[[Command], Command]:
         "text": {"type": click.Path() if row.key.endswith("_file") else str},
         "flag": {"default": None},
         "pairs": {"type": PAIR, "multiple": True},
+        "texts": {"multiple": True},
     }
     flag = row.option
     if row.kind == "flag":
@@ -95,15 +97,17 @@ def parameter(key: str) -> str:
     return key.replace(".", "__")
 
 
-def effective(given: dict[str, Any]) -> settings.Settings:
+def effective(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> settings.Settings:
     """The effective settings of a command from its keyword arguments, which lose those it uses
-    up."""
+    up. `defaults` are the command's own."""
     file: Path | None = given.pop("config_file", None)
     flags: dict[str, Any] = {}
-    for key, row in settings.BY_KEY.items():
+    for key, row in table.BY_KEY.items():
         value = given.pop(parameter(key), None)
-        flags[key] = (dict(value) or None) if row.kind == "pairs" and value is not None else value
-    return load(file=file, environ=os.environ, flags=flags)
+        if row.kind in ("pairs", "texts") and value is not None:
+            value = (dict(value) if row.kind == "pairs" else list(value)) or None
+        flags[key] = value
+    return load(file=file, environ=os.environ, flags=flags, defaults=defaults)
 
 
 form_option = click.option(
@@ -189,7 +193,7 @@ def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
 
 
 @cli.command()
-@setting_options(*settings.BY_KEY)
+@setting_options(*table.BY_KEY)
 def config(**given: Any) -> int:  # noqa: ANN401
     """Print the effective settings and where each came from."""
     return commands.config(effective(given))

@@ -9,16 +9,21 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from kneewatch.agent.settings import BY_KEY, SETTINGS, Effective, Setting, Settings
+from kneewatch.agent.settings import Effective, Settings
+from kneewatch.agent.settings_table import BY_KEY, SETTINGS, Setting
 from kneewatch.collector.base import SettingsError
 
 RULES_PREFIX = "rules."
+TABLES = ("targets", "notify")
+"""Keys that hold a list of tables: what is in them is read where they are used."""
+
 TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 WANTED = {
     "seconds": "a number of seconds",
     "number": "a number",
     "count": "a whole number",
     "text": "text",
+    "texts": "a list of texts",
     "flag": "true or false",
     "pairs": "a table of texts",
 }
@@ -29,19 +34,28 @@ def load(
     file: Path | None,
     environ: Mapping[str, str],
     flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Effective settings. `flags` maps setting keys to values; None means not given.
+    """Effective settings. `flags` maps setting keys to values; None means not given. `defaults`
+    are a command's own, in place of the table's.
 
     Raises:
         SettingsError: unknown key, value of the wrong kind, file unreadable; the message names
         both.
     """
-    values = {setting.key: Effective(setting.default, "default") for setting in SETTINGS}
+    own = defaults or {}
+    values = {
+        setting.key: Effective(own.get(setting.key, setting.default), "default")
+        for setting in SETTINGS
+    }
+    tables: dict[str, list[dict[str, Any]]] = {}
     thresholds: dict[str, dict[str, float]] = {}
     origin = f"file {file}"
     for key, value in (_from_file(file) if file else {}).items():
         if key.startswith(RULES_PREFIX):
             _threshold(thresholds, key, value, origin)
+        elif key in TABLES:
+            tables[key] = _tables(key, value, origin)
         else:
             values[key] = Effective(_checked(_known(key, origin), value, origin), origin)
     for setting in SETTINGS:
@@ -53,7 +67,7 @@ def load(
         if value is not None:
             place = f"flag {BY_KEY[key].option}"
             values[key] = Effective(_checked(BY_KEY[key], value, place), place)
-    return Settings(values, thresholds, origin)
+    return Settings(values, thresholds, origin, tables)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -78,6 +92,13 @@ def _from_file(file: Path) -> dict[str, Any]:
     return _flattened(document, "")
 
 
+def _tables(key: str, value: object, origin: str) -> list[dict[str, Any]]:
+    rows = cast("list[object]", value) if isinstance(value, list) else None
+    if rows is None or not all(isinstance(row, dict) for row in rows):
+        raise SettingsError(f"{origin}: write {key} as [[{key}]], one table for each")
+    return cast("list[dict[str, Any]]", rows)
+
+
 def _flattened(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in document.items():
@@ -93,7 +114,7 @@ def _flattened(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def _known(key: str, origin: str) -> Setting:
     setting = BY_KEY.get(key)
     if setting is None:
-        near = get_close_matches(key, BY_KEY, n=1, cutoff=0.0)
+        near = get_close_matches(key, (*BY_KEY, *TABLES), n=1, cutoff=0.0)
         raise SettingsError(f"{origin}: no setting {key!r}; the nearest is {near[0]!r}")
     return setting
 
@@ -123,6 +144,8 @@ def _parsed(setting: Setting, text: str, origin: str) -> object:
             return dict(pair(part) for part in text.split(",") if part.strip())
         except ValueError as exc:
             raise SettingsError(f"{origin}: {exc}, several of them with commas between") from exc
+    if setting.kind == "texts":
+        return [part.strip() for part in text.split(",") if part.strip()]
     return text
 
 
@@ -133,6 +156,8 @@ def _checked(setting: Setting, value: object, origin: str) -> object:
         "number": number,
         "count": isinstance(value, int) and not isinstance(value, bool),
         "text": isinstance(value, str),
+        "texts": isinstance(value, list)
+        and all(isinstance(one, str) for one in cast("list[object]", value)),
         "flag": isinstance(value, bool),
         "pairs": _is_pairs(value),
     }[setting.kind]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kneewatch.agent.settings import SETTINGS
+from kneewatch.agent.settings_table import SETTINGS
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.gpu import GPU_SIGNALS

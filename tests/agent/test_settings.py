@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.settings import BY_KEY, HIDDEN, SETTINGS, Setting
+from kneewatch.agent.settings import HIDDEN
 from kneewatch.agent.settings_sources import load
+from kneewatch.agent.settings_table import BY_KEY, SETTINGS, Setting
 from tests.agent.running import Main
 
 COMMANDS = {
@@ -23,6 +24,7 @@ TYPED: dict[str, tuple[list[str], list[object]]] = {
     "count": (["7", "8", "9"], [7, 8, 9]),
     "number": (["0.25", "0.5", "0.75"], [0.25, 0.5, 0.75]),
     "text": (["/a b", "/c", "/d"], ["/a b", "/c", "/d"]),
+    "texts": (["a", "b", "c"], [["a"], ["b"], ["c"]]),
     "flag": (["true", "false", "true"], [True, False, True]),
     "pairs": (["X-A=1", "X-B=2", "X-C=3"], [{"X-A": "1"}, {"X-B": "2"}, {"X-C": "3"}]),
 }
@@ -34,6 +36,8 @@ def in_toml(kind: str, text: str) -> str:
     if kind == "pairs":
         name, _, value = text.partition("=")
         return f'{{ "{name}" = "{value}" }}'
+    if kind == "texts":
+        return f'["{text}"]'
     return f'"{text}"' if kind == "text" else text
 
 
