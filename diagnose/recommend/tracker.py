@@ -8,6 +8,7 @@ from math import inf
 
 from kneewatch.diagnose.recommend.flags import FLAGS
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
+from kneewatch.diagnose.recommend.shown import shown
 
 REMEMBERED_S = 24 * 3600.0
 """A change that shows within this long of its recommendation was made for it."""
@@ -109,22 +110,8 @@ def _flags_of(config: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _follows(change: Change, config: Mapping[str, str]) -> bool:
-    known = FLAGS.get(change.flag)
-    if known is None or not known.label or known.label not in config:
-        return change.flag.startswith("--")
-    shown = config[known.label]
-    if change.flag == "--no-enable-prefix-caching":
-        return shown == "True"
-    if change.after is None:
-        return shown in ("None", "")
-    return shown == str(change.after) or _same_number(shown, change.after)
-
-
-def _same_number(shown: str, wanted: Value) -> bool:
-    try:
-        return abs(float(shown) - float(wanted or 0)) <= 1e-6 * abs(float(wanted or 0))
-    except ValueError:
-        return False
+    told = shown(change, config)
+    return change.flag.startswith("--") if told is None else told
 
 
 def _direction(change: Change) -> int:
