@@ -22,6 +22,10 @@ Value = Callable[[Window], float | None]
 """The number at a window's end, or None."""
 
 
+ENGINE_LABELS = ("model_name", "engine")
+"""Labels that what a page says once for all its engines does not carry."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How a metrics system spells what an expression asks for.
@@ -471,7 +475,8 @@ class InfoChanges:
     def promql(self, dialect: Dialect) -> str | None:
         series, range_s = dialect.series(self.metric), round(dialect.range_s, 3)
         # With `bool`, old series alone are no change; without, they would be no value.
-        return f"sum by (instance) ({series} > bool (time() - {range_s!r})) / {range_s!r}"
+        by = ", ".join(one for one in dialect.by if one not in ENGINE_LABELS)
+        return f"sum by ({by}) ({series} > bool (time() - {range_s!r})) / {range_s!r}"
 
     def lacking(self, has: Has) -> tuple[str, ...]:
         return () if has(self.metric) else (self.metric,)

@@ -14,6 +14,10 @@ HALVED = 0.5
 RESIDUAL_HITS = 0.08
 """Below this nothing matches any more; above it prefixes still repeat and some survive."""
 
+NEVER_HITS = 0.02
+NEVER_SHARE = 0.3
+"""Prompts that share nothing, where prefill is this share of a request's time, are worth a note."""
+
 SHORT_RESIDENCY_S = 60.0
 PARTIAL_HITS = (0.1, 0.8)
 HITS_AGAIN = 0.85
@@ -107,7 +111,7 @@ def prefix_reuse_lost(facts: Facts) -> Cause | None:
 
 def _never_shared(facts: Facts, hits: float) -> Cause | None:
     share = facts.get("prefill_share_ratio")
-    if hits > 0.02 or share < 0.3 or facts.observed_s < 2 * facts.window_s:
+    if hits > NEVER_HITS or share < NEVER_SHARE or facts.observed_s < 2 * facts.window_s:
         return None
     case = Case(
         "prefix_reuse_lost",
@@ -117,7 +121,7 @@ def _never_shared(facts: Facts, hits: float) -> Cause | None:
         Severity.INFO,
         log_odds=0.2,
     )
-    case.weigh("prefix_hit_ratio", hits, 0.02, 0.3, f"hit ratio {100 * hits:.0f} %", below=True)
+    case.weigh("prefix_hit_ratio", hits, NEVER_HITS, 0.3, f"hit ratio {100 * hits:.0f} %", below=True)
     return case.close()
 
 

@@ -1,0 +1,114 @@
+"""Rules as Prometheus takes them, and what they are made for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kneewatch.collector.signals.expr import Dialect
+from kneewatch.diagnose.case import Targets
+from kneewatch.rules.model import WINDOW_S
+
+PREFIX = "kneewatch:"
+
+LABELS = (
+    "cluster",
+    "namespace",
+    "job",
+    "pod",
+    "instance",
+    "tier",
+    "model_name",
+    "engine",
+)
+"""Labels that keep engines apart, and those by which people find them; absent ones do no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What rules are made for: where series come from, and what is promised.
+
+    `interval_s` is the evaluation interval, `window_s` the short window: durations stretch with
+    it. `prefix` begins vLLM's metric names. `triage_url` is where the triage page of a target is:
+    its `instance` is put behind it.
+    """
+
+    window_s: float = WINDOW_S
+    interval_s: float = 15.0
+    targets: Targets = field(default_factory=Targets)
+    labels: tuple[str, ...] = LABELS
+    prefix: str = "vllm:"
+    selector: str = ""
+    gpus: int | None = None
+    peak_flop_per_s: float | None = None
+    peak_bytes_per_s: float | None = None
+    benchmark_ttft_p99_s: float | None = None
+    thresholds: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict[str, Mapping[str, float]]
+    )
+    triage_url: str = ""
+
+    @property
+    def scale(self) -> float:
+        """The short window against its default."""
+        return self.window_s / WINDOW_S
+
+    @property
+    def dialect(self) -> Dialect:
+        """How series are spelled."""
+        return Dialect(self.window_s, self.labels, self.selector, {}, self.prefix)
+
+    @property
+    def engine(self) -> str:
+        """The labels of an engine, for `by` and `on`."""
+        return ", ".join(self.labels)
+
+    @property
+    def process(self) -> str:
+        """The labels of a process: what all its engines share."""
+        return ", ".join(one for one in self.labels if one not in ("model_name", "engine"))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A recording rule."""
+
+    name: str
+    expr: str
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """An alerting rule; `keep_s` is how long it goes on firing after its expression has ended."""
+
+    name: str
+    expr: str
+    for_s: float
+    keep_s: float
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rules that are evaluated one after the other: later ones see what earlier ones recorded."""
+
+    name: str
+    rules: tuple[Record | Alert, ...]
+
+
+def duration(seconds: float) -> str:
+    """A PromQL duration, in whole milliseconds."""
+    millis = max(1, round(1000 * seconds))
+    return f"{millis // 1000}s" if millis % 1000 == 0 else f"{millis}ms"
+
+
+def number(value: float) -> str:
+    """A number as PromQL writes it."""
+    return f"{value:.12g}"
+
+
+def recorded(key: str) -> str:
+    """The recorded series of a signal."""
+    return PREFIX + key

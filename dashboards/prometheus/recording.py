@@ -1,0 +1,165 @@
+"""Recording rules: every signal that PromQL can express, and what is derived from several. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kneewatch.collector.signals.catalogue import Signal
+from kneewatch.collector.signals.expr import Dialect, InfoChanges
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.dashboards.prometheus.model import Group, Plan, Record, duration, number, recorded
+from kneewatch.diagnose.case import CONCLUDED_FROM
+from kneewatch.diagnose.derived import RECENT_REQUESTS_MIN, RECENT_SCRAPES, RECENT_SHARE
+from kneewatch.rules.baseline import DRIFTS, SAMPLES_MAX, SAMPLES_MIN, TRACKED
+
+CONFIDENCE = "cause_confidence"
+QUIET_WAITING = 1.0
+"""A queue this long is not quiet (diagnose/monitor.py)."""
+
+
+def signals_of(plan: Plan) -> tuple[Signal, ...]:
+    """The signals that a plan can have."""
+    return (
+        *VLLM_SIGNALS,
+        *configured(
+            ttft_slo_s=plan.targets.ttft_p99_s,
+            gpus=plan.gpus,
+            peak_flop_per_s=plan.peak_flop_per_s,
+            peak_bytes_per_s=plan.peak_bytes_per_s,
+        ),
+    )
+
+
+def inexpressible(plan: Plan) -> list[str]:
+    """Signals that PromQL cannot express: numbers that stand inside a label."""
+    return [s.key for s in signals_of(plan) if s.expr.promql(plan.dialect) is None]
+
+
+def signal_group(plan: Plan) -> Group:
+    """A series for each signal, per engine."""
+    dialect = plan.dialect
+    rules = [
+        Record(recorded(signal.key), _spread(plan, signal, query))
+        for signal in signals_of(plan)
+        if (query := signal.expr.promql(dialect)) is not None
+    ]
+    return Group("kneewatch-signals", tuple(rules))
+
+
+def _spread(plan: Plan, signal: Signal, query: str) -> str:
+    """What a page says once for all its engines (the running adapters), told for each."""
+    if not isinstance(signal.expr, InfoChanges):
+        return query
+    each = f"({recorded('running')} * 0 + 1)"
+    return f"{each} * on ({plan.process}) group_left () ({query})"
+
+
+def derived_group(plan: Plan) -> Group:
+    """Derived signals: counts in the window, quiet medians, and drifts against them."""
+    return Group(
+        "kneewatch-derived",
+        tuple(Record(recorded(key), expr) for key, expr in derived(plan).items()),
+    )
+
+
+def derived(plan: Plan) -> Mapping[str, str]:
+    """The derived signals' expressions by key, in an order in which each finds what it needs."""
+    window = number(plan.window_s)
+    found = {
+        "preempted_in_window": f"{window} * {recorded('preemption_per_s')}",
+        "errors_in_window": f"{window} * {recorded('finished_error_per_s')}",
+        "prompt_tail_ratio": over("prompt_tokens_p99", "prompt_tokens_p95"),
+    }
+    found |= _recent(plan)
+    for key in TRACKED:
+        found[f"{key}:quiet"] = _baseline(plan, key)
+    found |= {key: over(of, f"{of}:quiet") for key, of in DRIFTS}
+    found["kv_transfer_drift_ratio"] = over("kv_transfer_mean_s", "kv_transfer_mean_s:quiet")
+    found["finished_length_drift_points"] = (
+        f"{recorded('finished_length_ratio')} - {recorded('finished_length_ratio:quiet')}"
+    )
+    found["prefix_hit_quiet_ratio"] = recorded("prefix_hit_ratio:quiet")
+    if plan.targets.ttft_p99_s is not None:
+        wait = over("waiting", "completed_per_s")
+        found["queue_wait_estimate_ratio"] = f"{wait} / {number(plan.targets.ttft_p99_s)}"
+    return found
+
+
+def _recent(plan: Plan) -> dict[str, str]:
+    """What shows first on the window's newest quarter (diagnose/derived.py, `recent`)."""
+    quarter_s = max(RECENT_SHARE * plan.window_s, RECENT_SCRAPES * plan.interval_s)
+    quarter = _within(plan, quarter_s)
+    half = _within(plan, max(quarter_s, 2 * RECENT_SHARE * plan.window_s))
+    hits, spec = _signal(plan, "prefix_hit_ratio"), _signal(plan, "spec_acceptance_ratio")
+    told = [
+        f"({hits.expr.promql(dialect)} and"
+        f" {number(dialect.range_s)} * ({arrivals}) >= {number(RECENT_REQUESTS_MIN)})"
+        for dialect in (quarter, half)
+        if (arrivals := _signal(plan, "arrival_per_s").expr.promql(dialect))
+    ]
+    recent, window = recorded("prefix_hit_recent_ratio"), recorded("prefix_hit_ratio")
+    return {
+        "prefix_hit_recent_ratio": " or ".join(told),
+        "prefix_hit_fewest_ratio": f"({recent} <= {window}) or {window} or {recent}",
+        "spec_acceptance_recent_ratio": spec.expr.promql(quarter) or "",
+    }
+
+
+def _within(plan: Plan, range_s: float) -> Dialect:
+    return replace(plan.dialect, range_s=min(range_s, plan.window_s))
+
+
+def _signal(plan: Plan, key: str) -> Signal:
+    return next(signal for signal in signals_of(plan) if signal.key == key)
+
+
+def calm_group(plan: Plan) -> Group:
+    """What the quiet medians are taken of: values of scrapes in which nothing was wrong.
+
+    Evaluated after the alerts, for a finding at warning is not quiet.
+    """
+    disturbed = (
+        f"({recorded('waiting_avg')} >= {number(QUIET_WAITING)})"
+        f" or ({recorded('cascade_stage')} >= 2)"
+        f' or (max by ({plan.engine}) (ALERTS{{kneewatch="finding", alertstate="firing",'
+        ' severity=~"warning|critical"}))'
+        f" or (max by ({plan.engine}) ({recorded(CONFIDENCE)} >= {number(CONCLUDED_FROM)}))"
+    )
+    calm = (
+        f"({recorded('arrival_per_s')} > 0) unless"
+        f" max_over_time({recorded('disturbed')}[{duration(plan.window_s)}])"
+    )
+    half = duration(plan.window_s / 2)
+    seen = f"count_over_time({recorded('running')}[{half}]) >= {_scrapes(plan)}"
+    rules = [
+        Record(recorded("disturbed"), disturbed),
+        Record(recorded("calm"), f"({calm}) and ({seen})"),
+    ]
+    rules += [
+        Record(recorded(f"{key}:calm"), f"{recorded(key)} and {recorded('calm')}")
+        for key in TRACKED
+    ]
+    return Group("kneewatch-calm", tuple(rules))
+
+
+def _scrapes(plan: Plan) -> str:
+    """Evaluations in half a window: a target that has just appeared has no quiet yet."""
+    return number(max(1, int(plan.window_s / 2 / plan.interval_s)))
+
+
+def _baseline(plan: Plan, key: str) -> str:
+    """The median of the quiet values; the last one known while there is no quiet."""
+    remembered_s = SAMPLES_MAX * plan.window_s / 2
+    spacing = duration(plan.window_s / 2)
+    calm = f"last_over_time({recorded(f'{key}:calm')}[{spacing}])"
+    samples = f"{calm}[{duration(remembered_s)}:{spacing}]"
+    return (
+        f"(quantile_over_time(0.5, {samples}) and count_over_time({samples}) >= {SAMPLES_MIN})"
+        f" or {recorded(f'{key}:quiet')}"
+    )
+
+
+def over(key: str, by: str) -> str:
+    """One recorded series over another, where that is above nothing."""
+    return f"{recorded(key)} / ({recorded(by)} > 0)"

@@ -1,0 +1,44 @@
+"""`kneewatch export`: files that promtool takes, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.agent.running import Main
+from tests.programs import require
+
+
+def test_rules_and_their_tests(main: Main, tmp_path: Path) -> None:
+    told = main("export", "prometheus-tests", str(tmp_path / "out"), "--slo-ttft", "2s")
+    assert told.status == 0
+    rules, wrapped, tests = (Path(line) for line in told.out.splitlines())
+    assert wrapped.is_file()
+    for command in (["check", "rules", str(rules)], ["test", "rules", str(tests)]):
+        subprocess.run([require("promtool"), *command], check=True, capture_output=True)
+
+
+def test_flags_reach_the_rules(main: Main, tmp_path: Path) -> None:
+    main(
+        "export", "prometheus-rules", str(tmp_path), "--prefix", "ray_vllm_", "--label", "team",
+        "--window", "2m", "--selector", 'env="prod"', "--slo-itl", "50ms",
+    )  # fmt: skip
+    text = (tmp_path / "kneewatch.rules.yml").read_text()
+    assert 'ray_vllm_num_requests_running{env="prod"}' in text
+    assert "[120s]" in text
+    assert "engine, team)" in text
+    assert "kneewatch:itl_p99_s > 0.05" in text
+
+
+def test_a_window_of_too_few_evaluations_is_refused(main: Main, tmp_path: Path) -> None:
+    told = main("export", "prometheus-rules", str(tmp_path), "--evaluation-interval", "30s")
+    assert told.status == 2
+    assert "--window" in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = main("export", "prometheus-rules", str(tmp_path / "file" / "out"))
+    assert told.status == 2
+    assert str(tmp_path / "file") in told.err

@@ -1,0 +1,49 @@
+"""Prometheus's own rule engine over the recordings says what the sidecar says, when it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.dashboards.parity import Difference, differences
+from tests.programs import require
+from tests.recordings import CAPTURES
+
+BASELINE = frozenset({"TTFT-TAIL"})
+"""Held against quiet medians: in a recording of minutes these rest on a handful of samples, taken
+at other moments."""
+
+RECORDINGS = (
+    "healthy_light",
+    "itl_spikes_no_chunked",
+    "kv_pressure_cascade",
+    "lora_thrash",
+    "prefix_lost",
+    "prefix_off",
+    "queue_overload",
+    "restart_mid_run",
+    "spec_mixed",
+)
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_prometheus_says_the_same(name: str, tmp_path: Path) -> None:
+    require("promtool")
+    found = differences(CAPTURES / f"{name}.jsonl.gz", tmp_path)
+    assert [one for one in found if one.key not in BASELINE] == []
+
+
+def test_what_promql_cannot_conclude_it_cannot_fold_either(tmp_path: Path) -> None:
+    require("promtool")
+    found = differences(CAPTURES / "round_robin_two_replicas.r1.jsonl.gz", tmp_path)
+    # The sidecar tells these stalls with prefix_churn, which needs the KV capacity.
+    assert {one.key for one in found} == {"prefill_interference"}
+
+
+def test_a_difference_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("promtool")
+    monkeypatch.setattr("kneewatch.dashboards.prometheus.stages.FULL_FROM_RATIO", 0.5)
+    monkeypatch.setattr("kneewatch.dashboards.prometheus.stages.FILLING_FROM_RATIO", 0.2)
+    found = differences(CAPTURES / "kv_pressure_cascade.jsonl.gz", tmp_path)
+    assert any(isinstance(one, Difference) and one.key == "stage" for one in found)

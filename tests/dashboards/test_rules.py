@@ -1,0 +1,141 @@
+"""The exported rules: what promtool, and a recording of trouble, say of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kneewatch.collector.base import SettingsError
+from kneewatch.collector.signals.catalogue import Signal
+from kneewatch.dashboards.prometheus.causes import INEXPRESSIBLE, cause_queries
+from kneewatch.dashboards.prometheus.files import OBJECT_FILE, RULES_FILE, rule_files
+from kneewatch.dashboards.prometheus.findings import expressible, rules_of
+from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
+from kneewatch.dashboards.prometheus.recording import inexpressible, signals_of
+from kneewatch.dashboards.prometheus.scenarios import TESTS_FILE, promtool_files, scenarios
+from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.causes import CAUSES
+from tests.programs import require
+
+PLANS = {
+    "plain": Plan(),
+    "with targets": Plan(
+        targets=Targets(2.0, 0.1), gpus=8, peak_flop_per_s=989e12, peak_bytes_per_s=3.35e12
+    ),
+    "short window, other names": Plan(
+        window_s=15.0, interval_s=2.0, prefix="ray_vllm_", selector='cluster="a"',
+        triage_url="https://triage.example/triage",
+    ),
+}  # fmt: skip
+
+
+def promtool(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([require("promtool"), *args], capture_output=True, text=True, check=False)
+
+
+def write(folder: Path, plan: Plan) -> Path:
+    for name, text in {**rule_files(plan), **promtool_files(plan)}.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_promtool_accepts_the_rules(tmp_path: Path, plan: Plan) -> None:
+    ran = promtool("check", "rules", str(write(tmp_path, plan) / RULES_FILE))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "SUCCESS" in ran.stdout
+
+
+@pytest.mark.parametrize("plan", [PLANS["plain"], PLANS["with targets"]], ids=["plain", "targets"])
+def test_the_exported_tests_pass(tmp_path: Path, plan: Plan) -> None:
+    ran = promtool("test", "rules", str(write(tmp_path, plan) / TESTS_FILE))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_exported_tests_can_fail(tmp_path: Path) -> None:
+    write(tmp_path, Plan())
+    rules = tmp_path / RULES_FILE
+    rules.write_text(rules.read_text().replace("irate(vllm:num_preemptions", "irate(vllm:gone"))
+    ran = promtool("test", "rules", str(tmp_path / TESTS_FILE))
+    assert ran.returncode == 1
+    assert "KneewatchCauseKvPressure" in ran.stdout + ran.stderr
+
+
+def test_there_are_negative_scenarios() -> None:
+    quiet = [scenario.name for scenario in scenarios(Plan()) if not scenario.fires]
+    assert len(quiet) >= 4
+
+
+def test_every_signal_is_recorded_or_named_as_left_out() -> None:
+    plan = PLANS["with targets"]
+    text = rule_files(plan)[RULES_FILE]
+    for signal in signals_of(plan):
+        assert isinstance(signal, Signal)
+        recorded = f"record: kneewatch:{signal.key}\n" in text
+        assert recorded != (signal.key in inexpressible(plan)), signal.key
+        assert recorded or f"signal {signal.key} " in text
+
+
+def test_every_rule_is_an_alert_or_named_as_left_out() -> None:
+    plan = PLANS["with targets"]
+    can, cannot = expressible(plan)
+    assert {rule.id for rule in rules_of(plan)} == {
+        *(rule.id for rule in can),
+        *(rule.id for rule, _ in cannot),
+    }
+    text = rule_files(plan)[RULES_FILE]
+    assert all(f"rule {rule.id} (needs {signal})" in text for rule, signal in cannot)
+    assert "KV-EVICT" in {rule.id for rule in can}
+
+
+def test_every_cause_is_concluded_told_by_a_finding_or_named_as_left_out() -> None:
+    concluded = {query.id for query in cause_queries(PLANS["with targets"])}
+    by_findings = {"underused", "kv_overprovisioned", "engine_restarted"}
+    every = {cause.__name__ for cause in CAUSES}
+    assert every - concluded - by_findings == set(INEXPRESSIBLE)
+
+
+def test_alerts_carry_what_a_person_needs() -> None:
+    document: dict[str, Any] = yaml.safe_load(
+        rule_files(PLANS["short window, other names"])[RULES_FILE]
+    )
+    alerts = [rule for group in document["groups"] for rule in group["rules"] if "alert" in rule]
+    assert len(alerts) > 50
+    for alert in alerts:
+        assert {"summary", "description", "action", "guide"} <= set(alert["annotations"])
+        assert alert["labels"]["severity"] in ("info", "warning", "critical")
+        if alert["alert"] != "KneewatchNoMetrics":
+            link = alert["annotations"]["triage"]
+            assert link == "https://triage.example/triage/{{ $labels.instance }}"
+
+
+def test_the_object_holds_the_same_rules() -> None:
+    files = rule_files(Plan())
+    plain, wrapped = yaml.safe_load(files[RULES_FILE]), yaml.safe_load(files[OBJECT_FILE])
+    assert wrapped["kind"] == "PrometheusRule"
+    assert wrapped["spec"] == plain
+
+
+def test_thresholds_are_the_users() -> None:
+    plan = Plan(thresholds={"KV-EVICT": {"warning": 0.123}})
+    text = rule_files(plan)[RULES_FILE]
+    assert re.search(r"preemption_ratio_per_s > 0\.123\b", text)
+    with pytest.raises(SettingsError, match="KV-EVICTION"):
+        rule_files(Plan(thresholds={"KV-EVICTION": {"warning": 0.1}}))
+
+
+def test_names_and_selector_reach_every_series() -> None:
+    text = rule_files(PLANS["short window, other names"])[RULES_FILE]
+    assert "vllm:" not in text.replace("ray_vllm_", "")
+    assert not re.search(r"ray_vllm_\w+(?!\w|{)", text)
+
+
+def test_rules_are_either_kind() -> None:
+    from kneewatch.dashboards.prometheus.files import groups
+
+    assert all(isinstance(rule, Record | Alert) for group in groups(Plan()) for rule in group.rules)
