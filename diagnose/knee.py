@@ -1,0 +1,219 @@
+"""The knee of a server's own latency-throughput curve, learned from the loads it has had. Pure.
+
+One point a window: requests in flight, what was served, how late. Points are gathered by
+concurrency in steps of the square root of two; a step counts once it holds enough of them. Without
+targets the knee is where power is highest, tokens per second over the time a token takes (Kleinrock
+1979): beyond it latency grows by a larger factor than throughput. Both are means, which vLLM's
+histograms give exactly; a quantile inside a wide bucket would move the knee by a step. With targets
+C_max is the last step that keeps them. Only steps that were seen count: nothing is extrapolated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log2
+from statistics import median, quantiles
+
+from kneewatch.diagnose.case import Targets
+
+STEPS_PER_DOUBLING = 2
+POINTS_KEPT = 48
+POINTS_MIN = 3
+STEPS_MIN = 3
+SPAN_MIN = 4.0
+"""Loads from one to this many times it must have been seen: less is a spot, not a curve."""
+
+IN_FLIGHT_MIN = 0.5
+REQUESTS_MIN = 4.0
+"""Fewer finished requests in a window say nothing about their latency."""
+
+FORGOTTEN_S = 14 * 24 * 3600.0
+"""Older points are of another server: versions, models and prompts change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One window. `token_s` is a request's whole time over its output tokens."""
+
+    t_s: float
+    in_flight: float
+    requests_per_s: float
+    tokens_per_s: float
+    token_s: float
+    ttft_p99_s: float | None
+    itl_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A figure with the middle half of its windows."""
+
+    low: float
+    expected: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedKnee:
+    """How much one engine carries, from its own history.
+
+    `c_max` is in requests in flight: `low` is sure, beyond `high` the knee is past; `reached` is
+    False where no load past it was seen: then C_max is a lower bound. `basis` says what decided.
+    """
+
+    c_max: Range
+    usable_requests_per_s: Range
+    reached: bool
+    basis: str
+    points: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The points of one concurrency."""
+
+    in_flight: float
+    points: Sequence[Point]
+
+    def power(self) -> Range:
+        return _range([point.tokens_per_s / point.token_s for point in self.points])
+
+    def kept(self, targets: Targets) -> float:
+        """The share of windows that keep the targets."""
+        kept = sum(1 for point in self.points if _keeps(point, targets))
+        return kept / len(self.points)
+
+
+class CurveLearner:
+    """The points of one engine (or of a tier's engines together)."""
+
+    def __init__(self, *, window_s: float) -> None:
+        self._window_s = window_s
+        self._last_s = float("-inf")
+        self._steps: dict[int, deque[Point]] = {}
+
+    def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
+        """Take a scrape into account: one a window, so that no observation counts twice."""
+        if 0 <= now_s - self._last_s < self._window_s:
+            return
+        point = _point(now_s, values, self._window_s)
+        if point is None:
+            return
+        self._last_s = now_s
+        step = round(STEPS_PER_DOUBLING * log2(point.in_flight))
+        self._steps.setdefault(step, deque(maxlen=POINTS_KEPT)).append(point)
+
+    def points(self) -> list[Point]:
+        """Every point kept, for the store."""
+        return [point for points in self._steps.values() for point in points]
+
+    def knee(self, now_s: float, targets: Targets) -> LearnedKnee | None:
+        """The knee as far as it is known; None where too few loads have been seen."""
+        steps = self._known(now_s)
+        if len(steps) < STEPS_MIN or steps[-1].in_flight < SPAN_MIN * steps[0].in_flight:
+            return None
+        if targets.ttft_p99_s is not None or targets.itl_p99_s is not None:
+            return _at_targets(steps, targets)
+        return _at_power(steps)
+
+    def _known(self, now_s: float) -> list[_Step]:
+        known: list[_Step] = []
+        for _, points in sorted(self._steps.items()):
+            fresh = [point for point in points if now_s - point.t_s <= FORGOTTEN_S]
+            if len(fresh) >= POINTS_MIN:
+                known.append(_Step(median(point.in_flight for point in fresh), fresh))
+        return known
+
+
+def _point(now_s: float, values: Mapping[str, float | None], window_s: float) -> Point | None:
+    in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
+    served_per_s, tokens_per_s = (
+        values.get("completed_per_s"),
+        values.get("generation_tokens_per_s"),
+    )
+    e2e_s, length = values.get("e2e_mean_s"), values.get("output_tokens_mean")
+    if not (served_per_s and tokens_per_s and e2e_s and length) or in_flight < IN_FLIGHT_MIN:
+        return None
+    if served_per_s * window_s < REQUESTS_MIN:
+        return None
+    return Point(
+        t_s=now_s,
+        in_flight=in_flight,
+        requests_per_s=served_per_s,
+        tokens_per_s=tokens_per_s,
+        token_s=e2e_s / length,
+        ttft_p99_s=values.get("ttft_p99_s"),
+        itl_p99_s=values.get("itl_p99_s"),
+    )
+
+
+def _at_power(steps: Sequence[_Step]) -> LearnedKnee:
+    """The knee is the step of most power; steps whose better windows reach it may be it as well."""
+    powers = [step.power() for step in steps]
+    best = max(range(len(steps)), key=lambda at: powers[at].expected)
+    near = [at for at, power in enumerate(powers) if power.high >= powers[best].expected]
+    return _learned(
+        steps,
+        low=min(near),
+        best=best,
+        high=max(near),
+        reached=best + 1 < len(steps),
+        basis="latency rises faster than throughput beyond it",
+    )
+
+
+def _at_targets(steps: Sequence[_Step], targets: Targets) -> LearnedKnee | None:
+    """C_max is the last step of the run that keeps the targets in most windows."""
+    kept = [step.kept(targets) for step in steps]
+    start = next((at for at, share in enumerate(kept) if share >= 0.5), None)
+    if start is None:
+        return None
+    best = _run_end(kept, start, least=0.5)
+    return _learned(
+        steps,
+        low=_run_end(kept, start, least=0.9) if kept[start] >= 0.9 else start,
+        best=best,
+        high=_run_end(kept, start, least=0.1),
+        reached=best + 1 < len(steps),
+        basis="P99 within the targets",
+    )
+
+
+def _run_end(kept: Sequence[float], start: int, *, least: float) -> int:
+    """The last of the steps from `start` on that keep the targets in at least this share."""
+    end = start
+    while end + 1 < len(kept) and kept[end + 1] >= least:
+        end += 1
+    return end
+
+
+def _learned(
+    steps: Sequence[_Step], *, low: int, best: int, high: int, reached: bool, basis: str
+) -> LearnedKnee:
+    served = [point.requests_per_s for point in steps[best].points]
+    return LearnedKnee(
+        c_max=Range(steps[low].in_flight, steps[best].in_flight, steps[high].in_flight),
+        usable_requests_per_s=_range(served),
+        reached=reached,
+        basis=basis,
+        points=sum(len(step.points) for step in steps),
+        steps=len(steps),
+    )
+
+
+def _keeps(point: Point, targets: Targets) -> bool:
+    pairs = ((point.ttft_p99_s, targets.ttft_p99_s), (point.itl_p99_s, targets.itl_p99_s))
+    return all(
+        target_s is None or (value_s is not None and value_s <= target_s)
+        for value_s, target_s in pairs
+    )
+
+
+def _range(values: Sequence[float]) -> Range:
+    if len(values) < 2:
+        return Range(values[0], values[0], values[0])
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return Range(low, middle, high)
