@@ -1,0 +1,94 @@
+"""KV exhaustion, foreseen from demand: early on ramps, silent without a trend."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.forecast import Forecaster, demand_ratio
+from tests.ramps import ramp, run, steady
+
+
+def climb(slope_per_s: float, *, start: float = 0.4, for_s: float = 600.0) -> Forecaster:
+    """A forecaster that has seen demand climb by so much a second."""
+    forecaster = Forecaster(window_s=60.0)
+    for tick in range(round(for_s / 5)):
+        forecaster.update(5.0 * tick, {"kv_usage_avg_ratio": start + slope_per_s * 5 * tick})
+    return forecaster
+
+
+@given(st.floats(4e-4, 8e-4))
+def test_a_straight_climb_is_foreseen_exactly(slope_per_s: float) -> None:
+    forecast = climb(slope_per_s).update(600.0, {"kv_usage_avg_ratio": 0.4 + 600 * slope_per_s})
+    assert forecast is not None
+    assert forecast.expected_s == pytest.approx(
+        (1 - 0.4 - 600 * slope_per_s) / slope_per_s, rel=0.05
+    )
+    assert forecast.soonest_s <= forecast.expected_s <= forecast.latest_s
+
+
+def test_it_counts_down_between_samples() -> None:
+    forecaster = climb(5e-4)
+    one = forecaster.update(600.0, {"kv_usage_avg_ratio": 0.7})
+    other = forecaster.update(610.0, {"kv_usage_avg_ratio": 0.705})
+    assert one is not None
+    assert other is not None
+    assert other.expected_s == pytest.approx(one.expected_s - 10, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "demand"),
+    [
+        pytest.param({"kv_usage_avg_ratio": 0.5, "running_avg": 10.0}, 0.5, id="nobody waits"),
+        pytest.param(
+            {"kv_usage_avg_ratio": 0.9, "running_avg": 10.0, "waiting_by_capacity": 5.0},
+            1.35,
+            id="those who wait would want half as much again",
+        ),
+        pytest.param({"kv_usage_avg_ratio": 0.0, "running_avg": 0.0}, 0.0, id="idle"),
+        pytest.param({"running_avg": 10.0}, None, id="usage unknown"),
+        pytest.param({"kv_usage_avg_ratio": float("nan")}, None, id="usage is no number"),
+    ],
+)
+def test_demand(values: dict[str, float], demand: float | None) -> None:
+    assert demand_ratio(values) == pytest.approx(demand)
+
+
+@pytest.mark.parametrize("usage", [0.0, 0.5, 0.95])
+def test_no_trend_is_silence(usage: float) -> None:
+    forecaster = Forecaster(window_s=60.0)
+    told = [forecaster.update(5.0 * tick, {"kv_usage_avg_ratio": usage}) for tick in range(400)]
+    assert told == [None] * 400
+
+
+def test_a_climb_that_has_ended_is_silence() -> None:
+    forecaster = climb(5e-4)
+    told = [forecaster.update(600.0 + 5 * tick, {"kv_usage_avg_ratio": 0.7}) for tick in range(31)]
+    assert told[-1] is None
+
+
+def test_demand_beyond_capacity_needs_no_forecast() -> None:
+    forecaster = climb(5e-4)
+    values = {"kv_usage_avg_ratio": 0.99, "running_avg": 10.0, "waiting_by_capacity": 5.0}
+    assert forecaster.update(600.0, values) is None
+
+
+def test_a_restart_forgets_the_trend() -> None:
+    forecaster = climb(5e-4)
+    forecaster.forget()
+    assert forecaster.update(600.0, {"kv_usage_avg_ratio": 0.7}) is None
+
+
+def test_slow_ramps_leave_time_to_scale() -> None:
+    runs = [run(ramp(2.0, 9.0, 1200.0), for_s=3600, seed=seed) for seed in range(6)]
+    leads = [one.lead_s for one in runs if one.lead_s is not None]
+    assert len(leads) == 6
+    assert median(leads) >= 120
+
+
+def test_a_steady_load_is_hardly_ever_alarming() -> None:
+    runs = [run(steady(2.0), for_s=2 * 3600, seed=seed) for seed in range(3)]
+    assert sum(one.alarmed_s for one in runs) <= 0.01 * sum(one.lasted_s for one in runs)
