@@ -82,8 +82,22 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """A value of a signal from which on the cause would not be concluded. `above`: from there
+    upwards, else downwards."""
+
+    signal: str
+    now: float
+    at: float
+    above: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Cause:
-    """What we conclude. `lever` is the first thing to do, in words."""
+    """What we conclude. `lever` is the first thing to do, in words.
+
+    `unless` says, for the first cause of a diagnosis, at which values it would not stand.
+    """
 
     id: str
     confidence: float
@@ -95,6 +109,7 @@ class Cause:
     lever: str
     since_s: float = math.nan
     explains: tuple[str, ...] = ()
+    unless: tuple[Counterfactual, ...] = ()
 
 
 @dataclass(slots=True)

@@ -47,6 +47,17 @@ class Forecast:
     slope_per_s: float
 
 
+def forecast_values(demand: float | None, forecast: Forecast | None) -> dict[str, float | None]:
+    """The derived signals of a demand and its forecast."""
+    latest_s = None if forecast is None else forecast.latest_s
+    return {
+        "kv_demand_ratio": demand,
+        "kv_exhausted_in_s": None if forecast is None else forecast.expected_s,
+        "kv_exhausted_soonest_s": None if forecast is None else forecast.soonest_s,
+        "kv_exhausted_latest_s": latest_s if latest_s and isfinite(latest_s) else None,
+    }
+
+
 def demand_ratio(values: Mapping[str, float | None]) -> float | None:
     """KV tokens asked for over the KV cache's capacity; None where usage is not known.
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.history import History, Restart
+from kneewatch.collector.history import Column, History, Restart
 from kneewatch.collector.names.resolver import Binding, EngineBinding, EngineKey, resolve
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.collector.signals.catalogue import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.case import Cause, Facts
-from kneewatch.diagnose.causes import UNDISTURBING, conclude, observer, ranked
+from kneewatch.diagnose.case import Cause, Counterfactual, Facts
+from kneewatch.diagnose.causes import EXAMINE, UNDISTURBING, conclude, observer, ranked
+from kneewatch.diagnose.counterfactual import counterfactuals
 from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent
 from kneewatch.diagnose.diagnosis import Diagnosis, health, judged_against, worst_of
+from kneewatch.diagnose.forecast import Forecaster, demand_ratio, forecast_values
 from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
 from kneewatch.diagnose.recommend.adviser import Adviser
@@ -73,10 +75,18 @@ class EngineMonitor:
         self._streaks = Streaks()
         self._tracker = CauseTracker(scale=profile.scale)
         self._adviser = Adviser(profile.stated)
+        self._forecaster = Forecaster(window_s=profile.window_s)
+        self._unless: tuple[str, float, tuple[Counterfactual, ...]] = ("", 0.0, ())
         self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
         self._vanished = 0
         self._disturbed_s = float("-inf")
         self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
+        self.newest: Diagnosis | None = None
+        """What was last said, also of a page that could not be read."""
+        self.restart: Restart | None = None
+        """A restart that the newest page showed."""
+        self._columns: tuple[Column, ...] = ()
+        self._columns_of = -1
 
     def page(
         self,
@@ -97,7 +107,25 @@ class EngineMonitor:
         self._vanished = 0
         window = Window(self.history, now_s=t_s, range_s=self._range_s(t_s))
         reading = self._signals.read(window)
-        return self._judge(t_s, window, reading, gpus)
+        self.newest, self.restart = self._judge(t_s, window, reading, gpus), restart
+        return self.newest
+
+    def counters(self) -> tuple[tuple[Column, ...], tuple[float, ...]]:
+        """The newest page's counters, histogram parts among them; NaN for what it lacks.
+
+        Shapes: both (counters,). The columns are the same object until others come.
+        """
+        if self._columns_of != self.history.generation:
+            columns = tuple(self.history.counters.columns)
+            if columns != self._columns:
+                self._columns = columns
+            self._columns_of = self.history.generation
+        return self._columns, self.history.frames[-1].counters if self.history.frames else ()
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """The labels of cache_config_info on the newest page."""
+        return self.history.info.get("cache_config_info", {})
 
     def _range_s(self, t_s: float) -> float:
         """The window, shorter while less has been seen, longer where scrapes are rare."""
@@ -125,11 +153,13 @@ class EngineMonitor:
 
     def unreadable(self, t_s: float, cause: Cause, why: str) -> Diagnosis:
         """The diagnosis after a scrape that gave nothing."""
-        return Diagnosis(
+        self.restart = None
+        self.newest = Diagnosis(
             t_s, self.target, self.key.engine, self.key.model, None,
             health(cause.severity, readable=False), None, [cause], [], [], {},
             [f"every signal: {why}"], 0.0, "nothing: the page could not be read",
         )  # fmt: skip
+        return self.newest
 
     def _begin_anew(self, t_s: float, restart: Restart | None) -> None:
         """The process was replaced, or the clock was set back: what was held has no since."""
@@ -140,12 +170,16 @@ class EngineMonitor:
         self._cascade.forget()
         self._streaks.forget()
         self._tracker.forget()
+        self._forecaster.forget()
         self._adviser.restarted()
 
     def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
         profile = self.profile
         derived, notes = derive(reading, window, self._baseline, profile.targets)
-        values = {**reading.values, **derived, **gpus.values}
+        forecast = forecast_values(
+            demand_ratio(reading.values), self._forecaster.update(t_s, reading.values)
+        )
+        values = {**reading.values, **derived, **forecast, **gpus.values}
         idle = not (values.get("running_max") or values.get("waiting"))
         stage = self._cascade.judge(
             t_s, values, preempted=increase_since_last(self.history, "num_preemptions")
@@ -164,7 +198,7 @@ class EngineMonitor:
             findings={finding.rule.id: finding for finding in findings},
             stage=stage,
             baseline=self._baseline,
-            config=self.history.info.get("cache_config_info", {}),
+            config=self.config,
             targets=profile.targets,
             restarts_s=self._restarts_s,
         )
@@ -196,7 +230,20 @@ class EngineMonitor:
         if missing is not None:
             concluded.append(missing)
         self._learn(facts, concluded, findings)
-        return ranked(self._tracker.update(facts.now_s, concluded)), missing is not None
+        told = ranked(self._tracker.update(facts.now_s, concluded))
+        if told:
+            told[0] = replace(told[0], unless=self._turning_points(facts, told[0]))
+        return told, missing is not None
+
+    def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
+        """What the first cause hangs on; worked out anew twice a window, for it takes a while."""
+        cause, made_s, points = self._unless
+        fresh = 0 <= facts.now_s - made_s < self.profile.window_s / 2
+        if cause != first.id or not fresh:
+            examine = EXAMINE.get(first.id)
+            points = counterfactuals(examine, facts, first) if examine else ()
+            self._unless = (first.id, facts.now_s, points)
+        return points
 
     def _learn(self, facts: Facts, concluded: list[Cause], findings: list[Finding]) -> None:
         disturbed = (
@@ -234,6 +281,12 @@ class TargetMonitor:
         self._bound: tuple[Layout, Binding] | None = None
         self._failures, self._failing_since_s = 0, 0.0
         self.last_error: CollectError | None = None
+        """Why the newest scrape gave nothing; None where it gave a page."""
+
+    @property
+    def engines(self) -> Collection[EngineMonitor]:
+        """Those on the newest page, and those that left it a while ago."""
+        return self._engines.values()
 
     def page(self, t_s: float, page: Page, gpus: GpuReading = NO_GPUS) -> list[Diagnosis]:
         """A diagnosis for each engine on the page; `gpus` are what the target's GPUs say."""
@@ -241,7 +294,7 @@ class TargetMonitor:
             binding = self._resolve(page)
         except CollectError as error:
             return self.failed(t_s, error)
-        self._failures = 0
+        self._failures, self.last_error = 0, None
         found: list[Diagnosis] = []
         for engine in binding.engines:
             monitor = self._engines.get(engine.key)

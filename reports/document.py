@@ -76,6 +76,15 @@ def cause_document(cause: Cause) -> dict[str, Any]:
         "guide": list(cause.guide),
         "lever": cause.lever,
         "explains": list(cause.explains),
+        "unless": [
+            {
+                "signal": point.signal,
+                "now": rounded(point.now),
+                "at": rounded(point.at),
+                "above": point.above,
+            }
+            for point in cause.unless
+        ],
     }
 
 

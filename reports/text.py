@@ -196,6 +196,7 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
         *((f"+ {item}", 2) for item in evidence),
         *((f"- {item}", 2) for item in against),
         (f"explains: {', '.join(cause.explains)}" if cause.explains else "", 2),
+        (unless_words(cause), 2),
         *((row, 2) for row in advice.rows(made) or [f"do first: {cause.lever}"]),
         (f"guide: {', '.join(cause.guide)}" if cause.guide else "", 2),
     ]
@@ -204,6 +205,16 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
     for row, more in rows:
         lines += wrapped(row, width=style.width, indent=3, more=more)
     return lines
+
+
+def unless_words(cause: Cause) -> str:
+    """At which values the cause would not stand; empty where that is not known."""
+    points = [
+        f"{point.signal} {'above' if point.above else 'below'} {quantity(point.signal, point.at)}"
+        f" (now {quantity(point.signal, point.now)})"
+        for point in cause.unless
+    ]
+    return f"would not stand with {' or '.join(points)}" if points else ""
 
 
 def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:

@@ -41,8 +41,8 @@ TTFT_DRIFT = 3.0
 EXIT_HOLD_S = 30.0
 """How long the evidence of a stage must be gone; half of it once no request is left."""
 
-FORECAST_MAX_S = 1800.0
-"""A trend is not extrapolated beyond half an hour."""
+FORECAST = "kv_exhausted_in_s"
+"""The derived signal that says when demand reaches the cache's capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +199,5 @@ class Cascade:
 
 
 def forecast_s(values: Mapping[str, float | None]) -> float | None:
-    """Seconds until KV usage reaches 1 at its present slope; None without a trend worth the
-    name."""
-    usage, slope = values.get("kv_usage_ratio"), values.get("kv_usage_slope_per_s")
-    if usage is None or slope is None or slope <= 0 or usage < 0.5:
-        return None
-    left_s = (1 - usage) / slope
-    return left_s if left_s <= FORECAST_MAX_S else None
+    """Seconds until the KV cache is exhausted at the present trend; None without a trend."""
+    return values.get(FORECAST)

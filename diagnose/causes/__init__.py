@@ -30,6 +30,9 @@ CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
     observer.engine_restarted,
 )
 
+EXAMINE = {cause.__name__: cause for cause in CAUSES}
+"""The examination of each cause, by its id."""
+
 SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
 QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")
 

@@ -121,7 +121,9 @@ def _never_shared(facts: Facts, hits: float) -> Cause | None:
         Severity.INFO,
         log_odds=0.2,
     )
-    case.weigh("prefix_hit_ratio", hits, NEVER_HITS, 0.3, f"hit ratio {100 * hits:.0f} %", below=True)
+    case.weigh(
+        "prefix_hit_ratio", hits, NEVER_HITS, 0.3, f"hit ratio {100 * hits:.0f} %", below=True
+    )
     return case.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.rules.cascade import EXIT_HOLD_S, FORECAST_MAX_S, FULL_FROM_RATIO, forecast_s
+from kneewatch.rules.cascade import EXIT_HOLD_S, FULL_FROM_RATIO
 from kneewatch.rules.model import Severity
 from tests.rules.cascade_run import FULL, QUEUE, START_S, Run
 
@@ -93,28 +93,10 @@ def test_a_new_process_starts_without_a_stage() -> None:
 # Forecast
 
 
-@pytest.mark.parametrize(
-    ("usage", "slope_per_s", "expected_s"),
-    [
-        pytest.param(0.8, 0.01, 20.0, id="a fifth is left, a hundredth a second"),
-        pytest.param(0.5, 0.5 / FORECAST_MAX_S * 1.001, FORECAST_MAX_S / 1.001,
-                     id="just within half an hour"),
-        pytest.param(0.5, 0.5 / FORECAST_MAX_S * 0.9, None, id="too far off to say"),
-        pytest.param(0.8, 0.0, None, id="level"),
-        pytest.param(0.8, -0.01, None, id="falling"),
-        pytest.param(0.8, None, None, id="no slope yet"),
-        pytest.param(None, 0.01, None, id="usage unknown"),
-        pytest.param(0.4, 0.01, None, id="less than half full"),
-        pytest.param(1.0, 0.01, 0.0, id="full"),
-    ],
-)  # fmt: skip
-def test_a_forecast_needs_a_trend(
-    usage: float | None, slope_per_s: float | None, expected_s: float | None
-) -> None:
-    values = {"kv_usage_ratio": usage, "kv_usage_slope_per_s": slope_per_s}
-    assert forecast_s(values) == pytest.approx(expected_s)
-    assert Run().at(0.0, 0.0, **values).forecast_s == pytest.approx(expected_s)
+def test_a_forecast_is_told_while_nothing_is_evicted() -> None:
+    assert Run().at(0.0, 0, kv_usage_ratio=0.8, kv_exhausted_in_s=240.0).forecast_s == 240.0
+    assert Run().at(0.0, 0, kv_usage_ratio=0.8, kv_exhausted_in_s=None).forecast_s is None
 
 
 def test_once_requests_are_evicted_there_is_nothing_to_forecast() -> None:
-    assert Run().at(0.0, 1, kv_usage_ratio=0.9, kv_usage_slope_per_s=0.01).forecast_s is None
+    assert Run().at(0.0, 1, kv_usage_ratio=0.9, kv_exhausted_in_s=60.0).forecast_s is None

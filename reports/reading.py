@@ -1,0 +1,258 @@
+"""The JSON document kneewatch.diagnosis/1 as a diagnosis again: the inverse of `document`. Pure.
+
+Past and remote documents are told by the same renderers as live ones. Keys that are not known are
+passed over, for keys are only ever added; what an older document lacks gets a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, cast
+
+from kneewatch.collector.base import KneewatchError
+from kneewatch.diagnose.case import Cause, Counterfactual, Evidence
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
+from kneewatch.diagnose.symptoms import SYMPTOMS
+from kneewatch.reports.document import SCHEMA
+from kneewatch.rules.cascade import NAMES, Stage
+from kneewatch.rules.library import RULES
+from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.model import WORDS, Rule, Severity
+from kneewatch.rules.state import UNKNOWN, Finding
+
+LATEST_S = 253_402_300_799.0
+"""The end of the year 9999: a later moment cannot be told."""
+SHOWN = 60
+SEVERITIES = {word: severity for severity, word in WORDS.items()}
+STATES = {**SEVERITIES, UNKNOWN: Severity.OK}
+
+
+ONE = {"ttft_p99_s": 1.0, "itl_p99_s": 1.0, "benchmark_ttft_p99_s": 1.0, "benchmark_gpu_ratio": 1.0}
+BY_TARGET = slo_rules(**ONE)
+KNOWN = {rule.id: rule for rule in (*RULES, *(replace(rule, bounds=()) for rule in BY_TARGET))}
+"""Rules by id; those of a user's targets without bounds, which no document has."""
+
+
+class DocumentError(KneewatchError):
+    """Something is not a kneewatch.diagnosis/1 document; the message names the place in it."""
+
+
+def diagnosis_of(document: Mapping[str, Any]) -> Diagnosis:
+    """The diagnosis that a document tells.
+
+    Symptoms that this version does not know are left out. A rule's bounds are those of the rule
+    library: a document does not carry what a user set instead.
+
+    Raises:
+        DocumentError: it is none, or a value in it is not of its kind.
+    """
+    if not isinstance(cast("object", document), Mapping):
+        raise DocumentError(f"not a {SCHEMA} document: {_shown(document)} is no JSON object")
+    whole = _Part(document, "")
+    if whole.text("schema") != SCHEMA:
+        raise whole.wrong("schema", f"{SCHEMA!r}")
+    t_s = whole.moment("t")
+    if t_s is None:
+        raise whole.wrong("t", "a time")
+    stage = whole.part("stage")
+    return Diagnosis(
+        t_s=t_s,
+        target=whole.text("target"),
+        engine=whole.text("engine", ""),
+        model=whole.text("model", ""),
+        tier=whole.text("tier", "") or None,
+        health=whole.word("health", STATES),
+        stage=_stage(stage, t_s) if stage else None,
+        causes=[_cause(part, t_s) for part in whole.parts("causes")],
+        symptoms=[symptom for symptom in whole.texts("symptoms") if symptom in SYMPTOMS],
+        findings=[_finding(part) for part in whole.parts("findings")],
+        values=whole.numbers("signals"),
+        unknown=list(whole.texts("unknown")),
+        window_s=whole.number("window_s") or 0.0,
+        judged_against=whole.text("judged_against", "nothing that is known"),
+        recommendations=tuple(_recommendation(part) for part in whole.parts("recommendations")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A JSON object of the document, and where in it. Null is the same as absent."""
+
+    values: Mapping[str, Any]
+    place: str
+
+    def wrong(self, key: str, wanted: str) -> DocumentError:
+        said = _shown(self.values[key]) if key in self.values else "missing"
+        return DocumentError(
+            f"not a {SCHEMA} document: {self.place}{key} must be {wanted}, it is {said}"
+        )
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(key, "text")
+        return value
+
+    def word(self, key: str, words: Iterable[str], default: str | None = None) -> str:
+        told, known = self.text(key, default), tuple(words)
+        if told not in known:
+            raise self.wrong(key, f"one of {', '.join(known)}")
+        return told
+
+    def number(self, key: str) -> float | None:
+        value = self.values.get(key)
+        try:
+            return None if value is None else _finite(value)
+        except (ValueError, OverflowError):
+            raise self.wrong(key, "a finite number") from None
+
+    def moment(self, key: str) -> float | None:
+        t_s = self.number(key)
+        if t_s is not None and not 0 <= t_s <= LATEST_S:
+            raise self.wrong(key, "a time in seconds")
+        return t_s
+
+    def numbers(self, key: str) -> dict[str, float | None]:
+        part = self.part(key)
+        return {name: part.number(name) for name in part.values} if part else {}
+
+    def known_numbers(self, key: str) -> dict[str, float]:
+        return {name: value for name, value in self.numbers(key).items() if value is not None}
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        rows = self._rows(key)
+        if not all(isinstance(row, str) for row in rows):
+            raise self.wrong(key, "a list of texts")
+        return tuple(cast("list[str]", rows))
+
+    def part(self, key: str) -> _Part | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "an object")
+        return _Part(cast("Mapping[str, Any]", value), f"{self.place}{key}.")
+
+    def parts(self, key: str) -> list[_Part]:
+        rows = self._rows(key)
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise self.wrong(key, "a list of objects")
+        return [
+            _Part(cast("Mapping[str, Any]", row), f"{self.place}{key}[{at}].")
+            for at, row in enumerate(rows)
+        ]
+
+    def _rows(self, key: str) -> list[object]:
+        value = self.values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.wrong(key, "a list")
+        return cast("list[object]", value)
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError("no finite number")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    told = repr(value)
+    return told if len(told) <= SHOWN else told[:SHOWN] + "..."
+
+
+def _stage(part: _Part, t_s: float) -> Stage | None:
+    number = part.number("number")
+    if number is None:
+        return None
+    if number not in range(len(NAMES)):
+        raise part.wrong("number", f"0 to {len(NAMES) - 1}")
+    since_s = part.moment("since")
+    return Stage(
+        number=int(number),
+        since_s=t_s if since_s is None else since_s,
+        severity=SEVERITIES[part.word("severity", SEVERITIES, Severity.OK.word)],
+        forecast_s=part.number("forecast_s"),
+        reasons=part.texts("reasons"),
+    )
+
+
+def _cause(part: _Part, t_s: float) -> Cause:
+    since_s = part.moment("since")
+    return Cause(
+        id=part.text("id"),
+        confidence=part.number("confidence") or 0.0,
+        severity=SEVERITIES[part.word("severity", SEVERITIES)],
+        summary=part.text("summary", ""),
+        evidence=tuple(_evidence(item) for item in part.parts("evidence")),
+        against=tuple(_evidence(item) for item in part.parts("against")),
+        guide=part.texts("guide"),
+        lever=part.text("lever", ""),
+        since_s=t_s if since_s is None else since_s,
+        explains=part.texts("explains"),
+        unless=tuple(point for item in part.parts("unless") if (point := _turning(item))),
+    )
+
+
+def _turning(part: _Part) -> Counterfactual | None:
+    now, at = part.number("now"), part.number("at")
+    if now is None or at is None:
+        return None
+    return Counterfactual(part.text("signal"), now, at, bool(part.values.get("above")))
+
+
+def _evidence(part: _Part) -> Evidence:
+    value, threshold = part.number("value"), part.number("threshold")
+    return Evidence(part.text("signal"), value, threshold, part.text("text", ""))
+
+
+def _finding(part: _Part) -> Finding:
+    rule_id, signal = part.text("rule"), part.text("signal", "")
+    rule = KNOWN.get(rule_id) or Rule(rule_id, signal, (), "a rule of another version", "", ())
+    if signal and rule.signal != signal:
+        rule = replace(rule, signal=signal, bounds=())
+    state = part.word("state", STATES)
+    return Finding(
+        rule,
+        state,
+        STATES[state],
+        part.number("value"),
+        part.moment("since"),
+        part.texts("missing"),
+        part.text("note", ""),
+    )
+
+
+def _recommendation(part: _Part) -> Recommendation:
+    return Recommendation(
+        id=part.text("id"),
+        cause=part.text("cause", ""),
+        changes=tuple(_change(row) for row in part.parts("changes")),
+        summary=part.text("summary", ""),
+        predicted=part.known_numbers("predicted"),
+        cost_usd_per_hour=part.number("cost_usd_per_hour"),
+        checks=part.texts("checks"),
+        risk=part.text("risk", ""),
+        verify=part.texts("verify"),
+        guide=part.texts("guide"),
+        before=part.known_numbers("before"),
+        unknown=part.texts("unknown"),
+    )
+
+
+def _change(part: _Part) -> Change:
+    return Change(part.text("flag"), _value(part, "from"), _value(part, "to"))
+
+
+def _value(part: _Part, key: str) -> Value:
+    value = part.values.get(key)
+    if isinstance(value, bool | str):
+        return value
+    number = part.number(key)
+    return value if isinstance(value, int) else number

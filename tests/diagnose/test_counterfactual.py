@@ -1,0 +1,74 @@
+"""What would undo a cause: set a signal there, and it falls; a hair before, it stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.agent.source import TargetStream
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.parser import Limits
+from kneewatch.diagnose import monitor
+from kneewatch.diagnose.case import Cause, Facts
+from kneewatch.diagnose.causes import EXAMINE, conclude
+from kneewatch.diagnose.counterfactual import counterfactuals
+from kneewatch.diagnose.profile import Profile
+from tests.recordings import CAPTURES, WINDOW_S
+
+
+def concluded(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Facts, Cause]]:
+    """Each cause that a recording shows, with the facts of its scrape."""
+    found: list[tuple[Facts, Cause]] = []
+
+    def noting(facts: Facts) -> list[Cause]:
+        causes = conclude(facts)
+        found.extend((facts, cause) for cause in causes)
+        return causes
+
+    monkeypatch.setattr(monitor, "conclude", noting)
+    stream = TargetStream(name, Profile(window_s=WINDOW_S), Limits())
+    for entry in CaptureReader(CAPTURES / f"{name}.jsonl.gz"):
+        stream.replay(entry)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("recording", "cause_id", "signal"),
+    [
+        ("spec_bad", "spec_decode_poor", "spec_acceptance_ratio"),
+        ("prefix_off", "prefix_cache_off", "prefill_share_ratio"),
+        ("queue_overload", "admission_limit", "waiting_by_capacity"),
+        ("itl_spikes_no_chunked", "prefill_interference", "itl_stall_time_ratio"),
+    ],
+)
+def test_a_turning_point_turns(
+    recording: str, cause_id: str, signal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row for row in concluded(recording, monkeypatch) if row[1].id == cause_id]
+    assert rows
+    for facts, cause in rows:
+        examine = EXAMINE[cause_id]
+        points = {one.signal: one for one in counterfactuals(examine, facts, cause)}
+        point = points[signal]
+        for share, stands in ((0.0, True), (0.99, True), (1.0, False), (1.01, False)):
+            value = point.now + share * (point.at - point.now)
+            recent = {**facts.recent, **({signal: value} if signal in facts.recent else {})}
+            moved = replace(facts, values={**facts.values, signal: value}, recent=recent)
+            assert (examine(moved) is not None) == stands, (share, point)
+
+
+def test_the_first_cause_of_a_diagnosis_carries_its_turning_points() -> None:
+    stream = TargetStream("spec", Profile(window_s=WINDOW_S), Limits())
+    entries = CaptureReader(CAPTURES / "spec_bad.jsonl.gz")
+    told = [one for entry in entries for one in stream.replay(entry) if one.causes]
+    assert told
+    assert all(one.causes[0].unless[0].signal == "spec_acceptance_ratio" for one in told)
+    assert all(not cause.unless for one in told for cause in one.causes[1:])
+
+
+def test_evidence_that_decides_nothing_alone_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = concluded("kv_pressure_cascade", monkeypatch)
+    sure = [(facts, cause) for facts, cause in rows if cause.confidence > 0.97]
+    assert sure
+    assert any(counterfactuals(EXAMINE[cause.id], facts, cause) == () for facts, cause in sure)

@@ -1,0 +1,234 @@
+"""A document read back is the diagnosis it tells: the same document, the same words."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.reports.document import document
+from kneewatch.reports.markdown import markdown
+from kneewatch.reports.reading import DocumentError, diagnosis_of
+from kneewatch.reports.text import Style, text
+from kneewatch.rules.library import RULES
+from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.model import Severity
+from tests.recordings import CAPTURES, diagnoses
+from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
+
+EVERY = 7
+"""Recordings are sampled: every so many scrapes, and the last."""
+
+STRANGE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+JSON = st.recursive(
+    STRANGE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=8,
+)
+
+
+def sent(diagnosis: Diagnosis) -> dict[str, Any]:
+    """A document as it arrives: through JSON."""
+    return cast("dict[str, Any]", orjson.loads(orjson.dumps(document(diagnosis))))
+
+
+def places(part: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where something stands in a document."""
+    if isinstance(part, dict):
+        for key, inner in cast("dict[str, object]", part).items():
+            yield (*path, key)
+            yield from places(inner, (*path, key))
+    elif isinstance(part, list):
+        for at, inner in enumerate(cast("list[object]", part)):
+            yield (*path, at)
+            yield from places(inner, (*path, at))
+
+
+def with_value(told: Mapping[str, Any], path: tuple[str | int, ...], value: object) -> Any:  # noqa: ANN401
+    """A copy of a document with something else at a place."""
+    made = copy.deepcopy(told)
+    part: Any = made
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return made
+
+
+FP8 = Recommendation(
+    id="kv-fp8",
+    cause="kv_pressure",
+    changes=(
+        Change("--kv-cache-dtype", "auto", "fp8"),
+        Change("--max-num-seqs", 4_000_000, 2_000_000),
+    ),
+    summary="Halve what a token takes.",
+    predicted={"kv_capacity_tokens": 10176.0, "kv_demand_ratio": 1.2},
+    cost_usd_per_hour=0.5,
+    checks=("quality of answers",),
+    risk="answers change",
+    verify=("kv_usage_ratio falls",),
+    guide=("4.3",),
+    before={"kv_capacity_tokens": 5088.0},
+    unknown=("TTFT after it",),
+)
+FULL = changed(
+    SICK,
+    recommendations=(FP8,),
+    findings=[
+        finding("KV-EVICT", "critical", 0.24),
+        finding("INPUT-TAIL", "info", 4.0),
+        finding("TTFT-TAIL", "unknown", None, note="no quiet baseline yet"),
+        finding("ERRORS", "unknown", None, missing=("request_success",)),
+    ],
+    unknown=["gpu_dram_active_ratio: no GPU source"],
+    tier="llama-h100",
+)
+MADE = {"healthy": HEALTHY, "sick": SICK, "unreadable": UNREADABLE, "full": FULL}
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_there_and_back(made: Diagnosis) -> None:
+    read = diagnosis_of(sent(made))
+    assert read == made
+    assert text([read], Style()) == text([made], Style())
+
+
+@pytest.mark.parametrize("capture", sorted(CAPTURES.glob("*.jsonl.gz")), ids=lambda p: p.name)
+def test_recordings_read_back(capture: Any) -> None:  # noqa: ANN401
+    found = diagnoses(capture)
+    for diagnosis in (*found[::EVERY], found[-1]):
+        told = sent(diagnosis)
+        read = diagnosis_of(told)
+        assert document(read) == told
+        assert text([read], Style()) == text([diagnosis], Style())
+        assert markdown([read]) == markdown([diagnosis])
+        assert read.severity == diagnosis.severity
+
+
+def test_recommendations_read_back() -> None:
+    found = [d for d in diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz") if d.recommendations]
+    assert found
+    for diagnosis in found[::EVERY]:
+        assert list(diagnosis_of(sent(diagnosis)).recommendations) == list(
+            diagnosis.recommendations
+        )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_rules_are_those_of_the_library(rule: Any) -> None:  # noqa: ANN401
+    made = changed(SICK, findings=[finding(rule.id, "warning", 1.0)])
+    assert diagnosis_of(sent(made)).findings[0].rule == rule
+
+
+def test_a_rule_of_a_target_has_no_bounds_that_were_not_told() -> None:
+    (rule,) = slo_rules(ttft_p99_s=2.0, itl_p99_s=None)[:1]
+    made = finding("KV-EVICT", "warning", 3.0)._replace(rule=rule)
+    read = diagnosis_of(sent(changed(SICK, findings=[made]))).findings[0].rule
+    assert (read.id, read.summary, read.advice) == (rule.id, rule.summary, rule.advice)
+    assert read.bounds == ()
+
+
+def test_another_version_s_rule_is_a_plain_one() -> None:
+    told = sent(FULL)
+    told["findings"][0] |= {"rule": "KV-NEW", "signal": "kv_new_ratio"}
+    told["findings"][1]["signal"] = "other_ratio"
+    new, moved, *_ = diagnosis_of(told).findings
+    assert (new.rule.id, new.rule.signal, new.rule.bounds) == ("KV-NEW", "kv_new_ratio", ())
+    assert new.severity == Severity.CRITICAL
+    assert (moved.rule.id, moved.rule.signal, moved.rule.bounds) == (
+        "INPUT-TAIL",
+        "other_ratio",
+        (),
+    )
+    assert "KV-NEW: a rule of another version" in text([diagnosis_of(told)], Style())
+
+
+def test_more_keys_are_passed_over() -> None:
+    told = sent(FULL)
+    more = copy.deepcopy(told)
+    for path in [(), ("stage",), ("causes", 0), ("causes", 0, "evidence", 0), ("findings", 0)]:
+        part: Any = more
+        for key in path:
+            part = part[key]
+        part["added_later"] = {"anything": [1, None]}
+    assert document(diagnosis_of(more)) == told
+
+
+def test_an_old_document_gets_defaults() -> None:
+    told: dict[str, Any] = {"schema": "kneewatch.diagnosis/1", "t": NOW_S, "target": "a"}
+    told |= {"health": "warning", "causes": [{"id": "kv_pressure", "severity": "warning"}]}
+    read = diagnosis_of(told)
+    assert (read.engine, read.model, read.tier, read.stage) == ("", "", None, None)
+    assert read.causes[0].since_s == NOW_S
+    assert read.severity == Severity.WARNING
+    assert "kv_pressure" in text([read], Style())
+
+
+def test_a_symptom_of_another_version_is_left_out() -> None:
+    read = diagnosis_of({**sent(SICK), "symptoms": ["S8", "S99"]})
+    assert read.symptoms == ["S8"]
+    assert "S8" in text([read], Style())
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("schema",), "kneewatch.diagnosis/2", "schema must be 'kneewatch.diagnosis/1'"),
+        (("t",), None, "t must be a time"),
+        (("t",), 1e300, "t must be a time"),
+        (("t",), True, "t must be a finite number"),
+        (("t",), 10**400, "t must be a finite number"),
+        (("target",), 3, "target must be text, it is 3"),
+        (("health",), "fine", "health must be one of ok, info, warning, critical, unknown"),
+        (("stage",), [], "stage must be an object"),
+        (("stage", "number"), 5, "stage.number must be 0 to 4"),
+        (("stage", "since"), -1, "stage.since must be a time"),
+        (("causes",), {}, "causes must be a list"),
+        (("causes", 0), "x", "causes must be a list of objects"),
+        (("causes", 0, "severity"), "bad", "causes[0].severity must be one of"),
+        (("causes", 0, "guide"), [1], "causes[0].guide must be a list of texts"),
+        (("causes", 0, "evidence", 1, "value"), "1", "causes[0].evidence[1].value must be"),
+        (("signals", "running"), float("nan"), "signals.running must be a finite number"),
+        (("findings", 0, "state"), None, "findings[0].state must be"),
+    ],
+)
+def test_what_is_no_document_is_refused(
+    path: tuple[str | int, ...], value: object, said: str
+) -> None:
+    with pytest.raises(DocumentError) as caught:
+        diagnosis_of(with_value(sent(FULL), path, value))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("none", [[], None, "x", 3], ids=str)
+def test_what_is_no_object_is_refused(none: Any) -> None:  # noqa: ANN401
+    with pytest.raises(DocumentError, match="no JSON object"):
+        diagnosis_of(none)
+
+
+def test_a_long_value_is_not_quoted_whole() -> None:
+    with pytest.raises(DocumentError) as caught:
+        diagnosis_of({**sent(SICK), "health": "x" * 10_000})
+    assert len(str(caught.value)) < 300
+
+
+@given(st.data())
+def test_a_strange_value_anywhere_is_told_or_refused(data: st.DataObject) -> None:
+    told = sent(FULL)
+    path = data.draw(st.sampled_from(list(places(told))))
+    made = with_value(told, path, data.draw(JSON))
+    try:
+        read = diagnosis_of(made)
+    except DocumentError:
+        return
+    text([read], Style())
+    markdown([read])
+    json.dumps(document(read), allow_nan=False)
