@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ import click
 from kneewatch.agent.printing import OK
 from kneewatch.agent.settings import Settings
 from kneewatch.collector.base import SettingsError
+from kneewatch.dashboards.dcgm import dcgm_files
 from kneewatch.dashboards.prometheus.files import rule_files
 from kneewatch.dashboards.prometheus.model import LABELS, Plan
 from kneewatch.dashboards.prometheus.scenarios import promtool_files
@@ -19,9 +21,20 @@ LEAST_EVALUATIONS = 3
 
 Files = Callable[[Plan], Mapping[str, str]]
 
+
+def _dashboards(_plan: Plan) -> dict[str, str]:
+    """Grafana's dashboards as they were built."""
+    folder = files("kneewatch.dashboards") / "generated"
+    return {
+        one.name: one.read_text("utf-8") for one in folder.iterdir() if one.name.endswith(".json")
+    }
+
+
 KINDS: Mapping[str, Files] = {
     "prometheus-rules": rule_files,
     "prometheus-tests": lambda plan: {**rule_files(plan), **promtool_files(plan)},
+    "grafana": _dashboards,
+    "dcgm": lambda _plan: dcgm_files(),
 }
 
 

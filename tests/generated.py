@@ -11,6 +11,10 @@ from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.dashboards.dcgm import dcgm_files
+from kneewatch.dashboards.grafana.build import dashboards
+from kneewatch.dashboards.prometheus.files import rule_files
+from kneewatch.dashboards.prometheus.model import Plan
 from kneewatch.diagnose.derived import HELP
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
@@ -116,15 +120,25 @@ PAGES: dict[str, Callable[[], str]] = {
     "collector/README.md": signals_page,
     "agent/README.md": settings_page,
 }
+CHECKED_IN = "dashboards/generated"
+
+
+def pages() -> dict[str, str]:
+    """Every generated file's text by its path."""
+    made = {name: page() for name, page in PAGES.items()}
+    files = {**dashboards(), **rule_files(Plan()), **dcgm_files()}
+    return made | {f"{CHECKED_IN}/{name}": text for name, text in files.items()}
 
 
 def stale() -> list[str]:
     """Generated files that are not what they should be."""
-    return [
+    found = [
         name
-        for name, page in PAGES.items()
-        if not (ROOT / name).exists() or (ROOT / name).read_text() != page()
+        for name, text in pages().items()
+        if not (ROOT / name).exists() or (ROOT / name).read_text() != text
     ]
+    wanted = {Path(name).name for name in pages()}
+    return found + [p.name for p in (ROOT / CHECKED_IN).iterdir() if p.name not in wanted]
 
 
 def main() -> None:
@@ -134,8 +148,9 @@ def main() -> None:
         if old:
             sys.exit(f"stale: {', '.join(old)}; run `make docs`")
         return
-    for name, page in PAGES.items():
-        (ROOT / name).write_text(page())
+    (ROOT / CHECKED_IN).mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (ROOT / name).write_text(text)
 
 
 if __name__ == "__main__":

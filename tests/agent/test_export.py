@@ -42,3 +42,13 @@ def test_a_folder_that_cannot_be_written_is_named(main: Main, tmp_path: Path) ->
     told = main("export", "prometheus-rules", str(tmp_path / "file" / "out"))
     assert told.status == 2
     assert str(tmp_path / "file") in told.err
+
+
+def test_dashboards_and_what_dcgm_exporter_needs(main: Main, tmp_path: Path) -> None:
+    boards = main("export", "grafana", str(tmp_path / "grafana")).out.splitlines()
+    assert len(boards) >= 9
+    assert all(Path(board).read_text().startswith("{") for board in boards)
+    fields, scrape = main("export", "dcgm", str(tmp_path / "dcgm")).out.splitlines()
+    assert "DCGM_FI_PROF_SM_ACTIVE, gauge" in Path(fields).read_text()
+    config = ["check", "config", "--syntax-only", scrape]
+    subprocess.run([require("promtool"), *config], check=True, capture_output=True)

@@ -101,14 +101,17 @@ class Prometheus:
 
 
 @contextmanager
-def running(program: str) -> Generator[Prometheus]:
-    """An empty Prometheus on a free port of the loopback, gone with all its data afterwards."""
+def running(program: str, *, rules: str = "") -> Generator[Prometheus]:
+    """An empty Prometheus on a free port of the loopback, gone with all its data afterwards.
+
+    `rules` are evaluated every second.
+    """
     with tempfile.TemporaryDirectory(prefix="kneewatch-oracle-") as folder:
         port = _free_port()
         log = Path(folder, "log")
         with log.open("wb") as output:
             process = subprocess.Popen(
-                _command(program, folder, port), stdout=output, stderr=output
+                _command(program, folder, port, rules), stdout=output, stderr=output
             )
         prometheus = Prometheus(port)
         try:
@@ -124,9 +127,10 @@ def running(program: str) -> Generator[Prometheus]:
             process.wait()
 
 
-def _command(program: str, folder: str, port: int) -> list[str]:
+def _command(program: str, folder: str, port: int, rules: str) -> list[str]:
     config = Path(folder, "prometheus.yml")
-    config.write_text("scrape_configs: []\n")
+    Path(folder, "rules.yml").write_text(rules)
+    config.write_text("rule_files: [rules.yml]\nscrape_configs: []\n" if rules else "")
     return [
         program,
         f"--config.file={config}",

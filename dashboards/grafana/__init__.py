@@ -1,0 +1,1 @@
+"""Grafana dashboards over the recorded signals: data here, built with Grafana's own SDK."""

@@ -1,0 +1,280 @@
+"""The dashboards: what is on each, in reading order. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.dashboards.grafana.gpu_board import GPUS
+from kneewatch.dashboards.grafana.model import (
+    SELECTOR,
+    Board,
+    Panel,
+    Query,
+    Row,
+    lines,
+    signal,
+)
+
+TIER = "by (tier, model_name)"
+NAMED = "{{tier}} {{model_name}}"
+STAGES = ((1.0, "info"), (2.0, "warning"), (4.0, "critical"))
+WORST = "Worst, spread and count stand beside every sum: a mean hides the hot one."
+
+FLEET = Board(
+    "kneewatch-fleet",
+    "kneewatch: fleet",
+    "Every tier at a glance: which replicas are in trouble, and what the tiers carry.",
+    (
+        Row(
+            "Now",
+            (
+                Panel("Replicas", "Replicas whose metrics are scraped, by tier.",
+                      (Query(f"count {TIER} ({signal('running')})", NAMED),),
+                      kind="number", width=6),
+                Panel("Worst stage", "The highest stage of the KV cascade in each tier.",
+                      (Query(f"max {TIER} ({signal('cascade_stage')})", NAMED),),
+                      kind="number", bounds=STAGES, width=6),
+                Panel("Causes", "Causes that stand now, with their replicas.",
+                      (Query('ALERTS{kneewatch="cause", alertstate="firing", ' + SELECTOR + "}"
+                             " or on () vector(0)",
+                             "{{cause}} {{severity}} {{instance}}"),),
+                      kind="rows", width=12, triage=True),
+            ),
+        ),
+        Row(
+            "By tier",
+            (
+                Panel("Requests in flight", f"Running and waiting, by tier. {WORST}",
+                      (Query(f"sum {TIER} ({signal('running')})", f"running {NAMED}"),
+                       Query(f"sum {TIER} ({signal('waiting')})", f"waiting {NAMED}"))),
+                Panel("KV usage, worst and least", WORST,
+                      (Query(f"max {TIER} ({signal('kv_usage_avg_ratio')})",
+                             "worst {{tier}} {{model_name}}"),
+                       Query(f"min {TIER} ({signal('kv_usage_avg_ratio')})",
+                             "least {{tier}} {{model_name}}")),
+                      unit="percentunit", bounds=((0.9, "info"),)),
+                Panel("Generated tokens per second", "By tier.",
+                      (Query(f"sum {TIER} ({signal('generation_tokens_per_s')})",
+                             NAMED),)),
+                Panel("TTFT P99, worst replica", WORST,
+                      (Query(f"max {TIER} ({signal('ttft_p99_s')})", NAMED),),
+                      unit="s"),
+                Panel("ITL P99, worst replica", WORST,
+                      (Query(f"max {TIER} ({signal('itl_p99_s')})", NAMED),),
+                      unit="s"),
+                Panel("Load spread", "The busiest replica over the mean of its tier: 1 is even.",
+                      (Query(f"max {TIER} ({signal('running_avg')})"
+                             f" / (avg {TIER} ({signal('running_avg')}) > 0)",
+                             NAMED),),
+                      bounds=((2, "warning"),)),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+REPLICA = Board(
+    "kneewatch-replica",
+    "kneewatch: one replica",
+    "One replica from its queue to its tokens.",
+    (
+        Row(
+            "Load",
+            (
+                lines("In flight", "Requests running and waiting.", "running", "waiting"),
+                lines("Arrivals and completions", "Requests a second.", "arrival_per_s",
+                      "completed_per_s"),
+                lines("Tokens", "Prompt tokens computed and tokens generated, a second.",
+                      "computed_prompt_tokens_per_s", "generation_tokens_per_s"),
+            ),
+        ),
+        Row(
+            "Latency and memory",
+            (
+                lines("TTFT", "Time to the first token.", "ttft_p50_s", "ttft_p95_s", "ttft_p99_s"),
+                lines("ITL", "Time between outputs of a stream.", "itl_p50_s", "itl_p99_s"),
+                lines("KV usage", "Blocks that live requests hold; cached ones count as free.",
+                      "kv_usage_avg_ratio", "kv_usage_max_ratio"),
+                lines("Preempted", "Share of running requests thrown out a second.",
+                      "preemption_ratio_per_s"),
+                lines("Lengths", "Prompt and output tokens, P99.", "prompt_tokens_p99",
+                      "output_tokens_p99"),
+                lines("How requests end", "A second, by reason.", "finished_stop_per_s",
+                      "finished_length_per_s", "finished_abort_per_s", "finished_error_per_s"),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+CASCADE = Board(
+    "kneewatch-cascade",
+    "kneewatch: the KV cascade",
+    "The memory-pressure cascade of guide 7.4: full, evicting, queueing, collapsing.",
+    (
+        Row(
+            "Stage",
+            (
+                Panel("Stage", "0 steady, 1 filling, 2 evicting, 3 queueing, 4 collapsing.",
+                      (Query(signal("cascade_stage")),), kind="states",
+                      bounds=STAGES, width=24, triage=True),
+            ),
+        ),
+        Row(
+            "Evidence",
+            (
+                lines("KV usage", "1: above the guide's band of 75-90 %.", "kv_usage_avg_ratio"),
+                lines("Preempted", "2: share of running requests thrown out a second.",
+                      "preemption_ratio_per_s"),
+                lines("Waiting for room", "3: the queue behind the full cache.",
+                      "waiting_by_capacity"),
+                lines("TTFT against quiet times", "3: P99 over its own quiet median.",
+                      "ttft_p99_drift_ratio"),
+                lines("Generated tokens per second", "4: they fall while the load holds.",
+                      "generation_tokens_per_s"),
+                lines("Long pauses", "Decode time spent in pauses of half a second and more.",
+                      "itl_stall_time_ratio"),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+CACHE = Board(
+    "kneewatch-cache",
+    "kneewatch: KV and prefix cache",
+    "What the cache holds, for how long, and what it saves.",
+    (
+        Row(
+            "KV cache",
+            (
+                lines("KV usage", "Blocks that live requests hold.", "kv_usage_avg_ratio",
+                      "kv_usage_max_ratio"),
+                lines("Residency", "Mean life of a block; needs --kv-cache-metrics.",
+                      "kv_residency_s"),
+                lines("Blocks evicted", "A second; needs --kv-cache-metrics.",
+                      "block_eviction_per_s", "block_reuse_per_s"),
+            ),
+        ),
+        Row(
+            "Prefix cache",
+            (
+                lines("Hit ratio", "Prompt tokens found in the cache.", "prefix_hit_ratio"),
+                lines("Saved", "Share of prompt tokens that were not computed.",
+                      "prefix_saved_ratio"),
+                lines("Prompt tokens looked up", "A second.", "prefix_query_per_s"),
+                lines("Hit ratio against quiet times", "Its own quiet median beside it.",
+                      "prefix_hit_ratio", "prefix_hit_quiet_ratio"),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+LATENCY = Board(
+    "kneewatch-latency",
+    "kneewatch: latency anatomy",
+    "Where a request's time goes: queue, prefill, decode.",
+    (
+        Row(
+            "Shares",
+            (
+                lines("Queue", "Share of a request's life.", "queue_share_ratio"),
+                lines("Prefill", "Share of a request's life.", "prefill_share_ratio"),
+                lines("Decode", "Share of a request's life.", "decode_share_ratio"),
+            ),
+        ),
+        Row(
+            "Times",
+            (
+                lines("Queue", "Time until first scheduled.", "queue_mean_s", "queue_p99_s"),
+                lines("Prefill", "Time to compute the prompt.", "prefill_mean_s", "prefill_p99_s"),
+                lines("Decode", "Time from first to last token.", "decode_mean_s", "decode_p99_s"),
+                lines("Whole request", "End to end.", "e2e_p50_s", "e2e_p95_s", "e2e_p99_s"),
+                lines("Tail of TTFT", "P99 over P50: it grows at the knee (guide 8.1).",
+                      "ttft_p99_p50_ratio"),
+                lines("Tail of ITL", "P99 over P50.", "itl_p99_p50_ratio"),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+SPECULATION = Board(
+    "kneewatch-speculation",
+    "kneewatch: speculative decoding",
+    "What drafting pays, position by position.",
+    (
+        Row(
+            "Speculation",
+            (
+                lines("Acceptance", "Share of drafted tokens that are accepted.",
+                      "spec_acceptance_ratio"),
+                lines("Accepted per draft", "Tokens beyond the one that every step gives.",
+                      "spec_accepted_per_draft_tokens"),
+                lines("Drafted", "Tokens a second.", "spec_draft_tokens_per_s"),
+                Panel("Acceptance by position",
+                      "A position that is hardly ever accepted is drafted in vain.",
+                      tuple(Query(signal(f"spec_acceptance_pos{at}_ratio"), f"position {at}")
+                            for at in range(8)),
+                      unit="percentunit", width=24),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+ADAPTERS = Board(
+    "kneewatch-lora",
+    "kneewatch: LoRA adapters",
+    "Adapters that compete for slots, and who waits for one.",
+    (
+        Row(
+            "Adapters",
+            (
+                lines("Held back", "Requests that wait for an adapter slot.", "waiting_deferred",
+                      "waiting_deferred_avg"),
+                lines("Changes", "How often the set of running adapters changes, a second.",
+                      "lora_change_per_s"),
+                Panel("Adapters now", "As the newest series names them.",
+                      (Query('topk by (instance) (1, vllm:lora_requests_info{'
+                             'instance=~"$replica"})',
+                             "{{running_lora_adapters}} of {{max_lora}}"),),
+                      kind="rows", width=24),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+CAPACITY = Board(
+    "kneewatch-capacity",
+    "kneewatch: cost and capacity",
+    "What is paid for, what is used, and what a peak would need.",
+    (
+        Row(
+            "Capacity",
+            (
+                Panel("Peak in flight, 7 days", "The busiest five minutes of each tier.",
+                      (Query(f"max_over_time((sum {TIER} ({signal('in_flight_avg')}))[7d:5m])",
+                             NAMED),), kind="number"),
+                Panel("KV usage at the peak", "The highest of the week, worst replica.",
+                      (Query(f"max {TIER} (max_over_time({signal('kv_usage_max_ratio')}[7d:5m]))",
+                             NAMED),),
+                      unit="percentunit", kind="number", bounds=((0.9, "info"),)),
+                Panel("Hours with hardly a request", "Share of the week, by replica.",
+                      (Query(f"avg_over_time(({signal('running_avg')} < bool 0.5)[7d:5m])"),),
+                      unit="percentunit"),
+            ),
+        ),
+        Row(
+            "Cost",
+            (
+                Panel("Tokens generated, per hour", "By tier.",
+                      (Query(f"3600 * sum {TIER} ({signal('generation_tokens_per_s')})",
+                             NAMED),)),
+                Panel("USD per million tokens", "At the price of a replica that you state above.",
+                      (Query(f"$usd_per_hour * count {TIER} ({signal('running')})"
+                             f" / (3600e-6 * sum {TIER} ({signal('generation_tokens_per_s')}) > 0)",
+                             NAMED),),
+                      unit="currencyUSD"),
+                Panel("Idle replicas", "Replicas that serve nobody now.",
+                      (Query(f"count {TIER} ({signal('running_avg')} < 0.5) or (0 * count {TIER} ("
+                             f"{signal('running_avg')}))", NAMED),)),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+BOARDS = (FLEET, REPLICA, CASCADE, CACHE, LATENCY, SPECULATION, ADAPTERS, GPUS, CAPACITY)
