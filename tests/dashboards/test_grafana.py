@@ -94,14 +94,22 @@ def asked(expr: str) -> str:
     return expr.replace("$usd_per_hour", "2").replace("[7d:5m]", "[1m:1s]")
 
 
-def test_every_panel_has_an_answer(prometheus: Prometheus) -> None:
-    silent = [
-        (board.title, panel.title)
+def silent(prometheus: Prometheus) -> list[str]:
+    """Panels none of whose queries has an answer."""
+    return [
+        f"{board.title}: {panel.title}"
         for board, panel in panels()
         if panel.title not in NEEDS_QUIET
         and not any(answered(prometheus, asked(query.expr)) for query in panel.queries)
     ]
-    assert "\n".join(map(str, silent)) == ""
+
+
+def test_every_panel_has_an_answer(prometheus: Prometheus) -> None:
+    # A subquery's steps are whole seconds: what was recorded in this one is seen in the next.
+    give_up_s = time.monotonic() + 5.0
+    while silent(prometheus) and time.monotonic() < give_up_s:
+        time.sleep(0.3)
+    assert silent(prometheus) == []
 
 
 def test_every_query_is_understood(prometheus: Prometheus) -> None:
