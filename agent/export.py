@@ -65,6 +65,7 @@ def plan_of(
         window_s=profile.window_s,
         interval_s=evaluation_s,
         targets=profile.targets,
+        objective_ratio=settings["slo.objective_ratio"],
         labels=(*LABELS, *(label for label in labels if label not in LABELS)),
         prefix=prefix,
         selector=selector,

@@ -578,6 +578,13 @@ WORK = (
 VLLM_SIGNALS = (*LOAD, *KV, *LATENCY, *WORKLOAD, *SPECULATION, *LORA, *TRANSFER, *WORK)
 
 
+def within_ttft(target_s: float | None) -> ShareAtMost | None:
+    """The share of requests whose first token came in time, by the bucket bound below the target;
+    None without a target, or where it lies below every bound."""
+    bounds_s = [bound_s for bound_s in TTFT_BOUNDS_S if bound_s <= (target_s or 0.0)]
+    return ShareAtMost(TTFT, bounds_s[-1]) if bounds_s else None
+
+
 def configured(
     *,
     ttft_slo_s: float | None = None,
@@ -590,9 +597,8 @@ def configured(
     A signal whose input is not stated is left out, and its absence said by `unconfigured`.
     """
     signals: list[Signal] = []
-    bounds_s = [bound_s for bound_s in TTFT_BOUNDS_S if bound_s <= (ttft_slo_s or 0.0)]
-    if bounds_s:
-        within = ShareAtMost(TTFT, bounds_s[-1])
+    within = within_ttft(ttft_slo_s)
+    if within is not None:
         signals.append(
             Signal(
                 "goodput_per_s",

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from kneewatch.dashboards.prometheus.burning import burn_groups
 from kneewatch.dashboards.prometheus.causes import INEXPRESSIBLE
 from kneewatch.dashboards.prometheus.concluding import cause_groups
 from kneewatch.dashboards.prometheus.findings import expressible, finding_group
@@ -39,7 +40,7 @@ def groups(plan: Plan) -> tuple[Group, ...]:
         calm_group(plan),
     )
     rules = tuple(rule for part in parts for rule in part.rules)
-    return (Group("kneewatch", rules), vanished_group(plan))
+    return (Group("kneewatch", rules), *burn_groups(plan), vanished_group(plan))
 
 
 def rule_files(plan: Plan) -> dict[str, str]:

@@ -29,13 +29,14 @@ class Plan:
     """What rules are made for: where series come from, and what is promised.
 
     `interval_s` is the evaluation interval, `window_s` the short window: durations stretch with
-    it. `prefix` begins vLLM's metric names. `triage_url` is where the triage page of a target is:
-    its `instance` is put behind it.
+    it. `objective_ratio` of the requests must meet the targets. `prefix` begins vLLM's metric
+    names. `triage_url` is where the triage page of a target is: its `instance` is put behind it.
     """
 
     window_s: float = WINDOW_S
     interval_s: float = 15.0
     targets: Targets = field(default_factory=Targets)
+    objective_ratio: float = 0.99
     labels: tuple[str, ...] = LABELS
     prefix: str = "vllm:"
     selector: str = ""

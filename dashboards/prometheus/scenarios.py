@@ -19,7 +19,7 @@ ENGINE = 'instance="a:8000", job="vllm", model_name="m", engine="0"'
 STATED = "BREAKER|TTFT-P.*|ITL-P.*|BENCH-.*"
 """Rules whose bounds only the user states."""
 
-WINDOWS = 12
+WINDOWS = 8
 """How many windows a scenario lasts."""
 
 

@@ -17,7 +17,7 @@ from kneewatch.dashboards.prometheus.files import OBJECT_FILE, RULES_FILE, rule_
 from kneewatch.dashboards.prometheus.findings import expressible, rules_of
 from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
 from kneewatch.dashboards.prometheus.recording import inexpressible, signals_of
-from kneewatch.dashboards.prometheus.scenarios import TESTS_FILE, promtool_files, scenarios
+from kneewatch.dashboards.prometheus.scenarios import TESTS_FILE, Server, promtool_files, scenarios
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.causes import CAUSES
 from tests.programs import require
@@ -139,3 +139,41 @@ def test_rules_are_either_kind() -> None:
     from kneewatch.dashboards.prometheus.files import groups
 
     assert all(isinstance(rule, Record | Alert) for group in groups(Plan()) for rule in group.rules)
+
+
+BURNING = {
+    "a third is late": ("0+60x1440", "0+90x1440", 1),
+    "a third was late, then nobody comes": ("0+60x720 43200x720", "0+90x720 64800x720", 0),
+    "all is well": ("0+90x1440", "0+90x1440", 0),
+}
+"""First tokens in time and all of them, every 15 s for six hours; whether the alert fires."""
+
+
+@pytest.mark.parametrize("name", BURNING)
+def test_the_budget_burns_only_with_traffic(tmp_path: Path, name: str) -> None:
+    in_time, total, fires = BURNING[name]
+    plan = Plan(targets=Targets(ttft_p99_s=1.0, itl_p99_s=None))
+    server = Server(plan)
+    asked = 'ALERTS{alertname="KneewatchTtftBudgetFastBurn", alertstate="firing"}'
+    series = {
+        server.named("time_to_first_token_seconds_bucket", 'le="1.0"'): in_time,
+        server.named("time_to_first_token_seconds_count"): total,
+    }
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f"count({asked}) or vector(0)",
+                "eval_time": "5h59m",
+                "exp_samples": [{"labels": "{}", "value": fires}],
+            }
+        ],
+    }
+    rules = yaml.safe_load(rule_files(plan)[RULES_FILE])
+    rules["groups"] = [one for one in rules["groups"] if one["name"] == "kneewatch-burn"]
+    document = {"rule_files": ["burn.yml"], "evaluation_interval": "15s", "tests": [test]}
+    (tmp_path / "burn.yml").write_text(yaml.safe_dump(rules))
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(document))
+    ran = promtool("test", "rules", str(tmp_path / "tests.yml"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
