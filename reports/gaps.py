@@ -43,8 +43,8 @@ UNSTATED = Profile().unstated()
 SETTING = re.compile(r"\((\S+)\)$")
 
 
-def gaps(diagnosis: Diagnosis) -> list[str]:
-    """Lines that say what could not be judged, the worst gap first."""
+def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
+    """Lines that say what could not be judged, the worst gap first, at most `shown` reasons."""
     if diagnosis.stage is None:
         return ["anything: the page could not be read"]
     reasons: dict[str, list[str]] = {}
@@ -59,8 +59,8 @@ def gaps(diagnosis: Diagnosis) -> list[str]:
     lines = [f"{', '.join(keys)}: {why}" for why, keys in reasons.items()]
     if diagnosis.health == "unknown" and diagnosis.values.get(ALWAYS_ON) is None:
         lines.insert(0, "rates and latencies: the window holds one scrape, they need two")
-    if len(lines) > SHOWN:
-        lines[SHOWN:] = [f"and {len(lines) - SHOWN} more lines (--format json)"]
+    if len(lines) > shown:
+        lines[shown:] = [f"and {len(lines) - shown} more lines (--format json)"]
     lines += _rules(diagnosis)
     if settings:
         lines.append(f"settings that would add signals: {', '.join(settings)}")

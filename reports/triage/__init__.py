@@ -1,0 +1,1 @@
+"""The triage page: a verdict, why, since when, and what to change."""

@@ -1,0 +1,185 @@
+"""Causes with their evidence, vital signs and other findings, each with its chart. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isclose, isfinite
+
+from kneewatch.diagnose.case import Cause, Evidence
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.reports.advice import advised
+from kneewatch.reports.text import notable
+from kneewatch.reports.triage.axis import Axis
+from kneewatch.reports.triage.changes import ChangeView, change_view
+from kneewatch.reports.triage.charts import Bound, Chart, chart
+from kneewatch.reports.triage.view import CASCADE_SIGNALS, EngineView
+from kneewatch.reports.words import quantity
+from kneewatch.rules.model import Severity
+from kneewatch.rules.state import Finding
+
+SAME = 1e-4
+NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
+LABELS = dict(
+    zip(
+        CASCADE_SIGNALS,
+        ("KV cache used", "running", "waiting", "evicted a second", "TTFT P99", "ITL P99"),
+        strict=True,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceView:
+    """A piece of evidence, for a cause or against it; `value` and `bound` are empty where the
+    text alone can say them."""
+
+    speaks: bool
+    text: str
+    signal: str
+    value: str
+    bound: str
+    chart: Chart | None
+
+
+@dataclass(frozen=True, slots=True)
+class CauseView:
+    """A cause in its place, with evidence and what to change; `key` names it on the page."""
+
+    place: int
+    key: str
+    cause: Cause
+    evidence: tuple[EvidenceView, ...]
+    changes: tuple[ChangeView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VitalView:
+    """One of the few numbers that tell a cascade."""
+
+    label: str
+    signal: str
+    value: str
+    chart: Chart | None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingView:
+    """A rule that is out of bounds and that no cause tells."""
+
+    finding: Finding
+    value: str
+    chart: Chart | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """All that is drawn of one engine at one moment."""
+
+    engine: EngineView
+    axis: Axis
+    moment_s: float
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """What is said of the engine."""
+        return self.engine.diagnosis
+
+    def causes(self) -> list[CauseView]:
+        """The causes in their order."""
+        causes = self.diagnosis.causes
+        keys = unique([cause.id for cause in causes])
+        return [
+            CauseView(place, key, cause, tuple(self._evidence(cause)), self._changes(cause))
+            for place, (key, cause) in enumerate(zip(keys, causes, strict=True), 1)
+        ]
+
+    def vitals(self) -> list[VitalView]:
+        """The few numbers that tell a cascade."""
+        return [
+            VitalView(
+                LABELS[key],
+                key,
+                quantity(key, self.diagnosis.values.get(key)).removesuffix(" a second"),
+                self._chart(key, self._rule_bounds(key)),
+            )
+            for key in CASCADE_SIGNALS
+        ]
+
+    def findings(self, *states: str) -> list[FindingView]:
+        """Rules in one of these states that no cause tells."""
+        return [
+            FindingView(
+                finding,
+                quantity(finding.rule.signal, finding.value),
+                self._chart(finding.rule.signal, _bounds(finding), since_s=finding.since_s),
+            )
+            for finding in notable(self.diagnosis, *states)
+        ]
+
+    def _changes(self, cause: Cause) -> tuple[ChangeView, ...]:
+        found = advised(self.diagnosis, cause)
+        keys = unique([made.id for made in found])
+        return tuple(change_view(made, key) for made, key in zip(found, keys, strict=True))
+
+    def _evidence(self, cause: Cause) -> Iterator[EvidenceView]:
+        sides = ((True, cause.evidence), (False, cause.against))
+        for speaks, items in sides:
+            for item in items:
+                drawn = self.engine.series.get(item.signal)
+                if drawn is None and item.text in cause.summary:
+                    continue
+                same = _same_quantity(item, self.diagnosis)
+                bounds = [Bound(item.threshold)] if same and item.threshold is not None else []
+                since_s = cause.since_s if isfinite(cause.since_s) else None
+                yield EvidenceView(
+                    speaks,
+                    item.text,
+                    item.signal,
+                    quantity(item.signal, item.value) if same else "",
+                    quantity(item.signal, item.threshold) if bounds else "",
+                    self._chart(item.signal, bounds, since_s=since_s),
+                )
+
+    def _chart(
+        self, key: str, bounds: Sequence[Bound], *, since_s: float | None = None
+    ) -> Chart | None:
+        held = None if since_s is None else (since_s, self.moment_s)
+        return chart(
+            key,
+            self.engine.series.get(key),
+            self.axis,
+            bounds=bounds,
+            held=held,
+            moment_s=self.moment_s,
+        )
+
+    def _rule_bounds(self, key: str) -> list[Bound]:
+        findings = [found for found in self.diagnosis.findings if found.rule.signal == key]
+        return [bound for finding in findings for bound in _bounds(finding)]
+
+
+def unique(words: Sequence[str]) -> list[str]:
+    """Words as parts of ids: plain letters, no two alike."""
+    found: list[str] = []
+    for word in words:
+        plain = NOT_PLAIN.sub("", word)
+        found.append(plain if plain and plain not in found else f"{plain}-{len(found)}")
+    return found
+
+
+def _bounds(finding: Finding) -> list[Bound]:
+    """The bounds of a rule that are worth a line: not "anything at all"."""
+    return [
+        Bound(bound.threshold, bound.severity.word)
+        for bound in finding.rule.bounds
+        if bound.threshold and bound.severity > Severity.OK
+    ]
+
+
+def _same_quantity(item: Evidence, diagnosis: Diagnosis) -> bool:
+    """Whether a piece of evidence weighs the signal itself: some weigh a share or a growth of it,
+    and their bound is none of the signal's."""
+    value = diagnosis.values.get(item.signal)
+    return value is not None and item.value is not None and isclose(value, item.value, rel_tol=SAME)

@@ -1,0 +1,103 @@
+"""Charts: scales that end at round numbers, bounds at their height, words for those who listen."""
+
+from __future__ import annotations
+
+from math import nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.reports.triage.axis import Axis
+from kneewatch.reports.triage.charts import Bound, Chart, ceiling, chart
+from kneewatch.reports.triage.view import SeriesView
+
+AXIS = Axis(1000.0, 1100.0)
+
+
+def made(key: str, values: list[float], *bounds: float, moment_s: float = 1100.0) -> Chart:
+    times = [1000.0 + 100 * n / max(1, len(values) - 1) for n in range(len(values))]
+    found = chart(
+        key,
+        SeriesView(times, values),
+        AXIS,
+        bounds=[Bound(bound) for bound in bounds],
+        held=(1050.0, None),
+        moment_s=moment_s,
+    )
+    assert found is not None
+    return found
+
+
+def test_a_chart() -> None:
+    found = made("ttft_p99_s", [0.0, 1.0, 2.0], 0.5)
+    assert found.top == "2.5 s"
+    assert found.line == "M0,100.0L500,60.0L1000,20.0"
+    assert found.area == "M0,100.0L500,60.0L1000,20.0L1000,100.0L0,100.0Z"
+    assert [(bound.y, bound.words) for bound in found.bounds] == [(80.0, "bound 500 ms")]
+    assert found.held == (50.0, 50.0)
+    assert found.last == pytest.approx((100.0, 20.0))
+    assert found.moment_x is None
+    assert found.desc == (
+        "From 0 ms to 2.0 s in 100 s to 00:18:20 UTC; 2.0 s at 00:18:20 UTC; bound 500 ms."
+    )
+
+
+def test_a_gap_is_no_line() -> None:
+    assert made("running", [1.0, nan, 1.0, 1.0]).line.count("M") == 2
+
+
+def test_a_lone_point_is_a_dot() -> None:
+    assert made("running", [1.0]).line == "M0,16.7h0"
+
+
+def test_a_bound_above_all_values_is_inside_the_chart() -> None:
+    found = made("running", [1.0, 2.0], 100.0)
+    assert 0 < found.bounds[0].y < 20
+
+
+def test_a_past_moment_has_its_mark_and_its_value() -> None:
+    found = made("running", [1.0, 2.0, 3.0, 4.0, 5.0], moment_s=1060.0)
+    assert found.moment_x == 60.0
+    assert found.last[0] == 50.0, "the newest value known at that moment"
+
+
+def test_nothing_known_is_no_chart() -> None:
+    assert chart("x", None, AXIS, moment_s=1100.0) is None
+    assert chart("x", SeriesView([1050.0], [nan]), AXIS, moment_s=1100.0) is None
+    assert chart("x", SeriesView([5.0], [1.0]), AXIS, moment_s=1100.0) is None
+
+
+def test_a_signal_that_is_always_zero_has_no_made_up_scale() -> None:
+    assert made("waiting", [0.0, 0.0]).top == ""
+    assert made("waiting", [0.0, 5e-324]).top == ""
+
+
+def test_values_below_zero_are_drawn() -> None:
+    found = made("waiting_slope_per_s", [-1.0, 1.0])
+    assert found.line == "M0,100.0L1000,9.1"
+    assert found.area == "M0,100.0L1000,9.1L1000,54.5L0,54.5Z", "from nothing"
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "top"),
+    [
+        (0.0, "", 0.0), (1.0, "", 1.0), (1.01, "", 1.2), (77.0, "", 80.0), (0.023, "", 0.025),
+        (0.94, "kv_usage_ratio", 1.0), (1.04, "kv_usage_ratio", 1.0), (0.3, "kv_usage_ratio", 0.3),
+        (9.5, "", 10.0),
+    ],
+)  # fmt: skip
+def test_round_numbers(value: float, key: str, top: float) -> None:
+    assert ceiling(value, of=key) == pytest.approx(top)
+
+
+@given(
+    st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50),
+    st.lists(st.floats(-1e9, 1e9), max_size=3),
+)
+def test_everything_lies_inside(values: list[float], bounds: list[float]) -> None:
+    found = made("running", values, *bounds)
+    assert all(-0.1 <= bound.y <= 100.1 for bound in found.bounds)
+    pairs = found.line.replace("M", "L").replace("h0", "").split("L")
+    heights = [float(pair.split(",")[1]) for pair in pairs if pair.strip()]
+    assert all(-0.1 <= height <= 100.1 for height in heights)

@@ -1,0 +1,416 @@
+"""The triage page: what it says, that it is well formed, that names and texts stay text."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from kneewatch.diagnose.case import Evidence
+from kneewatch.diagnose.recommend.recommendation import Change
+from kneewatch.reports.triage.page import ASSETS, asset, render
+from kneewatch.reports.triage.view import (
+    EngineView,
+    IntervalView,
+    SourceView,
+    TargetView,
+    TriageView,
+)
+from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
+from tests.reports.triage import views
+from tests.reports.triage.html_tree import Node, read, tree
+
+MARKUP = "<script>alert(1)</script>\"'`&amp;<img src=x onerror=alert(2)>"
+HOSTILE = f"{MARKUP}\x00\x1b[2J\u202etxt.exe\ud800"
+VIEWS: dict[str, Callable[[], TriageView]] = {
+    "cascade": views.cascade,
+    "healthy": views.healthy,
+    "unreadable": views.unreadable,
+    "late": views.late,
+    "past": views.past,
+    "fleet": views.fleet,
+    "many engines": views.many_engines,
+    "nothing watched": views.view,
+}
+
+
+def page(view: TriageView) -> Node:
+    return tree(render(view))
+
+
+def alone(*engines: EngineView, **fields: object) -> TriageView:
+    return views.view(views.target("gpu-7", *engines, **fields))
+
+
+@pytest.fixture(scope="module")
+def cascade() -> Node:
+    return page(views.cascade())
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_page_is_well_formed(name: str) -> None:
+    html = render(VIEWS[name]())
+    root, problems = read(html)
+    assert problems == []
+    levels = [int(node.tag[1]) for node in root.every() if re.fullmatch("h[1-6]", node.tag)]
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all(
+        {"role", "aria-hidden"} & set(svg.attributes) or (svg.parent and svg.parent.tag == "svg")
+        for svg in root.every("svg")
+    )
+    for svg in root.every("svg"):
+        if svg.attributes.get("role") == "img":
+            assert [child.tag for child in svg.children[:2]] == ["title", "desc"]
+            assert svg.one("desc").text.endswith(".")
+    assert all(th.attributes["scope"] for th in root.every("th"))
+    assert all(table.children[0].tag == "caption" for table in root.every("table"))
+
+
+def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) -> None:
+    verdict = cascade.one(css="verdict")
+    assert verdict.one(css="word").text == "CRITICAL"
+    assert verdict.one("h1").text.startswith("The KV cache is too small for this load: evicted ")
+    facts = dict(
+        zip(
+            [node.text for node in verdict.every("dt")],
+            [node.text for node in verdict.every("dd")],
+            strict=True,
+        )
+    )
+    assert facts == {
+        "Where": "kv_pressure_cascade, model tiny, engine 0",
+        "Since": "00:03:04 UTC, for 34 s",
+        "Cause": "kv_pressure, confidence 0.99",
+        "Stage": "3 of 4, queueing, for 34 s, since 00:03:04 UTC",
+    }
+    assert verdict.one("h2").text == "Do first"
+    typed = verdict.one(css="typed")
+    assert typed.one("code").text == "--num-gpu-blocks-override 1152"
+    assert typed.one("button").attributes["data-copy"] == "--num-gpu-blocks-override 1152"
+    assert "Instead of --num-gpu-blocks-override 160." in verdict.text
+    assert "Check before: that memory for them is free" in verdict.text
+    assert cascade.one("title").text == "CRITICAL kv_pressure · kv_pressure_cascade · kneewatch"
+
+
+def test_what_is_announced_does_not_change_with_every_scrape(cascade: Node) -> None:
+    said = cascade.one(css="announce")
+    assert said.attributes["aria-live"] == "polite"
+    assert said.text == "CRITICAL: kv_pressure on kv_pressure_cascade, stage queueing."
+
+
+def test_the_timeline_names_every_stage(cascade: Node) -> None:
+    lanes = cascade.one(css="lanes")
+    names = [item.text for item in lanes.one("ul").children]
+    assert names == ["4 collapsing", "3 queueing", "2 evicting", "1 filling", "0 steady"]
+    (now,) = [item.text for item in lanes.every("li", css="current")]
+    assert now == "3 queueing"
+    stages = lanes.one("svg", css="stages")
+    assert "stage 3 (queueing) since 00:03:04 UTC." in stages.one("desc").text
+    assert [node.text for node in lanes.one("svg", css="axis").every("text")]
+    assert lanes.one("svg", css="cause").one("title").text == "Cause kv_pressure"
+
+
+def test_evidence_is_drawn_with_its_bound(cascade: Node) -> None:
+    items = list(cascade.every("li", css="evidence"))
+    assert [item.one(css="side").text for item in items] == ["for"] * 4
+    signals = [item.one(css="signal").text for item in items]
+    assert signals[0] == "preemption_ratio_per_s 23 % a second"
+    chart = items[0].one("svg", css="chart")
+    assert chart.one("title").text == "preemption_ratio_per_s"
+    assert "bound 5 % a second" in chart.one("desc").text
+    assert len(list(chart.every("line", css="bound"))) == 1
+    assert chart.one("path", css="line").attributes["d"].startswith("M")
+
+
+def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Node) -> None:
+    change = cascade.one("div", css="change")
+    rows = [[cell.text for cell in row.children] for row in change.every("tr")]
+    assert rows[0] == ["number", "now", "after"]
+    assert ["KV tokens", "5,088", "36,832"] in rows
+    assert ["preemptions a second", "4.29", "0"] in rows
+    told = change.text
+    assert "Then verify num_gpu_blocks in cache_config_info is about 1152" in told
+    assert "Risk Too many blocks for the memory end in an OOM at start." in told
+    assert "It costs nothing extra" in told
+    assert "Not known TTFT and ITL after it (state --model, --gpu and --tensor-parallel)" in told
+    others = [node.one("summary").text for node in cascade.every("details", css="change")]
+    assert others[0] == (
+        "or --kv-cache-dtype auto → fp8, --num-gpu-blocks-override 160 → 320 (not enough alone)"
+    )
+    assert "or replicas 1 → 7" in others
+
+
+def test_what_is_not_known_is_said_with_its_reason(cascade: Node) -> None:
+    lines = [node.text for node in cascade.one("section", css="gaps").every("li")]
+    assert "gpu_*: no GPU source" in lines
+    assert "rule BREAKER: no TTFT target is set" in lines
+
+
+def test_a_healthy_page_is_short_and_says_so() -> None:
+    root = page(views.healthy())
+    assert root.one(css="verdict").one("h1").text == "Nothing wrong was found."
+    assert not list(root.every(css="first"))
+    assert not list(root.every("article"))
+    labels = [node.text for node in root.one(css="vitals").every(css="label")]
+    assert labels == ["KV cache used", "running", "waiting", "evicted a second", "TTFT P99",
+                      "ITL P99"]  # fmt: skip
+
+
+def test_a_page_that_cannot_be_read_shows_what_was_known_before() -> None:
+    root = page(views.unreadable())
+    verdict = root.one(css="verdict")
+    assert "scrapes in a row failed" in verdict.one("h1").text
+    assert "unknown; stage 0 (steady) until 00:38:37 UTC" in verdict.text
+    assert root.one(css="vitals").one("h2").text == "Before that"
+    assert not list(root.one(css="vitals").every("b")), "no value is known now"
+    gap = list(root.one("svg", css="stages").every("rect", css="gap"))[-1]
+    assert gap.one("title").text == "the page could not be read"
+    assert "How we know" not in root.text, "the only evidence is in the headline already"
+
+
+def test_old_numbers_are_not_called_healthy() -> None:
+    root = page(views.late())
+    verdict = root.one(css="verdict")
+    assert verdict.one(css="word").text == "UNKNOWN"
+    assert "unknown" in verdict.attributes["class"].split()
+    assert verdict.one("h1").text == (
+        "No news for 2 min: what was HEALTHY then need not be so now."
+    )
+    assert root.one(css="vitals").one("h2").text == "When last seen"
+    steady = list(root.one("svg", css="stages").every("rect", css="bar"))[-1]
+    left, width = (float(steady.attributes[name].rstrip("%")) for name in ("x", "width"))
+    assert left + width < 70, "the bar ends where the last scrape was"
+    assert not list(root.every("li", css="current"))
+
+
+def test_old_numbers_of_a_sick_engine_stay_critical_and_are_called_old() -> None:
+    made = views.cascade()
+    root = page(replace(made, now_s=made.now_s + 100))
+    assert root.one(css="word").text == "CRITICAL"
+    assert root.one(css="late").text.startswith("These numbers are 101 s old")
+
+
+def test_a_past_moment_is_marked_and_leads_back() -> None:
+    made = views.past()
+    root = page(made)
+    banner = root.one("aside", css="banner")
+    assert banner.text == (
+        "This is the past: as it was on 2026-11-21 at 00:03:39 UTC, 60 min ago. Back to now"
+    )
+    assert banner.one("a").attributes["href"] == "?target=kv_pressure_cascade"
+    assert root.one(css="first").one("h2").text == "Advice at that moment"
+    assert "data-refresh" not in root.one("body").attributes
+    assert not list(root.every("noscript")), "the past does not change"
+    assert root.one("svg", css="chart").one("line", css="moment")
+    form = root.one("form")
+    assert {node.attributes["name"]: node.attributes["value"] for node in form.every("input")} == {
+        "target": "kv_pressure_cascade",
+        "at": "2026-11-21T00:03:39",
+    }
+    leaps = [node.attributes["href"] for node in root.one("ul", css="leaps").every("a")]
+    assert leaps[0] == "?target=kv_pressure_cascade&at=2026-11-20T23%3A03%3A40Z"
+
+
+def test_a_past_moment_at_which_nothing_was_watched() -> None:
+    made = alone(error="not watched at that moment")
+    root = page(replace(made, now_s=NOW_S + 60, at_s=NOW_S, since_s=NOW_S - 600, until_s=NOW_S))
+    assert root.one(css="word").text == "UNKNOWN"
+    assert root.one("h1").text == "Not watched at that moment."
+    assert root.one("form"), "another moment can be asked for"
+
+
+def test_an_empty_board_says_how_to_begin() -> None:
+    root = page(views.view())
+    assert root.one("h1").text == "There is no target to show."
+    assert "kneewatch run http://host:8000" in root.text
+    assert "unknown" in root.one(css="verdict").attributes["class"].split()
+
+
+def test_all_targets_worst_first() -> None:
+    root = page(views.fleet())
+    verdict = root.one(css="verdict")
+    assert verdict.one(css="tally").text == (
+        "8 targets: 2 critical, 2 warning, 1 unknown, 1 healthy, with a note, 2 healthy"
+    )
+    assert verdict.one("dd").one("a").attributes["href"] == "?target=vllm-0"
+    items = list(root.one("ol").children)
+    words = [item.one(css="badge").text for item in items]
+    assert words == ["CRITICAL"] * 2 + ["WARNING"] * 2 + [
+        "UNKNOWN", "HEALTHY, with a note", "HEALTHY", "HEALTHY",
+    ]  # fmt: skip
+    assert items[4].one(css="headline").text == "This target has not been scraped yet."
+    assert all(item.one("svg", css="strip").one("desc").text for item in items)
+    assert [item.one("h3").text for item in items[:2]] == ["vllm-0", "vllm-1"]
+
+
+def test_engines_of_one_target_are_told_apart() -> None:
+    root = page(views.many_engines())
+    engines = list(root.every("details", css="engine"))
+    assert [engine.one("h2").text for engine in engines] == [
+        "CRITICAL model tiny, engine 0", *(f"HEALTHY model tiny, engine {n}" for n in (1, 2, 3)),
+    ]  # fmt: skip
+    assert ["open" in engine.attributes for engine in engines] == [True, False, False, False]
+
+
+def test_without_the_script_the_page_loads_anew() -> None:
+    html = render(views.healthy())
+    assert '<noscript><meta http-equiv="refresh" content="30"></noscript>' in html
+    slow = replace(views.healthy(), refresh_s=60.0)
+    assert 'content="60"' in render(slow)
+
+
+def test_findings_that_no_cause_tells() -> None:
+    findings = [finding("ERRORS", "critical", 0.2), finding("KV-FULL", "info", 0.93)]
+    root = page(alone(EngineView(changed(HEALTHY, health="critical", findings=findings))))
+    assert root.one("h1").text == "Requests end in an error."
+    told = [node.text for node in root.every("li", css="finding")]
+    assert told[0].startswith("critical Requests end in an error: 20 % ERRORS finished_error_ratio")
+    assert "Read the server's log." in told[0]
+    assert told[1].startswith("info The KV cache is above its target band: 93 %")
+
+
+def test_evidence_that_weighs_something_else_has_no_bound_in_the_signals_chart() -> None:
+    """A cause may weigh the growth of a signal: its bound is none of the signal's."""
+    found = list(views.until("kv_pressure_cascade", 100))
+    growth = Evidence("running", 2.5, 1.5, "the batch has grown")
+    cause = replace(PRESSURE, evidence=(growth,), against=(), since_s=found[-1].t_s - 9)
+    found[-1] = changed(found[-1], causes=[cause], recommendations=())
+    item = page(alone(views.engine(found))).one("li", css="evidence")
+    assert item.one("svg", css="chart")
+    assert not list(item.every("line", css="bound"))
+    assert item.one(css="signal").text == "running"
+
+
+def test_evidence_against_is_marked() -> None:
+    root = page(alone(EngineView(SICK)))
+    sides = [(n.one(css="side").text, n.one("p").text) for n in root.every("li", css="evidence")]
+    assert sides[-1] == ("against", "against the cache is large")
+    assert not list(root.every("svg", css="chart")), "nothing is drawn of what is not stored"
+
+
+def test_notices_about_kneewatch_itself() -> None:
+    root = page(replace(views.healthy(), notices=("The history cannot be written.",)))
+    assert root.one("aside", css="notice").text == "The history cannot be written."
+
+
+def hostile() -> TriageView:
+    cause = replace(
+        PRESSURE,
+        id=HOSTILE,
+        summary=HOSTILE,
+        lever=HOSTILE,
+        evidence=(Evidence(HOSTILE, 1.0, 2.0, HOSTILE),),
+        explains=(HOSTILE,),
+        guide=(HOSTILE,),
+    )
+    made = views.recorded("kv_pressure_cascade")[70]
+    told = replace(
+        made.recommendations[0],
+        cause=HOSTILE,
+        id=HOSTILE,
+        summary=HOSTILE,
+        changes=(Change("--kv-cache-dtype", HOSTILE, HOSTILE), Change(HOSTILE, 1, 2)),
+        checks=(HOSTILE,),
+        verify=(HOSTILE,),
+        risk=HOSTILE,
+        unknown=(HOSTILE,),
+    )
+    sick = changed(
+        SICK,
+        target=HOSTILE,
+        model=HOSTILE,
+        engine=HOSTILE,
+        causes=[cause],
+        recommendations=(told, told),
+        symptoms=[HOSTILE],
+        unknown=[f"x: {HOSTILE}"],
+        judged_against=HOSTILE,
+    )
+    engine = EngineView(
+        sick,
+        [
+            IntervalView(kind, HOSTILE, HOSTILE, NOW_S - 100, None)
+            for kind in ("stage", "cause", "health", HOSTILE)
+        ],
+    )
+    target = TargetView(
+        HOSTILE,
+        HOSTILE,
+        {HOSTILE: HOSTILE},
+        (engine,),
+        5.0,
+        NOW_S,
+        error=HOSTILE,
+        sources=(SourceView(HOSTILE, NOW_S, success=False, error=HOSTILE, joined=HOSTILE),),
+    )
+    made_view = views.view(target, one=True)
+    return replace(made_view, version=HOSTILE, since=HOSTILE, notices=(HOSTILE,))
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_what_comes_from_elsewhere_stays_text(one: bool) -> None:
+    html = render(replace(hostile(), one=one))
+    html.encode()
+    root = tree(html)
+    assert [node.attributes for node in root.every("script")] == [
+        {"src": "triage/triage.js", "defer": ""}
+    ]
+    assert not list(root.every("img"))
+    assert MARKUP in root.text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html)
+
+
+def test_a_hostile_value_to_type_is_quoted_for_the_shell() -> None:
+    code = page(hostile()).one("code").text
+    assert code.startswith("--kv-cache-dtype '<script>alert(1)</script>\"'\"'\"'`&amp;")
+
+
+def test_a_name_in_another_script_is_kept_and_set_apart() -> None:
+    root = page(alone(EngineView(changed(HEALTHY, model="نموذج"))))
+    assert "model نموذج" in root.one("dd").text
+    assert root.one("dd").one("bdi").text == "gpu-7"
+
+
+def test_a_cause_and_a_health_word_of_another_version_are_shown() -> None:
+    strange = changed(SICK, health="splendid", causes=[replace(PRESSURE, id="quite_new")])
+    root = page(alone(EngineView(strange)))
+    assert root.one(css="word").text == "UNKNOWN", "what is not understood is not called healthy"
+    assert "quite_new" in root.text
+
+
+def test_unreadable_from_the_start() -> None:
+    root = page(alone(EngineView(changed(UNREADABLE, model="", engine=""))))
+    assert root.one("dd").text == "gpu-7"
+    assert "See whether the server runs and listens." in root.one(css="first").text
+
+
+def test_fifty_targets_are_light() -> None:
+    html = render(views.fleet(50))
+    assert len(html.encode()) < 400_000
+    assert len(list(tree(html).one("ol").children)) == 50
+
+
+def test_one_target_is_made_quickly() -> None:
+    made = views.cascade()
+    render(made)
+    spent_s: list[float] = []
+    for _ in range(9):
+        begun_s = time.thread_time()
+        render(made)
+        spent_s.append(time.thread_time() - begun_s)
+    assert min(spent_s) < 0.015
+
+
+def test_the_pages_files_are_shipped_and_nothing_else_is_given() -> None:
+    for name in ASSETS:
+        assert asset(name)
+    with pytest.raises(KeyError):
+        asset("page.html.j2")
+    with pytest.raises(KeyError):
+        asset("../words.py")

@@ -1,0 +1,77 @@
+"""How a target stands: the verdict, unless its numbers are too old to trust."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.reports.text import VERDICTS
+from kneewatch.reports.triage.standing import RANKS, TALLY, Standing, sentence, standings, tally
+from kneewatch.reports.triage.view import EngineView
+from kneewatch.rules.model import Severity
+from tests.reports.made import HEALTHY, SICK, UNREADABLE, changed, finding
+from tests.reports.triage import views
+
+
+def stands(*engines: EngineView, later_s: float = 0.0, **fields: object) -> list[Standing]:
+    made = views.view(views.target("t", *engines, **fields))
+    made = replace(made, now_s=made.now_s + later_s)
+    return standings(made.targets[0], made)
+
+
+def test_every_verdict_has_its_rank_and_its_words() -> None:
+    assert set(RANKS) == set(TALLY) == set(VERDICTS)
+    assert RANKS["unknown"] > RANKS["info"], "somebody must look"
+
+
+@pytest.mark.parametrize(
+    ("health", "later_s", "told"),
+    [
+        ("ok", 0.0, "ok"), ("ok", 10.0, "ok"), ("ok", 16.0, "unknown"), ("info", 16.0, "unknown"),
+        ("unknown", 0.0, "unknown"), ("warning", 99.0, "warning"), ("critical", 99.0, "critical"),
+        ("splendid", 0.0, "unknown"),
+    ],
+)  # fmt: skip
+def test_old_numbers_say_nothing_good(health: str, later_s: float, told: str) -> None:
+    (found,) = stands(EngineView(changed(HEALTHY, health=health)), later_s=later_s)
+    assert found.health == told
+
+
+def test_a_slow_pace_is_not_late() -> None:
+    (found,) = stands(EngineView(HEALTHY), later_s=100.0, interval_s=60.0)
+    assert not found.late
+
+
+def test_engines_worst_first() -> None:
+    found = stands(EngineView(HEALTHY), EngineView(SICK))
+    assert [one.health for one in found] == ["critical", "ok"]
+    assert tally(found) == [("critical", 1, "critical"), ("ok", 1, "healthy")]
+
+
+def test_headlines() -> None:
+    assert stands()[0].headline == "This target has not been scraped yet."
+    assert stands(error="not watched then")[0].headline == "Not watched then."
+    assert stands(EngineView(SICK))[0].headline == "The KV cache is too small for this load."
+    assert stands(EngineView(changed(UNREADABLE, causes=[])))[0].headline == (
+        "The page could not be read."
+    )
+    first = changed(HEALTHY, health="unknown", values={}, unknown=["a: b"])
+    assert stands(EngineView(first))[0].headline == (
+        "Not enough was seen to judge. Rates and latencies: the window holds one scrape, they "
+        "need two."
+    )
+    note = changed(HEALTHY, health="info", findings=[finding("KV-FULL", "info", 0.93)])
+    assert stands(EngineView(note))[0].headline == "The KV cache is above its target band."
+    assert HEALTHY.stage is not None
+    filling = changed(
+        HEALTHY, health="info", stage=replace(HEALTHY.stage, number=1, severity=Severity.INFO)
+    )
+    assert stands(EngineView(filling))[0].headline == "The KV cascade is at stage 1 (filling)."
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [("", ""), (" ab ", "Ab."), ("ab?", "Ab?"), ("Ab.", "Ab."), ("é", "É.")]
+)
+def test_sentence(words: str, told: str) -> None:
+    assert sentence(words) == told
