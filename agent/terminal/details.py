@@ -1,0 +1,227 @@
+"""The selected engine in lines: verdict, stage, charts, what to do and why. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from kneewatch.agent.terminal.charts import Span, cells_of, chart, span, top_of
+from kneewatch.agent.terminal.glyphs import Glyphs, Line, Piece, cells, spread, toned
+from kneewatch.agent.terminal.listing import title_cells
+from kneewatch.agent.terminal.wall import Kind, Row, Trail
+from kneewatch.diagnose.case import Cause
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.symptoms import SYMPTOMS
+from kneewatch.reports import advice
+from kneewatch.reports.gaps import gaps
+from kneewatch.reports.text import VERDICTS, finding_words, notable, told_evidence, who
+from kneewatch.reports.words import clock, date, duration, lasting, number, percent
+from kneewatch.reports.words import span as time_span
+from kneewatch.rules.cascade import (
+    FILLING_FROM_RATIO,
+    NAMES,
+    QUEUE_SHARE_OF_RUNNING,
+    TTFT_DRIFT,
+)
+from kneewatch.rules.model import Severity
+
+GAP = 2
+LADDER_FROM = 70
+TARGET_TOLD = re.compile(r"targets: .*?TTFT P99 (\d+) ms")
+
+Told = Callable[[float], str]
+NUMBERS: tuple[tuple[str, str, Told], ...] = (
+    ("running", "running {}", number),
+    ("itl_p99_s", "ITL P99 {}", duration),
+    ("preemption_ratio_per_s", "evicted {}/s", percent),
+    ("arrival_per_s", "arrivals {}/s", number),
+    ("generation_tokens_per_s", "tokens {}/s", number),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What there is to draw on and with."""
+
+    width: int
+    chart_rows: int
+    glyphs: Glyphs
+
+
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    key: str
+    title: str
+    told: Told
+    bound: float | None
+    least: float
+
+
+def details(row: Row, trail: Trail, frame: Frame) -> list[Line]:
+    """Everything about one engine, the most urgent first."""
+    diagnosis = row.diagnosis
+    lines = _head(row, frame)
+    if diagnosis is None:
+        return lines
+    over = span(trail.times_s, max(8, (frame.width - 2 * GAP) // 3))
+    lines += _stage(diagnosis, over, frame)
+    lines += _charts(diagnosis, trail, over, frame)
+    for place, cause in enumerate(diagnosis.causes, 1):
+        lines += [(), *_cause(place, cause, diagnosis, frame)]
+    return lines + _rest(diagnosis, frame)
+
+
+def _fold(frame: Frame, text: str, tone: str = "", *, indent: int = 0, more: int = 2) -> list[Line]:
+    return toned(frame.glyphs.folded(text, frame.width, indent=indent, more=more), tone)
+
+
+def _head(row: Row, frame: Frame) -> list[Line]:
+    glyphs, diagnosis = frame.glyphs, row.diagnosis
+    verdict: Line = ((VERDICTS[row.health], row.health),)
+    if diagnosis is None:
+        waiting = row.note or "waiting for the first scrape"
+        return [(*verdict, ("  ", ""), (glyphs.clean(row.name), "strong")), *_fold(frame, waiting)]
+    if diagnosis.causes:
+        first = diagnosis.causes[0]
+        verdict = (*verdict, ("  ", ""), (glyphs.clean(first.id), "strong"))
+    as_of = f"{date(diagnosis.t_s)} {clock(diagnosis.t_s)} UTC"
+    lines = [spread(verdict, ((as_of, "faint"),), frame.width)]
+    if cells(glyphs.clean(who(diagnosis))) > title_cells(frame.width):
+        lines += _fold(frame, who(diagnosis))
+    if row.stale:
+        lines += _fold(frame, f"no news for {time_span(row.quiet_s)}: this is the past", "warning")
+    if row.note:
+        lines += _fold(frame, row.note, "" if row.kind is Kind.RECORDING else "warning")
+    return lines
+
+
+def _stage(diagnosis: Diagnosis, over: Span, frame: Frame) -> list[Line]:
+    """The cascade as a ladder with the stage marked on it, then since when and what comes next."""
+    stage = diagnosis.stage
+    if stage is None:
+        return _fold(frame, "KV cascade: unknown, the page could not be read", "unknown")
+    pieces: list[Piece] = [("KV cascade ", "")]
+    ladder = NAMES if frame.width >= LADDER_FROM else ()
+    for at, name in enumerate(ladder):
+        here = at == stage.number
+        tone = (stage.severity.word if stage.number else "ok") if here else "faint"
+        pieces.append((f"[{at} {name}]" if here else f" {at} {name} ", tone))
+    said = f"stage {stage.number} {lasting(stage.since_s, diagnosis.t_s)}"
+    if stage.forecast_s is not None:
+        said += f"; full in about {time_span(stage.forecast_s)} at the present trend"
+    if not ladder:
+        pieces.append((f"{stage.number} {stage.name}", stage.severity.word))
+    charted: Line = ((f"charts: {time_span(over.length_s)}", "faint"),)
+    return [tuple(pieces), spread(((said, ""),), charted, frame.width)]
+
+
+def _charts(diagnosis: Diagnosis, trail: Trail, over: Span, frame: Frame) -> list[Line]:
+    drawn = [_drawn(one, diagnosis, trail, over, frame) for one in _wanted(diagnosis)]
+    gap: Piece = (" " * GAP, "")
+    lines: list[Line] = [
+        (*left, gap, *middle, gap, *right) for left, middle, right in zip(*drawn, strict=True)
+    ]
+    line = ""
+    for key, words, told in NUMBERS if diagnosis.values else ():
+        longer = f"{line}   {_number(diagnosis, key, words, told)}".lstrip()
+        line = longer if len(longer) <= frame.width else line
+    return [*lines, ((line, ""),)] if line else lines
+
+
+def _number(diagnosis: Diagnosis, key: str, words: str, told: Told) -> str:
+    value = diagnosis.values.get(key)
+    return words.format("-" if value is None else told(value))
+
+
+def _wanted(diagnosis: Diagnosis) -> tuple[_Chart, ...]:
+    values = diagnosis.values
+    running = values.get("running")
+    # As many as may wait before the queue counts for stage 3.
+    queue = None if running is None else ceil(max(2.0, QUEUE_SHARE_OF_RUNNING * running)) - 1.0
+    rules = {finding.rule.id: finding.rule for finding in diagnosis.findings}
+    stated = rules["KV-FULL"].threshold(Severity.INFO) if "KV-FULL" in rules else None
+    full = FILLING_FROM_RATIO if stated is None else stated
+    return (
+        _Chart("kv_usage_ratio", "KV", percent, full, 1.0),
+        _Chart("waiting", "waiting", number, queue, 4.0),
+        _Chart("ttft_p99_s", "TTFT P99", duration, ttft_bound_s(diagnosis), 0.001),
+    )
+
+
+def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
+    """What TTFT P99 is held against: the target that is told, or three times the quiet baseline,
+    which the drift tells."""
+    if target := TARGET_TOLD.match(diagnosis.judged_against):
+        return float(target[1]) / 1000
+    value, drift = (diagnosis.values.get(f"ttft_p99_{key}") for key in ("s", "drift_ratio"))
+    return TTFT_DRIFT * value / drift if value and drift else None
+
+
+def _drawn(one: _Chart, diagnosis: Diagnosis, trail: Trail, over: Span, frame: Frame) -> list[Line]:
+    value = diagnosis.values.get(one.key)
+    told = "-" if value is None else one.told(value)
+    beyond = value is not None and one.bound is not None and value > one.bound
+    title, room = frame.glyphs.fit(f"{one.title} {told}", over.columns).rstrip(), over.columns
+    bound = "" if one.bound is None else f"{frame.glyphs.at_most} {one.told(one.bound)}"
+    bound = bound if len(title) + 1 + len(bound) <= room else ""
+    title_line: Line = (
+        (title, "over" if beyond else "strong"),
+        (bound.rjust(room - len(title)), "faint"),
+    )
+    shown = cells_of(trail.times_s, trail.values[one.key], over)
+    top = top_of(shown, one.bound, least=one.least)
+    if one.key == "kv_usage_ratio":
+        top = 1.0
+    rows = frame.chart_rows
+    return [title_line, *chart(shown, rows=rows, top=top, bound=one.bound, glyphs=frame.glyphs)]
+
+
+def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list[Line]:
+    head = f"{place}. {frame.glyphs.clean(cause.id)}"
+    said = f"  {cause.severity.word}, confidence {cause.confidence:.2f}, "
+    said += lasting(cause.since_s, diagnosis.t_s)
+    evidence, against = told_evidence(cause)
+    made = advice.advised(diagnosis, cause)
+    flags = advice.changes_words(made[0]) if made else ""
+    rows: Sequence[str] = advice.rows(made)
+    first = made[0].summary if made else cause.lever
+    lines: list[Line] = [((head, cause.severity.word), (said, ""))]
+    if cells(head) + len(said) > frame.width:
+        lines = [((head, cause.severity.word),), *_fold(frame, said.strip(), indent=3, more=0)]
+    lines += _fold(frame, cause.summary, indent=3, more=0)
+    if flags:
+        lines += _fold(frame, f"do first: {flags}", "strong", indent=3)
+        lines += _fold(frame, first, indent=5, more=0)
+    else:
+        lines += _fold(frame, f"do first: {first}", "strong", indent=3)
+    expected = [row for row in rows[1:] if row.startswith("expected: ")]
+    later = [row for row in rows[1:] if row not in expected]
+    told = [*expected, *(f"+ {item}" for item in evidence), *(f"- {item}" for item in against)]
+    if cause.explains:
+        later.append(f"explains: {', '.join(cause.explains)}")
+    if cause.guide:
+        later.append(f"guide: {', '.join(cause.guide)}")
+    for row in (*told, *later):
+        lines += _fold(frame, row, indent=3)
+    return lines
+
+
+def _rest(diagnosis: Diagnosis, frame: Frame) -> list[Line]:
+    lines: list[Line] = []
+    for head, states in (("also out of bounds:", ("warning", "critical")), ("notes:", ("info",))):
+        found = notable(diagnosis, *states)
+        lines += [(), ((head, ""),)] if found else []
+        for finding in found:
+            lines += _fold(frame, f"{finding_words(finding)}. {finding.rule.advice}", indent=3)
+    if diagnosis.symptoms:
+        told = "; ".join(f"{symptom} {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)
+        lines += [(), *_fold(frame, f"symptoms: {told}")]
+    judged = f"window {time_span(diagnosis.window_s)}; latencies judged against "
+    lines += [(), *_fold(frame, judged + diagnosis.judged_against)]
+    left = gaps(diagnosis)
+    lines += [(("could not be judged:", ""),)] if left else []
+    for line in left:
+        lines += _fold(frame, line, indent=3)
+    return lines

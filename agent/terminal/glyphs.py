@@ -1,0 +1,136 @@
+"""Characters, tones and lines of the screen: what other machines say is text, never markup. Pure.
+
+A line is a sequence of pieces, each with a tone; the screen gives tones their colours.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from unicodedata import combining, east_asian_width
+
+from kneewatch.reports.words import printable
+
+UNIT = re.compile(r"(?<=\d) (?=%|(?:ms|s|min|h|days)\b)")
+GLUE = "\u00a0"
+"""Stands between a number and its unit while lines are broken."""
+
+Piece = tuple[str, str]
+Line = tuple[Piece, ...]
+"""Pieces of text, each with its tone: a key of TONES."""
+
+TONES = {
+    "": "",
+    "ok": "green",
+    "info": "cyan",
+    "warning": "yellow",
+    "critical": "bold red",
+    "unknown": "magenta",
+    "strong": "bold",
+    "faint": "dim",
+    "marked": "reverse",
+    "bar": "cyan",
+    "over": "red",
+}
+"""Styles of the sixteen colours that every terminal has, chosen by the user and not by us."""
+
+PLAIN_TONES = {
+    **dict.fromkeys(TONES, ""),
+    "critical": "bold",
+    "warning": "bold",
+    "strong": "bold",
+    "faint": "dim",
+    "marked": "reverse",
+    "over": "bold",
+}
+"""Without colour: words say it all, some of them are bold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """The characters to draw with. `bars` go from the lowest to a full cell."""
+
+    bars: str
+    bound: str
+    rule: str
+    cut: str
+    marker: str
+    at_most: str
+    unicode: bool
+
+    def clean(self, text: str) -> str:
+        """Text that steers no terminal, in characters that it has."""
+        text = printable(text)
+        return text if self.unicode else text.encode("ascii", "replace").decode()
+
+    def fit(self, text: str, width: int) -> str:
+        """Text in exactly so many cells; where it is too long its middle is left out."""
+        text = self.clean(text)
+        if cells(text) > width:
+            head = _first(text, (width - cells(self.cut)) // 2)
+            room = width - cells(head) - cells(self.cut)
+            text = head + self.cut + _first(text[::-1], room)[::-1]
+        return text + " " * (width - cells(text))
+
+    def folded(self, text: str, width: int, *, indent: int = 0, more: int = 2) -> list[str]:
+        """Text in lines of at most so many cells, the later ones indented by `more`."""
+        text = self.clean(text)
+        if cells(text) > len(text):
+            width = max(width // 2, indent + more + 8)  # characters of two cells: wrapped early
+        lines = textwrap.wrap(
+            UNIT.sub(GLUE, text),
+            width,
+            initial_indent=" " * indent,
+            subsequent_indent=" " * (indent + more),
+            break_on_hyphens=False,
+        )
+        return [line.replace(GLUE, " ") for line in lines]
+
+
+UNICODE = Glyphs("▁▂▃▄▅▆▇█", "┄", "─", "…", "▶", "≤", unicode=True)
+ASCII = Glyphs("_.:-=+*#", "-", "-", "~", ">", "<=", unicode=False)
+
+
+def glyphs_for(environ: Mapping[str, str], encoding: str) -> Glyphs:
+    """What the terminal can be trusted to show: more than ASCII in a UTF-8 locale only.
+
+    Python sets LC_CTYPE to C.UTF-8 by itself where the locale is C; that says nothing.
+    """
+    if encoding.lower().replace("-", "") != "utf8" or environ.get("TERM") == "linux":
+        return ASCII
+    stated = [environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")]
+    if stated[1] == "C.UTF-8":
+        stated[1] = None
+    locale = next((name for name in stated if name), "C")
+    return UNICODE if "utf" in locale.lower() else ASCII
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def toned(lines: Iterable[str], tone: str = "") -> list[Line]:
+    """Plain lines in one tone."""
+    return [((line, tone),) for line in lines]
+
+
+def spread(left: Line, right: Line, width: int) -> Line:
+    """A line with its right part at the right edge; the right part goes where there is no room."""
+    taken = sum(cells(text) for text, _ in (*left, *right))
+    if taken + 2 > width:
+        return left
+    return (*left, (" " * (width - taken), ""), *right)
+
+
+def _first(text: str, width: int) -> str:
+    taken = 0
+    for at, character in enumerate(text):
+        taken += cells(character)
+        if taken > width:
+            return text[:at]
+    return text

@@ -1,0 +1,140 @@
+"""The list of engines, and the lines around it: header, rule, keys, help. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from kneewatch.agent.terminal.glyphs import Glyphs, Line, Piece, cells, spread
+from kneewatch.agent.terminal.wall import RANK, Row
+from kneewatch.reports.words import duration, number, percent, span
+
+WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN", "info": "note"}
+COUNTED = {"info": "noted"}
+VERDICT_CELLS, STAGE_CELLS, CAUSE_CELLS = 8, 12, 18
+FULL_FROM, CAUSES_FROM = 76, 52
+"""Narrower lists leave out stage names and latencies; then causes as well."""
+
+NUMBERS: tuple[tuple[str, str, int, Callable[[float], str]], ...] = (
+    ("kv_usage_ratio", "KV", 5, percent),
+    ("waiting", "wait", 5, number),
+    ("ttft_p99_s", "TTFT99", 7, duration),
+)
+NUMBERS_NARROW = 2
+
+KEYS = "q quit  arrows choose  space more  tab pane  enter zoom  p pause  ? help"
+SPEED_KEYS = "q quit  arrows choose  space more  enter zoom  p pause  + - speed  ? help"
+
+HELP = """\
+up down, j k       select an engine; in the details: scroll
+tab                go from the list to the details and back
+enter              the details alone; again or escape: back
+pgup pgdn, space   scroll the details
+home, g            the worst engine; it is followed as the order changes
+p                  pause: the screen stands still; recordings stop playing
++ -                play recordings faster or slower
+? or h             this help
+q, ctrl-c          quit
+
+Engines are listed worst first: CRITICAL, WARNING, UNKNOWN, note, ok. Until
+you choose one, the details are those of the worst. UNKNOWN is an engine that
+cannot be read, or of which nothing has been heard for too long.
+
+Stages of the KV cascade: 0 steady, 1 filling, 2 evicting, 3 queueing,
+4 collapsing. In the charts, columns beyond the bound are in red (or bold),
+empty columns had no value.
+
+Exit status: 0 all is well, 1 warning or worse as last seen, 2 no data.
+"""
+
+
+def header(
+    rows: Sequence[Row], *, where: str, clock: str, paused: bool, width: int, glyphs: Glyphs
+) -> Line:
+    """How many engines are in what state, where that is from, and the time."""
+    health = Counter(row.health for row in rows)
+    pieces: list[Piece] = [("kneewatch ", "strong")]
+    pieces += [
+        (f" {health[word]} {COUNTED.get(word, word)}", word) for word in RANK if health[word]
+    ]
+    if where:
+        pieces.append((f"  {glyphs.clean(where)}", "faint"))
+    mark: Line = ((" PAUSED ", "marked"), ("  ", "")) if paused else ()
+    return spread(tuple(pieces), (*mark, (clock, "")), width)
+
+
+def heads(width: int, *, first: int, last: int, count: int) -> Line:
+    """What stands above the list; where not all are seen, which."""
+    engines = "engine" if last - first + 1 >= count else f"{first}-{last} of {count}"
+    parts = [f" {'state':{VERDICT_CELLS}}", f"{engines:{_name_cells(width)}}"]
+    parts.append(f"{'stage':{STAGE_CELLS}}" if width >= FULL_FROM else "st")
+    parts += [f"{'first cause':{CAUSE_CELLS}}"] if width >= CAUSES_FROM else []
+    parts += [f"{head:>{room}}" for _, head, room, _ in _numbers(width)]
+    return ((" ".join(parts), "faint"),)
+
+
+def line_of(row: Row, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
+    """One engine in a line of the list."""
+    diagnosis = row.diagnosis
+    stage = diagnosis.stage if diagnosis else None
+    values: Mapping[str, float | None] = diagnosis.values if diagnosis else {}
+    name = row.name.removeprefix("http://").removeprefix("https://")
+    parts = [f"{stage.number if stage else '?':<2}"]
+    if width >= FULL_FROM:
+        named = f"{stage.number} {stage.name}" if stage else "?"
+        parts = [f"{named:{STAGE_CELLS}}"]
+    if width >= CAUSES_FROM:
+        parts.append(glyphs.fit(_first(row), CAUSE_CELLS))
+    for key, _, room, told in _numbers(width):
+        value = values.get(key)
+        parts.append(f"{'-' if value is None else told(value):>{room}}")
+    return (
+        (glyphs.marker if selected else " ", "strong"),
+        (f"{WORDS.get(row.health, row.health):{VERDICT_CELLS}}", row.health),
+        (" ", ""),
+        (glyphs.fit(name, _name_cells(width)), "marked" if selected else ""),
+        (" " + " ".join(parts), ""),
+    )
+
+
+def _first(row: Row) -> str:
+    """What to say of an engine in two words: its first cause, or that nothing is heard."""
+    if row.stale:
+        return f"silent for {span(row.quiet_s)}"
+    if row.diagnosis is None:
+        return "no scrape yet"
+    return row.diagnosis.causes[0].id if row.diagnosis.causes else "-"
+
+
+def _numbers(width: int) -> Sequence[tuple[str, str, int, Callable[[float], str]]]:
+    return NUMBERS if width >= FULL_FROM else NUMBERS[:NUMBERS_NARROW]
+
+
+def _name_cells(width: int) -> int:
+    taken = 1 + VERDICT_CELLS + 1 + sum(1 + room for _, _, room, _ in _numbers(width))
+    taken += 1 + (STAGE_CELLS if width >= FULL_FROM else 2)
+    taken += 1 + CAUSE_CELLS if width >= CAUSES_FROM else 0
+    return max(8, width - taken)
+
+
+def keys(*, plays: bool) -> Line:
+    """The keys, in a line; recordings have a speed."""
+    return ((SPEED_KEYS if plays else KEYS, "faint"),)
+
+
+def title_cells(width: int) -> int:
+    """How much room a rule has for its title."""
+    return width - 26
+
+
+def rule(title: str, *, below: int, focused: bool, width: int, glyphs: Glyphs) -> Line:
+    """The line above the details: whose they are, whether keys scroll them, what is below."""
+    room = title_cells(width)
+    title = glyphs.clean(title)
+    shown = title if cells(title) <= room else glyphs.fit(title, room)
+    more = f" {below} more below " if below > 0 else ""
+    left = f"{2 * glyphs.rule} {shown} "
+    fill = max(0, width - cells(left) - len(more) - 2)
+    tone = "strong" if focused else "faint"
+    end = 2 * glyphs.rule
+    return ((left + fill * glyphs.rule, tone), (more, "strong" if more else ""), (end, tone))

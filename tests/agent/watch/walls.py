@@ -1,0 +1,115 @@
+"""Walls filled from recordings or by hand, and the screen over them without a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from textual.pilot import Pilot
+
+from kneewatch.agent.settings import Settings
+from kneewatch.agent.settings_sources import load
+from kneewatch.agent.terminal.glyphs import UNICODE, Glyphs
+from kneewatch.agent.terminal.pace import Pace
+from kneewatch.agent.terminal.screen import View
+from kneewatch.agent.terminal.wall import Kind, Wall
+from kneewatch.agent.terminal.watch import recording_feeds
+from kneewatch.diagnose.diagnosis import Diagnosis
+from tests.agent.running import capture
+from tests.recordings import WINDOW_S
+from tests.reports.made import HEALTHY, SICK
+
+SERVER = "http://10.0.0.7:8000"
+SMALL = (80, 24)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def settings_of(**flags: Any) -> Settings:  # noqa: ANN401 - a setting has its own kind
+    """Settings with a recording's window; dots of keys are written as two underscores."""
+    stated = {name.replace("__", "."): value for name, value in flags.items()}
+    return load(file=None, environ={}, flags={"window_s": WINDOW_S, **stated})
+
+
+def played(wall: Wall, name: str, scrapes: int | None = None) -> None:
+    """Put a recording on a wall, up to a scrape."""
+    (feed,) = recording_feeds([str(capture(name))], settings_of())
+    wall.expect(feed.name, Kind.RECORDING, patience_s=0.0)
+    reader: Any = feed
+    for number, entry in enumerate(reader.reader):
+        if number == scrapes:
+            return
+        wall.put(feed.name, reader.stream.replay(entry), now_s=entry.t_s)
+
+
+def told(wall: Wall, *diagnoses: Diagnosis, source: str = SERVER, **more: Any) -> None:  # noqa: ANN401
+    """Put diagnoses of a server on a wall; they get its name."""
+    wall.expect(source, Kind.SERVER, patience_s=10.0)
+    named = [replace(diagnosis, target=source) for diagnosis in diagnoses]
+    wall.put(source, named, now_s=named[0].t_s, **more)
+
+
+def three(clock: Clock | None = None) -> Wall:
+    """A sick server between two healthy ones."""
+    wall = Wall(clock=clock) if clock else Wall()
+    for name, diagnosis in (("a-well", HEALTHY), ("b-sick", SICK), ("c-well", HEALTHY)):
+        told(wall, diagnosis, source=name)
+    return wall
+
+
+def view_of(wall: Wall, pace: Pace | None = None, **more: Any) -> View:  # noqa: ANN401
+    """The screen over a wall."""
+    glyphs: Glyphs = more.pop("glyphs", UNICODE)
+    given: dict[str, Any] = {"where": "", "colour": True, **more}
+    return View(wall, pace or Pace(), glyphs=glyphs, **given)
+
+
+def driven(
+    view: View, drive: Callable[[Pilot[None]], Awaitable[None]], size: tuple[int, int] = SMALL
+) -> None:
+    """Run the screen without a terminal while `drive` presses its keys."""
+
+    async def run() -> None:
+        async with view.run_test(size=size) as pilot:
+            await settled(pilot)
+            await drive(pilot)
+
+    asyncio.run(run())
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    """Once everything is drawn."""
+    await pilot.pause()
+    view = pilot.app
+    assert isinstance(view, View)
+    view.draw()
+    await pilot.pause()
+    await pilot.pause()
+
+
+def lines_of(pilot: Pilot[Any]) -> list[str]:
+    """What the screen shows, line by line."""
+    compositor = pilot.app.screen._compositor  # pyright: ignore[reportPrivateUsage]
+    return [strip.text.rstrip() for strip in compositor.render_strips()]
+
+
+async def pressed(pilot: Pilot[None], *keys: str) -> list[str]:
+    """What the screen shows after keys."""
+    await pilot.press(*keys)
+    await settled(pilot)
+    return lines_of(pilot)
+
+
+def line_with(lines: Sequence[str], word: str) -> str:
+    """The first line that holds a word."""
+    return next(line for line in lines if word in line)
