@@ -4,7 +4,8 @@ KneewatchError
 ├── CollectError          a source could not be read; `hint` says what to try
 │   └── ExpositionError   the page it gave is not valid exposition text
 ├── CaptureError          a recording cannot be used
-└── SettingsError         a setting is wrong; the message names the key and where it came from
+├── SettingsError         a setting is wrong; the message names the key and where it came from
+└── StoreError            the history cannot be opened; the message says what to do
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class CollectError(KneewatchError):
     """A source could not be read.
 
     `kind` is a stable word for counting (url, refused, dns, tls, timeout, auth, not_found,
-    redirect, http_status, not_metrics, no_vllm, truncated, too_large, exposition, recorded);
+    redirect, http_status, not_metrics, no_vllm, truncated, too_large, exposition, recorded,
+    no_gpu, driver, internal);
     `hint` is what to try.
     """
 
@@ -43,3 +45,7 @@ class CaptureError(KneewatchError):
 
 class SettingsError(KneewatchError):
     """A setting is wrong; the message names the key and where it came from."""
+
+
+class StoreError(KneewatchError):
+    """The history cannot be opened; the message says what to do."""

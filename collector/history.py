@@ -224,6 +224,11 @@ class History:
         return not any(map(math.isfinite, values))
 
     @property
+    def started_s(self) -> float | None:
+        """When the process began, as the newest page tells it; None where it does not."""
+        return min(self._started, default=None)
+
+    @property
     def first_s(self) -> float:
         """Time of the oldest scrape kept; NaN without one."""
         return self.times[0] if self.times else NAN

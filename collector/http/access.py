@@ -6,7 +6,7 @@ import base64
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,17 @@ class FetchSettings:
     client_cert_file: str | None = None
     client_key_file: str | None = None
     insecure_skip_verify: bool = False
+
+    def without_secrets(self) -> FetchSettings:
+        """The settings for another server: what was meant for the target is not shown to it."""
+        return replace(
+            self,
+            bearer_token_file=None,
+            bearer_token_env=None,
+            headers={},
+            header_files={},
+            header_envs={},
+        )
 
 
 def request_headers(address: Address, settings: FetchSettings) -> dict[str, str]:
