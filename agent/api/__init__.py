@@ -1,0 +1,1 @@
+"""The HTTP endpoint: triage, metrics, alerts."""

@@ -1,0 +1,236 @@
+"""What every request must pass before anything is done for it, and the headers that every response
+carries. Plain ASGI: this is paid for by each request."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kneewatch.agent.api.access import ADMIN, READ, Access, Scopes
+from kneewatch.agent.api.hosts import host_name, is_address, known_hosts
+from kneewatch.agent.api.problems import Problem, response_of
+from kneewatch.agent.api.rate import Buckets
+from kneewatch.agent.settings import Settings
+
+log = logging.getLogger(__name__)
+
+HEALTH_PATH = "/healthz"
+OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz"})
+"""For whoever decides whether this process is to be restarted: they have no token."""
+
+SAFE_METHODS = ("GET", "HEAD")
+SAME = (b"same-origin", b"none")
+GRANTED = "granted"
+LENGTH_DIGITS = 15
+HEADERS_BYTES = 16 * 1024
+"""Request line and headers together; the parser stops at this much of an unfinished request."""
+CSP = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS: Sequence[tuple[bytes, bytes]] = tuple(
+    (name.encode(), told.encode())
+    for name, told in {
+        "content-security-policy": CSP,
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "cache-control": "no-store",
+        "vary": "accept, authorization",
+    }.items()
+)
+
+Headers = Mapping[bytes, list[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the settings ask of requests."""
+
+    hosts: frozenset[str]
+    access: Access
+    buckets: Buckets
+    body_bytes: int
+    behind_proxy: bool
+
+    @classmethod
+    def of(cls, settings: Settings) -> Policy:
+        """As the settings have it.
+
+        Raises:
+            SettingsError: a token file cannot be used.
+        """
+        return cls(
+            hosts=known_hosts(settings),
+            access=Access.of(settings),
+            buckets=Buckets(settings["http.requests_per_s"]),
+            body_bytes=settings["http.body_bytes"],
+            behind_proxy=settings["http.behind_proxy"],
+        )
+
+
+class Guard:
+    """The app with a policy in front of it. Whatever is wrong ends as a problem document."""
+
+    def __init__(self, app: ASGIApp, policy: Policy) -> None:
+        self.app, self.policy = app, policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return
+        method, began = scope["method"], False
+
+        async def told(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                message = {**message, "headers": [*message["headers"], *HEADERS]}
+            elif method == "HEAD":
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            inner = self._admitted(scope)
+            await self.app(inner, self._bounded(receive), told)
+        except Problem as problem:
+            if not began:
+                await response_of(problem)(scope, receive, told)
+        except ClientDisconnect:
+            log.debug("a client left before its request was complete")
+        except Exception:
+            log.exception("a request could not be answered path=%r", scope["path"][:200])
+            if began:
+                raise
+            failed = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the log of kneewatch says more")
+            await response_of(failed)(scope, receive, told)
+
+    def _admitted(self, scope: Scope) -> Scope:
+        """The request as the app gets it, with the scopes it was granted.
+
+        Raises:
+            Problem: it is refused.
+        """
+        headers: dict[bytes, list[bytes]] = {}
+        size = len(scope["path"]) + len(scope["query_string"])
+        for name, told in scope["headers"]:
+            headers.setdefault(name, []).append(told)
+            size += len(name) + len(told)
+        if size > HEADERS_BYTES:
+            raise Problem(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"address and headers together may be {HEADERS_BYTES:,} bytes long",
+            )
+        path, method = scope["path"], scope["method"]
+        self._check_host(headers)
+        if path != HEALTH_PATH:
+            self._check_rate(scope, headers)
+        _check_origin(method, headers)
+        self._check_length(headers)
+        granted = self.policy.access.scopes(headers.get(b"authorization", ()))
+        if READ not in granted and path not in OPEN_PATHS:
+            raise _unauthorized(headers)
+        state = {**scope.get("state", {}), GRANTED: granted}
+        # Routes know GET: a HEAD is a GET whose body is left out.
+        return {**scope, "state": state, "method": "GET" if method == "HEAD" else method}
+
+    def _check_host(self, headers: Headers) -> None:
+        hosts = headers.get(b"host", ())
+        name = host_name(hosts[0]) if len(hosts) == 1 else None
+        if name is None:
+            raise Problem(HTTPStatus.BAD_REQUEST, "one Host header with a host name is needed")
+        if name not in self.policy.hosts and not is_address(name):
+            raise Problem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this host name is not known here; ask by address, or add it to http.hosts",
+            )
+
+    def _check_rate(self, scope: Scope, headers: Headers) -> None:
+        client = scope.get("client")
+        address = client[0] if client else ""
+        forwarded = headers.get(b"x-forwarded-for")
+        if self.policy.behind_proxy and forwarded:
+            # The last entry is the proxy's own word; those before it are the client's.
+            address = forwarded[-1].rpartition(b",")[2].strip().decode("latin-1")[:64]
+        wait_s = self.policy.buckets.take(address)
+        if wait_s:
+            raise Problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "too many requests from this address; http.requests_per_s is the limit",
+                {"retry-after": str(math.ceil(wait_s))},
+            )
+
+    def _check_length(self, headers: Headers) -> None:
+        for told in headers.get(b"content-length", ()):
+            if not told.isdigit() or len(told) > LENGTH_DIGITS:
+                raise self._too_large()
+            if int(told) > self.policy.body_bytes:
+                raise self._too_large()
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """`receive` that refuses a body once it is larger than allowed, whatever was announced."""
+        held = 0
+
+        async def bounded() -> Message:
+            nonlocal held
+            message = await receive()
+            held += len(message.get("body", b""))
+            if held > self.policy.body_bytes:
+                raise self._too_large()
+            return message
+
+        return bounded
+
+    def _too_large(self) -> Problem:
+        return Problem(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the body is larger than {self.policy.body_bytes:,} bytes (http.body_bytes)",
+        )
+
+
+def need_admin(granted: Scopes) -> None:
+    """Refuse what may only read.
+
+    Raises:
+        Problem: the admin scope was not granted.
+    """
+    if ADMIN not in granted:
+        raise Problem(
+            HTTPStatus.FORBIDDEN,
+            "this needs the token of http.admin_token_file; the one that reads is not enough",
+        )
+
+
+def _check_origin(method: str, headers: Headers) -> None:
+    """Another site's page may lead a browser here, and nothing else."""
+    sites = headers.get(b"sec-fetch-site", ())
+    leads = method in SAFE_METHODS and headers.get(b"sec-fetch-mode") == [b"navigate"]
+    if any(site not in SAME for site in sites) and not leads:
+        raise Problem(HTTPStatus.FORBIDDEN, "pages of other sites may not ask kneewatch")
+    if method in SAFE_METHODS:
+        return
+    host = headers[b"host"][0].strip().lower()
+    for origin in headers.get(b"origin", ()):
+        if origin.lower().partition(b"://")[2] != host:
+            raise Problem(HTTPStatus.FORBIDDEN, "pages of other sites may not ask kneewatch")
+
+
+def _unauthorized(headers: Headers) -> Problem:
+    browser = any(b"text/html" in told for told in headers.get(b"accept", ()))
+    basic = ', Basic realm="kneewatch", charset="UTF-8"' if browser else ""
+    return Problem(
+        HTTPStatus.UNAUTHORIZED,
+        "a token is needed: send `Authorization: Bearer TOKEN`, or the token as the password of "
+        "Basic authentication",
+        {"www-authenticate": f'Bearer realm="kneewatch"{basic}'},
+    )

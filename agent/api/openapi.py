@@ -1,0 +1,250 @@
+"""The OpenAPI document made complete: parameters, bodies, answers, each with an example. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kneewatch.agent.api import examples
+from kneewatch.agent.api.forms import JSON, MARKDOWN, MEDIA_TYPES, TEXT
+from kneewatch.agent.api.openapi_alerts import ALERTS, ALERTS_EXAMPLE, ANSWER, ANSWER_EXAMPLE
+from kneewatch.agent.api.openapi_size import size_body, size_example, size_parameters
+from kneewatch.agent.api.problems import PROBLEM_TYPE
+from kneewatch.agent.api.schemas import COMPONENTS, components
+
+Json = dict[str, Any]
+
+ABOUT = (
+    "What is wrong with the watched vLLM servers, since when, how we know, what to change. Times "
+    "are UTC. Where a token is set, send it as `Authorization: Bearer TOKEN` or as the password of "
+    "Basic authentication. What is wrong with a request is told as an RFC 9457 problem."
+)
+PLAIN, JSON_TYPE = MEDIA_TYPES[TEXT].partition(";")[0], MEDIA_TYPES[JSON]
+MARKDOWN_TYPE = MEDIA_TYPES[MARKDOWN].partition(";")[0]
+TIME_SCHEMA: Json = {"type": "string", "maxLength": 40}
+
+PARAMETERS: Mapping[str, Json] = {
+    "at": {
+        "name": "at",
+        "in": "query",
+        "description": "A past moment: unix seconds, ISO 8601 (UTC where it has no zone), a time "
+        "of day in UTC, or how long ago. None: now.",
+        "schema": TIME_SCHEMA,
+        "examples": {
+            "clock": {"value": "03:07"},
+            "iso": {"value": "2026-11-21T03:07:00Z"},
+            "unix": {"value": "1795219620"},
+            "ago": {"value": "-2h"},
+        },
+    },
+    "since": {
+        "name": "since",
+        "in": "query",
+        "description": "Tells as well which stages, causes and healths there were from here to the "
+        "moment; how long ago counts from `at`.",
+        "schema": TIME_SCHEMA,
+        "examples": {"ago": {"value": "-2h"}, "clock": {"value": "01:00"}},
+    },
+    "format": {
+        "name": "format",
+        "in": "query",
+        "description": "Goes before the Accept header. Whoever accepts anything gets text; html "
+        "leads to the page.",
+        "schema": {"type": "string", "enum": ["text", "json", "markdown", "html"]},
+        "example": "json",
+    },
+}
+PAGE_PARAMETERS: list[Json] = [
+    {
+        "name": "target",
+        "in": "query",
+        "description": "A target's name; none: all of them.",
+        "schema": {"type": "string"},
+        "example": examples.TARGET,
+    },
+    {
+        **PARAMETERS["at"],
+        "description": "A past moment; what is no time is told on the page.",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": "since",
+        "in": "query",
+        "description": "How much of the past the timeline shows.",
+        "schema": {"type": "string"},
+        "examples": {"three hours": {"value": "3h"}, "a day": {"value": "24h"}},
+    },
+]
+
+
+def completed(document: Json) -> Json:
+    """The document with everything that the routes themselves do not say."""
+    document["info"]["description"] = ABOUT
+    paths: Json = document["paths"]
+    _triage(paths["/api/v1/triage"]["get"], "All targets, worst first.")
+    _triage(paths["/api/v1/triage/{target}"]["get"], "One target.", known=True)
+    _size(paths["/api/v1/size"])
+    _alerts(paths["/api/v1/alerts"]["post"])
+    _plain(paths)
+    for operations in paths.values():
+        for operation in operations.values():
+            operation["responses"]["default"] = _problem()
+            operation.pop("summary", None)
+            operation["security"] = [{}, {"bearer": []}, {"basic": []}]
+    document["components"] = {
+        "schemas": {**components(), "Problem": PROBLEM},
+        "securitySchemes": {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "basic": {"type": "http", "scheme": "basic"},
+        },
+    }
+    return document
+
+
+PROBLEM: Json = {
+    "description": "What is wrong with a request (RFC 9457).",
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"description": "What to do about it.", "type": "string"},
+    },
+}
+
+
+def _triage(operation: Json, words: str, *, known: bool = False) -> None:
+    operation["description"] = (
+        f"{words} With `at` as it was then. Text is for people and may change; JSON is a promise."
+    )
+    operation.setdefault("parameters", []).extend(PARAMETERS.values())
+    for parameter in operation["parameters"]:
+        if parameter["in"] == "path":
+            parameter["example"] = examples.TARGET
+            parameter["schema"] = {"type": "string", "minLength": 1}
+    operation["responses"] = {
+        "200": {
+            "description": "The diagnoses.",
+            "content": {
+                JSON_TYPE: _content("Triage", examples.triage_json()),
+                PLAIN: _text(examples.triage_told(TEXT)),
+                MARKDOWN_TYPE: _text(examples.triage_told(MARKDOWN)),
+            },
+        },
+        "307": {"description": "To the page, for a browser."},
+        "404": _problem(
+            "Nothing is stored of that moment" + (", or no such target." if known else ".")
+        ),
+        "406": _problem("None of the forms is accepted."),
+        "422": _problem("A parameter is wrong."),
+        "503": _problem("The history cannot be read."),
+    }
+
+
+def _size(operations: Json) -> None:
+    answer: Json = {
+        "200": {
+            "description": "The answer; whether it fits is in it.",
+            "content": {JSON_TYPE: _content("Size", size_example())},
+        },
+        "422": _problem("A parameter is not known, or it cannot be sized."),
+    }
+    words = (
+        "What fits, how fast, how many GPUs, at what price: `kneewatch size` by request. A model "
+        "is a catalogue id; nothing that a request names is opened."
+    )
+    operations["get"] |= {
+        "description": words, "parameters": size_parameters(), "responses": answer
+    }  # fmt: skip
+    operations["post"] |= {
+        "description": words,
+        "requestBody": {"required": True, "content": {JSON_TYPE: size_body()}},
+        "responses": {
+            **answer,
+            "400": _problem("The body is no JSON."),
+            "415": _problem("The body is not application/json."),
+        },
+    }
+
+
+def _alerts(operation: Json) -> None:
+    operation["description"] = (
+        "Alertmanager's webhook (version 4): for each alert, what the matched servers looked like "
+        "when it began and look like now. Receivers that are set are told. Needs the admin token "
+        "where tokens are set."
+    )
+    operation["requestBody"] = {
+        "required": True,
+        "content": {JSON_TYPE: {"schema": ALERTS, "example": ALERTS_EXAMPLE}},
+    }
+    operation["responses"] = {
+        "200": {
+            "description": "What is known of each alert.",
+            "content": {JSON_TYPE: {"schema": ANSWER, "example": ANSWER_EXAMPLE}},
+        },
+        "400": _problem("The body is no JSON."),
+        "403": _problem("The token may only read."),
+        "413": _problem("The body is too large."),
+        "415": _problem("The body is not application/json."),
+        "422": _problem("This is not what Alertmanager posts."),
+        "503": _problem("The history cannot be read."),
+    }
+
+
+def _plain(paths: Json) -> None:
+    """Routes without much to say."""
+    paths["/healthz"]["get"]["responses"] = {
+        "200": {"description": "The process answers.", "content": {PLAIN: _text("ok\n")}}
+    }
+    ready: Json = {
+        "type": "object",
+        "required": ["ready"],
+        "properties": {
+            "ready": {"type": "boolean"},
+            "reasons": {"type": "array", "items": {"type": "string"}},
+        },
+    }
+    not_yet = {"ready": False, "reasons": [f"{examples.TARGET}: not scraped yet"]}
+    rows: Mapping[str, tuple[str, Json]] = {
+        "200": ("Every target has had a cycle.", {"ready": True, "reasons": []}),
+        "503": ("Not yet; the reasons are for those who may read.", not_yet),
+    }
+    paths["/readyz"]["get"]["responses"] = {
+        status: {
+            "description": words,
+            "content": {JSON_TYPE: {"schema": ready, "example": example}},
+        }
+        for status, (words, example) in rows.items()
+    }
+    paths["/metrics"]["get"]["responses"] = {
+        "200": {
+            "description": "kneewatch's own metrics, as Prometheus reads them.",
+            "content": {PLAIN: _text(examples.METRICS)},
+        }
+    }
+    page = paths["/triage"]["get"]
+    page["parameters"] = PAGE_PARAMETERS
+    page["responses"] = {
+        "200": {
+            "description": "The page for people; it works without JavaScript.",
+            "content": {"text/html": _text("<!doctype html> ...")},
+        },
+        "404": _problem("No such target."),
+    }
+
+
+def _content(schema: str, example: Json) -> Json:
+    return {"schema": {"$ref": COMPONENTS + schema}, "example": example}
+
+
+def _text(example: str) -> Json:
+    return {"schema": {"type": "string"}, "example": example}
+
+
+def _problem(words: str = "Refused, and why.") -> Json:
+    example = {"type": "about:blank", "title": "...", "status": 400, "detail": words}
+    return {
+        "description": words,
+        "content": {PROBLEM_TYPE: {"schema": {"$ref": f"{COMPONENTS}Problem"}, "example": example}},
+    }

@@ -1,0 +1,81 @@
+"""`/docs`: the OpenAPI document as a page without a script and without anything from elsewhere.
+Pure: the stylesheet is read from the package."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+Json = Mapping[str, Any]
+
+
+def page(document: Json) -> str:
+    """The page, relative to /docs."""
+    info = document["info"]
+    lines = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{_text(info['title'])} API</title>",
+        '<link rel="icon" href="data:,"><link rel="stylesheet" href="docs/reference.css">',
+        "</head><body><main>",
+        f"<h1>{_text(info['title'])} {_text(info['version'])}</h1>",
+        f"<p>{_text(info['description'])}</p>",
+        '<p><a href="triage">Triage page</a> · <a href="openapi.json">OpenAPI document</a></p>',
+    ]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            lines += _operation(path, method, operation)
+    return "\n".join([*lines, "</main></body></html>", ""])
+
+
+@cache
+def stylesheet() -> bytes:
+    """The page's style."""
+    return (files("kneewatch.agent.api") / "reference.css").read_bytes()
+
+
+def _operation(path: str, method: str, operation: Json) -> Iterator[str]:
+    yield f"<section><h2><code>{_text(method.upper())} {_text(path)}</code></h2>"
+    yield f"<p>{_text(operation.get('description') or operation.get('summary', ''))}</p>"
+    parameters = operation.get("parameters", [])
+    if parameters:
+        yield "<table><thead><tr><th>parameter</th><th>type</th><th>what</th></tr></thead><tbody>"
+    for one in parameters:
+        kind = f"{one['schema'].get('type', 'text')}, in {one['in']}"
+        yield (
+            f"<tr><td><code>{_text(one['name'])}</code></td><td>{_text(kind)}</td>"
+            f"<td>{_text(one.get('description', ''))}{_given(one)}</td></tr>"
+        )
+    if parameters:
+        yield "</tbody></table>"
+    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+        yield f"<h3>Body: {_text(kind)}</h3>{_example(content)}"
+    for status, response in operation["responses"].items():
+        name = "otherwise" if status == "default" else status
+        yield f"<h3>{_text(name)}: {_text(response['description'])}</h3>"
+        for kind, content in response.get("content", {}).items():
+            if "problem" not in kind:
+                yield f"<details><summary>{_text(kind)}</summary>{_example(content)}</details>"
+    yield "</section>"
+
+
+def _given(parameter: Json) -> str:
+    rows = [parameter["example"]] if "example" in parameter else []
+    rows += [one["value"] for one in parameter.get("examples", {}).values()]
+    told = ", ".join(f"<code>{_text(str(row))}</code>" for row in rows)
+    return f" Such as {told}." if told else ""
+
+
+def _example(content: Json) -> str:
+    example = content.get("example", "")
+    told = example if isinstance(example, str) else json.dumps(example, indent=2)
+    return f"<pre>{_text(told)}</pre>"
+
+
+def _text(told: str) -> str:
+    return html.escape(told)

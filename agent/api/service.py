@@ -1,0 +1,34 @@
+"""What the HTTP endpoint answers from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kneewatch.agent.board import Board
+from kneewatch.agent.settings import Settings
+from kneewatch.agent.targets import TargetSpec
+
+if TYPE_CHECKING:
+    # Their packages import this module.
+    from kneewatch.agent.notify.notifier import Notifier
+    from kneewatch.agent.store.reader import Reader
+    from kneewatch.agent.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The running daemon as a request sees it. `reader` and `store` are None where no history is
+    kept, `notifier` where nobody is told. `targets` gives what is configured now."""
+
+    board: Board
+    settings: Settings
+    targets: Callable[[], Sequence[TargetSpec]]
+    version: str
+    started_s: float
+    reader: Reader | None = None
+    store: Store | None = None
+    notifier: Notifier | None = None
+    clock: Callable[[], float] = time.time

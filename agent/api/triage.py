@@ -1,0 +1,198 @@
+"""`/api/v1/triage`: what is wrong, since when, how we know, what to change; now or at any time that
+is in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from kneewatch.agent.api.forms import HTML, JSON, MEDIA_TYPES, TEXT, form_of
+from kneewatch.agent.api.history import History, stretch_document
+from kneewatch.agent.api.moments import moment
+from kneewatch.agent.api.present import Moment, Present
+from kneewatch.agent.api.problems import Problem, clean, dumped, no_such_target
+from kneewatch.agent.api.service import Service
+from kneewatch.agent.api.standings import worst_first
+from kneewatch.agent.api.telling import HINT, Stretch, body, head, past
+from kneewatch.reports.reading import DocumentError, diagnosis_of
+from kneewatch.reports.words import clock, date
+
+SCHEMA = "kneewatch.triage/1"
+FORMS = (TEXT, JSON, "markdown", HTML)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question. `target` is empty for all of them; `at_s` None for now, `since_s` None where
+    nothing of how it came to this is asked for."""
+
+    form: str
+    target: str
+    now_s: float
+    at_s: float | None
+    since_s: float | None
+
+    @property
+    def moment_s(self) -> float:
+        """The moment that is asked about."""
+        return self.now_s if self.at_s is None else self.at_s
+
+
+class Triage:
+    """Answers from the board and the store."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._present = Present()
+        self._history = History(service.reader)
+
+    async def __call__(self, request: Request, target: str = "") -> Response:
+        """The answer to a request.
+
+        Raises:
+            Problem: the target is not known, a parameter is wrong, the history cannot be read.
+        """
+        query = request.query_params
+        form = form_of(query.get("format"), request.headers.get("accept"), FORMS)
+        now_s = self._service.clock()
+        at = query.get("at")
+        at_s = moment("at", at, now_s=now_s) if at else None
+        since_s = None
+        if since := query.get("since"):
+            before_s = now_s if at_s is None else at_s
+            since_s = moment("since", since, now_s=now_s, before_s=before_s)
+        if form == HTML:
+            return to_page(request, target)
+        asked = Asked(form, target, now_s, at_s, since_s)
+        if at_s is None and since_s is None:
+            return await self._now(asked)
+        return await run_in_threadpool(self._then, asked)
+
+    async def _now(self, asked: Asked) -> Response:
+        seen, pending = self._seen(asked)
+        told = self._present.kept(asked.form, asked.target, seen)
+        if told is None:
+            told = await run_in_threadpool(self._present.render, asked.form, asked.target, seen)
+        return _response(asked, seen, pending, told)
+
+    def _seen(self, asked: Asked) -> tuple[Moment, list[str]]:
+        """The targets' newest states, and the names of those that have none yet."""
+        service = self._service
+        configured = [spec.name for spec in service.targets()]
+        if not asked.target:
+            states = service.board.states()
+            names = {state.name for state in states if state.diagnoses}
+            pending = sorted(name for name in configured if name not in names)
+            return Moment.of(states, asked.now_s), pending
+        state = service.board.get(asked.target)
+        if state is None and asked.target not in configured:
+            raise no_such_target(configured)
+        states = [] if state is None else [state]
+        known = state is not None and state.diagnoses
+        return Moment.of(states, asked.now_s), [] if known else [asked.target]
+
+    def _then(self, asked: Asked) -> Response:
+        engines = self._history.engines(asked.target or None)
+        if asked.target and not engines and self._service.board.get(asked.target) is None:
+            configured = [spec.name for spec in self._service.targets()]
+            if asked.target not in configured:
+                raise no_such_target(configured)
+        stretches: list[Stretch] | None = None
+        if asked.since_s is not None:
+            stretches = self._history.stretches(
+                engines, since_s=asked.since_s, until_s=asked.moment_s
+            )
+        if asked.at_s is None:
+            seen, pending = self._seen(asked)
+            told = self._present.render(asked.form, asked.target, seen)
+            return _response(asked, seen, pending, told, stretches)
+        documents = self._history.documents(engines, asked.at_s)
+        if not documents and not stretches:
+            raise _nothing_then([engine.first_s for engine in engines])
+        return _past_response(asked, documents, stretches)
+
+
+def _response(
+    asked: Asked,
+    seen: Moment,
+    pending: Sequence[str],
+    told: bytes,
+    stretches: Sequence[Stretch] | None = None,
+) -> Response:
+    """How things are now. What depends on the clock is not kept with the rest."""
+    if asked.form == JSON:
+        about: dict[str, Any] = {"pending": list(pending)}
+        return _json(asked, about, told, stretches)
+    late = [(one.name, asked.now_s - one.t_s) for one in seen.states if one.name in seen.late]
+    diagnoses = seen.diagnoses()
+    first = head(asked.form, diagnoses, t_s=asked.now_s, past=False, late=late, pending=pending)
+    return _text(asked, [first, told.decode()], stretches)
+
+
+def _past_response(
+    asked: Asked, documents: Sequence[dict[str, Any]], stretches: Sequence[Stretch] | None
+) -> Response:
+    if asked.form == JSON:
+        told = b'"targets":[%s],"watching":[]' % b",".join(dumped(one) for one in documents)
+        return _json(asked, {"pending": []}, told, stretches)
+    try:
+        diagnoses = worst_first(diagnosis_of(document) for document in documents)
+    except DocumentError as exc:
+        raise Problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "what is stored of that moment cannot be told by this version; ask for ?format=json",
+        ) from exc
+    first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending=())
+    told_text = body(asked.form, diagnoses, alone=bool(asked.target))
+    return _text(asked, [first, told_text], stretches)
+
+
+def _json(
+    asked: Asked, about: dict[str, Any], told: bytes, stretches: Sequence[Stretch] | None
+) -> Response:
+    envelope = {"schema": SCHEMA, "t": round(asked.moment_s, 3), **about}
+    if stretches is not None:
+        envelope["since"] = round(asked.since_s or 0.0, 3)
+        envelope["intervals"] = [stretch_document(one) for one in stretches]
+    # The envelope's closing brace gives way to what was rendered before.
+    return Response(dumped(envelope)[:-1] + b"," + told + b"}", media_type=MEDIA_TYPES[JSON])
+
+
+def _text(asked: Asked, parts: Sequence[str], stretches: Sequence[Stretch] | None) -> Response:
+    blocks = [part for part in parts if part]
+    if stretches is not None:
+        since_s = asked.since_s or 0.0
+        blocks.append(past(asked.form, stretches, since_s=since_s, t_s=asked.moment_s))
+    if asked.form == TEXT:
+        blocks.append(HINT)
+    whole = clean("\n\n".join(blocks) + "\n")
+    return Response(whole, media_type=MEDIA_TYPES[asked.form])
+
+
+def to_page(request: Request, target: str) -> Response:
+    """The way to the page of the same; relative, for a proxy may serve us below some path."""
+    query = {name: request.query_params[name] for name in ("at", "since") if name in
+             request.query_params}  # fmt: skip
+    if target:
+        query = {"target": target, **query}
+    up = "../" * (request.scope["raw_path"].count(b"/") - 1)
+    asked = f"?{urlencode(query)}" if query else ""
+    return RedirectResponse(f"{up or './'}triage{asked}", HTTPStatus.TEMPORARY_REDIRECT)
+
+
+def _nothing_then(firsts: Sequence[float]) -> Problem:
+    if not firsts:
+        return Problem(HTTPStatus.NOT_FOUND, "nothing is stored yet")
+    first_s = min(firsts)
+    return Problem(
+        HTTPStatus.NOT_FOUND,
+        "nothing was watched at that moment; the history begins at "
+        f"{date(first_s)} {clock(first_s)} UTC and ends now",
+    )

@@ -1,0 +1,78 @@
+"""A history held in memory, for tests that are not about the store."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, cast
+
+from kneewatch.agent.board import TargetState
+from kneewatch.agent.store.model import KINDS, Interval, Series, StoredEngine
+from kneewatch.agent.store.reader import Reader
+from kneewatch.reports.document import document
+from kneewatch.rules.model import Severity
+
+HOUR_S = 3600.0
+
+
+class Remembered:
+    """One hour of states that do not change; each engine was at stage 3 for a minute of it."""
+
+    def __init__(self, *states: TargetState) -> None:
+        self._found = [one for state in states for one in state.diagnoses]
+        self._labels = {state.name: state.labels for state in states}
+
+    def engines(self, target: str | None = None) -> list[StoredEngine]:
+        """The engines, numbered from 1."""
+        return [
+            StoredEngine(number, one.target, one.model, one.engine, "", self._labels[one.target],
+                         one.t_s - HOUR_S, one.t_s)
+            for number, one in enumerate(self._found, 1)
+            if target in (None, one.target)
+        ]  # fmt: skip
+
+    def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
+        """The same document at any moment of the hour."""
+        one = self._found[engine_id - 1]
+        if not one.t_s - HOUR_S <= at_s <= one.t_s + 60:
+            return None
+        return {**document(one), "t": min(at_s, one.t_s)}
+
+    def intervals(
+        self,
+        *,
+        from_s: float,
+        to_s: float,
+        engine_id: int | None = None,
+        kinds: Sequence[str] = KINDS,
+    ) -> list[Interval]:
+        """A stage that is over and a cause that goes on, for each engine."""
+        found: list[Interval] = []
+        for number, one in enumerate(self._found, 1):
+            start_s = one.t_s - HOUR_S
+            found += [
+                Interval(number, "stage", "3", Severity.CRITICAL, start_s, start_s + 60,
+                         start_s + 60, "ended"),
+                Interval(number, "cause", "kv_pressure", Severity.WARNING, one.t_s - 30, None,
+                         one.t_s, ""),
+            ]  # fmt: skip
+        return [
+            one
+            for one in found
+            if engine_id in (None, one.engine_id)
+            and one.kind in kinds
+            and one.start_s <= to_s
+            and one.last_s >= from_s
+        ]
+
+    def signals(self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float) -> Series:
+        """A value a minute."""
+        end_s = self._found[engine_id - 1].t_s
+        times = array("d", (end_s - HOUR_S + 60 * n for n in range(61)))
+        kept = array("d", (t_s for t_s in times if from_s <= t_s <= to_s))
+        return Series(kept, {key: array("d", [0.5] * len(kept)) for key in keys})
+
+
+def reader(*states: TargetState) -> Reader:
+    """The same as what the API asks for."""
+    return cast("Reader", Remembered(*states))

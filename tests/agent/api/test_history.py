@@ -1,0 +1,178 @@
+"""`?at=` and `?since=`: how things were, as it is told of any moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kneewatch.agent.api.history import MOST_STRETCHES
+from kneewatch.agent.api.service import Service
+from kneewatch.agent.api.telling import LINES, Stretch, past
+from kneewatch.collector.base import KneewatchError
+from kneewatch.reports.text import Style, text
+from tests.agent.api.remembered import HOUR_S, Remembered, reader
+from tests.agent.api.serving import (
+    SICK_NAME,
+    SICK_STATE,
+    WELL_STATE,
+    asking,
+    service_of,
+    state_of,
+)
+from tests.agent.api.test_triage import JSON, TRIAGE, told
+from tests.reports.made import HEALTHY, NOW_S, SICK
+
+
+@pytest.fixture
+def service() -> Service:
+    """Two targets with an hour's history; now both are well."""
+    now = state_of(SICK_NAME, HEALTHY), WELL_STATE
+    return service_of(*now, names=["r9"], reader=reader(SICK_STATE, WELL_STATE))
+
+
+def test_a_past_moment_as_json(service: Service) -> None:
+    with asking(service) as client:
+        found = told(client, f"{TRIAGE}?at=-30m")
+    assert found["t"] == NOW_S - 1800
+    assert [one["target"] for one in found["targets"]] == [SICK_NAME, "r1"]
+    assert [one["health"] for one in found["targets"]] == ["critical", "ok"]
+    assert [one["t"] for one in found["targets"]] == [NOW_S - 1800] * 2
+    assert found["watching"] == found["pending"] == []
+
+
+def test_one_target_at_a_past_moment(service: Service) -> None:
+    with asking(service) as client:
+        found = told(client, f"{TRIAGE}/{SICK_NAME}?at=2026-11-21T00:00:00Z")
+    assert [one["target"] for one in found["targets"]] == [SICK_NAME]
+
+
+def test_a_past_moment_is_told_by_the_same_words_as_now(service: Service) -> None:
+    with asking(service) as client:
+        plain = client.get(f"{TRIAGE}?at=-30m").text
+        marked = client.get(f"{TRIAGE}?at=-30m", accept="text/markdown").text
+    then = replace(SICK, target=SICK_NAME, t_s=NOW_S - 1800)
+    assert plain.startswith("2026-11-20 23:36:40 UTC (the past): 1 critical, 1 healthy\n")
+    assert text([then], Style()) in plain
+    assert marked.startswith("# 2026-11-20 23:36:40 UTC (the past): 1 critical")
+
+
+def test_the_intervals_since_a_moment(service: Service) -> None:
+    with asking(service) as client:
+        found = told(client, f"{TRIAGE}?since=-2h")
+        plain = client.get(f"{TRIAGE}/{SICK_NAME}?since=-2h").text
+        marked = client.get(f"{TRIAGE}?since=-2h&format=markdown").text
+    assert found["since"] == NOW_S - 7200
+    assert {one["target"] for one in found["targets"]} == {SICK_NAME, "r1"}
+    assert found["targets"][0]["health"] == "ok"
+    assert found["intervals"][0] == {
+        "target": SICK_NAME, "model": "llama", "engine": "0", "kind": "stage", "id": "3",
+        "severity": "critical", "start": NOW_S - HOUR_S, "end": NOW_S - HOUR_S + 60,
+        "last": NOW_S - HOUR_S + 60, "ended": "ended",
+    }  # fmt: skip
+    assert found["intervals"][-1]["end"] is None
+    assert "since 2026-11-20 22:06:40 UTC:\n" in plain
+    assert "23:06:40 UTC to 2026-11-20 23:07:40 UTC (60 s): stage 3 queueing (critical)" in plain
+    assert "00:06:10 UTC to now (30 s): kv_pressure (warning)" in plain
+    assert "\n- 2026-11-20 23:06:40 UTC to 2026-11-20 23:07:40 UTC (60 s): stage 3" in marked
+
+
+def test_what_ended_later_still_went_on_then(service: Service) -> None:
+    with asking(service) as client:
+        at_s = NOW_S - HOUR_S + 30
+        found = told(client, f"{TRIAGE}/{SICK_NAME}?at={at_s:.0f}&since=-1m")
+    (stage,) = [one for one in found["intervals"] if one["kind"] == "stage"]
+    assert stage["end"] is None
+    assert stage["ended"] == ""
+    assert found["since"] == at_s - 60
+
+
+def test_a_quiet_past_is_told_as_such(service: Service) -> None:
+    with asking(service) as client:
+        plain = client.get(f"{TRIAGE}?at=-40m&since=-1m").text
+    assert "nothing is stored of that time" in plain
+
+
+def test_before_the_history_is_404_and_says_where_it_begins(service: Service) -> None:
+    with asking(service) as client:
+        missing = client.get(f"{TRIAGE}?at=-3d")
+        other = client.get(f"{TRIAGE}/r9?at=-1h")
+        unknown = client.get(f"{TRIAGE}/nope?at=-1h")
+    assert missing.status_code == other.status_code == unknown.status_code == 404
+    assert "the history begins at 2026-11-20 23:06:40 UTC" in missing.json()["detail"]
+    assert other.json()["detail"] == "nothing is stored yet"
+    assert "there is no such target" in unknown.json()["detail"]
+
+
+def test_a_target_that_is_no_longer_watched_has_its_past() -> None:
+    with asking(service_of(WELL_STATE, reader=reader(SICK_STATE))) as client:
+        found = told(client, f"{TRIAGE}/{SICK_NAME}?at=-30m")
+        now = client.get(f"{TRIAGE}/{SICK_NAME}")
+    assert found["targets"][0]["target"] == SICK_NAME
+    assert now.status_code == 404
+
+
+class Broken(Remembered):
+    """A history that cannot be read."""
+
+    def engines(self, target: str | None = None) -> Any:  # noqa: ANN401
+        """Not today."""
+        raise KneewatchError("database disk image is malformed: /var/lib/secret/kneewatch.db")
+
+
+def test_a_history_that_cannot_be_read_is_503_without_its_path(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with asking(service_of(WELL_STATE, reader=Broken())) as client:
+        failed = client.get(f"{TRIAGE}?at=-1h", accept=JSON)
+        page = client.get("/triage")
+        now = client.get(TRIAGE)
+    assert failed.status_code == 503
+    assert "secret" not in failed.text + page.text
+    assert "/var/lib/secret" in caplog.text
+    assert "No history is kept or it cannot be read" in page.text
+    assert now.status_code == 200
+
+
+class Strange(Remembered):
+    """A history of another version."""
+
+    def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
+        """Not a diagnosis that this version could tell."""
+        told = super().document(engine_id, at_s) or {}
+        return {**told, "causes": 5}
+
+
+def test_a_document_of_another_version_is_still_given_as_json() -> None:
+    with asking(service_of(WELL_STATE, reader=Strange(WELL_STATE))) as client:
+        plain = client.get(f"{TRIAGE}?at=-1m")
+        document = client.get(f"{TRIAGE}?at=-1m&format=json")
+        page = client.get("/triage?at=-1m")
+    assert plain.status_code == 503
+    assert "format=json" in plain.json()["detail"]
+    assert document.json()["targets"][0]["causes"] == 5
+    assert page.status_code == 200
+
+
+def stretches(count: int) -> list[Stretch]:
+    """One a second."""
+    return [
+        Stretch("r1", "llama", "0", "health", "warning", "warning", n, n + 1.0, n + 1.0, "ended")
+        for n in range(count)
+    ]
+
+
+def test_a_long_past_is_cut_to_the_newest_and_says_so() -> None:
+    told_text = past("text", stretches(LINES + 5), since_s=0, t_s=LINES + 10.0)
+    assert "5 earlier ones are left out (?format=json)" in told_text
+    assert told_text.count("health warning") == LINES
+    assert MOST_STRETCHES > LINES
+
+
+def test_hostile_names_of_the_past_are_text() -> None:
+    one = replace(stretches(1)[0], target="<b>\x1b[31m|`x`", id="[a](b)", kind="cause")
+    assert "\x1b" not in past("text", [one], since_s=0, t_s=10.0)
+    marked = past("markdown", [one], since_s=0, t_s=10.0)
+    assert "\\<b\\>" in marked
+    assert "\\[a\\](b)" in marked

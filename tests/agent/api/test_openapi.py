@@ -1,0 +1,95 @@
+"""The OpenAPI document and the page made of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import pytest
+from fastapi.routing import APIRoute
+from jsonschema import Draft202012Validator
+
+from kneewatch.agent.api.app import make_app
+from tests.agent.api.serving import SICK_STATE, asking, service_of
+
+HIDDEN = {"/", "/triage/{target:path}", "/openapi.json", "/docs", "/docs/reference.css"}
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    """The document as it is served."""
+    with asking(service_of(SICK_STATE)) as client:
+        return cast("dict[str, Any]", client.get("/openapi.json").json())
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Every operation with its name."""
+    return [
+        (f"{method} {path}", operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_every_route_is_in_it_or_hidden_on_purpose(document: dict[str, Any]) -> None:
+    routes = [route for route in make_app(service_of()).routes if isinstance(route, APIRoute)]
+    there = {
+        (route.path_format, method.lower())
+        for route in routes
+        if route.path not in HIDDEN
+        for method in route.methods or ()
+    }
+    told = {(path, method) for path, methods in document["paths"].items() for method in methods}
+    assert told == there
+
+
+def test_every_answer_has_an_example_that_keeps_to_its_schema(document: dict[str, Any]) -> None:
+    checked = 0
+    for name, operation in operations(document):
+        contents = [
+            *operation.get("requestBody", {}).get("content", {}).values(),
+            *(c for r in operation["responses"].values() for c in r.get("content", {}).values()),
+        ]
+        assert contents, name
+        for content in contents:
+            schema = {**content["schema"], "components": document["components"]}
+            Draft202012Validator.check_schema(schema)
+            validator: Any = Draft202012Validator(schema)
+            assert [error.message for error in validator.iter_errors(content["example"])] == []
+            checked += 1
+    assert checked > 30
+
+
+def test_every_operation_and_parameter_says_what_it_is(document: dict[str, Any]) -> None:
+    ids = [operation["operationId"] for _, operation in operations(document)]
+    assert len(ids) == len(set(ids))
+    for name, operation in operations(document):
+        assert operation["description"], name
+        assert "default" in operation["responses"], name
+        for parameter in operation.get("parameters", []):
+            assert parameter["description"], parameter["name"]
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    names = set(re.findall(r"'\$ref': '([^']+)'", str(document)))
+    assert len(names) > 5
+    for name in names:
+        found: Any = document
+        for part in name.removeprefix("#/").split("/"):
+            found = found[part]
+        assert found
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    with asking(service_of(SICK_STATE)) as client:
+        page = client.get("/docs")
+        style = client.get("/docs/reference.css")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert style.headers["content-type"] == "text/css; charset=utf-8"
+    assert "<script" not in page.text
+    assert "style=" not in page.text
+    links = re.findall(r'(?:href|src)="([^"]*)"', page.text)
+    assert sorted(links) == ["data:,", "docs/reference.css", "openapi.json", "triage"]
+    assert "url(" not in style.text
+    for path in ("/api/v1/triage/{target}", "/api/v1/size", "/api/v1/alerts", "/metrics"):
+        assert path in page.text

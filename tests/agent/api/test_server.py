@@ -1,0 +1,329 @@
+"""The server on real sockets: who may listen where, slow clients, large requests, the end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from kneewatch.agent.api.app import make_app
+from kneewatch.agent.api.guard import HEADERS_BYTES
+from kneewatch.agent.api.protocol import Bounds
+from kneewatch.agent.api.server import HttpServer
+from kneewatch.agent.settings import Settings
+from kneewatch.collector.base import SettingsError
+from tests.agent.api.serving import WELL_STATE, served, service_of, settings_of
+from tests.agent.api.test_access import READER, token_file
+
+GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+QUICK = Bounds(request_s=0.4, response_s=0.6)
+
+
+@contextmanager
+def connected(server: HttpServer, timeout_s: float = 5.0) -> Generator[socket.socket]:
+    """A connection."""
+    place = urlsplit(server.url)
+    with socket.create_connection((place.hostname, place.port), timeout_s) as connection:
+        yield connection
+
+
+def healthy(connection: socket.socket) -> bool:
+    """Whether the next answer is that the process is well."""
+    received = b""
+    while not received.endswith(b"ok\n"):
+        part = connection.recv(65536)
+        if not part:
+            return False
+        received += part
+    return b"200 OK" in received
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """All that is sent before the other side closes."""
+    received = b""
+    try:
+        while part := connection.recv(65536):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def test_an_answer_is_not_held_back() -> None:
+    """Nagle's algorithm and delayed acknowledgements would add 40 ms to each."""
+    with served(service_of(WELL_STATE)) as server, connected(server) as kept:
+        took_s: list[float] = []
+        for _ in range(20):
+            before_s = time.perf_counter()
+            kept.sendall(GET + b"\r\n")
+            assert healthy(kept)
+            took_s.append(time.perf_counter() - before_s)
+    assert sorted(took_s)[10] < 0.03
+
+
+def test_it_answers_and_ends() -> None:
+    server = HttpServer(make_app(service_of(WELL_STATE)), settings_of())
+    server.bind()
+    server.start()
+    assert httpx.get(f"{server.url}/healthz").text == "ok\n"
+    before_s = time.monotonic()
+    assert server.alive
+    assert server.stop(3.0)
+    assert not server.alive
+    assert time.monotonic() - before_s < 2.0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/healthz")
+
+
+def test_open_and_half_sent_requests_do_not_hold_up_the_end() -> None:
+    server = HttpServer(make_app(service_of(WELL_STATE)), settings_of())
+    server.bind()
+    server.start()
+    with connected(server) as idle, connected(server) as half, connected(server) as kept:
+        half.sendall(GET)
+        kept.sendall(GET + b"\r\n")
+        assert healthy(kept)
+        before_s = time.monotonic()
+        assert server.stop(3.0)
+        assert time.monotonic() - before_s < 2.5
+        assert idle.recv(1) == b""
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0", "*:0"])
+def test_an_open_address_without_protection_is_refused(listen: str) -> None:
+    settings = settings_of(listen=listen)
+    with pytest.raises(SettingsError, match=r"flag --listen: .* set http\.token_file or"):
+        HttpServer(make_app(service_of(settings=settings)), settings).bind()
+
+
+def test_an_open_address_with_a_token_or_a_proxy_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = token_file(tmp_path / "t", READER)
+    for settings in (
+        settings_of(listen="0.0.0.0:0", http__token_file=str(file)),
+        settings_of(listen="0.0.0.0:0", http__behind_proxy=True),
+    ):
+        with served(service_of(WELL_STATE, settings=settings)) as server:
+            assert httpx.get(f"{server.url}/healthz").status_code == 200
+    assert caplog.text.count("tokens travel unencrypted") == 1
+
+
+def test_an_admin_token_alone_does_not_protect_an_open_address(tmp_path: Path) -> None:
+    file = token_file(tmp_path / "t", READER)
+    settings = settings_of(listen="0.0.0.0:0", http__admin_token_file=str(file))
+    with pytest.raises(SettingsError, match=r"set http\.token_file"):
+        HttpServer(make_app(service_of(settings=settings)), settings).bind()
+
+
+@pytest.mark.parametrize(
+    "listen", ["9877", "127.0.0.1", "localhost:x", "127.0.0.1:70000", "http://localhost:1", "[::1]"]
+)
+def test_what_is_no_address_is_refused(listen: str) -> None:
+    settings = settings_of(listen=listen)
+    with pytest.raises(SettingsError, match="is no HOST:PORT; write 127"):
+        HttpServer(make_app(service_of(settings=settings)), settings).bind()
+
+
+def test_a_host_that_cannot_be_resolved_and_a_port_that_is_taken_are_told() -> None:
+    settings = settings_of(listen="no-such-host.invalid:0")
+    with pytest.raises(SettingsError, match="cannot be resolved"):
+        HttpServer(make_app(service_of(settings=settings)), settings).bind()
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        settings = settings_of(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(SettingsError, match="is kneewatch running already"):
+            HttpServer(make_app(service_of(settings=settings)), settings).bind()
+
+
+def test_a_name_for_loopback_is_loopback() -> None:
+    with served(service_of(WELL_STATE, settings=settings_of(listen="localhost:0"))) as server:
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+
+
+def test_ipv6_loopback() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with served(service_of(WELL_STATE, settings=settings_of(listen="[::1]:0"))) as server:
+        assert server.url.startswith("http://[::1]:")
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"GET / HT", id="half a line"),
+        pytest.param(GET, id="headers without an end"),
+        pytest.param(
+            GET.replace(b"GET /healthz", b"POST /api/v1/alerts")
+            + b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+            id="a body that does not come",
+        ),
+    ],
+)
+def test_a_client_that_says_too_little_is_let_go(sent: bytes) -> None:
+    with served(service_of(WELL_STATE), QUICK) as server, connected(server) as slow:
+        slow.sendall(sent)
+        before_s = time.monotonic()
+        told = until_closed(slow)
+        assert 0.2 < time.monotonic() - before_s < 3.0
+        assert told.startswith(b"HTTP/1.1 408 ") or told == b""
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+
+
+def test_a_byte_at_a_time_is_too_slow_however_steady() -> None:
+    with served(service_of(WELL_STATE), QUICK) as server, connected(server) as slow:
+        before_s = time.monotonic()
+        told = b""
+        with pytest.raises(OSError):  # noqa: PT012, PT011 - whichever write meets the closed end
+            for byte in (GET + b"x: " + b"y" * 1000).decode():
+                slow.sendall(byte.encode())
+                time.sleep(0.02)
+                slow.setblocking(False)
+                with suppress(BlockingIOError):
+                    told += slow.recv(4096)
+                slow.setblocking(True)
+        assert time.monotonic() - before_s < 3.0
+    assert told.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_second_request_on_a_connection_has_its_own_time() -> None:
+    with served(service_of(WELL_STATE), QUICK) as server, connected(server) as kept:
+        for _ in range(4):
+            kept.sendall(GET + b"\r\n")
+            assert healthy(kept)
+            time.sleep(0.2)
+        kept.sendall(GET)
+        assert until_closed(kept).startswith(b"HTTP/1.1 408 ")
+
+
+def test_requests_that_come_together_are_all_answered() -> None:
+    with served(service_of(WELL_STATE), QUICK) as server, connected(server) as eager:
+        eager.sendall((GET + b"\r\n") * 5 + GET + b"connection: close\r\n\r\n")
+        assert until_closed(eager).count(b"200 OK") == 6
+
+
+def test_a_client_that_has_said_all_is_answered_and_left() -> None:
+    with served(service_of(WELL_STATE)) as server, connected(server) as done:
+        done.sendall(GET.replace(b"/healthz", b"/triage") + b"\r\n")
+        done.shutdown(socket.SHUT_WR)
+        assert until_closed(done).endswith(b"</html>")
+
+
+def test_a_client_that_does_not_read_is_let_go() -> None:
+    """It asks for more than socket buffers hold, and reads nothing."""
+
+    async def endless(scope: object, receive: object, send: object) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[operator]
+        body = {"type": "http.response.body", "body": b"x" * 20_000_000, "more_body": False}
+        await send(body)  # type: ignore[operator]
+
+    server = HttpServer(endless, settings_of(), QUICK)
+    server.bind()
+    server.start()
+    try:
+        with connected(server) as deaf:
+            deaf.sendall(GET + b"\r\n")
+            time.sleep(1.5)
+            received = len(until_closed(deaf))
+        assert received < 20_000_000
+    finally:
+        assert server.stop(3.0)
+
+
+def test_headers_that_are_too_large_are_refused() -> None:
+    with served(service_of(WELL_STATE)) as server, connected(server) as large:
+        large.sendall(GET + b"connection: close\r\nx: " + b"y" * HEADERS_BYTES + b"\r\n\r\n")
+        assert until_closed(large).startswith(b"HTTP/1.1 431 ")
+    with served(service_of(WELL_STATE)) as server, connected(server) as endless:
+        with pytest.raises(OSError):  # noqa: PT012, PT011 - whichever write meets the closed end
+            for _ in range(1000):
+                endless.sendall(b"GET /" + b"y" * HEADERS_BYTES)
+                time.sleep(0.01)
+        endless.close()
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+
+
+def test_a_body_over_the_limit_is_answered_before_it_is_sent() -> None:
+    settings = settings_of(http__body_bytes=1000)
+    with served(service_of(WELL_STATE, settings=settings)) as server, connected(server) as large:
+        large.sendall(
+            b"POST /api/v1/alerts HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"expect: 100-continue\r\ncontent-length: 5000000\r\n\r\n"
+        )
+        assert large.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_over_the_limit_that_is_sent_anyway_is_answered() -> None:
+    settings = settings_of(http__body_bytes=1000)
+    with served(service_of(WELL_STATE, settings=settings)) as server:
+        kind = {"content-type": "application/json"}
+        found = httpx.post(f"{server.url}/api/v1/alerts", content=b" " * 3_000_000, headers=kind)
+        assert found.status_code == 413
+
+
+def test_no_more_connections_than_allowed_are_kept() -> None:
+    bounds = Bounds(request_s=5.0, connections=8)
+    with served(service_of(WELL_STATE), bounds) as server:
+        opened = [socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0))
+                  for _ in range(20)]  # fmt: skip
+        try:
+            time.sleep(0.3)
+            closed = 0
+            for one in opened:
+                one.setblocking(False)
+                try:
+                    closed += one.recv(1) == b""
+                except BlockingIOError:
+                    pass
+                except ConnectionResetError:
+                    closed += 1
+            assert closed == 12
+        finally:
+            for one in opened:
+                one.close()
+        time.sleep(0.2)
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+
+
+def test_one_address_gets_its_share_of_an_open_server(tmp_path: Path) -> None:
+    file = token_file(tmp_path / "t", READER)
+    settings: Settings = settings_of(listen="0.0.0.0:0", http__token_file=str(file))
+    with served(service_of(WELL_STATE, settings=settings), Bounds(connections=8)) as server:
+        opened = [socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), 2.0)
+                  for _ in range(5)]  # fmt: skip
+        try:
+            assert until_closed(opened[4]) == b""
+            opened[0].sendall(GET + b"\r\n")
+            assert healthy(opened[0])
+        finally:
+            for one in opened:
+                one.close()
+
+
+def test_many_at_once_are_all_answered() -> None:
+    with served(service_of(WELL_STATE)) as server:
+        found: list[int] = []
+
+        def ask() -> None:
+            with httpx.Client() as client:
+                found.extend(
+                    client.get(f"{server.url}/api/v1/triage").status_code for _ in range(5)
+                )
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [200] * 40

@@ -1,0 +1,287 @@
+"""`/api/v1/triage` about now."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from kneewatch.agent.api.present import KEPT_MOST, Moment, Present
+from kneewatch.agent.api.schemas import components
+from kneewatch.reports.markdown import markdown
+from kneewatch.reports.text import Style, text
+from tests.agent.api.serving import (
+    SICK_NAME,
+    SICK_STATE,
+    WELL_STATE,
+    Asker,
+    asking,
+    service_of,
+    settings_of,
+    state_of,
+)
+from tests.agent.api.test_access import READER, token_file
+from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE
+from tests.reports.schema import problems
+
+TRIAGE = "/api/v1/triage"
+JSON = "application/json"
+
+
+def complaints(document: Any) -> list[str]:  # noqa: ANN401
+    """What is wrong with a triage document, by its schema."""
+    schema = {"$ref": "#/components/schemas/Triage", "components": {"schemas": components()}}
+    validator: Any = Draft202012Validator(schema)
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
+
+
+def told(client: Asker, path: str = TRIAGE) -> dict[str, Any]:
+    """The JSON answer, which keeps to its schema."""
+    answer = client.get(path, accept=JSON)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    assert complaints(document) == []
+    assert all(problems(one) == [] for one in document["targets"])
+    return document
+
+
+def test_all_targets_worst_first_unknown_before_healthy() -> None:
+    unknown = state_of("r2", replace(HEALTHY, health="unknown"))
+    noted = state_of("r3", replace(HEALTHY, health="info"))
+    with asking(service_of(WELL_STATE, noted, unknown, SICK_STATE)) as client:
+        found = told(client)
+    assert found["schema"] == "kneewatch.triage/1"
+    assert found["t"] == NOW_S
+    assert [one["target"] for one in found["targets"]] == [SICK_NAME, "r2", "r3", "r1"]
+    assert [one["schema"] for one in found["targets"]] == ["kneewatch.diagnosis/1"] * 4
+    assert "intervals" not in found
+    watching = {one["target"]: one for one in found["watching"]}
+    assert watching["r1"]["labels"] == {"tier": "chat"}
+    assert watching["r1"]["sources"][0]["success"] is True
+
+
+def test_one_target_whose_name_has_slashes_and_colons() -> None:
+    with asking(service_of(WELL_STATE, SICK_STATE)) as client:
+        for name in (SICK_NAME, quote(SICK_NAME, safe="")):
+            found = told(client, f"{TRIAGE}/{name}")
+            assert [one["target"] for one in found["targets"]] == [SICK_NAME]
+
+
+@pytest.mark.parametrize("name", ["a b", "ä/ö", "a?b#c", "%2F", "..", "a//b", "-", "triage.css"])
+def test_any_name_can_be_asked_for(name: str) -> None:
+    with asking(service_of(state_of(name, HEALTHY), SICK_STATE)) as client:
+        found = told(client, f"{TRIAGE}/{quote(name, safe='').replace('.', '%2E')}")
+    assert [one["target"] for one in found["targets"]] == [name]
+
+
+def test_an_unknown_target_is_404_with_those_that_are_known() -> None:
+    with asking(service_of(WELL_STATE, SICK_STATE, names=["r9"])) as client:
+        missing = client.get(f"{TRIAGE}/nope")
+    assert missing.status_code == 404
+    assert missing.headers["content-type"] == "application/problem+json"
+    detail = missing.json()["detail"]
+    assert "no such target; there are: r1, http%3A%2F%2Fgpu-7%3A8000, r9" in detail
+
+
+def test_a_target_without_a_cycle_is_pending_and_not_healthy() -> None:
+    with asking(service_of(WELL_STATE, state_of("r8"), names=["r9"])) as client:
+        assert told(client)["pending"] == ["r8", "r9"]
+        alone = told(client, f"{TRIAGE}/r9")
+        empty = told(client, f"{TRIAGE}/r8")
+        plain = client.get(TRIAGE).text
+    assert alone["targets"] == []
+    assert alone["pending"] == ["r9"]
+    assert empty["pending"] == ["r8"]
+    assert "not scraped yet, so nothing is known of it: r9" in plain
+    assert "1 healthy" in plain.splitlines()[0]
+
+
+def test_a_target_without_news_is_unknown_unless_it_was_worse() -> None:
+    late_s = NOW_S - 100
+    states = [state_of("r1", replace(HEALTHY, t_s=late_s), t_s=late_s),
+              state_of("r2", SICK, t_s=late_s), WELL_STATE]  # fmt: skip
+    with asking(service_of(*states[:2])) as client:
+        found = {one["target"]: one for one in told(client)["targets"]}
+        watching = {one["target"]: one["late"] for one in told(client)["watching"]}
+        plain, page = client.get(TRIAGE).text, client.get("/triage").text
+    assert found["r1"]["health"] == "unknown"
+    assert found["r1"]["unknown"][0] == "every signal: no scrape since 2026-11-21 00:05:00 UTC"
+    assert found["r2"]["health"] == "critical"
+    assert watching == {"r1": True, "r2": True}
+    assert "no news for 100 s of r1: what it said need not be so now" in plain
+    assert "HEALTHY" not in plain
+    assert "No news for 100 s" in page
+
+
+def test_it_becomes_late_without_any_change_on_the_board() -> None:
+    """What was rendered while the news was fresh is not shown when it is not any more."""
+    now_s = NOW_S
+    with asking(service_of(WELL_STATE, clock=lambda: now_s)) as client:
+        assert told(client)["targets"][0]["health"] == "ok"
+        assert "HEALTHY" in client.get(TRIAGE).text
+        now_s = NOW_S + 60
+        assert told(client)["targets"][0]["health"] == "unknown"
+        assert "UNKNOWN" in client.get(TRIAGE).text
+
+
+def test_a_new_cycle_is_shown_at_once() -> None:
+    service = service_of(WELL_STATE)
+    with asking(service) as client:
+        assert told(client)["targets"][0]["health"] == "ok"
+        service.board.put(state_of("r1", SICK))
+        assert told(client)["targets"][0]["health"] == "critical"
+        assert "CRITICAL" in client.get(TRIAGE).text
+        service.board.drop("r1")
+        assert told(client)["targets"] == []
+
+
+def test_curl_gets_the_text_that_diagnose_prints() -> None:
+    with asking(service_of(SICK_STATE, WELL_STATE)) as client:
+        answer = client.get(TRIAGE, user_agent="curl/8.5.0", accept="*/*")
+        alone = client.get(f"{TRIAGE}/r1").text
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    first, _, rest = answer.text.partition("\n\n")
+    assert first == "2026-11-21 00:06:40 UTC: 1 critical, 1 healthy"
+    assert rest.startswith(text([replace(SICK, target=SICK_NAME)], Style()))
+    assert "HEALTHY  stage 0  r1 (model llama, engine 0)  KV 46 %" in rest
+    assert "?at=03:07" in rest
+    assert text([replace(HEALTHY, target="r1")], Style()) in alone
+    assert all(len(line) <= 100 for line in answer.text.splitlines())
+
+
+def test_markdown_for_a_ticket() -> None:
+    with asking(service_of(SICK_STATE, WELL_STATE)) as client:
+        answer = client.get(TRIAGE, accept="text/markdown")
+        assert client.get(f"{TRIAGE}?format=markdown").text == answer.text
+    assert answer.headers["content-type"] == "text/markdown; charset=utf-8"
+    assert answer.text.startswith("# 2026-11-21 00:06:40 UTC: 1 critical, 1 healthy\n")
+    assert markdown([replace(SICK, target=SICK_NAME)]) in answer.text
+    assert "## Healthy\n\n- HEALTHY  stage 0  r1" in answer.text
+
+
+def test_a_browser_is_led_to_the_page() -> None:
+    with asking(service_of(SICK_STATE)) as client:
+        accept = "text/html,application/xhtml+xml,*/*;q=0.8"
+        found = client.get(f"{TRIAGE}?at=-1h", accept=accept)
+        one = client.get(f"{TRIAGE}/{SICK_NAME}", accept=accept)
+    assert found.status_code == one.status_code == 307
+    assert found.headers["location"] == "../../triage?at=-1h"
+    assert one.headers["location"] == ("../../../../../triage?target=http%3A%2F%2Fgpu-7%3A8000")
+
+
+def test_a_page_that_could_not_be_read_is_told_with_its_cause() -> None:
+    with asking(service_of(state_of("r1", UNREADABLE))) as client:
+        found = told(client)["targets"][0]
+        assert "target_down" in client.get(TRIAGE).text
+    assert found["health"] == "critical"
+    assert found["stage"]["number"] is None
+
+
+def test_without_targets_it_says_so() -> None:
+    with asking(service_of()) as client:
+        assert told(client)["targets"] == []
+        assert "nothing to tell" in client.get(TRIAGE).text
+        assert client.get("/triage").status_code == 200
+
+
+def test_the_past_is_503_where_no_history_is_kept() -> None:
+    with asking(service_of(WELL_STATE)) as client:
+        for query in ("?at=-2h", "?since=-2h", "?at=-1h&since=-2h"):
+            answer = client.get(TRIAGE + query)
+            assert answer.status_code == 503
+            assert answer.json()["detail"] == "no history is kept here"
+
+
+@pytest.mark.parametrize("query", ["at=x", "since=x", "at=9999999999", "format=xml", "at=%00"])
+def test_a_wrong_parameter_is_422_and_says_what_would_be_right(query: str) -> None:
+    with asking(service_of(WELL_STATE)) as client:
+        answer = client.get(f"{TRIAGE}?{query}")
+    assert answer.status_code == 422
+    document = answer.json()
+    assert document.keys() == {"type", "title", "status", "detail"}
+    assert query[:2] in document["detail"]
+
+
+def test_an_empty_parameter_is_as_good_as_none() -> None:
+    with asking(service_of(WELL_STATE)) as client:
+        assert client.get(f"{TRIAGE}?at=&since=").status_code == 200
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "a\x1b]0;owned\x07\x1b[31m",
+    "x\r\nset-cookie: a=b",
+    "| a | [b](javascript:alert(1)) `c`",
+    "'\"&amp;{{7*7}}",
+    "half a pair \ud800",
+    "right\u202eto left",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_text_wherever_they_are_shown(name: str) -> None:
+    """A name may hold anything; where it is shown it is neither markup nor a command."""
+    sick = replace(SICK, model=name, engine=name)
+    service = service_of(state_of(name, sick, labels={name: name}), names=[f"{name}2"])
+    with asking(service) as client:
+        plain = client.get(TRIAGE)
+        marked = client.get(TRIAGE, accept="text/markdown")
+        page = client.get("/triage")
+        document = client.get(TRIAGE, accept=JSON)
+        missing = client.get(f"{TRIAGE}/nope")
+        metrics = client.get("/metrics")
+    answers = (plain, marked, page, document, missing, metrics)
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 404, 200]
+    for answer in (plain, marked, page, metrics, missing):
+        shown = answer.text.replace("\n", "")
+        assert "\x1b" not in shown or answer is metrics
+        assert "\x07" not in shown or answer is metrics
+        assert "set-cookie" not in answer.headers
+    for answer in (plain, marked, page):
+        assert answer.text.replace("\n", "").isprintable()
+    assert "<script>alert" not in page.text
+    assert "[b](javascript" not in marked.text
+    assert "<script>alert" not in marked.text.replace("\\<", "")
+    assert "49" not in page.headers["content-type"]
+    json.loads(document.text)
+
+
+@pytest.mark.parametrize("form", ["json", "text", "markdown"])
+def test_what_was_rendered_is_kept_until_something_changes(form: str) -> None:
+    present, moment = Present(), Moment.of([SICK_STATE, WELL_STATE], NOW_S)
+    assert present.kept(form, "", moment) is None
+    first = present.render(form, "", moment)
+    assert present.kept(form, "", Moment.of([SICK_STATE, WELL_STATE], NOW_S + 5)) is first
+    for changed in (
+        Moment.of([SICK_STATE, state_of("r1", HEALTHY)], NOW_S),
+        Moment.of([SICK_STATE], NOW_S),
+        Moment.of([SICK_STATE, WELL_STATE], NOW_S + 60),
+    ):
+        assert present.kept(form, "", changed) is None
+
+
+def test_answers_about_many_targets_do_not_pile_up() -> None:
+    present = Present()
+    for number in range(KEPT_MOST + 10):
+        present.render("json", f"r{number}", Moment.of([], NOW_S))
+    assert len(present._kept) <= KEPT_MOST  # pyright: ignore[reportPrivateUsage]
+
+
+def test_no_secret_is_in_any_answer(tmp_path: Path) -> None:
+    file = token_file(tmp_path / "t", READER)
+    settings = settings_of(
+        fetch__headers={"x-key": "hunter2"},
+        fetch__bearer_token_file="/secret/path",
+        http__admin_token_file=str(file),
+    )
+    with asking(service_of(SICK_STATE, settings=settings)) as client:
+        for path in (TRIAGE, f"{TRIAGE}?format=json", "/triage", "/metrics", "/docs", "/readyz"):
+            answer = client.get(path)
+            assert answer.status_code == 200
+            for secret in ("hunter2", "/secret/path", READER.decode(), str(tmp_path)):
+                assert secret not in answer.text
