@@ -1,0 +1,105 @@
+"""Telling people and programs what kneewatch finds, and what Alertmanager asks about."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from kneewatch.agent.board import TargetState
+from kneewatch.agent.notify.channel import Channel
+from kneewatch.agent.notify.memory import Memory, memory_file
+from kneewatch.agent.notify.outbox import NotifierStats, Patience
+from kneewatch.agent.notify.passing import Answered
+from kneewatch.agent.notify.receiver import Receiver
+from kneewatch.agent.notify.settings import receivers
+from kneewatch.agent.settings import Settings
+
+__all__ = ["Notifier", "NotifierStats"]
+
+log = logging.getLogger(__name__)
+
+PATIENCE = Patience()
+
+
+class Notifier:
+    """All receivers. Each has a thread of its own: one that hangs keeps no other waiting, and no
+    cycle. What they were told is kept in `memory`; None: for as long as this lives.
+
+    Raises:
+        SettingsError: a secret of a receiver cannot be read.
+    """
+
+    def __init__(
+        self,
+        told: Sequence[Receiver],
+        *,
+        memory: Path | None,
+        patience: Patience = PATIENCE,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        for receiver in told:
+            receiver.check()
+        kept = Memory(memory)
+        self._clock = clock
+        self._is_failing = False
+        self._channels = [Channel(receiver, kept, patience, clock) for receiver in told]
+
+    @classmethod
+    def of(cls, settings: Settings, *, store: Path | None) -> Notifier | None:
+        """The notifier that the settings ask for, its memory beside the store; None for none.
+
+        Raises:
+            SettingsError: a receiver is not set as it must be.
+        """
+        told = receivers(settings)
+        memory = memory_file(store) if store is not None else None
+        return cls(told, memory=memory) if told else None
+
+    def offer(self, state: TargetState) -> None:
+        """Take a target's newest state, after each cycle. It waits for nothing and never raises."""
+        try:
+            for channel in self._channels:
+                if channel.receiver.own:
+                    channel.offer(state)
+        except Exception:
+            # The cycle that calls must go on; a bug here is told once.
+            if not self._is_failing:
+                log.exception("notify: a state could not be judged target=%s", state.name)
+            self._is_failing = True
+
+    def watching(self, targets: Collection[str]) -> None:
+        """Take the names of all targets that are watched now, at the start and when they change:
+        receivers that were told of trouble elsewhere learn that nobody looks any more."""
+        for channel in self._channels:
+            channel.watching(targets, self._clock())
+
+    def pass_on(self, answered: Sequence[Answered], now_s: float) -> dict[str, int]:
+        """Send on alerts to those who are to have them and have not; how many, by receiver."""
+        sent: dict[str, int] = {}
+        for channel in self._channels:
+            receiver = channel.receiver
+            wanted = [
+                one for one in answered if any(receiver.wants(*target) for target in one.targets)
+            ]
+            if receiver.alerts:
+                sent[receiver.name] = channel.pass_on(wanted, now_s)
+        return sent
+
+    def stats(self) -> NotifierStats:
+        """How it went so far, for all receivers."""
+        return sum(self.stats_by_receiver().values(), NotifierStats())
+
+    def stats_by_receiver(self) -> dict[str, NotifierStats]:
+        """The same for each receiver, by its name."""
+        return {channel.receiver.name: channel.stats() for channel in self._channels}
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is left, within `timeout_s`; what does not get out is told after the next
+        start, if it still holds."""
+        deadline_s = time.monotonic() + timeout_s
+        for channel in self._channels:
+            channel.close(deadline_s)
+        for channel in self._channels:
+            channel.join()

@@ -1,0 +1,86 @@
+"""States, settings and receivers made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kneewatch.agent.board import TargetState
+from kneewatch.agent.notify.receiver import Receiver
+from kneewatch.agent.notify.settings import receivers
+from kneewatch.agent.settings import Settings
+from kneewatch.agent.settings_sources import load
+from kneewatch.diagnose.case import Cause
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.model import Severity
+from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE
+
+FP8 = Recommendation(
+    id="kv-fp8",
+    cause="kv_pressure",
+    changes=(Change("--kv-cache-dtype", "auto", "fp8"),),
+    summary="Half the bytes a token: the cache holds twice as many.",
+    predicted={"kv_capacity_tokens": 10176.0},
+    before={"kv_capacity_tokens": 5088.0},
+    cost_usd_per_hour=0.0,
+    checks=("answers on your own prompts",),
+    risk="quality",
+    verify=("cache_dtype is fp8",),
+    guide=("7.4",),
+)
+LABELS = {"tier": "prod", "namespace": "ml"}
+
+
+def healthy(**more: Any) -> Diagnosis:  # noqa: ANN401
+    """A healthy engine."""
+    return replace(HEALTHY, **more)
+
+
+def sick(severity: Severity = Severity.CRITICAL, stage: int = 3, **more: Any) -> Diagnosis:  # noqa: ANN401
+    """An engine whose KV cache is too small."""
+    made = {
+        "health": severity.word,
+        "stage": Stage(stage, NOW_S - 40, severity, None, ("requests queue",)),
+        "causes": [replace(PRESSURE, severity=severity)],
+        "recommendations": (FP8,),
+    }
+    return replace(SICK, **{**made, **more})
+
+
+def unreadable(**more: Any) -> Diagnosis:  # noqa: ANN401
+    """An engine whose page cannot be read."""
+    return replace(UNREADABLE, **more)
+
+
+def cause(id_: str, severity: Severity = Severity.CRITICAL, **more: Any) -> Cause:  # noqa: ANN401
+    """Another cause."""
+    return replace(PRESSURE, id=id_, severity=severity, explains=(), **more)
+
+
+def state(
+    *diagnoses: Diagnosis,
+    after_s: float = 0.0,
+    name: str = "r0",
+    labels: Mapping[str, str] = LABELS,
+) -> TargetState:
+    """A target's state some seconds after NOW_S."""
+    t_s = NOW_S + after_s
+    moved = tuple(replace(one, t_s=t_s, target=name) for one in diagnoses)
+    return TargetState(name, f"http://{name}:8000/metrics", labels, t_s, moved, 0.01, 5.0, 1, 0, 0)
+
+
+def settings(folder: Path, text: str) -> Settings:
+    """Settings from a TOML file."""
+    file = folder / "kneewatch.toml"
+    file.write_text(text)
+    return load(file=file, environ={}, flags={})
+
+
+def receiver(folder: Path, text: str) -> Receiver:
+    """The one receiver of a TOML file."""
+    (one,) = receivers(settings(folder, f"[[notify]]\n{text}\n"))
+    return one

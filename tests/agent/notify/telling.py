@@ -1,0 +1,38 @@
+"""A receiver's settings, and waiting until it was told."""
+
+from __future__ import annotations
+
+import time
+
+from kneewatch.agent.notify.notifier import Notifier
+from tests.agent.notify.made import healthy, state
+from tests.agent.notify.web import PATIENCE_S, Taker
+
+WAIT_S = 0.15
+"""How long these tests gather what is alike."""
+
+
+LONG_WAIT_S = 600.0
+"""Longer than a test: only closing sends what was gathered."""
+
+
+def webhook(taker: Taker, more: str = "", *, wait_s: float = WAIT_S) -> str:
+    """A receiver's table."""
+    return (
+        f'[[notify]]\nkind = "webhook"\nurl = "{taker.url}"\ngroup_wait_s = {wait_s}\n'
+        f"hold_s = 20\ntimeout_s = 5\n{more}\n"
+    )
+
+
+def settle(notifier: Notifier) -> None:
+    """Wait until nothing is left to send."""
+    end_s = time.monotonic() + PATIENCE_S
+    while notifier.stats().queued:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def ended(notifier: Notifier, name: str = "r0", from_s: float = 10.0) -> None:
+    """The target is well again, and stays so for longer than the hold time."""
+    for after_s in (from_s, from_s + 10, from_s + 21):
+        notifier.offer(state(healthy(), name=name, after_s=after_s))

@@ -1,0 +1,202 @@
+"""The answer to a post of Alertmanager: from a real store, the board, and what is sent on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.api.service import Service
+from kneewatch.agent.board import TargetState
+from kneewatch.agent.notify.alerts import DOCUMENTS_MOST, answer
+from kneewatch.agent.notify.payload import AlertsError
+from kneewatch.agent.store.cycle import Cycle, EngineCycle
+from kneewatch.agent.store.model import Retention
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.store import Store
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.reports.document import document
+from tests.agent.api.serving import service_of
+from tests.agent.notify.conftest import Starting
+from tests.agent.notify.made import FP8, healthy, sick, state
+from tests.agent.notify.posts import alert, post
+from tests.agent.notify.test_notifier import settle, webhook
+from tests.agent.notify.web import Taking
+from tests.reports.made import NOW_S
+
+START_S = NOW_S - 300
+
+
+def at(diagnosis: Diagnosis, t_s: float, name: str = "r0") -> Diagnosis:
+    return replace(diagnosis, t_s=t_s, target=name)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """A history: five minutes ago it was bad, for a minute."""
+    store = Store.open(tmp_path / "kneewatch.db", retention=Retention(), clock=lambda: NOW_S)
+    for number in range(60):
+        t_s = START_S - 100 + 5 * number
+        ill = START_S - 30 <= t_s <= START_S + 30
+        diagnosis = at(sick() if ill else healthy(), t_s)
+        store.put(Cycle(t_s, "r0", {}, (EngineCycle(diagnosis),), 0.01))
+    store.close(10.0)
+    one = Reader(tmp_path / "kneewatch.db")
+    yield one
+    one.close()
+
+
+def service(*states: TargetState, **more: object) -> Service:
+    made = service_of(*states, **more)  # type: ignore[arg-type]
+    specs = [
+        replace(spec, address=f"http://{spec.name}:8000", labels=dict(one.labels))
+        for spec, one in zip(made.targets(), states, strict=True)
+    ]
+    return replace(made, targets=lambda: specs)
+
+
+def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
+    told = answer(
+        post(alert(starts_s=START_S + 3, instance="r0:8000")),
+        service(state(healthy()), reader=reader),
+    )
+    assert (told["schema"], told["t"], told["status"]) == ("kneewatch.alerts/1", NOW_S, "firing")
+    (one,) = told["alerts"]
+    assert one["match"] == {
+        "text": "matched r0 by instance=r0:8000",
+        "targets": [{"target": "r0", "by": ["instance=r0:8000"], "exact": True}],
+    }
+    (look,) = one["diagnoses"]
+    start = look["at_start"]
+    assert (start["health"], start["stage"]["number"]) == ("critical", 3)
+    assert start["t"] == START_S, "the newest scrape at or before the alert's start"
+    assert [made["id"] for made in start["recommendations"]] == [FP8.id]
+    assert look["now"] == document(at(healthy(), NOW_S))
+    assert one["text"].splitlines() == [
+        "SlowFirstToken firing, since 00:01:43 UTC",
+        "matched r0 by instance=r0:8000",
+        "alert: TTFT P99 is over its target",
+        "r0 (model llama, engine 0): at 00:01:43 UTC: CRITICAL kv_pressure: The KV cache is too "
+        "small for this load. (KV cascade stage 3, queueing)",
+        "now: HEALTHY (KV cascade stage 0, steady)",
+        "do first: --kv-cache-dtype auto -> fp8. Half the bytes a token: the cache holds twice as "
+        "many.",
+    ]
+    json.dumps(told, allow_nan=False)
+
+
+@pytest.mark.parametrize("starts_s", [START_S - 4000, NOW_S + 4000, 0.0])
+def test_a_start_that_nobody_watched_is_unknown(reader: Reader, starts_s: float) -> None:
+    told = answer(
+        post(alert(starts_s=starts_s, instance="r0:8000")), service(state(sick()), reader=reader)
+    )
+    (look,) = told["alerts"][0]["diagnoses"]
+    assert (look["at_start"], look["why"]) == (None, "unknown, it was not watched then")
+    assert look["now"]["health"] == "critical"
+    assert "unknown, it was not watched then" in told["alerts"][0]["text"]
+
+
+def test_without_a_history_the_start_is_unknown() -> None:
+    told = answer(post(alert(instance="r0:8000")), service(state(sick())))
+    assert told["alerts"][0]["diagnoses"][0]["why"] == "no history is kept"
+
+
+def test_a_target_that_is_down_now_was_something_before(reader: Reader, tmp_path: Path) -> None:
+    down = replace(state(), diagnoses=())
+    told = answer(post(alert(starts_s=START_S, instance="r0:8000")), service(down, reader=reader))
+    (look,) = told["alerts"][0]["diagnoses"]
+    assert look["at_start"]["health"] == "critical"
+    assert look["now"] is None
+    assert "now: unknown, it is not watched any more" in told["alerts"][0]["text"]
+
+
+def test_what_matches_nothing_says_so() -> None:
+    told = answer(post(alert(instance="r9:8000")), service(state(sick())))
+    (one,) = told["alerts"]
+    assert (one["match"]["targets"], one["diagnoses"]) == ([], [])
+    assert one["match"]["text"].startswith("nothing matched")
+    assert told["text"] == "1 alert, 0 of them about a watched target"
+
+
+def test_an_alert_about_one_engine_gets_that_engine() -> None:
+    two = state(healthy(), sick(engine="1"))
+    told = answer(post(alert(instance="r0:8000", engine="1", model_name="llama")), service(two))
+    assert [look["engine"] for look in told["alerts"][0]["diagnoses"]] == ["1"]
+
+
+def test_long_answers_are_bounded_and_say_what_is_left_out() -> None:
+    engines = [sick(engine=str(number)) for number in range(20)]
+    posted = post(alert("resolved", instance="r0:8000"), *[alert(instance="r0:8000")] * 3)
+    told = answer(posted, service(state(*engines)))
+    shown = [len(one["diagnoses"]) for one in told["alerts"]]
+    assert shown == [20, DOCUMENTS_MOST - 20, 0, 0]
+    assert [one["left_out"] for one in told["alerts"]] == [0, 8, 20, 20]
+    assert [one["status"] for one in told["alerts"]] == ["firing"] * 3 + ["resolved"]
+    assert "engines more" in told["alerts"][3]["text"]
+
+
+def test_what_alertmanager_left_out_is_said() -> None:
+    told = answer(post(alert(instance="r0:8000"), truncatedAlerts=4), service(state(sick())))
+    assert "Alertmanager left out 4 more" in told["text"]
+
+
+def test_no_alerts_is_an_answer_too() -> None:
+    assert answer(post(), service(state(sick())))["alerts"] == []
+
+
+def test_a_wrong_post_is_refused() -> None:
+    with pytest.raises(AlertsError):
+        answer({"version": "4"}, service(state(sick())))
+
+
+def test_alerts_are_sent_on_once_for_each_state_they_take(
+    starting: Starting, taking: Taking
+) -> None:
+    taker = taking()
+    notifier = starting(webhook(taker) + webhook(taker, 'name = "deaf"\nalerts = false'))
+    asked = service(state(sick()), notifier=notifier)
+    firing = post(alert(instance="r0:8000"), alert(instance="elsewhere:1"))
+    assert answer(firing, asked)["sent"] == {"webhook-1": 1}
+    (sent,) = taker.wait(1)
+    assert (sent.body["source"], sent.body["status"]) == ("alertmanager", "firing")
+    assert sent.body["title"] == "ALERT: SlowFirstToken on r0"
+    assert sent.body["events"][0]["diagnoses"][0]["now"]["health"] == "critical"
+    assert "--kv-cache-dtype auto -> fp8" in sent.body["text"]
+    settle(notifier)
+    assert answer(firing, asked)["sent"] == {"webhook-1": 0}, "Alertmanager repeats itself"
+    notifier.close(2.0)
+    again = starting(webhook(taker))
+    asked = replace(asked, notifier=again)
+    assert answer(firing, asked)["sent"] == {"webhook-1": 0}, "also after a restart"
+    over = post(alert("resolved", instance="r0:8000"), status="resolved")
+    assert answer(over, asked)["sent"] == {"webhook-1": 1}
+    assert taker.wait(2)[1].body["title"] == "ALERT RESOLVED: SlowFirstToken on r0"
+    settle(again)
+    anew = post(alert(instance="r0:8000", starts_s=NOW_S + 600))
+    assert answer(anew, asked)["sent"] == {"webhook-1": 1}
+
+
+def test_a_receiver_is_sent_only_alerts_of_its_targets(starting: Starting, taking: Taking) -> None:
+    taker = taking()
+    notifier = starting(webhook(taker, 'targets = ["r1"]'))
+    asked = service(state(sick()), state(sick(), name="r1"), notifier=notifier)
+    told = answer(post(alert(instance="r0:8000"), alert(instance="r1:8000")), asked)
+    assert told["sent"] == {"webhook-1": 1}
+    assert taker.wait(1)[0].body["title"] == "ALERT: SlowFirstToken on r1"
+
+
+def test_hostile_labels_stay_text(starting: Starting, taking: Taking) -> None:
+    taker = taking()
+    notifier = starting(webhook(taker).replace('"webhook"', '"slack"'))
+    evil = alert(instance="r0:8000", alertname="<!here> <https://evil.example|x>\x1b[0m @channel")
+    evil["annotations"] = {"summary": "<!channel> [x](https://evil.example)"}
+    told = answer(post(evil), service(state(sick()), notifier=notifier))
+    assert "\x1b" not in told["alerts"][0]["text"]
+    text = taker.wait(1)[0].body["text"]
+    assert "<!" not in text
+    assert "<http" not in text
+    assert "://evil" not in text
+    assert "@channel" not in text

@@ -1,0 +1,192 @@
+"""Receivers that fail, hang or refuse, and daemons that are restarted or killed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.rules.model import Severity
+from tests.agent.notify.conftest import Starting
+from tests.agent.notify.made import cause, healthy, settings, sick, state
+from tests.agent.notify.telling import LONG_WAIT_S, ended, settle, webhook
+from tests.agent.notify.web import Reply, Taking
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def test_a_restart_tells_nothing_again(starting: Starting, taking: Taking) -> None:
+    taker = taking()
+    first = starting(webhook(taker))
+    first.offer(state(sick()))
+    settle(first)
+    first.close(2.0)
+    second = starting(webhook(taker))
+    # After a start the cause has to be concluded anew: it is not over for that.
+    for after_s in range(100, 135, 5):
+        second.offer(state(healthy(), after_s=after_s))
+    for after_s in range(135, 200, 5):
+        second.offer(state(sick(), after_s=after_s))
+    settle(second)
+    assert len(taker.posts) == 1
+    ended(second, from_s=200.0)
+    over = taker.wait(2)[1]
+    assert over.body["status"] == "resolved"
+    assert "after 4 min" in over.body["title"]  # since 40 s before the very first state
+
+
+def test_an_end_during_the_downtime_is_told(starting: Starting, taking: Taking) -> None:
+    taker = taking()
+    first = starting(webhook(taker))
+    first.offer(state(sick()))
+    settle(first)
+    first.close(2.0)
+    second = starting(webhook(taker))
+    for after_s in range(100, 150, 5):
+        second.offer(state(healthy(), after_s=after_s))
+    assert taker.wait(2)[1].body["status"] == "resolved"
+
+
+def test_what_a_kill_kept_from_being_told_is_told_after_the_start(
+    starting: Starting, taking: Taking, tmp_path: Path
+) -> None:
+    dead = taking(Reply(status=503))
+    first = starting(webhook(dead))
+    first.offer(state(sick()))
+    dead.wait(1)
+    first.close(1.0)
+    (row,) = json.loads((tmp_path / "store.notify.json").read_text())["receivers"]["webhook-1"][
+        "troubles"
+    ]
+    assert row["told"] is None
+    alive = taking()
+    second = starting(webhook(alive))
+    second.offer(state(sick(), after_s=30))
+    (post,) = alive.wait(1)
+    assert post.body["title"].startswith("CRITICAL: kv_pressure on r0")
+
+
+def test_what_got_worse_and_could_not_be_told_is_told_after_the_start(
+    starting: Starting, taking: Taking
+) -> None:
+    taker = taking(Reply(), Reply(status=503))
+    text = webhook(taker, 'severity = "warning"')
+    first = starting(text)
+    first.offer(state(sick(Severity.WARNING, 2)))
+    settle(first)
+    first.offer(state(sick(Severity.CRITICAL, 4), after_s=5))
+    taker.wait(2)
+    first.close(0.5)
+    taker.replies = [Reply()]
+    second = starting(text)
+    second.offer(state(sick(Severity.CRITICAL, 4), after_s=20))
+    settle(second)
+    assert taker.posts[-1].body["title"].startswith("WORSE, CRITICAL, was WARNING: kv_pressure")
+    assert len({post.body["id"] for post in taker.posts}) == 2
+
+
+def test_a_memory_that_cannot_be_read_or_written_keeps_nothing_from_being_told(
+    starting: Starting, taking: Taking, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    taker = taking()
+    file = tmp_path / "store.notify.json"
+    for text in ("{", "[]", '{"receivers": 1}', '{"receivers": {"webhook-1": {"troubles": [{}]}}}'):
+        file.write_text(text)
+        caplog.clear()
+        starting(webhook(taker)).close(0.1)
+        assert "what was told before" in caplog.text, text
+    (tmp_path / "store.notify.json.new").mkdir()  # the file cannot be replaced
+    caplog.clear()
+    notifier = starting(webhook(taker))
+    notifier.offer(state(sick()))
+    taker.wait(1)
+    settle(notifier)
+    assert caplog.text.count("cannot keep what was told") == 1
+
+
+def test_a_refusal_for_now_is_tried_again_when_asked(starting: Starting, taking: Taking) -> None:
+    taker = taking(
+        Reply(status=500), Reply(status=429, headers={"Retry-After": "1"}), Reply(status=200)
+    )
+    notifier = starting(webhook(taker))
+    notifier.offer(state(sick()))
+    taker.wait(2)
+    asked_s = time.monotonic()
+    taker.wait(3)
+    assert 0.8 < time.monotonic() - asked_s < 10
+    settle(notifier)
+    stats = notifier.stats()
+    assert (stats.sent, stats.failed, stats.queued, stats.dropped) == (1, 2, 0, 0)
+    assert len({post.body["id"] for post in taker.posts}) == 1
+
+
+def test_a_refusal_for_good_is_dropped_and_logged_without_the_address(
+    starting: Starting, taking: Taking, caplog: pytest.LogCaptureFixture
+) -> None:
+    taker = taking(Reply(status=404, body=b"no_service"), Reply(status=200))
+    notifier = starting(webhook(taker))
+    notifier.offer(state(sick()))
+    settle(notifier)
+    assert (len(taker.posts), notifier.stats().dropped) == (1, 1)
+    assert "given up receiver=webhook-1" in caplog.text
+    assert "answered 404 Not Found" in caplog.text
+    assert "SECRETPATH" not in caplog.text
+    notifier.offer(state(healthy(causes=[cause("gpu_fault")]), after_s=5))
+    taker.wait(2)  # the next message is not kept by the lost one
+
+
+def test_a_message_is_given_up_in_the_end(starting: Starting, taking: Taking) -> None:
+    taker = taking(Reply(status=503))
+    notifier = starting(webhook(taker, "give_up_s = 0.3"))
+    notifier.offer(state(sick()))
+    settle(notifier)
+    stats = notifier.stats()
+    assert (stats.sent, stats.dropped) == (0, 1)
+    assert stats.failed == len(taker.posts) > 1
+
+
+def test_a_receiver_that_hangs_delays_neither_a_cycle_nor_another_receiver(
+    starting: Starting, taking: Taking
+) -> None:
+    hanging, quick = taking(Reply(hang=True)), taking()
+    notifier = starting(webhook(hanging) + webhook(quick))
+    notifier.offer(state(sick()))
+    hanging.wait(1)
+    slowest_s = 0.0
+    for number in range(200):
+        began_s = time.perf_counter()
+        notifier.offer(state(sick(), name=f"t{number}", after_s=5))
+        slowest_s = max(slowest_s, time.perf_counter() - began_s)
+    assert slowest_s < 0.5
+    quick.wait(2)
+    assert notifier.stats_by_receiver()["webhook-2"].sent >= 1
+    began_s = time.monotonic()
+    notifier.close(0.3)
+    assert time.monotonic() - began_s < 2
+
+
+def test_closing_sends_what_is_left(starting: Starting, taking: Taking) -> None:
+    taker = taking()
+    notifier = starting(webhook(taker, wait_s=LONG_WAIT_S))
+    notifier.offer(state(sick()))
+    assert notifier.stats().queued == 1
+    notifier.close(10.0)
+    assert len(taker.posts) == 1
+    assert notifier.stats().queued == 0
+
+
+def test_no_receivers_no_notifier(tmp_path: Path) -> None:
+    assert Notifier.of(settings(tmp_path, ""), store=tmp_path / "kneewatch.db") is None
+    text = '[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1:9/"'
+    notifier = Notifier.of(settings(tmp_path, text), store=tmp_path / "kneewatch.db")
+    assert notifier is not None
+    notifier.offer(state(sick()))
+    notifier.close(0.5)
+    assert (tmp_path / "kneewatch.notify.json").exists()

@@ -1,0 +1,226 @@
+"""What is told and when, by states alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.agent.board import TargetState
+from kneewatch.agent.notify.events import message
+from kneewatch.agent.notify.ledger import Ledger
+from kneewatch.agent.notify.receiver import Receiver
+from kneewatch.agent.notify.render import text
+from kneewatch.agent.notify.settings import receivers
+from kneewatch.agent.notify.troubles import Event, Key, troubles
+from kneewatch.agent.source import TargetStream
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.parser import Limits
+from kneewatch.diagnose.profile import Profile
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.model import Severity
+from tests.agent.notify.made import cause, healthy, receiver, settings, sick, state, unreadable
+from tests.recordings import CAPTURES
+from tests.reports.made import NOW_S
+
+HOLD_S = 20.0
+
+
+@pytest.fixture
+def who(tmp_path: Path) -> Receiver:
+    text = 'kind = "webhook"\nurl = "http://127.0.0.1/"\nseverity = "warning"\n'
+    return receiver(tmp_path, f"{text}hold_s = {HOLD_S}")
+
+
+def told(ledger: Ledger, *states: TargetState) -> list[tuple[str, str]]:
+    """What each state gives to tell; all of it arrives."""
+    events: list[Event] = []
+    for one in states:
+        found = ledger.update(one)
+        for event in found:
+            assert ledger.sent(event)
+            ledger.delivered(event)
+        events += found
+    return [(event.what, event.key.id) for event in events]
+
+
+def test_a_stage_and_its_cause_are_one_trouble() -> None:
+    found = troubles(state(sick()), Severity.WARNING)
+    assert [(key.id, one.stage, one.severity) for key, one in found.items()] == [
+        ("kv_pressure", 3, Severity.CRITICAL)
+    ]
+    alone = troubles(state(sick(causes=[])), Severity.WARNING)
+    assert [(key.id, one.cause) for key, one in alone.items()] == [("kv_pressure", None)]
+
+
+def test_a_stage_that_harms_nobody_is_no_trouble() -> None:
+    filling = healthy(stage=Stage(1, NOW_S, Severity.INFO, 60.0, ()))
+    assert troubles(state(filling), Severity.WARNING) == {}
+
+
+def test_the_page_that_cannot_be_read_is_one_trouble_of_the_target() -> None:
+    found = troubles(state(unreadable(), unreadable(engine="1")), Severity.WARNING)
+    assert list(found) == [Key("r0", "", "", "target_down")]
+
+
+def test_what_cannot_be_read_is_not_over(who: Receiver) -> None:
+    ledger = Ledger(who)
+    assert told(ledger, state(sick())) == [("began", "kv_pressure")]
+    blind = [state(unreadable(), after_s=5.0 * n) for n in range(1, 20)]
+    assert told(ledger, *blind) == [("began", "target_down")]
+    # Two states without it are over the hold time only from when the page can be read again.
+    assert told(ledger, state(healthy(), after_s=100), state(healthy(), after_s=110)) == []
+    assert told(ledger, state(healthy(), after_s=121)) == [
+        ("ended", "target_down"),
+        ("ended", "kv_pressure"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "blind",
+    [
+        pytest.param(healthy(health="unknown"), id="too few scrapes"),
+        pytest.param(
+            healthy(causes=[cause("metrics_missing", Severity.WARNING)]), id="core metrics lack"
+        ),
+        pytest.param(
+            healthy(causes=[replace(cause("engine_stalled"), explains=("kv_pressure",))]),
+            id="a graver cause explains it",
+        ),
+    ],
+)
+def test_what_is_not_judged_is_not_over(who: Receiver, blind: object) -> None:
+    ledger = Ledger(who)
+    told(ledger, state(sick()))
+    states = [state(blind, after_s=5.0 * n) for n in range(1, 40)]  # type: ignore[arg-type]
+    assert ("ended", "kv_pressure") not in told(ledger, *states)
+
+
+def test_an_engine_that_leaves_a_readable_page_takes_its_trouble_along(who: Receiver) -> None:
+    ledger = Ledger(who)
+    told(ledger, state(healthy(), sick(engine="1")))
+    states = [state(healthy(), after_s=10.0 * n) for n in range(1, 5)]
+    assert told(ledger, *states) == [("ended", "kv_pressure")]
+
+
+def test_one_missed_scrape_is_no_end_whatever_the_clock_says(who: Receiver) -> None:
+    ledger = Ledger(who)
+    told(ledger, state(sick()))
+    assert told(ledger, state(healthy(), after_s=3600)) == []
+    assert told(ledger, state(sick(), after_s=3605)) == []
+
+
+def test_a_clock_set_back_only_delays_the_end(who: Receiver) -> None:
+    ledger = Ledger(who)
+    told(ledger, state(sick()), state(healthy(), after_s=5))
+    back = [state(healthy(), after_s=10.0 * n - 3600) for n in range(4)]
+    assert told(ledger, *back) == [("ended", "kv_pressure")]
+
+
+def test_a_trouble_that_begins_anew_before_its_end_arrived_is_told_anew(who: Receiver) -> None:
+    ledger = Ledger(who)
+    told(ledger, state(sick()))
+    late: list[Event] = []
+    for after_s in (5, 15, 26):
+        late += ledger.update(state(healthy(), after_s=after_s))
+    again = ledger.update(
+        state(sick(causes=[cause("kv_pressure", since_s=NOW_S + 30)]), after_s=30)
+    )
+    assert [event.what for event in (*late, *again)] == ["ended", "began"]
+    ledger.delivered(late[0])
+    assert ledger.sent(again[0]), "the late end does not close the new trouble"
+
+
+def test_an_end_names_what_is_still_wrong_there(who: Receiver) -> None:
+    ledger = Ledger(who)
+    other = cause("admission_limit")
+    told(ledger, state(sick(), healthy(engine="1", causes=[cause("gpu_fault")])))
+    told(ledger, state(healthy(causes=[other]), after_s=5))
+    (over,) = [
+        event
+        for after_s in (10, 20, 30)
+        for event in ledger.update(state(healthy(causes=[other]), after_s=after_s))
+        if event.key.id == "kv_pressure"
+    ]
+    assert over.left == ("admission_limit",)
+    assert "still wrong there: admission_limit" in text(message([over], receiver="x", base=""))
+
+
+def test_rows_and_restore_are_inverse(who: Receiver) -> None:
+    ledger = Ledger(who)
+    told(ledger, state(sick(), name="a"), state(sick(), name="b"))
+    ledger.update(state(sick(), name="c"))
+    ledger.drop("b", NOW_S + 9)
+    rows = ledger.rows()
+    again = Ledger(who)
+    again.restore(rows)
+    assert again.rows() == rows
+    assert [(row["target"], row["told"] is None, row["how"]) for row in rows] == [
+        ("a", False, ""),
+        ("b", False, "no longer watched"),
+        ("c", True, ""),
+    ]
+
+
+STATES = st.sampled_from(["well", "ill", "worse", "blind"])
+
+
+@given(st.lists(STATES, max_size=60))
+def test_ends_and_beginnings_alternate(kinds: list[str]) -> None:
+    who = Receiver(
+        name="x", kind="webhook", way=None,  # type: ignore[arg-type]
+        severity=Severity.WARNING, targets=(), labels={}, own=True, alerts=True, group_wait_s=1,
+        hold_s=HOLD_S, repeat_s=None, give_up_s=1, timeout_s=1, triage_url="", origin="",
+    )  # fmt: skip
+    made = {
+        "well": healthy(),
+        "ill": sick(Severity.WARNING, 2),
+        "worse": sick(Severity.CRITICAL, 4),
+        "blind": healthy(health="unknown"),
+    }
+    ledger, going, gone = Ledger(who), False, 0
+    for number, kind in enumerate(kinds):
+        words = [what for what, _ in told(ledger, state(made[kind], after_s=10.0 * number))]
+        gone = gone + 1 if kind == "well" else 0
+        if kind in ("ill", "worse"):
+            assert (words == ["began"]) if not going else words in ([], ["worse"])
+            going = True
+        elif "ended" in words:
+            assert going
+            assert gone >= 3, "10 s a scrape: three of them span the hold time"
+            going = False
+        else:
+            assert words == []
+            assert not (going and kind == "well" and gone >= 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "headlines"),
+    [
+        ("healthy_light", []),
+        ("queue_overload", []),  # a warning, not critical
+        (
+            "kv_pressure_cascade",
+            ["CRITICAL: kv_pressure on r0", "RESOLVED: kv_pressure on r0"],
+        ),
+        ("restart_mid_run", ["CRITICAL: target_down on r0", "RESOLVED: target_down on r0"]),
+    ],
+)
+def test_recordings_of_a_real_server_give_few_messages(
+    tmp_path: Path, name: str, headlines: list[str]
+) -> None:
+    text = 'window_s = 15\n[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1/"'
+    (one,) = receivers(settings(tmp_path, text))
+    ledger, stream = Ledger(one), TargetStream("r0", Profile(window_s=15.0), Limits())
+    events: list[Event] = []
+    for entry in CaptureReader(CAPTURES / f"{name}.jsonl.gz"):
+        said = tuple(stream.replay(entry))
+        found = ledger.update(TargetState("r0", "", {}, entry.t_s, said, 0.0, 1.0, 1, 0, 0))
+        assert all(ledger.sent(event) for event in found)
+        events += found
+    made = [message([event], receiver="x", base="").headline for event in events]
+    assert len(made) == len(headlines)
+    assert all(a.startswith(b) for a, b in zip(made, headlines, strict=True)), made

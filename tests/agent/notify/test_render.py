@@ -1,0 +1,137 @@
+"""Messages as they are sent: what they say, and that hostile text stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from email import message_from_bytes, policy
+from html.parser import HTMLParser
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.agent.notify import escape, events, render
+from kneewatch.agent.notify.ledger import Ledger
+from kneewatch.agent.notify.message import Line, Message, Part
+from kneewatch.agent.notify.troubles import Event
+from tests.agent.notify.made import receiver, sick, state
+
+BASE = "https://ops.example"
+HOSTILE = (
+    "<!here> <!channel> @channel <@U123> <https://evil.example|triage> [triage](https://evil.example)"
+    " <script>alert(1)</script> www.evil.example `*~ \x1b[31m \r\nBcc: x@evil.example \u202e \0"
+)
+
+
+def began(folder: Path, **more: object) -> list[Event]:
+    text = f'kind = "slack"\nurl = "https://h.example/x"\ntriage_url = "{BASE}"'
+    diagnosis = sick(**more)  # type: ignore[arg-type]
+    return Ledger(receiver(folder, text)).update(state(diagnosis, name="gpu-7"))
+
+
+def hostile() -> Message:
+    line = Line("evidence", HOSTILE, HOSTILE)
+    part = Part(HOSTILE, (line, line), f"{BASE}/triage?target=x")
+    return Message(
+        id="0", status="firing", severity="critical", t_s=0.0, headline=HOSTILE, parts=(part,)
+    )
+
+
+def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
+    message = events.message(began(tmp_path), receiver="slack-1", base=BASE)
+    assert render.text(message).splitlines() == [
+        "CRITICAL: kv_pressure on gpu-7 (model llama, engine 0), stage 3 (queueing), for 40 s",
+        "",
+        "gpu-7 (model llama, engine 0)",
+        "  The KV cache is too small for this load.",
+        "  KV cascade: stage 3 (queueing) for 40 s, since 00:06:00 UTC",
+        "  now: KV 100 %, 12 running, 9 waiting, 24 % evicted a second, TTFT P99 123 ms, "
+        "ITL P99 21 ms",
+        "  evidence: 24 % are preempted a second [preemption_ratio_per_s]",
+        "  evidence: the KV cache is 99 % full [kv_usage_avg_ratio]",
+        "  evidence: 9 requests wait for room [waiting_by_capacity]",
+        "  do first: --kv-cache-dtype auto -> fp8. Half the bytes a token: the cache holds twice "
+        "as many.",
+        "  expected: KV tokens 5,088 -> 10,176",
+        "  https://ops.example/triage?target=gpu-7",
+    ]
+
+
+def test_without_a_recommendation_the_lever_is_told(tmp_path: Path) -> None:
+    message = events.message(began(tmp_path, recommendations=()), receiver="x", base="")
+    assert "do first: Give the KV cache more room" in render.text(message)
+    assert "http" not in render.text(message)
+
+
+def test_slack_finds_no_markup_but_ours() -> None:
+    body = render.slack(hostile())
+    for text in (body["text"], *(block["text"]["text"] for block in body["blocks"])):
+        assert re.findall(r"<[^>]*>", text) in ([], [f"<{BASE}/triage?target=x|triage>"])
+        assert not re.search(r"@\w|://evil|www\.|\]\(|[\x00-\x09\x0b-\x1f\u202e]", text)
+    assert all(block["text"]["verbatim"] for block in body["blocks"])
+    assert len(body["blocks"]) == 2
+
+
+def test_slack_sections_stay_within_its_limits(tmp_path: Path) -> None:
+    (found,) = began(tmp_path)
+    many = [
+        replace(found, key=found.key._replace(target=f"{'&' * 300}{number}", model="<" * 300))
+        for number in range(200)
+    ]
+    body = render.slack(events.message(many, receiver="x", base=BASE))
+    assert len(body["blocks"]) <= 50
+    assert all(len(block["text"]["text"]) <= 3000 for block in body["blocks"])
+    assert len(body["text"]) <= 40_000
+    assert len(json.dumps(render.webhook(events.message(many, receiver="x", base="")))) < 1_000_000
+
+
+def test_markdown_and_plain_text_find_no_link_either() -> None:
+    body = render.webhook(hostile())
+    for text in (body["title"], body["text"], body["markdown"]):
+        found = re.findall(r"\S*://\S*|www\.\S*|@\w+|\]\([^)]*\)", text.replace(BASE, ""))
+        assert found in ([], ["](/triage?target=x)"]), text
+        assert "\r" not in text
+        assert "\x1b" not in text
+
+
+class Tags(HTMLParser):
+    """The tags and links of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.links: list[str | None] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src")]
+
+
+def test_mail_has_two_forms_and_no_header_of_others() -> None:
+    mail = render.email(hostile(), sender="kw@example.org", recipients=("a@x.org", "b@x.org"))
+    again = message_from_bytes(bytes(mail), policy=policy.default)
+    assert again["Bcc"] is None
+    assert again["To"] == "a@x.org, b@x.org"
+    assert again["Subject"].startswith("[kneewatch] <!here>")
+    plain, rich = again.get_body(("plain",)), again.get_body(("html",))
+    assert plain is not None
+    assert rich is not None
+    tags = Tags(rich.get_content())
+    assert tags.tags == {"html", "body", "p", "b", "a", "ul", "li", "code"}
+    assert tags.links == [f"{BASE}/triage?target=x"]
+    assert "https://evil" not in plain.get_content()
+
+
+@given(st.text() | st.from_regex(r"[<>@&:/\[\]()*`~w.!|\x00-\x1f]{0,40}"), st.integers(1, 80))
+def test_hostile_text_stays_text(text: str, most: int) -> None:
+    slack = escape.slack(text, most)
+    assert not re.search(r"[<>*`~\x00-\x1f]|@[^\u200b]|&(?!amp;|lt;|gt;)|://|\]\(", slack)
+    plain = escape.plain(text, most)
+    assert plain.replace(escape.BREAK, "").isprintable() or not plain
+    assert len(plain.replace(escape.BREAK, "")) <= most
+    assert "\n" not in escape.markdown(text, most)
+    assert not re.search(r"(?<!\\)[\[\]<>`*|]", escape.markdown(text, most).replace("\\\\", ""))
+    assert not re.search(r"[<>\"']", escape.in_html(text, most))
