@@ -19,6 +19,7 @@ from kneewatch.agent.api.schemas import cause_ids
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.api.standings import late, rank, shown
 from kneewatch.agent.board import TargetState
+from kneewatch.agent.notify.outbox import NotifierStats
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 
@@ -51,6 +52,8 @@ class OwnMetrics(Collector):
         yield from _cycles(states, now_s)
         yield from _sources(states)
         yield from self._itself(len(states))
+        if self._service.notifier is not None:
+            yield from _messages(self._service.notifier.stats_by_receiver())
 
     def _replicas(self, told: Mapping[Labels, tuple[TargetState, Diagnosis]]) -> GaugeMetricFamily:
         family = GaugeMetricFamily(
@@ -201,6 +204,24 @@ def _sources(states: Sequence[TargetState]) -> Iterator[Metric]:
             success.add_metric(labels, float(source.success))
             duration.add_metric(labels, source.duration_s)
     yield from (success, duration)
+
+
+def _messages(told: Mapping[str, NotifierStats]) -> Iterator[Metric]:
+    queued = GaugeMetricFamily(
+        "kneewatch_notifications_queued", "Messages that wait to be sent.", labels=("receiver",)
+    )
+    for receiver, stats in told.items():
+        queued.add_metric((clean(receiver),), stats.queued)
+    yield queued
+    for name, what, attribute in (
+        ("sent", "Messages delivered.", "sent"),
+        ("failures", "Tries to deliver a message that failed.", "failed"),
+        ("dropped", "Messages given up.", "dropped"),
+    ):
+        counted = CounterMetricFamily(f"kneewatch_notifications_{name}", what, labels=("receiver",))
+        for receiver, stats in told.items():
+            counted.add_metric((clean(receiver),), cast("float", getattr(stats, attribute)))
+        yield counted
 
 
 def _family(name: str, told: str, *more: str) -> GaugeMetricFamily:

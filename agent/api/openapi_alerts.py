@@ -63,7 +63,7 @@ ANSWER_EXAMPLE: Json = {
     "schema": "kneewatch.alerts/1",
     "t": examples.NOW_S,
     "status": "firing",
-    "text": "1 alerts, 1 of them about a watched target",
+    "text": "1 alert, 1 of them about a watched target",
     "alerts": [
         {
             "fingerprint": "c1f0ffee00c1f0ff",

@@ -12,6 +12,7 @@ from prometheus_client.samples import Sample
 from kneewatch.agent.api.metrics import CONTENT_TYPE, exposition
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.board import SourceState, TargetState
+from kneewatch.agent.notify.outbox import NotifierStats
 from kneewatch.agent.store.model import StoreStats
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Change, Recommendation
@@ -208,6 +209,34 @@ def test_the_store() -> None:
     assert samples(service, "store_oldest_timestamp_seconds")[0].value == NOW_S - 100
     assert samples(service_of(store=Stats("disk full")), "store_working")[0].value == 0
     assert samples(service_of(), "store_working") == []
+
+
+class Told:
+    """A notifier as far as metrics ask it."""
+
+    def stats_by_receiver(self) -> dict[str, NotifierStats]:
+        """How each receiver does."""
+        return {"on-call": NotifierStats(sent=5, failed=2, queued=1, dropped=0)}
+
+
+def test_messages_by_receiver() -> None:
+    service = service_of(notifier=Told())
+    told = {
+        name: values(service, f"notifications_{name}", "receiver")
+        for name in ("sent_total", "failures_total", "queued", "dropped_total")
+    }
+    assert told == {
+        "sent_total": {("on-call",): 5},
+        "failures_total": {("on-call",): 2},
+        "queued": {("on-call",): 1},
+        "dropped_total": {("on-call",): 0},
+    }
+    page = exposition(service)
+    checked = subprocess.run(
+        [require("promtool"), "check", "metrics"], input=page, capture_output=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr.decode()
+    assert samples(service_of(), "notifications_queued") == []
 
 
 def test_replicas_behind_one_page_do_not_give_the_same_series_twice() -> None:
