@@ -1,0 +1,1 @@
+"""The embedded history: one SQLite file."""

@@ -1,0 +1,187 @@
+"""How long stages, causes and healths last: opened and closed by id, from scrape to scrape. Pure.
+
+Where nobody looked (the daemon was restarted) or the page could not be read, what was open is
+neither over nor known to go on: it pauses. It goes on if it is there when the page can be read
+again, soon enough; else it ended when it was last seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.rules.model import Severity
+
+BRIDGED_S = 900.0
+"""A pause longer than this is not bridged: nobody knows what went on."""
+
+GRACE_S = 60.0
+"""So long after a pause a cause may take to be concluded again: rates need a window."""
+
+TARGET_DOWN = "target_down"
+"""The cause that is over with the first page that can be read."""
+
+ENDED, RESTARTED, UNWATCHED = "ended", "restarted", "unwatched"
+
+Name = tuple[str, str]
+"""Kind and id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A stage, a cause or a health that a diagnosis names, and since when it says."""
+
+    kind: str
+    id: str
+    severity: Severity
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a diagnosis says, as far as intervals go. `stage` is None where nothing was read."""
+
+    t_s: float
+    health: Told
+    stage: Told | None
+    causes: tuple[Told, ...]
+    restarted: bool
+
+    @property
+    def warming(self) -> bool:
+        """Whether the page was read and says nothing yet: the first scrape of a window."""
+        return self.stage is not None and self.health.id == "unknown"
+
+
+@dataclass(slots=True)
+class Open:
+    """An interval that has begun. `last_s` is when it was last seen; `paused`: not known to go
+    on."""
+
+    kind: str
+    id: str
+    severity: Severity
+    start_s: float
+    last_s: float
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An interval that began, got worse, paused, went on, or (with `ended`) ended at `end_s`."""
+
+    interval: Open
+    began: bool = False
+    ended: str = ""
+    end_s: float = math.nan
+
+
+def verdict(diagnosis: Diagnosis, severity: Severity, *, restarted: bool) -> Verdict:
+    """What a diagnosis of this severity says, as far as intervals go."""
+    t_s, stage = diagnosis.t_s, diagnosis.stage
+    return Verdict(
+        t_s,
+        Told("health", diagnosis.health, severity, t_s),
+        None if stage is None else Told("stage", str(stage.number), stage.severity, stage.since_s),
+        tuple(Told("cause", c.id, c.severity, c.since_s) for c in diagnosis.causes),
+        restarted,
+    )
+
+
+class IntervalBook:
+    """The open intervals of one engine."""
+
+    def __init__(self, opened: Iterable[Open] = ()) -> None:
+        self._open: dict[Name, Open] = {(one.kind, one.id): one for one in opened}
+        self._readable_s: float | None = None
+        self._ended_s: dict[str, float] = {}
+        """When the last stage and health ended, and the last interval of each cause."""
+
+    def pause(self) -> list[Change]:
+        """Nobody looks: what is open is not known to go on."""
+        self._readable_s = None
+        return self._pause([one for one in self._open.values() if not one.paused])
+
+    def close(self, how: str = UNWATCHED) -> list[Change]:
+        """The engine is gone: everything ended when it was last seen."""
+        return [self._end(one, one.last_s, how) for one in list(self._open.values())]
+
+    def take(self, seen: Verdict) -> list[Change]:
+        """What changes with a diagnosis."""
+        if seen.warming and any(one.paused for one in self._open.values()):
+            return []
+        told = [seen.health, *([seen.stage] if seen.stage else []), *seen.causes]
+        names = {(one.kind, one.id) for one in told}
+        gone = [one for name, one in self._open.items() if name not in names]
+        changes = self._over(seen, gone)
+        for one in told:
+            changes += self._tell(seen, one)
+        return changes
+
+    def _over(self, seen: Verdict, gone: list[Open]) -> list[Change]:
+        changes: list[Change] = []
+        readable = seen.stage is not None
+        if readable and self._readable_s is None:
+            self._readable_s = seen.t_s
+        elif not readable:
+            self._readable_s = None
+        for one in gone:
+            if seen.restarted and one.kind != "health":
+                changes.append(self._end(one, one.last_s, RESTARTED))
+            elif one.paused:
+                if self._given_up(seen, one):
+                    changes.append(self._end(one, one.last_s, UNWATCHED))
+            elif readable or one.kind == "health":
+                changes.append(self._end(one, seen.t_s, ENDED))
+            else:
+                changes += self._pause([one])
+        return changes
+
+    def _given_up(self, seen: Verdict, one: Open) -> bool:
+        """Whether a paused interval that is not told now is over."""
+        if one.kind == "health" or seen.t_s - one.last_s > BRIDGED_S:
+            return True
+        if self._readable_s is None:
+            return False
+        at_once = one.kind == "stage" or one.id == TARGET_DOWN
+        return at_once or seen.t_s - self._readable_s >= GRACE_S
+
+    def _tell(self, seen: Verdict, told: Told) -> list[Change]:
+        one = self._open.get((told.kind, told.id))
+        changes: list[Change] = []
+        if one is not None and one.paused and seen.t_s - one.last_s > BRIDGED_S:
+            changes.append(self._end(one, one.last_s, UNWATCHED))
+            one = None
+        if one is None:
+            one = Open(told.kind, told.id, told.severity, self._start_s(seen, told), seen.t_s)
+            self._open[told.kind, told.id] = one
+            return [*changes, Change(one, began=True)]
+        one.last_s = seen.t_s
+        if one.paused or told.severity > one.severity:
+            one.paused, one.severity = False, max(one.severity, told.severity)
+            changes.append(Change(one))
+        return changes
+
+    def _start_s(self, seen: Verdict, told: Told) -> float:
+        """Since when it says, but not before the one before it ended, and not later than now."""
+        since_s = told.since_s if told.since_s <= seen.t_s else seen.t_s
+        return min(max(since_s, self._ended_s.get(_slot(told), -math.inf)), seen.t_s)
+
+    def _pause(self, ones: list[Open]) -> list[Change]:
+        for one in ones:
+            one.paused = True
+        return [Change(one) for one in ones]
+
+    def _end(self, one: Open, end_s: float, how: str) -> Change:
+        del self._open[one.kind, one.id]
+        # A clock that was set back would have it end before it began.
+        end_s = max(end_s, one.start_s)
+        self._ended_s[_slot(one)] = end_s
+        return Change(one, ended=how, end_s=end_s)
+
+
+def _slot(one: Open | Told) -> str:
+    """What holds one interval at a time: there is one stage, one health, one of each cause."""
+    return one.id if one.kind == "cause" else one.kind

@@ -1,0 +1,158 @@
+"""What the store takes and gives: values, no disk. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kneewatch.collector.history import Column
+from kneewatch.rules.model import Severity
+
+KINDS = ("stage", "cause", "health")
+DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long every scrape is kept, how long a value a minute, and what the file may take."""
+
+    keep_s: float = 15 * DAY_S
+    keep_coarse_s: float = 400 * DAY_S
+    max_bytes: int = 4 * 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """How the store does. `queued`, `written` and `dropped` are cycles, `bytes` is what the files
+    take, `oldest_s` the time of the oldest scrape kept; `last_error` is empty while all is well."""
+
+    queued: int
+    written: int
+    dropped: int
+    last_error: str
+    bytes: int
+    oldest_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEngine:
+    """One engine that the store knows. `labels` are its target's, the newest ones."""
+
+    id: int
+    target: str
+    model: str
+    engine: str
+    replica: str
+    labels: Mapping[str, str]
+    first_s: float
+    last_s: float
+
+
+class StoredScrape(NamedTuple):
+    """One scrape of a target; `error` says why it failed."""
+
+    t_s: float
+    ok: bool
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Signals over time, in the order in which they were scraped.
+
+    Shapes: `times` (scrapes,), each of `values` (scrapes,); NaN where a signal is unknown. Times
+    go back only where the clock was set back.
+    """
+
+    times: array[float]
+    values: Mapping[str, array[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """How long a stage, a cause or a health lasted.
+
+    `kind` is stage, cause or health; `id` the stage's number as text, the cause's id, the health's
+    word; `severity` the worst of it. `end_s` is None while it goes on, `last_s` is when it was
+    last seen. `ended` says how: "ended", "restarted" (the engine was replaced), "unwatched"
+    (nobody looked, or the page could not be read), or "" while it goes on.
+    """
+
+    engine_id: int
+    kind: str
+    id: str
+    severity: Severity
+    start_s: float
+    end_s: float | None
+    last_s: float
+    ended: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecommendation:
+    """A recommendation and what became of it.
+
+    `fate`: "open" (told, not seen to be followed), "applied" (the engine's configuration is what
+    was recommended, not yet measured), "kept", "missed" or "worsened" (measured against what was
+    predicted), "lapsed" (not told any more, never followed). `predicted` are the signals that were
+    predicted, `measured` those of them that were measured afterwards.
+    """
+
+    engine_id: int
+    document: Mapping[str, Any]
+    first_s: float
+    last_s: float
+    fate: str
+    applied_s: float | None
+    predicted: Mapping[str, float]
+    measured: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """A start of the engine or a change of its configuration.
+
+    `before` is empty for the first one that was seen. `started_s` is the process's start time where
+    the page tells it, `restart` says what showed that the process was replaced.
+    """
+
+    t_s: float
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+    started_s: float | None
+    restart: str
+
+
+class Counters(Mapping[Column, float]):
+    """An engine's counters at one scrape; a series that the page lacked is left out.
+
+    Snapshots share their columns: a week of them would take long to put into dictionaries.
+    """
+
+    __slots__ = ("_places", "_values")
+
+    def __init__(self, places: Mapping[Column, int], values: Sequence[float]) -> None:
+        """`places`: where each column stands in `values`, which have NaN for what is missing."""
+        self._places, self._values = places, values
+
+    def __getitem__(self, column: Column) -> float:
+        value = self._values[self._places[column]]
+        if value != value:
+            raise KeyError(column)
+        return value
+
+    def __iter__(self) -> Iterator[Column]:
+        values = self._values
+        return (column for column, at in self._places.items() if values[at] == values[at])
+
+    def __len__(self) -> int:
+        return sum(value == value for value in self._values)
+
+
+class RawSnapshot(NamedTuple):
+    """An engine's counters at one scrape."""
+
+    t_s: float
+    values: Mapping[Column, float]

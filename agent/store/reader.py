@@ -1,0 +1,242 @@
+"""The history, read: beside a writing daemon, many at once, safe between threads. I/O edge."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kneewatch.agent.store.arrays import DamagedError, floats_of
+from kneewatch.agent.store.counters import unpack_counters
+from kneewatch.agent.store.database import connect_to_read, identity
+from kneewatch.agent.store.history import chunk_rows, passed_over, read_signals, reading
+from kneewatch.agent.store.model import (
+    KINDS,
+    ConfigChange,
+    Counters,
+    Interval,
+    RawSnapshot,
+    Series,
+    StoredEngine,
+    StoredRecommendation,
+    StoredScrape,
+)
+from kneewatch.agent.store.past import document_at
+from kneewatch.agent.store.rows import columns_of, rows_of
+from kneewatch.agent.store.schema import COUNTERS, SCRAPES
+from kneewatch.agent.store.scrapes import unpack_scrapes
+from kneewatch.collector.base import StoreError
+from kneewatch.collector.history import Column
+from kneewatch.rules.model import Severity
+
+LAST_S = (
+    "coalesce((SELECT t_s FROM open_signals o WHERE o.id BETWEEN e.id << 40"
+    " AND ((e.id + 1) << 40) - 1 ORDER BY o.id DESC LIMIT 1), e.last_s)"
+)
+"""When an engine was last scraped."""
+
+
+class Reader:
+    """What a store holds. Each answer is of one moment of the file, however the daemon goes on."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the store.
+
+        Raises:
+            StoreError: there is none, or it cannot be read; the message says what to do.
+        """
+        self.path = path
+        self._lock = threading.Lock()
+        self._file = identity(path)
+        self._connection: sqlite3.Connection | None = connect_to_read(path)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+
+    def engines(self, target: str | None = None) -> list[StoredEngine]:
+        """The engines of a target, or all of them."""
+        with self._moment() as connection:
+            rows = connection.execute(
+                f"SELECT e.id, name, model, engine, replica, labels, first_s, {LAST_S}"
+                " FROM engines e JOIN targets t ON t.id = target_id WHERE ? IN (name, '')"
+                " ORDER BY name, e.id",
+                (target or "",),
+            ).fetchall()
+        return [
+            StoredEngine(id_, name, model, engine, replica, orjson.loads(labels), first_s, last_s)
+            for id_, name, model, engine, replica, labels, first_s, last_s in rows
+        ]
+
+    def scrapes(self, target: str, *, from_s: float, to_s: float) -> list[StoredScrape]:
+        """Every scrape of a target; of old ones those that failed and one a minute."""
+        found: list[StoredScrape] = []
+        with self._moment() as connection:
+            row = connection.execute("SELECT id FROM targets WHERE name = ?", (target,)).fetchone()
+            if row is None:
+                return []
+            for chunk in chunk_rows(connection, SCRAPES, row[0], from_s=from_s, to_s=to_s):
+                try:
+                    with reading(connection, chunk.id) as read:
+                        found += [s for s in unpack_scrapes(read) if from_s <= s.t_s <= to_s]
+                except DamagedError as error:
+                    passed_over("scrapes", chunk.id, error)
+            opened = connection.execute(
+                "SELECT t_s, error FROM open_scrapes WHERE id BETWEEN ? AND ?"
+                " AND t_s BETWEEN ? AND ? ORDER BY id",
+                (*rows_of(row[0]), from_s, to_s),
+            )
+            found += [StoredScrape(t_s, error is None, error or "") for t_s, error in opened]
+        return found
+
+    def signals(self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float) -> Series:
+        """Signals of an engine: every scrape, or a value a minute where they are old."""
+        with self._moment() as connection:
+            return read_signals(connection, engine_id, keys, from_s=from_s, to_s=to_s)
+
+    def intervals(
+        self,
+        *,
+        from_s: float,
+        to_s: float,
+        engine_id: int | None = None,
+        kinds: Sequence[str] = KINDS,
+    ) -> list[Interval]:
+        """The intervals that reach into a time, by their start. Those that go on reach into any
+        that their start does."""
+        marks = ", ".join("?" * len(kinds))
+        with self._moment() as connection:
+            rows = connection.execute(
+                "SELECT engine_id, kind, i.name, severity, start_s, end_s,"
+                f" coalesce(i.last_s, {LAST_S}), ended"
+                " FROM intervals i JOIN engines e ON e.id = engine_id"
+                " WHERE start_s <= ? AND (end_s IS NULL OR end_s >= ?)"
+                f" AND (? IS NULL OR engine_id = ?) AND kind IN ({marks})"
+                " ORDER BY start_s, i.id",
+                (to_s, from_s, engine_id, engine_id, *kinds),
+            ).fetchall()
+        return [
+            Interval(engine, kind, name, Severity(worst), start_s, end_s, last_s, ended)
+            for engine, kind, name, worst, start_s, end_s, last_s, ended in rows
+        ]
+
+    def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
+        """The diagnosis in force at that moment; None where the engine was not watched then."""
+        with self._moment() as connection:
+            return document_at(connection, engine_id, at_s)
+
+    def recommendations(
+        self, *, from_s: float, to_s: float, engine_id: int | None = None
+    ) -> list[StoredRecommendation]:
+        """The recommendations told or followed in that time, by when they were first told."""
+        with self._moment() as connection:
+            rows = connection.execute(
+                f"SELECT r.engine_id, document, r.first_s, coalesce(r.last_s, {LAST_S}) AS told_s,"
+                " fate, applied_s, measured FROM recommendations r"
+                " JOIN engines e ON e.id = r.engine_id"
+                " WHERE (r.first_s <= ? AND told_s >= ? OR applied_s BETWEEN ? AND ?)"
+                " AND (? IS NULL OR r.engine_id = ?) ORDER BY r.first_s, r.id",
+                (to_s, from_s, from_s, to_s, engine_id, engine_id),
+            ).fetchall()
+        return [_recommendation(row) for row in rows]
+
+    def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
+        """The engine's starts and changes of configuration in that time."""
+        with self._moment() as connection:
+            rows = connection.execute(
+                "SELECT t_s, lag(labels, 1, '{}') OVER (ORDER BY id), labels, started_s, restart"
+                " FROM configs WHERE engine_id = ? ORDER BY id",
+                (engine_id,),
+            ).fetchall()
+        return [
+            ConfigChange(row[0], orjson.loads(row[1]), orjson.loads(row[2]), row[3], row[4])
+            for row in rows
+            if from_s <= row[0] <= to_s
+        ]
+
+    def raw(self, engine_id: int, *, from_s: float, to_s: float) -> Iterator[RawSnapshot]:
+        """The engine's counters, one a minute at least, and those around restarts."""
+        done = -1
+        while True:
+            with self._moment() as connection:
+                rows = chunk_rows(connection, COUNTERS, engine_id, from_s=from_s, to_s=to_s)
+                row = next((row for row in rows if row.first_seq > done), None)
+                if row is None:
+                    found = self._open_counters(connection, engine_id, done)
+                else:
+                    done, found = row.last_seq, []
+                    with reading(connection, row.id) as read:
+                        try:
+                            found = list(unpack_counters(read))
+                        except DamagedError as error:
+                            passed_over("counters", row.id, error)
+            yield from (snapshot for snapshot in found if from_s <= snapshot.t_s <= to_s)
+            if row is None:
+                return
+
+    @staticmethod
+    def _open_counters(
+        connection: sqlite3.Connection, engine_id: int, done: int
+    ) -> list[RawSnapshot]:
+        first, last = rows_of(engine_id)
+        rows = connection.execute(
+            "SELECT t_s, names, body FROM open_counters c JOIN layouts l ON l.id = layout_id"
+            " WHERE c.id BETWEEN ? AND ? ORDER BY c.id",
+            (first + done + 1, last),
+        )
+        found: list[RawSnapshot] = []
+        layouts: dict[bytes, dict[Column, int]] = {}
+        for t_s, names, body in rows:
+            try:
+                if names not in layouts:
+                    layouts[names] = {column: at for at, column in enumerate(columns_of(names))}
+                values = floats_of("d", body)
+            except DamagedError as error:
+                passed_over("counters", t_s, error)
+                continue
+            if len(values) == len(layouts[names]):
+                found.append(RawSnapshot(t_s, Counters(layouts[names], values)))
+        return found
+
+    @contextmanager
+    def _moment(self) -> Generator[sqlite3.Connection]:
+        """The file as it is at one moment; opened anew where another one lies there by now."""
+        with self._lock:
+            if self._connection is None or identity(self.path) != self._file:
+                if self._connection is not None:
+                    self._connection.close()
+                self._file, self._connection = identity(self.path), None
+                self._connection = connect_to_read(self.path)
+            connection = self._connection
+            try:
+                connection.execute("BEGIN")
+                yield connection
+            except sqlite3.Error as error:
+                raise StoreError(f"cannot read {self.path}: {error}") from error
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+
+
+def _recommendation(row: Sequence[Any]) -> StoredRecommendation:
+    engine_id, document, first_s, last_s, fate, applied_s, measured = row
+    told = orjson.loads(document)
+    return StoredRecommendation(
+        engine_id,
+        told,
+        first_s,
+        last_s,
+        fate,
+        applied_s,
+        told.get("predicted", {}),
+        orjson.loads(measured),
+    )

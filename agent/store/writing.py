@@ -1,0 +1,129 @@
+"""Packed cycles into rows, inside the transaction of whoever calls. I/O edge."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+
+from kneewatch.agent.store.documents import SHIFTED, squeeze
+from kneewatch.agent.store.following import Following
+from kneewatch.agent.store.intervals import Change
+from kneewatch.agent.store.known import KnownEngine
+from kneewatch.agent.store.ledger import KnownTarget, Ledger
+from kneewatch.agent.store.model import DAY_S
+from kneewatch.agent.store.packing import PackedCycle, PackedEngine
+from kneewatch.agent.store.rows import row_id
+from kneewatch.agent.store.sealing import SEAL_ROWS
+
+COUNTERS_EVERY_S = 60.0
+"""Counters of two rows that stay are at most so far apart, where scrapes are not rarer."""
+
+
+class Writing:
+    """Writes cycles as rows of the open tables, and what changes with them."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, ledger: Ledger, monotonic: Callable[[], float]
+    ) -> None:
+        self._execute = connection.execute
+        self._ledger, self._monotonic = ledger, monotonic
+        self._following = Following(connection)
+
+    def cycle(self, cycle: PackedCycle) -> None:
+        """One cycle of one target."""
+        sequence = self._ledger.next_sequence()
+        target = self._ledger.target(cycle.target)
+        self._execute(
+            "INSERT INTO open_scrapes (id, t_s, error) VALUES (?, ?, ?)",
+            (row_id(target.id, sequence), cycle.t_s, cycle.error),
+        )
+        target.rows += 1
+        if target.rows >= SEAL_ROWS:
+            self._ledger.due_targets[target.id] = target
+        for engine in cycle.engines:
+            known = self._ledger.engine(target, engine.name, engine.t_s, cycle.labels)
+            self._engine(known, row_id(known.id, sequence), engine)
+        # A cycle without engines and without an error was not newer than the last one.
+        if cycle.error is None and 0 < len(cycle.engines) < len(target.engines):
+            self._gone(target, cycle)
+
+    def close(self, known: KnownEngine) -> None:
+        """Nobody sees the engine any more: what was open of it ended when it was last seen."""
+        self._changes(known, known.book.close())
+        self._following.told(known, (), known.last_s)
+
+    def _engine(self, known: KnownEngine, row: int, engine: PackedEngine) -> None:
+        if not known.session:
+            self._changes(known, known.book.pause())
+            self._following.told(known, (), known.last_s)
+            known.session = True
+            self._ledger.fresh.add(known.id)
+        self._execute(
+            "INSERT OR REPLACE INTO open_signals (id, t_s, layout_id, body) VALUES (?, ?, ?, ?)",
+            (row, engine.t_s, self._ledger.keys_layout(engine.keys), engine.signals),
+        )
+        known.rows += 1
+        if known.rows >= SEAL_ROWS:
+            self._ledger.due_engines[known.id] = known
+        if engine.columns:
+            self._counters(known, row, engine)
+        if engine.document is not None:
+            self._document(known, row, engine.t_s, engine.document)
+        self._changes(known, known.book.take(engine.verdict))
+        self._following.take(known, row, engine)
+        known.last_s, known.seen_s = engine.t_s, self._monotonic()
+
+    def _counters(self, known: KnownEngine, row: int, engine: PackedEngine) -> None:
+        """Write the newest counters. Those before them go unless they are due, or the last ones
+        of a process or of a layout."""
+        layout, t_s = self._ledger.columns_layout(known, engine.columns), engine.t_s
+        another = engine.restart is not None or layout != known.counters_layout
+        if another or not known.counters_id:
+            known.counters_kept_s = t_s
+        elif known.counters_s != known.counters_kept_s:
+            if 0 <= t_s - known.counters_kept_s <= COUNTERS_EVERY_S:
+                self._execute("DELETE FROM open_counters WHERE id = ?", (known.counters_id,))
+            else:
+                known.counters_kept_s = known.counters_s
+        self._execute(
+            "INSERT OR REPLACE INTO open_counters (id, t_s, layout_id, body) VALUES (?, ?, ?, ?)",
+            (row, t_s, layout, engine.counters),
+        )
+        known.counters_id, known.counters_s, known.counters_layout = row, t_s, layout
+
+    def _document(self, known: KnownEngine, row: int, t_s: float, document: bytes) -> None:
+        body, base_id = b"", None
+        if known.base and 0 <= t_s - known.base_s <= DAY_S:
+            body, base_id = squeeze(document, known.base), known.base_id
+        if base_id is None or len(body) > SHIFTED * known.base_bytes:
+            body, base_id = squeeze(document, None), None
+            known.base_id, known.base, known.base_s = row, document, t_s
+            known.base_bytes = len(body)
+        self._execute(
+            "INSERT OR REPLACE INTO documents (id, engine_id, t_s, base_id, body)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (row, known.id, t_s, base_id, body),
+        )
+
+    def _changes(self, known: KnownEngine, changes: Iterable[Change]) -> None:
+        for change in changes:
+            one = change.interval
+            if change.began:
+                self._execute(
+                    "INSERT INTO intervals (engine_id, kind, name, severity, start_s)"
+                    " VALUES (?, ?, ?, ?, ?)",
+                    (known.id, one.kind, one.id, int(one.severity), one.start_s),
+                )
+                continue
+            end_s = change.end_s if change.ended else None
+            last_s = one.last_s if one.paused or change.ended else None
+            self._execute(
+                "UPDATE intervals SET severity = ?, end_s = ?, last_s = ?, ended = ?"
+                " WHERE engine_id = ? AND kind = ? AND name = ? AND end_s IS NULL",
+                (int(one.severity), end_s, last_s, change.ended, known.id, one.kind, one.id),
+            )
+
+    def _gone(self, target: KnownTarget, cycle: PackedCycle) -> None:
+        present = {engine.name for engine in cycle.engines}
+        for name in [name for name in target.engines if name not in present]:
+            self.close(target.engines.pop(name))

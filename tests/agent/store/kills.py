@@ -1,0 +1,150 @@
+"""kill -9 at random moments under load: what is left of the history.
+
+    python -m tests.agent.store.kills [200]
+
+A child writes cycles as fast as it can, one after the other, and says which it is about to put
+and which is written. It is killed at a random moment, and the store is opened: every cycle that
+was written must be there, none may be there in part, and at most the one that was under way may be
+missing. The next child goes on with the same file, so that chunks are sealed under the kills too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.store.model import Retention
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.store import Store
+from tests.agent.store.made import EVER, START_S, STEP_S, cause, counted, cycle, diagnosis
+
+RUN_S = (0.02, 0.25)
+"""A child lives so long, from its first cycle on."""
+
+SIGNALS = 60
+PROGRAM = [sys.executable, "-m", "tests.agent.store.kills", "--child"]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What one kill left: cycles put and found, and those missing that were said to be written."""
+
+    put: int
+    found: int
+    lost: int
+
+
+def numbered(at: int) -> Cycle:
+    """The cycle of a number, which every part of it carries."""
+    rng = random.Random(at)
+    values = {"n": float(at), **{f"s{of}": rng.random() for of in range(SIGNALS)}}
+    causes = [cause("kv_pressure")] if at % 20 < 10 else []
+    found = diagnosis(START_S + STEP_S * at, values=values, stage=at // 30 % 3, causes=causes)
+    return cycle(found, raw=counted(float(at)), config={"n": str(at // 100)})
+
+
+def child(path: Path) -> None:
+    """Write cycles until killed; each is put once the one before it is written."""
+    store = Store.open(path, retention=Retention(), clock=lambda: START_S)
+    begun = found_in(path)
+    for at in range(begun, begun + 1_000_000):
+        made = numbered(at)
+        print("put", at, flush=True)
+        store.put(made)
+        while store.stats().queued:
+            time.sleep(0)
+        assert store.stats().last_error == ""
+        print("written", at, flush=True)
+
+
+def found_in(path: Path) -> int:
+    """How many cycles a store has: all numbers from 0 on, in every part of it.
+
+    Raises:
+        AssertionError: there is a gap, or parts differ.
+    """
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        if connection.execute("SELECT count(*) FROM engines").fetchone() == (0,):
+            return 0
+    reader = Reader(path)
+    (engine,) = reader.engines()
+    series = reader.signals(engine.id, ["n", "s7"], **EVER)
+    count = len(series.times)
+    assert list(series.values["n"]) == list(range(count)), "a gap in the signals"
+    assert not any(map(math.isnan, series.values["s7"]))
+    assert len(reader.scrapes("a", **EVER)) == count, "a gap in the scrapes"
+    raw = list(reader.raw(engine.id, **EVER))
+    assert set(raw[-1].values.values()) == {count - 1.0}, "the newest counters"
+    assert all(b.t_s - a.t_s <= 60.0 for a, b in pairwise(raw))
+    for at in {0, count // 2, count - 1}:
+        told = reader.document(engine.id, START_S + STEP_S * at)
+        assert told is not None
+        assert told["signals"]["n"] == at
+        assert bool(told["causes"]) == (at % 20 < 10), "the document in force"
+    (stage,) = [o for o in reader.intervals(kinds=("stage",), **EVER) if o.end_s is None]
+    assert stage.id == str((count - 1) // 30 % 3), "the open interval"
+    assert reader.configs(engine.id, **EVER)[-1].after == {"n": str((count - 1) // 100)}
+    reader.close()
+    return count
+
+
+def kill_once(path: Path, rng: random.Random) -> Left:
+    """One child, killed."""
+    running = subprocess.Popen([*PROGRAM, path], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    said = [running.stdout.readline()]
+    time.sleep(rng.uniform(*RUN_S))
+    os.kill(running.pid, signal.SIGKILL)
+    said += running.stdout.read().splitlines()
+    running.wait()
+    running.stdout.close()
+    assert said[0], "the child did not start"
+    numbers: dict[str, int] = {"put": -1, "written": -1}
+    for word, _, number in (line.partition(" ") for line in said):
+        if number.strip().isdigit():
+            numbers[word] = int(number)
+    found = found_in(path)
+    return Left(numbers["put"] + 1, found, max(0, numbers["written"] + 1 - found))
+
+
+def kill_often(path: Path, times: int, *, seed: int = 1) -> list[Left]:
+    """So many children, one after the other on one file."""
+    rng = random.Random(seed)
+    return [kill_once(path, rng) for _ in range(times)]
+
+
+def main() -> None:
+    """Kill, and print the figures."""
+    if sys.argv[1:2] == ["--child"]:
+        child(Path(sys.argv[2]))
+        return
+    times = int(sys.argv[1]) if sys.argv[1:] else 200
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store.db"
+        left = kill_often(path, times)
+        with closing(sqlite3.connect(path)) as connection:
+            (chunks,) = connection.execute("SELECT count(*) FROM chunks").fetchone()
+    under_way = sum(one.found < one.put for one in left)
+    print(f"kills: {times}; the store opened and was whole after each of them")
+    print(f"cycles: {left[-1].found}, chunks sealed: {chunks}")
+    print(f"kills that cost the cycle under way: {under_way}")
+    print(f"cycles lost that had been written: {sum(one.lost for one in left)}")
+    if any(one.lost or one.put - one.found > 1 for one in left):
+        sys.exit("more than the cycle under way was lost")
+
+
+if __name__ == "__main__":
+    main()

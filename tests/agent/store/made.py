@@ -1,0 +1,125 @@
+"""Cycles made by hand, and a store that has written them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from kneewatch.agent.source import TargetStream, capture_name
+from kneewatch.agent.store.cycle import Cycle, EngineCycle, Raw
+from kneewatch.agent.store.model import Retention
+from kneewatch.agent.store.store import Store
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.parser import Limits
+from kneewatch.collector.history import Column, Restart
+from kneewatch.diagnose.case import Cause
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.model import Severity
+from tests.recordings import CAPTURES, WINDOW_S
+
+
+class Span(TypedDict):
+    """From when to when."""
+
+    from_s: float
+    to_s: float
+
+
+EVER: Span = {"from_s": 0.0, "to_s": math.inf}
+START_S = 1_795_000_000.0
+PATIENCE_S = 30.0
+STEP_S = 5.0
+KEEP_ALL = Retention()
+COLUMNS = tuple(Column(f"counter_{at}", (("reason", "x"),)) for at in range(40))
+
+
+def cause(cause_id: str, severity: Severity = Severity.WARNING, since_s: float = math.nan) -> Cause:
+    """A cause without evidence."""
+    return Cause(cause_id, 0.9, severity, f"It is {cause_id}.", (), (), ("7.4",), "-", since_s)
+
+
+def diagnosis(
+    t_s: float,
+    *,
+    target: str = "a",
+    engine: str = "0",
+    health: str = "ok",
+    stage: int | None = 0,
+    causes: Sequence[Cause] = (),
+    values: Mapping[str, float | None] | None = None,
+    recommendations: Sequence[Recommendation] = (),
+) -> Diagnosis:
+    """A diagnosis that says this and no more."""
+    staged = None if stage is None else Stage(stage, t_s, Severity.OK, None, ())
+    signals = {"running": 1.0} if values is None else values
+    return Diagnosis(
+        t_s, target, engine, "m", None, health, staged, causes, [], [], signals, [], 60.0,
+        "nothing", recommendations,
+    )  # fmt: skip
+
+
+def counted(total: float) -> Raw:
+    """Counters that all stand at a number."""
+    return Raw(COLUMNS, (total,) * len(COLUMNS))
+
+
+def cycle(
+    *diagnoses: Diagnosis,
+    raw: Raw | None = None,
+    config: Mapping[str, str] | None = None,
+    started_s: float | None = None,
+    restart: Restart | None = None,
+    error: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Cycle:
+    """The cycle that gave these diagnoses, all of one target."""
+    engines = tuple(EngineCycle(d, raw, config or {}, started_s, restart) for d in diagnoses)
+    first = diagnoses[0]
+    return Cycle(first.t_s, first.target, labels or {}, engines, 0.001, error)
+
+
+def settle(store: Store) -> None:
+    """Wait until everything that was put is written."""
+    until_s = time.monotonic() + PATIENCE_S
+    while store.stats().queued:
+        assert time.monotonic() < until_s, store.stats()
+        time.sleep(0.002)
+
+
+def written(path: Path, *cycles: Cycle, retention: Retention = KEEP_ALL) -> None:
+    """Write cycles with a daemon that starts and ends."""
+    store = Store.open(path, retention=retention, clock=lambda: cycles[-1].t_s)
+    for one in cycles:
+        store.put(one)
+    store.close(PATIENCE_S)
+    stats = store.stats()
+    assert (stats.queued, stats.dropped, stats.last_error) == (0, 0, "")
+
+
+def recorded(name: str) -> list[Cycle]:
+    """The cycles of a recording, with everything that a daemon stores."""
+    path = CAPTURES / f"{name}.jsonl.gz"
+    stream = TargetStream(capture_name(path), Profile(window_s=WINDOW_S), Limits())
+    made: list[Cycle] = []
+    for entry in CaptureReader(path):
+        diagnoses = stream.replay(entry)
+        newest = {id(engine.newest): engine for engine in stream.monitor.engines}
+        engines: list[EngineCycle] = []
+        for found in diagnoses:
+            engine = newest.get(id(found))
+            if engine is None or found.stage is None:
+                engines.append(EngineCycle(found))
+                continue
+            raw = Raw(*engine.counters())
+            started_s = engine.history.started_s
+            engines.append(EngineCycle(found, raw, engine.config, started_s, engine.restart))
+        error = stream.monitor.last_error
+        said = None if error is None else str(error)
+        made.append(Cycle(entry.t_s, path.stem, {}, tuple(engines), 0.001, said))
+    return made

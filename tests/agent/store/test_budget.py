@@ -1,0 +1,56 @@
+"""What the store takes of disk and CPU, on servers under load made from recorded pages.
+
+`python -m tests.agent.store.week` writes a whole week.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.store.database import opened
+from kneewatch.agent.store.disk import Disk
+from kneewatch.agent.store.model import Retention
+from kneewatch.agent.store.packing import Packer
+from kneewatch.agent.store.sealing import SEAL_ROWS
+from kneewatch.agent.store.upkeep import Upkeep
+from tests.agent.store.load import FLEET, Server
+from tests.agent.store.made import START_S, STEP_S
+
+A_WEEK = 8 * 7 * 24 * 3600 / STEP_S
+BUDGET_BYTES = 400e6 / A_WEEK
+BUDGET_S = 0.25e-3
+NOISY = 3.0
+"""A machine that others use takes longer for the same."""
+
+CHUNKS = 2
+NOON_S = START_S - START_S % 86400 + 43200
+
+
+@pytest.mark.parametrize("kind", [0, 5, 6], ids=["healthy", "kv pressure", "two causes"])
+def test_an_engine_stays_within_its_share_of_a_week(kind: int, tmp_path: Path) -> None:
+    server, packer = Server("a", FLEET[kind], seed=3, start_s=NOON_S), Packer()
+    now_s, path, spent_s = NOON_S, tmp_path / "store.db", 0.0
+    upkeep = Upkeep(Retention(), clock=lambda: now_s)
+    disk = Disk(path, opened(path), upkeep, time.monotonic)
+    scrapes = CHUNKS * SEAL_ROWS
+    for at in range(scrapes):
+        now_s = NOON_S + STEP_S * at
+        cycle = server.cycle(now_s)
+        since_s = time.thread_time()
+        disk.write([packer.pack(cycle)])
+        while disk.tidy():
+            pass
+        spent_s += time.thread_time() - since_s
+    disk.close()
+    with closing(sqlite3.connect(path)) as connection:
+        (chunks,) = connection.execute("SELECT sum(length(body)) FROM chunks").fetchone()
+        (said,) = connection.execute("SELECT sum(length(body)) FROM documents").fetchone()
+        (rows,) = connection.execute("SELECT count(*) FROM intervals").fetchone()
+    taken_bytes = (chunks + said + 100 * rows) / scrapes
+    assert taken_bytes < 0.9 * BUDGET_BYTES, "a tenth is left for what lies open"
+    assert spent_s / scrapes < NOISY * BUDGET_S

@@ -1,0 +1,194 @@
+"""What is written of a real recording is what is read: signals, counters, documents, scrapes."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.store.model import Series
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.sealing import SEAL_ROWS
+from kneewatch.reports.document import document
+from tests.agent.store.made import (
+    EVER,
+    START_S,
+    STEP_S,
+    counted,
+    cycle,
+    diagnosis,
+    recorded,
+    written,
+)
+
+
+def float32(value: float | None) -> float:
+    return array("f", [math.nan if value is None else value])[0]
+
+
+def same(told: float, wanted: float) -> bool:
+    return told == wanted or (math.isnan(told) and math.isnan(wanted))
+
+
+def said(made: Mapping[str, Any]) -> dict[str, Any]:
+    """What a document says; signals with a float32's digits, without the evidence, which is kept
+    once a minute."""
+    signals: Mapping[str, float | None] = made["signals"]
+    same = ("schema", "t", "target", "engine", "model", "tier", "health", "symptoms", "unknown")
+    return {
+        **{key: made[key] for key in same},
+        "causes": [(one["id"], one["severity"]) for one in made["causes"]],
+        "findings": [(one["rule"], one["state"], one["missing"]) for one in made["findings"]],
+        "stage": [made["stage"][key] for key in ("number", "name", "severity")],
+        "recommendations": [one["id"] for one in made["recommendations"]],
+        "signals": {k: None if v is None else float32(v) for k, v in signals.items()},
+    }
+
+
+def near(told: float | None, wanted: float | None) -> bool:
+    """A float32 may round to another sixth digit."""
+    if told is None or wanted is None:
+        return told is wanted
+    return abs(told - wanted) <= 1e-5 * abs(wanted)
+
+
+def assert_numbers_are_of_the_scrape(told: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    """What repeats signals moves with them."""
+    for one, wanted in zip(told["findings"], made["findings"], strict=True):
+        assert near(one["value"], wanted["value"]), one["rule"]
+    told_s, made_s = told["stage"]["forecast_s"], made["stage"]["forecast_s"]
+    assert (told_s is None) == (made_s is None)
+    assert told_s is None or abs(told_s - made_s) <= 0.2
+
+
+@pytest.fixture(scope="module", params=["kv_pressure_cascade", "restart_mid_run", "lora_thrash"])
+def cycles(request: pytest.FixtureRequest) -> list[Cycle]:
+    return recorded(request.param)
+
+
+@pytest.fixture
+def reader(cycles: list[Cycle], tmp_path: Path) -> Reader:
+    written(tmp_path / "store.db", *cycles)
+    return Reader(tmp_path / "store.db")
+
+
+def test_every_document_of_a_recording_can_be_told_again(
+    cycles: list[Cycle], reader: Reader
+) -> None:
+    by_name = {(e.model, e.engine): e.id for e in reader.engines()}
+    for one in cycles:
+        for engine in one.engines:
+            found = engine.diagnosis
+            told = reader.document(by_name[found.model, found.engine], one.t_s)
+            assert told is not None
+            assert said(told) == said(document(found))
+            assert_numbers_are_of_the_scrape(told, document(found))
+
+
+def test_signals_of_every_scrape_are_kept(cycles: list[Cycle], reader: Reader) -> None:
+    engine = reader.engines()[-1]
+    own = [
+        e.diagnosis
+        for one in cycles
+        for e in one.engines
+        if (e.diagnosis.model, e.diagnosis.engine) == (engine.model, engine.engine)
+    ]
+    keys = list(dict.fromkeys(key for found in own for key in found.values))
+    series = reader.signals(engine.id, keys, **EVER)
+    assert list(series.times) == [found.t_s for found in own]
+    assert (engine.first_s, engine.last_s) == (own[0].t_s, own[-1].t_s)
+    for key in keys:
+        for told, found in zip(series.values[key], own, strict=True):
+            assert same(told, float32(found.values.get(key))), key
+
+
+def test_scrapes_say_when_and_why_they_failed(cycles: list[Cycle], reader: Reader) -> None:
+    told = reader.scrapes(cycles[0].target, **EVER)
+    assert [(s.t_s, s.ok, s.error) for s in told] == [
+        (one.t_s, one.error is None, one.error or "") for one in cycles
+    ]
+
+
+def test_counters_are_kept_exactly_each_minute_and_around_restarts(
+    cycles: list[Cycle], reader: Reader
+) -> None:
+    engine = reader.engines()[-1]
+    pages = [(one.t_s, e) for one in cycles for e in one.engines if e.raw is not None]
+    exact = {
+        t_s: {
+            column: value
+            for column, value in zip(e.raw.columns, e.raw.values, strict=True)
+            if value == value
+        }
+        for t_s, e in pages
+        if e.raw is not None
+    }
+    told = list(reader.raw(engine.id, **EVER))
+    for snapshot in told:
+        assert snapshot.values == exact[snapshot.t_s]
+    times = [snapshot.t_s for snapshot in told]
+    all_times = [t_s for t_s, _ in pages]
+    assert times[0] == all_times[0]
+    assert times[-1] == all_times[-1]
+    longest_s = max(b - a for a, b in pairwise(all_times))
+    assert max(b - a for a, b in pairwise(times)) <= max(60.0, longest_s)
+    for before, (t_s, e) in zip(all_times, pages[1:], strict=False):
+        if e.restart is not None:
+            assert {before, t_s} <= set(times)
+
+
+def long_run(scrapes: int) -> list[Cycle]:
+    return [
+        cycle(
+            diagnosis(START_S + STEP_S * at, values={"n": at, "flat": 7.0, "none": None}),
+            raw=counted(float(at)),
+        )
+        for at in range(scrapes)
+    ]
+
+
+def plain(series: Series) -> list[tuple[float, float]]:
+    return list(zip(series.times, series.values["n"], strict=True))
+
+
+def test_sealed_and_open_rows_read_as_one(tmp_path: Path) -> None:
+    cycles = long_run(2 * SEAL_ROWS + 100)
+    written(tmp_path / "store.db", *cycles[: SEAL_ROWS + 7])
+    written(tmp_path / "store.db", *cycles[SEAL_ROWS + 7 :])
+    reader = Reader(tmp_path / "store.db")
+    (engine,) = reader.engines("a")
+    series = reader.signals(engine.id, ["n", "flat", "none", "other"], **EVER)
+    assert plain(series) == [(START_S + STEP_S * at, at) for at in range(len(cycles))]
+    assert set(series.values["flat"]) == {7.0}
+    assert all(map(math.isnan, [*series.values["none"], *series.values["other"]]))
+    from_s, to_s = START_S + STEP_S * (SEAL_ROWS - 3), START_S + STEP_S * (SEAL_ROWS + 4)
+    some = reader.signals(engine.id, ["n"], from_s=from_s, to_s=to_s)
+    assert [n for _, n in plain(some)] == list(range(SEAL_ROWS - 3, SEAL_ROWS + 5))
+    raw = list(reader.raw(engine.id, **EVER))
+    assert all(set(s.values.values()) == {(s.t_s - START_S) / STEP_S} for s in raw)
+    assert max(b.t_s - a.t_s for a, b in pairwise(raw)) <= 60.0
+    assert len(raw) < len(cycles) / 10
+    assert len(reader.scrapes("a", **EVER)) == len(cycles)
+    for at in (0, SEAL_ROWS - 1, SEAL_ROWS, SEAL_ROWS + 50, len(cycles) - 1):
+        told = reader.document(engine.id, START_S + STEP_S * at + 1)
+        assert told is not None
+        assert told["signals"] == {"n": at, "flat": 7.0, "none": None}
+    reader.close()
+
+
+def test_a_moment_that_was_not_watched_has_no_document(tmp_path: Path) -> None:
+    cycles = long_run(20)
+    written(tmp_path / "store.db", *cycles)
+    reader = Reader(tmp_path / "store.db")
+    (engine,) = reader.engines()
+    assert reader.document(engine.id, START_S - 0.1) is None
+    last_s = cycles[-1].t_s
+    assert reader.document(engine.id, last_s + 5 * STEP_S) is not None
+    assert reader.document(engine.id, last_s + 5 * STEP_S + 1) is None
+    assert reader.document(engine.id + 1, last_s) is None

@@ -1,0 +1,206 @@
+"""Intervals over scrapes, failures, restarts of the engine and of the daemon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.agent.store.intervals import (
+    BRIDGED_S,
+    GRACE_S,
+    Change,
+    IntervalBook,
+    Open,
+    Told,
+    Verdict,
+)
+from kneewatch.rules.model import Severity
+
+OK, INFO, WARNING, CRITICAL = Severity
+
+
+def seen(
+    t_s: float,
+    *causes: str,
+    stage: int | None = 0,
+    health: str = "ok",
+    severity: Severity = WARNING,
+    since_s: float | None = None,
+    restarted: bool = False,
+) -> Verdict:
+    """What a scrape says."""
+    since_s = t_s if since_s is None else since_s
+    return Verdict(
+        t_s,
+        Told("health", health, OK, t_s),
+        None if stage is None else Told("stage", str(stage), OK, t_s),
+        tuple(Told("cause", one, severity, since_s) for one in causes),
+        restarted,
+    )
+
+
+@dataclass
+class Kept:
+    """What a store would have: intervals by their changes. [id, start, end, how]"""
+
+    book: IntervalBook = field(default_factory=IntervalBook)
+    rows: list[tuple[Open, float | None, str]] = field(
+        default_factory=list["tuple[Open, float | None, str]"]
+    )
+
+    def take(self, *verdicts: Verdict) -> Kept:
+        for one in verdicts:
+            self.apply(self.book.take(one))
+        return self
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if change.began:
+                self.rows.append((change.interval, None, ""))
+            elif change.ended:
+                at = next(
+                    at
+                    for at, (one, end_s, _) in enumerate(self.rows)
+                    if one is change.interval and end_s is None
+                )
+                self.rows[at] = (change.interval, change.end_s, change.ended)
+
+    def of(self, kind: str) -> list[tuple[str, float, float | None, str]]:
+        return [
+            (one.id, one.start_s, end_s, how) for one, end_s, how in self.rows if one.kind == kind
+        ]
+
+    def restarted(self) -> Kept:
+        """The same after a restart of the daemon: it knows what the store knows."""
+        self.apply(self.book.pause())
+        opened = [one for one, end_s, _ in self.rows if end_s is None]
+        return Kept(IntervalBook(opened), self.rows)
+
+
+def test_a_cause_begins_when_it_says_and_ends_when_it_is_told_no_more() -> None:
+    kept = Kept().take(seen(0), seen(5), seen(10, "kv", since_s=4), seen(15, "kv"), seen(20))
+    assert kept.of("cause") == [("kv", 4, 20, "ended")]
+
+
+def test_stages_follow_each_other_without_gap_or_overlap() -> None:
+    kept = Kept().take(seen(0), seen(5, stage=2), seen(10, stage=2), seen(15, stage=0))
+    assert kept.of("stage") == [
+        ("0", 0, 5, "ended"), ("2", 5, 15, "ended"), ("0", 15, None, "")
+    ]  # fmt: skip
+
+
+def test_the_worst_severity_stays() -> None:
+    book = IntervalBook()
+    book.take(seen(0, "kv", severity=WARNING))
+    (worse,) = book.take(seen(5, "kv", severity=CRITICAL))
+    assert worse.interval.severity == CRITICAL
+    assert book.take(seen(10, "kv", severity=INFO)) == []
+    assert worse.interval.severity == CRITICAL
+
+
+def test_a_page_that_cannot_be_read_ends_nothing_but_says_what_it_says() -> None:
+    down = [seen(t_s, "down", stage=None, health="critical") for t_s in (10, 15, 20)]
+    kept = Kept().take(seen(0, "kv"), seen(5, "kv"), *down, seen(25, "kv"))
+    assert kept.of("cause") == [("kv", 0, None, ""), ("down", 10, 25, "ended")]
+    assert kept.of("stage") == [("0", 0, None, "")]
+    assert [row[0] for row in kept.of("health")] == ["ok", "critical", "ok"]
+
+
+def test_what_is_gone_after_an_unreadable_page_ended_when_it_was_last_seen() -> None:
+    down = seen(10, "down", stage=None)
+    kept = Kept().take(seen(0, "kv"), seen(5, "kv"), down, seen(15))
+    assert kept.of("cause")[0] == ("kv", 0, None, "")  # rates need a window: perhaps it goes on
+    kept.take(seen(15 + GRACE_S))
+    assert kept.of("cause")[0] == ("kv", 0, 5, "unwatched")
+
+
+def test_a_long_pause_is_not_bridged() -> None:
+    kept = Kept().take(seen(0, "kv"), seen(5, "kv"), seen(10, "down", stage=None))
+    later_s = 5 + BRIDGED_S + 1
+    kept.take(seen(later_s, "kv", since_s=0))
+    assert kept.of("cause")[0] == ("kv", 0, 5, "unwatched")
+    assert kept.of("cause")[-1] == (
+        "kv",
+        5,
+        None,
+        "",
+    )  # it says since 0: not before the other's end
+    assert kept.of("stage") == [("0", 0, 5, "unwatched"), ("0", later_s, None, "")]
+
+
+def test_a_restart_of_the_engine_ends_what_its_process_had() -> None:
+    kept = Kept().take(
+        seen(0, "kv", stage=2), seen(5, "kv", stage=2), seen(10, "restarted", restarted=True)
+    )
+    assert kept.of("cause") == [("kv", 0, 5, "restarted"), ("restarted", 10, None, "")]
+    assert kept.of("stage") == [("2", 0, 5, "restarted"), ("0", 10, None, "")]
+
+
+def test_intervals_go_on_over_a_restart_of_the_daemon() -> None:
+    kept = Kept().take(seen(0, "kv", stage=2), seen(5, "kv", stage=2)).restarted()
+    kept.take(seen(60, stage=0, health="unknown"))  # one scrape has no rates: it says nothing yet
+    kept.take(seen(65, "kv", stage=2, since_s=65))
+    assert kept.of("cause") == [("kv", 0, None, "")]
+    assert kept.of("stage") == [("2", 0, None, "")]
+    assert kept.of("health") == [("ok", 0, None, "")]
+
+
+def test_what_is_gone_after_a_restart_of_the_daemon_ended_before_it() -> None:
+    kept = Kept().take(seen(0, "kv", stage=2), seen(5, "kv", stage=2)).restarted()
+    kept.take(seen(60, health="warning"), seen(60 + GRACE_S, health="warning"))
+    assert kept.of("cause") == [("kv", 0, 5, "unwatched")]
+    assert kept.of("stage") == [("2", 0, 5, "unwatched"), ("0", 60, None, "")]
+    assert kept.of("health") == [("ok", 0, 5, "unwatched"), ("warning", 60, None, "")]
+
+
+def test_an_engine_that_is_gone_leaves_nothing_open() -> None:
+    kept = Kept().take(seen(0, "kv"), seen(5, "kv"))
+    kept.apply(kept.book.close())
+    assert {(end_s, how) for _, end_s, how in kept.rows} == {(5, "unwatched")}
+
+
+def test_a_clock_set_back_ends_nothing_before_it_began() -> None:
+    kept = Kept().take(seen(7200, "kv"), seen(7205, "kv"), seen(3605), seen(3610, "kv"))
+    assert kept.of("cause") == [("kv", 7200, 7200, "ended"), ("kv", 3610, None, "")]
+
+
+def test_a_since_that_is_no_time_or_in_the_future_is_now() -> None:
+    kept = Kept().take(seen(5, "kv", since_s=math.nan), seen(10, "kv", "queue", since_s=1e12))
+    assert [row[1] for row in kept.of("cause")] == [5, 10]
+
+
+@pytest.mark.parametrize("daemon_restarts", [False, True])
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.1, 2000),
+            st.sets(st.sampled_from(["kv", "queue", "down"])),
+            st.none() | st.integers(0, 4),
+            st.booleans(),
+        ),
+        max_size=30,
+    )
+)
+def test_intervals_of_one_kind_never_overlap(
+    daemon_restarts: bool, steps: list[tuple[float, set[str], int | None, bool]]
+) -> None:
+    kept, t_s = Kept(), 0.0
+    for step_s, causes, stage, restarted in steps:
+        t_s += step_s
+        if daemon_restarts and step_s > 1000:
+            kept = kept.restarted()
+        kept.take(seen(t_s, *sorted(causes), stage=stage, restarted=restarted))
+    slots: dict[str, list[tuple[float, float]]] = {}
+    for one, end_s, _ in kept.rows:
+        slot = one.id if one.kind == "cause" else one.kind
+        slots.setdefault(slot, []).append((one.start_s, math.inf if end_s is None else end_s))
+    for spans in slots.values():
+        assert spans == sorted(spans)
+        assert all(start_s <= end_s for start_s, end_s in spans)
+        assert all(end_s <= start_s for (_, end_s), (start_s, _) in pairwise(spans))

@@ -1,0 +1,363 @@
+"""Full and read-only disks, damaged and vanished files: cycles go on, and so does the store."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.store.backlog import Backlog
+from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.store.model import DAY_S
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.store import INBOX_CYCLES, Store
+from kneewatch.collector.base import StoreError
+from tests.agent.store.disks import as_nobody, files_of_at_most, mount, small_disk, unchangeable
+from tests.agent.store.made import (
+    EVER,
+    KEEP_ALL,
+    PATIENCE_S,
+    START_S,
+    STEP_S,
+    cause,
+    counted,
+    cycle,
+    diagnosis,
+    settle,
+    written,
+)
+
+
+def numbered(at: int) -> Cycle:
+    """The cycle of a number, with numbers that do not compress."""
+    rng = random.Random(at)
+    values = {"n": float(at), **{f"s{column}": rng.random() for column in range(100)}}
+    causes = [cause("kv_pressure")] if at % 7 == 0 else []
+    found = diagnosis(START_S + STEP_S * at, values=values, causes=causes)
+    return cycle(found, raw=counted(rng.random()))
+
+
+def numbers(path: Path) -> list[float]:
+    """The numbers of the cycles that a store has, oldest first."""
+    reader = Reader(path)
+    found = [n for e in reader.engines() for n in reader.signals(e.id, ["n"], **EVER).values["n"]]
+    reader.close()
+    return found
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something."""
+    limit_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < limit_s, "it did not come"
+        time.sleep(0.01)
+
+
+def opened(path: Path) -> Store:
+    return Store.open(path, retention=KEEP_ALL)
+
+
+def put_until_full(store: Store) -> int:
+    """Put cycles until the disk takes no more; how many were put."""
+    for at in range(100_000):
+        store.put(numbered(at))
+        if at % 20 == 0:
+            settle_or_fail(store)
+            if store.stats().last_error:
+                return at + 1
+    raise AssertionError("the disk never was full")
+
+
+def settle_or_fail(store: Store) -> None:
+    until(lambda: not store.stats().queued or bool(store.stats().last_error))
+
+
+def test_a_full_disk_loses_nothing_that_fits_the_queue(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = opened(path)
+    with files_of_at_most(600_000):
+        put = put_until_full(store)
+        put_more = put + 50
+        for at in range(put, put_more):
+            store.put(numbered(at))
+        until(lambda: store.stats().queued > 40)
+    until(lambda: not store.stats().queued)
+    stats = store.stats()
+    assert (stats.last_error, stats.dropped, stats.written) == ("", 0, put_more)
+    store.close(PATIENCE_S)
+    assert numbers(path) == list(range(put_more))
+
+
+def test_a_file_system_without_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size="2m") as disk:
+        store = opened(disk / "store.db")
+        put = put_until_full(store)
+        assert "full" in store.stats().last_error
+        mount("-o", "remount,size=20m", str(disk))
+        until(lambda: not store.stats().queued)
+        store.close(PATIENCE_S)
+        assert numbers(disk / "store.db") == list(range(put))
+
+
+def test_files_that_become_read_only(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = opened(path)
+    store.put(numbered(0))
+    settle(store)
+    with unchangeable(path, tmp_path / "store.db-wal"):
+        store.put(numbered(1))
+        until(lambda: bool(store.stats().last_error))
+        reader = Reader(path)
+        assert reader.document(1, START_S) is not None
+        reader.close()
+    until(lambda: not store.stats().queued)
+    store.close(PATIENCE_S)
+    assert numbers(path) == [0, 1]
+
+
+def test_a_queue_that_is_full_drops_the_oldest_and_counts_them(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = opened(path)
+    with files_of_at_most(1):
+        more = INBOX_CYCLES * 9
+        for at in range(more):
+            store.put(numbered(at))
+            if at % 100 == 0:
+                time.sleep(0.01)
+        until(lambda: store.stats().dropped > 0 and bool(store.stats().last_error))
+    until(lambda: not store.stats().queued)
+    stats = store.stats()
+    store.close(PATIENCE_S)
+    assert stats.dropped + stats.written == more
+    kept = numbers(path)
+    assert kept == list(range(more - len(kept), more))
+    reader = Reader(path)
+    first = reader.document(1, START_S + STEP_S * kept[0])
+    assert first is not None, "what dropped cycles said is said again"
+
+
+def test_what_a_dropped_cycle_said_the_next_ones_say() -> None:
+    backlog = Backlog(most_bytes=10_000)
+    for at in range(1, 7):
+        backlog.take(numbered(at))
+    first, *others = backlog.next(100)
+    assert backlog.dropped == 7 - 1 - len(others) - 1
+    assert first.engines[0].document is not None
+    assert others[0].engines[0].document is None
+    backlog.drop(first)
+    while len(backlog) > 1:
+        backlog.drop(backlog.next(1)[0])
+    (last,) = backlog.next(1)
+    assert last.engines[0].document == first.engines[0].document
+    backlog.drop(last)
+    backlog.take(numbered(8))
+    assert backlog.next(1)[0].engines[0].document is not None
+
+
+def test_putting_never_waits_for_the_disk(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store.db")
+    locker = os.open(tmp_path / "store.db", os.O_RDWR)
+    cycles = [numbered(at) for at in range(100)]
+    with files_of_at_most(1):
+        longest_s = 0.0
+        for one in cycles:
+            since_s = time.monotonic()
+            store.put(one)
+            longest_s = max(longest_s, time.monotonic() - since_s)
+    os.close(locker)
+    assert longest_s < 0.2
+    store.close(PATIENCE_S)
+
+
+def test_a_cycle_that_cannot_be_packed_costs_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "store.db"
+    store = opened(path)
+    bad = diagnosis(START_S + 1, values={"n": "no number"})  # type: ignore[dict-item]
+    surrogate = diagnosis(START_S + 2, target="\ud800", values={"n": 1.0})
+    with caplog.at_level(logging.CRITICAL):
+        for one in (numbered(0), cycle(bad), cycle(surrogate), numbered(1)):
+            store.put(one)
+        settle(store)
+    stats = store.stats()
+    assert (stats.written, stats.dropped, stats.last_error) == (2, 2, "")
+    store.close(PATIENCE_S)
+    assert numbers(path) == [0, 1]
+
+
+def flipped(path: Path, seed: int, *, share: float = 0.02) -> None:
+    """Flip a bit in some bytes of a file."""
+    rng = random.Random(seed)
+    data = bytearray(path.read_bytes())
+    for _ in range(max(8, int(share * len(data)))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_damaged_store_is_moved_aside_at_the_start(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "store.db"
+    written(path, *[numbered(at) for at in range(900)])
+    flipped(path, seed)
+    store = opened(path)
+    store.put(numbered(0))
+    settle(store)
+    assert store.stats().last_error == ""
+    store.close(PATIENCE_S)
+    assert numbers(path) == [0]
+    (aside,) = tmp_path.glob("store.db.corrupt-*")
+    assert aside.stat().st_size > 100_000
+
+
+def destroy(path: Path, seed: int) -> None:
+    """Write nonsense into every page of a file, under the feet of who has it open."""
+    rng = random.Random(seed)
+    with path.open("r+b") as file:
+        for at in range(0, path.stat().st_size, 512):
+            file.seek(at)
+            file.write(rng.randbytes(300))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_at_run_time_stops_nothing(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "store.db"
+    written(path, *[numbered(at) for at in range(900)])
+    store = opened(path)
+    store.put(numbered(900))
+    settle(store)
+    destroy(path, seed)
+    for at in range(901, 1000):
+        store.put(numbered(at))
+        time.sleep(0.001)
+    until(lambda: not store.stats().queued)
+    stats = store.stats()
+    assert (stats.dropped, stats.last_error) == (0, "")
+    store.close(PATIENCE_S)
+    again = opened(path)
+    again.put(numbered(1000))
+    settle(again)
+    again.close(PATIENCE_S)
+    assert numbers(path)[-1] == 1000
+
+
+def test_damage_that_nobody_came_across_is_found_within_a_day(tmp_path: Path) -> None:
+    path, now_s = tmp_path / "store.db", START_S
+    written(path, *[numbered(at) for at in range(900)])
+    store = Store.open(path, retention=KEEP_ALL, clock=lambda: now_s)
+    destroy(path, 1)
+    now_s = START_S + DAY_S
+    store.put(numbered(901))
+    until(lambda: any(tmp_path.glob("*.corrupt-*")))
+    store.put(numbered(902))
+    until(lambda: not store.stats().queued)
+    store.close(PATIENCE_S)
+    assert numbers(path)[-1] == 902
+
+
+def test_one_flipped_bit_in_a_chunk_costs_one_column(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    written(path, *[numbered(at) for at in range(800)])
+    reader = Reader(path)
+    (engine,) = reader.engines()
+    whole = reader.signals(engine.id, ["n", "s3"], **EVER)
+    data = path.read_bytes()
+    column = data.find(b"\x78\x9c", len(data) // 4)
+    changed = bytearray(data)
+    changed[column + 40] ^= 4
+    path.write_bytes(changed)
+    again = Reader(path)
+    keys = ["n", *(f"s{at}" for at in range(100))]
+    series = again.signals(engine.id, keys, **EVER)
+    assert list(series.times) == list(whole.times)
+    lost = [key for key in keys if any(map(math.isnan, series.values[key]))]
+    assert len(lost) <= 1
+
+
+def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = opened(path)
+    store.put(numbered(0))
+    settle(store)
+    reader = Reader(path)
+    assert reader.document(1, START_S) is not None
+    for name in ("store.db", "store.db-wal", "store.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    store.put(numbered(1))
+    settle(store)
+    store.put(numbered(2))
+    settle(store)
+    assert reader.document(1, START_S + 2 * STEP_S) is not None
+    assert numbers(path) == [1, 2]
+    store.close(PATIENCE_S)
+
+
+def test_who_may_not_write_is_told_what_to_do() -> None:
+    with as_nobody() as folder:
+        path = folder / "store.db"
+        written(path, numbered(0))
+        path.chmod(0o400)
+        folder.chmod(0o500)
+        with pytest.raises(StoreError, match="--store FILE"):
+            opened(path)
+        with pytest.raises(StoreError, match="--store FILE"):
+            opened(folder / "other" / "store.db")
+        assert numbers(path) == [0], "it can still be read"
+        folder.chmod(0o700)
+
+
+def test_only_its_owner_reads_the_store(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = opened(tmp_path / "made" / "store.db")
+        store.put(numbered(0))
+        settle(store)
+        for file in (tmp_path / "made").iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+        assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o700
+        store.close(PATIENCE_S)
+    finally:
+        os.umask(before)
+
+
+def test_a_second_daemon_is_refused(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store.db")
+    with pytest.raises(StoreError, match="another kneewatch writes"):
+        opened(tmp_path / "store.db")
+    store.close(PATIENCE_S)
+    opened(tmp_path / "store.db").close(PATIENCE_S)
+
+
+def test_closing_takes_no_longer_than_it_may(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store.db")
+    with files_of_at_most(1):
+        store.put(numbered(0))
+        since_s = time.monotonic()
+        store.close(2.0)
+        assert time.monotonic() - since_s < 2.5
+    assert store.stats().queued == 1
+
+
+@pytest.mark.parametrize("name", ["a folder", "a text", "another program's"])
+def test_what_is_no_store_is_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "file"
+    if name == "a folder":
+        path.mkdir()
+    elif name == "a text":
+        path.write_text("listen = 'here'\n" * 100)
+    else:
+        subprocess.run(["sqlite3", path, "CREATE TABLE theirs (x)"], check=True)
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(StoreError, match="--store FILE"):
+        opened(path)
+    with pytest.raises(StoreError):
+        Reader(path)
+    assert path.is_dir() or path.read_bytes() == before
