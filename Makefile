@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
+FOR ?=
 
 .PHONY: help run test test-wheel check docs bench accuracy lab clean
 
@@ -23,9 +24,9 @@ $(VENV)/.dev: $(BIN)/kneewatch pyproject.toml
 	ln -sfn $(foreach p,$(PACKAGES),$(CURDIR)/$(p)) build/typing/kneewatch/
 	@touch $@
 
-run: $(BIN)/kneewatch  ## diagnose TARGET=http://host:8000, or replay the shipped recording
-	@if [ -n "$(TARGET)" ]; then $(BIN)/kneewatch diagnose "$(TARGET)"; status=$$?; else $(BIN)/kneewatch demo; status=$$?; fi; \
-	if [ $$status -eq 1 ]; then echo "(exit status 1: findings at warning or worse)" >&2; exit 0; fi; exit $$status
+run: $(BIN)/kneewatch  ## watch TARGET=http://host:8000, or play the shipped recording; Ctrl-C ends it, or FOR=60s
+	@echo "kneewatch watches $(or $(TARGET),a recording of a server that goes through the KV cascade); Ctrl-C ends it."
+	@$(BIN)/kneewatch run $(if $(TARGET),"$(TARGET)",--demo) $(if $(FOR),--for "$(FOR)")
 
 test: $(VENV)/.dev  ## set up and pass all tests
 	sh tests/programs.sh

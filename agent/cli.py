@@ -8,37 +8,31 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from kneewatch.agent import commands, recording, settings
+from kneewatch.agent import commands, recording
 from kneewatch.agent import settings_table as table
-from kneewatch.agent.options import PAIR, SPAN, Target
+from kneewatch.agent.options import SPAN, Target
 from kneewatch.agent.printing import NO_DATA, OK, say
-from kneewatch.agent.settings_sources import load
+from kneewatch.agent.setting_options import (
+    DEPLOYMENT,
+    FETCHING,
+    JUDGING,
+    effective,
+    loader,
+    setting_options,
+)
 from kneewatch.agent.size_options import size_options
 from kneewatch.collector.base import CollectError, KneewatchError
 
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
+EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm")
 INTERRUPTED = 130
-
-DEPLOYMENT = (
-    "model",
-    "gpu",
-    "tensor_parallel",
-    "vllm_version",
-    "launch_file",
-    "replicas",
-    "usd_per_gpu_hour",
-)
-JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
-FETCHING = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class ReaderGone(Exception):  # noqa: N818 - nothing went wrong
@@ -54,60 +48,6 @@ class Program(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError as exc:
             raise ReaderGone from exc
-
-
-def setting_options(*names: str) -> Callable[[Command], Command]:
-    """Flags for settings, by key; each sets the setting of that name."""
-
-    def decorate(command: Command) -> Command:
-        for key in reversed(names):
-            command = setting_option(table.BY_KEY[key])(command)
-        return click.option(
-            "--config",
-            "config_file",
-            type=click.Path(path_type=Path),
-            envvar="KNEEWATCH_CONFIG",
-            help="TOML settings file  [KNEEWATCH_CONFIG]",
-        )(command)
-
-    return decorate
-
-
-def setting_option(row: table.Setting) -> Callable[[Command], Command]:
-    """The flag of one setting. Not given it is None, and file or environment decide."""
-    kinds: dict[str, dict[str, Any]] = {
-        "seconds": {"type": SPAN},
-        "count": {"type": int},
-        "number": {"type": float},
-        "text": {"type": click.Path() if row.key.endswith("_file") else str},
-        "flag": {"default": None},
-        "pairs": {"type": PAIR, "multiple": True},
-        "texts": {"multiple": True},
-    }
-    flag = row.option
-    if row.kind == "flag":
-        flag = f"{flag}/--no-{flag.removeprefix('--')}"
-    return click.option(
-        flag, parameter(row.key), help=f"{row.help}  [{row.env}]", **kinds[row.kind]
-    )
-
-
-def parameter(key: str) -> str:
-    """A setting's name as a Python parameter."""
-    return key.replace(".", "__")
-
-
-def effective(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> settings.Settings:
-    """The effective settings of a command from its keyword arguments, which lose those it uses
-    up. `defaults` are the command's own."""
-    file: Path | None = given.pop("config_file", None)
-    flags: dict[str, Any] = {}
-    for key, row in table.BY_KEY.items():
-        value = given.pop(parameter(key), None)
-        if row.kind in ("pairs", "texts") and value is not None:
-            value = (dict(value) if row.kind == "pairs" else list(value)) or None
-        flags[key] = value
-    return load(file=file, environ=os.environ, flags=flags, defaults=defaults)
 
 
 form_option = click.option(
@@ -128,12 +68,29 @@ def cli() -> None:
 
 @cli.command(short_help="Watch a server for a while, then say what is wrong.")
 @click.argument("target", type=Target())
-@setting_options("watch_s", "interval_s", *JUDGING, *DEPLOYMENT, *FETCHING)
-@click.option("--gpu-metrics", metavar="URL", help="DCGM exporter page of the target's GPUs")
+@setting_options("watch_s", "interval_s", "gpu_metrics", *JUDGING, *DEPLOYMENT, *FETCHING)
 @form_option
-def diagnose(target: str, form: str, gpu_metrics: str | None, **given: Any) -> int:  # noqa: ANN401
+def diagnose(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
     """Watch TARGET (a server's URL or a capture) for a while, then say what is wrong."""
-    return commands.diagnose(target, effective(given), form=form, gpu_metrics=gpu_metrics)
+    return commands.diagnose(target, effective(given), form=form)
+
+
+@cli.command(short_help="Watch servers until told to stop: the sidecar daemon.")
+@click.argument("targets", nargs=-1, type=Target())
+@setting_options(*(key for key in table.BY_KEY if key != "watch_s"))
+@click.option("--demo", is_flag=True, help="play the shipped recording; its history is not kept")
+@click.option("--for", "for_s", type=SPAN, help="stop after this long; else on SIGTERM or Ctrl-C")
+def run(targets: tuple[str, ...], *, demo: bool, for_s: float | None, **given: Any) -> None:  # noqa: ANN401
+    """Watch TARGETs until told to stop, keep their history, answer on --listen.
+
+    A TARGET is a server's URL, host:port, or a capture, which is played as if it were live.
+    More of them are in the settings: [[targets]] tables and file_sd files. SIGHUP reads the
+    settings again.
+    """
+    from kneewatch.agent import run as daemon  # here: no other command pays for what it imports
+
+    own = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
+    daemon.run(targets, loader(given, own), demo=demo, for_s=for_s)
 
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")
@@ -197,6 +154,98 @@ def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
 def config(**given: Any) -> int:  # noqa: ANN401
     """Print the effective settings and where each came from."""
     return commands.config(effective(given))
+
+
+@cli.command("export", short_help="Rules and dashboards for a metrics system.")
+@click.argument("kind", type=click.Choice(EXPORTS))
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@setting_options("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "slo.objective_ratio", "gpus")
+@click.option(
+    "--evaluation-interval",
+    "evaluation_s",
+    type=SPAN,
+    default="15s",
+    show_default=True,
+    help="how often rules are evaluated",
+)
+@click.option(
+    "--prefix", default="vllm:", show_default=True, help="what begins vLLM's metric names"
+)
+@click.option("--selector", default="", metavar="MATCHERS", help='only these series: cluster="a"')
+@click.option("--label", "labels", multiple=True, metavar="NAME", help="a further label to keep")
+@click.option("--triage-url", default="", metavar="URL", help="where triage pages are, for links")
+def export_command(kind: str, folder: Path, **given: Any) -> int:  # noqa: ANN401
+    """Write recording and alerting rules, their promtool tests, Grafana dashboards, or what
+    dcgm-exporter should be given, to FOLDER.
+
+    Signals, bounds and durations are the sidecar's own; a real Prometheus says the same.
+    """
+    from kneewatch.agent import export  # here, so that no other command pays for YAML
+
+    settings_ = effective(given)
+    return export.export(kind, folder, export.plan_of(settings_, **given))
+
+
+@cli.command(short_help="A live view of servers, or of a running daemon, in the terminal.")
+@click.argument("targets", nargs=-1, type=Target())
+@setting_options("interval_s", "gpu_metrics", *JUDGING, *DEPLOYMENT, *FETCHING)
+@click.option("--attach", metavar="URL", help="show what the daemon at URL watches")
+@click.option("--token-file", type=click.Path(), help="file with the daemon's token")
+@click.option(
+    "--speed",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="how much faster than recorded captures play",
+)
+def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
+    """Show TARGETs (servers' URLs or captures) live in the terminal; ? tells the keys.
+
+    With --attach a daemon's own settings judge. Exit status: by what was seen last.
+    """
+    from kneewatch.agent.terminal import watch as terminal  # here: no other command pays for it
+
+    return terminal.run(targets, effective(given), **given)
+
+
+@cli.command("report", short_help="The weekly report: health, size, cost, what to change.")
+@setting_options(
+    "store.file",
+    "report.timezone",
+    "report.profile",
+    "benchmark.ttft_p99_s",
+    "benchmark.gpu_ratio",
+    *JUDGING,
+    *DEPLOYMENT,
+)
+@click.option("--since", "since_s", type=SPAN, default="7d", show_default=True, help="how long")
+@click.option("--to", "to_time", metavar="T", help="the end; else now: unix seconds or ISO 8601")
+@click.option(
+    "--compare", metavar="PERIOD", help="compared with so much earlier, or none; else --since"
+)
+@click.option("--out", default="-", show_default="stdout", metavar="FILE", help="where to write it")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("html", "json", "markdown")),
+    help="else by FILE's ending; html",
+)
+@click.option("--tier", "tiers", multiple=True, metavar="TIER", help="only this tier")
+@click.option("--target", "targets", multiple=True, metavar="NAME", help="only this target")
+def report_command(to_time: str | None, compare: str | None, **given: Any) -> int:  # noqa: ANN401
+    """Report on a time, a week by default, from the history that `run` keeps.
+
+    Exit status: 0 nothing at warning or worse, 1 findings, 2 nothing was watched then.
+    """
+    from kneewatch.agent.report import command  # here: no other command pays for pandas
+
+    since_s: float = given["since_s"]
+    return command.run(
+        effective(given),
+        to_s=commands.moment(to_time),
+        compare_s=command.compared_s(compare, since_s),
+        **given,
+    )
 
 
 @cli.command(short_help="Print a shell completion script.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import chain
@@ -13,7 +12,11 @@ from itertools import chain
 import click
 from click.shell_completion import get_completion_class
 
+from kneewatch.agent import settings_table as table
+from kneewatch.agent.daemon.target_tables import targets_toml
 from kneewatch.agent.deployment import stated
+from kneewatch.agent.notify.settings import as_toml as receivers_toml
+from kneewatch.agent.notify.settings import receivers
 from kneewatch.agent.printing import (
     NO_DATA,
     OK,
@@ -26,10 +29,10 @@ from kneewatch.agent.printing import (
 from kneewatch.agent.recording import Captures, Numbered, capture_names, rare_collections
 from kneewatch.agent.settings import Settings
 from kneewatch.agent.source import GpuStream, TargetStream, capture_name, ticks
+from kneewatch.agent.targets import target_name
 from kneewatch.collector.base import CollectError, SettingsError
 from kneewatch.collector.captures.capture import is_capture
-from kneewatch.collector.http.access import FetchSettings
-from kneewatch.collector.http.address import METRICS_PATH, metrics_url, parse_target, shown_url
+from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.monitor import Catalogue
@@ -48,10 +51,11 @@ DEMO_WINDOW_S = 15.0
 """The shipped recording's phases last half a minute each: a window of a minute would blur them."""
 
 
-def diagnose(target: str, settings: Settings, *, form: str, gpu_metrics: str | None) -> int:
+def diagnose(target: str, settings: Settings, *, form: str) -> int:
     """Watch a target, then print the diagnosis. Returns the exit status."""
+    gpu_metrics = _gpu_page(settings)
     if is_capture(target):
-        if gpu_metrics:
+        if gpu_metrics and settings.origin("gpu_metrics").startswith("flag"):
             raise SettingsError("--gpu-metrics needs a server to watch; a capture has no GPU page")
         return _diagnose_capture(target, settings, form)
     profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
@@ -62,16 +66,17 @@ def diagnose(target: str, settings: Settings, *, form: str, gpu_metrics: str | N
         return tell_moment(_watch(stream, fetcher, gpus, settings), form)
 
 
+def _gpu_page(settings: Settings) -> str | None:
+    """The GPU page that is stated; what else the setting may say is for the daemon."""
+    told: str | None = settings["gpu_metrics"]
+    return None if told in table.BY_KEY["gpu_metrics"].choices else told
+
+
 def live_window_s(settings: Settings) -> float:
     """The short window of a watch: not longer than the watch, and long enough for two scrapes."""
     window_s: float = min(settings["watch_s"], settings["window_s"])
     interval_s: float = min(settings["interval_s"], settings["watch_s"])
     return max(window_s, SCRAPES_IN_WINDOW * interval_s)
-
-
-def target_name(target: str) -> str:
-    """A server's name in diagnoses: its URL without credentials and without the usual path."""
-    return shown_url(target).removesuffix(METRICS_PATH)
 
 
 def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
@@ -91,20 +96,8 @@ def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
 def _gpu_stream(target: str, url: str, settings: Settings, profile: Profile) -> GpuStream:
     fetch = settings.fetch()
     if parse_target(url).origin != parse_target(target).origin:
-        fetch = without_secrets(fetch)
+        fetch = fetch.without_secrets()
     return GpuStream(metrics_url(url), fetch, settings.limits(), profile.window_s)
-
-
-def without_secrets(fetch: FetchSettings) -> FetchSettings:
-    """The settings for another server: what was meant for the target is not shown to it."""
-    return replace(
-        fetch,
-        bearer_token_file=None,
-        bearer_token_env=None,
-        headers={},
-        header_files={},
-        header_envs={},
-    )
 
 
 def _watch(
@@ -165,7 +158,7 @@ def replay(
     to_time: str | None,
 ) -> int:
     """Print the diagnosis of every recorded scrape. Returns the exit status."""
-    from_s, to_s = _moment(from_time), _moment(to_time)
+    from_s, to_s = moment(from_time), moment(to_time)
     if from_s is not None and to_s is not None and from_s > to_s:
         raise SettingsError(f"--from {from_time} is later than --to {to_time}")
     recorded = Captures(captures, from_s=from_s, to_s=to_s)
@@ -211,7 +204,8 @@ def demo(settings: Settings, *, form: str) -> int:
 def config(settings: Settings) -> int:
     """Print the effective settings as a TOML file with their origins. Returns the exit status."""
     settings.profile().rules()  # an unknown rule is an error before anything is printed
-    for line in settings.as_toml():
+    receivers(settings)
+    for line in (*settings.as_toml(), *targets_toml(settings), *receivers_toml(settings)):
         click.echo(line)
     return OK
 
@@ -225,7 +219,7 @@ def completion(cli: click.Command, shell: str) -> int:
     return OK
 
 
-def _moment(told: str | None) -> float | None:
+def moment(told: str | None) -> float | None:
     """A time as unix seconds; one without a zone is UTC, as all times that kneewatch prints."""
     if told is None:
         return None

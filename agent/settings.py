@@ -14,6 +14,7 @@ from typing import Any, cast
 from kneewatch.agent.settings_table import SETTINGS, Setting
 from kneewatch.collector.exposition.parser import Limits
 from kneewatch.collector.http.access import FetchSettings
+from kneewatch.collector.http.address import shown_url
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.profile import Profile
 from kneewatch.diagnose.recommend.deployment import NOTHING, Stated
@@ -68,7 +69,7 @@ class Settings:
         lines = [
             f"# {setting.key} is not set; {setting.help}"
             if effective.value is None
-            else f"{setting.key} = {_toml(setting, effective.value)}"
+            else f"{setting.key} = {toml_value(setting, effective.value)}"
             f"  # {effective.origin}; {setting.help}"
             for setting, effective in self.rows()
         ]
@@ -117,7 +118,10 @@ class Settings:
         )
 
 
-def _toml(setting: Setting, value: object) -> str:
+def toml_value(setting: Setting, value: object) -> str:
+    """A value as TOML writes it; secrets are hidden, addresses lose their credentials."""
+    if setting.kind == "url" and value not in setting.choices:
+        value = shown_url(cast("str", value))
     # JSON's numbers, texts and truths are TOML's as well; its escapes too.
     if setting.kind != "pairs":
         return json.dumps(value, ensure_ascii=False)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from kneewatch.agent.settings import Effective, Settings
 from kneewatch.agent.settings_table import BY_KEY, SETTINGS, Setting
-from kneewatch.collector.base import SettingsError
+from kneewatch.collector.base import CollectError, SettingsError
+from kneewatch.collector.http.address import parse_target
 
 RULES_PREFIX = "rules."
 TABLES = ("targets", "notify")
@@ -23,6 +24,7 @@ WANTED = {
     "number": "a number",
     "count": "a whole number",
     "text": "text",
+    "url": "an address",
     "texts": "a list of texts",
     "flag": "true or false",
     "pairs": "a table of texts",
@@ -57,16 +59,16 @@ def load(
         elif key in TABLES:
             tables[key] = _tables(key, value, origin)
         else:
-            values[key] = Effective(_checked(_known(key, origin), value, origin), origin)
+            values[key] = Effective(checked(_known(key, origin), value, origin), origin)
     for setting in SETTINGS:
         if setting.env in environ:
             place = f"environment {setting.env}"
             parsed = _parsed(setting, environ[setting.env], place)
-            values[setting.key] = Effective(_checked(setting, parsed, place), place)
+            values[setting.key] = Effective(checked(setting, parsed, place), place)
     for key, value in flags.items():
         if value is not None:
             place = f"flag {BY_KEY[key].option}"
-            values[key] = Effective(_checked(BY_KEY[key], value, place), place)
+            values[key] = Effective(checked(BY_KEY[key], value, place), place)
     return Settings(values, thresholds, origin, tables)
 
 
@@ -89,7 +91,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise SettingsError(f"settings file {file}: {exc.strerror or exc}") from exc
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise SettingsError(f"settings file {file}: {exc}") from exc
-    return _flattened(document, "")
+    return flattened(document)
 
 
 def _tables(key: str, value: object, origin: str) -> list[dict[str, Any]]:
@@ -99,13 +101,14 @@ def _tables(key: str, value: object, origin: str) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", rows)
 
 
-def _flattened(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A document's values by dotted key; settings that are tables themselves stay whole."""
     flat: dict[str, Any] = {}
     for key, value in document.items():
         name = prefix + key
         pairs = name in BY_KEY and BY_KEY[name].kind == "pairs"
         if isinstance(value, dict) and not pairs:
-            flat |= _flattened(cast("dict[str, Any]", value), name + ".")
+            flat |= flattened(cast("dict[str, Any]", value), name + ".")
         else:
             flat[name] = value
     return flat
@@ -114,9 +117,14 @@ def _flattened(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def _known(key: str, origin: str) -> Setting:
     setting = BY_KEY.get(key)
     if setting is None:
-        near = get_close_matches(key, (*BY_KEY, *TABLES), n=1, cutoff=0.0)
-        raise SettingsError(f"{origin}: no setting {key!r}; the nearest is {near[0]!r}")
+        near = nearest(key, (*BY_KEY, *TABLES))
+        raise SettingsError(f"{origin}: no setting {key!r}; the nearest is {near!r}")
     return setting
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """The known key that is most like one that is not."""
+    return get_close_matches(key, known, n=1, cutoff=0.0)[0]
 
 
 def _threshold(
@@ -149,21 +157,28 @@ def _parsed(setting: Setting, text: str, origin: str) -> object:
     return text
 
 
-def _checked(setting: Setting, value: object, origin: str) -> object:
+def checked(setting: Setting, value: object, origin: str) -> object:
+    """The value of a setting, if it is of its kind and within its bounds.
+
+    Raises:
+        SettingsError: it is not.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         "seconds": number,
         "number": number,
         "count": isinstance(value, int) and not isinstance(value, bool),
         "text": isinstance(value, str),
-        "texts": isinstance(value, list)
-        and all(isinstance(one, str) for one in cast("list[object]", value)),
+        "url": isinstance(value, str),
+        "texts": is_texts(value),
         "flag": isinstance(value, bool),
-        "pairs": _is_pairs(value),
+        "pairs": is_pairs(value),
     }[setting.kind]
     if not fits:
         said = "" if setting.secret else f", not {value!r}"
         raise SettingsError(f"{origin}: {setting.key} must be {WANTED[setting.kind]}{said}")
+    if isinstance(value, str):
+        _check_text(setting, value, origin)
     if not number:
         return value
     amount = float(cast("float", value))
@@ -175,8 +190,31 @@ def _checked(setting: Setting, value: object, origin: str) -> object:
     return value if setting.kind == "count" else amount
 
 
-def _is_pairs(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    pairs = cast("dict[object, object]", value)
-    return all(isinstance(part, str) for pair_ in pairs.items() for part in pair_)
+def _check_text(setting: Setting, text: str, origin: str) -> None:
+    if text in setting.choices:
+        return
+    if setting.choices and setting.kind == "text":
+        raise SettingsError(
+            f"{origin}: {setting.key} must be one of {', '.join(setting.choices)}, not {text!r}"
+        )
+    if setting.kind == "url":
+        try:
+            parse_target(text)
+        except CollectError as error:
+            raise SettingsError(f"{origin}: {setting.key}: {error}; {error.hint}") from error
+
+
+def is_texts(value: object) -> TypeGuard[list[str]]:
+    """Whether it is a list of texts."""
+    return isinstance(value, list) and all(
+        isinstance(one, str) for one in cast("list[object]", value)
+    )
+
+
+def is_pairs(value: object) -> TypeGuard[dict[str, str]]:
+    """Whether it is a table of texts."""
+    return isinstance(value, dict) and all(
+        isinstance(part, str)
+        for both in cast("dict[object, object]", value).items()
+        for part in both
+    )

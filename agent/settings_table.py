@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from kneewatch.rules.model import WINDOW_S
 
-Kind = Literal["seconds", "count", "number", "text", "texts", "flag", "pairs"]
+Kind = Literal["seconds", "count", "number", "text", "texts", "url", "flag", "pairs"]
 MIB = 1024 * 1024
 DAY_S = 24 * 3600.0
 
@@ -20,7 +20,8 @@ DAY_S = 24 * 3600.0
 class Setting:
     """One setting. Seconds, counts and numbers are more than nothing and at most `most`.
 
-    `secret`: its values are never shown.
+    `secret`: its values are never shown. `choices`: the texts that it may be, empty: any; an
+    address may be one of them instead.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Setting:
     flag: str = ""
     most: float = float("inf")
     secret: bool = False
+    choices: tuple[str, ...] = ()
 
     @property
     def env(self) -> str:
@@ -47,7 +49,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "window_s", "seconds", WINDOW_S, "short window; rules' durations are stretched with it"
     ),
-    Setting("interval_s", "seconds", 2.0, "time between scrapes of diagnose and record"),
+    Setting("interval_s", "seconds", 2.0, "time between scrapes; 5 s in run"),
     Setting("watch_s", "seconds", 30.0, "how long diagnose watches", "for"),
     Setting(
         "slo.ttft_p99_s",
@@ -62,6 +64,13 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "ITL P99 target; unset: a target's own quiet times",
         "slo-itl",
+    ),
+    Setting(
+        "slo.objective_ratio",
+        "number",
+        0.99,
+        "share of requests that must meet the targets",
+        most=0.99999,
     ),
     Setting("gpus", "count", None, "GPUs of one engine, for tokens per GPU-hour", most=1e6),
     Setting(
@@ -127,6 +136,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("limits.body_bytes", "count", 64 * MIB, "largest page, also after decompression"),
     Setting("limits.series", "count", 200_000, "most series on a page"),
     Setting("limits.label_bytes", "count", 16 * 1024, "longest label value"),
+    Setting(
+        "gpu_metrics",
+        "url",
+        None,
+        "DCGM exporter page of a target's GPUs; in run also nvml or none; unset: what the node has",
+        choices=("nvml", "none"),
+    ),
     Setting("gpu_interval_s", "seconds", 15.0, "time between readings of the GPUs in run"),
     Setting("file_sd", "texts", None, "files with targets in Prometheus's file_sd format; globs"),
     Setting("listen", "text", "127.0.0.1:9877", "where run answers: HOST:PORT"),
@@ -154,8 +170,30 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "http.hosts", "texts", None, "host names that requests may be for, besides the address"
     ),
-    Setting("log.format", "text", "logfmt", "logfmt or json"),
-    Setting("log.level", "text", "info", "debug, info, warning or error"),
+    Setting(
+        "report.cron",
+        "text",
+        None,
+        "when run makes a report, as cron has it: 0 6 * * mon; unset: never",
+    ),
+    Setting("report.timezone", "text", "UTC", "time zone of reports: Europe/Berlin", "timezone"),
+    Setting(
+        "report.folder", "text", None, "where run puts reports; unset: reports in the state folder"
+    ),
+    Setting("report.keep", "count", 26, "how many reports stay there, the newest"),
+    Setting("report.since_s", "seconds", 7 * DAY_S, "how long a time a report of run is about"),
+    Setting("report.send", "texts", None, "receivers ([[notify]] names) that a report is sent to"),
+    Setting(
+        "report.profile", "text", None, "workload that the size was computed for: size's --plan"
+    ),
+    Setting("log.format", "text", "logfmt", "how run logs to stderr", choices=("logfmt", "json")),
+    Setting(
+        "log.level",
+        "text",
+        "info",
+        "what run logs: this and worse",
+        choices=("debug", "info", "warning", "error"),
+    ),
 )
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}

@@ -6,19 +6,29 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.captures.entries import Entry
+from kneewatch.collector.dcgm import DcgmCollector
 from kneewatch.collector.exposition.parser import Limits, PageParser
 from kneewatch.collector.http.access import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.gpus import NO_GPUS, GpuMonitor
+from kneewatch.diagnose.gpus import NO_GPUS, GpuMonitor, GpuReading
 from kneewatch.diagnose.monitor import Catalogue, TargetMonitor
 from kneewatch.diagnose.profile import Profile
 
 STATUS_OK = 200
+
+
+class ReadsGpus(Protocol):
+    """Tells what the GPUs of a target say."""
+
+    def reading(self, now_s: float) -> GpuReading:
+        """The newest GPU signals."""
+        ...
 
 
 class TargetStream:
@@ -28,8 +38,12 @@ class TargetStream:
         self, name: str, profile: Profile, limits: Limits, catalogue: Catalogue | None = None
     ) -> None:
         self.monitor = TargetMonitor(name, profile, catalogue)
-        self.gpus: GpuMonitor | None = None
-        self._parser = PageParser(limits)
+        self.gpus: ReadsGpus | None = None
+        self._parser, self._catalogue = PageParser(limits), catalogue
+
+    def begin_anew(self) -> None:
+        """Forget what was seen: from now on another process is watched."""
+        self.monitor = TargetMonitor(self.monitor.name, self.monitor.profile, self._catalogue)
 
     def take(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None
@@ -66,11 +80,15 @@ class TargetStream:
     def scrape(self, fetcher: Fetcher) -> list[Diagnosis]:
         """The diagnoses after one GET of a live page."""
         t_s = time.time()
+        return self.judge(t_s, self.fetch(fetcher))
+
+    def fetch(self, fetcher: Fetcher) -> Page | CollectError:
+        """The page after one GET, or why there is none."""
         try:
             fetched = fetcher.get()
         except CollectError as error:
-            return self.monitor.failed(t_s, error)
-        return self.take(t_s, fetched.body, fetched.content_type)
+            return error
+        return self._page(fetched.body, fetched.content_type, None)
 
 
 class GpuStream:
@@ -78,22 +96,19 @@ class GpuStream:
 
     def __init__(self, url: str, settings: FetchSettings, limits: Limits, window_s: float) -> None:
         self.monitor = GpuMonitor(window_s=window_s)
-        self._fetcher = Fetcher(url, settings)
-        self._parser = PageParser(limits)
+        self._collector = DcgmCollector(url, settings, limits)
 
     def scrape(self) -> None:
         """One GET; what goes wrong is said with the target's diagnosis, it stops nothing."""
         t_s = time.time()
         try:
-            fetched = self._fetcher.get()
-            page = self._parser.parse(fetched.body, content_type=fetched.content_type)
-            self.monitor.page(t_s, page)
+            self.monitor.take(t_s, self._collector.collect())
         except CollectError as error:
             self.monitor.failed(str(error))
 
     def close(self) -> None:
         """Close the connection."""
-        self._fetcher.close()
+        self._collector.close()
 
 
 def capture_name(path: str | Path) -> str:

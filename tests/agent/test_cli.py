@@ -250,6 +250,15 @@ def last(told: Ended) -> Document:
     return told.documents[-1]
 
 
+HEAVY = ("apscheduler", "fastapi", "uvicorn", "textual", "pynvml", "sqlite3", "yaml", "jinja2")
+
+
+def test_no_other_command_pays_for_the_daemon() -> None:
+    code = f"import sys, kneewatch.agent.cli; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_a_demo(main: Main) -> None:
     told = main("demo")
     assert (told.status, told.err) == (1, "")

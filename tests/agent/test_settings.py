@@ -18,6 +18,15 @@ COMMANDS = {
     "replay": ("window_s", "gpus", "slo.itl_p99_s"),
     "record": ("interval_s", "fetch.ca_file", "fetch.header_envs"),
     "demo": ("window_s",),
+    "run": (
+        "interval_s",
+        "window_s",
+        "listen",
+        "store.file",
+        "gpu_metrics",
+        "file_sd",
+        "log.level",
+    ),
 }
 TYPED: dict[str, tuple[list[str], list[object]]] = {
     "seconds": (["7.5", "8.5", "9.5"], [7.5, 8.5, 9.5]),
@@ -25,10 +34,22 @@ TYPED: dict[str, tuple[list[str], list[object]]] = {
     "number": (["0.25", "0.5", "0.75"], [0.25, 0.5, 0.75]),
     "text": (["/a b", "/c", "/d"], ["/a b", "/c", "/d"]),
     "texts": (["a", "b", "c"], [["a"], ["b"], ["c"]]),
+    "url": (
+        ["http://a:1/m", "http://b/m", "https://c/m"],
+        ["http://a:1/m", "http://b/m", "https://c/m"],
+    ),
     "flag": (["true", "false", "true"], [True, False, True]),
     "pairs": (["X-A=1", "X-B=2", "X-C=3"], [{"X-A": "1"}, {"X-B": "2"}, {"X-C": "3"}]),
 }
 """By kind: what is written in a file, in the environment and as a flag, and what each means."""
+
+
+def typed(setting: Setting) -> tuple[list[str], list[object]]:
+    """What is written for a setting, and what it means; one that is chosen, from its choices."""
+    if setting.kind != "text" or not setting.choices:
+        return TYPED[setting.kind]
+    texts = [setting.choices[0], setting.choices[-1], setting.choices[0]]
+    return texts, list[object](texts)
 
 
 def in_toml(kind: str, text: str) -> str:
@@ -38,7 +59,7 @@ def in_toml(kind: str, text: str) -> str:
         return f'{{ "{name}" = "{value}" }}'
     if kind == "texts":
         return f'["{text}"]'
-    return f'"{text}"' if kind == "text" else text
+    return f'"{text}"' if kind in ("text", "url") else text
 
 
 def as_flag(setting: Setting, text: str) -> list[str]:
@@ -52,7 +73,7 @@ def as_flag(setting: Setting, text: str) -> list[str]:
 def test_file_environment_and_flag(
     main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: Setting
 ) -> None:
-    texts, values = TYPED[setting.kind]
+    texts, values = typed(setting)
     file = tmp_path / "k.toml"
     file.write_text(f"{setting.key} = {in_toml(setting.kind, texts[0])}\n")
     config, flag = ["config", "--config", str(file)], as_flag(setting, texts[2])
@@ -126,6 +147,10 @@ WRONG = {
     "rules.KV-EVICT.warning = 'x'": "must be rules.<ID>.<severity> = number",
     "rules.KV-EVICT.warning = nan": "must be rules.<ID>.<severity> = number",
     "rules.KV-EVICTS.warning = 1": "file k.toml: no rule 'KV-EVICTS'; there are KV-EVICT, ",
+    "log.level = 'loud'": "file k.toml: log.level must be one of debug, info, warning, error, not "
+    "'loud'",
+    "gpu_metrics = 'ftp://host'": "file k.toml: gpu_metrics: not a target: 'ftp://host': only http",
+    "gpu_metrics = 1": "file k.toml: gpu_metrics must be an address, not 1",
     "rules.KV-EVICT.fatal = 1": "file k.toml: rule KV-EVICT has no severity 'fatal'",
 }
 
@@ -180,6 +205,85 @@ def test_secrets_are_not_printed(main: Main, tmp_path: Path) -> None:
     out = main("config", "--config", "k.toml").out
     assert f'fetch.headers = {{ "X-Api-Key" = "{HIDDEN}" }}' in out
     assert "sesame" not in out
+
+
+TARGETS = """\
+window_s = 30
+[[targets]]
+url = "http://me:sesame@host:8000/metrics"
+labels = { tier = "chat", pod = "a b" }
+slo.ttft_p99_s = 2
+fetch.headers = { "X-Api-Key" = "sesame" }
+gpu_metrics = "http://me:sesame@host:9400"
+[[targets]]
+url = "host:8001"
+name = "second"
+[targets.labels]
+tier = "batch"
+[targets.fetch]
+read_timeout_s = 4
+"""
+
+
+def test_targets_are_printed_without_their_secrets(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "k.toml").write_text(TARGETS)
+    told = main("config", "--config", "k.toml")
+    assert told.status == 0
+    assert "sesame" not in told.out
+    assert "[[targets]]  # file k.toml: [[targets]] number 2" in told.out
+    hidden = {"X-Api-Key": HIDDEN}
+    first, second = tomllib.loads(told.out)["targets"]
+    assert first == {
+        "url": "http://host:8000/metrics",
+        "name": "http://host:8000",
+        "labels": {"tier": "chat", "pod": "a b"},
+        "slo": {"ttft_p99_s": 2.0},
+        "fetch": {"headers": hidden},
+        "gpu_metrics": "http://host:9400/metrics",
+    }
+    assert second == {
+        "url": "http://host:8001/metrics",
+        "name": "second",
+        "labels": {"tier": "batch"},
+        "fetch": {"read_timeout_s": 4.0},
+    }
+    (tmp_path / "again.toml").write_text(told.out)
+    again = tomllib.loads(main("config", "--config", "again.toml").out)
+    assert again == tomllib.loads(told.out)
+
+
+WRONG_TARGETS = {
+    "name = 'a'": "number 1: url is missing",
+    "url = 8000": "number 1: url must be text",
+    "url = 'ftp://a'": "number 1: not a target: 'ftp://a': only http and https are read",
+    "url = 'a'\nname = ''": "number 1: '' is no name",
+    "url = 'a'\nname = \"a\\u001b\"": "number 1: 'a\\x1b' is no name",
+    "url = 'a'\nname = 3": "number 1: name must be text, not 3",
+    "url = 'a'\nlabels = 3": "number 1: labels must be a table of texts",
+    "url = 'a'\nlabels.a = 3": "number 1: labels must be a table of texts",
+    "url = 'a'\nlabels.'a-b' = ''": "number 1: 'a-b' is no label name",
+    "url = 'a'\nurls = 'a'": "number 1: a target has no key 'urls'; the nearest is 'url'",
+    "url = 'a'\nslo.ttft_s = 1": "has no key 'slo.ttft_s'; the nearest is 'slo.ttft_p99_s'",
+    "url = 'a'\nlisten = 'a'": "number 1: listen is set once for all targets",
+    "url = 'a'\nwindow_s = '3'": "number 1: window_s must be a number of seconds, not '3'",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_TARGETS)
+def test_a_wrong_target(main: Main, tmp_path: Path, text: str) -> None:
+    (tmp_path / "k.toml").write_text(f"[[targets]]\n{text}\n")
+    told = main("config", "--config", "k.toml")
+    assert (told.status, told.out) == (2, "")
+    assert told.err.startswith("kneewatch: file k.toml: [[targets]] ")
+    assert WRONG_TARGETS[text] in told.err
+
+
+def test_tables_are_lists_of_tables(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "k.toml").write_text("targets = 3\n")
+    assert (
+        "write targets as [[targets]], one table for each"
+        in main("config", "--config", "k.toml").err
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,1 @@
+"""The sidecar: cycles on a schedule, from targets to board and store."""

@@ -1,0 +1,92 @@
+"""What has changed with a target since its last cycle, said in the log once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from kneewatch.collector.base import CollectError
+from kneewatch.diagnose.diagnosis import Diagnosis
+
+log = logging.getLogger(__name__)
+
+LONGER = 1.3
+"""By so much a wait has grown and not only varied."""
+
+Key = tuple[str, str]
+
+
+class Changes:
+    """What was last told of one target: up or down, stage and causes of each engine."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._answers: bool | None = None
+        self._interval_s = 0.0
+        self._failed = 0
+        self._told: dict[Key, tuple[int | None, frozenset[str]]] = {}
+
+    def scraped(self, error: CollectError | None, interval_s: float) -> None:
+        """A scrape gave a page (`error` is None) or none; the next one follows in `interval_s`."""
+        if error is None:
+            if self._answers is False:
+                log.info("target answers again target=%s failed=%s", self._name, self._failed)
+            elif self._answers is None:
+                log.info("target answers target=%s", self._name)
+            self._answers, self._failed, self._interval_s = True, 0, interval_s
+            return
+        self._failed += 1
+        if self._answers is not False:
+            log.warning(
+                "target does not answer target=%s error=%s try=%s", self._name, error, error.hint
+            )
+            self._interval_s = interval_s
+        elif interval_s > LONGER * self._interval_s:
+            log.info(
+                "target is left alone for longer target=%s interval_s=%.1f failed=%s",
+                self._name,
+                interval_s,
+                self._failed,
+            )
+            self._interval_s = interval_s
+        self._answers = False
+
+    def judged(self, diagnoses: Sequence[Diagnosis]) -> None:
+        """What is said of each engine now."""
+        for diagnosis in diagnoses:
+            if diagnosis.stage is None:
+                continue  # that it cannot be read was said already
+            key = diagnosis.model, diagnosis.engine
+            causes = frozenset(cause.id for cause in diagnosis.causes)
+            was_stage, was_causes = self._told.get(key, (0, frozenset[str]()))
+            self._told[key] = diagnosis.stage.number, causes
+            if diagnosis.stage.number != was_stage:
+                self._stage(diagnosis, was_stage)
+            for cause in diagnosis.causes:
+                if cause.id not in was_causes:
+                    log.info(
+                        "cause begins target=%s model=%s engine=%s cause=%s severity=%s "
+                        "confidence=%s summary=%s",
+                        self._name,
+                        *key,
+                        cause.id,
+                        cause.severity.word,
+                        cause.confidence,
+                        cause.summary,
+                    )
+            for gone in sorted(was_causes - causes):
+                log.info("cause ends target=%s model=%s engine=%s cause=%s", self._name, *key, gone)
+
+    def _stage(self, diagnosis: Diagnosis, before: int | None) -> None:
+        stage = diagnosis.stage
+        if stage is not None:
+            log.info(
+                "stage changes target=%s model=%s engine=%s before=%s now=%s name=%s severity=%s",
+                self._name,
+                diagnosis.model,
+                diagnosis.engine,
+                before,
+                stage.number,
+                stage.name,
+                stage.severity.word,
+            )

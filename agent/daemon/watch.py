@@ -1,0 +1,238 @@
+"""One target's cycle: a page, its diagnoses, and everybody who wants to know. I/O edge."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+from kneewatch.agent.board import Board, SourceState, TargetState
+from kneewatch.agent.daemon.backoff import backoff_s
+from kneewatch.agent.daemon.basis import Basis, with_tier
+from kneewatch.agent.daemon.changes import Changes
+from kneewatch.agent.daemon.pages import pages_of
+from kneewatch.agent.source import TargetStream
+from kneewatch.agent.store.cycle import Cycle, EngineCycle, Raw
+from kneewatch.agent.targets import TargetSpec
+from kneewatch.collector.base import CollectError
+from kneewatch.collector.history import Restart
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
+from kneewatch.diagnose.monitor import EngineMonitor, TargetMonitor
+
+PAGE = "page"
+"""What the target's own page is called among its sources."""
+
+STARTED_OVER = "the recording starts over"
+
+
+class TakesCycles(Protocol):
+    """The store, as a cycle sees it: it never blocks and never raises."""
+
+    def put(self, cycle: Cycle) -> None:
+        """Take a cycle."""
+        ...
+
+
+class TakesStates(Protocol):
+    """The notifier, as a cycle sees it: it never blocks and never raises."""
+
+    def offer(self, state: TargetState) -> None:
+        """Take a target's newest state."""
+        ...
+
+
+class GpuReadings(Protocol):
+    """The GPU sources, as a cycle sees them: what they last found, without waiting."""
+
+    def reading(self, spec: TargetSpec, t_s: float) -> GpuReading:
+        """What the GPUs of a target say."""
+        ...
+
+    def states(self, spec: TargetSpec) -> Sequence[SourceState]:
+        """How the target's sources do."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """Where the results of cycles go, and where GPU signals come from."""
+
+    board: Board
+    store: TakesCycles | None = None
+    notifier: TakesStates | None = None
+    gpus: GpuReadings | None = None
+
+
+class Watch:
+    """One target under watch. Its cycles run one at a time, in any thread.
+
+    Raises:
+        CaptureError: it is a capture that cannot be played.
+    """
+
+    def __init__(
+        self,
+        spec: TargetSpec,
+        basis: Basis,
+        sinks: Sinks,
+        *,
+        wall: Callable[[], float] = time.time,
+        luck: Callable[[], float] = random.random,
+    ) -> None:
+        self.spec, self.basis = spec, basis
+        self._sinks, self._wall, self._luck = sinks, wall, luck
+        self._pages, self._shown_address = pages_of(spec), spec.shown_address
+        self._stream = TargetStream(spec.name, basis.profile, basis.limits, basis.catalogue)
+        self._stream.gpus = self
+        self._changes = Changes(spec.name)
+        self._turn, self._telling = Lock(), Lock()
+        self._retired = False
+        self._wanted: TargetSpec | None = None
+        self._diagnoses: tuple[Diagnosis, ...] = ()
+        self.cycles = self._failures = self._failing = 0
+
+    def adopt(self, spec: TargetSpec) -> None:
+        """From the next cycle on the target is as configured now; what was seen of it is kept."""
+        self._wanted = spec
+
+    def retire(self) -> None:
+        """Tell nobody any more, not even of a cycle under way."""
+        with self._telling:
+            self._retired = True
+        if self._turn.acquire(blocking=False):
+            self._let_go()
+            self._turn.release()
+
+    def reading(self, now_s: float) -> GpuReading:
+        """What the target's GPUs say."""
+        return self._sinks.gpus.reading(self.spec, now_s) if self._sinks.gpus else NO_GPUS
+
+    def cycle(self) -> float | None:
+        """One cycle. Gives the seconds until the next, None: at the target's usual time."""
+        with self._turn:
+            next_s = None if self._retired else self._scrape()
+        if self._retired:
+            self._let_go()
+        return next_s
+
+    def _scrape(self) -> float | None:
+        self._take_over()
+        began_s, t_s = time.perf_counter(), self._wall()
+        before = self._stream.monitor
+        page = self._pages.take(self._stream, t_s)
+        diagnoses = self._stream.judge(t_s, page)
+        over = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
+        return self._tell(t_s, diagnoses, began_s, over)
+
+    def crashed(self, error: Exception) -> float | None:
+        """A cycle did not come to its end: of the target nothing is known."""
+        bug = CollectError(
+            f"internal error: {type(error).__name__}: {error}",
+            kind="internal",
+            hint="This is a bug in kneewatch: please report it with the traceback in its log.",
+        )
+        with self._turn:
+            began_s, t_s = time.perf_counter(), self._wall()
+            return self._tell(t_s, self._stream.monitor.failed(t_s, bug), began_s, None)
+
+    def _let_go(self) -> None:
+        self._pages.close()
+        self._stream.gpus = None  # a circle of references would keep all that was seen
+
+    def _take_over(self) -> None:
+        spec, self._wanted = self._wanted, None
+        if spec is None:
+            return
+        if not spec.played and spec.settings.fetch() != self.spec.settings.fetch():
+            self._pages.close()
+            self._pages = pages_of(spec)
+        self.spec = spec
+
+    def _tell(
+        self, t_s: float, diagnoses: Sequence[Diagnosis], began_s: float, over: Restart | None
+    ) -> float | None:
+        error = self._stream.monitor.last_error
+        tiered = tuple(with_tier(one, self.spec, self.basis) for one in diagnoses)
+        engines = engine_cycles(diagnoses, tiered, self._stream.monitor, over)
+        self.cycles += 1
+        self._failures += error is not None
+        self._failing = self._failing + 1 if error is not None else 0
+        # None of them: the scrape was not newer than the last one, which still holds.
+        self._diagnoses = tiered or self._diagnoses
+        usual_s = float(self.spec.settings["interval_s"])
+        next_s = self._pages.due_in_s()
+        if next_s is None and error is not None:
+            next_s = backoff_s(usual_s, failing=self._failing, luck=self._luck())
+        spent_s = time.perf_counter() - began_s
+        state = self._state(t_s, usual_s if next_s is None else next_s, spent_s)
+        with self._telling:
+            if self._retired:
+                return None
+            said = None if error is None else str(error)
+            self._hand_out(
+                Cycle(t_s, self.spec.name, self.spec.labels, engines, spent_s, said), state
+            )
+        self._changes.scraped(error, state.interval_s)
+        self._changes.judged(diagnoses)
+        return next_s
+
+    def _hand_out(self, cycle: Cycle, state: TargetState) -> None:
+        self._sinks.board.put(state)
+        if self._sinks.store:
+            self._sinks.store.put(cycle)
+        if self._sinks.notifier:
+            self._sinks.notifier.offer(state)
+
+    def _state(self, t_s: float, interval_s: float, spent_s: float) -> TargetState:
+        error = self._stream.monitor.last_error
+        page = SourceState(PAGE, t_s, error is None, spent_s, "" if error is None else str(error))
+        gpus = self._sinks.gpus.states(self.spec) if self._sinks.gpus else ()
+        return TargetState(
+            name=self.spec.name,
+            url=self._shown_address,
+            labels=self.spec.labels,
+            t_s=t_s,
+            diagnoses=self._diagnoses,
+            cycle_s=spent_s,
+            interval_s=interval_s,
+            cycles=self.cycles,
+            failures=self._failures,
+            failing=self._failing,
+            sources=(page, *gpus),
+        )
+
+
+def engine_cycles(
+    diagnoses: Sequence[Diagnosis],
+    tiered: Sequence[Diagnosis],
+    monitor: TargetMonitor,
+    over: Restart | None,
+) -> tuple[EngineCycle, ...]:
+    """What each engine leaves for the store; `tiered` are its diagnoses with their tiers, `over`
+    is a restart that pages do not show."""
+    by_diagnosis = {id(engine.newest): engine for engine in monitor.engines}
+    return tuple(
+        engine_cycle(told, by_diagnosis.get(id(plain)), over)
+        for plain, told in zip(diagnoses, tiered, strict=True)
+    )
+
+
+def engine_cycle(
+    diagnosis: Diagnosis, engine: EngineMonitor | None, over: Restart | None
+) -> EngineCycle:
+    """The same for one engine; `engine` is None where none has been seen on a page yet."""
+    replica = engine.key.replica if engine else ""
+    if engine is None or diagnosis.stage is None:
+        return EngineCycle(diagnosis, replica=replica)
+    return EngineCycle(
+        diagnosis,
+        Raw(*engine.counters()),
+        engine.config,
+        engine.history.started_s,
+        engine.restart or over,
+        replica,
+    )

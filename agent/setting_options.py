@@ -1,0 +1,90 @@
+"""Flags for settings: each sets the setting of its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kneewatch.agent import settings_table as table
+from kneewatch.agent.options import PAIR, SPAN
+from kneewatch.agent.settings import Settings
+from kneewatch.agent.settings_sources import load
+
+DEPLOYMENT = (
+    "model",
+    "gpu",
+    "tensor_parallel",
+    "vllm_version",
+    "launch_file",
+    "replicas",
+    "usd_per_gpu_hour",
+)
+JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
+FETCHING = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def setting_options(*names: str) -> Callable[[Command], Command]:
+    """Flags for settings, by key; each sets the setting of that name."""
+
+    def decorate(command: Command) -> Command:
+        for key in reversed(names):
+            command = setting_option(table.BY_KEY[key])(command)
+        return click.option(
+            "--config",
+            "config_file",
+            type=click.Path(path_type=Path),
+            envvar="KNEEWATCH_CONFIG",
+            help="TOML settings file  [KNEEWATCH_CONFIG]",
+        )(command)
+
+    return decorate
+
+
+def setting_option(row: table.Setting) -> Callable[[Command], Command]:
+    """The flag of one setting. Not given it is None, and file or environment decide."""
+    kinds: dict[str, dict[str, Any]] = {
+        "seconds": {"type": SPAN},
+        "count": {"type": int},
+        "number": {"type": float},
+        "text": {"type": click.Path() if row.key.endswith(("_file", ".file")) else str},
+        "url": {"type": str, "metavar": "URL"},
+        "flag": {"default": None},
+        "pairs": {"type": PAIR, "multiple": True},
+        "texts": {"multiple": True},
+    }
+    flag = row.option
+    if row.kind == "flag":
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    return click.option(
+        flag, parameter(row.key), help=f"{row.help}  [{row.env}]", **kinds[row.kind]
+    )
+
+
+def parameter(key: str) -> str:
+    """A setting's name as a Python parameter."""
+    return key.replace(".", "__")
+
+
+def effective(given: dict[str, Any]) -> Settings:
+    """The effective settings of a command from its keyword arguments, which lose those it uses
+    up."""
+    return loader(given)()
+
+
+def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Callable[[], Settings]:
+    """Reads the effective settings of a command, as often as it is called. `defaults` are the
+    command's own."""
+    file: Path | None = given.pop("config_file", None)
+    flags: dict[str, Any] = {}
+    for key, row in table.BY_KEY.items():
+        value = given.pop(parameter(key), None)
+        if row.kind in ("pairs", "texts") and value is not None:
+            value = (dict(value) if row.kind == "pairs" else list(value)) or None
+        flags[key] = value
+    return lambda: load(file=file, environ=os.environ, flags=flags, defaults=defaults)

@@ -1,0 +1,72 @@
+"""Targets, pages and parts of a daemon for tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kneewatch.agent.board import Board, TargetState
+from kneewatch.agent.daemon.basis import Bases
+from kneewatch.agent.daemon.target_tables import argument_specs
+from kneewatch.agent.daemon.watch import GpuReadings, Sinks, Watch
+from kneewatch.agent.settings import Effective, Settings
+from kneewatch.agent.settings_sources import load
+from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.targets import TargetSpec
+
+PATIENCE_S = 20.0
+"""A busy machine may be so late."""
+
+
+def settings(file: Path | None = None, **values: Any) -> Settings:  # noqa: ANN401
+    """Settings of a daemon; keyword arguments are keys with __ for the dot."""
+    loaded = load(file=file, environ={}, flags={}, defaults={"interval_s": 5.0})
+    return loaded.with_values(
+        {key.replace("__", "."): Effective(value, "test") for key, value in values.items()}
+    )
+
+
+def target(address: str, **values: Any) -> TargetSpec:  # noqa: ANN401
+    """One target with these settings."""
+    (spec,) = argument_specs([address], settings(**values))
+    return spec
+
+
+class Kept:
+    """A store and a notifier that keep what they are given."""
+
+    def __init__(self) -> None:
+        self.cycles: list[Cycle] = []
+        self.states: list[TargetState] = []
+        self.board = Board()
+
+    def sinks(self, gpus: GpuReadings | None = None) -> Sinks:
+        """Everything goes here."""
+        return Sinks(self.board, self, self, gpus)
+
+    def put(self, cycle: Cycle) -> None:
+        self.cycles.append(cycle)
+
+    def offer(self, state: TargetState) -> None:
+        self.states.append(state)
+
+
+def watch(
+    spec: TargetSpec,
+    kept: Kept,
+    *,
+    gpus: GpuReadings | None = None,
+    **more: Any,  # noqa: ANN401
+) -> Watch:
+    """A target under watch."""
+    return Watch(spec, Bases().of([spec])[spec.name], kept.sinks(gpus), **more)
+
+
+def until(reached: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    """Wait for something."""
+    deadline_s = time.monotonic() + patience_s
+    while not reached():
+        assert time.monotonic() < deadline_s, "it did not come to that"
+        time.sleep(0.005)

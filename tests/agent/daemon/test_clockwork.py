@@ -1,0 +1,206 @@
+"""Jobs at their intervals: phases, hanging, crashes, backoff, a clock that is set."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, tzinfo
+
+import pytest
+from apscheduler.schedulers import base  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.agent.daemon.clockwork import Clockwork, Grid, phase_ratio
+from tests.agent.daemon.made import until
+
+
+class Counted:
+    """A job that notes when it ran."""
+
+    def __init__(self, after: Callable[[], float | None] = lambda: None) -> None:
+        self.times: list[float] = []
+        self.crashes: list[Exception] = []
+        self._after = after
+
+    def cycle(self) -> float | None:
+        self.times.append(time.monotonic())
+        return self._after()
+
+    def crashed(self, error: Exception) -> float | None:
+        self.crashes.append(error)
+        return None
+
+
+@pytest.fixture
+def clockwork() -> Iterator[Clockwork]:
+    made = Clockwork()
+    made.start()
+    yield made
+    made.stop()
+
+
+@given(
+    st.floats(0.1, 3600),
+    st.floats(0, 1),
+    st.floats(1.6e9, 2.0e9),
+)
+def test_the_grid(interval_s: float, ratio: float, now_s: float) -> None:
+    phase_s = ratio * interval_s
+    grid = Grid(interval_s=interval_s, phase_s=phase_s)
+    next_s = grid.after_s(now_s)
+    assert 0 < next_s - now_s <= interval_s + 0.002
+    steps = (next_s - phase_s) / interval_s
+    assert abs(steps - round(steps)) * interval_s < 1e-3, "it is on the grid"
+    now = datetime.fromtimestamp(now_s, UTC)
+    assert grid.get_next_fire_time(None, now) > now, "APScheduler would ask for ever"
+
+
+def test_a_time_on_the_grid_is_not_its_own_next_one() -> None:
+    grid = Grid(interval_s=0.1, phase_s=0.0)
+    for step in range(2000):
+        now = datetime.fromtimestamp(1.7e9 + step * 0.1, UTC)
+        later_s = (grid.get_next_fire_time(None, now) - now).total_seconds()
+        assert 0.05 < later_s < 0.15
+
+
+def test_phases_are_spread_evenly() -> None:
+    ratios = [phase_ratio(f"http://10.0.{n // 250}.{n % 250}:8000") for n in range(1000)]
+    assert all(0 <= ratio < 1 for ratio in ratios)
+    tenths = [sum(int(10 * ratio) == tenth for ratio in ratios) for tenth in range(10)]
+    assert min(tenths) > 60
+    assert phase_ratio("a") == phase_ratio("a")
+
+
+def test_jobs_keep_their_interval(clockwork: Clockwork) -> None:
+    job = Counted()
+    clockwork.put("a", job, interval_s=0.1)
+    until(lambda: len(job.times) >= 12)
+    gaps = [after - before for before, after in zip(job.times[1:], job.times[2:], strict=False)]
+    assert 0.08 < sum(gaps) / len(gaps) < 0.14
+
+
+def test_the_first_run_comes_soon(clockwork: Clockwork) -> None:
+    soon, on_the_grid = Counted(), Counted()
+    since_s = time.monotonic()
+    clockwork.put("a", soon, interval_s=1e6, first_in_s=0.05)
+    clockwork.put("b", on_the_grid, interval_s=1e6)
+    until(lambda: soon.times)
+    assert 0.03 < soon.times[0] - since_s < 5
+    assert not on_the_grid.times
+
+
+def test_never_two_at_once_and_nobody_is_delayed(clockwork: Clockwork) -> None:
+    hang = threading.Event()
+
+    def hangs() -> None:
+        hang.wait(20)
+
+    slow, quick = Counted(hangs), Counted()
+    clockwork.put("slow", slow, interval_s=0.1)
+    clockwork.put("quick", quick, interval_s=0.1)
+    until(lambda: len(quick.times) >= 10 and slow.times)
+    assert len(slow.times) == 1
+    hang.set()
+    until(lambda: len(slow.times) >= 3)
+
+
+def test_a_job_says_when_it_is_next(clockwork: Clockwork) -> None:
+    waits = iter([0.3, 0.3, 0.3])
+    job = Counted(lambda: next(waits, 1e6))
+    clockwork.put("a", job, interval_s=0.1)
+    until(lambda: len(job.times) == 4)
+    gaps = [after - before for before, after in zip(job.times, job.times[1:], strict=False)]
+    assert all(gap > 0.28 for gap in gaps)
+    time.sleep(0.3)
+    assert len(job.times) == 4
+
+
+def test_a_crash_is_logged_and_the_next_run_comes(
+    clockwork: Clockwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Counted(lambda: 1 / 0)
+    with caplog.at_level(logging.ERROR):
+        clockwork.put("a", job, interval_s=0.1)
+        until(lambda: len(job.crashes) >= 3)
+    assert isinstance(job.crashes[0], ZeroDivisionError)
+    record = caplog.records[0]
+    assert (record.msg, record.args) == ("a cycle crashed; going on name=%s", ("a",))
+    assert record.exc_info is not None
+    assert clockwork.silent_s < 5
+
+
+def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
+    job = Counted(lambda: 0.05)
+    clockwork.put("a", job, interval_s=0.1)
+    until(lambda: job.times)
+    clockwork.drop("a")
+    clockwork.drop("a")
+    time.sleep(0.1)
+    ran = len(job.times)
+    time.sleep(0.3)
+    assert len(job.times) == ran
+
+
+def test_a_name_may_be_anything(clockwork: Clockwork) -> None:
+    job = Counted()
+    clockwork.put("heartbeat", job, interval_s=0.1)
+    until(lambda: job.times)
+    clockwork.drop("heartbeat")
+    time.sleep(2.5)
+    assert clockwork.silent_s < 2.3, "the scheduler's own heart beats on"
+
+
+class Clock:
+    """The wall clock, which can be set: ours and APScheduler's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.set_by_s = 0.0
+        clock = self
+
+        class Moments(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.fromtimestamp(clock(), tz)
+
+        monkeypatch.setattr(base, "datetime", Moments)
+
+    def __call__(self) -> float:
+        return time.time() + self.set_by_s
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    clock = Clock(monkeypatch)
+    clockwork = Clockwork(wall=clock)
+    clockwork.start()
+    try:
+        job = Counted()
+        clockwork.put("a", job, interval_s=0.1)
+        until(lambda: len(job.times) >= 3)
+        assert clockwork.check() == 0.0
+        clock.set_by_s = 3600.0 * hours
+        time.sleep(0.3)
+        ran = len(job.times)
+        time.sleep(0.5)
+        if hours < 0:
+            assert len(job.times) <= ran + 1, "without the check APScheduler waits for the hour"
+        assert clockwork.check() == pytest.approx(3600.0 * hours, abs=0.5)
+        ran = len(job.times)
+        until(lambda: len(job.times) >= ran + 5, patience_s=5.0)
+        assert clockwork.check() == 0.0
+        assert len(job.times) < 60, "what was missed is not made up for"
+        gaps = [after - before for before, after in zip(job.times, job.times[1:], strict=False)]
+        assert min(gaps[-3:]) > 0.05
+    finally:
+        clockwork.stop()
+
+
+def test_a_clock_that_is_only_slewed_changes_nothing() -> None:
+    ahead = {"s": 0.0}
+    clockwork = Clockwork(wall=lambda: time.time() + ahead["s"])
+    for _ in range(20):
+        ahead["s"] += 0.2
+        assert clockwork.check() == 0.0

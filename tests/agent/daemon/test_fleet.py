@@ -1,0 +1,158 @@
+"""Many targets at once: nobody delays another, and what changes keeps what did not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from kneewatch.agent.daemon.basis import Bases
+from kneewatch.agent.daemon.clockwork import Clockwork
+from kneewatch.agent.daemon.fleet import Fleet
+from kneewatch.agent.daemon.roster import Roster
+from kneewatch.agent.targets import TargetSpec
+from kneewatch.collector.base import CaptureError, SettingsError
+from tests.agent.daemon.made import Kept, settings, target, until
+from tests.agent.running import bodies, in_turn
+from tests.collector.servers import Start
+
+HEALTHY = bodies("healthy_light", 10, 30)
+INTERVAL_S = 0.5
+
+
+class Fleeting:
+    """A fleet with its clockwork."""
+
+    def __init__(self) -> None:
+        self.kept, self.clockwork, self.told = Kept(), Clockwork(), list[list[str]]()
+        self.fleet = Fleet(
+            self.clockwork,
+            self.kept.sinks(),
+            on_targets=lambda specs: self.told.append([spec.name for spec in specs]),
+        )
+        self.clockwork.start()
+
+    def apply(self, specs: Sequence[TargetSpec]) -> None:
+        self.fleet.apply(specs, Bases().of(specs))
+
+    def times(self, name: str) -> list[float]:
+        return [cycle.t_s for cycle in list(self.kept.cycles) if cycle.target == name]
+
+    def close(self) -> None:
+        self.apply([])
+        self.clockwork.stop()
+        until(lambda: self.clockwork.pool.busy == 0)
+
+
+@pytest.fixture
+def fleeting() -> Iterator[Fleeting]:
+    made = Fleeting()
+    yield made
+    made.close()
+
+
+def quick(url: str, **values: Any) -> TargetSpec:  # noqa: ANN401
+    return target(url, **{"interval_s": INTERVAL_S, "fetch__read_timeout_s": 0.8, **values})
+
+
+def gap_s(times: Sequence[float]) -> float:
+    """The mean time between cycles."""
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def test_half_of_twenty_targets_hang(serving: Start, fleeting: Fleeting) -> None:
+    healed = threading.Event()
+    page = in_turn(HEALTHY)
+
+    def hangs(sock: socket.socket, request: bytes, number: int) -> bool | None:
+        if healed.is_set():
+            return page(sock, request, number)
+        sock.recv(1)
+        return False
+
+    healthy = [quick(serving(in_turn(HEALTHY)).url) for _ in range(10)]
+    hanging = [quick(serving(hangs).url) for _ in range(10)]
+    fleeting.apply([*healthy, *hanging])
+    until(lambda: fleeting.fleet.all_seen)
+    until(lambda: all(len(fleeting.times(spec.name)) >= 12 for spec in healthy))
+    for spec in healthy:
+        assert gap_s(fleeting.times(spec.name)[2:]) < 1.3 * INTERVAL_S, "cycles were missed"
+        state = fleeting.kept.board.get(spec.name)
+        assert state is not None
+        assert (state.failures, state.interval_s) == (0, INTERVAL_S)
+
+    def states() -> list[Any]:
+        return [fleeting.kept.board.get(spec.name) for spec in hanging]
+
+    until(lambda: all(state.failing >= 4 for state in states()), 40)
+    assert all(state.interval_s >= 1.6 * INTERVAL_S for state in states())
+    assert {state.diagnoses[0].health for state in states()} == {"critical"}
+    healed.set()
+    until(lambda: all(state.failing == 0 for state in states()), 40)
+    assert {state.interval_s for state in states()} == {INTERVAL_S}
+    name = hanging[0].name
+    before = len(fleeting.times(name))
+    until(lambda: len(fleeting.times(name)) >= before + 4)
+    assert gap_s(fleeting.times(name)[-3:]) < 1.5 * INTERVAL_S, "back to normal"
+
+
+def test_what_did_not_change_goes_on(serving: Start, fleeting: Fleeting) -> None:
+    same, other, gone = (serving(in_turn(HEALTHY)) for _ in range(3))
+    fleeting.apply([quick(same.url), quick(other.url), quick(gone.url)])
+    until(lambda: all(len(server.requests) >= 3 for server in (same, other, gone)))
+    specs = [quick(same.url, interval_s=0.2), quick(other.url, slo__ttft_p99_s=2.0)]
+    fleeting.apply(specs)
+    assert fleeting.kept.board.get(f"http://127.0.0.1:{gone.port}") is None
+    asked = len(gone.requests)
+    names = [spec.name for spec in specs]
+    seen = [len(fleeting.times(name)) for name in names]
+    until(lambda: all(len(fleeting.times(n)) >= s + 5 for n, s in zip(names, seen, strict=True)))
+    first, second = (fleeting.kept.board.get(name) for name in names)
+    assert first is not None
+    assert second is not None
+    assert (first.cycles, second.cycles >= 5) == (len(fleeting.times(names[0])), True)
+    assert second.cycles < len(fleeting.times(names[1])), "judged by something else: begun anew"
+    assert first.interval_s == 0.2
+    assert gap_s(fleeting.times(names[0])[-4:]) < 0.4
+    assert len(gone.requests) <= asked + 1
+    assert fleeting.kept.board.get(f"http://127.0.0.1:{gone.port}") is None
+    assert (same.connections, other.connections) == (1, 2)
+    assert [len(names) for names in fleeting.told] == [3, 2]
+
+
+def test_a_capture_that_cannot_be_played_changes_nothing(
+    serving: Start, fleeting: Fleeting
+) -> None:
+    server = serving(in_turn(HEALTHY))
+    fleeting.apply([quick(server.url)])
+    with pytest.raises(CaptureError, match="no such file"):
+        fleeting.apply([quick(server.url), quick("no-such.jsonl.gz")])
+    assert [spec.address for spec in fleeting.fleet.specs()] == [server.url]
+    until(lambda: len(server.requests) >= 3)
+
+
+def test_many_targets_do_not_begin_at_once(serving: Start, fleeting: Fleeting) -> None:
+    server = serving(in_turn(HEALTHY))
+    plain = settings(interval_s=2.0)
+    specs = [TargetSpec(f"t{n}", server.url, {}, plain, None, "test") for n in range(200)]
+    since_s = time.monotonic()
+    fleeting.apply(specs)
+    time.sleep(max(0.0, since_s + 1.0 - time.monotonic()))
+    assert 20 < len(fleeting.kept.cycles) < 180, "half of them after half the interval"
+
+
+def test_a_roster() -> None:
+    with pytest.raises(SettingsError, match="no target to watch"):
+        Roster([], settings())
+    with pytest.raises(SettingsError, match="two targets are called 'http://a:1': argument 1 and"):
+        Roster(["a:1", "http://a:1"], settings())
+    assert Roster([], settings(file_sd=["/no/such/*.json"])).specs() == []
+    roster = Roster(["a:1"], settings())
+    assert [spec.name for spec in roster.specs()] == ["http://a:1"]
+    assert not roster.poll()
+    other = roster.renewed(settings(window_s=30.0))
+    assert [spec.settings["window_s"] for spec in (*roster.specs(), *other.specs())] == [60, 30]

@@ -1,0 +1,22 @@
+"""What the process takes of the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import gc, resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, hard), hard))
+from kneewatch.agent.daemon import footprint
+footprint.settle()
+footprint.settle()
+soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+print(soft == min(hard, footprint.OPEN_FILES), gc.get_threshold()[0], gc.isenabled())
+"""
+
+
+def test_connections_and_garbage() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert done.stdout == "True 20000 True\n"

@@ -1,0 +1,136 @@
+"""A capture played as if it were live: its pace, its times, its start over."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.daemon.player import PAUSE_S, Player
+from kneewatch.agent.source import TargetStream
+from kneewatch.collector.base import CaptureError, CollectError
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
+from kneewatch.collector.captures.entries import Entry
+from kneewatch.collector.exposition.parser import Limits
+from kneewatch.collector.samples import Page
+from kneewatch.diagnose.profile import Profile
+from tests.agent.running import capture
+
+HEALTHY = capture("healthy_light")
+NOW_S = 1_900_000_000.0
+
+
+class Clock:
+    """A monotonic clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def stream() -> TargetStream:
+    return TargetStream("t", Profile(), Limits())
+
+
+def recorded(path: Path, *entries: Entry) -> str:
+    with CaptureWriter(path) as out:
+        for entry in entries:
+            out.write(entry)
+    return str(path)
+
+
+def simple(value: float) -> str:
+    return (
+        f"vllm:num_requests_running {value}\nprocess_start_time_seconds {value}\n"
+        f"a_total {value}\na_created {value}\n"
+    )
+
+
+def values(page: Page | CollectError) -> dict[str, float]:
+    assert isinstance(page, Page)
+    return {series.name: value for series, value in page.samples()}
+
+
+def test_pages_come_at_their_own_pace() -> None:
+    entries = list(CaptureReader(HEALTHY))
+    clock = Clock()
+    player, reader = Player(str(HEALTHY), clock=clock), stream()
+    for before, after in pairwise(entries[:7]):
+        page = player.take(reader, NOW_S)
+        assert isinstance(page, Page)
+        assert player.due_in_s == pytest.approx(after.t_s - before.t_s, abs=1e-6)
+        clock.now_s += player.due_in_s + 1e-6
+
+
+def test_missed_pages_are_left_out(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "c.jsonl", *(Entry(100.0 + 2 * n, simple(n)) for n in range(10)))
+    clock = Clock()
+    player, reader = Player(path, clock=clock), stream()
+    assert values(player.take(reader, NOW_S))["a_total"] == 0
+    clock.now_s += 7.0
+    assert values(player.take(reader, NOW_S + 7))["a_total"] == 3
+    assert player.due_in_s == pytest.approx(1.0)
+
+
+def test_times_of_the_process_are_moved_and_each_start_is_another_process(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "c.jsonl", Entry(100.0, simple(40)), Entry(102.0, simple(40)))
+    clock = Clock()
+    player, reader = Player(path, clock=clock), stream()
+    starts: list[float] = []
+    for turn in range(3):
+        for _ in range(2):
+            found = values(player.take(reader, NOW_S + clock.now_s - 1000))
+            assert found["a_total"] == found["vllm:num_requests_running"] == 40
+            assert found["a_created"] == found["process_start_time_seconds"]
+            starts.append(found["a_created"])
+            assert player.begun == turn + 1
+            clock.now_s += player.due_in_s
+    assert starts[0::2] == starts[1::2], "as long as it is one process"
+    lasts_s = 2.0 + PAUSE_S
+    assert starts[0::2] == [NOW_S - 60 + turn * lasts_s for turn in range(3)]
+
+
+def test_a_recorded_failure_is_one(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "c.jsonl", Entry(100.0, None, "connection refused"))
+    page = Player(path).take(stream(), NOW_S)
+    assert isinstance(page, CollectError)
+    assert str(page) == "connection refused"
+
+
+def test_times_that_go_back_do_not_hurry(tmp_path: Path) -> None:
+    path = recorded(
+        tmp_path / "c.jsonl",
+        Entry(100.0, simple(1)),
+        Entry(50.0, simple(2)),
+        Entry(52.0, simple(3)),
+    )
+    clock = Clock()
+    player, reader = Player(path, clock=clock), stream()
+    assert values(player.take(reader, NOW_S))["a_total"] == 2
+    assert player.due_in_s == pytest.approx(2.0)
+
+
+def test_a_file_that_goes_is_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "c.jsonl"
+    path = recorded(file, Entry(100.0, simple(1)))
+    clock = Clock()
+    player, reader = Player(path, clock=clock), stream()
+    file.rename(tmp_path / "d.jsonl")
+    for _ in range(3):
+        with pytest.raises(CaptureError, match="no such file"):
+            player.take(reader, NOW_S)
+        assert player.due_in_s == PAUSE_S
+        clock.now_s += player.due_in_s
+    (tmp_path / "d.jsonl").rename(file)
+    assert values(player.take(reader, NOW_S))["a_total"] == 1
+
+
+def test_nothing_to_play(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").touch()
+    with pytest.raises(CaptureError, match="it is empty"):
+        Player(str(tmp_path / "c.jsonl"))
+    with pytest.raises(CaptureError, match="no such file"):
+        Player(str(tmp_path / "d.jsonl"))

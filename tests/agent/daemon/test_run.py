@@ -1,0 +1,289 @@
+"""`kneewatch run` as a process: start, signals, reload, end, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.daemon.made import until
+from tests.agent.daemon.running import Daemon
+from tests.agent.running import Main, bodies, capture, in_turn, run
+from tests.collector.servers import Start
+
+HEALTHY = bodies("healthy_light", 10, 30)
+QUICK = ("--interval", "0.2s", "--gpu-metrics", "none")
+
+
+def never(_sock: socket.socket, _request: bytes, _number: int) -> bool:
+    """Answers nothing, as long as the connection is there."""
+    _sock.recv(1)
+    return False
+
+
+def test_it_watches_answers_and_ends(serving: Start, tmp_path: Path) -> None:
+    first, second = (serving(in_turn(HEALTHY)) for _ in range(2))
+    with Daemon(tmp_path, first.url, f"127.0.0.1:{second.port}", *QUICK) as daemon:
+        names = {f"http://127.0.0.1:{server.port}" for server in (first, second)}
+        until(lambda: daemon.diagnoses().keys() == names)
+        until(lambda: {one["health"] for one in daemon.diagnoses().values()} == {"ok"})
+        daemon.wait_for("ready")
+        assert daemon.end(signal.SIGINT) < 3.0
+    assert (tmp_path / "kneewatch.db").stat().st_size > 0
+    assert [line["targets"] for line in daemon.said("targets are watched")] == ["2"]
+    assert first.connections == 1, "one connection, one GET a scrape"
+    assert "Traceback" not in daemon.log
+
+
+def test_it_ends_in_time_while_targets_hang(serving: Start, tmp_path: Path) -> None:
+    hanging = [serving(never) for _ in range(8)]
+    healthy = serving(in_turn(HEALTHY))
+    urls = [server.url for server in (*hanging, healthy)]
+    with Daemon(tmp_path, *urls, *QUICK, "--fetch-read-timeout", "60s") as daemon:
+        until(lambda: all(server.requests for server in (*hanging, healthy)))
+        until(lambda: len(healthy.requests) > 5)
+        assert daemon.end() < 3.0
+    assert "Traceback" not in daemon.log
+    assert "maximum number of running instances" not in daemon.log
+
+
+def test_a_time_to_run(serving: Start, tmp_path: Path) -> None:
+    with Daemon(tmp_path, serving(in_turn(HEALTHY)).url, *QUICK, "--for", "1s") as daemon:
+        assert daemon.process.wait(30) == 0
+
+
+def seen_s(daemon: Daemon, name: str) -> float:
+    """What a target's window holds; after one scrape it is all that it could hold."""
+    return float(daemon.diagnoses()[name]["window_s"])
+
+
+def test_reload_without_losing_a_window(serving: Start, tmp_path: Path) -> None:
+    kept, added, gone = (serving(in_turn(HEALTHY)) for _ in range(3))
+    config = tmp_path / "k.toml"
+
+    def write(*tables: str) -> None:
+        config.write_text("".join(f"[[targets]]\n{table}\n" for table in tables))
+
+    write(f'url = "{kept.url}"\nname = "kept"', f'url = "{gone.url}"\nname = "gone"')
+    with Daemon(tmp_path, "--config", config, *QUICK) as daemon:
+        until(lambda: daemon.diagnoses().keys() == {"kept", "gone"})
+        until(lambda: 1.5 < seen_s(daemon, "kept") < 60)
+        write(
+            f'url = "{kept.url}"\nname = "kept"\nlabels.tier = "chat"',
+            f'url = "{added.url}"\nname = "added"',
+        )
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_for("settings were read again")
+        until(lambda: daemon.diagnoses().keys() == {"kept", "added"})
+        assert 1.5 < seen_s(daemon, "kept") < 60
+        until(lambda: daemon.diagnoses()["kept"]["tier"] == "chat")
+        until(lambda: seen_s(daemon, "added") < seen_s(daemon, "kept"))
+        asked = len(gone.requests)
+
+        config.write_text("windows_s = 3\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        (line,) = daemon.wait_for("settings stay as they were")
+        assert "no setting 'windows_s'; the nearest is 'window_s'" in line["error"]
+        write(f'url = "{kept.url}"\nname = "kept"\nmodel = "no-such-model"')
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_for("settings stay as they were", 2)
+        write(f'url = "{kept.url}"', f'url = "{kept.url}"')
+        daemon.process.send_signal(signal.SIGHUP)
+        line = daemon.wait_for("settings stay as they were", 3)[-1]
+        assert re.search(r"\[\[targets\]\] number 1 and .*\[\[targets\]\] number 2", line["error"])
+        before = len(kept.requests)
+        until(lambda: len(kept.requests) > before + 2)
+        assert daemon.diagnoses().keys() == {"kept", "added"}
+
+        write(f'url = "{kept.url}"\nname = "kept"\nwindow_s = 5')
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_for("settings were read again", 2)
+        until(lambda: seen_s(daemon, "kept") <= 5)
+        assert daemon.end() < 3.0
+    assert len(gone.requests) == asked
+    assert kept.connections == 2, "one until it was judged by something else"
+
+
+def test_files_are_followed(serving: Start, tmp_path: Path) -> None:
+    first, second = (serving(in_turn(HEALTHY)) for _ in range(2))
+    file = tmp_path / "targets.json"
+
+    def write(*urls: str) -> None:
+        new = tmp_path / "new"
+        new.write_text(json.dumps([{"targets": urls, "labels": {"tier": "chat"}}]))
+        new.rename(file)
+
+    names = [f"http://127.0.0.1:{server.port}" for server in (first, second)]
+    config = tmp_path / "k.toml"
+    config.touch()
+    args = ("--file-sd", f"{tmp_path}/*.json", "--config", config)
+    with Daemon(tmp_path, *args, *QUICK) as daemon:
+        daemon.wait_for("ready")
+        assert daemon.diagnoses() == {}
+        write(first.url)
+        until(lambda: list(daemon.diagnoses()) == names[:1])
+        assert daemon.diagnoses()[names[0]]["tier"] == "chat"
+        write(first.url, second.url)
+        until(lambda: sorted(daemon.diagnoses()) == sorted(names))
+        file.write_text("[")
+        daemon.wait_for("file_sd: file cannot be used; its targets stay as they were")
+        before = len(first.requests)
+        until(lambda: len(first.requests) > before + 2)
+        assert sorted(daemon.diagnoses()) == sorted(names)
+        config.write_text('[[targets]]\nurl = "no-such.jsonl.gz"\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_for("settings stay as they were")
+        write(second.url)  # files are followed as before
+        until(lambda: list(daemon.diagnoses()) == names[1:])
+        file.unlink()
+        until(lambda: daemon.diagnoses() == {})
+        assert daemon.end() < 3.0
+    assert second.connections == 1
+
+
+def test_systemd_is_told(serving: Start, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(30)
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "30000000"}
+        heard: list[str] = []
+
+        def hear(wanted: str) -> None:
+            while not heard or wanted not in heard[-1]:
+                heard.append(sock.recv(4096).decode())
+
+        with Daemon(tmp_path, serving(in_turn(HEALTHY)).url, *QUICK, env=env) as daemon:
+            hear("READY=1")
+            assert re.fullmatch(
+                r"READY=1\nSTATUS=1 targets, 1 answer; http://\S+/triage", heard[-1]
+            )
+            hear("WATCHDOG=1")
+            daemon.process.send_signal(signal.SIGHUP)
+            hear("RELOADING=1\nMONOTONIC_USEC=")
+            hear("READY=1")
+            daemon.process.send_signal(signal.SIGTERM)
+            hear("STOPPING=1")
+            assert daemon.process.wait(10) == 0
+
+
+def test_a_capture_is_played(tmp_path: Path) -> None:
+    cascade = capture("kv_pressure_cascade")
+    with Daemon(tmp_path, cascade, "--window", "15s", "--gpu-metrics", "none") as daemon:
+        until(lambda: "kv_pressure_cascade" in daemon.diagnoses())
+        one = daemon.diagnoses()["kv_pressure_cascade"]
+        assert abs(one["t"] - time.time()) < 10, "as if it were now"
+        until(lambda: daemon.diagnoses()["kv_pressure_cascade"]["t"] > one["t"])
+        assert daemon.end() < 3.0
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    env = {"TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    with Daemon(tmp_path, "--demo", "--for", "3s", store=False, env=env) as daemon:
+        until(lambda: "demo" in daemon.diagnoses())
+        assert len(list(tmp_path.glob("kneewatch-demo-*/kneewatch.db"))) == 1
+        assert daemon.process.wait(30) == 0
+    assert not list(tmp_path.glob("kneewatch-demo-*"))
+    assert not (tmp_path / "state").exists()
+
+
+def test_hostile_pages_make_no_lines_in_the_log(serving: Start, tmp_path: Path) -> None:
+    evil = b'ti\\nny\x1b[2J\\" level=error msg=\\"all is well'
+    pages = [
+        page.replace(b'"tiny"', b'"' + evil + b'"')
+        for page in bodies("kv_pressure_cascade", 40, 60)
+    ]
+    url = serving(in_turn(pages)).url
+    with Daemon(tmp_path, url, *QUICK, "--window", "2s", "--log-format", "logfmt") as daemon:
+        until(lambda: daemon.said("stage changes"))
+        daemon.end()
+    assert all(line.isprintable() for line in daemon.log.splitlines())
+    assert not daemon.said("all is well")
+    assert daemon.said("stage changes")[0]["model"].startswith("ti\\nny\\u001b")
+
+
+def test_json_logs(serving: Start, tmp_path: Path) -> None:
+    url = serving(in_turn(HEALTHY)).url.replace("//", "//me:sesame@")
+    with Daemon(tmp_path, url, *QUICK, env={"KNEEWATCH_LOG_FORMAT": "json"}) as daemon:
+        until(lambda: '"msg": "ready"' in daemon.log)
+        daemon.end()
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    assert {"targets are watched", "listening", "ready", "stopping"} <= {
+        one["msg"] for one in lines
+    }
+    assert "sesame" not in daemon.log
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        told = run("run", "a:1", "--listen", listen, "--store", tmp_path / "k.db", cwd=tmp_path)
+    assert (told.status, told.out) == (2, "")
+    assert f"kneewatch: flag --listen: listen = '{listen}': Address already in use" in told.err
+    assert "Traceback" not in told.err
+
+
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "no target": ((), "no target to watch: name one (kneewatch run http://host:8000)"),
+    "no such capture": (("no-such.jsonl.gz",), "no-such.jsonl.gz: no such file"),
+    "no address": (("ftp://a",), "argument 1: not a target: 'ftp://a': only http and https"),
+    "twice": (("a:1", "b:1", "http://a:1/metrics"), "'http://a:1': argument 1 and argument 3"),
+    "demo and target": (("--demo", "a:1"), "--demo plays its own recording"),
+    "open to all": (("a:1", "--listen", "0.0.0.0:0"), "can be reached by others"),
+    "no listen": (("a:1", "--listen", "here"), "'here' is no HOST:PORT"),
+    "interval": (("a:1", "--interval", "1ms"), "interval_s = 0.001 is too short"),
+    "model": (("a:1", "--gpu", "h1000"), "flag --gpu: "),
+    "store": (("a:1", "--store", "/proc/no/k.db"), "/proc/no/k.db"),
+    "level": (("a:1", "--log-level", "loud"), "log.level must be one of debug, info"),
+    "token": (("a:1", "--http-token-file", "no-such"), "no-such"),
+}
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """What `run` does to the log is undone."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_refused(main: Main, tmp_path: Path, kind: str) -> None:
+    args, says = REFUSED[kind]
+    told = main("run", "--listen", "127.0.0.1:0", "--store", tmp_path / "k.db", *args)
+    assert (told.status, told.out) == (2, "")
+    assert told.err.startswith("kneewatch: ")
+    assert says in told.err
+    assert "Traceback" not in told.err
+
+
+def test_the_history_is_in_the_state_folder(serving: Start, tmp_path: Path) -> None:
+    told = run(
+        "run", serving(in_turn(HEALTHY)).url, "--listen", "127.0.0.1:0", "--for", "1s", *QUICK,
+        cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "state"),
+    )  # fmt: skip
+    assert told.status == 0
+    folder = tmp_path / "state" / "kneewatch"
+    assert f"history  {folder}/kneewatch.db" in told.out
+    assert (folder / "kneewatch.db").exists()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_signal_ends_it_at_once(serving: Start, tmp_path: Path) -> None:
+    with Daemon(tmp_path, serving(never).url, *QUICK) as daemon:
+        assert daemon.url
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            os.kill(daemon.process.pid, number)
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(10) in (0, -signal.SIGTERM)

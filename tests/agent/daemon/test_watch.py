@@ -1,0 +1,310 @@
+"""One target's cycles: what store, board and notifier are given."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kneewatch.agent.board import SourceState
+from kneewatch.agent.daemon.basis import Bases
+from kneewatch.agent.daemon.watch import Watch
+from kneewatch.agent.targets import TargetSpec
+from kneewatch.collector.base import SettingsError
+from kneewatch.diagnose.gpus import GpuReading
+from tests.agent.daemon.made import Kept, settings, target, watch
+from tests.agent.running import bodies, capture, in_turn
+from tests.agent.test_diagnose_live import two_engines, unused_url
+from tests.collector.servers import Start, always, answer
+from tests.pages import recreated, restarted
+
+HEALTHY = bodies("healthy_light", 10, 30)
+
+
+class Clock:
+    """A wall clock that goes on by 5 s a look."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_900_000_000.0
+
+    def __call__(self) -> float:
+        self.now_s += 5.0
+        return self.now_s
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+Watching = Callable[..., Watch]
+
+
+@pytest.fixture
+def watching(kept: Kept) -> Iterator[Watching]:
+    """Puts targets under watch; when the test is over their connections are closed."""
+    watches: list[Watch] = []
+
+    def begin(spec: TargetSpec, **more: Any) -> Watch:  # noqa: ANN401
+        more.setdefault("wall", Clock())
+        watches.append(watch(spec, kept, **more))
+        return watches[-1]
+
+    yield begin
+    for one in watches:
+        one.retire()
+
+
+def run(made: Watch, cycles: int) -> list[float | None]:
+    """Some cycles; what each says about the next."""
+    return [made.cycle() for _ in range(cycles)]
+
+
+def test_what_a_cycle_leaves(serving: Start, kept: Kept, watching: Watching) -> None:
+    spec = target(serving(in_turn(HEALTHY)).url)
+    assert run(watching(spec), 4) == [None] * 4
+    assert [cycle.t_s for cycle in kept.cycles] == [1_900_000_000.0 + 5 * n for n in range(1, 5)]
+    first, *_, last = kept.cycles
+    assert (last.target, last.labels, last.error) == (spec.name, {}, None)
+    assert 0 < last.duration_s < 5
+    (engine,) = last.engines
+    assert engine.diagnosis.health == "ok"
+    assert engine.config["block_size"] == "32"
+    assert engine.started_s is not None
+    assert 1.7e9 < engine.started_s < 1.9e9
+    assert (engine.restart, engine.replica) == (None, "")
+    assert engine.raw is not None
+    by_name = dict(zip(engine.raw.columns, engine.raw.values, strict=True))
+    tokens = [by_name[column] for column in by_name if column.metric == "generation_tokens"]
+    assert tokens[0] > 0
+    (before,) = first.engines
+    assert before.raw is not None
+    assert before.raw.columns is engine.raw.columns, "as long as the series are the same"
+    assert before.raw.values != engine.raw.values
+
+
+def test_what_the_board_shows(serving: Start, kept: Kept, watching: Watching) -> None:
+    spec = target(serving(in_turn(HEALTHY)).url)
+    run(watching(spec), 3)
+    state = kept.states[-1]
+    assert kept.board.get(spec.name) is state
+    assert (state.url, state.cycles, state.failures, state.failing) == (spec.address, 3, 0, 0)
+    assert state.interval_s == 5.0
+    assert [one.health for one in state.diagnoses] == ["ok"]
+    assert [(one.name, one.success, one.error) for one in state.sources] == [("page", True, "")]
+
+
+def test_a_dead_target_is_backed_off_from_and_comes_back(
+    serving: Start, kept: Kept, watching: Watching, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = {"is": False}
+    page = in_turn(HEALTHY)
+
+    def serve(sock: socket.socket, request: bytes, number: int) -> bool | None:
+        if gone["is"]:
+            return False
+        return page(sock, request, number)
+
+    spec = target(serving(serve).url)
+    made = watching(spec, luck=lambda: 0.0)
+    with caplog.at_level(logging.INFO):
+        assert run(made, 2) == [None, None]
+        gone["is"] = True
+        assert run(made, 7) == [5, 5, 10, 20, 40, 60, 60]
+        assert [state.interval_s for state in kept.states[2:]] == [5, 5, 10, 20, 40, 60, 60]
+        state = kept.states[-1]
+        assert (state.failures, state.failing, state.severity.word) == (7, 7, "critical")
+        assert [one.health for one in state.diagnoses] == ["critical"]
+        assert [one.model for one in state.diagnoses] == ["tiny"], "what was learnt is kept"
+        assert not state.sources[0].success
+        assert kept.cycles[-1].error == state.sources[0].error != ""
+        assert kept.cycles[-1].engines[0].raw is None
+        gone["is"] = False
+        assert run(made, 2) == [None, None]
+    assert (kept.states[-1].failing, kept.states[-1].interval_s) == (0, 5.0)
+    assert kept.cycles[-1].error is None
+    said = [record.getMessage().split(" target=")[0] for record in caplog.records]
+    assert said == [
+        "target answers",
+        "target does not answer",
+        *["target is left alone for longer"] * 4,
+        "target answers again",
+    ]
+
+
+def test_a_target_that_never_answered(kept: Kept, watching: Watching) -> None:
+    spec = target(unused_url())
+    run(watching(spec), 3)
+    (one,) = kept.states[-1].diagnoses
+    assert (one.health, one.model, one.stage) == ("critical", "", None)
+    assert "connection refused" in (kept.cycles[-1].error or "")
+
+
+def test_a_page_without_vllm_is_a_failure(serving: Start, kept: Kept, watching: Watching) -> None:
+    spec = target(serving(always(answer(b"# TYPE up gauge\nup 1\n"))).url)
+    run(watching(spec), 1)
+    assert "no vLLM metrics" in (kept.cycles[-1].error or "")
+    assert kept.states[-1].diagnoses[0].health == "unknown"
+
+
+def test_a_restart_is_told_once(serving: Start, kept: Kept, watching: Watching) -> None:
+    again = [recreated(restarted(page.decode()), 1000.0).encode() for page in HEALTHY[3:6]]
+    spec = target(serving(in_turn([*HEALTHY[:3], *again])).url)
+    run(watching(spec), 6)
+    restarts = [cycle.engines[0].restart for cycle in kept.cycles]
+    assert [restart is not None for restart in restarts] == [False] * 3 + [True] + [False] * 2
+    started = [cycle.engines[0].started_s for cycle in kept.cycles]
+    assert started[2] != started[3] == 1_799_000_000.0
+
+
+def test_columns_are_others_only_when_others_come(
+    serving: Start, kept: Kept, watching: Watching
+) -> None:
+    plain = HEALTHY[0].decode()
+    gauge = (
+        plain + 'vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="x"} 0\n'
+    )
+    counter = (
+        plain + 'vllm:request_success_total{engine="0",finished_reason="x",model_name="tiny"} 5\n'
+    )
+    pages = [plain, gauge, counter, plain]
+    run(watching(target(serving(in_turn([page.encode() for page in pages])).url)), 4)
+    raws = [cycle.engines[0].raw for cycle in kept.cycles]
+    first, second, third, fourth = (raw for raw in raws if raw is not None)
+    assert second.columns is first.columns
+    assert len(third.columns) == len(first.columns) + 1
+    assert third.values[-1] == 5
+    assert fourth.columns is third.columns
+    assert math.isnan(fourth.values[-1])
+    assert [len(raw.values) == len(raw.columns) for raw in (first, second, third, fourth)] == [
+        True
+    ] * 4
+
+
+def test_engines_and_tiers(serving: Start, kept: Kept, watching: Watching) -> None:
+    pages = [two_engines(page) for page in HEALTHY]
+    spec = target(serving(in_turn(pages)).url, gpu="h100-sxm")
+    run(watching(spec), 2)
+    assert [one.engine for one in kept.states[-1].diagnoses] == ["0", "1"]
+    assert {one.tier for one in kept.states[-1].diagnoses} == {"tiny@h100-sxm"}
+    stored = [engine.diagnosis for engine in kept.cycles[-1].engines]
+    assert stored == list(kept.states[-1].diagnoses)
+    assert all(engine.raw for engine in kept.cycles[-1].engines)
+
+
+def test_the_tier_that_a_label_states(serving: Start, kept: Kept, watching: Watching) -> None:
+    plain = target(serving(in_turn(HEALTHY)).url, gpu="h100-sxm")
+    spec = TargetSpec(plain.name, plain.address, {"tier": "chat"}, plain.settings, None, "test")
+    run(watching(spec), 1)
+    assert kept.states[-1].diagnoses[0].tier == "chat"
+    assert kept.cycles[-1].labels == kept.states[-1].labels == {"tier": "chat"}
+
+
+def test_no_tier_where_nothing_states_one(serving: Start, kept: Kept, watching: Watching) -> None:
+    run(watching(target(serving(in_turn(HEALTHY)).url)), 1)
+    assert kept.states[-1].diagnoses[0].tier is None
+
+
+class Gpus:
+    """GPU sources."""
+
+    def reading(self, spec: TargetSpec, t_s: float) -> GpuReading:
+        del spec, t_s
+        return GpuReading({"gpu_engine_active_ratio": 0.5}, ())
+
+    def states(self, spec: TargetSpec) -> list[SourceState]:
+        return [SourceState("dcgm", 1.0, True, 0.1, joined=f"all of {spec.name}")]
+
+
+def test_gpus(serving: Start, kept: Kept, watching: Watching) -> None:
+    spec = target(serving(in_turn(HEALTHY)).url)
+    made = watching(spec, gpus=Gpus())
+    run(made, 2)
+    state = kept.board.get(spec.name)
+    assert state is not None
+    assert state.diagnoses[0].values["gpu_engine_active_ratio"] == 0.5
+    assert [source.name for source in state.sources] == ["page", "dcgm"]
+
+
+def test_a_bug_is_no_health(serving: Start, kept: Kept, watching: Watching) -> None:
+    spec = target(serving(in_turn(HEALTHY)).url)
+    made = watching(spec, luck=lambda: 0.0)
+    run(made, 2)
+    assert [made.crashed(ValueError("oops")) for _ in range(3)] == [5, 5, 10]
+    assert kept.cycles[-1].error == "internal error: ValueError: oops"
+    (one,) = kept.states[-1].diagnoses
+    assert (one.health, one.causes[0].id, one.stage) == ("critical", "target_down", None)
+    assert run(made, 1) == [None]
+    assert kept.states[-1].diagnoses[0].health == "ok"
+
+
+def test_a_retired_watch_tells_nobody(serving: Start, kept: Kept, watching: Watching) -> None:
+    made = watching(target(serving(in_turn(HEALTHY)).url))
+    run(made, 1)
+    made.retire()
+    assert run(made, 1) == [None]
+    made.crashed(ValueError("oops"))
+    assert (len(kept.cycles), len(kept.states)) == (1, 1)
+
+
+def test_a_clock_set_back_a_little_says_nothing_and_keeps_what_is_known(
+    serving: Start, kept: Kept, watching: Watching
+) -> None:
+    times = iter([100.0, 105.0, 104.5, 110.0])
+    spec = target(serving(in_turn(HEALTHY)).url)
+    run(watching(spec, wall=lambda: next(times)), 4)
+    assert [len(cycle.engines) for cycle in kept.cycles] == [1, 1, 0, 1]
+    assert all(len(state.diagnoses) == 1 for state in kept.states)
+
+
+def test_a_capture_is_played_and_started_over(kept: Kept, watching: Watching) -> None:
+    made = watching(target(str(capture("healthy_light"))))
+    after_s = made.cycle()
+    assert after_s is not None
+    assert 0 < after_s < 3
+    state = kept.states[-1]
+    assert (state.name, state.interval_s) == ("healthy_light", after_s)
+    assert kept.cycles[0].engines[0].restart is None
+
+
+def test_other_settings_are_taken_up(serving: Start, kept: Kept, watching: Watching) -> None:
+    server = serving(in_turn(HEALTHY))
+    spec = target(server.url)
+    made = watching(spec)
+    run(made, 2)
+    headers = settings(fetch__headers={"X-Key": "sesame"})
+    made.adopt(TargetSpec(spec.name, spec.address, {"a": "b"}, headers, None, "test"))
+    run(made, 1)
+    assert b"X-Key: sesame" in server.requests[-1]
+    assert server.connections == 2
+    assert kept.states[-1].labels == {"a": "b"}
+    assert kept.states[-1].diagnoses[0].values["generation_tokens_per_s"], "its history is kept"
+    run(made, 1)
+    assert server.connections == 2
+
+
+def test_what_is_stated_must_be_known() -> None:
+    for values, says in (
+        ({"gpu": "h1000"}, "test: .*h1000"),
+        ({"interval_s": 0.01}, "test: interval_s = 0.01 is too short"),
+        ({"launch_file": "/no/such"}, "test: launch_file /no/such: No such file"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            Bases().of([target("a", **values)])
+
+
+def test_targets_with_the_same_settings_share_a_catalogue() -> None:
+    own = settings()
+    specs = [TargetSpec(name, "http://a", {}, own, None, "") for name in "abc"]
+    other = TargetSpec("d", "http://a", {}, settings(), None, "")
+    bases = Bases()
+    found = bases.of([*specs, other])
+    assert found["a"] is found["b"] is found["c"]
+    assert found["a"] == found["d"]
+    assert found["a"] is not found["d"]
+    assert bases.of(specs)["a"] is found["a"]
+    assert math.isclose(found["a"].profile.window_s, 60.0)
