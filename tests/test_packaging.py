@@ -18,6 +18,9 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES: list[str] = PYPROJECT["tool"]["setuptools"]["packages"]
 NOT_OURS = {"tests", "build", "dist"}
+IMPORTED_AS = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
+"""Distributions whose module has another name."""
+
 
 
 def folders() -> list[Path]:
@@ -84,7 +87,8 @@ def test_every_dependency_is_used() -> None:
     names = [re.split(r"[<>=~! ]", one)[0] for one in PYPROJECT["project"]["dependencies"]]
     code = "\n".join(path.read_text() for folder in folders() for path in folder_code(folder))
     for name in names:
-        assert re.search(rf"(?m)^\s*(?:import|from) {name}\b", code), name
+        module = IMPORTED_AS.get(name, name.replace("-", "_"))
+        assert re.search(rf"(?m)^\s*(?:import|from) {module}\b", code), name
 
 
 def folder_code(folder: Path) -> list[Path]:
