@@ -88,7 +88,8 @@ def test_every_dependency_is_used() -> None:
     code = "\n".join(path.read_text() for folder in folders() for path in folder_code(folder))
     for name in names:
         module = IMPORTED_AS.get(name, name.replace("-", "_"))
-        assert re.search(rf"(?m)^\s*(?:import|from) {module}\b", code), name
+        used = rf"(?m)^\s*(?:import|from) {module}\b|import_module\(\"{module}\"\)"
+        assert re.search(used, code), name
 
 
 def folder_code(folder: Path) -> list[Path]:
