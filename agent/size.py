@@ -12,7 +12,7 @@ import orjson
 
 from kneewatch.agent.model_files import named_model
 from kneewatch.agent.printing import NO_DATA, OK, say, style
-from kneewatch.agent.size_inputs import asked, choices_of, over_profile, text_of
+from kneewatch.agent.size_inputs import asked, choices_of, over_profile, refuse_beside_plan, text_of
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
 from kneewatch.diagnose.sizing.benchmark.reading import read_benchmark
 from kneewatch.diagnose.sizing.inputs import SizingError
@@ -39,6 +39,7 @@ _FLAGS = {
     "utilization_ratio": "--utilization",
     "peak_rps": "--peak-rps",
     "data_parallel": "--dp",
+    "hybrid_pool": "--disable-hybrid-kv-cache-manager",
 }
 
 
@@ -115,10 +116,8 @@ def _operating_point(given: dict[str, Any]) -> OperatingPoint | None:
 def _plan(given: dict[str, Any]) -> Told:
     """The guide's thirteen steps for a workload profile; `example` is the shipped one."""
     path = given["plan"]
-    for flag in ("search", "benchmark"):
-        if given[flag]:
-            raise SizingError("a plan does that itself", name=flag)
     text = example_profile() if path == "example" else text_of(path, "plan")
+    refuse_beside_plan(given)
     profile = read_profile(text, origin=path, stated=over_profile(given))
     folder = Path(path).parent
     texts = {name: text_of(str(folder / name), "plan") for name in profile.benchmark_files}
@@ -132,5 +131,7 @@ def _plan(given: dict[str, Any]) -> Told:
 def told(error: SizingError) -> str:
     """The error with the flag that it is about, and what could be said instead."""
     flag = _FLAGS.get(error.name, "--" + error.name.replace("_", "-"))
-    choices = f"; choices: {', '.join(error.choices)}" if error.choices else ""
+    # A switch has no values to choose from.
+    listed = () if error.name == "hybrid_pool" else error.choices
+    choices = f"; choices: {', '.join(listed)}" if listed else ""
     return f"{flag}: {error}{choices}"

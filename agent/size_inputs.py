@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kneewatch.agent.model_files import named_model
+from kneewatch.agent.size_options import FLAGS, SWITCHES
 from kneewatch.diagnose.catalogue.gpus import GIB, Gpu, gpu, gpus, recognise
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.fleet.fleet import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.adapters import DEFAULT_RANK, Adapters
+from kneewatch.diagnose.sizing.memory.draft import Draft
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, parse_version
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, Parallel
@@ -17,10 +21,16 @@ from kneewatch.diagnose.sizing.question import Question
 from kneewatch.diagnose.sizing.search.space import Choices
 
 LARGEST_TEXT_BYTES = 4 * 1024 * 1024
+OWN_DRAFT = "mtp"
 
 
-def asked(given: dict[str, Any], usable_requests_per_s: float | None) -> Question:
-    """The question; `usable_requests_per_s` is a benchmark's, where one was read.
+def asked(
+    given: dict[str, Any],
+    usable_requests_per_s: float | None,
+    find: Callable[[str], Model] = named_model,
+) -> Question:
+    """The question; `usable_requests_per_s` is a benchmark's, where one was read. `find` gives the
+    model of a name.
 
     Raises:
         SizingError: a flag that cannot be, with its name.
@@ -31,7 +41,7 @@ def asked(given: dict[str, Any], usable_requests_per_s: float | None) -> Questio
     if given["search"] and given["tp"]:
         parallel = Parallel(tensor=given["tp"])
     return Question(
-        setup=_setup(given, parallel),
+        setup=_setup(given, parallel, find),
         replicas=replicas,
         concurrency=given["concurrency"],
         input_tokens=given["input_tokens"],
@@ -45,13 +55,17 @@ def asked(given: dict[str, Any], usable_requests_per_s: float | None) -> Questio
         safety=SAFETY_DEFAULT if given["safety"] is None else given["safety"],
         usd_per_gpu_hour=given["usd_per_gpu_hour"],
         utilization_ratio=given["utilization"],
+        mfu_ratio=given["mfu"],
+        mbu_ratio=given["mbu"],
+        acceptance_ratio=given["acceptance"],
     )
 
 
-def _setup(given: dict[str, Any], parallel: Parallel) -> Setup:
+def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Model]) -> Setup:
     version = given["vllm_version"]
+    model = _model(given["model"], find)
     return Setup(
-        model=_model(given["model"]),
+        model=model,
         gpu=named_gpu(given["gpu"]) if given["gpu"] else None,
         parallel=parallel,
         quantization=given["quantization"],
@@ -70,15 +84,46 @@ def _setup(given: dict[str, Any], parallel: Parallel) -> Setup:
         weights_bytes=_gib("weights_gib", given["weights_gib"]),
         available_kv_bytes=_gib("available_kv_gib", given["available_kv_gib"]),
         context_tokens=given["context"],
+        adapters=_adapters(given),
+        draft=_draft(given, model, find),
     )
 
 
-def _model(name: str | None) -> Model:
+def _adapters(given: dict[str, Any]) -> Adapters | None:
+    slots, rank = given["max_loras"], given["max_lora_rank"]
+    if slots is None:
+        if rank is not None:
+            raise SizingError("a rank needs the number of adapters", name="max_loras")
+        return None
+    return Adapters(slots, DEFAULT_RANK if rank is None else rank)
+
+
+def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -> Draft | None:
+    name, tokens = given["draft_model"], given["num_speculative_tokens"]
+    if name is None and tokens is None:
+        return None
+    if name is None:
+        raise SizingError(
+            "state the draft; n-grams take no memory and need no flag", name="draft_model"
+        )
+    if tokens is None:
+        raise SizingError("state how many tokens it drafts", name="num_speculative_tokens")
+    if name == OWN_DRAFT:
+        if target.own_draft is None:
+            raise SizingError(f"no prediction layers are known of {target.id}", name="draft_model")
+        return Draft(target.own_draft, tokens)
+    try:
+        return Draft(find(name), tokens)
+    except SizingError as error:
+        raise SizingError(str(error), name="draft_model", choices=error.choices) from error
+
+
+def _model(name: str | None, find: Callable[[str], Model]) -> Model:
     if name is None:
         raise SizingError(
             "state a model: a catalogue id or the path of its config.json", name="model"
         )
-    return named_model(name)
+    return find(name)
 
 
 def named_gpu(name: str) -> Gpu:
@@ -131,6 +176,25 @@ _PROFILE_KEYS = {
     "ttft_slo": ("slo", "ttft_p99_s"),
     "itl_slo": ("slo", "itl_p99_s"),
 }
+
+
+_BESIDE_A_PLAN = {*_PROFILE_KEYS, "gpu", "kv_cache_dtype", "plan"}
+
+
+def refuse_beside_plan(given: dict[str, Any]) -> None:
+    """Refuse what a plan would leave unread.
+
+    Raises:
+        SizingError: with the flag's name.
+    """
+    for flag in FLAGS:
+        name = flag.name.removeprefix("--").replace("-", "_")
+        if name not in _BESIDE_A_PLAN and given[name] != flag.default:
+            raise SizingError("a plan takes that from its profile (docs/plan.md)", name=name)
+    for switch, _ in SWITCHES:
+        name = switch.removeprefix("--").replace("-", "_")
+        if given[name]:
+            raise SizingError("a plan decides that itself (docs/plan.md)", name=name)
 
 
 def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:

@@ -7,6 +7,7 @@ from math import floor
 from typing import Any
 
 from kneewatch.diagnose.sizing.fleet.fleet import FleetSize
+from kneewatch.diagnose.sizing.memory.beside_steps import draft_token_bytes
 from kneewatch.diagnose.sizing.memory.budget import Memory, Range
 from kneewatch.diagnose.sizing.memory.steps import memory_steps
 from kneewatch.diagnose.sizing.question import Question
@@ -83,6 +84,13 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
         "safety": question.safety,
         "usd_per_gpu_hour": _price(question),
         "utilization_ratio": question.utilization_ratio,
+        "max_loras": setup.adapters.slots if setup.adapters else None,
+        "max_lora_rank": setup.adapters.rank if setup.adapters else None,
+        "draft_model": setup.draft.model.id if setup.draft else None,
+        "num_speculative_tokens": setup.draft.tokens if setup.draft else None,
+        "acceptance_ratio": question.acceptance_ratio,
+        "mfu_ratio": question.efficiency.mfu_ratio,
+        "mbu_ratio": question.efficiency.mbu_ratio,
     }
 
 
@@ -107,6 +115,9 @@ def _memory(answer: Size) -> dict[str, Any]:
         "kv_tokens_at_context": _whole(found.held_tokens),
         "max_concurrency": _rounded(found),
         "fits": answer.fits,
+        "adapter_bytes_per_gpu": round(found.adapter_bytes),
+        "draft_bytes_per_gpu": round(found.draft_bytes),
+        "draft_kv_bytes_per_token_per_gpu": _number(draft_token_bytes(found)),
     }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kneewatch.diagnose.sizing.memory.beside_steps import gib
 from kneewatch.diagnose.sizing.memory.budget import Memory
-from kneewatch.diagnose.sizing.memory.steps import gib, memory_steps
+from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.steps import memory_steps
 from kneewatch.diagnose.sizing.size import Size, steps
 from kneewatch.diagnose.sizing.steps import Step, figure
 from kneewatch.reports.words import WIDTH, duration, number, wrapped
@@ -59,8 +61,18 @@ def _setup(answer: Size) -> str:
     return (
         f"{setup.model.id} ({setup.scheme.id}, KV {setup.kv_cache_dtype}) on {each}"
         f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{engines}), vLLM "
-        f"{version}, utilization {figure(setup.utilization)}"
+        f"{version}, utilization {figure(setup.utilization)}{_beside(setup)}"
     )
+
+
+def _beside(setup: Setup) -> str:
+    """What is loaded beside the model, in words."""
+    words = ""
+    if setup.adapters is not None:
+        words += f", {setup.adapters.slots} adapter slots of rank {setup.adapters.rank}"
+    if setup.draft is not None:
+        words += f", {setup.draft.tokens} tokens drafted by {setup.draft.model.id}"
+    return words
 
 
 def _picture(found: Memory, *, width: int) -> list[str]:
@@ -70,8 +82,11 @@ def _picture(found: Memory, *, width: int) -> list[str]:
         return [f"available KV on each GPU: {gib(found.available_bytes.expected)}"]
     whole_bytes = float(setup.gpu.memory_bytes)
     free = found.available_bytes.expected
+    beside = found.adapter_bytes + found.draft_bytes
     parts = [
-        ("#", "weights", found.weights_bytes),
+        ("#", "weights", found.weights_bytes - beside),
+        *([("a", "adapters", found.adapter_bytes)] if found.adapter_bytes else []),
+        *([("d", "draft", found.draft_bytes)] if found.draft_bytes else []),
         ("+", "overhead", found.overhead.expected_bytes),
         ("=", "KV cache", max(free, 0.0)),
         (".", "not vLLM's", (1 - setup.utilization) * whole_bytes),

@@ -9,21 +9,29 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import cast
 
+from kneewatch.diagnose.catalogue.adapters import AdapterShape, adapter_shape
 from kneewatch.diagnose.catalogue.census import layer_kinds
 from kneewatch.diagnose.catalogue.config import Config, read_config
+from kneewatch.diagnose.catalogue.drafts import (
+    head_parameters,
+    is_head,
+    own_layers,
+    own_parameters,
+    target_hidden_size,
+)
 from kneewatch.diagnose.catalogue.families import known, refuse_unmodelled
 from kneewatch.diagnose.catalogue.layers import Layers
+from kneewatch.diagnose.catalogue.mlp import layer_widths
 from kneewatch.diagnose.catalogue.order import depth
 from kneewatch.diagnose.catalogue.parameters import (
     Experts,
     Parameters,
     expert_census,
-    layer_widths,
     parameter_census,
 )
 from kneewatch.diagnose.catalogue.quantization import checkpoint_scheme
@@ -43,8 +51,9 @@ class Model:
 
     `parameters` is None where the source does not say enough to count them: then the weights must
     be stated. `quantization` is the checkpoint's own scheme (a key of
-    `catalogue.quantization.SCHEMES`), `dtype_bytes` the width of what is not quantized. `notes`
-    say what was assumed.
+    `catalogue.quantization.SCHEMES`). `adapters`: what LoRA may adapt, None as for `parameters`.
+    `target_hidden_size` is above 0 for a draft head, which runs beside a model of that size only;
+    `own_draft` are the prediction layers that a checkpoint brings. `notes` say what was assumed.
     """
 
     id: str
@@ -61,6 +70,9 @@ class Model:
     quantization: str
     multimodal: bool = False
     notes: tuple[str, ...] = ()
+    adapters: AdapterShape | None = None
+    target_hidden_size: int = 0
+    own_draft: Model | None = None
 
     @property
     def active_parameters(self) -> float | None:
@@ -153,14 +165,7 @@ def _model(
 ) -> Model:
     # What cannot be modelled is said before anything that is missing.
     layers = layer_kinds(config)
-    experts = Experts()
-    parameters = None
-    uneven = config.model_type in _UNCOUNTED or config.has("num_attention_heads_per_layer")
-    if config.has("hidden_size") and not uneven:
-        experts = expert_census(config)
-        parameters = parameter_census(config, experts=experts, vision=vision)
-    elif config.has("num_experts_per_tok"):
-        experts = expert_census(config)
+    experts, parameters, adapters = _census(config, vision=vision)
     if parameters is None:
         notes = (*notes, "the parameters cannot be counted; state --weights-gib")
     if config.model_type == "mllama":
@@ -180,7 +185,39 @@ def _model(
         quantization=quantization,
         multimodal=config.multimodal or vision > 0,
         notes=notes,
+        adapters=adapters,
+        target_hidden_size=target_hidden_size(config) if is_head(config) else 0,
+        own_draft=_own_draft(config, source=source, quantization=quantization),
     )
+
+
+def _census(
+    config: Config, *, vision: float
+) -> tuple[Experts, Parameters | None, AdapterShape | None]:
+    """Experts, parameters and what LoRA may adapt; None where the fields do not say."""
+    uneven = config.model_type in _UNCOUNTED or config.has("num_attention_heads_per_layer")
+    if uneven or not config.has("hidden_size"):
+        seen = expert_census(config) if config.has("num_experts_per_tok") else Experts()
+        return seen, None, None
+    experts = expert_census(config)
+    parameters = parameter_census(config, experts=experts, vision=vision)
+    if is_head(config):
+        parameters = head_parameters(config, parameters)
+    return experts, parameters, adapter_shape(config, experts)
+
+
+def _own_draft(config: Config, *, source: str, quantization: str) -> Model | None:
+    own = own_layers(config)
+    if own is None or not config.has("hidden_size"):
+        return None
+    try:
+        made = _model(own, source=source, vision=0.0, quantization=quantization, notes=())
+    except SizingError:
+        # The model itself can be sized without them.
+        return None
+    if made.parameters is None:
+        return None
+    return replace(made, parameters=own_parameters(own, made.parameters))
 
 
 def _intermediate_size(config: Config) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kneewatch.diagnose.catalogue.census import head_dim, kv_heads
 from kneewatch.diagnose.catalogue.config import Config
 from kneewatch.diagnose.catalogue.experts import Experts, expert_census, shared_width
+from kneewatch.diagnose.catalogue.mlp import dense_layers, dense_widths, matrices
 from kneewatch.diagnose.catalogue.order import (
     FULL,
     LINEAR,
@@ -19,23 +20,15 @@ from kneewatch.diagnose.catalogue.order import (
     depth,
     keeping_words,
     layer_words,
-    shared_layers,
 )
 from kneewatch.diagnose.catalogue.states import recurrent_parameters
 
-__all__ = ["Experts", "Parameters", "expert_census", "layer_widths", "parameter_census"]
+__all__ = ["Experts", "Parameters", "expert_census", "parameter_census"]
 
-# Families whose MLPs have two matrices instead of three (no gate).
-_UNGATED = frozenset({
-    "apertus", "arcee", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj",
-    "nemotron", "nemotron_h", "opt", "phi", "starcoder2",
-})  # fmt: skip
 # Families whose full-attention layers carry an output gate as wide as the queries.
-_GATED_ATTENTION = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_moe"})
+GATED_ATTENTION = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_moe"})
 # Families with a table of learned positions, and the rows in front of the first.
 _LEARNED_POSITIONS = {"gpt2": 0, "gpt_bigcode": 0, "opt": 2}
-# Families whose MLP is four times the hidden size where no field says.
-_FOURFOLD = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gptj"})
 # Families that tie the output to the embedding where the file says nothing.
 _TIED = frozenset(
     {"bloom", "cohere", "cohere2", "falcon", "gpt2", "gpt_bigcode", "opt", "lfm2", "lfm2_moe"}
@@ -129,7 +122,7 @@ def _attention(config: Config, hidden: int) -> tuple[float, float, float]:
     if config.has("kv_lora_rank"):
         return _latent(config, hidden, heads)
     size = head_dim(config)
-    gated = config.flag("attn_output_gate", default=config.model_type in _GATED_ATTENTION)
+    gated = config.flag("attn_output_gate", default=config.model_type in GATED_ATTENTION)
     query = hidden * heads * size * (2 if gated else 1)
     kv = 2.0 * hidden * kv_heads(config) * size
     return query + heads * size * hidden + kv, kv, 0.0
@@ -160,63 +153,10 @@ def _latent(config: Config, hidden: int, heads: int) -> tuple[float, float, floa
     return split, 0.0, replicated
 
 
-def _matrices(config: Config) -> int:
-    return 2 if config.model_type in _UNGATED else 3
-
-
 def _dense_mlp(config: Config, hidden: int, experts: Experts) -> float:
-    matrices = _matrices(config)
-    shared = matrices * hidden * shared_width(config) * experts.layers
-    dense_layers = _dense_layers(config, experts)
-    return float(shared + matrices * hidden * _dense_widths(config, dense_layers, hidden))
-
-
-def _dense_layers(config: Config, experts: Experts) -> int:
-    # Nemotron-H counts its MLPs as layers of their own.
-    pattern = config.word("hybrid_override_pattern")
-    if pattern:
-        return pattern.count("-")
-    if config.model_type == "nemotron_h":
-        return config.words("layers_block_type").count("mlp")
-    # Gemma 4's expert layers keep their dense MLP beside the experts.
-    if config.model_type.startswith("gemma"):
-        return depth(config)
-    return depth(config) - experts.layers
-
-
-def layer_widths(config: Config) -> tuple[int, ...]:
-    """The width of each layer's MLP where `intermediate_size` lists them, as Gemma 3n does.
-
-    Raises:
-        SizingError: it is no list of a width for every layer.
-    """
-    widths = config.counts("intermediate_size")
-    if len(widths) < depth(config):
-        raise config.wrong("intermediate_size", list(widths), "a width for every layer")
-    return widths
-
-
-def _dense_widths(config: Config, layers: int, hidden: int) -> int:
-    """The widths of the dense MLPs, added up."""
-    if not layers:
-        return 0
-    if config.model_type == "granitemoehybrid":
-        return layers * config.positive("shared_intermediate_size")
-    if isinstance(config.fields.get("intermediate_size"), list):
-        return sum(layer_widths(config)[:layers])
-    fourfold = 4 * hidden if config.model_type in _FOURFOLD else None
-    width = config.positive("intermediate_size_mlp", "intermediate_size", default=fourfold)
-    if config.model_type == "lfm2" and config.flag("block_auto_adjust_ff_dim", default=True):
-        width = _adjusted(config, width)
-    # Gemma 4's small models widen the layers that save on keys and values.
-    doubled = config.flag("use_double_wide_mlp", default=False)
-    return width * (layers + (shared_layers(config) if doubled else 0))
-
-
-def _adjusted(config: Config, width: int) -> int:
-    """LFM2's stated width, cut to two thirds and rounded up to its block."""
-    block = config.positive("block_multiple_of", default=256)
-    return -(-(2 * width // 3) // block) * block
+    count = matrices(config)
+    widths = dense_widths(config, dense_layers(config, experts), hidden)
+    return float(count * hidden * (shared_width(config) * experts.layers + widths))
 
 
 def _routed(config: Config, hidden: int, experts: Experts) -> float:
@@ -225,7 +165,7 @@ def _routed(config: Config, hidden: int, experts: Experts) -> float:
     width = config.positive("moe_intermediate_size", "intermediate_size")
     # Nemotron 3 Super computes its experts in a narrower space.
     latent = config.count("moe_latent_size", default=0) or hidden
-    return float(experts.layers * experts.count * _matrices(config) * latent * width)
+    return float(experts.layers * experts.count * matrices(config) * latent * width)
 
 
 def _layer_tables(config: Config) -> float:

@@ -12,6 +12,8 @@ from kneewatch.diagnose.recommend import levers_fleet as fleet
 from kneewatch.diagnose.recommend import levers_kv as kv
 from kneewatch.diagnose.recommend import levers_load as load
 from kneewatch.diagnose.recommend import levers_prefill as prefill
+from kneewatch.diagnose.recommend import levers_reuse as reuse
+from kneewatch.diagnose.recommend import levers_scale_down as scale_down
 from kneewatch.diagnose.recommend import levers_spec as spec
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.deployment import NOTHING, Deployment, Stated, deployment
@@ -52,7 +54,10 @@ LEVERS: Mapping[str, tuple[Lever, ...]] = {
     "admission_limit": (load.more_seqs, fleet.more_replicas, load.queue_limit),
     "past_knee": (fleet.more_replicas, prefill.fp8_weights),
     "prefix_cache_off": (prefill.prefix_caching,),
-    "prefix_churn": MORE_KV,
+    "prefix_reuse_lost": (reuse.prompt_order, reuse.sticky_routing),
+    "prefix_churn": (*MORE_KV, reuse.sticky_routing),
+    "routing_dilution": (reuse.sticky_routing,),
+    "kv_transfer_slow": (reuse.transfer_path,),
     "prefill_interference": (
         prefill.chunked_prefill,
         prefill.smaller_budget,
@@ -66,8 +71,8 @@ LEVERS: Mapping[str, tuple[Lever, ...]] = {
     "adapter_thrash": (features.more_adapter_slots, features.adapter_routing),
     "runaway_generation": (features.output_cap,),
     "engine_stalled": (load.max_model_len,),
-    "underused": (fleet.fewer_replicas,),
-    "kv_overprovisioned": (fleet.fewer_replicas,),
+    "underused": (scale_down.fewer_replicas,),
+    "kv_overprovisioned": (scale_down.fewer_replicas,),
 }
 """Levers by cause, in the guide's order (7.4, 7.5, 8.5, 9.3): what costs nothing comes first."""
 
@@ -77,11 +82,13 @@ def recommend(
     causes: Sequence[str],
     server: Deployment,
     incidents: Incidents | None = None,
+    *,
+    weekly_peak_requests: float | None = None,
 ) -> list[Recommendation]:
     """Every lever against these causes (ids) that does no harm, by cause and then best first.
 
     A lever that answers two causes is told for the first of them. Sizes are for the peak of each
-    cause in `incidents`.
+    cause in `incidents`; fewer replicas are for `weekly_peak_requests`, and none without it.
     """
     seen = Incidents() if incidents is None else incidents
     if not sum(map(abs, filter(None, facts.values.values()))) < LARGEST_VALUE:
@@ -94,7 +101,13 @@ def recommend(
     wanted = demand(facts.values, server)
     told: dict[str, Recommendation] = {}
     for cause in causes:
-        scene = Scene(cause, facts, server, seen.peak(cause, wanted))
+        scene = Scene(
+            cause,
+            facts,
+            server,
+            seen.peak(cause, wanted),
+            weekly_peak_requests=weekly_peak_requests,
+        )
         found: list[Recommendation] = []
         for lever in LEVERS.get(cause, ()):
             made = lever(scene)
@@ -106,9 +119,14 @@ def recommend(
 
 
 class Adviser:
-    """One engine's recommendations. What is told stays while causes and load are the same."""
+    """One engine's recommendations. What is told stays while causes and load are the same.
+
+    `weekly_peak_requests` is for whoever has watched a week to fill in: the most requests that ran
+    or waited on this engine at once. Without it no replica is advised away.
+    """
 
     def __init__(self, stated: Stated = NOTHING) -> None:
+        self.weekly_peak_requests: float | None = None
         self._stated = stated
         self._tracker = RecommendationTracker()
         self._config: Mapping[str, str] | None = None
@@ -150,7 +168,13 @@ class Adviser:
             self._server = deployment(facts.config, self._stated)
         self._causes, self._load, self._made_s = named, load_now, facts.now_s
         self._incidents.keep(named)
-        made = recommend(facts, named, self._server, self._incidents)
+        made = recommend(
+            facts,
+            named,
+            self._server,
+            self._incidents,
+            weekly_peak_requests=self.weekly_peak_requests,
+        )
         running = facts.values.get("running_max") or 0.0
         allowed = self._tracker.allowed(facts.now_s, made, requests=load_now[0], running=running)
         told = tuple(_with_others(allowed))

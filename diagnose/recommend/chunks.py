@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import floor, log2
 
 from kneewatch.diagnose.catalogue.gpus import gpu
-from kneewatch.diagnose.recommend.prediction import costs_of
 from kneewatch.diagnose.recommend.scene import Scene
 from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, defaults
+from kneewatch.diagnose.sizing.speed.costs import costs
 
 LONGEST_STEP_S = 0.2
 """A step that a reader of a stream does not notice, where no ITL target is set."""
@@ -24,6 +25,9 @@ FEWEST_BUDGET_TOKENS = 256
 
 ANY_GPU = "h100-sxm"
 """For FLOP alone, which are the model's."""
+
+
+_costs_of = lru_cache(maxsize=64)(costs)
 
 
 def budget_tokens(scene: Scene) -> int | None:
@@ -87,7 +91,7 @@ def end_ratio(scene: Scene, tokens: float) -> float:
     if model is None:
         return 1.0
     try:
-        read = costs_of(model, scene.server.stated.gpu or gpu(ANY_GPU))
+        read = _costs_of(model, scene.server.stated.gpu or gpu(ANY_GPU))
     except SizingError:
         return 1.0
     last = mean = read.body_flop_per_token

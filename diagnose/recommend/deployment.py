@@ -12,6 +12,7 @@ from kneewatch.diagnose.recommend import labels
 from kneewatch.diagnose.recommend.flags import CACHING_BY_DEFAULT, knows, oldest_version
 from kneewatch.diagnose.recommend.launch import Launch
 from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.adapters import DEFAULT_RANK, RANKS, Adapters
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
 from kneewatch.diagnose.sizing.memory.setup import Setup
@@ -197,6 +198,7 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
         max_num_batched_tokens=plain.max_num_batched_tokens,
         block_tokens=plain.block_tokens,
         enforce_eager="--enforce-eager" in launch.flags,
+        adapters=_adapters(launch),
     )
     try:
         layout = kv_layout_of(setup)
@@ -205,6 +207,14 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
         return replace(plain, misfit=str(exc))
     misfit = "" if fits else "weights and one request do not fit into its memory"
     return replace(plain, setup=setup, layout=layout, misfit=misfit)
+
+
+def _adapters(launch: Launch) -> Adapters | None:
+    """The adapter slots of the launch; None without any, or with a rank that vLLM does not take."""
+    if "--enable-lora" not in launch.flags:
+        return None
+    rank = launch.count("--max-lora-rank") or DEFAULT_RANK
+    return Adapters(launch.count("--max-loras") or 1, rank) if rank in RANKS else None
 
 
 def _taken(stated: Stated, flag: str) -> int | None:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
-from math import ceil
+from math import ceil, inf
 
+from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
+from kneewatch.diagnose.recommend.prediction import (
+    After,
+    changed_setup,
+    predicted,
+    present,
+    resized_tokens,
+)
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.recommend.scene import SETTLE_WORDS, Scene, advice
+from kneewatch.diagnose.sizing.memory.adapters import Adapters
 
 SLOTS_GROWTH = 4.0
 KV_ROOM_RATIO = 0.8
@@ -24,7 +33,9 @@ def more_adapter_slots(scene: Scene) -> Recommendation | None:
     # A slot holds an adapter, not a request: more than there are adapters serve nobody.
     waiting, running = scene.get("lora_waiting"), scene.get("lora_running")
     wanted = ceil(waiting or held_back)
-    to = int(min(max(running, slots) + wanted, SLOTS_GROWTH * slots))
+    to = _slots_that_fit(
+        scene, int(slots), int(min(max(running, slots) + wanted, SLOTS_GROWTH * slots))
+    )
     if to <= slots:
         return None
     short = to - slots < wanted
@@ -49,8 +60,9 @@ def more_adapter_slots(scene: Scene) -> Recommendation | None:
         + (f", by {waiting:.0f} adapters that wait" if waiting else "")
         + f"; {to} let as many adapters run at once"
         + (": not enough alone, but seen first." if short else "."),
-        before={"lora_max": slots, "waiting_deferred": held_back},
+        before={**present(scene), "lora_max": slots, "waiting_deferred": held_back},
         predicted={
+            **_kv_numbers(scene, to),
             "lora_max": to,
             "waiting_deferred": max(0.0, held_back * (1 - (to - slots) / wanted)),
         },
@@ -62,6 +74,32 @@ def more_adapter_slots(scene: Scene) -> Recommendation | None:
         ],
         guide=("2.5", "9.3"),
     )
+
+
+def _slots_that_fit(scene: Scene, now: int, wanted: int) -> int:
+    """The most slots up to `wanted` whose buffers leave the load its KV cache."""
+    fits, fails = now, wanted + 1
+    while fails - fits > 1:
+        # The most first: mostly all of them fit.
+        slots = wanted if fails > wanted else (fits + fails) // 2
+        if _kv_numbers(scene, slots).get("kv_demand_ratio", 0.0) <= KV_TARGET_RATIO:
+            fits = slots
+        else:
+            fails = slots
+    return fits
+
+
+def _kv_numbers(scene: Scene, slots: int) -> dict[str, float]:
+    """The KV cache beside so many slots; nothing where model, GPU or rank are not known."""
+    setup = scene.server.setup
+    if setup is None or setup.gpu is None or setup.adapters is None:
+        return {}
+    wider = changed_setup(scene, adapters=Adapters(slots, setup.adapters.rank))
+    capacity = resized_tokens(scene, wider)
+    if capacity is None:
+        # vLLM would not start, or an override keeps the cache as it is.
+        return {"kv_demand_ratio": inf} if scene.server.blocks_override is None else {}
+    return predicted(scene, After(capacity_tokens=capacity, setup=wider))
 
 
 def adapter_routing(scene: Scene) -> Recommendation | None:

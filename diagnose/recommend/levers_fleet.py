@@ -109,26 +109,3 @@ def tensor_parallel(scene: Scene) -> Recommendation | None:
         verify=[f"kv_usage_avg_ratio, prefill_mean_s and itl_mean_s fall {SETTLE_WORDS}"],
         guide=("5.1", "7.4", "8.5"),
     )
-
-
-def fewer_replicas(scene: Scene) -> Recommendation | None:
-    """Fewer replicas: never from a window alone, as the guide's headroom is at the weekly peak."""
-    now = scene.server.stated.replicas
-    if now is None or now < 2:
-        return None
-    return advice(
-        scene,
-        "fewer-replicas",
-        [],
-        f"{now} replicas look too many for the load seen here, but capacity is for the weekly "
-        "peak: a window or a day says nothing about that.",
-        before={"kv_usage_max_ratio": scene.get("kv_usage_max_ratio"), "replicas": now},
-        cost_usd_per_hour=None,
-        checks=[
-            "kv_usage_max_ratio and running_max over a whole week; fewer replicas need a peak "
-            f"that still leaves the safety factor of {SAFETY_DEFAULT:g}"
-        ],
-        risk="A fleet cut to a quiet day preempts at the peak.",
-        verify=["kv_usage_max_ratio below 0.9 through the next weekly peak"],
-        guide=("8.3", "9.2"),
-    )

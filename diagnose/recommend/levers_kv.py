@@ -16,6 +16,9 @@ from kneewatch.diagnose.sizing.memory.vllm_defaults import GRAPHS_TAKEN
 UTILIZATION_MOST = 0.95
 """Above it the guide sees a risk of running out of memory at a spike (9.3)."""
 
+UTILIZATION_LEAST = 0.01
+"""No server starts with less: the page is wrong."""
+
 UTILIZATION_STEP = 0.02
 """What is dared where neither GPU nor model is known."""
 
@@ -104,7 +107,7 @@ def gpu_memory_utilization(scene: Scene) -> Recommendation | None:
     """A higher --gpu-memory-utilization, where that is what decides the cache's size."""
     server, now = scene.server, scene.server.gpu_memory_utilization
     fixed = server.kv_memory_bytes is not None or server.blocks_override is not None
-    if now is None or fixed or not server.capacity_tokens:
+    if now is None or now < UTILIZATION_LEAST or fixed or not server.capacity_tokens:
         return None
     gpu = server.stated.gpu
     to = _utilization_to(scene, now, gpu)

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import floor, inf
 
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.deployment import memory_of
+from kneewatch.diagnose.recommend.roofline import (
+    costs_of,
+    load_of,
+    performance_of,
+    reached,
+    roofline,
+)
 from kneewatch.diagnose.recommend.scene import Scene
 from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
-from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.setup import Setup
-from kneewatch.diagnose.sizing.speed.costs import costs
-from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
+from kneewatch.diagnose.sizing.speed.roofline import Load, Performance
 
 SCALE_LOW, SCALE_HIGH = 0.4, 2.5
 """Measured ITL over the roofline's: outside, the roofline does not describe this server."""
-
-costs_of = lru_cache(maxsize=256)(costs)
-performance_of = lru_cache(maxsize=64)(performance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,55 +139,37 @@ def latencies(scene: Scene, change: After) -> tuple[Performance, float] | None:
     measured_s = scene.get("itl_mean_s")
     if server.setup is None or server.setup.gpu is None or not measured_s:
         return None
-    running = max(demand.running, 1.0)
     try:
-        now = _performance(
-            scene,
-            server.setup,
-            requests=max(demand.requests, running),
-            most=running if demand.waiting >= 1 else inf,
-            saved_ratio=demand.saved_ratio,
-        )
+        load = _present_load(scene, server.setup)
+        shares = reached(scene, server.setup, load)
+        now = performance_of(costs_of(server.setup), load, shares)
         scale = measured_s / now.itl_s
         if not SCALE_LOW <= scale <= SCALE_HIGH:
             return None
         sizes = _sizes(scene, change)
-        saved = demand.saved_ratio if change.saved_ratio is None else change.saved_ratio
-        then = _performance(
+        then = roofline(
             scene,
             change.setup or server.setup,
             requests=max(demand.requests * change.share_ratio, 1.0),
             most=max(1.0, sizes.get("max_concurrency", inf)),
-            saved_ratio=saved,
+            saved_ratio=demand.saved_ratio if change.saved_ratio is None else change.saved_ratio,
+            shares=shares,
         )
     except SizingError:
         return None
     return then, scale
 
 
-def _performance(
-    scene: Scene, setup: Setup, *, requests: float, most: float, saved_ratio: float
-) -> Performance:
-    demand, gpu = scene.demand, setup.gpu
-    if gpu is None or not demand.input_tokens or not demand.output_tokens:
-        raise SizingError("the GPU or the lengths are not known", name="gpu")
-    read = costs_of(
-        setup.model,
-        gpu,
-        tensor_parallel=setup.parallel.tensor,
-        pipeline_parallel=setup.parallel.pipeline,
-        quantization=setup.quantization,
-        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
+def _present_load(scene: Scene, setup: Setup) -> Load:
+    demand = scene.demand
+    running = max(demand.running, 1.0)
+    return load_of(
+        scene,
+        setup,
+        requests=max(demand.requests, running),
+        most=running if demand.waiting >= 1 else inf,
+        saved_ratio=demand.saved_ratio,
     )
-    load = Load(
-        input_tokens=demand.input_tokens,
-        output_tokens=max(1.0, demand.output_tokens),
-        concurrency=requests,
-        max_running=most,
-        max_num_batched_tokens=setup.batched_tokens,
-        prefix_hit_ratio=saved_ratio,
-    )
-    return performance_of(read, load)
 
 
 def changed_setup(scene: Scene, **values: object) -> Setup | None:

@@ -15,18 +15,26 @@ from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, 
 VERIFY_S = 300.0
 """Within which a change must show at an unchanged load: the guide's second window."""
 
+MEASURED = "measured"
+"""Where `memo` has the shares of the GPU's peaks that were measured: by their names, or none."""
+
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A cause in its surroundings. `cause` is its id; `memo` keeps what several levers ask for."""
+    """A cause in its surroundings. `cause` is its id; `memo` keeps what several levers ask for.
+
+    `weekly_peak_requests` are the most that ran or waited on this engine within the last week,
+    None where nobody watched for so long.
+    """
 
     cause: str
     facts: Facts
     server: Deployment
     demand: Demand
     memo: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    weekly_peak_requests: float | None = None
 
     def get(self, signal: str) -> float:
         """A signal's value, 0 where it has none."""
@@ -79,6 +87,7 @@ def advice(
 ) -> Recommendation:
     """A recommendation for the scene's cause; free unless a cost is given."""
     then = predicted or {}
+    summary = f"{summary}{_measured_words(scene, then)}"
     return Recommendation(
         id=lever_id,
         cause=scene.cause,
@@ -93,6 +102,14 @@ def advice(
         guide=tuple(guide),
         unknown=tuple(_unknown(scene, then, cost_usd_per_hour)),
     )
+
+
+def _measured_words(scene: Scene, predicted: Mapping[str, float]) -> str:
+    """Says which share of a peak was measured, where speeds are predicted with it."""
+    found = scene.memo.get(MEASURED, {}) if "itl_s" in predicted else {}
+    words = {"mfu_ratio": "MFU", "mbu_ratio": "MBU"}
+    told = [f"{words[name]} of {100 * share:.0f} %" for name, share in found.items()]
+    return f" Speeds are with the measured {' and '.join(told)}." if told else ""
 
 
 def _shown(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -111,6 +128,8 @@ def _unknown(
     server = scene.server
     if "max_concurrency" in predicted and "itl_s" not in predicted:
         yield f"TTFT and ITL after it ({_why_no_latency(scene)})"
+    if "itl_s" in predicted and not scene.memo.get(MEASURED):
+        yield f"MFU and MBU here: {_why_no_share(scene)}; defaults of published points stand in"
     if cost_usd_per_hour is None:
         lacks = [
             *([] if server.usd_per_gpu_hour is not None else ["--gpu or --usd-per-gpu-hour"]),
@@ -124,6 +143,13 @@ def _unknown(
     for flag in NUMBERS if launch is not None else ():
         if launch is not None and launch.unreadable(flag):
             yield f"{flag}: the launch file says {launch.flags[flag][:40]!r}, which is no number"
+
+
+def _why_no_share(scene: Scene) -> str:
+    # A server without the flag has the counters too, at 0.
+    if not scene.get("flop_per_s") and not scene.get("memory_bytes_per_s"):
+        return "vLLM does not report them without --enable-mfu-metrics"
+    return "this load does not show them"
 
 
 def _why_no_latency(scene: Scene) -> str:

@@ -8,9 +8,12 @@ from math import ceil
 from kneewatch.diagnose.sizing.fleet.fleet import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.speed.efficiency import DEFAULT, Efficiency, with_shares
 
 # Beyond these no load, rate or target has a meaning.
 _SMALLEST, _LARGEST = 1e-9, 1e12
+# No kernel is that far from the peak.
+_SMALLEST_SHARE = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,9 @@ class Question:
     """A launch and what is asked of it; None: not stated, and what needs it is not answered.
 
     `replicas` such launches share `concurrency`; `usable_requests_per_s` of one replica is
-    measured or, where it is None, predicted at the concurrency and the targets.
+    measured or, where it is None, predicted at the concurrency and the targets. `mfu_ratio` and
+    `mbu_ratio` are shares of the compute peak and of the bandwidth that a step reaches,
+    `acceptance_ratio` the chance of one drafted token.
     """
 
     setup: Setup
@@ -33,6 +38,9 @@ class Question:
     safety: float = SAFETY_DEFAULT
     usd_per_gpu_hour: float | None = None
     utilization_ratio: float = 1.0
+    mfu_ratio: float | None = None
+    mbu_ratio: float | None = None
+    acceptance_ratio: float | None = None
 
     @property
     def concurrency_per_engine(self) -> float:
@@ -41,6 +49,11 @@ class Question:
         One on each engine where nothing is stated.
         """
         return (self.concurrency or self.engines) / self.engines
+
+    @property
+    def efficiency(self) -> Efficiency:
+        """Shares of the peaks that are reached: those stated, for the rest those measured."""
+        return with_shares(DEFAULT, mfu_ratio=self.mfu_ratio, mbu_ratio=self.mbu_ratio)
 
     @property
     def engines(self) -> int:
@@ -73,6 +86,7 @@ def check_question(question: Question) -> None:
             within(name, value, low=_SMALLEST, high=_LARGEST)
     if question.usd_per_gpu_hour is not None:
         not_negative("usd_per_gpu_hour", question.usd_per_gpu_hour)
+    _check_shares(question)
     within("utilization", question.utilization_ratio, low=0.001, high=1.0)
     within("safety", question.safety, low=1.0, high=10.0)
     stated = (question.input_tokens, question.output_tokens)
@@ -85,6 +99,18 @@ def check_question(question: Question) -> None:
             f"input and output together exceed the {longest} tokens that are allowed",
             name="input_tokens",
         )
+
+
+def _check_shares(question: Question) -> None:
+    for name, share in (("mfu", question.mfu_ratio), ("mbu", question.mbu_ratio)):
+        if share is not None:
+            positive(name, share)
+            within(name, share, low=_SMALLEST_SHARE, high=1.0)
+    accepted = question.acceptance_ratio
+    if accepted is not None:
+        within("acceptance", accepted, low=0.0, high=1.0)
+        if question.setup.draft is None:
+            raise SizingError("acceptance is that of a draft: state the draft", name="acceptance")
 
 
 def at_lengths(question: Question) -> Setup:

@@ -14,8 +14,9 @@ from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.fewest import FewestGpus, fewest_gpus
 from kneewatch.diagnose.sizing.memory.setup import check
 from kneewatch.diagnose.sizing.question import Question, at_lengths, check_question
-from kneewatch.diagnose.sizing.size_notes import load_notes, memory_notes
+from kneewatch.diagnose.sizing.size_notes import load_notes, memory_notes, speed_notes
 from kneewatch.diagnose.sizing.speed.costs import Costs, launch_costs
+from kneewatch.diagnose.sizing.speed.drafting import drafting_of
 from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_steps import performance_steps
 from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
@@ -70,8 +71,10 @@ def size(question: Question) -> Size:
     answer = memory(question.setup)
     notes = [*question.setup.model.notes, *memory_notes(answer, question.concurrency_per_engine)]
     loaded = _load(question, answer)
-    speed = performance(*loaded) if loaded is not None else None
+    efficiency = question.efficiency
+    speed = performance(*loaded, efficiency) if loaded is not None else None
     usable, source = _usable(question, loaded, speed)
+    notes += speed_notes(question, speed)
     notes += load_notes(
         source=source,
         has_target=question.has_target,
@@ -125,6 +128,7 @@ def _load(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
         concurrency=question.concurrency_per_engine,
         max_running=limit,
         max_num_batched_tokens=setup.batched_tokens,
+        drafting=drafting_of(question, setup, known),
     )
     return known, load
 
@@ -158,7 +162,7 @@ def _usable(
     known, load = loaded
     targets = Targets(question.ttft_slo_s, question.itl_slo_s)
     most = replace(load, concurrency=max(floor(load.max_running), 1))
-    best = capacity(known, most, targets)
+    best = capacity(known, most, targets, question.efficiency)
     if not best.concurrency:
         return None, "unknown"
     return best.performance.requests_per_s * engines, "predicted"
@@ -204,7 +208,8 @@ def steps(answer: Size) -> tuple[Step, ...]:
     """The arithmetic of speed, fleet and cost, line by line; the memory's is its own."""
     found: list[Step] = []
     if answer.loaded is not None and answer.performance is not None:
-        found += performance_steps(*answer.loaded, answer.performance)
+        efficiency = answer.question.efficiency
+        found += performance_steps(*answer.loaded, answer.performance, efficiency)
     for part in (answer.fleet, answer.token_cost, answer.yearly_cost):
         found += part.steps if part is not None else ()
     return tuple(found)

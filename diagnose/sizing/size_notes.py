@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from kneewatch.diagnose.sizing.memory.budget import Memory
+from kneewatch.diagnose.sizing.memory.draft import Draft
+from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, V1
+from kneewatch.diagnose.sizing.question import Question
+from kneewatch.diagnose.sizing.speed.efficiency import SOURCE
 from kneewatch.diagnose.sizing.speed.roofline import Performance
 from kneewatch.diagnose.sizing.steps import figure
 
@@ -63,10 +67,52 @@ def _sources(answer: Memory) -> list[str]:
         )
     if setup.parallel.tensor > _MOST_RANKS:
         notes.append("overhead beyond eight tensor-parallel ranks was never measured")
+    if setup.weights_bytes is not None and (setup.adapters or setup.draft):
+        notes.append("adapters and draft come on top of the stated weights")
+    if setup.draft is not None:
+        notes += _draft_doubts(setup.draft, setup)
     own_scheme = setup.model.quantization
     if own_scheme not in ("bf16", "fp16") and setup.scheme.id != own_scheme:
         notes.append(
             f"the checkpoint is {own_scheme}: {setup.scheme.id} needs another checkpoint of it"
+        )
+    return notes
+
+
+def _draft_doubts(draft: Draft, setup: Setup) -> list[str]:
+    drafted, notes = draft.model, list(draft.model.notes)
+    own = drafted.target_hidden_size or drafted is setup.model.own_draft
+    if not own and drafted.vocab_size != setup.model.vocab_size:
+        notes.append(
+            f"{drafted.id} has {drafted.vocab_size:,} tokens, {setup.model.id} "
+            f"{setup.model.vocab_size:,}: vLLM refuses such a draft, or newer ones take it with "
+            "use_heterogeneous_vocab"
+        )
+    return notes
+
+
+def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
+    """What the prediction of speed takes for granted."""
+    if predicted is None:
+        return []
+    shares = question.efficiency
+    sources = {"MFU": question.mfu_ratio, "MBU": question.mbu_ratio}
+    defaults = [name for name, stated in sources.items() if stated is None]
+    notes: list[str] = []
+    if defaults:
+        experts = (
+            f" ({shares.expert_mbu_ratio:g} for routed experts)"
+            if question.setup.model.experts.count and "MBU" in defaults
+            else ""
+        )
+        told = {"MFU": f"MFU {shares.mfu_ratio:g}", "MBU": f"MBU {shares.mbu_ratio:g}{experts}"}
+        notes.append(
+            f"{' and '.join(told[name] for name in defaults)}: {SOURCE}; state what you measure "
+            f"with {' and '.join('--' + name.lower() for name in defaults)}"
+        )
+    if question.setup.draft is not None and question.acceptance_ratio is None:
+        notes.append(
+            "speed is without speculation: no acceptance is stated (--acceptance, guide 6.6)"
         )
     return notes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ def figure(value: float) -> str:
     return f"{value:.4g}"
 
 
+@lru_cache(maxsize=256)
 def exact(value: float) -> Fraction:
     """The number as it was written in decimals: 1.1 is 11/10, not its nearest binary fraction.
 

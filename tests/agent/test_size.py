@@ -113,6 +113,23 @@ def test_gpus_beyond_one_replica_make_more_of_them() -> None:
         (("--gpu", "h100-sxm"), ("--model",)),
         (("--model", "Llama-3.3-70B-Instruct"), ("--gpu",)),
         (("--model", "/nowhere/config.json"), ("--model", "/nowhere/config.json")),
+        ((*LLAMA, "--max-loras", "0"), ("--max-loras",)),
+        ((*LLAMA, "--max-lora-rank", "16"), ("--max-loras",)),
+        ((*LLAMA, "--max-loras", "2", "--max-lora-rank", "24"), ("--max-lora-rank", "16, 32")),
+        ((*LLAMA, "--draft-model", "Llama-3.2-1B"), ("--num-speculative-tokens",)),
+        ((*LLAMA, "--num-speculative-tokens", "3"), ("--draft-model", "n-grams")),
+        (
+            (*LLAMA, "--draft-model", "no-such-model", "--num-speculative-tokens", "3"),
+            ("--draft-model", "config.json"),
+        ),
+        (
+            (*LLAMA, "--draft-model", "mtp", "--num-speculative-tokens", "1"),
+            ("--draft-model", "no prediction layers"),
+        ),
+        ((*LLAMA, "--acceptance", "0.7"), ("--acceptance", "state the draft")),
+        ((*LLAMA, "--mfu", "1.5"), ("--mfu", "from 0.001 to 1")),
+        ((*LLAMA, "--mbu", "0"), ("--mbu", "above 0")),
+        ((*LLAMA, "--mbu", "nan"), ("--mbu",)),
     ],
 )
 def test_bad_input_names_the_flag_and_the_way_out(
@@ -194,6 +211,23 @@ def test_the_example_plan_has_the_guides_thirteen_steps() -> None:
     assert "13. " in done.stdout
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(flags, id=flags[0])
+        for flags in (
+            ("--concurrency", "4"), ("--max-loras", "4"), ("--mfu", "0.4"), ("--context", "100"),
+            ("--search",), ("--enforce-eager",), ("--safety", "2"), ("--pp", "2"),
+        )
+    ],
+)  # fmt: skip
+def test_a_plan_refuses_what_it_would_not_read(flags: tuple[str, ...]) -> None:
+    done = size("--plan", "example", *flags)
+    assert done.returncode == 2
+    assert flags[0] in done.stderr
+    assert "docs/plan.md" in done.stderr
+
+
 def test_a_plan_with_a_wrong_key_names_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "profile.toml"
     path.write_text(example_profile().replace("input_p50_tokens", "input_p50_token"))
@@ -248,6 +282,10 @@ def test_flags_win_over_a_plans_profile(tmp_path: Path) -> None:
         (("--search", "--concurrency", "5000"), "--concurrency"),
         (("--search", "--tp", "0"), "--tp"),
         (("--plan", "/dev/zero"), "--plan"),
+        (
+            ("--model", "Qwen3-Next-80B-A3B-Instruct", "--disable-hybrid-kv-cache-manager"),
+            "--disable-hybrid-kv-cache-manager: ",
+        ),
         (("--benchmark", "/dev/zero"), "--benchmark"),
     ],
 )
@@ -311,3 +349,69 @@ def test_what_does_not_start_names_the_longest_that_would() -> None:
     done = size("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "rtx-4090")
     assert done.returncode == 1
     assert "--max-model-len" in done.stdout
+
+
+def test_adapters_and_a_draft_take_their_memory() -> None:
+    launch = (*LLAMA, "--tp", "4", "--max-model-len", "8192")
+    _, plain = document(*launch)
+    _, found = document(
+        *launch, "--max-loras", "4", "--max-lora-rank", "32", "--draft-model", "Llama-3.2-1B",
+        "--num-speculative-tokens", "3",
+    )  # fmt: skip
+    memory, before = found["memory"], plain["memory"]
+
+    assert memory["adapter_bytes_per_gpu"] > 1e9
+    assert memory["draft_bytes_per_gpu"] == pytest.approx(1.236e9 * 2 / 4, rel=0.01)
+    assert memory["weights_bytes_per_gpu"] == pytest.approx(
+        before["weights_bytes_per_gpu"]
+        + memory["adapter_bytes_per_gpu"]
+        + memory["draft_bytes_per_gpu"],
+        abs=2,
+    )
+    assert memory["kv_bytes_per_token_per_gpu"] == 81_920 + 8_192
+    assert memory["draft_kv_bytes_per_token_per_gpu"] == 8_192
+    assert found["inputs"]["max_loras"] == 4
+    assert found["inputs"]["draft_model"] == "meta-llama/Llama-3.2-1B"
+    assert memory["max_concurrency"]["expected"] < before["max_concurrency"]["expected"]
+    assert {"LoRA adapters on each GPU", "KV of a token in the draft"} <= {
+        step["title"] for step in found["steps"]
+    }
+
+
+def test_the_picture_shows_them() -> None:
+    done = size(
+        *LLAMA, "--tp", "4", "--max-model-len", "8192", "--max-loras", "4", "--draft-model",
+        "Llama-3.2-1B", "--num-speculative-tokens", "3",
+    )  # fmt: skip
+    assert "a adapters" in done.stdout
+    assert "d draft" in done.stdout
+    assert "4 adapter slots of rank 16, 3 tokens drafted by meta-llama/Llama-3.2-1B" in " ".join(
+        done.stdout.split()
+    )
+
+
+IN_FLIGHT = ("--tp", "4", "--input-tokens", "1000", "--output-tokens", "200", "--concurrency", "32")
+
+
+def test_measured_shares_take_the_place_of_the_defaults() -> None:
+    _, plain = document(*LLAMA, *IN_FLIGHT)
+    _, slow = document(*LLAMA, *IN_FLIGHT, "--mfu", "0.16", "--mbu", "0.46")
+
+    assert plain["inputs"]["mfu_ratio"] == 0.32
+    assert slow["inputs"]["mbu_ratio"] == 0.46
+    assert slow["performance"]["itl_s"] > 1.4 * plain["performance"]["itl_s"]
+    assert (
+        slow["performance"]["prefill_tokens_per_s"]
+        < 0.6 * (plain["performance"]["prefill_tokens_per_s"])
+    )
+    assert any("--mfu and --mbu" in note for note in plain["notes"])
+    assert not any("--mfu" in note for note in slow["notes"])
+
+
+def test_a_search_takes_measured_shares() -> None:
+    search = ("--search", "--gpu", "h100-sxm", "--itl-slo", "30ms", "--peak-rps", "20")
+    asked = ("--model", "Qwen/Qwen3-32B", "--input-tokens", "1000", "--output-tokens", "200")
+    _, plain = document(*asked, *search)
+    _, slow = document(*asked, *search, "--mbu", "0.4", "--mfu", "0.15")
+
+    assert slow["cost"]["gpus"] > plain["cost"]["gpus"]

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kneewatch.diagnose.catalogue.gpus import Gpu
 from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.adapters import adapter_bytes
+from kneewatch.diagnose.sizing.memory.draft import draft_bytes, draft_layers
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvLayout,
     KvSettings,
@@ -44,6 +47,7 @@ class Range:
 class Memory:
     """The answer for one GPU. `weights` and `overhead` are None where the KV bytes were stated.
 
+    `weights_bytes` is all that vLLM logs as loaded: the model, `adapter_bytes` and `draft_bytes`.
     `logged_tokens` is what that version prints as "GPU KV cache size"; `held_tokens` is what the
     cache holds of requests of the context's length; `concurrency` counts such requests.
     """
@@ -57,6 +61,8 @@ class Memory:
     logged_tokens: Range
     held_tokens: Range
     concurrency: Range
+    adapter_bytes: float = 0.0
+    draft_bytes: float = 0.0
 
     @property
     def holds_one(self) -> bool:
@@ -85,15 +91,44 @@ class Memory:
         return self.holds_one and self.concurrency.expected >= concurrency
 
 
+# A search asks for the same one on every GPU.
+_layout_of = lru_cache(maxsize=1024)(kv_layout)
+
+
 def kv_layout_of(setup: Setup) -> KvLayout:
     """How that launch's KV cache is cut into blocks.
 
     Raises:
-        SizingError: a dtype that is not known, heads that cannot be split.
+        SizingError: a dtype that is not known, heads that cannot be split, layers that vLLM cannot
+            lay out together, with what of the launch brings that about.
     """
+    try:
+        return _laid_out(setup)
+    except SizingError as error:
+        if error.name != "hybrid_pool" or not setup.hybrid_pool:
+            raise
+        if not setup.defaults.hybrid_pool:
+            raise SizingError(
+                f"{error}, and this version has no shared pool of them; 0.9.2 and later do",
+                name="vllm_version",
+            ) from error
+        if setup.draft is not None:
+            raise SizingError(
+                f"the layers of the draft {setup.draft.model.id} have no page in common with those "
+                f"of {setup.model.id}",
+                name="draft_model",
+            ) from error
+        raise
+
+
+def _laid_out(setup: Setup) -> KvLayout:
     taken = setup.defaults
-    return kv_layout(
-        setup.model.layers,
+    layers, drafted = setup.model.layers, 0
+    if setup.draft is not None:
+        layers = (*layers, *draft_layers(setup.draft, setup.parallel))
+        drafted = setup.draft.tokens
+    return _layout_of(
+        layers,
         KvSettings(
             tensor_parallel=setup.parallel.tensor,
             pipeline_parallel=setup.parallel.pipeline,
@@ -104,10 +139,21 @@ def kv_layout_of(setup: Setup) -> KvLayout:
             * taken.batches_in_flight(setup.parallel.pipeline),
             hybrid_pool=setup.hybrid_pool and taken.hybrid_pool,
             padded_latent=taken.padded_latent,
-            state_blocks=taken.state_blocks if setup.prefix_caching else 1,
+            packed_latent=packed_latent(setup),
+            state_blocks=(taken.state_blocks if setup.prefix_caching else 1) + drafted,
             latent_hybrid_tokens=taken.latent_hybrid_tokens,
         ),
     )
+
+
+def packed_latent(setup: Setup) -> bool:
+    """Whether FP8 of sparse latent attention is FlashMLA's own format: not on Blackwell or AMD.
+
+    Source: vllm/platforms/cuda.py and vllm/model_executor/layers/attention/mla_attention.py (0.32).
+    """
+    gpu = setup.gpu
+    hopper = gpu is None or (gpu.vendor == "nvidia" and gpu.architecture != "blackwell")
+    return hopper and kv_element_bytes(setup.kv_cache_dtype) < 2
 
 
 def memory(setup: Setup) -> Memory:
@@ -119,6 +165,7 @@ def memory(setup: Setup) -> Memory:
     check(setup)
     layout = kv_layout_of(setup)
     weights, weights_bytes, overhead = None, setup.weights_bytes, None
+    adapters, draft = _beside(setup)
     if setup.available_kv_bytes is not None:
         available = Range(*[setup.available_kv_bytes] * 3)
     else:
@@ -127,25 +174,40 @@ def memory(setup: Setup) -> Memory:
             weights_bytes = weights.total_bytes
         gpu = _known_gpu(setup)
         overhead = overhead_of(setup, weights_bytes, gpu)
-        room = setup.utilization * gpu.memory_bytes - weights_bytes
+        room = setup.utilization * gpu.memory_bytes - weights_bytes - adapters - draft
         available = Range(
             room - overhead.high_bytes, room - overhead.expected_bytes, room - overhead.low_bytes
         )
     context = setup.context
-    concurrency = available.map(lambda free_bytes: layout.concurrency(free_bytes, context))
-    by_context = setup.defaults.capacity_by_context
+    blocks, request = available.map(layout.blocks), layout.request_blocks(context)
+    concurrency = blocks.map(lambda count: count / request)
+    held = concurrency.map(lambda requests: int(requests * context))
+    logged = held
+    if not setup.defaults.capacity_by_context:
+        logged = available.map(
+            lambda free_bytes: layout.logged_tokens(free_bytes, context, by_context=False)
+        )
     return Memory(
         setup=setup,
         layout=layout,
         weights=weights,
-        weights_bytes=weights_bytes,
+        weights_bytes=None if weights_bytes is None else weights_bytes + adapters + draft,
         overhead=overhead,
         available_bytes=available,
-        logged_tokens=available.map(
-            lambda free_bytes: layout.logged_tokens(free_bytes, context, by_context=by_context)
-        ),
-        held_tokens=concurrency.map(lambda requests: int(requests * context)),
+        logged_tokens=logged,
+        held_tokens=held,
         concurrency=concurrency,
+        adapter_bytes=adapters,
+        draft_bytes=draft,
+    )
+
+
+def _beside(setup: Setup) -> tuple[float, float]:
+    """Bytes of adapters and of a draft on the fullest GPU."""
+    adapters, draft, parallel = setup.adapters, setup.draft, setup.parallel
+    return (
+        0.0 if adapters is None else adapter_bytes(setup.model, adapters, parallel),
+        0.0 if draft is None else draft_bytes(draft, parallel),
     )
 
 

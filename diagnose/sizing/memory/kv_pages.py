@@ -22,6 +22,9 @@ from kneewatch.diagnose.sizing.inputs import SizingError
 # What one token of one layer of a sparse-attention indexer takes: 8-bit keys and a scale.
 _INDEX_SCALE_BYTES = 4
 _INDEX_KEY_BYTES = 1
+# FP8 of sparse latent attention as FlashMLA reads it: the position's part stays in 16 bit, and
+# every 128 elements of the latent have a scale of four bytes (flashmla_sparse.py, 0.32).
+_PACKED_SCALE_ELEMENTS, _PACKED_SCALE_BYTES, _PACKED_ROPE_BYTES = 128, 4, 2
 # vLLM 0.7 pads a latent row to whole 256 bytes.
 _LATENT_ROW_BYTES = 256
 # Bytes of the convolution's tail of a recurrent layer, kept in the model's own 16-bit dtype.
@@ -66,7 +69,8 @@ class KvSettings:
     (`--disable-hybrid-kv-cache-manager`, and versions before the shared pool). `state_blocks` is
     how many blocks a recurrent layer keeps for a request: 1, or 2 where prefixes are cached
     (`--mamba-cache-mode align`), and one more for each draft token. `latent_hybrid_tokens` is what
-    a block of latent attention beside recurrent layers is a multiple of.
+    a block of latent attention beside recurrent layers is a multiple of. `packed_latent` is FP8 of
+    sparse latent attention as Hopper's kernel wants it.
     """
 
     tensor_parallel: int = 1
@@ -77,6 +81,7 @@ class KvSettings:
     in_flight_tokens: int = 8192
     hybrid_pool: bool = True
     padded_latent: bool = False
+    packed_latent: bool = False
     state_blocks: int = 1
     latent_hybrid_tokens: int = _LATENT_BLOCK_TOKENS
 
@@ -93,13 +98,26 @@ def token_bytes(kind: LayerKind, settings: KvSettings) -> float:
     if isinstance(kind, Recurrent):
         return 0.0
     if isinstance(kind, LatentAttention):
-        row = (kind.latent_dim + kind.rope_dim) * settings.element_bytes
-        if settings.padded_latent:
-            row = ceil(row / _LATENT_ROW_BYTES) * _LATENT_ROW_BYTES
-        index = kind.index_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES if kind.index_dim else 0
-        return row + index
+        return latent_row_bytes(kind, settings) + index_bytes(kind)
     heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
     return heads * (kind.key_dim + kind.value_dim) * settings.element_bytes
+
+
+def latent_row_bytes(kind: LatentAttention, settings: KvSettings) -> float:
+    """Bytes of a token's latent vector in one layer, the same on every rank."""
+    if settings.packed_latent and kind.index_dim:
+        scales = kind.latent_dim / _PACKED_SCALE_ELEMENTS * _PACKED_SCALE_BYTES
+        latent = kind.latent_dim * settings.element_bytes
+        return latent + scales + kind.rope_dim * _PACKED_ROPE_BYTES
+    row = (kind.latent_dim + kind.rope_dim) * settings.element_bytes
+    if settings.padded_latent:
+        row = ceil(row / _LATENT_ROW_BYTES) * _LATENT_ROW_BYTES
+    return row
+
+
+def index_bytes(kind: LatentAttention) -> int:
+    """Bytes of a token's key in one layer's indexer; 0 where it has none."""
+    return kind.index_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES if kind.index_dim else 0
 
 
 def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:

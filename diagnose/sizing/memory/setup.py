@@ -9,6 +9,8 @@ from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import SCHEMES, Scheme, scheme
 from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
+from kneewatch.diagnose.sizing.memory.adapters import Adapters, check_adapters
+from kneewatch.diagnose.sizing.memory.draft import Draft, check_draft
 from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, Defaults, Version, defaults
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, Parallel
 
@@ -23,8 +25,8 @@ class Setup:
     """A launch to be sized. None means vLLM's default for that version and GPU.
 
     `weights_bytes` and `available_kv_bytes` are per GPU, as vLLM logs them, and win over what
-    would be computed. `context_tokens` is the length at which concurrency is asked for, the
-    longest allowed one (`max_model_len`) where it is None.
+    would be computed; adapters and a draft come on top of the first. `context_tokens` is the length
+    at which concurrency is asked for, the longest allowed one (`max_model_len`) where it is None.
     """
 
     model: Model
@@ -46,6 +48,8 @@ class Setup:
     weights_bytes: float | None = None
     available_kv_bytes: float | None = None
     context_tokens: int | None = None
+    adapters: Adapters | None = None
+    draft: Draft | None = None
 
     @property
     def scheme(self) -> Scheme:
@@ -128,6 +132,16 @@ def check(setup: Setup) -> None:
         )
     _check_parallel(setup)
     _check_dtypes(setup)
+    if setup.model.target_hidden_size:
+        raise SizingError(
+            f"{setup.model.id} is a draft head, which runs beside its target only: state the "
+            "target here and the head as the draft",
+            name="model",
+        )
+    if setup.adapters is not None:
+        check_adapters(setup.adapters, setup.model)
+    if setup.draft is not None:
+        check_draft(setup.draft, setup.model, setup.parallel)
 
 
 def _check_counts(setup: Setup) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.catalogue.gpus import GIB
+from dataclasses import replace
+
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
     Recurrent,
     SlidingAttention,
 )
-from kneewatch.diagnose.sizing.memory.budget import Memory
+from kneewatch.diagnose.sizing.memory.beside_steps import beside_steps, draft_token_steps, gib
+from kneewatch.diagnose.sizing.memory.budget import Memory, kv_layout_of
 from kneewatch.diagnose.sizing.memory.kv_cache import Group, KvSettings, heads_per_gpu, state_bytes
+from kneewatch.diagnose.sizing.memory.kv_pages import index_bytes
 from kneewatch.diagnose.sizing.memory.weights import Weights
 from kneewatch.diagnose.sizing.steps import Step, figure
 
@@ -18,25 +21,28 @@ _KV_SOURCE = "guide 2.2; vllm/v1/kv_cache_interface.py"
 _POOL_SOURCE = "vllm/v1/core/kv_cache_utils.py"
 
 
-def gib(amount_bytes: float) -> str:
-    """Bytes as GiB with two digits."""
-    return f"{amount_bytes / GIB:,.2f} GiB"
-
-
 def memory_steps(answer: Memory) -> tuple[Step, ...]:
     """Weights, KV bytes per token, what is left for the cache, blocks, tokens, requests."""
     found: list[Step] = []
     if answer.setup.available_kv_bytes is None:
-        found += [_weights(answer), _overhead(answer), _available(answer)]
+        found += [_weights(answer), *beside_steps(answer), _overhead(answer), _available(answer)]
     else:
         stated = gib(answer.available_bytes.expected)
         found.append(Step("Available KV on each GPU", "as stated", stated, stated, "the user"))
-    found += [_tokens(group, answer.layout.settings) for group in answer.layout.groups]
-    return (*found, *_pool(answer))
+    found += [_tokens(group, answer.layout.settings) for group in _own_groups(answer)]
+    return (*found, *draft_token_steps(answer), *_pool(answer))
+
+
+def _own_groups(answer: Memory) -> tuple[Group, ...]:
+    """The model's own layers, where a draft's share their groups."""
+    if answer.setup.draft is None:
+        return answer.layout.groups
+    return kv_layout_of(replace(answer.setup, draft=None)).groups
 
 
 def _weights(answer: Memory) -> Step:
-    setup, total_bytes = answer.setup, answer.weights_bytes or 0.0
+    setup = answer.setup
+    total_bytes = (answer.weights_bytes or 0.0) - answer.adapter_bytes - answer.draft_bytes
     if answer.weights is None:
         return Step(
             "Weights on each GPU", "as stated", gib(total_bytes), gib(total_bytes), "the user"
@@ -79,9 +85,12 @@ def _available(answer: Memory) -> Step:
     setup, free, taken = answer.setup, answer.available_bytes, answer.overhead
     memory_bytes = setup.gpu.memory_bytes if setup.gpu is not None else 0
     overhead = gib(taken.expected_bytes) if taken is not None else ""
+    loaded = "weights"
+    if answer.adapter_bytes or answer.draft_bytes:
+        loaded = "all that is loaded"
     return Step(
         "Available KV on each GPU",
-        "utilization x memory - weights - overhead",
+        f"utilization x memory - {loaded} - overhead",
         f"{figure(setup.utilization)} x {gib(memory_bytes)} - {gib(answer.weights_bytes or 0.0)} "
         f"- {overhead}",
         f"{gib(free.expected)} ({gib(free.low)} to {gib(free.high)})",
@@ -103,11 +112,7 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
         )
     each = figure(settings.element_bytes)
     if isinstance(kind, LatentAttention):
-        index = " + indexer" if kind.index_dim else ""
-        values = f"{count} x (({kind.latent_dim} + {kind.rope_dim}) x {each}"
-        formula = f"layers x ((latent + rope) x bytes{index}), the same on every rank"
-        values += f" + {kind.index_dim + 4})" if kind.index_dim else ")"
-        title = "KV of a token, latent attention"
+        title, formula, values = _latent(kind, count, settings)
     else:
         heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
         formula = "layers x KV heads on a GPU x (key + value) x bytes"
@@ -117,6 +122,22 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
             title = f"KV of a token within a window of {kind.window_tokens:,}"
     result = f"{figure(count * group.token_bytes)} B on each GPU"
     return Step(title, formula, values, result, _KV_SOURCE)
+
+
+def _latent(kind: LatentAttention, count: int, settings: KvSettings) -> tuple[str, str, str]:
+    row = f"({kind.latent_dim} + {kind.rope_dim}) x {figure(settings.element_bytes)}"
+    formula = "(latent + rope) x bytes"
+    if settings.packed_latent and kind.index_dim:
+        formula = "latent + its scales + rope x 2"
+        row = f"{kind.latent_dim} + {kind.latent_dim // 32} + {kind.rope_dim} x 2"
+    index = index_bytes(kind)
+    formula += " + indexer" if index else ""
+    row += f" + {index}" if index else ""
+    return (
+        "KV of a token, latent attention",
+        f"layers x ({formula}), the same on every rank",
+        f"{count} x ({row})",
+    )
 
 
 def _pool(answer: Memory) -> tuple[Step, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kneewatch.diagnose.catalogue.gpus import GIB, Gpu
 from kneewatch.diagnose.sizing.inputs import SizingError
@@ -75,8 +76,13 @@ class Defaults:
 
 def defaults(version: Version, gpu: Gpu | None) -> Defaults:
     """The server's defaults on that GPU; without a GPU, those of an 80 GB H100."""
-    memory_bytes = gpu.memory_bytes if gpu is not None else 80 * GIB
-    ampere = gpu is not None and gpu.id.startswith("a100")
+    if gpu is None:
+        return _defaults(version, 80 * GIB, ampere=False)
+    return _defaults(version, gpu.memory_bytes, ampere=gpu.id.startswith("a100"))
+
+
+@lru_cache(maxsize=1024)
+def _defaults(version: Version, memory_bytes: int, *, ampere: bool) -> Defaults:
     large = memory_bytes >= 70 * GIB and not ampere and version >= _LARGE_BATCHES
     budget = 8192 if large else 2048
     if memory_bytes >= 160 * GIB and version >= _LARGER_BUDGET:

@@ -90,7 +90,8 @@ def weights_per_gpu(model: Model, scheme: Scheme, parallel: Parallel) -> Weights
     parameters = parameters_of(model)
     tp, stage = parallel.tensor, ceil(model.depth / parallel.pipeline) / model.depth
     attention_bits = scheme.attention_bits_of(mixture=bool(model.experts.count))
-    split = (parameters.attention - parameters.kv) / tp + parameters.kv / min(tp, _kv_heads(model))
+    kv_ranks = min(tp, fewest_kv_heads(model))
+    split = (parameters.attention - parameters.kv) / tp + parameters.kv / kv_ranks
     whole = parameters.replicated
     ranks = tp * parallel.data if parallel.experts else tp
     tables = (parameters.embedding + parameters.head) / tp
@@ -120,7 +121,8 @@ def _experts(model: Model, parameters: Parameters, scheme: Scheme, *, tp: int) -
     return parameters.experts * padded * ceil(hidden / _MXFP4_HIDDEN) * _MXFP4_HIDDEN / hidden
 
 
-def _kv_heads(model: Model) -> int:
+def fewest_kv_heads(model: Model) -> int:
+    """KV heads of the layer that has the fewest; 1 where attention has none of its own."""
     heads = [
         part.kind.kv_heads
         for part in model.layers

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kneewatch.diagnose.catalogue.quantization import scheme
+from kneewatch.diagnose.sizing.memory.adapters import Adapters, adapter_bytes, check_adapters
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.guide import (
     ACTIVATION_RATIO,
@@ -78,7 +79,7 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
             weights_bytes=_weights_bytes(pool, pool.model.quantization)
         ),
         simultaneous_adapters=lora.max_simultaneous_adapters if lora else 0,
-        adapter_bytes=lora.adapter_bytes if lora else 0.0,
+        adapter_bytes=_adapter_bytes(pool),
     )
     total, vram = need.total_bytes, pool.gpu.memory_bytes
     fewest = partial(min_gpus, needed_bytes=total, vram_bytes=vram)
@@ -95,6 +96,16 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
         headroom_gpus=(spare(headroom_ratio=HEADROOM_LOW_RATIO), spare()),
         steps=_floor_steps(pool, need, gpus, request_bytes, concurrency, quantization),
     )
+
+
+def _adapter_bytes(pool: Pool) -> float:
+    """Bytes of one adapter: as stated, or of the buffers that its rank needs."""
+    lora = pool.profile.lora
+    if lora is None or lora.max_lora_rank is None:
+        return lora.adapter_bytes if lora else 0.0
+    one = Adapters(1, lora.max_lora_rank)
+    check_adapters(one, pool.model)
+    return adapter_bytes(pool.model, one, ONE_GPU)
 
 
 def _weights_bytes(pool: Pool, quantization: str) -> float:

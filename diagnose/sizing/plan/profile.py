@@ -97,11 +97,15 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """Adapters of the model, of which so many are in one batch at most."""
+    """Adapters of the model, of which so many are in one batch at most.
+
+    `max_lora_rank` is what vLLM keeps buffers for; the bytes of one are stated without it.
+    """
 
     adapters: int
     max_simultaneous_adapters: int
-    adapter_bytes: float
+    adapter_bytes: float = 0.0
+    max_lora_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

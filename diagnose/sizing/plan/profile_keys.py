@@ -59,7 +59,8 @@ PREFIX = (
 LORA = (
     Key("adapters", "count", needed=True),
     Key("max_simultaneous_adapters", "count", needed=True),
-    Key("adapter_bytes", "number", needed=True),
+    Key("adapter_bytes", "number"),
+    Key("max_lora_rank", "count"),
 )
 SPECULATION = (
     Key("draft_tokens", "count", needed=True, most=64),

@@ -198,6 +198,10 @@ def _check_prefix(profile: WorkloadProfile, origin: str) -> None:
             f"{origin}: prefix.shared_tokens is {prefix.shared_tokens}, above the mean input of "
             f"{profile.lengths.mean_input_tokens:g} tokens"
         )
+    if lora is not None and (lora.max_lora_rank is None) == (not lora.adapter_bytes):
+        raise SettingsError(
+            f"{origin}: lora: state max_lora_rank, or adapter_bytes of adapters that are known"
+        )
     if lora is not None and lora.max_simultaneous_adapters > lora.adapters:
         raise SettingsError(
             f"{origin}: lora.max_simultaneous_adapters is {lora.max_simultaneous_adapters}, above "

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.adapters import Adapters
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
@@ -39,6 +40,10 @@ def launch(
     plain = weights_per_gpu(pool.model, scheme(quantization), parallel).total_bytes
     lora, drafted = pool.profile.lora, pool.profile.speculation
     extra_bytes = lora.max_simultaneous_adapters * lora.adapter_bytes if lora else 0.0
+    adapters = None
+    if lora and lora.max_lora_rank is not None:
+        # Buffers of a rank are split over the GPUs by their own rule.
+        adapters = Adapters(lora.max_simultaneous_adapters, lora.max_lora_rank)
     extra_bytes += drafted.draft_weights_bytes if drafted else 0.0
     longest = longest_request_tokens(pool)
     return Setup(
@@ -50,6 +55,7 @@ def launch(
         max_model_len=longest,
         context_tokens=min(pool.tail_tokens, longest),
         weights_bytes=plain + extra_bytes / parallel.gpus,
+        adapters=adapters,
     )
 
 

@@ -12,6 +12,7 @@ from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.memory.vllm_defaults import V1
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.search.rejections import (
     FORMAT,
     HEADS,
@@ -26,6 +27,8 @@ from kneewatch.diagnose.sizing.search.space import Space
 from kneewatch.diagnose.sizing.steps import figure
 
 _BF16_BITS = 16
+# What of a launch an error of its memory is about.
+_REASONS = {"tensor_parallel": HEADS, "draft_model": HEADS, "quantization": FORMAT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +115,22 @@ def _spread(setup: Setup, space: Space, tally: Tally) -> Iterator[Launch]:
 def _lengths(
     setup: Setup, tensor: int, pipeline: int, lengths: Sequence[int], tally: Tally
 ) -> Iterator[Launch]:
-    setup = replace(setup, parallel=replace(setup.parallel, tensor=tensor, pipeline=pipeline))
+    spread = Parallel(tensor, pipeline, setup.parallel.data, setup.parallel.experts)
     gpu, every = setup.gpu, len(lengths)
     if gpu is not None and tensor * pipeline > 1 and _alone(gpu):
+        failed = replace(setup, parallel=spread)
         tally.reject(
-            NODE, setup, lambda: f"{gpu.name} is linked to its CPU only", configurations=every
+            NODE, failed, lambda: f"{gpu.name} is linked to its CPU only", configurations=every
         )
         return
     if pipeline > setup.model.depth:
-        tally.reject(LAYERS, setup, lambda: f"{setup.model.depth} layers", configurations=every)
+        failed = replace(setup, parallel=spread)
+        tally.reject(LAYERS, failed, lambda: f"{setup.model.depth} layers", configurations=every)
         return
     # V0 profiles whole prompts, so there every length has a memory of its own.
     parts = [lengths] if setup.version >= V1 else [[length] for length in lengths]
     for part in parts:
-        launch = _start(replace(setup, max_model_len=part[0]), part, tally)
+        launch = _start(replace(setup, parallel=spread, max_model_len=part[0]), part, tally)
         if launch is not None:
             yield launch
 
@@ -139,7 +144,7 @@ def _start(setup: Setup, lengths: Sequence[int], tally: Tally) -> Launch | None:
     try:
         answer = memory(setup)
     except SizingError as error:
-        reason = {"tensor_parallel": HEADS, "quantization": FORMAT}.get(error.name)
+        reason = _REASONS.get(error.name)
         if reason is None:
             raise
         message = str(error)

@@ -22,8 +22,8 @@ from kneewatch.diagnose.sizing.search.rejections import (
     Tally,
 )
 from kneewatch.diagnose.sizing.search.space import ANYTHING, Choices, Space, space
-from kneewatch.diagnose.sizing.size import running_limit
 from kneewatch.diagnose.sizing.speed.costs import launch_costs
+from kneewatch.diagnose.sizing.speed.drafting import drafting_of
 from kneewatch.diagnose.sizing.speed.roofline import Load
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
     ITL,
@@ -35,6 +35,8 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
 from kneewatch.diagnose.sizing.steps import exact, figure
 
 KV_CACHE, MAX_NUM_SEQS = "KV cache", "max_num_seqs"
+# Nearer than this to a whole number a quotient is worked out in decimals.
+_NEAR_WHOLE = 1e-9
 
 
 def search(question: Question, choices: Choices = ANYTHING, *, top: int = 3) -> Found:
@@ -131,8 +133,10 @@ def _limit(tried: Space, launch: Launch) -> tuple[float, int, str]:
     """
     answer, setup = launch.memory, launch.setup
     tokens = max(tried.request_tokens, setup.context)
-    held = answer.layout.concurrency(answer.available_bytes.expected, int(tokens))
-    limit = max(int(running_limit(answer, tokens)), 1)
+    held = answer.concurrency.expected
+    if int(tokens) != setup.context:
+        held = answer.layout.concurrency(answer.available_bytes.expected, int(tokens))
+    limit = max(int(min(held, float(setup.seqs))), 1)
     return held, limit, KV_CACHE if held < setup.seqs else MAX_NUM_SEQS
 
 
@@ -144,8 +148,10 @@ def _capacity(question: Question, tried: Space, setup: Setup, limit: int) -> Cap
         concurrency=limit,
         max_running=limit,
         max_num_batched_tokens=setup.batched_tokens,
+        drafting=drafting_of(question, setup, known),
     )
-    return capacity(known, load, Targets(question.ttft_slo_s, question.itl_slo_s))
+    targets = Targets(question.ttft_slo_s, question.itl_slo_s)
+    return capacity(known, load, targets, tried.efficiency)
 
 
 def _replicas(question: Question, usable_requests_per_s: float) -> int:
@@ -153,7 +159,10 @@ def _replicas(question: Question, usable_requests_per_s: float) -> int:
     # times.
     if question.peak_requests_per_s is None:
         return 1
-    instances = ceil(exact(question.peak_requests_per_s) / exact(usable_requests_per_s))
+    ratio = question.peak_requests_per_s / usable_requests_per_s
+    instances = ceil(ratio)
+    if abs(ratio - round(ratio)) < _NEAR_WHOLE * ratio:
+        instances = ceil(exact(question.peak_requests_per_s) / exact(usable_requests_per_s))
     return ceil(instances * exact(question.safety))
 
 

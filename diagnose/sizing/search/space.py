@@ -14,6 +14,7 @@ from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.question import Question, check_question
+from kneewatch.diagnose.sizing.speed.efficiency import DEFAULT, Efficiency
 
 _TENSOR_PARALLELS = (1, 2, 4, 8)
 _PIPELINE_PARALLELS = (2, 4)
@@ -61,6 +62,7 @@ class Space:
     input_tokens: float
     output_tokens: float
     most_gpus: int | None
+    efficiency: Efficiency = DEFAULT
 
     @property
     def request_tokens(self) -> float:
@@ -118,6 +120,7 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
         input_tokens=inputs,
         output_tokens=outputs,
         most_gpus=choices.most_gpus,
+        efficiency=question.efficiency,
     )
 
 

@@ -11,7 +11,6 @@ from kneewatch.diagnose.catalogue.gpu_table import Dtype, Gpu
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
-    LayerKind,
     SlidingAttention,
 )
 from kneewatch.diagnose.catalogue.models import Model
@@ -20,6 +19,7 @@ from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
 from kneewatch.diagnose.sizing.inputs import SizingError, positive
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import fewest_kv_heads
 
 SPARSE_TOPK_TOKENS = 2048
 """Tokens that a layer with an indexer attends to (DeepSeek-V3.2 configuration, index_topk)."""
@@ -174,14 +174,9 @@ def _peak_flop_per_s(gpu: Gpu, stored: Scheme) -> float:
 
 def _attention_parameters(model: Model, parameters: Parameters, tensor_parallel: int) -> float:
     """Attention parameters on one GPU: KV projections split no further than the KV heads go."""
-    heads = max((_kv_heads(layers.kind) for layers in model.layers), default=0)
-    kv_split = min(tensor_parallel, heads) if heads else tensor_parallel
     split = (parameters.attention - parameters.kv) / tensor_parallel
-    return split + parameters.kv / kv_split + parameters.replicated
-
-
-def _kv_heads(kind: LayerKind) -> int:
-    return kind.kv_heads if isinstance(kind, FullAttention | SlidingAttention) else 0
+    kv = parameters.kv / min(tensor_parallel, fewest_kv_heads(model))
+    return split + kv + parameters.replicated
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ tests.throughput` prints what they are worth. Other GPUs take the same shares: a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -58,6 +58,21 @@ class Efficiency:
                 within(field.name, value, low=0.0, high=1.0)
             else:
                 not_negative(field.name, value)
+
+
+def with_shares(
+    base: Efficiency, *, mfu_ratio: float | None = None, mbu_ratio: float | None = None
+) -> Efficiency:
+    """`base` with a measured share of the compute peak, of the bandwidth, or of both.
+
+    Who measures one share knows one for all kernels of a kind: it counts for attention and for
+    routed experts as well.
+    """
+    if mfu_ratio is not None:
+        base = replace(base, mfu_ratio=mfu_ratio, attention_mfu_ratio=mfu_ratio)
+    if mbu_ratio is not None:
+        base = replace(base, mbu_ratio=mbu_ratio, expert_mbu_ratio=mbu_ratio)
+    return base
 
 
 DEFAULT: Final = Efficiency()

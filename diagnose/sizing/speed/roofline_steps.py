@@ -28,15 +28,7 @@ def performance_steps(
             found.prefill_step,
             source="guide 3.2 and 5.1; " + SOURCE,
         ),
-        Step(
-            "Time per output token",
-            "((1 - share) x decode step + share x prompt step) x draft cost / tokens per pass",
-            f"((1 - {figure(found.prefill_step_ratio)}) x {_ms(found.decode_step.total_s)} + "
-            f"{figure(found.prefill_step_ratio)} x {_ms(found.prefill_step.total_s)}) x "
-            f"{figure(found.draft_factor)} / {figure(found.tokens_per_pass)}",
-            _ms(found.itl_s),
-            "share of steps with a prompt: 1 - exp(-prompts a step); guide 6.6",
-        ),
+        _token(load, found),
         Step(
             "Time to first token",
             "requests in flight / requests per second - decode time",
@@ -53,6 +45,30 @@ def performance_steps(
             f"{figure(found.decode_tokens_per_s)} tokens/s, bound by {found.binding}",
             "closed loop",
         ),
+    )
+
+
+def _token(load: Load, found: Performance) -> Step:
+    share = figure(found.prefill_step_ratio)
+    plain, prompt = _ms(found.decode_step.total_s), _ms(found.prefill_step.total_s)
+    formula = "(1 - share) x decode step + share x prompt step"
+    values = f"(1 - {share}) x {plain} + {share} x {prompt}"
+    if load.drafting is not None and load.drafting.tokens:
+        tokens, cost = load.drafting.tokens, figure(load.drafting.cost_ratio)
+        formula = (
+            "(decode step x (1 + drafted x draft cost) + share x (prompt step - decode step) x "
+            "(1 + draft cost)) / tokens per pass"
+        )
+        values = (
+            f"({plain} x (1 + {tokens} x {cost}) + {share} x ({prompt} - {plain}) x (1 + {cost})) "
+            f"/ {figure(found.tokens_per_pass)}"
+        )
+    return Step(
+        "Time per output token",
+        formula,
+        values,
+        _ms(found.itl_s),
+        "share of steps with a prompt: 1 - exp(-prompts a step); guide 6.6",
     )
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import floor, inf, isfinite
 
+from kneewatch.diagnose.sizing.speed.closed_loop import ClosedLoop, Latency, Load, closed_loop
 from kneewatch.diagnose.sizing.speed.costs import Costs
-from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
+from kneewatch.diagnose.sizing.speed.efficiency import DEFAULT, Efficiency
+from kneewatch.diagnose.sizing.speed.roofline import Performance, performance_of
 
 TTFT, ITL = "TTFT", "ITL"
 TOKEN_BUDGET = "token budget"
@@ -38,7 +40,7 @@ class Targets:
     ttft_s: float | None = None
     itl_s: float | None = None
 
-    def strain(self, speed: Performance) -> tuple[float, str]:
+    def strain(self, speed: Latency | Performance) -> tuple[float, str]:
         """The worst ratio of a latency to its target, above 1 when it is missed, and which."""
         worst = (0.0, RUNNING_LIMIT)
         if self.ttft_s is not None:
@@ -48,17 +50,25 @@ class Targets:
         return worst
 
 
-def capacity(costs: Costs, load: Load, targets: Targets) -> Capacity:
+def capacity(
+    costs: Costs, load: Load, targets: Targets, efficiency: Efficiency = DEFAULT
+) -> Capacity:
     """The highest concurrency from 1 to `load.concurrency` that keeps the targets.
 
     Raises:
         SizingError: a load that cannot be, named.
     """
-    high = int(load.concurrency)
-    best = performance(costs, _at(load, high))
+    loop = closed_loop(costs, load, efficiency)
+    found = _highest(loop, int(load.concurrency), targets)
+    return Capacity(found[0], performance_of(loop, found[1]), found[2])
+
+
+def _highest(loop: ClosedLoop, high: int, targets: Targets) -> tuple[int, Latency, str]:
+    """The highest concurrency, what it sees, and what one more would break."""
+    best = loop.at(high)
     strain, binding = _strain(targets, best)
     if strain <= 1:
-        return Capacity(high, best, RUNNING_LIMIT)
+        return high, best, RUNNING_LIMIT
     low, missed = 0, best
     # Secants through the last two points, as latencies are nearly straight lines; the middle where
     # there is none, or where the bracket did not halve in two steps.
@@ -69,7 +79,7 @@ def capacity(costs: Costs, load: Load, targets: Targets) -> Capacity:
         if isfinite(rise) and rise > 0 and 2 * (high - low) <= widths[0]:
             middle = min(max(last[0] + floor((1 - last[1]) / rise), low + 1), high - 1)
         widths = widths[1], high - low
-        found = performance(costs, _at(load, middle))
+        found = loop.at(middle)
         strain, what = _strain(targets, found)
         before, last = last, (middle, strain)
         if strain <= 1:
@@ -77,25 +87,12 @@ def capacity(costs: Costs, load: Load, targets: Targets) -> Capacity:
         else:
             high, missed, binding = middle, found, what
     if low:
-        return Capacity(low, best, binding)
+        return low, best, binding
     strain, alone = targets.strain(missed)
     # One request that waits for nobody else is no queue.
-    return Capacity(0, missed, alone) if strain > 1 else Capacity(1, missed, binding)
+    return (0, missed, alone) if strain > 1 else (1, missed, binding)
 
 
-def _at(load: Load, concurrency: int) -> Load:
-    # Not dataclasses.replace, which takes a third of the prediction's own time.
-    return Load(
-        input_tokens=load.input_tokens,
-        output_tokens=load.output_tokens,
-        concurrency=concurrency,
-        max_running=load.max_running,
-        max_num_batched_tokens=load.max_num_batched_tokens,
-        prefix_hit_ratio=load.prefix_hit_ratio,
-        drafting=load.drafting,
-    )
-
-
-def _strain(targets: Targets, speed: Performance) -> tuple[float, str]:
+def _strain(targets: Targets, speed: Latency) -> tuple[float, str]:
     # Requests that only wait for prompts to come in add no throughput.
     return (inf, TOKEN_BUDGET) if speed.queueing else targets.strain(speed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -130,10 +131,12 @@ def test_active_parameters(name: str, billions: float) -> None:
     assert model(name).active_parameters == pytest.approx(billions * 1e9, rel=0.02)
 
 
-def test_draft_heads_of_a_configuration_are_not_counted() -> None:
+def test_prediction_layers_of_a_configuration_are_not_counted_but_known() -> None:
     without = {key: value for key, value in DEEPSEEK_V3.items() if "nextn" not in key}
+    plain, own = model_from_config("m", without), model_from_config("m", DEEPSEEK_V3)
 
-    assert model_from_config("m", without) == model_from_config("m", DEEPSEEK_V3)
+    assert plain.own_draft is None
+    assert plain == replace(own, own_draft=None)
 
 
 def test_cross_attention_says_which_engine_it_is_true_of() -> None:

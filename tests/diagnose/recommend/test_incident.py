@@ -75,7 +75,8 @@ LABELS = (
     "kv_cache_max_concurrency", "kv_cache_memory_bytes", "gpu_memory_utilization",
 )  # fmt: skip
 NUMBERED = ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "-tp", "-dp",
-            "--max-cpu-loras", "--long-prefill-token-threshold")  # fmt: skip
+            "--max-cpu-loras", "--long-prefill-token-threshold", "--max-loras",
+            "--max-lora-rank")  # fmt: skip
 AMOUNTS = st.sampled_from(
     ["9" * 26, "9" * 400, "0", "1", "8", "512", "8192", "4k", "${N:-64}", "x"]
 )
@@ -88,17 +89,20 @@ AMOUNTS = st.sampled_from(
     more=st.text(alphabet="ab $'\"\\\n;#-=<{}", max_size=30),
     cause_id=st.sampled_from(sorted(LEVERS)),
     running=st.sampled_from([0.0, 8.0, 1e17, 1e308]),
+    adapters=st.sampled_from([2.0, 1e6, 1e17]),
     known=st.booleans(),
 )
 def test_hostile_pages_and_launches(
     page: dict[str, str], flags: dict[str, str], more: str, cause_id: str, running: float, *,
-    known: bool,
+    adapters: float, known: bool,
 ) -> None:  # fmt: skip
-    line = "vllm serve m " + " ".join(f"{flag} {value}" for flag, value in flags.items())
+    line = "vllm serve m --enable-lora " + " ".join(
+        f"{flag} {value}" for flag, value in flags.items()
+    )
     launch = parse_launch(f"{line} {more}", origin="f")
     stated = replace(LLAMA if known else Stated(version=(0, 32, 0)), launch=launch)
     situation = FULL.but(
-        running=running, running_max=running, lora_max=2.0, waiting_deferred_avg=3.0,
+        running=running, running_max=running, lora_max=adapters, waiting_deferred_avg=3.0,
         spec_acceptance_ratio=0.1, spec_accepted_per_draft_tokens=0.4, prefill_p99_s=2.0,
     )  # fmt: skip
     situation = replace(situation, targets=Targets(2.0, 0.1))

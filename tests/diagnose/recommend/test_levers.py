@@ -143,7 +143,7 @@ def test_latency_where_model_and_gpu_are_stated() -> None:
     told = advised("kv_pressure", situation=situation, stated=LLAMA)["replicas"]
     assert 0 < told.predicted["itl_s"] < 0.02  # fewer requests on each
     assert told.predicted["ttft_s"] < 3.0
-    assert told.unknown == ()
+    assert [words.partition(":")[0] for words in told.unknown] == ["MFU and MBU here"]
 
 
 def test_tensor_parallel_where_it_can_be_computed() -> None:
@@ -348,6 +348,11 @@ def test_an_output_limit_from_quiet_times() -> None:
 def test_a_request_that_can_never_fit() -> None:
     told = advised("engine_stalled", situation=FULL, stated=launched("--max-model-len 200000"))
     assert changes(told["max-model-len"]) == {"--max-model-len": (200_000, 143_872)}
+
+
+def test_a_utilization_that_no_server_has_is_not_raised() -> None:
+    told = advised("kv_pressure", situation=FULL, gpu_memory_utilization="5e-324")
+    assert "gpu-memory-utilization" not in told
 
 
 def test_scaling_down_needs_the_weekly_peak() -> None:

@@ -191,3 +191,17 @@ def test_the_budget_closes(utilization: float, tensor: int, context: int) -> Non
     )
     assert low <= expected <= high
     assert found.concurrency.low <= found.concurrency.expected <= found.concurrency.high
+
+
+def test_a_version_without_a_shared_pool_is_named() -> None:
+    hybrid = Setup(
+        model=model("Qwen/Qwen3-Next-80B-A3B-Instruct"), gpu=gpu("h200"), parallel=Parallel(4),
+        max_model_len=8192, version=(0, 9, 0),
+    )  # fmt: skip
+    with pytest.raises(SizingError, match=r"0\.9\.2") as refused:
+        memory(hybrid)
+    assert refused.value.name == "vllm_version"
+    switched = replace(hybrid, version=(0, 20, 0), hybrid_pool=False)
+    with pytest.raises(SizingError) as refused:
+        memory(switched)
+    assert refused.value.name == "hybrid_pool"

@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpus import gpus as catalogue
+from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.adapters import Adapters, adapter_bytes
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.plan.model import Plan
 from kneewatch.diagnose.sizing.plan.profile_reader import example_profile, read_profile
 from kneewatch.diagnose.sizing.plan.text import plan_document, plan_lines
@@ -326,6 +329,19 @@ def test_prefixes_save_what_was_measured_and_nothing_else() -> None:
     output = planned(profile_text(more=known)).step(8).output
     # 37 whole blocks of 16 in 600 tokens.
     assert output["computed_input_tokens"] == pytest.approx(1000 - 0.5 * 592)
+
+
+def test_a_rank_says_what_adapters_weigh() -> None:
+    lora = "[lora]\nadapters = 100\nmax_simultaneous_adapters = 8\nmax_lora_rank = 32\n"
+    found = planned(profile_text(more=lora))
+    known = model(next(iter(found.profile.models)))
+    assert found.step(4).output["adapter_bytes"] == adapter_bytes(
+        known, Adapters(8, 32), Parallel()
+    )
+    held = [
+        p.step(6).output["kv_available_bytes_per_gpu"] for p in (found, planned(profile_text()))
+    ]
+    assert held[0] != held[1]
 
 
 def test_adapters_take_memory_that_requests_cannot_have() -> None:

@@ -129,6 +129,18 @@ def test_the_packaged_example_is_a_profile() -> None:
             "above the 4 adapters",
             id="adapters",
         ),
+        pytest.param(
+            SMALLEST + "[lora]\nadapters = 4\nmax_simultaneous_adapters = 2\n",
+            "state max_lora_rank, or adapter_bytes",
+            id="neither rank nor bytes",
+        ),
+        pytest.param(
+            SMALLEST
+            + "[lora]\nadapters = 4\nmax_simultaneous_adapters = 2\nmax_lora_rank = 8\n"
+            + "adapter_bytes = 1e8\n",
+            "state max_lora_rank, or adapter_bytes",
+            id="both",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(text: str, message: str) -> None:

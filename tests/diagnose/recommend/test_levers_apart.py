@@ -1,0 +1,222 @@
+"""Levers off the usual path: prompts, routers, transfers, adapters, and two at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.recommend.deployment import Stated
+from kneewatch.diagnose.recommend.launch import parse_launch
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.sizing.memory.adapters import Adapters, adapter_bytes
+from kneewatch.diagnose.sizing.memory.weights import Parallel
+from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, changes
+from tests.diagnose.situations import CALM, Situation
+
+UNSHARED = replace(
+    CALM.but(prefix_hit_ratio=0.2, computed_prompt_tokens_per_s=8000.0),
+    quiet={**CALM.quiet, "prefix_hit_ratio": 0.8},
+)
+
+
+def launched(flags: str, stated: Stated = LLAMA) -> Stated:
+    """The server with that command line."""
+    return replace(stated, launch=parse_launch(f"vllm serve m {flags}", origin="f"))
+
+
+def test_prompts_in_their_old_order_compute_as_little_as_before() -> None:
+    told = advised("prefix_reuse_lost", situation=UNSHARED)["prompt-order"]
+
+    assert changes(told) == {"prompt": (None, "the shared part first")}
+    assert told.predicted["prefix_hit_ratio"] == 0.8
+    # 20 % are computed in place of 80 %.
+    assert told.predicted["computed_prompt_tokens_per_s"] == pytest.approx(8000 / 4)
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        pytest.param({}, id="nothing is known of quiet times"),
+        pytest.param({"prefix_hit_ratio": 0.05}, id="nothing was ever shared"),
+        pytest.param({"prefix_hit_ratio": 0.15}, id="hits are not fewer than they were"),
+    ],
+)
+def test_prompts_that_shared_nothing_have_no_old_order(quiet: dict[str, float]) -> None:
+    assert advised("prefix_reuse_lost", situation=replace(UNSHARED, quiet=quiet)) == {}
+
+
+@pytest.mark.parametrize("cause_id", ["prefix_reuse_lost", "prefix_churn", "routing_dilution"])
+def test_a_router_keeps_prefixes_together_where_there_are_replicas(cause_id: str) -> None:
+    several = advised(cause_id, situation=UNSHARED, stated=Stated(replicas=4))
+    assert changes(several["prefix-routing"]) == {"router": ("any replica", "by prefix")}
+
+    assert "prefix-routing" not in advised(cause_id, situation=UNSHARED, stated=Stated(replicas=1))
+    assert "prefix-routing" not in advised(cause_id, situation=UNSHARED)
+
+
+SLOW = replace(
+    CALM.but(kv_transfer_mean_s=0.4, prompt_tokens_mean=8000.0),
+    quiet={"kv_transfer_mean_s": 0.05},
+)
+
+
+def test_a_slow_transfer_is_held_against_the_fabric() -> None:
+    told = advised("kv_transfer_slow", situation=SLOW, stated=LLAMA)["kv-transfer-path"]
+
+    assert told.changes == ()
+    # 8,000 tokens of 131,072 bytes over 50 GB/s.
+    assert "0.98 GiB a GPU takes 21.0 ms at 400 Gbit/s" in told.summary
+    assert any("from 0.4 towards 0.05 s" in line for line in told.verify)
+
+
+def test_a_slow_transfer_without_a_model_says_where_to_look() -> None:
+    told = advised("kv_transfer_slow", situation=SLOW)["kv-transfer-path"]
+
+    assert "Gbit/s" not in told.summary
+    assert any("RDMA" in line for line in told.checks)
+
+
+def test_transfers_that_are_not_counted_have_no_advice() -> None:
+    assert advised("kv_transfer_slow", situation=CALM.but(kv_fetch_waiting=4.0)) == {}
+
+
+THRASH = CALM.but(lora_max=2.0, waiting_deferred_avg=3.2, lora_waiting=30.0, lora_running=2.0)
+
+
+def test_slots_grow_four_times_at_most_and_say_that_more_are_wanted() -> None:
+    told = advised("adapter_thrash", situation=THRASH)["max-loras"]
+
+    assert changes(told) == {"--max-loras": (2, 8)}
+    assert "not enough alone" in told.summary
+    assert told.predicted["waiting_deferred"] == pytest.approx(3.2 * (1 - 6 / 30))
+
+
+def with_adapters(situation: Situation, flags: str) -> Recommendation | None:
+    """The lever on a server whose launch and GPU are known."""
+    return advised("adapter_thrash", situation=situation, stated=launched(flags)).get("max-loras")
+
+
+def test_slots_take_their_memory_from_the_cache() -> None:
+    told = with_adapters(THRASH, "--enable-lora --max-loras 2 --max-lora-rank 64")
+    assert told is not None
+    assert changes(told)["--max-loras"] == (2, 8)
+    assert LLAMA.model is not None
+    taken = adapter_bytes(LLAMA.model, Adapters(6, 64), Parallel())
+
+    lost = told.before["kv_capacity_tokens"] - told.predicted["kv_capacity_tokens"]
+    # The page's 160,000 tokens stand for all that the sizing math finds free.
+    assert 0 < lost < taken / 131_072
+
+
+def test_fewer_slots_where_the_load_needs_the_cache() -> None:
+    tight = FULL.but(
+        lora_max=2.0, waiting_deferred_avg=3.2, lora_waiting=30.0, lora_running=2.0, running=70.0,
+        running_avg=70.0, running_max=70.0, waiting=0.0, waiting_avg=0.0, waiting_by_capacity=0.0,
+        kv_usage_ratio=0.7, kv_usage_avg_ratio=0.7, kv_usage_max_ratio=0.72,
+    )  # fmt: skip
+    roomy = with_adapters(THRASH, "--enable-lora --max-loras 2 --max-lora-rank 512")
+    told = with_adapters(tight, "--enable-lora --max-loras 2 --max-lora-rank 512")
+    assert roomy is not None
+    assert told is not None
+    (_, most), (_, to) = changes(roomy)["--max-loras"], changes(told)["--max-loras"]
+    assert isinstance(most, int)
+    assert isinstance(to, int)
+
+    assert 2 < to < most
+    assert told.predicted["kv_demand_ratio"] <= 0.9
+
+
+def test_no_slots_where_the_cache_is_short_already() -> None:
+    full = FULL.but(lora_max=2.0, waiting_deferred_avg=3.2, lora_waiting=30.0)
+    assert with_adapters(full, "--enable-lora --max-loras 2") is None
+
+
+def test_adapters_are_routed_where_there_are_replicas() -> None:
+    made = advised("adapter_thrash", situation=THRASH, stated=Stated(replicas=3))
+    assert changes(made["adapter-routing"]) == {"router": ("any replica", "by adapter")}
+    assert "adapter-routing" not in advised("adapter_thrash", situation=THRASH)
+
+
+LONG = CALM.but(
+    prompt_tokens_p99=20_000.0, prefill_p99_s=4.0, itl_p50_s=0.02, itl_stall_per_s=0.5,
+    itl_stall_time_ratio=0.2, itl_p99_s=1.5,
+)  # fmt: skip
+
+
+def test_long_prompts_are_held_to_a_threshold_where_the_budget_must_stay() -> None:
+    made = advised("prefill_interference", situation=LONG, stated=launched("--max-num-seqs 512"))
+    (flag,) = changes(made["long-prefill-threshold"]).items()
+    name, (before, after) = flag
+
+    assert name == "--long-prefill-token-threshold"
+    assert before is None
+    assert isinstance(after, int)
+    assert made["long-prefill-threshold"].predicted["longest_step_s"] < 0.5
+
+
+def test_prefill_and_decode_apart_comes_last_and_has_no_price() -> None:
+    made = advised("prefill_interference", situation=LONG, stated=launched("--max-num-seqs 64"))
+    assert list(made)[-1] == "pd-disaggregation"
+    assert made["pd-disaggregation"].cost_usd_per_hour is None
+
+
+def test_fp8_weights_free_room_and_are_not_made_twice() -> None:
+    made = advised("decode_bound", situation=FULL.but(itl_mean_s=0.02), stated=LLAMA)
+    assert changes(made["fp8-weights"]) == {"--quantization": (None, "fp8")}
+    assert made["fp8-weights"].predicted["kv_capacity_tokens"] > 160_000
+    assert made["fp8-weights"].predicted["itl_s"] < 0.02
+
+    again = advised("decode_bound", situation=FULL, stated=launched("--quantization fp8"))
+    assert "fp8-weights" not in again
+
+
+def test_two_that_suffice_together_come_first() -> None:
+    # 280 requests of 1,600 tokens: 2.8 times the cache; FP8 doubles it, a second replica too.
+    heavy = FULL.but(waiting=180.0, waiting_avg=180.0, waiting_by_capacity=180.0)
+    stated = launched("--max-num-seqs 1000", Stated(version=(0, 32, 0), replicas=1))
+    made = advised(
+        "kv_pressure",
+        situation=heavy,
+        stated=stated,
+        page={**PAGE, "gpu_memory_utilization": "0.95"},
+    )
+    first = next(iter(made.values()))
+
+    assert first.predicted["preemption_per_s"] == 0
+    for one in made.values():
+        if "+" in one.id:
+            assert len(one.changes) == 2
+            assert one.predicted["preemption_per_s"] == 0
+            assert "Neither is enough alone" in one.summary
+
+
+def test_the_price_of_a_token_counts_only_what_is_asked_for() -> None:
+    stated = replace(LLAMA, usd_per_gpu_hour=4.0, replicas=1)
+    queue = FULL.but(waiting_slope_per_s=0.0, completed_per_s=4.0)
+    told = advised("queue_saturation", situation=queue, stated=stated)["replicas"]
+    (_, total) = changes(told)["replicas"]
+    assert isinstance(total, int)
+
+    # 3,000 tokens a second are made and no more arrive: more replicas make each dearer.
+    assert told.predicted["usd_per_million_tokens"] == pytest.approx(
+        4.0 * total / (3000 * 3600) * 1e6, rel=1e-3
+    )
+    assert told.cost_usd_per_hour == 4.0 * (total - 1)
+
+
+def test_a_price_that_cannot_be_known_is_given_from_below() -> None:
+    stated = replace(LLAMA, usd_per_gpu_hour=4.0, replicas=1)
+    silent = FULL.but(completed_per_s=0.0, arrival_per_s=0.0, itl_mean_s=None)
+    told = advised("kv_pressure", situation=silent, stated=stated)["replicas"]
+
+    assert "usd_per_million_tokens" not in told.predicted
+    assert told.predicted["usd_per_million_tokens_at_least"] > 0
+
+
+def test_a_target_that_holds_is_held_by_every_lever() -> None:
+    met = replace(FULL.but(itl_mean_s=0.02, itl_p99_s=0.03), targets=Targets(None, 0.031))
+    for made in advised("admission_limit", situation=met, stated=LLAMA).values():
+        then_s = made.predicted.get("itl_s")
+        assert then_s is None or 0.03 * then_s / 0.02 <= 0.031
