@@ -6,7 +6,7 @@ PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
 FOR ?=
 
-.PHONY: help run test test-wheel check docs bench accuracy lab clean
+.PHONY: help run test test-wheel check docs bench soak accuracy lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -49,6 +49,14 @@ docs: $(VENV)/.dev  ## rewrite the generated tables and schema
 
 bench: $(VENV)/.dev  ## the table of figures, with the peers measured beside us
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.bench
+
+soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/reliability.md (45 minutes)
+	$(BIN)/python -m tests.soak.kills 200
+	$(BIN)/python -m tests.soak.faults
+	$(BIN)/python -m tests.soak.day
+	$(BIN)/python -m tests.soak.triage
+	$(BIN)/python -m tests.soak.footprint
+	$(BIN)/python -m tests.soak.footprint --targets 1000 --interval 15 --cpu 0
 
 accuracy: $(VENV)/.dev  ## expected against given, over the labelled recordings
 	$(BIN)/python -m tests.accuracy

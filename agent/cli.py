@@ -21,6 +21,7 @@ from kneewatch.agent.printing import NO_DATA, OK, say
 from kneewatch.agent.setting_options import (
     DEPLOYMENT,
     FETCHING,
+    FLEET,
     JUDGING,
     effective,
     loader,
@@ -67,17 +68,45 @@ def cli() -> None:
 
 
 @cli.command(short_help="Watch a server for a while, then say what is wrong.")
-@click.argument("target", type=Target())
-@setting_options("watch_s", "interval_s", "gpu_metrics", *JUDGING, *DEPLOYMENT, *FETCHING)
+@click.argument("target", type=Target(), required=False)
+@click.option("--prometheus", metavar="URL", help="a fleet as a metrics system shows it now")
+@click.option("--selector", default="", metavar="MATCHERS", help='of it only: namespace="a"')
+@click.option("--at", metavar="T", help="the fleet at a past time: unix seconds or ISO 8601, UTC")
+@setting_options("watch_s", "interval_s", "gpu_metrics", *JUDGING, *DEPLOYMENT, *FETCHING, *FLEET)
 @form_option
-def diagnose(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
-    """Watch TARGET (a server's URL or a capture) for a while, then say what is wrong."""
-    return commands.diagnose(target, effective(given), form=form)
+def diagnose(
+    target: str | None,
+    form: str,
+    prometheus: str | None,
+    selector: str,
+    at: str | None,
+    **given: Any,  # noqa: ANN401
+) -> int:
+    """Watch TARGET (a server's URL or a capture) for a while, then say what is wrong.
+
+    With --prometheus in place of TARGET: all replicas that a Prometheus, Thanos, Mimir or
+    VictoriaMetrics scrapes, and causes across them.
+    """
+    if (target is None) == (prometheus is None):
+        raise click.UsageError("Missing argument 'TARGET' (or --prometheus, not both).")
+    if target is not None and (selector or at):
+        raise click.UsageError("--selector and --at go with --prometheus.")
+    if target is not None:
+        return commands.diagnose(target, effective(given), form=form)
+    from kneewatch.agent.fleet import command  # here: no other command pays for requests
+
+    return command.diagnose(
+        prometheus or "",
+        effective(given),
+        selector=selector,
+        at_s=commands.moment(at),
+        form=form,
+    )
 
 
 @cli.command(short_help="Watch servers until told to stop: the sidecar daemon.")
 @click.argument("targets", nargs=-1, type=Target())
-@setting_options(*(key for key in table.BY_KEY if key != "watch_s"))
+@setting_options(*(key for key in table.BY_KEY if key not in ("watch_s", *FLEET)))
 @click.option("--demo", is_flag=True, help="play the shipped recording; its history is not kept")
 @click.option("--for", "for_s", type=SPAN, help="stop after this long; else on SIGTERM or Ctrl-C")
 def run(targets: tuple[str, ...], *, demo: bool, for_s: float | None, **given: Any) -> None:  # noqa: ANN401

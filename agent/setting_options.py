@@ -25,6 +25,7 @@ DEPLOYMENT = (
 )
 JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
 FETCHING = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
+FLEET = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fleet."))
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

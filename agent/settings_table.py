@@ -144,6 +144,16 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("nvml", "none"),
     ),
     Setting("gpu_interval_s", "seconds", 15.0, "time between readings of the GPUs in run"),
+    Setting(
+        "fleet.labels",
+        "pairs",
+        None,
+        "what says what with --prometheus: replica, namespace, pool, model, tier, engine, node",
+        "fleet-label",
+    ),
+    Setting("fleet.queries_at_once", "count", 4, "most queries at a time", most=64),
+    Setting("fleet.queries_per_s", "number", 20.0, "most queries a second", most=1e4),
+    Setting("fleet.query_timeout_s", "seconds", 30.0, "for the whole answer to a query"),
     Setting("file_sd", "texts", None, "files with targets in Prometheus's file_sd format; globs"),
     Setting("listen", "text", "127.0.0.1:9877", "where run answers: HOST:PORT"),
     Setting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from kneewatch.collector.samples import Page
 NAN = math.nan
 FRAMES_MAX = 4_000
 """More scrapes than this are not kept, however short the interval (an hour at one a second)."""
+
+FRESH_FRAMES = 2
+"""The newest scrapes are compared with each other, value by value; older ones are packed."""
 
 CLOCK_STEP_BACK_S = 1.0
 """A clock that went back by more than this was set, not jittered: what came before cannot be
@@ -46,7 +50,7 @@ class Frame:
     """One scrape. Shapes: `counters` (counter columns,), `gauges` (gauge columns,)."""
 
     t_s: float
-    counters: tuple[float, ...]
+    counters: tuple[float, ...] | array[float]
     gauges: tuple[float, ...]
 
 
@@ -150,6 +154,10 @@ class History:
         self._mark_resets(frame)
         self.frames.append(frame)
         self.times.append(t_s)
+        if len(self.frames) > FRESH_FRAMES:
+            # Seldom read again, and half as large without an object for each number.
+            old = self.frames[-1 - FRESH_FRAMES]
+            old.counters = array("d", old.counters)
         for index in self.counters.absent:
             self._mark_uneven(index, t_s)
         self._trim(t_s)
@@ -242,7 +250,9 @@ class History:
         new_counters, new_gauges = self.counters.bind(counters), self.gauges.bind(gauges)
         if new_counters or new_gauges:
             for frame in self.frames:
-                frame.counters += (NAN,) * new_counters
+                wider = (*frame.counters, *(NAN,) * new_counters)
+                packed = isinstance(frame.counters, array)
+                frame.counters = array("d", wider) if packed else wider
                 frame.gauges += (NAN,) * new_gauges
             if self.times:
                 for index in range(len(self.counters) - new_counters, len(self.counters)):

@@ -120,7 +120,8 @@ class EngineMonitor:
             if columns != self._columns:
                 self._columns = columns
             self._columns_of = self.history.generation
-        return self._columns, self.history.frames[-1].counters if self.history.frames else ()
+        newest = self.history.frames[-1].counters if self.history.frames else ()
+        return self._columns, tuple(newest)
 
     @property
     def config(self) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ from kneewatch.dashboards.grafana.build import dashboards
 from kneewatch.dashboards.prometheus.files import rule_files
 from kneewatch.dashboards.prometheus.model import Plan
 from kneewatch.diagnose.derived import HELP
+from kneewatch.reports.weekly.schema import report_schema
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.model import Rule
@@ -119,6 +120,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "rules/README.md": rules_page,
     "collector/README.md": signals_page,
     "agent/README.md": settings_page,
+    "reports/report.schema.json": report_schema,
 }
 CHECKED_IN = "dashboards/generated"
 

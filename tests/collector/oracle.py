@@ -51,6 +51,7 @@ class Prometheus:
     """A running Prometheus without scrape targets of its own."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self._http = http.client.HTTPConnection(LOOPBACK, port, timeout=60)
 
     def close(self) -> None:
@@ -101,17 +102,17 @@ class Prometheus:
 
 
 @contextmanager
-def running(program: str, *, rules: str = "") -> Generator[Prometheus]:
-    """An empty Prometheus on a free port of the loopback, gone with all its data afterwards.
+def running(program: str, *, rules: str = "", blocks: Path | None = None) -> Generator[Prometheus]:
+    """A Prometheus on a free port of the loopback, gone afterwards: empty, or with `blocks`.
 
     `rules` are evaluated every second.
     """
     with tempfile.TemporaryDirectory(prefix="kneewatch-oracle-") as folder:
-        port = _free_port()
+        port = free_port()
         log = Path(folder, "log")
         with log.open("wb") as output:
             process = subprocess.Popen(
-                _command(program, folder, port, rules), stdout=output, stderr=output
+                _command(program, folder, port, rules, blocks), stdout=output, stderr=output
             )
         prometheus = Prometheus(port)
         try:
@@ -127,14 +128,14 @@ def running(program: str, *, rules: str = "") -> Generator[Prometheus]:
             process.wait()
 
 
-def _command(program: str, folder: str, port: int, rules: str) -> list[str]:
+def _command(program: str, folder: str, port: int, rules: str, blocks: Path | None) -> list[str]:
     config = Path(folder, "prometheus.yml")
     Path(folder, "rules.yml").write_text(rules)
     config.write_text("rule_files: [rules.yml]\nscrape_configs: []\n" if rules else "")
     return [
         program,
         f"--config.file={config}",
-        f"--storage.tsdb.path={folder}/data",
+        f"--storage.tsdb.path={blocks or f'{folder}/data'}",
         f"--storage.tsdb.min-block-duration={BLOCKS}",
         f"--storage.tsdb.max-block-duration={BLOCKS}",
         "--storage.tsdb.retention.time=100y",
@@ -144,7 +145,8 @@ def _command(program: str, folder: str, port: int, rules: str) -> list[str]:
     ]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]

@@ -1,0 +1,1 @@
+"""Fleet mode: a diagnosis of many replicas from a metrics system."""

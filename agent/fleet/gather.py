@@ -1,0 +1,219 @@
+"""A fleet as a metrics system shows it at one moment. I/O edge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kneewatch.agent.fleet import queries
+from kneewatch.agent.fleet.gpus import joined
+from kneewatch.agent.fleet.queries import Asking
+from kneewatch.collector.base import CollectError
+from kneewatch.collector.prometheus.answers import Answer, Sample
+from kneewatch.collector.prometheus.source import PrometheusSource
+from kneewatch.diagnose.fleet.observed import Gone, Load, Observed
+from kneewatch.diagnose.fleet.shape import Key, LabelMap, Labels, Shape, shape_of
+
+SKEW_SHOWN_S = 1.0
+RECORDED = "kneewatch:running"
+
+
+@dataclass(slots=True)
+class Told:
+    """Answers as they come: what warned and what failed is kept."""
+
+    warnings: dict[str, None] = field(default_factory=dict[str, None])
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+
+    def samples(self, key: str, answer: Answer | CollectError) -> Sequence[Sample]:
+        """An answer's samples; none where there is none."""
+        if isinstance(answer, CollectError):
+            self.failed[key] = str(answer)
+            return ()
+        self.warnings.update(dict.fromkeys(answer.warnings))
+        return answer.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to look at: matchers, what labels mean, the window, the moment (None: now)."""
+
+    selector: str
+    names: LabelMap
+    window_s: float
+    at_s: float | None = None
+
+
+def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
+    """What the metrics system says of a fleet now, by its own clock.
+
+    Raises:
+        CollectError: it does not answer, or knows no vLLM server.
+    """
+    started_s = time.monotonic()
+    clock, told = source.clock(), Told()
+    at_s = clock.server_s if wanted.at_s is None else wanted.at_s
+    asking = Asking(wanted.selector, wanted.window_s)
+    found = told.samples("presence", source.instant(queries.presence(asking), at_s))
+    raw = [s.labels for s in found if s.labels.get("__name__") != RECORDED]
+    recorded = [s.labels for s in found if s.labels.get("__name__") == RECORDED]
+    shape = shape_of(raw or recorded, wanted.names)
+    prefixes = sorted({str(one["__name__"]).removesuffix(queries.PRESENCE) for one in raw})
+    asking = replace(asking, by=shape.by, prefixes=tuple(prefixes) or queries.PREFIXES)
+    shape, gone = _standing(source, asking, wanted.names, shape, told, at_s)
+    if not shape.members and not gone:
+        raise _nothing(source, wanted)
+    keys = {shape.key(labels) for labels in recorded}
+    covered = shape.recorded and {member.key for member in shape.members} <= keys
+    values, sources = _signals(source, asking, shape, told, at_s, recorded=covered)
+    shape, gpus = _beside(source, asking, shape, told, at_s, values)
+    skewed = abs(clock.skew_s) > max(SKEW_SHOWN_S, clock.within_s)
+    return Observed(
+        t_s=at_s,
+        source=source.url,
+        window_s=wanted.window_s,
+        shape=shape,
+        values=values,
+        gpus=gpus,
+        gone=gone,
+        recorded=sources[0],
+        raw=sources[1],
+        failed=told.failed,
+        warnings=tuple(told.warnings),
+        skew_s=clock.skew_s if skewed else None,
+        load=Load(source.pace.asked, source.retried, time.monotonic() - started_s),
+    )
+
+
+Values = dict[Key, dict[str, float]]
+
+
+def _signals(
+    source: PrometheusSource,
+    asking: Asking,
+    shape: Shape,
+    told: Told,
+    at_s: float,
+    *,
+    recorded: bool,
+) -> tuple[Values, tuple[list[str], list[str]]]:
+    """Signals by engine, and which of them recording rules gave and which raw series."""
+    values: Values = {member.key: {} for member in shape.members}
+    raw, kept = queries.raw_queries(asking), list[str]()
+    if recorded:
+        answers = source.instants(queries.recorded_queries(asking), at_s)
+        for key, answer in answers.items():
+            samples = told.samples(key, answer)
+            if samples:
+                kept.append(key)
+                raw.pop(key, None)
+            _spread(values, shape, key, samples)
+    for key, answer in source.instants(raw, at_s).items():
+        _spread(values, shape, key, told.samples(key, answer))
+    return values, (kept, list(raw))
+
+
+def _beside(
+    source: PrometheusSource,
+    asking: Asking,
+    shape: Shape,
+    told: Told,
+    at_s: float,
+    values: Values,
+) -> tuple[Shape, Values]:
+    """The shape with tiers, GPU figures by engine; ages, hours and capacities go to `values`."""
+    wanted = {
+        **queries.beside(asking),
+        "kv_capacity_tokens": queries.configs(asking),
+        **queries.gpu_queries(),
+    }
+    answers = {
+        key: told.samples(key, answer) for key, answer in source.instants(wanted, at_s).items()
+    }
+    for key in ("running_hour_avg", "running_hour_max", "running_hour_ago"):
+        _spread(values, shape, key, answers[key])
+    _by_process(values, shape, "age_s", answers["age_s"])
+    _capacities(values, shape, answers["kv_capacity_tokens"])
+    return joined(shape, {key: answers[key] for key in queries.GPUS})
+
+
+def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        engine = values.get(shape.key(sample.labels))
+        if engine is not None and sample.value == sample.value:
+            engine[key] = sample.value
+
+
+def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
+    """What a page says once for all its engines."""
+    names = [one for one in shape.by if one not in ("model_name", "engine")]
+    told = {tuple(s.labels.get(one, "") for one in names): s.value for s in samples}
+    for member in shape.members:
+        value = told.get(tuple(member.labels.get(one, "") for one in names))
+        if value is not None:
+            values[member.key][key] = value
+
+
+def _capacities(values: Values, shape: Shape, samples: Sequence[Sample]) -> None:
+    names = [one for one in shape.by if one != "model_name"]
+    told = {tuple(s.labels.get(one, "") for one in names): s.labels for s in samples}
+    for member in shape.members:
+        labels = told.get(tuple(member.labels.get(one, "") for one in names))
+        tokens = capacity_tokens(labels) if labels else None
+        if tokens is not None:
+            values[member.key]["kv_capacity_tokens"] = tokens
+
+
+def capacity_tokens(labels: Mapping[str, str]) -> float | None:
+    """Tokens that a KV cache holds, by the labels of cache_config_info."""
+    for names in (("kv_cache_size_tokens",), ("num_gpu_blocks", "block_size")):
+        texts = [labels.get(name, "") for name in names]
+        if all(text.isdecimal() for text in texts):
+            product = 1
+            for text in texts:
+                product *= int(text)
+            return float(product) if product else None
+    return None
+
+
+def _standing(
+    source: PrometheusSource,
+    asking: Asking,
+    names: LabelMap,
+    shape: Shape,
+    told: Told,
+    at_s: float,
+) -> tuple[Shape, list[Gone]]:
+    """The shape of what is up, and the replicas of the last hour that are not.
+
+    Where a scrape fails old values may still be served for minutes: they are not the present.
+    """
+    asked = {"vanished": queries.vanished(asking), "up": "up == 0"}
+    answers = {
+        key: told.samples(key, answer) for key, answer in source.instants(asked, at_s).items()
+    }
+    failing = {_scrape(sample.labels) for sample in answers["up"]}
+    vanished = shape_of((sample.labels for sample in answers["vanished"]), names)
+    left = [member for member in shape.members if _scrape(member.labels) not in failing]
+    standing = {(member.replica, member.pool) for member in left}
+    gone: dict[tuple[str, str], Gone] = {}
+    for member in (*vanished.members, *shape.members):
+        name, down = (member.replica, member.pool), _scrape(member.labels) in failing
+        if name not in standing:
+            gone[name] = Gone(*name, down or (name in gone and gone[name].down))
+    return replace(shape, members=tuple(left)), list(gone.values())
+
+
+def _scrape(labels: Labels) -> tuple[str, str]:
+    return labels.get("job", ""), labels.get("instance", "")
+
+
+def _nothing(source: PrometheusSource, wanted: Wanted) -> CollectError:
+    matching = f" that match {wanted.selector}" if wanted.selector else ""
+    return CollectError(
+        f"{source.url}: it has no series of vLLM servers{matching} (…{queries.PRESENCE})",
+        kind="no_vllm",
+        hint="does it scrape vLLM's /metrics? check --selector; Mimir and Cortex want a tenant: "
+        "--header X-Scope-OrgID=TENANT",
+    )

@@ -1,0 +1,61 @@
+"""Which GPUs are a replica's: DCGM's series joined by pod, else by node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from kneewatch.agent.fleet.queries import GPUS
+from kneewatch.collector.prometheus.answers import Sample
+from kneewatch.diagnose.fleet.shape import Key, Labels, Member, Shape
+
+MODEL = ("modelName", "model_name")
+NODE = ("Hostname", "hostname", "node")
+Place = tuple[str, ...]
+
+
+def joined(
+    shape: Shape, answers: Mapping[str, Sequence[Sample]]
+) -> tuple[Shape, dict[Key, dict[str, float]]]:
+    """The shape with the GPU's model as tier where no label names one, and figures by engine."""
+    by_place: dict[Place, dict[str, float]] = {}
+    models: dict[Place, set[str]] = {}
+    for key, samples in answers.items():
+        fold = min if GPUS[key][0] == "min" else max
+        for sample in samples:
+            for place in _places(sample.labels):
+                figures = by_place.setdefault(place, {})
+                figures[key] = fold(figures.get(key, sample.value), sample.value)
+                if model := next((sample.labels[n] for n in MODEL if sample.labels.get(n)), ""):
+                    models.setdefault(place, set()).add(model)
+    members: list[Member] = []
+    found: dict[Key, dict[str, float]] = {}
+    for member in shape.members:
+        at = next((one for one in _wanted(member) if one in by_place), None)
+        if at is None:
+            members.append(member)
+            continue
+        found[member.key] = by_place[at]
+        kinds = models.get(at, set())
+        tier = member.tier or (next(iter(kinds)) if len(kinds) == 1 else "")
+        members.append(replace(member, tier=tier))
+    return replace(shape, members=tuple(members)), found
+
+
+def _places(labels: Labels) -> Iterable[Place]:
+    """Where a GPU is. Without honorLabels the workload's own labels are the exported ones."""
+    pod = labels.get("exported_pod") or labels.get("pod", "")
+    namespace = labels.get("exported_namespace") or labels.get("namespace", "")
+    if pod and (labels.get("exported_pod") or "dcgm" not in pod):
+        yield "pod", namespace, pod
+    for node in dict.fromkeys(labels[name] for name in NODE if labels.get(name)):
+        yield "node", node
+
+
+def _wanted(member: Member) -> Iterable[Place]:
+    labels = member.labels
+    if labels.get("pod"):
+        yield "pod", labels.get("namespace", ""), labels["pod"]
+    for node in (member.node, labels.get("instance", "").rpartition(":")[0]):
+        if node:
+            yield "node", node

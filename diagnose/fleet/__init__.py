@@ -1,0 +1,1 @@
+"""Causes across replicas: what no single target can show. Pure."""

@@ -1,0 +1,110 @@
+"""The diagnosis of a fleet from what a metrics system said of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kneewatch.diagnose.case import Cause, Evidence
+from kneewatch.diagnose.fleet.balance import cold_replicas, replica_imbalance, underused
+from kneewatch.diagnose.fleet.judging import Engine, engines_of, left_to_rules
+from kneewatch.diagnose.fleet.nodes import bad_nodes
+from kneewatch.diagnose.fleet.observed import Gone, Observed
+from kneewatch.diagnose.fleet.routing import mixed_tiers, routing_dilution
+from kneewatch.diagnose.fleet.spread import spread
+from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+from kneewatch.diagnose.profile import Profile
+from kneewatch.rules.model import Severity
+
+SPREAD_OVER = (
+    "running",
+    "waiting",
+    "kv_usage_ratio",
+    "preemption_ratio_per_s",
+    "arrival_per_s",
+    "generation_tokens_per_s",
+    "prefix_hit_ratio",
+    "ttft_p99_s",
+    "itl_p99_s",
+)
+
+
+def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
+    """The verdict on a fleet."""
+    rules = profile.rules()
+    engines = engines_of(observed, rules)
+    tiers = tiers_of(engines)
+    causes = [*_gone(observed.gone)]
+    for tier in tiers:
+        alone = (routing_dilution, replica_imbalance, cold_replicas, underused)
+        causes += [one for judge in alone if (one := judge(tier)) is not None]
+        causes += bad_nodes(tier)
+    for pool in sorted({tier.pool for tier in tiers}):
+        mixed = mixed_tiers([tier for tier in tiers if tier.pool == pool])
+        causes += [mixed] if mixed else []
+    ranked = sorted(causes, key=lambda c: (-c.cause.severity, -c.cause.confidence, c.cause.id))
+    worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
+    notes = _notes(observed, engines, left_to_rules(rules, profile.signals()))
+    return FleetDiagnosis(observed, tuple(tiers), tuple(worst), tuple(ranked), tuple(notes))
+
+
+def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
+    """The tiers of each pool; nothing is ever compared or averaged across them."""
+    groups: dict[tuple[str, str], list[Engine]] = {}
+    for engine in engines:
+        groups.setdefault(engine.member.group, []).append(engine)
+    return [
+        Tier(
+            pool,
+            name,
+            tuple(members),
+            tuple(one for key in SPREAD_OVER if (one := spread(key, members)) is not None),
+        )
+        for (pool, name), members in sorted(groups.items())
+    ]
+
+
+def _gone(gone: Sequence[Gone]) -> list[FleetCause]:
+    """Replicas whose scrapes fail, a cause for each pool."""
+    found: list[FleetCause] = []
+    for pool in sorted({one.pool for one in gone if one.down}):
+        down = sorted(one.replica for one in gone if one.down and one.pool == pool)
+        text = f"{len(down)} replicas do not answer their scrapes: {', '.join(down[:3])}"
+        cause = Cause(
+            "target_down",
+            0.95,
+            Severity.CRITICAL,
+            text + (" and others." if len(down) > 3 else "."),
+            (Evidence("up", 0.0, 1.0, "Prometheus says that the scrape fails (up is 0)"),),
+            (),
+            (),
+            "See whether the server runs and listens.",
+        )
+        found.append(FleetCause(cause, pool, "", tuple(down)))
+    return found
+
+
+def _notes(observed: Observed, engines: Sequence[Engine], left: Sequence[str]) -> list[str]:
+    notes = [f"{key}: {why}" for key, why in sorted(observed.failed.items())]
+    blind = [engine.member.name for engine in engines if engine.stage is None]
+    if blind:
+        notes.append(
+            f"{len(blind)} engines tell no KV usage or no rate in the window (new, stale, or "
+            f"scraped too rarely for it): {', '.join(blind[:3])}"
+        )
+    left_out = [one.replica for one in observed.gone if not one.down]
+    if left_out:
+        notes.append(
+            f"{len(left_out)} replicas of the last hour are no targets any more (scaled down, or "
+            f"renamed): {', '.join(sorted(left_out)[:3])}"
+        )
+    if not any(engine.member.tier for engine in engines):
+        notes.append("tier: no label and no DCGM series says what GPUs the replicas have")
+    if not observed.gpus:
+        notes.append("gpu_*: no DCGM series can be joined to the replicas")
+    if not observed.recorded:
+        notes.append(
+            "stage 4, drifts and rules that must hold for long need a past: load the recording "
+            "rules (kneewatch export prometheus-rules)"
+        )
+        notes.append(f"rules not judged on one moment: {', '.join(left)}")
+    return notes

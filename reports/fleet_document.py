@@ -1,0 +1,114 @@
+"""A fleet's diagnosis as JSON: schema kneewatch.fleet/1 (docs/fleet.md). Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kneewatch.diagnose.fleet.judging import Engine
+from kneewatch.diagnose.fleet.spread import Spread
+from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+
+SCHEMA = "kneewatch.fleet/1"
+
+
+def document(found: FleetDiagnosis) -> dict[str, Any]:
+    """The document. Keys are only ever added."""
+    observed = found.observed
+    return {
+        "schema": SCHEMA,
+        "t": observed.t_s,
+        "source": observed.source,
+        "window_s": observed.window_s,
+        "health": found.health,
+        "partial": found.partial,
+        "clock_skew_s": observed.skew_s,
+        "replicas": len({engine.member.replica for engine in found.engines}),
+        "engines": len(found.engines),
+        "tiers": [_tier(tier) for tier in found.tiers],
+        "causes": [_cause(one) for one in found.causes],
+        "targets": [_engine(engine) for engine in found.engines],
+        "gone": [
+            {"replica": one.replica, "pool": one.pool, "down": one.down} for one in observed.gone
+        ],
+        "recorded": list(observed.recorded),
+        "raw": list(observed.raw),
+        "warnings": list(observed.warnings),
+        "unknown": list(found.notes),
+        "load": {
+            "queries": observed.load.queries,
+            "retried": observed.load.retried,
+            "seconds": round(observed.load.seconds, 3),
+        },
+    }
+
+
+def _tier(tier: Tier) -> dict[str, Any]:
+    return {
+        "pool": tier.pool,
+        "tier": tier.tier or None,
+        "replicas": tier.replicas,
+        "engines": len(tier.engines),
+        "signals": {one.signal: _spread(one) for one in tier.spreads},
+    }
+
+
+def _spread(one: Spread) -> dict[str, Any]:
+    return {
+        "count": one.count,
+        "unknown": one.unknown,
+        "min": one.least,
+        "median": one.median,
+        "mean": one.mean,
+        "max": one.most,
+        "worst": one.worst,
+    }
+
+
+def _cause(one: FleetCause) -> dict[str, Any]:
+    cause = one.cause
+    return {
+        "id": cause.id,
+        "confidence": cause.confidence,
+        "severity": cause.severity.word,
+        "pool": one.pool,
+        "tier": one.tier or None,
+        "replicas": list(one.replicas),
+        "summary": cause.summary,
+        "lever": cause.lever,
+        "evidence": [
+            {"signal": e.signal, "value": e.value, "threshold": e.threshold, "text": e.text}
+            for e in cause.evidence
+        ],
+        "against": [
+            {"signal": e.signal, "value": e.value, "threshold": e.threshold, "text": e.text}
+            for e in cause.against
+        ],
+        "guide": list(cause.guide),
+    }
+
+
+def _engine(engine: Engine) -> dict[str, Any]:
+    member = engine.member
+    return {
+        "replica": member.replica,
+        "engine": member.engine or None,
+        "model": member.model,
+        "pool": member.pool,
+        "tier": member.tier or None,
+        "node": member.node or None,
+        "health": engine.health,
+        "stage": None
+        if engine.stage is None
+        else {"number": engine.stage, "name": engine.stage_name},
+        "findings": [
+            {
+                "rule": one.rule.id,
+                "state": one.severity.word,
+                "signal": one.rule.signal,
+                "value": one.value,
+            }
+            for one in engine.findings
+        ],
+        "signals": {k: v for k, v in sorted(engine.values.items()) if math.isfinite(v)},
+    }

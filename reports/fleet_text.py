@@ -1,0 +1,151 @@
+"""A fleet's diagnosis as plain text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kneewatch.diagnose.fleet.judging import Engine
+from kneewatch.diagnose.fleet.spread import Spread
+from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+from kneewatch.reports.text import AGAINST_SHOWN, VERDICTS, Style
+from kneewatch.reports.words import (
+    clock,
+    date,
+    duration,
+    printable,
+    quantity,
+    span,
+    wrapped,
+)
+from kneewatch.rules.model import Severity
+
+ENGINES_SHOWN = 12
+FLEET_EVIDENCE_SHOWN = 6
+REPLICAS_SHOWN = 4
+NOTES_SHOWN = 12
+
+
+def text(found: FleetDiagnosis, style: Style) -> str:
+    """The report of one moment."""
+    observed = found.observed
+    head = f"{VERDICTS[found.health]}  fleet at {observed.source}"
+    lines = [style.paint(printable(head), found.health)]
+    for row in (f"{date(observed.t_s)} {clock(observed.t_s)} UTC: {counts(found)}", *state(found)):
+        lines += wrapped(row, width=style.width)
+    for tier in found.tiers:
+        lines += ["", *wrapped(tier_words(tier), width=style.width)]
+        for one in tier.spreads:
+            lines += wrapped(spread_words(one), width=style.width, indent=3)
+    for place, cause in enumerate(found.causes, 1):
+        lines += ["", *_cause(place, cause, style)]
+    worst = worst_engines(found)
+    if worst:
+        lines.append("")
+        for engine in worst[:ENGINES_SHOWN]:
+            lines += wrapped(engine_words(engine), width=style.width)
+        if len(worst) > ENGINES_SHOWN:
+            lines.append(f"and {len(worst) - ENGINES_SHOWN} more; --format json has them all")
+    if found.notes:
+        lines += ["", "could not be judged:"]
+        for note in found.notes[:NOTES_SHOWN]:
+            lines += wrapped(note, width=style.width, indent=3)
+    return "\n".join(lines)
+
+
+def counts(found: FleetDiagnosis) -> str:
+    """How many engines are how."""
+    words = [engine.health for engine in found.engines]
+    told = [
+        f"{words.count(word)} {word}"
+        for word in ("critical", "warning", "info", "ok", "unknown")
+        if word in words
+    ]
+    replicas = len({engine.member.replica for engine in found.engines})
+    return f"{replicas} replicas, {len(words)} engines: {', '.join(told)}"
+
+
+def state(found: FleetDiagnosis) -> list[str]:
+    """What a reader must know of the answer itself."""
+    observed = found.observed
+    used = f"{len(observed.recorded)} signals from recording rules" if observed.recorded else ""
+    raw = f"{len(observed.raw)} from raw series, window {span(observed.window_s)}"
+    rows = [f"signals: {', '.join(part for part in (used, raw) if part)}"]
+    rows += [f"PARTIAL ANSWER: {warning}" for warning in observed.warnings]
+    if observed.failed:
+        rows.append(f"PARTIAL ANSWER: {len(observed.failed)} queries failed")
+    if observed.skew_s is not None:
+        ahead = "ahead of" if observed.skew_s > 0 else "behind"
+        rows.append(
+            f"its clock is {duration(abs(observed.skew_s))} {ahead} this machine's; times here are "
+            "its own"
+        )
+    return rows
+
+
+def tier_words(tier: Tier) -> str:
+    """A tier and its size."""
+    return f"{tier.name}: {tier.replicas} replicas, {len(tier.engines)} engines"
+
+
+def spread_words(one: Spread) -> str:
+    """A signal's spread: the worst and where it is, then the rest."""
+
+    def told(value: float) -> str:
+        return quantity(one.signal, value)
+
+    unknown = f", {one.unknown} unknown" if one.unknown else ""
+    if one.least == one.most:
+        return f"{one.signal}: {told(one.most)} on all of {one.count}{unknown}"
+    between = f"{told(one.least)} to {told(one.most)}, median {told(one.median)}"
+    mean = f"mean {told(one.mean)} of {one.count}{unknown}"
+    return f"{one.signal}: worst {told(one.worst_value)} ({one.worst}), {between}, {mean}"
+
+
+def replica_words(replicas: Sequence[str]) -> str:
+    """Some names, and how many more there are."""
+    shown = ", ".join(replicas[:REPLICAS_SHOWN])
+    more = len(replicas) - REPLICAS_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def worst_engines(found: FleetDiagnosis) -> list[Engine]:
+    """Engines that something is wrong with, and those that cannot be read."""
+    return [e for e in found.engines if e.severity >= Severity.WARNING or e.health == "unknown"]
+
+
+def engine_words(engine: Engine) -> str:
+    """An engine in a line: health, stage, findings, a few numbers."""
+    rules = ", ".join(f"{one.rule.id} {one.severity.word}" for one in engine.findings)
+    numbers = ", ".join(
+        f"{words} {quantity(key, value)}"
+        for key, words in (("kv_usage_ratio", "KV"), ("running", "run"), ("waiting", "wait"))
+        if (value := engine.get(key)) is not None
+    )
+    stage = (
+        "stage unknown" if engine.stage is None else f"stage {engine.stage} ({engine.stage_name})"
+    )
+    parts = [part for part in (stage, rules, numbers) if part]
+    return f"{engine.health.upper()} {engine.member.name}: {'; '.join(parts)}"
+
+
+def where(one: FleetCause) -> str:
+    """The pool and tier that a cause is about."""
+    return f"{one.pool or '?'} on {one.tier}" if one.tier else one.pool or "?"
+
+
+def _cause(place: int, one: FleetCause, style: Style) -> list[str]:
+    cause = one.cause
+    head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
+    rows = [
+        cause.summary,
+        *(f"+ {item.text} [{item.signal}]" for item in cause.evidence[:FLEET_EVIDENCE_SHOWN]),
+        *(f"- {item.text} [{item.signal}]" for item in cause.against[:AGAINST_SHOWN]),
+        f"replicas: {replica_words(one.replicas)}",
+        f"do first: {cause.lever}",
+        f"guide: {', '.join(cause.guide)}" if cause.guide else "",
+    ]
+    lines = wrapped(f"{head} in {where(one)}", width=style.width, more=3)
+    lines[0] = lines[0].replace(head, style.bold(head), 1)
+    for row in rows:
+        lines += wrapped(row, width=style.width, indent=3)
+    return lines

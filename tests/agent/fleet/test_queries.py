@@ -1,0 +1,47 @@
+"""The queries that a fleet is asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from kneewatch.agent.fleet.queries import Asking, checked_selector, presence, raw_queries
+from kneewatch.collector.base import SettingsError
+from kneewatch.diagnose.fleet.judging import SIGNALS
+
+ASKING = Asking('namespace="a"', 60.0, ("instance", "engine"), ("vllm:",))
+
+
+@pytest.mark.parametrize(
+    ("text", "inner"),
+    [
+        ("", ""),
+        ('namespace="a"', 'namespace="a"'),
+        (' {namespace="a",pod=~"x.*"} ', 'namespace="a",pod=~"x.*"'),
+        ('pod=~"x{2}(a|b)",', 'pod=~"x{2}(a|b)"'),
+        (r'pod="a\"}"', r'pod="a\"}"'),
+    ],
+)
+def test_matchers_with_or_without_braces(text: str, inner: str) -> None:
+    assert checked_selector(text, "--selector") == inner
+
+
+@pytest.mark.parametrize("text", ["up", 'a="b"} or vector(1', 'a="b', "sum(x)", '{a="b"}}'])
+def test_what_is_no_list_of_matchers_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="--selector"):
+        checked_selector(text, "--selector")
+
+
+def test_each_signal_has_one_query_and_each_is_restricted() -> None:
+    queries = raw_queries(ASKING)
+    assert set(SIGNALS) <= set(queries)
+    for key, query in queries.items():
+        assert query.count('namespace="a"') == query.count("vllm:"), key
+        assert "instance, engine" in query, key
+    assert 'namespace="a"' in presence(ASKING)
+
+
+def test_two_spellings_in_one_fleet_are_one_query() -> None:
+    both = raw_queries(Asking("", 60.0, ("instance",), ("vllm:", "ray_vllm_")))
+    assert "ray_vllm_num_requests_running" in both["running"]
+    assert "vllm:num_requests_running" in both["running"]
+    assert both["running"].count(" or ") == 1

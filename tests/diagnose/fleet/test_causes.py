@@ -1,0 +1,160 @@
+"""Causes across replicas: what must be concluded, and what only looks like it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kneewatch.diagnose.fleet.observed import Gone
+from kneewatch.rules.model import Severity
+from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
+
+HOT = {"running": 40.0, "running_avg": 40.0, "waiting": 10.0, "arrival_per_s": 9.0}
+SLOW = {"itl_p50_s": 0.06, "itl_p99_s": 0.2}
+
+
+def test_a_fleet_without_trouble() -> None:
+    found = verdict(*fleet(6))
+    assert causes(found) == {}
+    assert found.health == "ok"
+
+
+def test_one_hot_replica_is_seen_whatever_the_mean() -> None:
+    found = verdict(*fleet(40), (pod("hot"), HOT))
+    assert causes(found) == {"replica_imbalance": ("hot",)}
+    (tier,) = found.tiers
+    running = next(one for one in tier.spreads if one.signal == "running")
+    assert (running.worst, running.most, running.count) == ("hot", 40.0, 41)
+    assert running.mean < 9
+
+
+def test_imbalance_between_two_replicas() -> None:
+    assert causes(verdict((pod("a"), HOT), (pod("b"), {}))) == {"replica_imbalance": ("a",)}
+
+
+def test_imbalance_between_data_parallel_engines() -> None:
+    engines: list[Row] = [(pod("a", engine=str(at)), {}) for at in range(3)]
+    found = verdict(*engines, (pod("a", engine="3"), HOT))
+    assert causes(found) == {"replica_imbalance": ("a engine 3",)}
+    assert "data-parallel engines of one replica" in found.causes[0].cause.summary
+
+
+def test_an_imbalance_that_harms_nobody_is_a_note() -> None:
+    found = verdict(*fleet(5), (pod("hot"), {**HOT, "waiting": 0.0}))
+    assert found.causes[0].cause.severity == Severity.INFO
+
+
+def test_a_slow_replica_is_no_imbalance() -> None:
+    slow = {**SLOW, "running": 48.0, "running_avg": 48.0, "waiting": 10.0}
+    found = verdict(*fleet(5), (pod("slow", node="n7"), slow))
+    assert causes(found) == {"bad_node": ("slow",)}
+    assert "n7" in found.causes[0].cause.summary
+
+
+def test_a_gpu_with_low_clocks_and_xid_makes_the_case_stronger() -> None:
+    well = {f"r{at}": {"sm_clock_mhz": 1980.0, "temperature_c": 50.0} for at in range(5)}
+    ill = {"sm_clock_mhz": 1200.0, "temperature_c": 85.0, "xid": 79.0}
+    plain = verdict(*fleet(5), (pod("slow"), SLOW)).causes[0].cause
+    known = verdict(*fleet(5), (pod("slow"), SLOW), gpus={**well, "slow": ill}).causes[0].cause
+    fine = (
+        verdict(*fleet(5), (pod("slow"), SLOW), gpus={**well, "slow": well["r0"]}).causes[0].cause
+    )
+    assert fine.confidence < plain.confidence < known.confidence
+    assert "XID 79" in " ".join(item.text for item in known.evidence)
+    assert fine.against
+
+
+def test_two_replicas_do_not_say_which_is_slow() -> None:
+    assert "bad_node" not in causes(verdict((pod("a"), SLOW), (pod("b"), {})))
+
+
+def diluted(count: int, **more: float) -> list[Row]:
+    return [(pod(f"r{at}"), {**DILUTED, **more}) for at in range(count)]
+
+
+def test_hits_near_one_in_n_while_prompts_repeat() -> None:
+    found = verdict(*diluted(4))
+    assert causes(found) == {"routing_dilution": ("r0", "r1", "r2", "r3")}
+    assert found.causes[0].cause.severity == Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(diluted(1), id="one replica has no routing"),
+        pytest.param(diluted(4, prefill_tokens_p10=1400.0), id="no prompt repeats"),
+        pytest.param(diluted(4, prefill_tokens_p90=200.0), id="no prompt misses whole"),
+        pytest.param(diluted(4, prefix_hit_ratio=0.9), id="repeats do hit"),
+        pytest.param(diluted(4, prefix_query_per_s=20.0), id="hardly a prompt"),
+        pytest.param([*diluted(2), *fleet(6)[2:]], id="most replicas hit"),
+    ],
+)
+def test_low_hits_that_are_not_the_routing(rows: list[Row]) -> None:
+    assert "routing_dilution" not in causes(verdict(*rows))
+
+
+def test_a_cache_that_keeps_blocks_for_long_speaks_against_dilution() -> None:
+    sure = verdict(*diluted(4)).causes[0].cause
+    roomy = verdict(*diluted(4, kv_capacity_tokens=1e8))
+    confidence = [one.cause.confidence for one in roomy.causes]
+    assert all(one < sure.confidence - 0.1 for one in confidence)
+
+
+def test_kinds_of_gpu_behind_one_balancer() -> None:
+    slow = {"ttft_p99_s": 1.2, "itl_p99_s": 0.1}
+    a100 = [(pod(f"a{at}", tier="A100"), slow) for at in range(2)]
+    found = verdict(*fleet(6, tier="H100"), *a100)
+    assert causes(found) == {"mixed_tiers": ("a0", "a1")}
+    routed = [(labels, {**own, "arrival_per_s": 0.4}) for labels, own in a100]
+    apart = verdict(*fleet(6, tier="H100"), *routed)
+    assert causes(apart) == {}
+
+
+def test_kinds_of_gpu_that_are_equally_fast_do_no_harm() -> None:
+    assert causes(verdict(*fleet(3, tier="H100"), (pod("x", tier="H200"), {}))) == {}
+
+
+def test_tiers_are_never_compared_or_averaged() -> None:
+    fast = [(pod(f"f{at}", tier="B200"), {"itl_p50_s": 0.005}) for at in range(5)]
+    found = verdict(*fast, (pod("x", tier="H100"), {}))
+    assert "bad_node" not in causes(found)
+    assert [tier.tier for tier in found.tiers] == ["B200", "H100"]
+
+
+def test_a_cold_replica_among_warm_ones() -> None:
+    cold = {"age_s": 90.0, "prefix_hit_ratio": 0.2, "ttft_p99_s": 1.0}
+    found = verdict(*fleet(5), (pod("new"), cold))
+    assert causes(found) == {"cold_replica": ("new",)}
+    assert found.health == "info"
+
+
+def test_a_rollout_is_no_cold_replica() -> None:
+    assert causes(verdict(*[(pod(f"r{at}"), {"age_s": 60.0}) for at in range(4)])) == {}
+
+
+def test_idle_for_an_hour() -> None:
+    idle = {"running_hour_avg": 0.1}
+    found = verdict(*fleet(2), (pod("i"), idle), (pod("j"), idle))
+    assert causes(found) == {"underused": ("i", "j")}
+    assert found.causes[0].cause.severity == Severity.INFO
+
+
+def test_less_than_an_hour_says_nothing_of_hours() -> None:
+    young = [(labels, {"running_hour_avg": 0.1}) for labels, _ in fleet(2)]
+    assert causes(verdict(*young, lacking=("running_hour_ago",))) == {}
+
+
+def test_a_replica_that_does_not_answer() -> None:
+    found = verdict(
+        *fleet(3), gone=[Gone("r9", "prod/m", down=True), Gone("r8", "prod/m", down=False)]
+    )
+    assert causes(found) == {"target_down": ("r9",)}
+    assert found.health == "critical"
+    assert any("r8" in note for note in found.notes)
+
+
+def test_what_is_not_known_is_never_healthy() -> None:
+    assert verdict().health == "unknown"
+    assert verdict(*fleet(3), warnings=["a shard is down"]).health == "unknown"
+    assert verdict(*fleet(3), failed={"ttft_p99_s": "timeout"}).health == "unknown"
+    assert verdict(*fleet(3), lacking=("preemption_per_s",)).health == "unknown"
+    assert verdict(*fleet(3), lacking=("kv_usage_ratio",)).engines[0].stage is None
