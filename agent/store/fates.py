@@ -56,6 +56,9 @@ MEASURES: Mapping[str, Measure] = {
     "lora_max": Measure("lora_max", 0, more_is_better=True),
 }
 
+EVIDENT = frozenset({"--max-loras", "--speculative-config", "--max-num-seqs"})
+"""Flags that no label shows, and that signals can."""
+
 EVIDENCE = ("running_max", "lora_max", "spec_draft_tokens_per_s", "running_avg", "waiting_avg")
 SIGNALS = tuple(dict.fromkeys([*(m.signal for m in MEASURES.values()), *EVIDENCE]))
 """All that is to be known of before and after."""

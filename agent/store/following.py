@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from kneewatch.agent.store.fates import APPLIED, LAPSED_S, OPEN, shown, visible
+from kneewatch.agent.store.fates import APPLIED, EVIDENT, LAPSED_S, OPEN, shown, visible
 from kneewatch.agent.store.known import KnownEngine, ToldRow
 from kneewatch.agent.store.packing import PackedEngine, PackedRecommendation
 
@@ -115,7 +115,7 @@ class Following:
                     " WHERE id = ?",
                     (APPLIED, t_s, t_s, row),
                 )
-            elif changes and not seen:
+            elif not seen and any(change["flag"] in EVIDENT for change in changes):
                 self._execute("UPDATE recommendations SET watched_s = ? WHERE id = ?", (t_s, row))
 
     def _taken_back(self, row: int) -> None:

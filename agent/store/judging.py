@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import orjson
@@ -30,69 +31,81 @@ LIKE_BEFORE_RATIO = 0.7
 """A load as it was: with less of it anything would look cured."""
 
 STEP_MAX_S = 60.0
-LOOKED_EVERY_S = 300.0
+LATER = 1.25
+"""Each look comes so much later after the restart than the one before: a load that does not come
+back is not looked for a hundred times."""
 
 
 class Judging:
-    """Judges what was followed, a look every few minutes."""
+    """Judges what was followed. A look reads signals: there are few of them, further and further
+    apart."""
 
     def __init__(self) -> None:
-        self._looked_s: dict[int, float] = {}
+        self._next_s: dict[int, float] = {}
 
     def look(self, connection: sqlite3.Connection, now_s: float) -> None:
         """Judge what can be judged by now; inside the transaction of whoever calls."""
-        execute = connection.execute
-        rows = execute(
+        rows = connection.execute(
             "SELECT id, engine_id, document, fate, watched_s, last_s FROM recommendations"
             " WHERE watched_s IS NOT NULL"
         ).fetchall()
+        self._next_s = {row[0]: self._next_s.get(row[0], -math.inf) for row in rows}
+        read = cache(partial(_before_and_after, connection))
         for row, engine_id, document, fate, watched_s, last_s in rows:
             ready_s = watched_s + SETTLED_S + MEASURED_S
-            if now_s < ready_s or abs(now_s - self._looked_s.get(row, 0.0)) < LOOKED_EVERY_S:
+            if now_s < max(ready_s, self._next_s[row]):
                 continue
-            self._looked_s[row] = now_s
+            self._next_s[row] = watched_s + LATER * (now_s - watched_s)
             told_s = watched_s if last_s is None else min(last_s, watched_s)
-            self._judge(connection, row, engine_id, orjson.loads(document), fate, told_s, watched_s)
-            if now_s - watched_s > LAPSED_S:
-                execute("UPDATE recommendations SET watched_s = NULL WHERE id = ?", (row,))
-        execute(
-            "UPDATE recommendations SET fate = ?, watched_s = NULL"
-            " WHERE fate = ? AND last_s < ? AND (watched_s IS NULL OR watched_s < ?)",
-            (LAPSED, OPEN, now_s - LAPSED_S, now_s - LAPSED_S),
+            before, after = read(engine_id, told_s, watched_s)
+            if after is not None:
+                _judge(connection, row, orjson.loads(document), fate, watched_s, before, after)
+            elif now_s - watched_s > LAPSED_S:
+                _unwatch(connection, row)
+        connection.execute(
+            "UPDATE recommendations SET fate = ? WHERE fate = ? AND last_s < ?"
+            " AND watched_s IS NULL",
+            (LAPSED, OPEN, now_s - LAPSED_S),
         )
 
-    def _judge(
-        self,
-        connection: sqlite3.Connection,
-        row: int,
-        engine_id: int,
-        document: Mapping[str, Any],
-        fate: str,
-        told_s: float,
-        watched_s: float,
-    ) -> None:
-        before_s = told_s - MEASURED_S
-        was = read_signals(connection, engine_id, SIGNALS, from_s=before_s, to_s=told_s)
-        since_s = watched_s + SETTLED_S
-        to_s = watched_s + LAPSED_S
-        now = read_signals(connection, engine_id, SIGNALS, from_s=since_s, to_s=to_s)
-        before, after = means(was), under_load(now, load(was))
-        if after is None:
-            return
-        if fate == OPEN and not any(evident(one, before, after) for one in document["changes"]):
-            return
-        found = judged(document, before, after)
-        connection.execute(
-            "UPDATE recommendations SET fate = ?, measured = ?, applied_s = ?,"
-            " watched_s = iif(?, watched_s, NULL) WHERE id = ?",
-            (
-                APPLIED if found is None else found.word,
-                orjson.dumps({} if found is None else dict(found.measured)).decode(),
-                watched_s,
-                found is None,
-                row,
-            ),
-        )
+
+def _before_and_after(
+    connection: sqlite3.Connection, engine_id: int, told_s: float, watched_s: float
+) -> tuple[Means, Means | None]:
+    """Means before a restart, and after it under a like load; no means after: not enough yet."""
+    was = read_signals(connection, engine_id, SIGNALS, from_s=told_s - MEASURED_S, to_s=told_s)
+    since_s, until_s = watched_s + SETTLED_S, watched_s + LAPSED_S
+    now = read_signals(connection, engine_id, SIGNALS, from_s=since_s, to_s=until_s)
+    return means(was), under_load(now, load(was))
+
+
+def _judge(
+    connection: sqlite3.Connection,
+    row: int,
+    document: Mapping[str, Any],
+    fate: str,
+    watched_s: float,
+    before: Means,
+    after: Means,
+) -> None:
+    _unwatch(connection, row)
+    if fate == OPEN and not any(evident(one, before, after) for one in document["changes"]):
+        return
+    found = judged(document, before, after)
+    measured = {} if found is None else dict(found.measured)
+    connection.execute(
+        "UPDATE recommendations SET fate = ?, measured = ?, applied_s = ? WHERE id = ?",
+        (
+            APPLIED if found is None else found.word,
+            orjson.dumps(measured).decode(),
+            watched_s,
+            row,
+        ),
+    )
+
+
+def _unwatch(connection: sqlite3.Connection, row: int) -> None:
+    connection.execute("UPDATE recommendations SET watched_s = NULL WHERE id = ?", (row,))
 
 
 def means(series: Series, rows: Sequence[int] | None = None) -> Means:

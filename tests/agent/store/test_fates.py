@@ -231,9 +231,21 @@ def test_a_quiet_night_proves_nothing(tmp_path: Path) -> None:
     (found,) = Reader(life.path).recommendations(**EVER)
     assert found.fate == "applied"
     life.open()
-    life.lasts(0.5, PRESSED)
+    life.lasts(1.2, PRESSED)
     (found,) = life.ends()
     assert found.fate == "missed", "the morning tells, over a restart of the daemon"
+
+
+def test_a_load_that_does_not_come_back_is_not_looked_for_for_ever(tmp_path: Path) -> None:
+    life = Life(tmp_path / "store.db")
+    life.lasts(0.3, PRESSED, fp8())
+    life.restarts(cache_dtype="fp8")
+    life.lasts(0.1, {"running_avg": 1.0, "waiting_avg": 0.0})
+    life.now_s += 26 * HOUR_S
+    life.lasts(0.1, {"running_avg": 1.0, "waiting_avg": 0.0})
+    life.lasts(0.5, RELIEVED)
+    (found,) = life.ends()
+    assert (found.fate, found.measured) == ("applied", {}), "nobody knows what else has changed"
 
 
 def test_a_restart_without_the_change_follows_nothing(tmp_path: Path) -> None:
