@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -29,21 +29,17 @@ from kneewatch.diagnose.profile import Profile
 from tests.pages_server import pages_server
 from tests.peers import vllm_doctor
 from tests.recordings import CAPTURES
+from tests.soak.growing import FRESH_PAGES, counters, raised
+from tests.soak.process import cpu_s as used_cpu_s
+from tests.soak.rows import daemon_rows
 
 BUSY = CAPTURES / "knee_sweep.jsonl.gz"
 CYCLES = 80
 TURNS = 30
-FRESH_PAGES = 5
-"""Pages before the first request: some series are not on them yet."""
-
-COUNTED = ("_total", "_sum", "_count", "_bucket")
-"""Ends of the names of counters, histogram parts among them."""
-
 WEEK = 7 * 24 * 3600 // 15
 PROMETHEUS_INTERVAL_S = 0.1
 PROMETHEUS_S = 30.0
 WATCH_S = 3.0
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -54,6 +50,8 @@ def main() -> None:
     cycle_row()
     replay_row()
     diagnose_row()
+    for row in daemon_rows():
+        show(*row)
 
 
 def show(what: str, ours: str, peer: str, ratio: str = "") -> None:
@@ -127,13 +125,9 @@ def prometheus_cycle_s(url: str) -> float | None:
 def cpu_of(pid: int, span_s: float) -> float:
     """CPU seconds of a process over a span of wall time."""
 
-    def used_s() -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-
-    start_s = used_s()
+    start_s = used_cpu_s(pid)
     time.sleep(span_s)
-    return used_s() - start_s
+    return used_cpu_s(pid) - start_s
 
 
 def scrape_config(url: str) -> str:
@@ -202,26 +196,6 @@ def lengthened(recording: Path, long: Path) -> int:
             for t_s, body in scrapes:
                 out.write(Entry(t_s + turn * span_s, raised(body, gained, turn), status=200))
     return TURNS * len(scrapes)
-
-
-def counters(body: str) -> dict[str, float]:
-    """The page's counters, histogram parts among them, by name and labels as they stand there."""
-    samples = (line.rpartition(" ") for line in body.splitlines() if not line.startswith("#"))
-    return {
-        series: float(value)
-        for series, _, value in samples
-        if series.partition("{")[0].endswith(COUNTED)
-    }
-
-
-def raised(body: str, gained: Mapping[str, float], turns: int) -> str:
-    """The page with its counters higher by what they gain in so many turns."""
-    lines: list[str] = []
-    for line in body.splitlines():
-        series, _, value = line.rpartition(" ")
-        added = turns * gained.get(series, 0.0)
-        lines.append(f"{series} {float(value) + added!r}" if added else line)
-    return "\n".join(lines) + "\n"
 
 
 def wall_s(argv: list[str]) -> float:

@@ -1,0 +1,98 @@
+"""A clock that is set back and forward by an hour under the daemon's own scheduler and history."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.board import Board
+from kneewatch.agent.daemon.basis import Bases
+from kneewatch.agent.daemon.clockwork import Clockwork
+from kneewatch.agent.daemon.fleet import Fleet
+from kneewatch.agent.daemon.supervisor import TICK_S
+from kneewatch.agent.daemon.target_tables import argument_specs
+from kneewatch.agent.daemon.watch import Sinks
+from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.store.model import Retention
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.store import Store
+from tests.agent.daemon.made import settings
+from tests.agent.daemon.test_clockwork import Clock
+from tests.agent.store.made import EVER
+from tests.soak.servers import servers
+from tests.soak.told import Told
+
+TARGETS = 8
+INTERVAL_S = 1.0
+SPAN_S = 12.0
+HOUR_S = 3600.0
+WAIT_S = 2 * INTERVAL_S + TICK_S
+"""The longest that a target may be left alone around a step: what is left of one interval, a tick,
+and one on the new grid."""
+
+
+class Noted:
+    """A history that also notes when cycles came, by a clock that nobody sets."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.came_s: dict[str, list[float]] = {}
+
+    def put(self, cycle: Cycle) -> None:
+        """Note and pass on."""
+        self.came_s.setdefault(cycle.target, []).append(time.monotonic())
+        self._store.put(cycle)
+
+
+def wait(clockwork: Clockwork, span_s: float) -> None:
+    """Look after the clock as the daemon does."""
+    until_s = time.monotonic() + span_s
+    while time.monotonic() < until_s:
+        clockwork.check()
+        time.sleep(TICK_S)
+
+
+def worst_wait_s(came_s: Sequence[float]) -> float:
+    """The longest time between two cycles."""
+    return max((after - before for before, after in pairwise(came_s)), default=float("inf"))
+
+
+def clock_set() -> Told:
+    """An hour forward, an hour back, an hour back again."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory() as name,
+        servers(live=TARGETS) as urls,
+    ):
+        wall = Clock(patch)
+        path, made = Path(name) / "kneewatch.db", settings(interval_s=INTERVAL_S)
+        specs = argument_specs(urls["live"], made)
+        store = Store.open(path, retention=Retention(), clock=wall)
+        noted, board, clockwork = Noted(store), Board(), Clockwork(wall=wall)
+        fleet = Fleet(clockwork, Sinks(board, noted), wall=wall)
+        clockwork.start()
+        fleet.apply(specs, Bases().of(specs))
+        for step_s in (0.0, HOUR_S, -HOUR_S, -HOUR_S):
+            wall.set_by_s += step_s
+            wait(clockwork, SPAN_S)
+        clockwork.stop()
+        time.sleep(INTERVAL_S)
+        unknown = sum(one.health == "unknown" for s in board.states() for one in s.diagnoses)
+        store.close(30.0)
+        with closing(Reader(path)) as reader:
+            stored = {one: len(reader.scrapes(one, **EVER)) for one in urls["live"]}
+    put = {name: len(came_s) for name, came_s in noted.came_s.items()}
+    worst_s = max(map(worst_wait_s, noted.came_s.values()))
+    lines = (
+        f"longest time between two cycles of a target: {worst_s:.2f} s at {INTERVAL_S:g} s",
+        f"cycles {sum(put.values())}, in the history {sum(stored.values())}",
+        f"targets told as unknown at the end: {unknown} of {TARGETS}",
+    )
+    return Told("clock set forward, back and back by an hour", lines,
+                stored == put and worst_s < WAIT_S and not unknown)  # fmt: skip

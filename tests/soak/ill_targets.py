@@ -1,0 +1,112 @@
+"""Targets that are ill beside targets that are well: do the well ones keep their times?"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from kneewatch.agent.store.reader import Reader
+from tests.agent.daemon.running import Daemon
+from tests.agent.store.made import EVER
+from tests.soak.process import MIB, cpu_s, peak_bytes, threads
+from tests.soak.punctual import Punctual, punctual
+from tests.soak.servers import servers
+from tests.soak.told import Told
+
+INTERVAL_S = 2.0
+WARM_S = 8.0
+STOP_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """How healthy targets did beside ill ones, what is said of each kind of these, what the daemon
+    took, and how long its end took."""
+
+    well: Punctual
+    ill: Mapping[str, str]
+    peak_bytes: int
+    threads: int
+    cpu_ratio: float
+    stopped_s: float
+    log: str
+
+
+def beside(
+    *,
+    well: int,
+    for_s: float,
+    interval_s: float = INTERVAL_S,
+    warm_s: float = WARM_S,
+    **ill: int,
+) -> Beside:
+    """So many ill targets of each kind beside so many that are well."""
+    with tempfile.TemporaryDirectory() as name, servers(live=well, **ill) as urls:
+        folder, store = Path(name), Path(name) / "kneewatch.db"
+        file_sd = folder / "targets.json"
+        file_sd.write_text(json.dumps([{"targets": [u for some in urls.values() for u in some]}]))
+        own = ("--interval", f"{interval_s}s", "--gpu-metrics", "none", "--file-sd", file_sd)
+        with Daemon(folder, *own) as daemon:
+            assert daemon.url
+            pid = daemon.process.pid
+            time.sleep(warm_s)
+            from_s, used_s = time.time(), cpu_s(pid)
+            time.sleep(for_s)
+            to_s = time.time() - interval_s
+            cpu_ratio = (cpu_s(pid) - used_s) / for_s
+            peak, running, said = peak_bytes(pid), threads(pid), daemon.diagnoses()
+            stopped_s = daemon.end()
+        found = punctual(store, urls["live"], interval_s=interval_s, from_s=from_s, to_s=to_s)
+        words = {kind: _said(store, urls[kind], said) for kind in ill}
+        return Beside(found, words, peak, running, cpu_ratio, stopped_s, daemon.log)
+
+
+def told(what: str, found: Beside) -> Told:
+    """The same in words."""
+    lines = (
+        f"healthy targets: {found.well}",
+        *(f"{kind}: {words}" for kind, words in found.ill.items()),
+        f"memory {found.peak_bytes / MIB:.0f} MiB at most, {found.threads} threads, "
+        f"{100 * found.cpu_ratio:.1f} % of one core, stopped in {found.stopped_s:.1f} s",
+    )
+    kept = found.well.on_time and found.stopped_s < STOP_S and "Traceback" not in found.log
+    return Told(what, lines, kept)
+
+
+def _said(store: Path, names: list[str], told_of: Mapping[str, Mapping[str, object]]) -> str:
+    """How scrapes of some targets ended, and what is said of them at the end."""
+    ends: Counter[str] = Counter()
+    with closing(Reader(store)) as reader:
+        for name in names:
+            for scrape in reader.scrapes(name, **EVER):
+                ends["a page" if scrape.ok else scrape.error.replace(name, "")] += 1
+    health = Counter(str(told_of[name]["health"]) for name in names if name in told_of)
+    ended = "; ".join(f"{words} ({n}x)" for words, n in ends.most_common(2))
+    last = ", ".join(f"{word} {n}" for word, n in health.items()) or "nothing yet"
+    return f"{ended or 'no scrape has ended'}; said of them: {last}"
+
+
+def half_hang() -> Told:
+    """50 targets, half of them hanging."""
+    return told("50 targets, half of them hang", beside(well=25, hang=25, for_s=40.0))
+
+
+def half_open() -> Told:
+    """Servers that are gone without a word, or stop in the middle of a page."""
+    return told("half-open sockets", beside(well=8, vanish=8, stop=8, for_s=40.0))
+
+
+def dripping() -> Told:
+    """Servers that say one byte a second."""
+    return told("one byte a second", beside(well=8, drip=8, for_s=40.0))
+
+
+def huge() -> Told:
+    """Servers with pages of 30 MB."""
+    return told("pages of 30 MB", beside(well=8, huge=2, for_s=60.0, interval_s=5.0))

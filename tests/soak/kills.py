@@ -1,0 +1,121 @@
+"""kill -9 of the daemon at random moments under load: what is left of the history.
+
+    python -m tests.soak.kills [200]
+
+A real daemon scrapes eight real servers and is killed at a random moment, its start included. The
+history must open and be whole, hold all that it held before, and for each target every page that
+its server has given, but for the one of the cycle that was running. The next daemon goes on with
+the same file. (tests/agent/store/kills.py does the same to the store alone, at its full speed.)
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from kneewatch.agent.store.reader import Reader
+from tests.agent.daemon.running import Daemon
+from tests.agent.store.made import EVER
+from tests.soak.servers import served_by, servers
+
+TARGETS = 8
+INTERVAL = "0.2s"
+ALIVE_S = (0.3, 3.0)
+"""A daemon lives so long, its start of about a second included."""
+
+SIGNAL = "running"
+"""A signal that every page tells."""
+
+Times = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What one kill left: cycles that the history has, pages given for which it has none (of the
+    worst target), and cycles that it no longer has."""
+
+    cycles: int
+    missing: int
+    forgotten: int
+
+
+def scrapes_in(store: Path, names: Sequence[str]) -> Times:
+    """When each target was scraped, as the history has it.
+
+    Raises:
+        AssertionError: it is not whole, or a scrape is there in part.
+    """
+    with closing(sqlite3.connect(store)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return dict.fromkeys(names, ())  # killed before it had made its tables
+    times: dict[str, list[float]] = {}
+    with closing(Reader(store)) as reader:
+        for name in names:
+            times[name] = [one.t_s for one in reader.scrapes(name, **EVER) if one.ok]
+            signals = [reader.signals(one.id, [SIGNAL], **EVER) for one in reader.engines(name)]
+            told = sum(not math.isnan(value) for one in signals for value in one.values[SIGNAL])
+            assert told == len(times[name]), f"{name}: {told} of {len(times[name])} cycles whole"
+    return times
+
+
+def kill_once(
+    folder: Path, names: Sequence[str], before: Times, alive_s: float
+) -> tuple[Times, Left]:
+    """One daemon, killed: what the history has then."""
+    store, given = folder / "kneewatch.db", served_by(names[0])
+    began_s = time.time()
+    with Daemon(folder, *names, "--interval", INTERVAL, "--gpu-metrics", "none") as daemon:
+        time.sleep(alive_s)
+        daemon.process.send_signal(signal.SIGKILL)
+        assert daemon.process.wait() == -signal.SIGKILL, daemon.log
+        assert "Traceback" not in daemon.log, daemon.log
+    if not store.exists():
+        return before, Left(0, 0, 0)
+    after, served = scrapes_in(store, names), served_by(names[0])
+    forgotten = missing = 0
+    for name in names:
+        had, has = before.get(name, ()), after[name]
+        forgotten += len(set(had) - set(has))
+        new = sum(t_s >= began_s for t_s in has)
+        missing = max(missing, served.get(name, 0) - given.get(name, 0) - new)
+    return after, Left(sum(map(len, after.values())), missing, forgotten)
+
+
+def kill_often(folder: Path, times: int, *, seed: int = 1) -> list[Left]:
+    """So many daemons, one after the other on one history."""
+    rng, left = random.Random(seed), list[Left]()
+    found: Times = {}
+    with servers(turn=TARGETS) as urls:
+        for _ in range(times):
+            found, one = kill_once(folder, urls["turn"], found, rng.uniform(*ALIVE_S))
+            left.append(one)
+    return left
+
+
+def main() -> None:
+    """Kill, print the figures."""
+    times = int(sys.argv[1]) if sys.argv[1:] else 200
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        left = kill_often(Path(folder), times)
+    print(f"kills: {times} in {time.monotonic() - began_s:.0f} s; the history opened and was whole")
+    print(f"cycles in the history: {left[-1].cycles}")
+    print(f"cycles missing of a target after a kill: {max(one.missing for one in left)} at most")
+    print(f"kills that cost a running cycle: {sum(one.missing > 0 for one in left)}")
+    print(f"cycles that had been there and were not any more: {sum(o.forgotten for o in left)}")
+    if any(one.missing > 1 or one.forgotten for one in left):
+        sys.exit("more than the running cycle was lost")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The daemon's rows of `make bench`: what, our figure, the peer's, how many times ours that is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from tests.soak.footprint import footprint
+from tests.soak.process import MIB
+from tests.soak.triage import asked
+
+SPAN_S, WARM_S = 120.0, 75.0
+MANY_CORE = 0
+
+Row = tuple[str, str, str, str]
+
+
+def daemon_rows() -> Iterator[Row]:
+    """All of them, each as soon as it is measured."""
+    yield from footprint_rows(8, interval_s=5.0)
+    yield from footprint_rows(1000, interval_s=15.0, cpu=MANY_CORE)
+    yield from triage_rows()
+
+
+def footprint_rows(targets: int, *, interval_s: float, cpu: int | None = None) -> Iterator[Row]:
+    """The share of a core and the memory, a Prometheus scraping the same pages beside us."""
+    found = footprint(targets, interval_s=interval_s, for_s=SPAN_S, warm_s=WARM_S, cpu=cpu)
+    ours, peer, cycles = found.ours, found.peer, found.cycles
+    yield (
+        f"daemon, {targets} engines and GPUs at {interval_s:.0f} s",
+        f"{100 * ours.cpu_ratio:.1f} %, {ours.peak_bytes / MIB:.0f} MiB",
+        f"Prometheus {100 * peer.cpu_ratio:.1f} %, {peer.peak_bytes / MIB:.0f} MiB" if peer else "",
+        f"{peer.peak_bytes / ours.peak_bytes:.1f}x" if peer else "",
+    )
+    yield "its cycles missed or late", f"{cycles.missed + cycles.late} of {cycles.due}", "", ""
+
+
+def triage_rows() -> Iterator[Row]:
+    """How long answers take at 100 requests a second, and what that does to the cycles."""
+    found = asked(per_s=100.0, for_s=60.0)
+    cycles, middle_s = found.cycles, statistics.median(found.took_s)
+    yield "triage, 100 requests/s, P50", f"{1e3 * middle_s:.1f} ms", "", ""
+    yield "triage, 100 requests/s, P99", f"{1e3 * found.p99_s:.1f} ms", "", ""
+    yield "cycles missed or late", f"{cycles.missed + cycles.late} of {cycles.due}", "", ""

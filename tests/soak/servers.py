@@ -1,0 +1,219 @@
+"""Many metrics endpoints in one process: real sockets, pages that grow, and every way to be ill.
+
+    python -m tests.soak.servers KIND:COUNT...
+
+Prints the ports of each kind as JSON, serves until killed. Any of them tells at /served how many
+pages of each port have gone out whole. Its CPU is not the scraper's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import cycle
+from typing import cast
+
+from tests.collector.dcgm_pages import node
+from tests.soak.growing import STEP_S, Growing
+
+RECORDINGS = (
+    "healthy_light",
+    "prefix_good",
+    "long_output_decode_heavy",
+    "burst",
+    "healthy_light",
+    "knee_sweep",
+    "queue_overload",
+    "kv_pressure_cascade",
+)
+"""A node of eight: most are well most of the time, one is always in trouble."""
+
+APART = 11
+"""Steps between two servers with the same recording."""
+
+GPUS = 8
+HUGE_SERIES = 150_000
+HUGE_LABEL = "x" * 165
+HEAD = (
+    "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+    "Content-Length: {}\r\n\r\n"
+)
+
+Pages = Callable[[], bytes]
+Ports = Mapping[str, Sequence[int]]
+
+served: Counter[int] = Counter()
+
+
+def answer(body: bytes) -> bytes:
+    """A whole answer."""
+    return HEAD.format(len(body)).encode() + body
+
+
+class Well(asyncio.Protocol):
+    """A connection to a server that is well."""
+
+    def __init__(self, port: Callable[[], int], pages: Pages) -> None:
+        self.port, self.pages = port, pages
+        self.answered = 0
+        self._asked = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody is there."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer every request that is complete."""
+        self._asked += data
+        while b"\r\n\r\n" in self._asked:
+            request, _, self._asked = self._asked.partition(b"\r\n\r\n")
+            if request.startswith(b"GET /served "):
+                self.transport.write(answer(json.dumps(served).encode()))
+            else:
+                self.give()
+                self.answered += 1
+
+    def give(self) -> None:
+        """Give the page."""
+        self.transport.write(answer(self.pages()))
+        served[self.port()] += 1
+
+
+class Hanging(Well):
+    """It takes requests and says nothing."""
+
+    def give(self) -> None:
+        """Nothing."""
+
+
+class Vanishing(Well):
+    """It answers once on each connection, then it is gone without a word: a half-open socket."""
+
+    def give(self) -> None:
+        """The page, once."""
+        if not self.answered:
+            super().give()
+
+
+class Stopping(Well):
+    """It stops in the middle of the page."""
+
+    def give(self) -> None:
+        """Half of it."""
+        whole = answer(self.pages())
+        self.transport.write(whole[: len(whole) // 2])
+
+
+class Dripping(Well):
+    """It says one byte a second."""
+
+    def give(self) -> None:
+        """The page, for half a day."""
+        self._task = asyncio.ensure_future(self._drip(answer(self.pages())))
+
+    async def _drip(self, whole: bytes) -> None:
+        for at in range(len(whole)):
+            if self.transport.is_closing():
+                return
+            self.transport.write(whole[at : at + 1])
+            await asyncio.sleep(1.0)
+
+
+ILL: Mapping[str, type[Well]] = {
+    "hang": Hanging,
+    "vanish": Vanishing,
+    "stop": Stopping,
+    "drip": Dripping,
+}
+
+
+def by_time(growing: Growing, offset: int) -> Pages:
+    """The page of the moment: who asks twice at once gets the same."""
+    start_s = time.monotonic()
+    return lambda: growing.page(offset + int((time.monotonic() - start_s) / STEP_S))
+
+
+def by_turn(growing: Growing, offset: int) -> Pages:
+    """The next page with every request."""
+    turn = iter(range(offset, sys.maxsize))
+    return lambda: growing.page(next(turn))
+
+
+def huge(growing: Growing) -> Pages:
+    """A page of 30 MB, within the limits on series."""
+    more = "".join(
+        f'vllm_soak_total{{at="{at}",more="{HUGE_LABEL}"}} {at}\n' for at in range(HUGE_SERIES)
+    )
+    whole = growing.page(0) + more.encode()
+    return lambda: whole
+
+
+def pages_of(kind: str, count: int) -> list[Pages]:
+    """The pages of so many servers of a kind."""
+    recordings = {name: Growing(name) for name in RECORDINGS[: max(count, 1)]}
+    turns = zip(range(count), cycle(RECORDINGS), strict=False)
+    if kind == "gpu":
+        page = node(GPUS).encode()
+        return [lambda: page] * count
+    if kind == "huge":
+        return [huge(recordings[name]) for _, name in turns]
+    steps = by_turn if kind == "turn" else by_time
+    return [steps(recordings[name], APART * at) for at, name in turns]
+
+
+async def serve(kinds: Mapping[str, int]) -> None:
+    """Serve for ever."""
+    loop = asyncio.get_running_loop()
+    ports: dict[str, list[int]] = {}
+    for kind, count in kinds.items():
+        for pages in pages_of(kind, count):
+            own = [0]
+            made = partial(ILL.get(kind, Well), partial(own.__getitem__, 0), pages)
+            server = await loop.create_server(made, "127.0.0.1", 0, backlog=64)
+            own[0] = server.sockets[0].getsockname()[1]
+            ports.setdefault(kind, []).append(own[0])
+    print(json.dumps(ports), flush=True)
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def servers(**kinds: int) -> Generator[dict[str, list[str]]]:
+    """The addresses of so many servers of each kind; they end with the context."""
+    argv = [sys.executable, "-m", "tests.soak.servers", *(f"{k}:{n}" for k, n in kinds.items())]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ports: Ports = json.loads(process.stdout.readline())
+            yield {
+                kind: [f"http://127.0.0.1:{port}" for port in ports.get(kind, ())] for kind in kinds
+            }
+        finally:
+            process.kill()
+
+
+def served_by(url: str) -> dict[str, int]:
+    """How many pages each address has given whole."""
+    with urllib.request.urlopen(f"{url}/served", timeout=30) as got:
+        return {f"http://127.0.0.1:{port}": n for port, n in json.loads(got.read()).items()}
+
+
+def main() -> None:
+    """Serve what the command line names."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
+    words = [word.partition(":") for word in sys.argv[1:]]
+    asyncio.run(serve({kind: int(count) for kind, _, count in words}))
+
+
+if __name__ == "__main__":
+    main()

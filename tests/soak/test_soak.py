@@ -1,0 +1,60 @@
+"""The soak programs, cut short: what they promise for months is tried for seconds here."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.soak.growing import Growing, counters
+from tests.soak.ill_targets import STOP_S, beside
+from tests.soak.kills import kill_often
+from tests.soak.process import MIB
+from tests.soak.servers import RECORDINGS
+from tests.soak.triage import asked
+
+KILLS = 3
+HUGE_BYTES = 600 * MIB
+
+
+def test_a_kill_costs_at_most_the_running_cycle(tmp_path: Path) -> None:
+    left = kill_often(tmp_path, KILLS)
+    assert [one.forgotten for one in left] == [0] * KILLS
+    assert max(one.missing for one in left) <= 1
+    assert left[-1].cycles > 0, "they scraped before they were killed"
+
+
+def test_hanging_targets_and_a_page_of_30_mb_delay_no_other() -> None:
+    found = beside(well=5, hang=5, huge=1, interval_s=2.0, warm_s=2.0, for_s=4.5)
+    assert found.well.due >= 5
+    assert (found.well.missed, found.well.failed) == (0, 0)
+    assert found.well.worst_s < 1.5
+    assert found.ill["huge"].startswith("a page ")
+    assert found.peak_bytes < HUGE_BYTES
+    assert found.stopped_s < STOP_S
+    assert "Traceback" not in found.log
+
+
+def test_answers_come_while_targets_are_scraped() -> None:
+    found = asked(per_s=50.0, for_s=2.0, warm_s=0.5)
+    assert len(found.took_s) == 100
+    assert found.p99_s < 1.0, "a busy machine may be so late"
+
+
+@pytest.mark.parametrize("name", sorted(set(RECORDINGS)))
+def test_a_recording_goes_on_from_turn_to_turn(name: str) -> None:
+    growing = Growing(name)
+    before: dict[str, float] = {}
+    for step in range(0, 260, 13):
+        found = counters(growing.page(step).decode())
+        assert all(found.get(series, 0.0) >= value - 1e-6 for series, value in before.items())
+        before = found
+
+
+def test_growing_pages_are_made_once_a_turn() -> None:
+    growing = Growing("healthy_light")
+    page = growing.page(1_000)
+    began_s = time.perf_counter()
+    assert growing.page(1_000) is page
+    assert time.perf_counter() - began_s < 0.01

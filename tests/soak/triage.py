@@ -1,0 +1,109 @@
+"""100 requests a second on the triage endpoint while eight targets are scraped at 5 s.
+
+    python -m tests.soak.triage [--per-s 100] [--for 60] [--past]
+
+The requests ask in turn for JSON, text and Markdown of all targets and JSON of each one; with
+`--past` every second one is for how things were a moment ago, which is read from the history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from tests.agent.daemon.running import Daemon
+from tests.soak.asking import asking
+from tests.soak.process import cpu_s
+from tests.soak.punctual import Punctual, punctual
+from tests.soak.servers import servers
+
+TARGETS = 8
+INTERVAL_S = 5.0
+WANTED_P99_S = 0.05
+WARM_S = 15.0
+ALL = "/api/v1/triage"
+PAST = "&at=-10s"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How long answers took and how late they were asked for, how the cycles did meanwhile, and the
+    daemon's share of one core."""
+
+    took_s: Sequence[float]
+    asked_late_s: Sequence[float]
+    cycles: Punctual
+    cpu_ratio: float
+
+    @property
+    def p99_s(self) -> float:
+        """What 99 of 100 answers were faster than."""
+        return p99(self.took_s)
+
+
+def p99(values: Sequence[float]) -> float:
+    """What 99 of 100 are lower than."""
+    return statistics.quantiles(values, n=100)[98]
+
+
+def paths(names: Sequence[str], *, past: bool) -> list[str]:
+    """What is asked for, in turn."""
+    made: list[str] = []
+    for name in names:
+        one = f"{ALL}/{quote(name, safe='')}?format=json"
+        made += [f"{ALL}?format={form}" for form in ("json", "text", "markdown")] + [one]
+    return [path + (PAST if past and at % 2 else "") for at, path in enumerate(made)]
+
+
+def asked(*, per_s: float, for_s: float, warm_s: float = WARM_S, past: bool = False) -> Asked:
+    """Measure."""
+    with tempfile.TemporaryDirectory() as name, servers(live=TARGETS) as urls:
+        folder, names = Path(name), urls["live"]
+        with Daemon(
+            folder, *names, "--interval", f"{INTERVAL_S}s", "--gpu-metrics", "none"
+        ) as daemon:
+            host, pid = daemon.url.removeprefix("http://"), daemon.process.pid
+            time.sleep(warm_s)
+            from_s, used_s = time.time(), cpu_s(pid)
+            with asking(host, paths(names, past=past), per_s=per_s, for_s=for_s) as people:
+                said, _ = people.communicate()
+            to_s = time.time()
+            cpu_ratio = (cpu_s(pid) - used_s) / (to_s - from_s)
+            time.sleep(1.0)
+            assert "Traceback" not in daemon.log, daemon.log
+            cycles = punctual(
+                folder / "kneewatch.db", names, interval_s=INTERVAL_S, from_s=from_s, to_s=to_s - 1
+            )
+    took_s, late_s = json.loads(said)
+    return Asked(took_s, late_s, cycles, cpu_ratio)
+
+
+def main() -> None:
+    """Measure, print, compare with what is wanted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--per-s", type=float, default=100.0)
+    parser.add_argument("--for", type=float, default=60.0, dest="for_s")
+    parser.add_argument("--past", action="store_true")
+    args = parser.parse_args()
+    found = asked(per_s=args.per_s, for_s=args.for_s, past=args.past)
+    print(
+        f"{len(found.took_s)} requests at {args.per_s:g} a second: "
+        f"P50 {1000 * statistics.median(found.took_s):.1f} ms, P99 {1000 * found.p99_s:.1f} ms, "
+        f"at most {1000 * max(found.took_s):.1f} ms; {100 * found.cpu_ratio:.1f} % of one core"
+    )
+    print(f"the asking process itself was late by {1000 * p99(found.asked_late_s):.1f} ms (P99)")
+    print(found.cycles)
+    if found.p99_s > WANTED_P99_S or not found.cycles.on_time:
+        sys.exit(f"not kept: P99 {1000 * WANTED_P99_S:.0f} ms, all cycles on time")
+
+
+if __name__ == "__main__":
+    main()
