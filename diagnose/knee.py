@@ -99,11 +99,15 @@ class CurveLearner:
         """Take a scrape into account: one a window, so that no observation counts twice."""
         if 0 <= now_s - self._last_s < self._window_s:
             return
-        point = _point(now_s, values, self._window_s)
+        point = point_of(now_s, values, self._window_s)
         if point is None:
             return
         self._last_s = now_s
-        step = round(STEPS_PER_DOUBLING * log2(point.in_flight))
+        self.take(point)
+
+    def take(self, point: Point) -> None:
+        """Take a window that was kept, as `points` gave it."""
+        step = step_of(point.in_flight)
         self._steps.setdefault(step, deque(maxlen=POINTS_KEPT)).append(point)
 
     def points(self) -> list[Point]:
@@ -128,7 +132,13 @@ class CurveLearner:
         return known
 
 
-def _point(now_s: float, values: Mapping[str, float | None], window_s: float) -> Point | None:
+def step_of(in_flight: float) -> int:
+    """The step of a concurrency: two of them double it."""
+    return round(STEPS_PER_DOUBLING * log2(in_flight))
+
+
+def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) -> Point | None:
+    """A window as a point of the curve; None where it says nothing about latency under load."""
     in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
     served_per_s, tokens_per_s = (
         values.get("completed_per_s"),

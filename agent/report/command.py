@@ -1,0 +1,179 @@
+"""`kneewatch report`: the report of a time, from the store to a file. I/O edge.
+
+Only this command imports this: pandas and the drawing of charts take their time and memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from importlib.metadata import version
+from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import click
+
+from kneewatch.agent.daemon.state_folder import store_path
+from kneewatch.agent.options import SPAN
+from kneewatch.agent.printing import FOUND, NO_DATA, OK
+from kneewatch.agent.report.gather import Wanted, gather
+from kneewatch.agent.report.history import History
+from kneewatch.agent.report.stated import stated_of
+from kneewatch.agent.settings import Settings
+from kneewatch.collector.base import SettingsError
+from kneewatch.reports.weekly.build import build
+from kneewatch.reports.weekly.document import render_json
+from kneewatch.reports.weekly.grid import Grid, earlier, grid
+from kneewatch.reports.weekly.model import WeeklyReport
+from kneewatch.reports.weekly.verdict import SEVERITY
+from kneewatch.rules.model import Severity
+
+FORMATS = ("html", "json", "markdown")
+BY_ENDING = {".json": "json", ".md": "markdown", ".markdown": "markdown"}
+STDOUT, NOTHING = "-", "none"
+BAR = 24
+
+
+def run(
+    settings: Settings,
+    *,
+    since_s: float,
+    to_s: float | None,
+    compare_s: float | None,
+    out: str,
+    form: str | None,
+    tiers: Sequence[str],
+    targets: Sequence[str],
+) -> int:
+    """Make the report and write it. Returns the exit status.
+
+    `compare_s`: how much earlier the time lies that it is compared with; None: with nothing.
+
+    Raises:
+        KneewatchError: there is no history, or a setting cannot be.
+    """
+    render = renderer(form or BY_ENDING.get(Path(out).suffix.lower(), "html"))
+    made_s = time.time()
+    now, before = periods(
+        settings["report.timezone"],
+        to_s=made_s if to_s is None else to_s,
+        since_s=since_s,
+        compare_s=compare_s,
+    )
+    wanted = Wanted(
+        grid=now,
+        before=before,
+        stated=stated_of(settings),
+        targets=tuple(targets),
+        tiers=tuple(tiers),
+        window_s=settings["window_s"],
+    )
+    report = made(store_path(settings["store.file"], os.environ), wanted, made_s=made_s)
+    write(render(report), out)
+    return status(report)
+
+
+def compared_s(told: str | None, since_s: float) -> float | None:
+    """How much earlier the time lies that a report is compared with; None: with nothing.
+
+    Raises:
+        click.ClickException: it is neither a duration nor `none`.
+    """
+    if told is None:
+        return since_s
+    return None if told == NOTHING else SPAN.convert(told, None, None)
+
+
+def made(store: Path, wanted: Wanted, *, made_s: float) -> WeeklyReport:
+    """The report of a store.
+
+    Raises:
+        StoreError: it cannot be read.
+        SettingsError: nothing in it is what was asked for.
+    """
+    with closing(History(store)) as history:
+        _check(history, wanted)
+        observed = gather(history, wanted, progress)
+    return build(observed, made_s=made_s, version=version("kneewatch"))
+
+
+def periods(
+    timezone: str, *, to_s: float, since_s: float, compare_s: float | None
+) -> tuple[Grid, Grid | None]:
+    """The time of the report and the one that it is compared with.
+
+    Raises:
+        SettingsError: there is no such time zone.
+    """
+    try:
+        zone = ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise SettingsError(
+            f"report.timezone: no time zone {timezone!r}; write one such as Europe/Berlin or UTC"
+        ) from exc
+    from_s = earlier(to_s, since_s, zone)
+    now = grid(from_s, to_s, timezone)
+    if compare_s is None:
+        return now, None
+    moved_s = earlier(to_s, compare_s, zone)
+    return now, grid(earlier(moved_s, since_s, zone), moved_s, timezone)
+
+
+def renderer(form: str) -> Callable[[WeeklyReport], str]:
+    """What makes text of a report."""
+    if form == "json":
+        return render_json
+    from kneewatch.reports.weekly import page  # here: JSON needs no charts
+
+    return page.render_markdown if form == "markdown" else page.render
+
+
+def status(report: WeeklyReport) -> int:
+    """The exit status: nothing found, findings at warning or worse, or no data."""
+    if not any(tier.engines for tier in report.tiers):
+        return NO_DATA
+    return FOUND if SEVERITY[report.severity] >= Severity.WARNING else OK
+
+
+def write(text: str, out: str) -> None:
+    """Write a report: whole or not at all.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+    if out == STDOUT:
+        click.echo(text, nl=False)
+        return
+    path = Path(out)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as exc:
+        with suppress(OSError):
+            part.unlink()
+        raise SettingsError(f"{path} cannot be written: {exc.strerror or exc}") from exc
+
+
+def progress(done: int, steps: int) -> None:
+    """One line on stderr that overwrites itself, on a terminal only."""
+    if not sys.stderr.isatty():
+        return
+    if done >= steps:
+        click.echo("\r\x1b[K", nl=False, err=True)
+        return
+    filled = BAR * done // max(steps, 1)
+    bar = "#" * filled + "." * (BAR - filled)
+    click.echo(f"\r\x1b[Kreading the history [{bar}] {done} of {steps}", nl=False, err=True)
+
+
+def _check(history: History, wanted: Wanted) -> None:
+    """That what is asked for is there at all."""
+    known = sorted({engine.target for engine in history.engines()})
+    for target in wanted.targets:
+        if target not in known:
+            there = ", ".join(known[:20]) or "none"
+            raise SettingsError(f"--target {target}: no such target in the history; it has {there}")

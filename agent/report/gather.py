@@ -1,0 +1,272 @@
+"""From the store to what the report is made of. I/O edge.
+
+One engine after another: no more than one's numbers are in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kneewatch.agent.report.engine import EngineHistory, unknown_of
+from kneewatch.agent.report.history import History
+from kneewatch.agent.report.scraping import target_observed
+from kneewatch.agent.store.model import Interval, StoredEngine
+from kneewatch.reports.weekly.episodes import BRIDGED_S, episodes
+from kneewatch.reports.weekly.grid import Grid
+from kneewatch.reports.weekly.observed import (
+    Configured,
+    EngineObserved,
+    Episode,
+    EpisodeObserved,
+    Held,
+    Observed,
+    Recommended,
+    TargetObserved,
+    TierObserved,
+    TierStated,
+)
+from kneewatch.rules.model import WINDOW_S, WORDS
+
+UNNAMED = "unknown model"
+DETAILED_MOST = 200
+"""So many incidents, the worst, are told with their evidence."""
+
+LOOKS = (0.5, 0.25, 0.75, 0.05, 0.95)
+"""Where in an incident its diagnosis is looked up."""
+
+SEVERITY = {word: severity for severity, word in WORDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a report is to be about. Empty `tiers` or `targets`: all of them."""
+
+    grid: Grid
+    before: Grid | None
+    stated: Callable[[str], TierStated]
+    targets: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    window_s: float = WINDOW_S
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An engine and the tier that it is of; `document` is its newest diagnosis of the period.
+
+    A target that could not be read at first left an engine without a name: it has incidents, but
+    does not count as an engine where the target showed others.
+    """
+
+    engine: StoredEngine
+    tier: str
+    gpu: str
+    document: dict[str, Any] | None
+    counts: bool = True
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is put together engine by engine."""
+
+    engines: dict[str, list[EngineObserved]] = field(
+        default_factory=dict[str, list[EngineObserved]]
+    )
+    before: dict[str, list[EngineObserved]] = field(default_factory=dict[str, list[EngineObserved]])
+    episodes: list[EpisodeObserved] = field(default_factory=list[EpisodeObserved])
+    recommended: list[Recommended] = field(default_factory=list[Recommended])
+    configured: list[Configured] = field(default_factory=list[Configured])
+
+
+Tell = Callable[[int, int], None]
+"""Is told how much of the work is done, and how much there is."""
+
+
+def gather(history: History, wanted: Wanted, tell: Tell = lambda _done, _all: None) -> Observed:
+    """What the store knows of the period and of the one before."""
+    members = _members(history, wanted)
+    targets = dict.fromkeys(member.engine.target for member in members)
+    found, steps = _Found(), len(members) + len(targets)
+    for done, member in enumerate(members):
+        tell(done, steps)
+        _engine(history, member, wanted, found)
+    watched: list[TargetObserved] = []
+    for done, target in enumerate(targets, len(members)):
+        tell(done, steps)
+        watched += _target(history, target, members, wanted.grid)
+    tell(steps, steps)
+    return Observed(
+        grid=wanted.grid,
+        before_grid=wanted.before,
+        source=f"kneewatch's own history ({history.path.name})",
+        tiers=_tiers(members, found, wanted),
+        episodes=sorted(found.episodes, key=lambda one: one.episode.start_s),
+        recommended=sorted(found.recommended, key=lambda one: one.first_s),
+        configured=sorted(found.configured, key=lambda one: one.t_s),
+        targets=watched,
+        filters=(
+            *(f"target {name}" for name in wanted.targets),
+            *(f"tier {name}" for name in wanted.tiers),
+        ),
+    )
+
+
+def _members(history: History, wanted: Wanted) -> list[Member]:
+    """The engines of both periods that are asked for."""
+    found: list[Member] = []
+    for engine in history.engines():
+        if wanted.targets and engine.target not in wanted.targets:
+            continue
+        if not any(_seen(engine, grid) for grid in (wanted.grid, wanted.before) if grid):
+            continue
+        found.append(_member(history, engine, wanted))
+    named = {member.engine.target: member.tier for member in found if member.engine.model}
+    placed = [
+        replace(member, tier=named[member.engine.target], counts=False)
+        if not member.engine.model and member.engine.target in named
+        else member
+        for member in found
+    ]
+    if not wanted.tiers:
+        return placed
+    return [
+        member
+        for member in placed
+        if {member.tier, member.engine.labels.get("tier")} & set(wanted.tiers)
+    ]
+
+
+def _seen(engine: StoredEngine, grid: Grid) -> bool:
+    return engine.first_s < grid.to_s and engine.last_s >= grid.from_s
+
+
+def _member(history: History, engine: StoredEngine, wanted: Wanted) -> Member:
+    document = history.document(engine.id, min(engine.last_s, wanted.grid.to_s))
+    tier = (document or {}).get("tier") or engine.labels.get("tier") or ""
+    gpu = wanted.stated(engine.target).stated.gpu
+    name = gpu.id if gpu else ""
+    model = engine.model or UNNAMED
+    if not tier:
+        shown = f"{model}@{name}" if name else model
+    else:
+        shown = tier if model in tier else f"{model} on {tier}"
+    return Member(engine, shown, name, document)
+
+
+def _engine(history: History, member: Member, wanted: Wanted, found: _Found) -> None:
+    engine, grid = member.engine, wanted.grid
+    if wanted.before is not None and _seen(engine, wanted.before):
+        before = EngineHistory.read(history, engine, wanted.before, wanted.window_s)
+        if member.counts:
+            found.before.setdefault(member.tier, []).append(before.observed({}, {}, curve=False))
+    if not _seen(engine, grid):
+        return
+    numbers = EngineHistory.read(history, engine, grid, wanted.window_s)
+    changes = history.configs(engine.id, from_s=-1e18, to_s=grid.to_s)
+    config: Mapping[str, str] = changes[-1].after if changes else {}
+    if member.counts:
+        found.engines.setdefault(member.tier, []).append(
+            numbers.observed(config, unknown_of(member.document), curve=True)
+        )
+    found.configured += [
+        Configured(
+            change.t_s, engine.target, engine.engine, change.before, change.after, change.restart
+        )
+        for change in changes
+        if change.t_s >= grid.from_s
+    ]
+    found.episodes += _episodes(history, member, numbers, grid)
+    found.recommended += _recommended(history, member, grid)
+
+
+def _episodes(
+    history: History, member: Member, numbers: EngineHistory, grid: Grid
+) -> list[EpisodeObserved]:
+    rows = history.intervals(
+        from_s=grid.from_s - BRIDGED_S,
+        to_s=grid.to_s,
+        engine_id=member.engine.id,
+        kinds=("stage", "cause"),
+    )
+    told = episodes([_held(row) for row in rows], from_s=grid.from_s, to_s=grid.to_s)
+    worst = sorted(told, key=lambda one: (-one.severity, one.start_s - one.until_s))
+    detailed = {id(one) for one in worst[:DETAILED_MOST]}
+    return [
+        numbers.episode(
+            one,
+            _document(history, member.engine.id, one) if id(one) in detailed else None,
+            member.tier,
+        )
+        for one in told
+    ]
+
+
+def _held(row: Interval) -> Held:
+    return Held(row.kind, row.id, row.severity, row.start_s, row.end_s, row.last_s, row.ended)
+
+
+def _document(history: History, engine_id: int, episode: Episode) -> dict[str, Any] | None:
+    """The diagnosis of the incident that says its cause at its worst."""
+    best: dict[str, Any] | None = None
+    best_rank = (-1, 0.0)
+    own = [one for one in episode.causes if one.id == episode.cause] or [*episode.stages]
+    longest = max(own, key=lambda one: (one.severity, one.until_s - one.start_s))
+    for look in LOOKS:
+        at_s = longest.start_s + look * (longest.until_s - longest.start_s)
+        document = history.document(engine_id, at_s)
+        for cause in document["causes"] if document else ():
+            rank = int(SEVERITY[cause["severity"]]), float(cause["confidence"])
+            if cause["id"] == episode.cause and rank > best_rank:
+                best, best_rank = document, rank
+        if best_rank[0] >= longest.severity:
+            break
+    return best
+
+
+def _recommended(history: History, member: Member, grid: Grid) -> list[Recommended]:
+    engine = member.engine
+    rows = history.recommendations(from_s=grid.from_s, to_s=grid.to_s, engine_id=engine.id)
+    return [
+        Recommended(
+            tier=member.tier,
+            target=engine.target,
+            engine=engine.engine,
+            document=row.document,
+            fate=row.fate,
+            first_s=row.first_s,
+            last_s=row.last_s,
+            applied_s=row.applied_s,
+            predicted=row.predicted,
+            measured=row.measured,
+        )
+        for row in rows
+    ]
+
+
+def _target(
+    history: History, target: str, members: Sequence[Member], grid: Grid
+) -> Iterable[TargetObserved]:
+    first_s = min(one.engine.first_s for one in members if one.engine.target == target)
+    from_s = max(grid.from_s, first_s)
+    if from_s >= grid.to_s:
+        return
+    scrapes = history.scrape_arrays(target, from_s=from_s, to_s=grid.to_s)
+    yield target_observed(target, scrapes, from_s=from_s, to_s=grid.to_s)
+
+
+def _tiers(members: Sequence[Member], found: _Found, wanted: Wanted) -> list[TierObserved]:
+    tiers: list[TierObserved] = []
+    for tier in sorted({member.tier for member in members}):
+        own = [member for member in members if member.tier == tier]
+        tiers.append(
+            TierObserved(
+                id=tier,
+                model=own[0].engine.model or UNNAMED,
+                gpu=own[0].gpu,
+                stated=wanted.stated(own[0].engine.target),
+                engines=found.engines.get(tier, []),
+                before=found.before.get(tier, []),
+            )
+        )
+    return tiers

@@ -1,0 +1,91 @@
+"""One scheduled report, in a process of its own: made, kept, sent. I/O edge.
+
+    python -m kneewatch.agent.report.job < order.json
+
+The daemon stays small: what a report takes in memory goes with this process. The order comes on
+stdin, for it may hold secrets. Answers on stdout with a line of JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import orjson
+
+from kneewatch.agent.report.command import made, periods, renderer, write
+from kneewatch.agent.report.gather import Wanted
+from kneewatch.agent.report.order import settings_of
+from kneewatch.agent.report.sending import receivers_of, send
+from kneewatch.agent.report.stated import stated_of
+from kneewatch.collector.base import KneewatchError, SettingsError
+
+OK, FAILED = 0, 2
+PREFIX = "report-"
+
+
+def run(given: dict[str, Any]) -> dict[str, Any]:
+    """Make the report, keep it, send it. Returns what came of it.
+
+    Raises:
+        KneewatchError: it cannot be made or kept.
+    """
+    settings, folder = settings_of(given), Path(given["folder"])
+    to = receivers_of(settings)
+    due_s: float = given["due_s"]
+    since_s: float = settings["report.since_s"]
+    zone: str = settings["report.timezone"]
+    now, before = periods(zone, to_s=due_s, since_s=since_s, compare_s=since_s)
+    wanted = Wanted(now, before, stated_of(settings), window_s=settings["window_s"])
+    report = made(Path(given["store"]), wanted, made_s=time.time())
+    day = datetime.fromtimestamp(due_s, ZoneInfo(zone)).strftime("%Y-%m-%d-%H%M")
+    page = folder / f"{PREFIX}{day}.html"
+    _make(folder)
+    write(renderer("json")(report), str(page.with_suffix(".json")))
+    write(renderer("html")(report), str(page))
+    prune(folder, keep=settings["report.keep"])
+    failed = send(to, report, page)
+    return {
+        "file": str(page),
+        "severity": report.severity,
+        "incidents": len(report.incidents),
+        "sent": [one.name for one in to if one.name not in failed],
+        "failed": failed,
+    }
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Delete the oldest reports of a folder, so that so many stay. Nothing else is touched."""
+    names = sorted({path.stem for path in folder.glob(f"{PREFIX}*.html")}, reverse=True)
+    for name in names[keep:]:
+        for ending in (".html", ".json"):
+            with suppress(OSError):
+                (folder / f"{name}{ending}").unlink()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SettingsError(
+            f"report.folder: {folder} cannot be made: {exc.strerror or exc}"
+        ) from exc
+
+
+def main() -> None:
+    """Do what stdin says."""
+    try:
+        result = run(orjson.loads(sys.stdin.buffer.read()))
+    except KneewatchError as exc:
+        sys.stderr.write(f"{exc}\n")
+        sys.exit(FAILED)
+    sys.stdout.write(orjson.dumps(result).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A report sent to receivers: its verdicts as a message, the file itself with mail. I/O edge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from kneewatch.agent.notify.keys import SLACK
+from kneewatch.agent.notify.mailing import deliver
+from kneewatch.agent.notify.message import Line, Message, Part, identity
+from kneewatch.agent.notify.posting import post
+from kneewatch.agent.notify.receiver import Receiver, Web
+from kneewatch.agent.notify.render import email, slack, webhook
+from kneewatch.agent.notify.sending import SendError
+from kneewatch.agent.notify.settings import receivers
+from kneewatch.agent.settings import Settings
+from kneewatch.collector.base import SettingsError
+from kneewatch.reports.weekly.document import document
+from kneewatch.reports.weekly.model import Verdict, WeeklyReport
+
+STATUS = "report"
+WAITS_S = (5.0, 60.0)
+"""Before each further try."""
+
+
+def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
+    """Who gets reports, by the names in report.send.
+
+    Raises:
+        SettingsError: a name is no receiver's.
+    """
+    known = {one.name: one for one in receivers(settings)}
+    for name in settings["report.send"] or ():
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise SettingsError(
+                f"{settings.origin('report.send')}: report.send names no receiver {name!r}; the "
+                f"[[notify]] tables have {there}"
+            )
+    return tuple(known[name] for name in dict.fromkeys(settings["report.send"] or ()))
+
+
+def message_of(report: WeeklyReport, file: str) -> Message:
+    """What is told of a report: a line for each tier."""
+    zone = ZoneInfo(report.timezone)
+    first, last = (
+        datetime.fromtimestamp(t_s, zone).strftime("%-d %b")
+        for t_s in (report.period.from_s, report.period.to_s)
+    )
+    told = sum(one.severity in ("warning", "critical") for one in report.incidents)
+    incidents = f"{told} incident{'' if told == 1 else 's'}" if told else "no incident"
+    parts = tuple(_part(one) for one in report.verdicts)
+    notices = tuple(Line("", notice) for notice in report.notices)
+    if notices:
+        parts = (Part("Before you read", notices), *parts)
+    return Message(
+        id=identity(STATUS, report.period.from_s, report.period.to_s, report.made_s),
+        status=STATUS,
+        severity=report.severity,
+        t_s=report.made_s,
+        headline=f"Report {first} to {last}: {incidents}",
+        parts=parts,
+        more=f"The report: {file}",
+        events=({"verdicts": document(report)["verdicts"], "file": file},),
+    )
+
+
+def _part(verdict: Verdict) -> Part:
+    lines = [
+        Line("health", verdict.health_text),
+        Line("size", verdict.size_text),
+        Line("money", verdict.money_text),
+    ]
+    if verdict.action is not None:
+        flags = " ".join(
+            f"{change.flag} {change.after}" for change in verdict.action.changes
+            if change.flag.startswith("--")
+        )  # fmt: skip
+        lines.append(Line("do", verdict.action.text, flags))
+    return Part(f"{verdict.tier}: {verdict.health}", tuple(lines))
+
+
+def send(
+    to: Sequence[Receiver], report: WeeklyReport, file: Path, *, waits_s: Sequence[float] = WAITS_S
+) -> dict[str, str]:
+    """Send a report, to each receiver as often as it takes. Returns why it did not get to some."""
+    message = message_of(report, file.name)
+    failed: dict[str, str] = {}
+    for receiver in to:
+        for wait_s in (*waits_s, None):
+            try:
+                _hand_over(receiver, message, file)
+                failed.pop(receiver.name, None)
+                break
+            except SendError as exc:
+                failed[receiver.name] = str(exc)
+                if exc.final or wait_s is None:
+                    break
+                time.sleep(min(exc.after_s or wait_s, max(waits_s)))
+    return failed
+
+
+def _hand_over(receiver: Receiver, message: Message, file: Path) -> None:
+    way = receiver.way
+    if isinstance(way, Web):
+        body = slack(message) if receiver.kind == SLACK else webhook(message)
+        post(way, body, timeout_s=receiver.timeout_s, now_s=message.t_s)
+        return
+    mail = email(message, sender=way.sender, recipients=way.recipients)
+    mail.add_attachment(file.read_bytes(), maintype="text", subtype="html", filename=file.name)
+    deliver(way, mail, timeout_s=receiver.timeout_s)

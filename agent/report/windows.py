@@ -1,0 +1,78 @@
+"""An engine's windows at all loads that it had: the points of its own curve, thinned evenly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kneewatch.agent.report.history import Floats, Signals
+from kneewatch.diagnose.knee import IN_FLIGHT_MIN, POINTS_KEPT, Point, point_of, step_of
+from kneewatch.reports.weekly.observed import InFlight
+
+CURVE = (
+    "running_avg",
+    "waiting_avg",
+    "completed_per_s",
+    "generation_tokens_per_s",
+    "e2e_mean_s",
+    "output_tokens_mean",
+    "ttft_p99_s",
+    "itl_p99_s",
+)
+"""Signals that a point is made of."""
+
+NEEDED = CURVE[2:6]
+
+
+def in_flight(signals: Signals, *, window_s: float) -> InFlight | None:
+    """Requests in flight over the engine's windows; None where that is not known."""
+    rows = _one_a_window(signals, window_s)
+    load = _load(signals)[rows]
+    known = np.flatnonzero(~np.isnan(load))
+    if len(known) == 0:
+        return None
+    highest = known[int(np.argmax(load[known]))]
+    return InFlight(
+        p99=float(np.quantile(load[known], 0.99)),
+        highest=float(load[highest]),
+        highest_at_s=float(signals.times[rows][highest]),
+    )
+
+
+def points(signals: Signals, *, window_s: float) -> list[Point]:
+    """Windows that say something about latency under load, of each concurrency as many as a curve
+    keeps, evenly over the time."""
+    rows = _one_a_window(signals, window_s)
+    load = _load(signals)
+    useful = load[rows] >= IN_FLIGHT_MIN
+    for key in NEEDED:
+        useful &= signals.values[key][rows] > 0
+    by_step: dict[int, list[int]] = {}
+    for row in rows[useful].tolist():
+        by_step.setdefault(step_of(float(load[row])), []).append(row)
+    chosen = sorted(row for step in by_step.values() for row in evenly(step, POINTS_KEPT))
+    made = (_point(signals, row, window_s) for row in chosen)
+    return [point for point in made if point is not None]
+
+
+def evenly(rows: list[int], most: int) -> list[int]:
+    """At most so many of them, evenly spaced."""
+    if len(rows) <= most:
+        return rows
+    return [rows[at * len(rows) // most] for at in range(most)]
+
+
+def _one_a_window(signals: Signals, window_s: float) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """The last scrape of each window: no observation counts twice."""
+    windows = signals.times // window_s
+    return np.flatnonzero(np.append(windows[1:] != windows[:-1], True)[: len(windows)])
+
+
+def _load(signals: Signals) -> Floats:
+    return signals.values["running_avg"] + np.nan_to_num(signals.values["waiting_avg"])
+
+
+def _point(signals: Signals, row: int, window_s: float) -> Point | None:
+    values = {
+        key: None if np.isnan(value := signals.values[key][row]) else float(value) for key in CURVE
+    }
+    return point_of(float(signals.times[row]), values, window_s)

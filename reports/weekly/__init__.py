@@ -1,0 +1,1 @@
+"""The weekly report: what a fleet did, what it needs, what it costs. Pure."""

@@ -1,0 +1,245 @@
+"""The sizing of a tier on its measured workload: what it needs against what is there. Pure.
+
+What an engine carries was learned from the period's own windows; where it was not, the sizing math
+predicts it from model and GPU. Guide 8.3, 9.1 step 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from kneewatch.diagnose.catalogue.gpus import gpus
+from kneewatch.diagnose.recommend.deployment import Deployment, deployment
+from kneewatch.diagnose.sizing.fleet.fleet import size_fleet
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
+from kneewatch.diagnose.sizing.question import Question
+from kneewatch.diagnose.sizing.search.search import search
+from kneewatch.diagnose.sizing.search.space import Choices
+from kneewatch.diagnose.sizing.size import Size, size
+from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.curve import Curve
+from kneewatch.reports.weekly.grid import HOUR_S
+from kneewatch.reports.weekly.levers import levers
+from kneewatch.reports.weekly.observed import EngineObserved, Recommended, TierObserved
+from kneewatch.reports.weekly.planning import MemoryPart, Option, TierSize, TierWorkload
+from kneewatch.reports.weekly.trends import Past
+from kneewatch.rules.model import Severity
+
+PRESENT_S = 2 * HOUR_S
+"""An engine that was seen so shortly before the period's end is still there."""
+
+SHORT_OF_CAPACITY = ("kv_pressure", "queue_saturation", "past_knee", "admission_limit")
+"""Incidents of these say that the fleet was too small for its load, for a while."""
+
+NOT_STATED = "state model, gpu and tensor_parallel (or launch_file) to have memory and prices"
+DATA_CENTRE = "data-centre"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the peak takes. `usable_per_s` is of one engine, `source` how it is known; `least`: it
+    carries that or more, for no load past it was seen."""
+
+    peak_per_s: float | None
+    usable_per_s: float | None
+    source: str
+    least: bool
+    replicas: int | None
+
+
+def sized(
+    tier: TierObserved,
+    work: TierWorkload,
+    found: Curve | None,
+    now: Past | None,
+    *,
+    worst: Mapping[str, Severity],
+    recommended: Sequence[Recommended],
+) -> TierSize:
+    """The tier's size against its peak."""
+    stated, last = tier.stated, present(tier.engines)
+    launched = deployment(last[-1].config if last else {}, stated.stated)
+    answer, problem = _answer(tier, work, launched, len(last))
+    need = _need(work, found, answer, stated.safety)
+    each = stated.gpus or launched.gpus
+    kv_peak = now.value(m.KV_PEAK) if now is not None else None
+    capacity = _capacity_tokens(now, launched)
+    verdict, notes = _verdict(need, len(last), worst)
+    return TierSize(
+        tier=tier.id,
+        verdict=verdict,
+        relative=launched.setup is None or stated.stated.gpu is None,
+        replicas_present=len(last),
+        replicas_needed=need.replicas,
+        gpus_present=len(last) * each if each else None,
+        gpus_needed=need.replicas * each if each and need.replicas else None,
+        peak_requests_per_s=need.peak_per_s,
+        usable_requests_per_s=need.usable_per_s,
+        usable_source=need.source,
+        safety=stated.safety,
+        headroom_ratio=_headroom(need, len(last)),
+        memory=_memory(answer),
+        gpu_memory_bytes=stated.stated.gpu.memory_bytes if stated.stated.gpu else None,
+        kv_capacity_tokens=capacity,
+        kv_peak_tokens=capacity * kv_peak if capacity and kv_peak is not None else None,
+        kv_peak_ratio=kv_peak,
+        options=_options(answer),
+        levers=levers(answer, need.replicas, each, recommended),
+        notes=(*notes, *problem, *(answer.notes if answer else ())),
+        missing=_missing(launched, need),
+    )
+
+
+def present(engines: Sequence[EngineObserved]) -> list[EngineObserved]:
+    """The engines that were there at the end, or last."""
+    if not engines:
+        return []
+    newest_s = max(engine.last_s for engine in engines)
+    return [engine for engine in engines if newest_s - engine.last_s <= PRESENT_S]
+
+
+def _answer(
+    tier: TierObserved, work: TierWorkload, launched: Deployment, replicas: int
+) -> tuple[Size | None, tuple[str, ...]]:
+    """The sizing math's answer for the launch as it is; what keeps it from one."""
+    if launched.setup is None:
+        return None, (launched.misfit,) if launched.misfit else ()
+    targets = tier.stated.targets
+    question = Question(
+        setup=launched.setup,
+        replicas=max(replicas, 1),
+        input_tokens=work.prompt.mean.value or None,
+        output_tokens=work.output.mean.value or None,
+        peak_requests_per_s=work.arrivals.p99_per_s.value or None,
+        ttft_slo_s=targets.ttft_p99_s,
+        itl_slo_s=targets.itl_p99_s,
+        safety=tier.stated.safety,
+        usd_per_gpu_hour=tier.stated.usd_per_gpu_hour,
+    )
+    try:
+        return size(question), ()
+    except SizingError as error:
+        return None, (f"not sized: {error}",)
+
+
+def _need(work: TierWorkload, found: Curve | None, answer: Size | None, safety: float) -> Need:
+    peak = work.arrivals.p99_per_s.value
+    usable, source, least = None, "", False
+    if found is not None:
+        usable = found.learned.usable_requests_per_s.expected
+        source, least = "learned", not found.learned.reached
+    elif answer is not None and answer.usable_requests_per_s is not None:
+        usable, source = answer.usable_requests_per_s, answer.usable_source
+    replicas = None
+    if peak is not None and usable:
+        fleet = size_fleet(
+            peak_requests_per_s=max(peak, 1e-6), usable_requests_per_s=usable, safety=safety
+        )
+        replicas = fleet.deployed_instances
+    return Need(peak, usable, source, least, replicas)
+
+
+def _verdict(
+    need: Need, replicas: int, worst: Mapping[str, Severity]
+) -> tuple[str, tuple[str, ...]]:
+    """Right, too small, too large or unknown, and what makes it doubtful."""
+    short = any(worst.get(cause, Severity.OK) >= Severity.WARNING for cause in SHORT_OF_CAPACITY)
+    if need.replicas is None or not replicas:
+        return ("too small" if short else "unknown"), ()
+    if need.replicas > replicas:
+        if need.least and not short:
+            note = (
+                "the fleet carried all of its load; what one engine carries at most was not seen, "
+                "so nothing says that it is too small"
+            )
+            return "unknown", (note,)
+        return "too small", ()
+    if need.replicas < replicas:
+        if short:
+            note = (
+                "by its peak the tier has engines to spare, yet there were incidents of too little "
+                "capacity: look at them first (uneven load, one engine's limits)"
+            )
+            return "unknown", (note,)
+        return "too large", ()
+    return "right", ()
+
+
+def _headroom(need: Need, replicas: int) -> float | None:
+    carried = None if need.usable_per_s is None else need.usable_per_s * replicas
+    ratio = m.over(carried, need.peak_per_s)
+    return None if ratio is None else ratio - 1
+
+
+def _capacity_tokens(now: Past | None, launched: Deployment) -> float | None:
+    """Tokens that one engine's KV cache holds, by its own page."""
+    seen = m.level("kv_capacity_tokens")(now.whole) if now is not None else None
+    return seen or launched.capacity_tokens
+
+
+def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:
+    """One GPU's memory, part by part."""
+    if answer is None or answer.question.setup.gpu is None:
+        return ()
+    told = answer.memory
+    parts: list[MemoryPart] = []
+    if told.weights_bytes is not None:
+        parts.append(MemoryPart("weights", told.weights_bytes))
+    if told.overhead is not None:
+        parts += [
+            MemoryPart("activations", told.overhead.activation_bytes),
+            MemoryPart("framework", told.overhead.framework_bytes),
+            MemoryPart("CUDA graphs", told.overhead.graphs_bytes),
+        ]
+    parts.append(MemoryPart("KV cache", max(told.available_bytes.expected, 0.0)))
+    used = sum(part.bytes for part in parts)
+    left = answer.question.setup.gpu.memory_bytes - used
+    return (*parts, MemoryPart("left free", max(left, 0.0)))
+
+
+def _options(answer: Size | None) -> tuple[Option, ...]:
+    """The cheapest launches for the measured workload, of all data-centre GPUs of the catalogue."""
+    if answer is None or not answer.question.has_target:
+        return ()
+    choices = Choices(
+        gpu_ids=[key for key, card in gpus().items() if card.segment == DATA_CENTRE],
+    )
+    try:
+        best = search(_unpriced(answer.question), choices).best
+    except SizingError:
+        return ()
+    return tuple(
+        Option(
+            gpu=one.gpu.id,
+            tensor_parallel=one.setup.parallel.tensor,
+            replicas=one.replicas,
+            gpus=one.gpus,
+            usd_per_hour=one.usd_per_hour,
+            usable_requests_per_s=one.requests_per_s,
+            text=f"{one.replicas} x {one.gpu.name} TP {one.setup.parallel.tensor}, weights "
+            f"{one.setup.scheme.id}, KV cache {one.setup.kv_cache_dtype}, "
+            f"{ceil(one.concurrency)} requests in flight each",
+        )
+        for one in best
+    )
+
+
+def _unpriced(question: Question) -> Question:
+    """The question at the catalogue's prices: the stated one is that of the present GPU, and its
+    parallelism is that of the present launch."""
+    setup = replace(
+        question.setup, parallel=ONE_GPU, gpu_memory_utilization=None, block_tokens=None
+    )
+    return replace(question, setup=setup, usd_per_gpu_hour=None)
+
+
+def _missing(launched: Deployment, need: Need) -> str:
+    lacking: list[str] = []
+    if launched.setup is None and not launched.misfit:
+        lacking.append(NOT_STATED)
+    if need.usable_per_s is None:
+        lacking.append("what one engine carries is not known yet: too few loads were seen")
+    return "; ".join(lacking)

@@ -1,0 +1,259 @@
+"""Incidents as the report tells them: stages, how early, what it cost, why, what to do. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
+from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.figures import Advice, EvidenceLine, Line
+from kneewatch.reports.weekly.levers import changes_of
+from kneewatch.reports.weekly.model import CauseSpan, Incident, IncidentCost, StageSpan
+from kneewatch.reports.weekly.observed import Episode, EpisodeObserved, Recommended, TierStated
+from kneewatch.reports.words import duration
+from kneewatch.rules.cascade import NAMES
+
+POINTS_MOST = 60
+EVICTING, QUEUEING = "2", "3"
+STOPPED = frozenset({"target_down", "engine_stalled"})
+"""Causes in which nothing is served: what was served before is lost."""
+
+TITLES: Mapping[str, str] = {
+    "kv_pressure": "KV cache too small for the load",
+    "queue_saturation": "Requests came faster than they were served",
+    "admission_limit": "max_num_seqs kept requests waiting",
+    "past_knee": "Past the knee of the curve",
+    "prefix_cache_off": "Prefix caching off under heavy prefill",
+    "prefix_reuse_lost": "Prompts stopped sharing prefixes",
+    "prefix_churn": "Prefixes evicted before they were used again",
+    "routing_dilution": "Routing ignored prefixes",
+    "replica_imbalance": "Replicas unevenly loaded",
+    "prefill_interference": "Long prefills stalled the streams",
+    "prefill_bound": "Prefill made first tokens late",
+    "decode_bound": "Decode was slow at every percentile",
+    "slo_conflict": "TTFT and ITL targets not both to be met",
+    "spec_decode_poor": "Speculative decoding rejected most drafts",
+    "adapter_thrash": "LoRA adapters swapped in and out",
+    "kv_transfer_slow": "KV transfers were the wait",
+    "gpu_throttled": "GPU slowed down",
+    "gpu_fault": "GPU fault",
+    "workload_drift": "Workload left its profile",
+    "runaway_generation": "Outputs ran into their limit",
+    "engine_stalled": "Engine stood still",
+    "engine_restarted": "Engine was restarted",
+    "target_down": "Target was down",
+    "metrics_missing": "Metrics were missing",
+}
+UNITS = {"ttft_p99_s": "s", "itl_p99_s": "s", "kv_usage_ratio": "ratio"}
+
+
+def title(cause: str) -> str:
+    """A cause in a few words."""
+    return TITLES.get(cause, cause.replace("_", " "))
+
+
+def incidents(
+    observed: Sequence[EpisodeObserved],
+    stated: Mapping[str, TierStated],
+    recommended: Sequence[Recommended],
+) -> tuple[Incident, ...]:
+    """All incidents in order of their start, numbered. `stated` is by tier."""
+    order = sorted(observed, key=lambda one: (one.episode.start_s, one.target, one.engine))
+    return tuple(
+        _incident(f"I{number}", one, stated[one.tier], recommended)
+        for number, one in enumerate(order, 1)
+    )
+
+
+def _incident(
+    name: str,
+    one: EpisodeObserved,
+    stated: TierStated,
+    recommended: Sequence[Recommended],
+) -> Incident:
+    episode, cause = one.episode, _cause(one)
+    budget_s = stated.targets.ttft_p99_s
+    stage2_s = _stage_s(episode, EVICTING)
+    late_s = _late_s(one, budget_s)
+    lead_s, lead_text = _lead(episode, stage2_s, late_s, budget_s)
+    return Incident(
+        id=name,
+        kind=episode.kind,
+        tier=one.tier,
+        target=one.target,
+        engine=one.engine,
+        cause=episode.cause,
+        title=title(episode.cause),
+        severity=episode.severity.word,
+        start_s=episode.start_s,
+        end_s=episode.end_s,
+        last_s=episode.last_s,
+        ended=episode.ended,
+        stages=tuple(
+            StageSpan(int(held.id), NAMES[int(held.id)], held.severity.word, held.start_s,
+                      held.end_s)
+            for held in episode.stages
+        ),
+        causes=tuple(
+            CauseSpan(held.id, held.severity.word, held.start_s, held.end_s)
+            for held in episode.causes
+        ),
+        stage2_s=stage2_s,
+        late_s=late_s,
+        budget_s=budget_s,
+        lead_s=lead_s,
+        lead_text=lead_text,
+        cost=cost(one, budget_s),
+        evidence=_evidence(cause.get("evidence", ())),
+        against=_evidence(cause.get("against", ())),
+        advice=_advice(one, recommended),
+        lines=tuple(
+            _line(key, times, values) for key, (times, values) in one.series.items()
+            if any(value == value for value in values)
+        ),
+        guide=tuple(cause.get("guide", ())),
+    )  # fmt: skip
+
+
+def _cause(one: EpisodeObserved) -> Mapping[str, Any]:
+    """The cause as the diagnosis told it at its worst; empty where that is not known."""
+    causes: Sequence[Mapping[str, Any]] = one.document["causes"] if one.document else ()
+    for cause in causes:
+        if cause["id"] == one.episode.cause:
+            return cause
+    return {}
+
+
+def _stage_s(episode: Episode, number: str) -> float | None:
+    return min((held.start_s for held in episode.stages if held.id >= number), default=None)
+
+
+def _late_s(one: EpisodeObserved, budget_s: float | None) -> float | None:
+    """When TTFT P99 first left its budget, from a little before the incident on."""
+    times, values = one.series.get("ttft_p99_s", ((), ()))
+    if budget_s is None:
+        return None
+    return next(
+        (
+            t_s
+            for t_s, value in zip(times, values, strict=True)
+            if value > budget_s and t_s <= one.episode.until_s
+        ),
+        None,
+    )
+
+
+def _lead(
+    episode: Episode, stage2_s: float | None, late_s: float | None, budget_s: float | None
+) -> tuple[float | None, str]:
+    """How much before TTFT left its budget eviction was seen, and the same in words."""
+    if stage2_s is None:
+        return None, ""
+    if budget_s is None:
+        stage3_s = _stage_s(episode, QUEUEING)
+        if stage3_s is None:
+            return None, "no TTFT target is stated (slo.ttft_p99_s), and no queue came of it"
+        return None, (
+            f"eviction was seen {duration(stage3_s - stage2_s)} before the queue grew; no TTFT "
+            "target is stated (slo.ttft_p99_s)"
+        )
+    if late_s is None:
+        return None, "TTFT P99 stayed within its budget"
+    lead_s = late_s - stage2_s
+    if lead_s >= 0:
+        return lead_s, f"eviction was seen {duration(lead_s)} before TTFT P99 left its budget"
+    return lead_s, f"TTFT P99 left its budget {duration(-lead_s)} before eviction was seen"
+
+
+def cost(one: EpisodeObserved, budget_s: float | None) -> IncidentCost:
+    """What was preempted, what came late, what was not served."""
+    during, missing = one.during, list[str]()
+    preemptions = during.counts.get(m.PREEMPTIONS)
+    if preemptions is None:
+        missing.append("preemptions: not on the page in this time")
+    prompt = m.mean(PROMPT_LENGTH)(during) or m.mean(PROMPT_LENGTH)(one.hour_before)
+    kept = m.within(TTFT, budget_s)(during)
+    begun = during.tallies[TTFT].count if TTFT in during.tallies else 0.0
+    late = None if kept is None else (1 - kept) * begun
+    if budget_s is None:
+        missing.append("late requests: no TTFT target is stated (slo.ttft_p99_s)")
+    return IncidentCost(
+        preemptions=preemptions,
+        recomputed_tokens=preemptions * prompt if preemptions is not None and prompt else None,
+        late_requests=late,
+        lost_requests=_lost(one),
+        missing=tuple(missing),
+    )
+
+
+def _lost(one: EpisodeObserved) -> float | None:
+    """What the hour before served in as much time, less what was served; only where all stood
+    still: a slower engine's requests wait, they are not lost."""
+    if one.episode.cause not in STOPPED:
+        return None
+    served_per_s = m.per_s(m.COMPLETED)(one.hour_before)
+    if served_per_s is None:
+        return None
+    lasted_s = one.episode.until_s - one.episode.start_s
+    return max(0.0, served_per_s * lasted_s - one.during.counts.get(m.COMPLETED, 0.0))
+
+
+def _evidence(items: Sequence[Mapping[str, Any]]) -> tuple[EvidenceLine, ...]:
+    return tuple(
+        EvidenceLine(str(item["signal"]), item["value"], item["threshold"], str(item["text"]))
+        for item in items
+    )
+
+
+def _advice(one: EpisodeObserved, recommended: Sequence[Recommended]) -> tuple[Advice, ...]:
+    """What was recommended against this cause while it lasted, with what became of it."""
+    episode = one.episode
+    return tuple(
+        advice(made)
+        for made in recommended
+        if (made.target, made.engine) == (one.target, one.engine)
+        and made.document.get("cause") == episode.cause
+        and made.first_s <= episode.until_s
+        and (made.last_s >= episode.start_s or made.first_s >= episode.start_s)
+    )
+
+
+def advice(made: Recommended) -> Advice:
+    """A recommendation and its fate."""
+    document = made.document
+    return Advice(
+        id=str(document["id"]),
+        cause=str(document["cause"]),
+        summary=str(document["summary"]),
+        changes=changes_of(document),
+        fate=made.fate,
+        first_s=made.first_s,
+        last_s=made.last_s,
+        applied_s=made.applied_s,
+        before=document.get("before", {}),
+        predicted=made.predicted,
+        measured=made.measured,
+        cost_usd_per_hour=document.get("cost_usd_per_hour"),
+        risk=str(document.get("risk", "")),
+        verify=tuple(document.get("verify", ())),
+        guide=tuple(document.get("guide", ())),
+    )
+
+
+def _line(signal: str, times: Sequence[float], values: Sequence[float]) -> Line:
+    """A signal thinned to what a chart shows; of each part its highest value stays."""
+    each = max(1, math.ceil(len(times) / POINTS_MOST))
+    shown: list[tuple[float, float | None]] = []
+    for at in range(0, len(times), each):
+        known = [place for place in range(at, min(at + each, len(times))) if values[place] ==
+                 values[place]]  # fmt: skip
+        best = max(known, key=lambda place: values[place], default=None)
+        shown.append((times[at], None) if best is None else (times[best], values[best]))
+    return Line(
+        signal,
+        UNITS.get(signal, "requests"),
+        tuple(t_s for t_s, _ in shown),
+        tuple(value for _, value in shown),
+    )

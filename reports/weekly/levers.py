@@ -1,0 +1,141 @@
+"""What would change a tier's size, with numbers: recommendations made, and what the math adds.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.size import Size, size
+from kneewatch.reports.weekly.figures import FlagChange
+from kneewatch.reports.weekly.observed import Recommended
+from kneewatch.reports.weekly.planning import Lever, LeverFigure
+
+LIVE = ("open", "applied")
+"""Fates of recommendations that are still to be followed or judged."""
+
+
+def levers(
+    answer: Size | None,
+    replicas_needed: int | None,
+    gpus_each: int | None,
+    recommended: Sequence[Recommended],
+) -> tuple[Lever, ...]:
+    """Each lever once, those that were recommended first."""
+    # The newest of each: its numbers are those of the load as it was last.
+    found = {lever.id: lever for lever in map(_told, live(recommended))}
+    for lever in _computed(answer, replicas_needed, gpus_each):
+        found.setdefault(lever.id, lever)
+    return tuple(found.values())
+
+
+def changes_of(document: Mapping[str, Any]) -> tuple[FlagChange, ...]:
+    """The flags that a recommendation's document changes."""
+    return tuple(
+        FlagChange(str(change["flag"]), _text(change["from"]), _text(change["to"]))
+        for change in document["changes"]
+    )
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def live(recommended: Sequence[Recommended]) -> list[Recommended]:
+    """Those that are still to be followed or judged, oldest first."""
+    order = sorted(recommended, key=lambda one: one.last_s)
+    return [one for one in order if one.fate in LIVE]
+
+
+def _told(one: Recommended) -> Lever:
+    document = one.document
+    before: Mapping[str, float] = document.get("before", {})
+    cost = document.get("cost_usd_per_hour")
+    return Lever(
+        id=str(document["id"]),
+        summary=str(document["summary"]),
+        changes=changes_of(document),
+        figures=tuple(
+            LeverFigure(signal, before.get(signal), after)
+            for signal, after in one.predicted.items()
+        ),
+        gpus_after=None,
+        saves_usd_per_hour=None if cost is None else 0.0 - float(cost),
+    )
+
+
+def _computed(
+    answer: Size | None, replicas_needed: int | None, gpus_each: int | None
+) -> list[Lever]:
+    """fp8 for the KV cache and for the weights, where they are wider and the math can say it."""
+    if answer is None or answer.question.setup.gpu is None:
+        return []
+    found: list[Lever] = []
+    setup = answer.question.setup
+    if kv_element_bytes(setup.kv_cache_dtype) > 1:
+        flag = FlagChange("--kv-cache-dtype", setup.kv_cache_dtype, "fp8")
+        changed = _resized(answer, kv_cache_dtype="fp8")
+        found += _lever("kv-fp8", "fp8 KV cache", flag, answer, changed, replicas_needed, gpus_each)
+    if setup.quantization is None and setup.scheme.id == "bf16":
+        flag = FlagChange("--quantization", "", "fp8")
+        changed = _resized(answer, quantization="fp8")
+        summary = "fp8 weights"
+        found += _lever("weights-fp8", summary, flag, answer, changed, replicas_needed, gpus_each)
+    return found
+
+
+def _resized(answer: Size, **changed: str) -> Size | None:
+    question = answer.question
+    try:
+        return size(replace(question, setup=replace(question.setup, **changed)))  # type: ignore[arg-type]
+    except SizingError:
+        return None
+
+
+def _lever(
+    lever_id: str,
+    summary: str,
+    flag: FlagChange,
+    before: Size,
+    after: Size | None,
+    replicas_needed: int | None,
+    gpus_each: int | None,
+) -> list[Lever]:
+    if after is None or not after.fits:
+        return []
+    usable_before, usable_after = before.usable_requests_per_s, after.usable_requests_per_s
+    gpus_after = None
+    if replicas_needed and gpus_each and usable_before and usable_after:
+        # What was learned of the present launch changes as the prediction does.
+        scaled = replicas_needed * usable_before / usable_after
+        gpus_after = max(1, -int(-scaled // 1)) * gpus_each
+    return [
+        Lever(
+            id=lever_id,
+            summary=summary,
+            changes=(flag,),
+            figures=(
+                LeverFigure(
+                    "kv_capacity_tokens",
+                    before.memory.held_tokens.expected,
+                    after.memory.held_tokens.expected,
+                ),
+                LeverFigure("usable_requests_per_s", usable_before, usable_after),
+            ),
+            gpus_after=gpus_after,
+            saves_usd_per_hour=_saved(before, replicas_needed, gpus_each, gpus_after),
+        )
+    ]
+
+
+def _saved(
+    before: Size, replicas_needed: int | None, gpus_each: int | None, gpus_after: int | None
+) -> float | None:
+    gpu, price = before.question.setup.gpu, before.question.usd_per_gpu_hour
+    if gpu is None or replicas_needed is None or gpus_each is None or gpus_after is None:
+        return None
+    each = gpu.usd_per_hour if price is None else price
+    return (replicas_needed * gpus_each - gpus_after) * each

@@ -1,0 +1,137 @@
+"""The report as one HTML file that asks for nothing else. Pure: values in, text out."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from kneewatch.reports.weekly.model import WeeklyReport
+from kneewatch.reports.weekly.page import drawing, heat, moments, parts, sparks, strip, telling
+from kneewatch.reports.weekly.page.headline import ROWS_MOST, SECTIONS, headline, title
+from kneewatch.reports.weekly.page.moments import Calendar
+from kneewatch.reports.words import duration, number, percent, printable, quantity, span
+
+FILTERS: dict[str, Any] = {
+    "arrow": telling.arrow,
+    "bare": telling.bare,
+    "change": telling.change,
+    "duration": duration,
+    "flag": telling.flag,
+    "health": telling.health,
+    "number": number,
+    "percent": percent,
+    "points": telling.points,
+    "quantity": telling.quantity_of,
+    "saved": telling.saved,
+    "share": telling.share,
+    "said": telling.said,
+    "sentence": telling.sentence,
+    "signal": quantity,
+    "span": span,
+    "spread": telling.spread,
+    "stamp": moments.stamp,
+    "state": telling.state,
+    "told": telling.told,
+    "told_size": telling.told_size,
+    "tone": telling.tone,
+}
+GLOBALS: dict[str, Any] = {
+    "COLUMNS": moments.WEEKDAYS,
+    "FATES": telling.FATES,
+    "HEALTH": telling.HEALTH,
+    "PLAIN": telling.PLAIN,
+    "LATENCIES": telling.LATENCIES,
+    "LEVELS": heat.LEVELS,
+    "ROWS_MOST": ROWS_MOST,
+    "SIZES": telling.SIZES,
+    "SIZE_STATES": telling.SIZE_STATES,
+    "STATES": telling.STATES,
+    "drawing": drawing,
+    "heat": heat,
+    "sparks": sparks,
+    "strip_labels_from": strip.LABEL_FROM,
+    "plural": telling.plural,
+}
+
+
+def render(report: WeeklyReport) -> str:
+    """The file; everything in it that came from elsewhere is text."""
+    calendar = Calendar(report.timezone, report.period)
+    tiers = parts.tier_parts(report, calendar)
+    css = _stylesheet()
+    return _environment().get_template("report.html.j2").render(
+        report=report,
+        calendar=calendar,
+        tiers=tiers,
+        worst_first=parts.worst_first(tiers),
+        incidents=parts.incident_parts(report, calendar),
+        hows=parts.hows(report),
+        rest=[part for part in tiers if not part.full],
+        headline=headline(report),
+        title=title(report),
+        sections=SECTIONS,
+        css=Markup(css),
+        icons=Markup(_read("icons.html.j2", "kneewatch.reports.triage")),
+        policy=_policy(css),
+    )  # fmt: skip
+
+
+def _policy(css: str) -> str:
+    """The content security policy: the one stylesheet, by its digest, and nothing else."""
+    digest = b64encode(sha256(css.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
+        f"form-action 'none'"
+    )
+
+
+@cache
+def _stylesheet() -> str:
+    """The stylesheet, short, with a plain value before each variable: many mail clients know no
+    variables and drop what uses them."""
+    source = re.sub(r"/\*.*?\*/", "", _read("report.css"), flags=re.DOTALL)
+    source = re.sub(r"\s*([{};,>])\s*", r"\1", re.sub(r"\s+", " ", source))
+    roles = dict(re.findall(r"--([\w-]+): ?([^;}]+)", source.partition("@media")[0]))
+    return re.sub(
+        r"[\w-]+: ?[^:;{}]*var\(--[^;{}]*",
+        lambda found: (
+            f"{re.sub(r'var[(]--([-a-z0-9]+)[)]', lambda role: roles[role[1]], found[0])}"
+            f";{found[0]}"
+        ),
+        source,
+    ).strip()
+
+
+def _read(name: str, package: str = __package__ or "") -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    """Where templates are compiled: everything is escaped, what is undefined is an error."""
+    made = Environment(
+        loader=FunctionLoader(_read),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        finalize=_shown,
+    )
+    made.filters.update(FILTERS)
+    made.globals.update(GLOBALS)
+    return made
+
+
+def _shown(value: Any) -> Any:  # noqa: ANN401
+    """What a template puts out: text without control characters, as on a terminal."""
+    if isinstance(value, str) and not isinstance(value, Markup) and not value.isprintable():
+        return printable(" ".join(value.split()))
+    return value

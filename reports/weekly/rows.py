@@ -1,0 +1,208 @@
+"""The rows of the guide's tables 9.3 and 7.7: which figures, which band, judged by what. Pure.
+
+Bands are the guide's. States come from the rules that cover the row, with the user's thresholds,
+and from incidents of the causes that the row tells of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from kneewatch.collector.signals.vllm import XFER
+from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.figures import DOWN, UP
+from kneewatch.reports.weekly.trends import Measure, Of
+from kneewatch.rules.tables import KV_TABLE, MONITORING, Row
+
+OFF_LORA = "LoRA: no adapter was on the page"
+OFF_SPECULATION = "speculative decoding: nothing was drafted"
+OFF_CACHING = "prefix caching: no prompt was looked up"
+OFF_TRANSFER = "KV transfer: no connector's figures are on the page"
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """A row of a table. `judges` are rules by the figure (its place) that they judge.
+
+    `off` is what is not in use where the first figure has no value; else it is unknown, and
+    `enable` says how to have it. The sparkline is of the last figure.
+    """
+
+    row: Row
+    figures: tuple[Measure, ...]
+    band: str
+    how: str
+    low: float | None = None
+    high: float | None = None
+    judges: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    off: str = ""
+    enable: str = ""
+    trend_only: bool = False
+
+
+def rows(gpus: int | None) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
+    """The rows of 9.3 and those of 7.7; `gpus` are those of one engine."""
+    by_subject = {row.subject: row for row in MONITORING}
+    monitoring = (*_gpu_rows(by_subject), *_serving_rows(by_subject, gpus))
+    order = {row.subject: at for at, row in enumerate(MONITORING)}
+    return (
+        tuple(sorted(monitoring, key=lambda spec: order[spec.row.subject])),
+        _kv_rows({row.subject: row for row in KV_TABLE}),
+    )
+
+
+def _gpu_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
+    memory = Measure("gpu_memory_used_ratio", "", "ratio", m.level(m.GPU_MEMORY),
+                     missing=m.GPU_MISSING)  # fmt: skip
+    serving = Measure("gpu_engine_active_ratio", "while serving", "ratio",
+                      m.level(m.GPU_BUSY, serving=True), missing=m.GPU_MISSING)  # fmt: skip
+    fleet = Measure("gpu_engine_active_mean_ratio", "all hours", "ratio", m.level(m.GPU_BUSY), UP,
+                    missing=m.GPU_MISSING)  # fmt: skip
+    source = "name the GPUs' DCGM exporter (--gpu-metrics), or run the sidecar on their node"
+    return (
+        RowSpec(
+            of["GPU memory utilization"], (memory,), "80-90 %",
+            "memory used over memory, mean over time and GPUs", 0.8, 0.9,
+            {"GPU-MEMORY-LOW": 0, "GPU-MEMORY-HIGH": 0}, enable=source,
+        ),
+        RowSpec(
+            of["GPU compute utilization"], (serving,), "60-85 % while serving",
+            "share of time that the GPU's engine was active, while requests ran", 0.6, 0.85,
+            {"GPU-BUSY-LOW": 0, "GPU-BUSY-FULL": 0}, enable=source,
+        ),
+        RowSpec(
+            of["Fleet utilization"], (fleet,), "60-80 %",
+            "share of time that the GPU's engine was active, over all hours", 0.6, 0.8,
+            {"FLEET-LOW": 0, "FLEET-HIGH": 0}, enable=source,
+        ),
+    )  # fmt: skip
+
+
+def _serving_rows(of: Mapping[str, Row], gpus: int | None) -> tuple[RowSpec, ...]:
+    held_back = _with_lora(m.level(m.DEFERRED))
+    deferred = Measure("waiting_deferred", "requests held back for a slot", "requests", held_back,
+                       DOWN, missing="not on the page")  # fmt: skip
+    changes = Measure("lora_change_per_s", "changes of the running set", "per_s",
+                      m.level(m.ADAPTER_CHANGES), DOWN, missing="not on the page")  # fmt: skip
+    queue = Measure("waiting", "mean", "requests", m.level(m.WAITING), DOWN)
+    queue_peak = Measure("waiting_peak", "worst hour of an engine", "requests",
+                         m.top(m.WAITING), DOWN)  # fmt: skip
+    tokens = Measure("tokens_per_gpu_hour", "", "tokens", m.tokens_per_gpu_hour(gpus), UP,
+                     missing="the number of GPUs of an engine is not stated (gpus)"
+                     if gpus is None else "no tokens were counted")  # fmt: skip
+    accepted = Measure("spec_acceptance_ratio", "", "ratio", m.ratio(m.ACCEPTED, m.DRAFTED), UP,
+                       missing=m.NO_SPECULATION)  # fmt: skip
+    return (
+        RowSpec(
+            of["Adapter cache hit rate"], (deferred,), "above 80 % (not exported)",
+            "vLLM counts no adapter hits; requests held back for an adapter slot stand for the "
+            "misses", off=OFF_LORA, enable="--enable-lora, with adapters in use",
+        ),
+        RowSpec(
+            of["Adapter eviction rate"], (changes,), "near zero",
+            "changes a second of the set of running adapters: evictions are not exported",
+            judges={"LORA-CHANGE": 0}, off=OFF_LORA,
+            enable="--enable-lora, with adapters in use",
+        ),
+        _kv_usage(of["KV cache utilization"]),
+        _eviction(of["KV cache eviction rate"], "below 5 % of running requests a second", 0.05),
+        _hits(of["Prefix cache hit rate"]),
+        RowSpec(
+            of["TTFT P50 / P99"], (m.TTFT_P50, m.TTFT_P99), "within the SLO",
+            "quantiles of all requests' times to first token", judges={"TTFT-P50": 0,
+            "TTFT-P99": 1}, enable="state a target (slo.ttft_p99_s) to have it judged",
+        ),
+        RowSpec(
+            of["ITL / TPOT P50 / P99"], (m.ITL_P50, m.ITL_P99), "within the SLO",
+            "quantiles of all times between two outputs of a request", judges={"ITL-P50": 0,
+            "ITL-P99": 1}, enable="state a target (slo.itl_p99_s) to have it judged",
+        ),
+        RowSpec(
+            of["Queue depth"], (queue, queue_peak), "near zero",
+            "requests waiting on an engine, time-weighted mean", enable="",
+        ),
+        RowSpec(
+            of["Tokens/GPU-hour"], (tokens,), "the more the better",
+            "generated tokens over GPU-hours, idle ones among them", trend_only=True,
+            enable="state how many GPUs an engine has (gpus)",
+        ),
+        RowSpec(
+            of["Speculative decoding acceptance"], (accepted,), "above 60 %",
+            "accepted over drafted tokens, all of the period", 0.6, judges={"SPEC-ACCEPT": 0},
+            off=OFF_SPECULATION, enable="--speculative-config",
+        ),
+    )  # fmt: skip
+
+
+def _with_lora(of: Of) -> Of:
+    """A figure where adapters are in use."""
+    changes = m.level(m.ADAPTER_CHANGES)
+    return lambda span: None if changes(span) is None else of(span)
+
+
+def _kv_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
+    saved = Measure("prefix_saved_ratio", "", "ratio", m.saved, UP,
+                    missing="prompt tokens by source are not on the page")  # fmt: skip
+    residency = Measure("kv_residency_s", "mean", "s", m.mean(m.RESIDENCY), UP,
+                        missing="no lifetimes of KV blocks on the page")  # fmt: skip
+    transfer = (
+        Measure("kv_transfer_mean_s", "mean", "s", m.mean(XFER), DOWN, missing="no KV transfer"),
+        Measure("kv_transfer_p99_s", "P99", "s", m.quantile(XFER, 0.99), DOWN,
+                missing="no KV transfer"),
+    )  # fmt: skip
+    return (
+        _hits(of["Cache hit rate"]),
+        RowSpec(
+            of["Prefix cache reuse ratio"], (saved,), "near the hit rate",
+            "share of prompt tokens that were not computed, whatever cache had them",
+            judges={"PREFIX-SAVED": 0}, enable="vLLM 0.16 or later",
+        ),
+        _kv_usage(of["KV cache utilization"]),
+        _eviction(of["Eviction rate"], "below 10 % of running requests a second", 0.1),
+        RowSpec(
+            of["KV residency time"], (residency,), "long against the time between reuses",
+            "mean time from a block's filling to its eviction", judges={"KV-RESIDENCY": 0},
+            enable="start vLLM with --kv-cache-metrics",
+        ),
+        RowSpec(
+            of["KV transfer latency"], transfer, "not rising",
+            "times of KV transfers between nodes or tiers, all of the period", off=OFF_TRANSFER,
+            enable="a KV connector",
+        ),
+    )  # fmt: skip
+
+
+def _kv_usage(row: Row) -> RowSpec:
+    return RowSpec(
+        row, (m.KV_MEAN, m.KV_PEAK), "75-90 % at the peak",
+        "share of KV blocks that requests held while any ran; an engine's busiest hour is judged",
+        0.75, 0.9, {"KV-FULL": 1, "KV-UNUSED": 1},
+    )  # fmt: skip
+
+
+def _eviction(row: Row, band: str, high: float) -> RowSpec:
+    return RowSpec(
+        row, (m.EVICTION, m.EVICTION_PEAK), band,
+        "preemptions over running requests and seconds; the worst hour is judged, incidents too",
+        None, high, {"KV-EVICT": 1},
+    )  # fmt: skip
+
+
+def _hits(row: Row) -> RowSpec:
+    return RowSpec(
+        row, (m.HIT_RATIO,), "depends on the workload; 30 % and more with known reuse",
+        "hits over looked-up prompt tokens, all of the period", 0.3, judges={"PREFIX-HIT": 0},
+        off=OFF_CACHING, enable="--enable-prefix-caching",
+    )  # fmt: skip
+
+
+def with_load(spec: RowSpec, load: Measure) -> RowSpec:
+    """Fleet utilization by what an engine is known to carry, where no GPU is read."""
+    return replace(
+        spec,
+        figures=(load,),
+        how="requests in flight over the C_max learned from the period, over all hours",
+        judges={"FLEET-LOW": 0, "FLEET-HIGH": 0},
+    )

@@ -1,0 +1,160 @@
+"""This period against the one before: an arrow only where the change is more than noise. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+from kneewatch.reports.weekly.figures import DOWN, SAME, UNKNOWN, UP, Spark, Trend
+from kneewatch.reports.weekly.grid import HOUR_S, Grid
+from kneewatch.reports.weekly.observed import EngineObserved, Span
+from kneewatch.reports.weekly.totals import by_day, by_steps, hourly, in_turn
+
+NOISE_TEST = (
+    "An arrow is shown where the change is more than noise: each day is compared with the same day "
+    "of the period before, as a ratio (as a difference where a value is nothing), and the mean of "
+    "these must be further from no change than 99 % of what their own spread gives by chance "
+    "(Student's t, both sides), and further than 2 %. Fewer than three such pairs of days show no "
+    "arrow."
+)
+PAIRS_MIN = 3
+LEAST_RATIO = 0.02
+"""A smaller change is told by nobody's bill."""
+
+MOST_LOG = 50.0
+"""No figure grows more than this between two weeks; exp of more is no number."""
+
+_FREEDOM = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 60)
+_T99 = (9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.055, 2.947, 2.845, 2.750,
+        2.660)  # fmt: skip
+"""Student's t that 99 % stay within, by degrees of freedom."""
+
+SPARK_STEPS_MOST = 42
+
+Of = Callable[[Span], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure that can be read off any span of a tier.
+
+    `good` is the direction that is a good one, empty where neither is. `missing` says why there is
+    none and how to enable it.
+    """
+
+    key: str
+    name: str
+    unit: str
+    of: Of
+    good: str = ""
+    missing: str = "no request in this time"
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A tier over a period: its hours, its days, and all of it."""
+
+    grid: Grid
+    hours: tuple[Span, ...]
+    days: tuple[Span, ...]
+    whole: Span
+
+    def value(self, measure: Measure) -> float | None:
+        """A figure over the period."""
+        return measure.of(self.whole)
+
+    def by_day(self, measure: Measure) -> list[float | None]:
+        """The figure of each day."""
+        return [measure.of(day) for day in self.days]
+
+    def spark(self, measure: Measure) -> Spark:
+        """The figure over the period, in as many steps as a small chart shows."""
+        each = max(1, math.ceil(len(self.hours) / SPARK_STEPS_MOST))
+        values = tuple(measure.of(step) for step in by_steps(self.hours, hours_each=each))
+        return Spark(self.grid.from_s, each * HOUR_S, measure.unit, values)
+
+
+def past(grid: Grid, engines: Sequence[EngineObserved]) -> Past | None:
+    """A tier's period; None where it had no engine."""
+    if not engines:
+        return None
+    hours = hourly(engines)
+    return Past(grid, tuple(hours), tuple(by_day(grid, hours)), in_turn(hours))
+
+
+def trend(measure: Measure, now: Past | None, before: Past | None) -> Trend:
+    """A figure now and before, with what may be said of the change."""
+    value = None if now is None else now.value(measure)
+    made = Trend(measure.key, measure.name, measure.unit, value)
+    if value is None:
+        made = replace(made, missing=measure.missing)
+    if before is None or now is None:
+        return made
+    made = replace(made, before=before.value(measure))
+    return judged(made, measure.good, now.by_day(measure), before.by_day(measure))
+
+
+def judged(
+    made: Trend,
+    good: str,
+    days: Sequence[float | None],
+    days_before: Sequence[float | None],
+) -> Trend:
+    """The trend with its direction, by the days of both periods."""
+    if made.value is None or made.before is None:
+        return made
+    pairs = [
+        (one, other)
+        for one, other in zip(days, days_before, strict=False)
+        if one is not None and other is not None
+    ]
+    if len(pairs) < PAIRS_MIN:
+        return made
+    step, noise = _by_ratio(pairs, made.before) or _by_difference(pairs, made.before)
+    if abs(step) <= noise or step * (made.value - made.before) <= 0:
+        return replace(made, noise=noise, direction=SAME)
+    direction = UP if step > 0 else DOWN
+    return replace(
+        made, noise=noise, direction=direction, good=None if not good else direction == good
+    )
+
+
+def _by_ratio(pairs: Sequence[tuple[float, float]], before: float) -> tuple[float, float] | None:
+    """The mean change and its noise, in the figure's unit; None where a value is nothing."""
+    if before <= 0 or any(one <= 0 or other <= 0 for one, other in pairs):
+        return None
+    steps = [math.log(one / other) for one, other in pairs]
+    noise = max(_chance(steps), math.log(1 + LEAST_RATIO))
+    step = fmean(steps)
+    if abs(step) <= noise:
+        return 0.0, before * math.expm1(min(noise, MOST_LOG))
+    return before * math.expm1(min(step, MOST_LOG)), before * abs(
+        math.expm1(min(math.copysign(noise, step), MOST_LOG))
+    )
+
+
+def _by_difference(pairs: Sequence[tuple[float, float]], before: float) -> tuple[float, float]:
+    steps = [one - other for one, other in pairs]
+    return fmean(steps), max(_chance(steps), LEAST_RATIO * abs(before))
+
+
+def _chance(steps: Sequence[float]) -> float:
+    """How far the mean of some changes is from nothing by chance, in 99 of 100 cases."""
+    return _t99(len(steps) - 1) * stdev(steps) / math.sqrt(len(steps))
+
+
+def unknown(measure: Measure, missing: str) -> Trend:
+    """A figure that cannot be had."""
+    return Trend(measure.key, measure.name, measure.unit, None, missing=missing)
+
+
+def is_told(made: Trend) -> bool:
+    """Whether an arrow is shown."""
+    return made.direction not in (SAME, UNKNOWN)
+
+
+def _t99(freedom: int) -> float:
+    return _T99[max(bisect_right(_FREEDOM, freedom) - 1, 0)]

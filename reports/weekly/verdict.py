@@ -1,0 +1,168 @@
+"""A tier in one line: health, size, money, the one thing to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kneewatch.reports.weekly.figures import Trend
+from kneewatch.reports.weekly.model import Action, Incident, Verdict
+from kneewatch.reports.weekly.planning import TierMoney, TierSize
+from kneewatch.reports.weekly.service import TableRow, TierSlo, TierTables
+from kneewatch.reports.words import duration, number, percent
+from kneewatch.rules.model import WORDS, Severity
+
+SEVERITY = {word: severity for severity, word in WORDS.items()}
+MUCH_IDLE_RATIO = 0.3
+"""More idle time than this is worth a word (guide 9.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSections:
+    """A tier's sections, which its verdict is made of; `watched` says whether it was at all."""
+
+    tier: str
+    watched: bool
+    incidents: Sequence[Incident]
+    tables: TierTables
+    slo: TierSlo
+    size: TierSize
+    money: TierMoney
+
+
+def verdict(of: TierSections) -> Verdict:
+    """The tier's line."""
+    worst = severity(of)
+    told = [one for one in of.incidents if SEVERITY[one.severity] >= Severity.WARNING]
+    return Verdict(
+        tier=of.tier,
+        health=worst.word if of.watched or told else "unknown",
+        health_text=_health(of, told),
+        incidents=len(of.incidents),
+        incident_s=_lasted_s(told),
+        size=of.size.verdict,
+        size_text=_size(of.size),
+        money_text=_money(of.money),
+        action=_action(of, told),
+        trends=_trends(of),
+    )
+
+
+def severity(of: TierSections) -> Severity:
+    """The worst of the tier's incidents and table rows."""
+    rows = (*of.tables.monitoring, *of.tables.kv)
+    words = (*(one.severity for one in of.incidents), *(row.state for row in rows))
+    return max((SEVERITY.get(word, Severity.OK) for word in words), default=Severity.OK)
+
+
+def _lasted_s(incidents: Sequence[Incident]) -> float:
+    """Time with an incident at all; what overlaps counts once."""
+    total = until_s = 0.0
+    for one in sorted(incidents, key=lambda one: one.start_s):
+        end_s = one.last_s if one.end_s is None else one.end_s
+        total += max(0.0, end_s - max(one.start_s, until_s))
+        until_s = max(until_s, end_s)
+    return total
+
+
+def _health(of: TierSections, told: Sequence[Incident]) -> str:
+    if not of.watched and not told:
+        return "not watched in this time"
+    if told:
+        first = _worst(told)
+        more = f"; {len(told)} incidents in all" if len(told) > 1 else ""
+        return f"{first.title} on {first.target} for {duration(_lasted_s([first]))}{more}"
+    bad = [row for row in _rows(of) if row.state in ("warning", "critical")]
+    if bad:
+        return "no incident, but " + ", ".join(
+            dict.fromkeys(f"{row.subject} is {row.state}" for row in bad)
+        )
+    return "no incident, nothing at warning or worse"
+
+
+def _worst(told: Sequence[Incident]) -> Incident:
+    return max(told, key=lambda one: (SEVERITY[one.severity], _lasted_s([one])))
+
+
+def _rows(of: TierSections) -> tuple[TableRow, ...]:
+    return (*of.tables.monitoring, *of.tables.kv)
+
+
+def _size(size: TierSize) -> str:
+    present, needed = size.replicas_present, size.replicas_needed
+    if needed is None:
+        return "not known: " + (size.missing or "no request was served")
+    gpus = f" ({size.gpus_needed} GPUs)" if size.gpus_needed is not None else ""
+    spare = f", headroom {percent(size.headroom_ratio)}" if size.headroom_ratio is not None else ""
+    words = {
+        "right": f"right: {present} replicas, as many as the peak takes{gpus}{spare}",
+        "too small": f"too small: {present} replicas, the peak takes {needed}{gpus}",
+        "too large": f"too large: {present} replicas, the peak takes {needed}{gpus}{spare}",
+    }
+    doubt = "; ".join(size.notes[:1])
+    return words.get(size.verdict, f"not certain: {doubt or 'too little is known'}")
+
+
+def _money(money: TierMoney) -> str:
+    if money.usd.value is None:
+        return f"not known: {money.missing}"
+    said = f"{money.usd.value:,.0f} USD"
+    if money.usd_per_million_tokens.value is not None:
+        said += f", {money.usd_per_million_tokens.value:,.2f} USD per million generated tokens"
+    if money.idle_usd is not None and (money.idle_ratio or 0.0) >= MUCH_IDLE_RATIO:
+        said += f"; idle hours took {money.idle_usd:,.0f} USD"
+    return said
+
+
+def _action(of: TierSections, told: Sequence[Incident]) -> Action | None:
+    """The first of: what was advised against the worst incident, the size, savings."""
+    order = sorted(told, key=lambda one: (-SEVERITY[one.severity], -_lasted_s([one])))
+    for one in order:
+        for advised in one.advice:
+            if advised.fate in ("open", "lapsed"):
+                why = f"{one.id}: {one.title}"
+                return Action(advised.summary, why, advised.id, advised.changes)
+    size = of.size
+    if size.verdict == "too small" and size.replicas_needed is not None:
+        text = f"run {size.replicas_needed} replicas in place of {size.replicas_present}"
+        why = (
+            f"P99 of arrivals is {number(size.peak_requests_per_s)}/s, one engine carries "
+            f"{number(size.usable_requests_per_s)}/s"
+        )
+        return Action(text, why, "", ())
+    if order:
+        first = order[0]
+        return Action(f"look into {first.id}: {first.title}", _first_evidence(first), "", ())
+    best = of.money.savings[0] if of.money.savings else None
+    if best is not None and (best.saves_usd_per_month or 0.0) > 0:
+        why = f"saves about {best.saves_usd_per_month:,.0f} USD a month"
+        return Action(best.summary, why, best.id, ())
+    if size.verdict == "too large":
+        text = f"try {size.replicas_needed} replicas in place of {size.replicas_present}"
+        return Action(text, "the peak takes no more", "", ())
+    return None
+
+
+def _first_evidence(incident: Incident) -> str:
+    return incident.evidence[0].text if incident.evidence else ""
+
+
+def _trends(of: TierSections) -> tuple[Trend, ...]:
+    """The figures that the line shows, with the arrows that they have."""
+    ttft = next(one for one in of.slo.latencies if one.name == "ttft")
+    itl = next(one for one in of.slo.latencies if one.name == "itl")
+    return (
+        of.slo.served_per_s,
+        of.slo.goodput_per_s,
+        _named(ttft.p99, "TTFT P99"),
+        _named(itl.p99, "ITL P99"),
+        of.money.tokens_per_gpu_hour,
+        of.money.usd_per_million_tokens,
+    )
+
+
+def _named(trend: Trend, name: str) -> Trend:
+    return Trend(
+        trend.key, name, trend.unit, trend.value, trend.before, trend.noise, trend.direction,
+        trend.good, trend.missing,
+    )  # fmt: skip

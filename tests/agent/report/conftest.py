@@ -1,0 +1,23 @@
+"""The made-up week as a store, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.weeks import EVERY_S, Week, week
+
+
+@pytest.fixture(scope="session")
+def made_week() -> Week:
+    """Four servers of four kinds in three tiers, six incidents."""
+    return week()
+
+
+@pytest.fixture(scope="session")
+def made_store(made_week: Week, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its store."""
+    path = tmp_path_factory.mktemp("week") / "week.db"
+    made_week.write(path, every_s=EVERY_S)
+    return path

@@ -1,0 +1,207 @@
+"""Reports on a schedule: when they are due, who makes them, where they are kept, who gets them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
+    BackgroundScheduler,
+)
+
+from kneewatch.agent.report.cron import cron_of, with_names
+from kneewatch.agent.report.job import prune
+from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job
+from kneewatch.agent.settings import Settings
+from kneewatch.agent.settings_sources import load
+from kneewatch.collector.base import SettingsError
+from tests.agent.notify.mail_server import MailServer, Ways
+from tests.agent.notify.web import Reply, Taker
+from tests.weeks import DAY_S, START_S
+
+TO_S = START_S + 7 * DAY_S
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def settings(folder: Path, text: str) -> Settings:
+    """Settings of a file."""
+    file = folder / "kneewatch.toml"
+    file.write_text(text)
+    return load(file=file, environ={}, flags={})
+
+
+def due(folder: Path, expression: str, after: datetime, zone: str = "Europe/Berlin") -> datetime:
+    """When a report is due after a time."""
+    made = settings(folder, f'[report]\ncron = "{expression}"\ntimezone = "{zone}"\n')
+    cron = cron_of(made)
+    assert cron is not None
+    return datetime.fromtimestamp(cron.after_s(after.timestamp()), ZoneInfo(zone))
+
+
+@pytest.mark.parametrize(
+    ("expression", "after", "wanted"),
+    [
+        ("0 6 * * mon", "2026-11-18T12:00", "2026-11-23T06:00"),
+        ("0 6 * * 1", "2026-11-18T12:00", "2026-11-23T06:00"),
+        ("30 7 * * 0", "2026-11-18T12:00", "2026-11-22T07:30"),
+        ("30 7 * * 7", "2026-11-18T12:00", "2026-11-22T07:30"),
+        ("0 6 1 * *", "2026-11-18T12:00", "2026-12-01T06:00"),
+        pytest.param("0 6 * * mon", "2026-10-25T12:00", "2026-10-26T06:00", id="clocks went back"),
+        pytest.param("30 2 * * sun", "2026-03-23T00:00", "2026-04-05T02:30", id="left out"),
+    ],
+)
+def test_when_it_is_due(tmp_path: Path, expression: str, after: str, wanted: str) -> None:
+    since = datetime.fromisoformat(after).replace(tzinfo=BERLIN)
+    found = due(tmp_path, expression, since)
+    if "left" in wanted or expression.startswith("30 2"):
+        assert found > since
+    else:
+        assert found == datetime.fromisoformat(wanted).replace(tzinfo=BERLIN)
+
+
+@pytest.mark.parametrize(
+    ("field", "wanted"),
+    [
+        ("*", "*"), ("1-5", "mon,tue,wed,thu,fri"), ("5-7", "sun,fri,sat"), ("sun-tue",
+        "sun,mon,tue"), ("*/2", "sun,tue,thu,sat"), ("1,3", "mon,wed"), ("FRI", "fri"),
+        ("sat-mon", "sun,mon,sat"),
+    ],
+)  # fmt: skip
+def test_weekdays_are_counted_as_cron_does(field: str, wanted: str) -> None:
+    assert with_names(f"0 6 * * {field}") == f"0 6 * * {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('cron = "0 6 * *"', "4 fields, not 5"),
+        ('cron = "61 6 * * mon"', "no cron expression"),
+        ('cron = "0 6 * * someday"', "'someday' is no weekday"),
+        ('cron = "0 6 * * mon"\ntimezone = "Mars/Olympus"', "no time zone"),
+        ('cron = "0 6 * * mon"\nsend = ["nobody"]', "names no receiver 'nobody'"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        add_report_job(None, settings(tmp_path, f"[report]\n{text}\n"), tmp_path / "x.db")
+
+
+def test_without_an_expression_nothing_is_planned(tmp_path: Path) -> None:
+    assert add_report_job(None, settings(tmp_path, ""), tmp_path / "x.db") is None
+
+
+@pytest.fixture
+def mail() -> Iterator[MailServer]:
+    server = MailServer(Ways())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def web() -> Iterator[Taker]:
+    taker = Taker(Reply())
+    yield taker
+    taker.close()
+
+
+def test_a_scheduler_makes_it_keeps_it_and_sends_it(
+    made_store: Path, tmp_path: Path, mail: MailServer, web: Taker
+) -> None:
+    folder = tmp_path / "kept"
+    made = settings(
+        tmp_path,
+        f"""
+        slo.ttft_p99_s = 5.0
+        [report]
+        cron = "0 6 * * mon"
+        folder = "{folder}"
+        timezone = "Europe/Berlin"
+        send = ["team", "chat"]
+        [[notify]]
+        kind = "email"
+        name = "team"
+        host = "127.0.0.1"
+        port = {mail.port}
+        security = "none"
+        from = "kneewatch@example.org"
+        to = ["owner@example.org"]
+        [[notify]]
+        kind = "webhook"
+        name = "chat"
+        url = "{web.url}"
+        """,
+    )
+    scheduler = BackgroundScheduler(timezone=UTC)
+    job = add_report_job(scheduler, made, made_store, clock=lambda: TO_S)
+    assert job is not None
+    scheduler.start(paused=True)
+    planned = scheduler.get_job(JOB_ID)
+    assert planned.next_run_time.astimezone(BERLIN).strftime("%a %H:%M") == "Mon 06:00"
+    planned.modify(next_run_time=datetime.now(UTC))
+    scheduler.resume()
+    until_s = time.monotonic() + 60
+    while not (web.posts and mail.mails):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    scheduler.shutdown(wait=True)
+    page, data = folder / "report-2026-11-16-0100.html", folder / "report-2026-11-16-0100.json"
+    assert json.loads(data.read_text())["schema"] == "kneewatch.report/1"
+    assert "<html" in page.read_text()
+    (post,) = web.posts
+    assert post.body["status"] == "report"
+    assert post.body["severity"] == "critical"
+    assert len(post.body["events"][0]["verdicts"]) == 3
+    (taken,) = mail.mails
+    assert taken.recipients == ["owner@example.org"]
+    assert b"report-2026-11-16-0100.html" in taken.data
+    assert b"Report 9 Nov to 16 Nov: 5 incidents" in taken.data
+
+
+def test_what_went_wrong_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = ReportJob(settings(tmp_path, ""), tmp_path / "none.db")
+    job()
+    assert "report not made" in caplog.text
+    assert "none.db" in caplog.text
+
+
+def test_one_that_takes_too_long_is_ended(
+    made_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = ReportJob(settings(tmp_path, ""), made_store, limit_s=0.05)
+    job()
+    assert "report not made in time" in caplog.text
+
+
+def test_the_end_does_not_wait_for_a_report(
+    made_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = ReportJob(settings(tmp_path, ""), made_store)
+    working = threading.Thread(target=job)
+    with caplog.at_level(logging.INFO):
+        working.start()
+        time.sleep(0.2)
+        began_s = time.monotonic()
+        job.stop()
+        working.join(5.0)
+        assert not working.is_alive()
+        assert time.monotonic() - began_s < 2.0
+        job()
+    assert not caplog.records, "what was stopped is no error, and nothing begins any more"
+
+
+def test_the_newest_reports_stay(tmp_path: Path) -> None:
+    for day in range(10, 20):
+        for ending in ("html", "json"):
+            (tmp_path / f"report-2026-11-{day}-0600.{ending}").write_text("x")
+    (tmp_path / "notes.html").write_text("mine")
+    prune(tmp_path, keep=3)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["notes.html", *(f"report-2026-11-{day}-0600.{ending}" for day in (17, 18, 19)
+                    for ending in ("html", "json"))]  # fmt: skip

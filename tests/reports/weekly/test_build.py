@@ -1,0 +1,304 @@
+"""The whole report of values made by hand: each figure is what it must be."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from kneewatch.diagnose.case import Targets
+from kneewatch.reports.weekly.build import EMPTY, build
+from kneewatch.reports.weekly.document import render_json
+from kneewatch.reports.weekly.figures import DOWN, SAME, UP
+from kneewatch.reports.weekly.grid import HOUR_S
+from kneewatch.reports.weekly.model import WeeklyReport
+from kneewatch.reports.weekly.observed import (
+    Episode,
+    EpisodeObserved,
+    Held,
+    Observed,
+    Recommended,
+    Span,
+    TierStated,
+)
+from kneewatch.reports.weekly.schema import report_schema
+from kneewatch.reports.weekly.service import TableRow
+from kneewatch.rules.model import Severity
+from kneewatch.rules.tables import KV_TABLE, MONITORING
+from tests.reports.weekly.observing import (
+    BEFORE,
+    TO_S,
+    WEEK,
+    engine,
+    observed,
+    span,
+    tier,
+)
+
+STATED = TierStated(
+    targets=Targets(ttft_p99_s=1.0, itl_p99_s=0.2),
+    gpus=2,
+    usd_per_gpu_hour=3.0,
+    price_source="stated",
+    benchmark_ttft_p99_s=0.2,
+)
+SCHEMA: dict[str, Any] = json.loads((files("kneewatch.reports") / "report.schema.json").read_text())
+
+
+def made(of: Observed) -> WeeklyReport:
+    """Its report."""
+    return build(of, made_s=TO_S, version="0")
+
+
+def row(rows: tuple[TableRow, ...], subject: str) -> TableRow:
+    """A row of a table."""
+    return next(one for one in rows if one.subject == subject)
+
+
+def test_every_row_of_both_tables_is_there() -> None:
+    (tables,) = made(observed(tier("t", [engine("a")]))).tables
+    assert [one.subject for one in tables.monitoring] == [one.subject for one in MONITORING]
+    assert [one.subject for one in tables.kv] == [one.subject for one in KV_TABLE]
+    for one in (*tables.monitoring, *tables.kv):
+        known = one.figures[0].value is not None
+        assert known == (one.state not in ("unknown", "off"))
+        assert known or (one.missing and one.enable), one.subject
+        assert (one.spark is not None) == known
+
+
+def test_figures_are_sums_over_time_and_engines() -> None:
+    busy, quiet = engine("a", busy=lambda _slot: 3.0), engine("b", busy=lambda _slot: 1.0)
+    report = made(observed(tier("t", [busy, quiet], stated=STATED)))
+    slo, money, work = report.slo[0], report.money[0], report.workloads[0]
+    assert slo.served_per_s.value == pytest.approx(4.0)
+    assert slo.goodput_per_s.value == pytest.approx(4.0)
+    assert slo.queue_ratio == pytest.approx(0.1)
+    assert slo.prefill_ratio == pytest.approx(0.1)
+    assert slo.decode_ratio == pytest.approx(0.75)
+    assert slo.other_ratio == pytest.approx(0.05)
+    assert money.gpu_hours == pytest.approx(168 * 2 * 2)
+    assert money.usd.value == pytest.approx(168 * 2 * 2 * 3.0)
+    assert money.tokens_per_gpu_hour.value == pytest.approx(4 * 150 * 3600 / 4)
+    assert money.usd_per_million_tokens.value == pytest.approx(12e6 / (4 * 150 * 3600))
+    assert work.arrivals.mean_per_s.value == pytest.approx(4.0)
+    assert work.computed_prompt_ratio == pytest.approx(0.25)
+    hits = row(report.tables[0].monitoring, "Prefix cache hit rate")
+    assert hits.figures[0].value == pytest.approx(0.75)
+
+
+def test_tiers_are_never_blended() -> None:
+    slow = engine("slow", late_ratio=1.0)
+    report = made(observed(tier("fast", [engine("a")], stated=STATED),
+                           tier("slow", [slow], stated=STATED)))  # fmt: skip
+    fast_p99, slow_p99 = (one.latencies[0].p99.value for one in report.slo)
+    assert fast_p99 is not None
+    assert slow_p99 is not None
+    assert fast_p99 < 0.5
+    assert slow_p99 > 2.5
+    assert [one.budget.bad_ratio for one in report.slo] == [0.0, 1.0]
+
+
+def test_the_error_budget_and_its_burn() -> None:
+    late = engine("a", late_ratio=0.02)
+    report = made(observed(tier("t", [late], stated=STATED)))
+    slo = report.slo[0]
+    assert slo.budget.requests == pytest.approx(2.0 * 168 * HOUR_S)
+    assert slo.budget.bad_ratio == pytest.approx(0.02)
+    assert slo.budget.spent_ratio == pytest.approx(2.0)
+    assert all(hour.burn == pytest.approx(2.0) for hour in slo.hours)
+    assert len(slo.hours) == 168
+    assert len(slo.by_weekday) == 168
+    assert slo.latencies[0].state == "warning"
+    assert row(report.tables[0].monitoring, "TTFT P50 / P99").state == "warning"
+    assert report.severity == "warning"
+
+
+def test_without_a_target_nothing_is_late_and_it_is_said() -> None:
+    report = made(observed(tier("t", [engine("a", late_ratio=0.5)])))
+    slo = report.slo[0]
+    assert slo.goodput_per_s.value is None
+    assert "slo.ttft_p99_s" in slo.goodput_per_s.missing
+    assert slo.budget.bad_ratio is None
+    ttft = row(report.tables[0].monitoring, "TTFT P50 / P99")
+    assert ttft.state == "trend"
+    assert "slo.ttft_p99_s" in ttft.enable
+
+
+def test_last_week_is_compared_and_arrows_are_told() -> None:
+    now = engine("a", busy=lambda slot: 3.0 if slot.weekday < 5 else 1.0, late_ratio=0.0)
+    was = engine("a", BEFORE, busy=lambda slot: 2.0 if slot.weekday < 5 else 0.6, late_ratio=0.02)
+    report = made(observed(tier("t", [now], [was], stated=STATED)))
+    assert report.slo[0].served_per_s.direction == UP
+    assert report.slo[0].latencies[0].p99.direction == DOWN
+    assert report.slo[0].latencies[0].p99.good is True
+    assert report.slo[0].latencies[1].p99.direction == SAME
+    assert report.money[0].usd_per_million_tokens.direction == DOWN
+    assert report.compared is not None
+
+
+def test_an_engine_that_came_in_midweek() -> None:
+    whole = engine("a", busy=lambda _slot: 1.0)
+    late = engine("b", busy=lambda _slot: 1.0)
+    half = [Span() if slot.day < 4 else one
+            for slot, one in zip(WEEK.slots, late.spans, strict=True)]  # fmt: skip
+    late = replace(late, spans=half, first_s=WEEK.day_starts_s[4],
+                   minutes=[math.nan] * (4 * 1440) + list(late.minutes[4 * 1440:]))  # fmt: skip
+    report = made(observed(tier("t", [whole, late], stated=STATED)))
+    assert report.slo[0].served_per_s.value == pytest.approx((4 * 1 + 3 * 2) / 7)
+    assert report.money[0].gpu_hours == pytest.approx((168 + 72) * 2)
+    assert report.workloads[0].arrivals.p99_per_s.value == pytest.approx(2.0)
+    assert report.sizes[0].replicas_present == 2
+
+
+def test_an_engine_that_vanished_is_not_present() -> None:
+    gone = replace(engine("b"), last_s=WEEK.day_starts_s[2])
+    (size,) = made(observed(tier("t", [engine("a"), gone], stated=STATED))).sizes
+    assert size.replicas_present == 1
+
+
+def test_an_empty_week_says_so() -> None:
+    for of in (observed(), observed(tier("t", [], stated=STATED))):
+        report = made(of)
+        assert EMPTY in report.notices
+        assert report.severity == "ok"
+        assert all(one.health == "unknown" for one in report.verdicts)
+        json.loads(render_json(report))
+
+
+def test_a_partial_week_says_so() -> None:
+    one = engine("a")
+    spans = [Span() if slot.day > 3 else was
+             for slot, was in zip(WEEK.slots, one.spans, strict=True)]  # fmt: skip
+    report = made(observed(tier("t", [replace(one, spans=spans)])))
+    assert any("only 57 %" in notice for notice in report.notices), report.notices
+
+
+def episode(cause: str, severity: Severity, start_s: float, end_s: float) -> EpisodeObserved:
+    """An incident of engine a of tier t."""
+    held = (Held("cause", cause, severity, start_s, end_s, end_s, "ended"),)
+    of = Episode("cause", cause, severity, start_s, end_s, end_s, "ended", (), held)
+    slot = WEEK.slots[0]
+    return EpisodeObserved(
+        "t", "a", "0", of,
+        document={"causes": [{"id": cause, "evidence": [{"signal": "x", "value": 1.0,
+                  "threshold": None, "text": "seen"}], "against": [], "guide": ["9.3"]}]},
+        during=span(slot, 1.0, late_ratio=0.5, preempted_per_s=0.5),
+        hour_before=span(slot, 2.0),
+        series={"ttft_p99_s": ([start_s - 60, start_s + 30, start_s + 60], [0.2, 1.4, 2.0])},
+    )  # fmt: skip
+
+
+def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> Recommended:
+    """A recommendation for engine a."""
+    document = {
+        "id": "kv-fp8", "cause": cause, "summary": "fp8 KV cache",
+        "changes": [{"flag": "--kv-cache-dtype", "from": "auto", "to": "fp8"}],
+        "before": {"waiting": 4.0}, "predicted": {"waiting": 2.0}, "cost_usd_per_hour": cost,
+        "risk": "quality", "verify": ["watch"], "guide": ["4.3"],
+    }  # fmt: skip
+    return Recommended(
+        "t", "a", "0", document, fate, WEEK.from_s + 100, WEEK.from_s + 900, None,
+        {"waiting": 2.0}, {"waiting": 3.0} if fate == "missed" else {},
+    )  # fmt: skip
+
+
+def test_an_incident_with_its_cost_and_advice() -> None:
+    start_s = WEEK.from_s + 90
+    report = made(
+        observed(
+            tier("t", [engine("a")], stated=STATED),
+            episodes=[episode("kv_pressure", Severity.CRITICAL, start_s, start_s + 600)],
+            recommended=[recommended("kv_pressure")],
+        )
+    )
+    (one,) = report.incidents
+    assert one.late_s == start_s + 30
+    assert one.cost.preemptions == pytest.approx(1800)
+    assert one.cost.recomputed_tokens == pytest.approx(1800 * 400)
+    assert one.cost.late_requests == pytest.approx(1800)
+    assert one.cost.lost_requests is None
+    assert [advice.fate for advice in one.advice] == ["open"]
+    assert report.severity == "critical"
+    verdict = report.verdicts[0]
+    assert verdict.health == "critical"
+    assert verdict.action is not None
+    assert verdict.action.recommendation == "kv-fp8"
+    eviction = row(report.tables[0].monitoring, "KV cache eviction rate")
+    assert eviction.state == "critical", "the row knows of the incident"
+    assert report.money[0].savings[0].saves_usd_per_month == pytest.approx(6 * 730)
+
+
+def test_an_outage_loses_what_the_hour_before_served() -> None:
+    start_s = WEEK.from_s + 7200
+    down = episode("target_down", Severity.CRITICAL, start_s, start_s + 600)
+    down = replace(down, during=Span())
+    report = made(observed(tier("t", [engine("a")], stated=STATED), episodes=[down]))
+    assert report.incidents[0].cost.lost_requests == pytest.approx(1200)
+
+
+def test_the_track_record() -> None:
+    rows = [recommended("kv_pressure", fate) for fate in ("kept", "missed", "open", "lapsed")]
+    record = made(observed(tier("t", [engine("a")]), recommended=rows)).track_record
+    assert (record.made, record.applied, record.kept, record.missed) == (4, 2, 1, 1)
+    missed = next(one for one in record.rows if one.advice.fate == "missed")
+    assert missed.comparisons[0].off_ratio == pytest.approx(0.5)
+
+
+def test_the_size_against_the_learned_knee() -> None:
+    calm = made(observed(tier("t", [engine("a"), engine("b"), engine("c")], stated=STATED)))
+    assert calm.knees[0].c_max is not None
+    assert calm.knees[0].reached
+    usable = calm.sizes[0].usable_requests_per_s
+    assert usable is not None
+    assert calm.sizes[0].verdict == "too large"
+    busy = engine("a", busy=lambda _slot: 2 * usable)
+    tight = made(observed(tier("t", [busy], stated=STATED))).sizes[0]
+    assert tight.verdict == "too small"
+    assert tight.replicas_needed == math.ceil(2 * STATED.safety)
+    assert tight.gpus_needed == 2 * (tight.replicas_needed or 0)
+
+
+def test_the_benchmark_is_held_against_production() -> None:
+    slow = engine("a", late_ratio=0.05)
+    ttft, gpu = made(observed(tier("t", [slow], stated=STATED))).knees[0].benchmark
+    assert ttft.state == "warning"
+    assert gpu.state == "unknown"
+    assert "benchmark.gpu_ratio" in gpu.missing
+
+
+def test_buckets_that_changed_with_a_version_are_said() -> None:
+    one, other = engine("a"), engine("b")
+    first = other.spans[0]
+    ttft = first.tallies["time_to_first_token_seconds"]
+    kept = (1, 3, 7)
+    coarse = replace(ttft, bounds=tuple(ttft.bounds[at] for at in kept),
+                     counts=tuple(ttft.counts[at] for at in kept))  # fmt: skip
+    changed = replace(first, tallies={**first.tallies, "time_to_first_token_seconds": coarse})
+    other = replace(other, spans=[changed, *other.spans[1:]])
+    report = made(observed(tier("t", [one, other])))
+    assert any("3 bounds" in note for note in report.data_quality.notes)
+    assert report.slo[0].latencies[0].observations == pytest.approx(4.0 * 168 * HOUR_S)
+
+
+def test_the_json_holds_every_figure_and_fits_its_schema() -> None:
+    start_s = WEEK.from_s + 90
+    report = made(
+        observed(
+            tier("<script>alert(1)</script>", []),
+            tier("t", [engine("a")], [engine("a", BEFORE)], stated=STATED),
+            episodes=[episode("kv_pressure", Severity.CRITICAL, start_s, start_s + 600)],
+            recommended=[recommended("kv_pressure", "missed")],
+        )
+    )
+    document = json.loads(render_json(report))
+    validator: Any = Draft202012Validator(SCHEMA)
+    errors = [error.message for error in validator.iter_errors(document)]
+    assert not errors
+    assert document["tiers"][0]["id"] == "<script>alert(1)</script>"
+    assert document["slo"][1]["served_per_s"]["value"] == report.slo[1].served_per_s.value
+    assert report_schema() == (files("kneewatch.reports") / "report.schema.json").read_text()
