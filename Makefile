@@ -50,7 +50,7 @@ docs: $(VENV)/.dev  ## rewrite the generated tables and schema
 bench: $(VENV)/.dev  ## the table of figures, with the peers measured beside us
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.bench
 
-soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/reliability.md (45 minutes)
+soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/reliability.md (half an hour)
 	$(BIN)/python -m tests.soak.kills 200
 	$(BIN)/python -m tests.soak.faults
 	$(BIN)/python -m tests.soak.day
