@@ -60,7 +60,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [
-        ("kneewatch re", {"record", "replay"}),
+        ("kneewatch re", {"record", "replay", "report"}),
         ("kneewatch completion ", {"bash", "zsh", "fish"}),
         ("kneewatch demo --format ", {"text", "json", "markdown"}),
         ("kneewatch diagnose --slo", {"--slo-ttft", "--slo-itl"}),
