@@ -23,8 +23,8 @@ from tests.agent.api.serving import served, settings_of
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.made import healthy, sick, state
 from tests.agent.notify.posts import time_of
+from tests.agent.notify.telling import settle, webhook
 from tests.agent.notify.test_alerts import at, service
-from tests.agent.notify.test_notifier import settle, webhook
 from tests.agent.notify.test_settings import ALERTING
 from tests.agent.notify.web import PATIENCE_S, Taking
 from tests.programs import require

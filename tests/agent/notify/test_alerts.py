@@ -23,7 +23,7 @@ from tests.agent.api.serving import service_of
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.made import FP8, healthy, sick, state
 from tests.agent.notify.posts import alert, post
-from tests.agent.notify.test_notifier import settle, webhook
+from tests.agent.notify.telling import settle, webhook
 from tests.agent.notify.web import Taking
 from tests.reports.made import NOW_S
 
