@@ -22,7 +22,6 @@ IMPORTED_AS = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 """Distributions whose module has another name."""
 
 
-
 def folders() -> list[Path]:
     """Folders with an __init__.py, but for the tests and what is built."""
     found = [init.parent.relative_to(ROOT) for init in ROOT.glob("[!.]*/**/__init__.py")]

@@ -19,8 +19,9 @@ import click
 from kneewatch.agent.daemon.state_folder import store_path
 from kneewatch.agent.options import SPAN
 from kneewatch.agent.printing import FOUND, NO_DATA, OK
-from kneewatch.agent.report.gather import Wanted, gather
+from kneewatch.agent.report.gather import gather
 from kneewatch.agent.report.history import History
+from kneewatch.agent.report.members import Wanted
 from kneewatch.agent.report.stated import stated_of
 from kneewatch.agent.settings import Settings
 from kneewatch.collector.base import SettingsError
@@ -55,6 +56,8 @@ def run(
     Raises:
         KneewatchError: there is no history, or a setting cannot be.
     """
+    if out != STDOUT and not Path(out).parent.is_dir():
+        raise SettingsError(f"{out} cannot be written: there is no folder {Path(out).parent}")
     render = renderer(form or BY_ENDING.get(Path(out).suffix.lower(), "html"))
     made_s = time.time()
     now, before = periods(

@@ -7,12 +7,12 @@ had counted is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.agent.report.history import NO_TIMES, Counted, Floats
+from kneewatch.agent.report.bulk import NO_TIMES, Counted, Floats
 from kneewatch.collector.history import Column
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
 from kneewatch.reports.weekly.tally import Tally
@@ -20,6 +20,8 @@ from kneewatch.reports.weekly.tally import Tally
 BY_SOURCE = "prompt_tokens_by_source"
 LOCAL = ("source", "local_compute")
 FAILED_REASONS = ("error", "abort")
+NO_BOUNDS = ("", "sum", "count")
+Truths = npt.NDArray[np.bool_]
 
 Part = tuple[str, str]
 """A metric and the part of it: "" for a counter, else "sum", "count" or a bucket's bound."""
@@ -37,11 +39,32 @@ class Increases:
         anew = np.searchsorted(self.times, np.asarray(sorted(restarts_s), dtype=np.float64))
         self._anew: npt.NDArray[np.int64] = np.unique(anew[anew < len(self.times)])
         self._gained: dict[Part, Floats] = {}
-        for column, values in _joined(parts, len(times)).items():
-            gained = self._of(values[keep])
+        self._told: dict[Part, Truths] = {}
+        """Of parts that some page lacked: the steps between snapshots of which they tell."""
+        for column, whole in _joined(parts, len(times)).items():
+            values = whole[keep]
+            gained, told = self._of(values), self._steps_told(values)
             for part in _parts(column):
                 before = self._gained.get(part)
                 self._gained[part] = gained if before is None else before + gained
+                if told is not None:
+                    self._told[part] = told & self._told.get(part, np.True_)
+
+    def _steps_told(self, values: Floats) -> Truths | None:
+        """The steps between snapshots of which a column tells: from its birth to its last page, but
+        for a time without it in which the process was replaced. None: all of them."""
+        known = np.flatnonzero(~np.isnan(values))
+        if len(known) in (0, len(values)):
+            return None
+        told = np.zeros(max(len(values) - 1, 0), dtype=np.bool_)
+        told[max(known[0] - 1, 0) : known[-1]] = True
+        anew = set(self._anew.tolist())
+        for first, last in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
+            if last - first > 1 and (
+                values[last] < values[first] or anew.intersection(range(first + 1, last + 1))
+            ):
+                told[first:last] = False
+        return told
 
     def _of(self, values: Floats) -> Floats:
         """What a column had gained by each time since the first."""
@@ -67,10 +90,6 @@ class Increases:
         rose = gained if known[0] == 0 else np.append(0.0, gained)
         return np.interp(self.times, at, rose)
 
-    def metrics(self) -> set[str]:
-        """The metrics that were on a page."""
-        return {metric for metric, _ in self._gained}
-
     def between(self, part: Part, edges_s: Floats) -> Floats | None:
         """What was gained between each two neighbouring times; None where it was never there."""
         gained = self._gained.get(part)
@@ -90,26 +109,52 @@ class Increases:
         return np.diff(np.interp(edges_s, self.times, np.append(0.0, np.cumsum(steps))))
 
     def tallies(self, metric: str, edges_s: Floats) -> list[Tally | None]:
-        """A histogram between each two neighbouring times; None where it was not there."""
-        bounds = sorted(
-            (float(part), part)
-            for name, part in self._gained
-            if name == metric and part not in ("", "sum", "count")
+        """A histogram between each two neighbouring times; None where it was not there.
+
+        Its bounds are those that were there all the time between: buckets change with a version.
+        """
+        parts = sorted(
+            (part for part in self._gained if part[0] == metric and part[1] not in NO_BOUNDS),
+            key=lambda part: float(part[1]),
         )
-        if not bounds:
+        if not parts:
             return [None] * (len(edges_s) - 1)
-        rows = [self.between((metric, part), edges_s) for _, part in bounds]
+        bounds = tuple(float(part) for _, part in parts)
+        rows = [self.between(part, edges_s) for part in parts]
         counts = np.array([row for row in rows if row is not None]).T
         total = self.between((metric, "sum"), edges_s)
         sums = np.zeros(len(counts)) if total is None else total
-        return [
-            _tally([bound for bound, _ in bounds], row, float(observed))
-            for row, observed in zip(counts.tolist(), sums, strict=True)
-        ]
+        lacking = self._lacking(parts, edges_s)
+        made: list[Tally | None] = []
+        for at, (row, observed) in enumerate(zip(counts.tolist(), sums.tolist(), strict=True)):
+            lacks = {place for place, missing in lacking.items() if missing[at]}
+            made.append(_without(Tally(bounds, tuple(row), observed), lacks))
+        return made
+
+    def _lacking(self, parts: Sequence[Part], edges_s: Floats) -> dict[int, Truths]:
+        """Places of the buckets that some page lacked, and between which times it did."""
+        steps = np.diff(self.times)
+        # All buckets of a histogram that comes with use are born together: the last is +Inf.
+        whole = self._told.get(parts[-1], np.ones(len(steps), dtype=np.bool_))
+        found: dict[int, Truths] = {}
+        for place, part in enumerate(parts):
+            told = self._told.get(part)
+            if told is not None:
+                lost_s = np.append(0.0, np.cumsum(steps * (whole & ~told)))
+                found[place] = np.diff(np.interp(edges_s, self.times, lost_s)) > 0
+        return found
 
 
-def _tally(bounds: Sequence[float], counts: Sequence[float], observed: float) -> Tally:
-    return Tally(tuple(bounds), tuple(counts), observed)
+def _without(tally: Tally, lacks: Collection[int]) -> Tally:
+    """A histogram without some of its buckets."""
+    if not lacks:
+        return tally
+    kept = [place for place in range(len(tally.bounds)) if place not in lacks]
+    return Tally(
+        tuple(tally.bounds[place] for place in kept),
+        tuple(tally.counts[place] for place in kept),
+        tally.sum,
+    )
 
 
 def _parts(column: Column) -> list[Part]:

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from kneewatch.agent.report.bulk import Floats
 from kneewatch.agent.report.counting import BY_SOURCE, Increases
-from kneewatch.agent.report.history import Floats, History, Signals
+from kneewatch.agent.report.history import History, Signals
 from kneewatch.agent.report.levels import gap_s, hours
 from kneewatch.agent.report.windows import CURVE, in_flight, points
 from kneewatch.agent.store.model import StoredEngine
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.reports.weekly.grid import HOUR_S, Grid
+from kneewatch.reports.weekly.happened import Episode, EpisodeObserved
 from kneewatch.reports.weekly.measures import (
     COMPUTED,
     COUNTS,
@@ -25,13 +27,8 @@ from kneewatch.reports.weekly.measures import (
     RUNNING,
     TALLIES,
 )
-from kneewatch.reports.weekly.observed import (
-    EngineObserved,
-    Episode,
-    EpisodeObserved,
-    Level,
-    Span,
-)
+from kneewatch.reports.weekly.observed import EngineObserved
+from kneewatch.reports.weekly.spans import Level, Span
 from kneewatch.rules.model import WINDOW_S
 
 MARGIN_S = 120.0
@@ -42,6 +39,10 @@ AROUND_S = 600.0
 """Before and after an incident its signals are shown for so long."""
 
 SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running")
+SHOWN_MOST = 4
+CITED_MOST = 2
+"""Signals shown of an incident: what its cause cites first, then the usual ones."""
+
 METRICS = (*COUNTS, *TALLIES, BY_SOURCE)
 PARTS = (*COUNTS, COMPUTED, FAILED)
 NOTHING_READ = "every signal"
@@ -132,14 +133,21 @@ class EngineHistory:
         return known
 
     def episode(
-        self, episode: Episode, document: Mapping[str, Any] | None, tier: str
+        self,
+        history: History,
+        episode: Episode,
+        document: Mapping[str, Any] | None,
+        tier: str,
     ) -> EpisodeObserved:
         """An incident with what was counted and seen around it."""
         start_s, until_s = episode.start_s, max(episode.until_s, episode.start_s + 1.0)
         hour_before, during = self.spans(np.array([start_s - HOUR_S, start_s, until_s]))
-        times = self.signals.times
-        first, last = np.searchsorted(times, [start_s - AROUND_S, until_s + AROUND_S])
-        around = slice(int(first), int(last))
+        shown = history.signal_arrays(
+            self.engine.id,
+            _shown(episode, document),
+            from_s=max(start_s - AROUND_S, self.grid.from_s),
+            to_s=min(until_s + AROUND_S, self.grid.to_s),
+        )
         return EpisodeObserved(
             tier=tier,
             target=self.engine.target,
@@ -149,10 +157,21 @@ class EngineHistory:
             during=during,
             hour_before=hour_before,
             series={
-                key: (times[around].tolist(), self.signals.values[key][around].tolist())
-                for key in SHOWN
+                key: (shown.times.tolist(), values.tolist()) for key, values in shown.values.items()
             },
         )
+
+
+def _shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The signals to show: TTFT always, for it tells who was late."""
+    causes: Sequence[Mapping[str, Any]] = document["causes"] if document else ()
+    cited = [
+        str(item["signal"])
+        for cause in causes
+        if cause["id"] == episode.cause and episode.kind != "cascade"
+        for item in cause["evidence"][:CITED_MOST]
+    ]
+    return tuple(dict.fromkeys((SHOWN[0], *cited, *SHOWN)))[:SHOWN_MOST]
 
 
 def with_eviction(levels: Mapping[str, Level], preempted: float | None) -> dict[str, Level]:

@@ -6,30 +6,27 @@ One engine after another: no more than one's numbers are in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kneewatch.agent.report.engine import EngineHistory, unknown_of
 from kneewatch.agent.report.history import History
+from kneewatch.agent.report.members import UNNAMED, Member, Wanted, members_of, seen
 from kneewatch.agent.report.scraping import target_observed
-from kneewatch.agent.store.model import Interval, StoredEngine
+from kneewatch.agent.store.model import Interval
 from kneewatch.reports.weekly.episodes import BRIDGED_S, episodes
 from kneewatch.reports.weekly.grid import Grid
-from kneewatch.reports.weekly.observed import (
+from kneewatch.reports.weekly.happened import (
     Configured,
-    EngineObserved,
     Episode,
     EpisodeObserved,
     Held,
-    Observed,
     Recommended,
     TargetObserved,
-    TierObserved,
-    TierStated,
 )
-from kneewatch.rules.model import WINDOW_S, WORDS
+from kneewatch.reports.weekly.observed import EngineObserved, Observed, TierObserved
+from kneewatch.rules.model import WORDS
 
-UNNAMED = "unknown model"
 DETAILED_MOST = 200
 """So many incidents, the worst, are told with their evidence."""
 
@@ -37,33 +34,6 @@ LOOKS = (0.5, 0.25, 0.75, 0.05, 0.95)
 """Where in an incident its diagnosis is looked up."""
 
 SEVERITY = {word: severity for severity, word in WORDS.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a report is to be about. Empty `tiers` or `targets`: all of them."""
-
-    grid: Grid
-    before: Grid | None
-    stated: Callable[[str], TierStated]
-    targets: tuple[str, ...] = ()
-    tiers: tuple[str, ...] = ()
-    window_s: float = WINDOW_S
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """An engine and the tier that it is of; `document` is its newest diagnosis of the period.
-
-    A target that could not be read at first left an engine without a name: it has incidents, but
-    does not count as an engine where the target showed others.
-    """
-
-    engine: StoredEngine
-    tier: str
-    gpu: str
-    document: dict[str, Any] | None
-    counts: bool = True
 
 
 @dataclass(slots=True)
@@ -85,7 +55,7 @@ Tell = Callable[[int, int], None]
 
 def gather(history: History, wanted: Wanted, tell: Tell = lambda _done, _all: None) -> Observed:
     """What the store knows of the period and of the one before."""
-    members = _members(history, wanted)
+    members = members_of(history, wanted)
     targets = dict.fromkeys(member.engine.target for member in members)
     found, steps = _Found(), len(members) + len(targets)
     for done, member in enumerate(members):
@@ -112,55 +82,13 @@ def gather(history: History, wanted: Wanted, tell: Tell = lambda _done, _all: No
     )
 
 
-def _members(history: History, wanted: Wanted) -> list[Member]:
-    """The engines of both periods that are asked for."""
-    found: list[Member] = []
-    for engine in history.engines():
-        if wanted.targets and engine.target not in wanted.targets:
-            continue
-        if not any(_seen(engine, grid) for grid in (wanted.grid, wanted.before) if grid):
-            continue
-        found.append(_member(history, engine, wanted))
-    named = {member.engine.target: member.tier for member in found if member.engine.model}
-    placed = [
-        replace(member, tier=named[member.engine.target], counts=False)
-        if not member.engine.model and member.engine.target in named
-        else member
-        for member in found
-    ]
-    if not wanted.tiers:
-        return placed
-    return [
-        member
-        for member in placed
-        if {member.tier, member.engine.labels.get("tier")} & set(wanted.tiers)
-    ]
-
-
-def _seen(engine: StoredEngine, grid: Grid) -> bool:
-    return engine.first_s < grid.to_s and engine.last_s >= grid.from_s
-
-
-def _member(history: History, engine: StoredEngine, wanted: Wanted) -> Member:
-    document = history.document(engine.id, min(engine.last_s, wanted.grid.to_s))
-    tier = (document or {}).get("tier") or engine.labels.get("tier") or ""
-    gpu = wanted.stated(engine.target).stated.gpu
-    name = gpu.id if gpu else ""
-    model = engine.model or UNNAMED
-    if not tier:
-        shown = f"{model}@{name}" if name else model
-    else:
-        shown = tier if model in tier else f"{model} on {tier}"
-    return Member(engine, shown, name, document)
-
-
 def _engine(history: History, member: Member, wanted: Wanted, found: _Found) -> None:
     engine, grid = member.engine, wanted.grid
-    if wanted.before is not None and _seen(engine, wanted.before):
+    if wanted.before is not None and seen(engine, wanted.before):
         before = EngineHistory.read(history, engine, wanted.before, wanted.window_s)
         if member.counts:
             found.before.setdefault(member.tier, []).append(before.observed({}, {}, curve=False))
-    if not _seen(engine, grid):
+    if not seen(engine, grid):
         return
     numbers = EngineHistory.read(history, engine, grid, wanted.window_s)
     changes = history.configs(engine.id, from_s=-1e18, to_s=grid.to_s)
@@ -194,6 +122,7 @@ def _episodes(
     detailed = {id(one) for one in worst[:DETAILED_MOST]}
     return [
         numbers.episode(
+            history,
             one,
             _document(history, member.engine.id, one) if id(one) in detailed else None,
             member.tier,

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import orjson
 
 from kneewatch.agent.report.command import made, periods, renderer, write
-from kneewatch.agent.report.gather import Wanted
+from kneewatch.agent.report.members import Wanted
 from kneewatch.agent.report.order import settings_of
 from kneewatch.agent.report.sending import receivers_of, send
 from kneewatch.agent.report.stated import stated_of

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kneewatch.agent.report.history import Floats, Signals
+from kneewatch.agent.report.bulk import Floats
+from kneewatch.agent.report.history import Signals
 from kneewatch.reports.weekly.measures import LEVELS, SERVED_ONLY
-from kneewatch.reports.weekly.observed import SERVING, Level
+from kneewatch.reports.weekly.spans import SERVING, Level
 
 GAP_SCRAPES = 3.0
 GAP_LEAST_S = 30.0

@@ -6,7 +6,7 @@ import numpy as np
 
 from kneewatch.agent.report.history import Scrapes
 from kneewatch.agent.report.levels import gap_s, usual_step_s
-from kneewatch.reports.weekly.observed import TargetObserved, Unread
+from kneewatch.reports.weekly.happened import TargetObserved, Unread
 
 
 def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:

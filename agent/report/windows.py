@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kneewatch.agent.report.history import Floats, Signals
+from kneewatch.agent.report.bulk import Floats
+from kneewatch.agent.report.history import Signals
 from kneewatch.diagnose.knee import IN_FLIGHT_MIN, POINTS_KEPT, Point, point_of, step_of
 from kneewatch.reports.weekly.observed import InFlight
 

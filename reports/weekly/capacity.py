@@ -7,12 +7,11 @@ predicts it from model and GPU. Guide 8.3, 9.1 step 11.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from kneewatch.diagnose.catalogue.gpus import gpus
 from kneewatch.diagnose.recommend.deployment import Deployment, deployment
-from kneewatch.diagnose.sizing.fleet.fleet import size_fleet
 from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
 from kneewatch.diagnose.sizing.question import Question
@@ -22,8 +21,10 @@ from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.curve import Curve
 from kneewatch.reports.weekly.grid import HOUR_S
+from kneewatch.reports.weekly.happened import Recommended
 from kneewatch.reports.weekly.levers import levers
-from kneewatch.reports.weekly.observed import EngineObserved, Recommended, TierObserved
+from kneewatch.reports.weekly.need import Need, headroom, need_of, verdict_of
+from kneewatch.reports.weekly.observed import EngineObserved, TierObserved
 from kneewatch.reports.weekly.planning import MemoryPart, Option, TierSize, TierWorkload
 from kneewatch.reports.weekly.trends import Past
 from kneewatch.rules.model import Severity
@@ -31,23 +32,10 @@ from kneewatch.rules.model import Severity
 PRESENT_S = 2 * HOUR_S
 """An engine that was seen so shortly before the period's end is still there."""
 
-SHORT_OF_CAPACITY = ("kv_pressure", "queue_saturation", "past_knee", "admission_limit")
-"""Incidents of these say that the fleet was too small for its load, for a while."""
-
 NOT_STATED = "state model, gpu and tensor_parallel (or launch_file) to have memory and prices"
 DATA_CENTRE = "data-centre"
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What the peak takes. `usable_per_s` is of one engine, `source` how it is known; `least`: it
-    carries that or more, for no load past it was seen."""
-
-    peak_per_s: float | None
-    usable_per_s: float | None
-    source: str
-    least: bool
-    replicas: int | None
+NEAR = (0.9, 1.1)
+"""So near to its predicted range the server's own KV capacity is as predicted."""
 
 
 def sized(
@@ -63,32 +51,33 @@ def sized(
     stated, last = tier.stated, present(tier.engines)
     launched = deployment(last[-1].config if last else {}, stated.stated)
     answer, problem = _answer(tier, work, launched, len(last))
-    need = _need(work, found, answer, stated.safety)
-    each = stated.gpus or launched.gpus
+    need = need_of(work, found, answer, stated.safety)
+    each, needed = stated.gpus or launched.gpus, need.replicas(len(last))
     kv_peak = now.value(m.KV_PEAK) if now is not None else None
     capacity = _capacity_tokens(now, launched)
-    verdict, notes = _verdict(need, len(last), worst)
+    verdict, doubts = verdict_of(need, len(last), worst)
     return TierSize(
         tier=tier.id,
         verdict=verdict,
         relative=launched.setup is None or stated.stated.gpu is None,
         replicas_present=len(last),
-        replicas_needed=need.replicas,
+        replicas_needed=needed,
         gpus_present=len(last) * each if each else None,
-        gpus_needed=need.replicas * each if each and need.replicas else None,
+        gpus_needed=needed * each if each and needed else None,
         peak_requests_per_s=need.peak_per_s,
         usable_requests_per_s=need.usable_per_s,
         usable_source=need.source,
         safety=stated.safety,
-        headroom_ratio=_headroom(need, len(last)),
+        headroom_ratio=headroom(need, len(last)),
         memory=_memory(answer),
         gpu_memory_bytes=stated.stated.gpu.memory_bytes if stated.stated.gpu else None,
         kv_capacity_tokens=capacity,
         kv_peak_tokens=capacity * kv_peak if capacity and kv_peak is not None else None,
         kv_peak_ratio=kv_peak,
         options=_options(answer),
-        levers=levers(answer, need.replicas, each, recommended),
-        notes=(*notes, *problem, *(answer.notes if answer else ())),
+        levers=levers(answer, needed, each, recommended),
+        doubts=doubts,
+        notes=(*problem, *_other_capacity(answer, capacity), *_said(answer)),
         missing=_missing(launched, need),
     )
 
@@ -125,59 +114,27 @@ def _answer(
         return None, (f"not sized: {error}",)
 
 
-def _need(work: TierWorkload, found: Curve | None, answer: Size | None, safety: float) -> Need:
-    peak = work.arrivals.p99_per_s.value
-    usable, source, least = None, "", False
-    if found is not None:
-        usable = found.learned.usable_requests_per_s.expected
-        source, least = "learned", not found.learned.reached
-    elif answer is not None and answer.usable_requests_per_s is not None:
-        usable, source = answer.usable_requests_per_s, answer.usable_source
-    replicas = None
-    if peak is not None and usable:
-        fleet = size_fleet(
-            peak_requests_per_s=max(peak, 1e-6), usable_requests_per_s=usable, safety=safety
-        )
-        replicas = fleet.deployed_instances
-    return Need(peak, usable, source, least, replicas)
-
-
-def _verdict(
-    need: Need, replicas: int, worst: Mapping[str, Severity]
-) -> tuple[str, tuple[str, ...]]:
-    """Right, too small, too large or unknown, and what makes it doubtful."""
-    short = any(worst.get(cause, Severity.OK) >= Severity.WARNING for cause in SHORT_OF_CAPACITY)
-    if need.replicas is None or not replicas:
-        return ("too small" if short else "unknown"), ()
-    if need.replicas > replicas:
-        if need.least and not short:
-            note = (
-                "the fleet carried all of its load; what one engine carries at most was not seen, "
-                "so nothing says that it is too small"
-            )
-            return "unknown", (note,)
-        return "too small", ()
-    if need.replicas < replicas:
-        if short:
-            note = (
-                "by its peak the tier has engines to spare, yet there were incidents of too little "
-                "capacity: look at them first (uneven load, one engine's limits)"
-            )
-            return "unknown", (note,)
-        return "too large", ()
-    return "right", ()
-
-
-def _headroom(need: Need, replicas: int) -> float | None:
-    carried = None if need.usable_per_s is None else need.usable_per_s * replicas
-    ratio = m.over(carried, need.peak_per_s)
-    return None if ratio is None else ratio - 1
-
-
 def _capacity_tokens(now: Past | None, launched: Deployment) -> float | None:
     """Tokens that one engine's KV cache holds, by its own page."""
     seen = m.level("kv_capacity_tokens")(now.whole) if now is not None else None
     return seen or launched.capacity_tokens
+
+
+def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, ...]:
+    """That the server's own KV cache is not what the math predicts, where it is not."""
+    if answer is None or answer.question.setup.gpu is None or not capacity:
+        return ()
+    predicted = answer.memory.logged_tokens
+    if NEAR[0] * predicted.low <= capacity <= NEAR[1] * predicted.high:
+        return ()
+    return (
+        f"the KV cache holds {capacity:,.0f} tokens by the server's own page, and "
+        f"{predicted.expected:,.0f} by the math: is it another model, GPU or launch than stated?",
+    )
+
+
+def _said(answer: Size | None) -> tuple[str, ...]:
+    return answer.notes if answer else ()
 
 
 def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kneewatch.diagnose.causes import EXPLAINS
-from kneewatch.reports.weekly.observed import Episode, Held
+from kneewatch.reports.weekly.happened import Episode, Held
 from kneewatch.rules.model import Severity
 
 BRIDGED_S = 900.0

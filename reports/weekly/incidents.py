@@ -9,9 +9,11 @@ from typing import Any
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Advice, EvidenceLine, Line
+from kneewatch.reports.weekly.happened import Episode, EpisodeObserved, Recommended
 from kneewatch.reports.weekly.levers import changes_of
 from kneewatch.reports.weekly.model import CauseSpan, Incident, IncidentCost, StageSpan
-from kneewatch.reports.weekly.observed import Episode, EpisodeObserved, Recommended, TierStated
+from kneewatch.reports.weekly.observed import TierStated
+from kneewatch.reports.weekly.titles import title
 from kneewatch.reports.words import duration
 from kneewatch.rules.cascade import NAMES
 
@@ -20,38 +22,11 @@ EVICTING, QUEUEING = "2", "3"
 STOPPED = frozenset({"target_down", "engine_stalled"})
 """Causes in which nothing is served: what was served before is lost."""
 
-TITLES: Mapping[str, str] = {
-    "kv_pressure": "KV cache too small for the load",
-    "queue_saturation": "Requests came faster than they were served",
-    "admission_limit": "max_num_seqs kept requests waiting",
-    "past_knee": "Past the knee of the curve",
-    "prefix_cache_off": "Prefix caching off under heavy prefill",
-    "prefix_reuse_lost": "Prompts stopped sharing prefixes",
-    "prefix_churn": "Prefixes evicted before they were used again",
-    "routing_dilution": "Routing ignored prefixes",
-    "replica_imbalance": "Replicas unevenly loaded",
-    "prefill_interference": "Long prefills stalled the streams",
-    "prefill_bound": "Prefill made first tokens late",
-    "decode_bound": "Decode was slow at every percentile",
-    "slo_conflict": "TTFT and ITL targets not both to be met",
-    "spec_decode_poor": "Speculative decoding rejected most drafts",
-    "adapter_thrash": "LoRA adapters swapped in and out",
-    "kv_transfer_slow": "KV transfers were the wait",
-    "gpu_throttled": "GPU slowed down",
-    "gpu_fault": "GPU fault",
-    "workload_drift": "Workload left its profile",
-    "runaway_generation": "Outputs ran into their limit",
-    "engine_stalled": "Engine stood still",
-    "engine_restarted": "Engine was restarted",
-    "target_down": "Target was down",
-    "metrics_missing": "Metrics were missing",
-}
-UNITS = {"ttft_p99_s": "s", "itl_p99_s": "s", "kv_usage_ratio": "ratio"}
+UNITS = (("_ratio_per_s", "ratio_per_s"), ("_tokens_per_s", "tokens_per_s"), ("_per_s", "per_s"),
+         ("_ratio", "ratio"), ("_s", "s"), ("_tokens", "tokens"), ("_bytes", "bytes"))  # fmt: skip
+"""Units by the end of a signal's name."""
 
-
-def title(cause: str) -> str:
-    """A cause in a few words."""
-    return TITLES.get(cause, cause.replace("_", " "))
+PLAIN = ("running", "waiting")
 
 
 def incidents(
@@ -196,7 +171,9 @@ def _lost(one: EpisodeObserved) -> float | None:
     served_per_s = m.per_s(m.COMPLETED)(one.hour_before)
     if served_per_s is None:
         return None
-    lasted_s = one.episode.until_s - one.episode.start_s
+    lasted_s = math.fsum(
+        held.until_s - held.start_s for held in one.episode.causes if held.id in STOPPED
+    )
     return max(0.0, served_per_s * lasted_s - one.during.counts.get(m.COMPLETED, 0.0))
 
 
@@ -242,6 +219,13 @@ def advice(made: Recommended) -> Advice:
     )
 
 
+def unit_of(signal: str) -> str:
+    """A signal's unit, from its name."""
+    if signal.startswith(PLAIN) and not signal.endswith(("_s", "_ratio")):
+        return "requests"
+    return next((unit for end, unit in UNITS if signal.endswith(end)), "")
+
+
 def _line(signal: str, times: Sequence[float], values: Sequence[float]) -> Line:
     """A signal thinned to what a chart shows; of each part its highest value stays."""
     each = max(1, math.ceil(len(times) / POINTS_MOST))
@@ -253,7 +237,7 @@ def _line(signal: str, times: Sequence[float], values: Sequence[float]) -> Line:
         shown.append((times[at], None) if best is None else (times[best], values[best]))
     return Line(
         signal,
-        UNITS.get(signal, "requests"),
+        unit_of(signal),
         tuple(t_s for t_s, _ in shown),
         tuple(value for _, value in shown),
     )

@@ -18,7 +18,7 @@ from kneewatch.collector.signals.vllm import (
 )
 from kneewatch.reports.weekly.figures import DOWN, UP
 from kneewatch.reports.weekly.grid import HOUR_S
-from kneewatch.reports.weekly.observed import SERVING, Span
+from kneewatch.reports.weekly.spans import SERVING, Span
 from kneewatch.reports.weekly.trends import Measure, Of
 
 COMPLETED, PREEMPTIONS = "request_success", "num_preemptions"
@@ -159,14 +159,12 @@ def within(metric: str, bound: float | None) -> Of:
 
 
 def goodput(ttft_target_s: float | None) -> Of:
-    """Requests a second whose first token came within the target."""
+    """Requests served a second, times the share whose first token came within the target."""
+    share, served = within(TTFT, ttft_target_s), per_s(COMPLETED)
 
     def read(span: Span) -> float | None:
-        tally = span.tallies.get(TTFT)
-        if tally is None or ttft_target_s is None:
-            return None
-        kept = tally.within(ttft_target_s)
-        return over(0.0 if kept is None else kept[0], span.clock_s)
+        in_time, all_per_s = share(span), served(span)
+        return None if in_time is None or all_per_s is None else in_time * all_per_s
 
     return read
 

@@ -93,8 +93,9 @@ METHODS: tuple[Method, ...] = (
     ),
     Method(
         "size",
-        "ceil(ceil(P99 of arrivals / usable requests a second of one engine) x safety), what is "
-        "usable being learned from the period, or predicted from model and GPU.",
+        "From ceil(P99 of arrivals x safety / usable requests a second of one engine) to the "
+        "guide's ceil(ceil(P99 / usable) x safety) a fleet is of the right size; what is usable is "
+        "learned from the period, or predicted from model and GPU.",
         ("8.3", "9.1"),
     ),
     Method(

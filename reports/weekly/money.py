@@ -9,9 +9,11 @@ from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.curve import Curve
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.grid import HOUR_S
+from kneewatch.reports.weekly.happened import Recommended
 from kneewatch.reports.weekly.levers import live
-from kneewatch.reports.weekly.observed import Recommended, Span, TierObserved
+from kneewatch.reports.weekly.observed import TierObserved
 from kneewatch.reports.weekly.planning import Saving, TierMoney, TierSize
+from kneewatch.reports.weekly.spans import Span
 from kneewatch.reports.weekly.trends import Measure, Of, Past, trend, unknown
 
 HOURS_PER_MONTH = 730.0

@@ -116,6 +116,8 @@ class TierSize:
 
     `verdict` is right, too small, too large or unknown. `usable_source` says how the requests per
     second of one engine are known: stated, learned (from the period's own windows) or predicted.
+    `replicas_needed` hold the peak with a margin: of the counts that do, the one nearest to what is
+    there. `doubts` say what makes the verdict uncertain.
     `headroom_ratio` is what the fleet carries over its peak, less 1. Without a model and a GPU in
     the settings only the load against what was learned is told: `relative`. `memory` is of one GPU.
     """
@@ -141,6 +143,7 @@ class TierSize:
     levers: tuple[Lever, ...]
     notes: tuple[str, ...]
     missing: str = ""
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

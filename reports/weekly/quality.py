@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kneewatch.reports.weekly.happened import Configured, TargetObserved
 from kneewatch.reports.weekly.methods import METHODS
-from kneewatch.reports.weekly.observed import (
-    Configured,
-    EngineObserved,
-    Observed,
-    TargetObserved,
-    TierObserved,
-)
+from kneewatch.reports.weekly.observed import EngineObserved, Observed, TierObserved
 from kneewatch.reports.weekly.trust import (
     ConfigDifference,
     DataQuality,

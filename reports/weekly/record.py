@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Advice
+from kneewatch.reports.weekly.happened import Recommended
 from kneewatch.reports.weekly.incidents import advice
 from kneewatch.reports.weekly.model import Comparison, TrackRecord, TrackRow
-from kneewatch.reports.weekly.observed import Recommended
 
 FOLLOWED = ("applied", "kept", "missed", "worsened")
 

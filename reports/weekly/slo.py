@@ -9,8 +9,9 @@ from kneewatch.collector.signals.vllm import DECODE, E2E, ITL, PREFILL, QUEUE, T
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import DOWN, UP
 from kneewatch.reports.weekly.grid import Slot
-from kneewatch.reports.weekly.observed import Span, TierStated
+from kneewatch.reports.weekly.observed import TierStated
 from kneewatch.reports.weekly.service import ErrorBudget, Hour, Latency, TierSlo, WeekdayHour
+from kneewatch.reports.weekly.spans import Span
 from kneewatch.reports.weekly.totals import in_turn
 from kneewatch.reports.weekly.trends import Measure, Past, trend
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Trend
-from kneewatch.reports.weekly.observed import Span, TierStated
+from kneewatch.reports.weekly.observed import TierStated
 from kneewatch.reports.weekly.rows import RowSpec, rows, with_load
 from kneewatch.reports.weekly.service import TableRow, TierTables
+from kneewatch.reports.weekly.spans import Span
 from kneewatch.reports.weekly.trends import Measure, Past, trend
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.model import Rule, Severity

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import fsum
 
 from kneewatch.reports.weekly.grid import Grid
-from kneewatch.reports.weekly.observed import EngineObserved, Level, Span
+from kneewatch.reports.weekly.observed import EngineObserved
+from kneewatch.reports.weekly.spans import Level, Span
 from kneewatch.reports.weekly.tally import NOTHING, Tally, added
 
 EMPTY = Span()

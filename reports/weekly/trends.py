@@ -10,7 +10,8 @@ from statistics import fmean, stdev
 
 from kneewatch.reports.weekly.figures import DOWN, SAME, UNKNOWN, UP, Spark, Trend
 from kneewatch.reports.weekly.grid import HOUR_S, Grid
-from kneewatch.reports.weekly.observed import EngineObserved, Span
+from kneewatch.reports.weekly.observed import EngineObserved
+from kneewatch.reports.weekly.spans import Span
 from kneewatch.reports.weekly.totals import by_day, by_steps, hourly, in_turn
 
 NOISE_TEST = (

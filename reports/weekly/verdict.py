@@ -95,12 +95,18 @@ def _size(size: TierSize) -> str:
     gpus = f" ({size.gpus_needed} GPUs)" if size.gpus_needed is not None else ""
     spare = f", headroom {percent(size.headroom_ratio)}" if size.headroom_ratio is not None else ""
     words = {
-        "right": f"right: {present} replicas, as many as the peak takes{gpus}{spare}",
-        "too small": f"too small: {present} replicas, the peak takes {needed}{gpus}",
-        "too large": f"too large: {present} replicas, the peak takes {needed}{gpus}{spare}",
+        "right": f"right: {_replicas(present)}, as many as the peak takes{gpus}{spare}",
+        "too small": f"too small: {_replicas(present)}, the peak takes {needed}{gpus}",
+        "too large": f"too large: {_replicas(present)}, the peak takes {needed}{gpus}{spare}",
     }
-    doubt = "; ".join(size.notes[:1])
-    return words.get(size.verdict, f"not certain: {doubt or 'too little is known'}")
+    doubt = size.doubts[0] if size.doubts else ""
+    if size.verdict not in words:
+        return f"not certain: {doubt or 'too little is known'}"
+    return words[size.verdict] + (f"; {doubt}" if doubt else "")
+
+
+def _replicas(count: int | None) -> str:
+    return f"{count} replica" if count == 1 else f"{count} replicas"
 
 
 def _money(money: TierMoney) -> str:
@@ -124,7 +130,7 @@ def _action(of: TierSections, told: Sequence[Incident]) -> Action | None:
                 return Action(advised.summary, why, advised.id, advised.changes)
     size = of.size
     if size.verdict == "too small" and size.replicas_needed is not None:
-        text = f"run {size.replicas_needed} replicas in place of {size.replicas_present}"
+        text = f"run {_replicas(size.replicas_needed)} in place of {size.replicas_present}"
         why = (
             f"P99 of arrivals is {number(size.peak_requests_per_s)}/s, one engine carries "
             f"{number(size.usable_requests_per_s)}/s"
@@ -138,7 +144,7 @@ def _action(of: TierSections, told: Sequence[Incident]) -> Action | None:
         why = f"saves about {best.saves_usd_per_month:,.0f} USD a month"
         return Action(best.summary, why, best.id, ())
     if size.verdict == "too large":
-        text = f"try {size.replicas_needed} replicas in place of {size.replicas_present}"
+        text = f"try {_replicas(size.replicas_needed)} in place of {size.replicas_present}"
         return Action(text, "the peak takes no more", "", ())
     return None
 

@@ -87,9 +87,8 @@ def _before(trend: Trend) -> str:
     return f"{told(trend.before, trend.unit)}{since}"
 
 
-def slo(tier: TierSlo, calendar: Calendar) -> Lines:
+def slo(tier: TierSlo, _calendar: Calendar) -> Lines:
     """Latencies against their targets, the error budget, where the time goes."""
-    del calendar
     budget = tier.budget
     shares = {"queue": tier.queue_ratio, "prefill": tier.prefill_ratio,
               "decode": tier.decode_ratio, "the rest": tier.other_ratio}  # fmt: skip
@@ -149,9 +148,8 @@ def knee(tier: TierKnee, calendar: Calendar) -> Lines:
     )  # fmt: skip
 
 
-def workload(tier: TierWorkload, calendar: Calendar) -> Lines:
+def workload(tier: TierWorkload, _calendar: Calendar) -> Lines:
     """Lengths, arrivals, archetype, drift."""
-    del calendar
     kind = f"The archetype is {UNKNOWN}: the lengths are not."
     if tier.archetype:
         kind = f"**{text(tier.archetype.capitalize())}.** {text(said(tier.archetype_why))}"
@@ -176,9 +174,8 @@ def workload(tier: TierWorkload, calendar: Calendar) -> Lines:
     )  # fmt: skip
 
 
-def size(tier: TierSize, calendar: Calendar) -> Lines:
+def size(tier: TierSize, _calendar: Calendar) -> Lines:
     """GPUs present and needed, what one would buy today, levers."""
-    del calendar
     room = "headroom not known"
     if tier.headroom_ratio is not None:
         over = "over" if tier.headroom_ratio >= 0 else "short of"
@@ -186,6 +183,7 @@ def size(tier: TierSize, calendar: Calendar) -> Lines:
     return sections(
         [f"**{SIZES.get(tier.verdict, SIZES['unknown'])}.** {_missing(tier.missing)}".strip()],
         bullets([
+            *(_missing(doubt) for doubt in tier.doubts),
             f"replicas: {tier.replicas_present} present, {told(tier.replicas_needed, '')} needed",
             f"GPUs: {told(tier.gpus_present, '')} present, {told(tier.gpus_needed, '')} needed",
             f"{room}; KV cache at its peak {told(tier.kv_peak_ratio, 'ratio')}",
@@ -217,9 +215,8 @@ def _lever(one: Lever) -> tuple[str, ...]:
     )
 
 
-def money(tier: TierMoney, calendar: Calendar) -> Lines:
+def money(tier: TierMoney, _calendar: Calendar) -> Lines:
     """What was paid, for what, and what the recommendations save."""
-    del calendar
     trends = (tier.usd, tier.tokens_per_gpu_hour, tier.usd_per_million_tokens,
               tier.utilization_ratio)  # fmt: skip
     return sections(

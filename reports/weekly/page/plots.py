@@ -56,8 +56,9 @@ def latency_by_hour(
 
     told = f"P99 from {duration(min(known))} to {duration(max(known))}"
     late = "" if budget_s is None else f"; the budget is {duration(budget_s)}"
-    inside = draw(paint, x=_ends(hours), y=(ticks.at[0], ticks.at[-1]), x_ticks=_days(hours, calendar),
-                  y_ticks=ticks, log=True)  # fmt: skip
+    days = _days(hours, calendar)
+    edges = (ticks.at[0], ticks.at[-1])
+    inside = draw(paint, x=_ends(hours), y=edges, x_ticks=days, y_ticks=ticks, log=True)
     return Plot("TTFT by hour", inside, f"{told}{late}.", bound=budget_s is not None)
 
 

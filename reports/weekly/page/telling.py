@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Spread, Trend
@@ -10,6 +11,7 @@ from kneewatch.reports.words import duration, number, percent, quantity
 
 UNKNOWN = "not known"
 GIB = 1024.0**3
+WORD = re.compile(r"[a-zA-Z]+")
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 
 ARROWS: Mapping[str, str] = {UP: "▲", DOWN: "▼"}
@@ -87,7 +89,7 @@ def told(value: float | None, unit: str) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     known = _TOLD.get(unit)
-    return known(value) if known else f"{number(value)} {unit.replace('_', ' ')}"
+    return known(value) if known else " ".join((number(value), *WORD.findall(unit)))
 
 
 def _usd(value: float) -> str:

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.agent.report.bulk import Counted
 from kneewatch.agent.report.counting import Increases
-from kneewatch.agent.report.history import Counted
 from kneewatch.collector.history import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
+from kneewatch.reports.weekly.tally import Tally
 
 NAN = math.nan
 TOTAL = Column("num_preemptions", ())
@@ -119,10 +120,48 @@ def test_labels_are_added_up_and_parts_taken_out() -> None:
     assert made.between(("unknown", ""), edges) is None
 
 
-def test_a_histogram_whose_buckets_change_with_a_version() -> None:
-    def part(bound: str) -> Column:
-        return Column(TTFT, (), bound)
+def part(bound: str) -> Column:
+    """A part of a histogram."""
+    return Column(TTFT, (), bound)
 
+
+def test_a_histogram_whose_buckets_change_with_a_version() -> None:
+    made = increases(
+        [0, 60, 120, 180, 240],
+        {
+            part("0.5"): [0, 2, 4, 1, 3],
+            part("1.0"): [0, 3, 6, NAN, NAN],
+            part("2.0"): [NAN, NAN, NAN, 2, 6],
+            part("inf"): [0, 4, 8, 2, 8],
+        },
+        restarts_s=[180.0],
+    )
+    old, straddling, new = made.tallies(TTFT, np.array([0.0, 120.0, 180.0, 240.0]))
+    assert (old, new) == (
+        Tally((0.5, 1.0, math.inf), (4, 6, 8), 0.0),
+        Tally((0.5, 2.0, math.inf), (2, 4, 6), 0.0),
+    )
+    assert straddling == Tally((0.5, 2.0, math.inf), (1, 2, 2), 0.0), "the new process counted it"
+    whole = made.tallies(TTFT, np.array([0.0, 240.0]))
+    assert whole == [Tally((0.5, math.inf), (7, 16), 0.0)]
+
+
+def test_a_version_that_was_taken_back() -> None:
+    made = increases(
+        [0, 60, 120, 180],
+        {part("1.0"): [5, NAN, NAN, 1], part("2.0"): [NAN, 2, 4, NAN], part("inf"): [9, 3, 7, 2]},
+        restarts_s=[60.0, 180.0],
+    )
+    (middle,) = made.tallies(TTFT, np.array([60.0, 120.0]))
+    assert middle == Tally((2.0, math.inf), (2, 4), 0.0)
+
+
+def test_a_histogram_that_comes_with_use() -> None:
+    made = increases([0, 60, 120], {part("1.0"): [NAN, NAN, 2], part("inf"): [NAN, NAN, 3]})
+    assert made.tallies(TTFT, np.array([0.0, 120.0])) == [Tally((1.0, math.inf), (2, 3), 0.0)]
+
+
+def test_a_histogram_is_counted_bucket_by_bucket() -> None:
     old = increases([0, 60], {part("1.0"): [0, 3], part("inf"): [0, 4], part("sum"): [0, 9]})
     (tally,) = old.tallies(TTFT, np.array([0.0, 60.0]))
     assert tally is not None

@@ -14,7 +14,7 @@ from kneewatch.agent.report.history import Signals
 from kneewatch.agent.report.levels import gap_s, hours
 from kneewatch.agent.report.windows import CURVE
 from kneewatch.reports.weekly.measures import KV_USAGE, LEVELS
-from kneewatch.reports.weekly.observed import SERVING
+from kneewatch.reports.weekly.spans import SERVING
 
 
 def signals(times: list[float], **values: list[float]) -> Signals:

@@ -21,15 +21,13 @@ from kneewatch.diagnose.knee import Point
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.grid import DAY_S, Grid, Slot, grid
 from kneewatch.reports.weekly.observed import (
-    SERVING,
     EngineObserved,
     InFlight,
-    Level,
     Observed,
-    Span,
     TierObserved,
     TierStated,
 )
+from kneewatch.reports.weekly.spans import SERVING, Level, Span
 from kneewatch.reports.weekly.tally import Tally
 
 TO_S = datetime(2026, 11, 16, tzinfo=UTC).timestamp()

@@ -11,23 +11,21 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from kneewatch.agent.model_files import named_model
 from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.recommend.deployment import Stated
+from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.build import EMPTY, build
 from kneewatch.reports.weekly.document import render_json
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP
 from kneewatch.reports.weekly.grid import HOUR_S
+from kneewatch.reports.weekly.happened import Episode, EpisodeObserved, Held, Recommended
 from kneewatch.reports.weekly.model import WeeklyReport
-from kneewatch.reports.weekly.observed import (
-    Episode,
-    EpisodeObserved,
-    Held,
-    Observed,
-    Recommended,
-    Span,
-    TierStated,
-)
+from kneewatch.reports.weekly.observed import Observed, TierStated, WorkloadStated
 from kneewatch.reports.weekly.schema import report_schema
 from kneewatch.reports.weekly.service import TableRow
+from kneewatch.reports.weekly.spans import SERVING, Span
 from kneewatch.rules.model import Severity
 from kneewatch.rules.tables import KV_TABLE, MONITORING
 from tests.reports.weekly.observing import (
@@ -35,6 +33,7 @@ from tests.reports.weekly.observing import (
     TO_S,
     WEEK,
     engine,
+    level,
     observed,
     span,
     tier,
@@ -101,6 +100,26 @@ def test_tiers_are_never_blended() -> None:
     assert fast_p99 < 0.5
     assert slow_p99 > 2.5
     assert [one.budget.bad_ratio for one in report.slo] == [0.0, 1.0]
+
+
+def test_the_hottest_engine_is_not_hidden_by_the_mean() -> None:
+    hot = engine("hot")
+    spans = [
+        replace(one, levels={**one.levels, name: level(value, one.watched_s)})
+        for one, (name, value) in zip(
+            hot.spans,
+            [(m.KV_USAGE + SERVING, 0.97 if at == 30 else 0.2) for at in range(len(hot.spans))],
+            strict=True,
+        )
+    ]
+    cool = [replace(one, levels={**one.levels, m.KV_USAGE + SERVING: level(0.2, one.watched_s)})
+            for one in engine("cool").spans]  # fmt: skip
+    engines = [replace(hot, spans=spans), replace(engine("cool"), spans=cool)]
+    report = made(observed(tier("t", engines)))
+    usage = row(report.tables[0].kv, "KV cache utilization")
+    assert usage.figures[0].value == pytest.approx(0.2 + 0.77 / 336)
+    assert usage.figures[1].value == pytest.approx(0.97)
+    assert usage.state == "info"
 
 
 def test_the_error_budget_and_its_burn() -> None:
@@ -261,6 +280,63 @@ def test_the_size_against_the_learned_knee() -> None:
     assert tight.verdict == "too small"
     assert tight.replicas_needed == math.ceil(2 * STATED.safety)
     assert tight.gpus_needed == 2 * (tight.replicas_needed or 0)
+
+
+def test_a_fleet_between_both_counts_of_the_guide_is_right() -> None:
+    calm = engine("a", busy=lambda _slot: 0.5)
+    (size,) = made(observed(tier("t", [calm], stated=STATED))).sizes
+    assert (size.verdict, size.replicas_needed) == ("right", 1), "not two for rounding twice"
+    two = made(observed(tier("t", [calm, replace(calm, target="b")], stated=STATED))).sizes[0]
+    assert (two.verdict, two.replicas_needed) == ("right", 2)
+
+
+def test_incidents_of_too_little_capacity_are_a_doubt() -> None:
+    start_s = WEEK.from_s + 90
+    short = episode("queue_saturation", Severity.WARNING, start_s, start_s + 600)
+    engines = [engine(name, busy=lambda _slot: 0.5) for name in "abc"]
+    report = made(observed(tier("t", engines, stated=STATED), episodes=[short]))
+    assert report.sizes[0].verdict == "unknown"
+    assert "incidents of too little capacity" in report.verdicts[0].size_text
+
+
+def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
+    known = Stated(
+        model=named_model("meta-llama/Llama-3.1-8B"), gpu=gpu("h100-sxm"), tensor_parallel=1,
+        version=(0, 32, 0),
+    )  # fmt: skip
+    one = replace(engine("a"), config={"num_gpu_blocks": "26000", "block_size": "16",
+                  "gpu_memory_utilization": "0.92", "cache_dtype": "auto"})  # fmt: skip
+    stated = replace(STATED, stated=known, gpus=1)
+    report = made(observed(tier("t", [one], stated=stated), recommended=[recommended("x")]))
+    (size,) = report.sizes
+    assert not size.relative
+    assert sum(part.bytes for part in size.memory) == pytest.approx(size.gpu_memory_bytes)
+    assert size.memory[0].name == "weights"
+    assert size.options
+    assert size.options[0].usd_per_hour is not None
+    costs = [option.usd_per_hour or 0.0 for option in size.options]
+    assert costs == sorted(costs)
+    levers = {lever.id: lever for lever in size.levers}
+    assert levers["kv-fp8"].figures[0].signal == "waiting", "what was recommended comes first"
+    weights = {figure.signal: figure for figure in levers["weights-fp8"].figures}
+    kv = weights["kv_capacity_tokens"]
+    assert kv.after is not None
+    assert kv.before is not None
+    assert kv.after > kv.before
+    assert any("by the server's own page" in note for note in size.notes)
+
+
+def test_the_workload_against_the_one_that_was_sized_for() -> None:
+    sized_for = WorkloadStated("plan.toml", input_mean_tokens=400.0, output_mean_tokens=600.0,
+                               peak_requests_per_s=1.9)  # fmt: skip
+    stated = replace(STATED, workload=sized_for)
+    (work,) = made(observed(tier("t", [engine("a")], stated=stated))).workloads
+    assert {one.name: one.state for one in work.drift} == {
+        "mean prompt": "ok", "mean output": "warning", "peak requests": "ok",
+    }  # fmt: skip
+    assert work.archetype == "chat"
+    (unstated,) = made(observed(tier("t", [engine("a")], stated=STATED))).workloads
+    assert "report.profile" in unstated.drift_missing
 
 
 def test_the_benchmark_is_held_against_production() -> None:

@@ -61,6 +61,15 @@ def test_a_week_with_an_outlier_shows_no_arrow() -> None:
     assert made.direction == SAME
 
 
+def test_figures_that_may_be_nothing_are_compared_by_difference() -> None:
+    calm = trend([0.0, 2.0, 0.0, 1.0, 3.0, 0.0, 1.0], [1.0, 0.0, 2.0, 0.0, 1.0, 2.0, 0.0])
+    assert calm.direction == SAME
+    assert calm.noise is not None
+    assert calm.noise > 1.0
+    risen = trend([5.0, 6.0, 5.0, 7.0, 6.0, 5.0, 6.0], [0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0], DOWN)
+    assert (risen.direction, risen.good) == (UP, False)
+
+
 def test_chance_alone_shows_an_arrow_once_in_a_hundred() -> None:
     rng = random.Random(4)
 

@@ -104,6 +104,7 @@ def size(tier: str, place: int) -> TierSize:
             Lever("replicas", "Two replicas more.", (), (LeverFigure("load_ratio", 1.29, 0.86),),
                   12, -12.0),
         ) if sick else (),
+        doubts=() if sick else ("No load past the knee was seen: one engine may carry more.",),
         notes=("The memory is predicted for this launch; vLLM's own figure of the KV cache is "
                "1.2 % lower.",),
     )  # fmt: skip

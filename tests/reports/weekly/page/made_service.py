@@ -145,13 +145,13 @@ def latency(name: str, p50: float, p99: float, budget_s: float | None, *, worse:
     """A latency of the week and of the one before."""
     p95, mean = 0.6 * p99, 1.3 * p50
     state = "unknown" if budget_s is None else "warning" if p99 > budget_s else "ok"
-    trends = [
+    p50_, p95_, p99_, mean_ = (
         figure(label, "s", value, value / 2 if worse and label == "P99" else 0.98 * value,
                "up" if worse and label == "P99" else "same", False if worse else None)
         for label, value in (("P50", p50), ("P95", p95), ("P99", p99), ("mean", mean))
-    ]  # fmt: skip
+    )  # fmt: skip
     judged = None if budget_s is None else budget_s
-    return Latency(name, *trends, observations=812_345.0, budget_s=budget_s,
+    return Latency(name, p50_, p95_, p99_, mean_, observations=812_345.0, budget_s=budget_s,
                    within_ratio=None if budget_s is None else 0.978 if worse else 0.9994,
                    judged_at_s=judged, state=state)  # fmt: skip
 

@@ -1,0 +1,127 @@
+"""The report in a real Chromium: sizes, schemes, paper, no requests, no errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from kneewatch.reports.weekly.model import WeeklyReport
+from kneewatch.reports.weekly.page import render
+from tests.browser import Seen, browser, opened
+from tests.reports.weekly.page import made
+from tests.reports.weekly.page.made_hostile import hostile
+
+__all__ = ["browser"]
+
+SHOWN: dict[str, Callable[[], WeeklyReport]] = {
+    "fleet": made.fleet,
+    "empty": made.empty,
+    "many tiers": lambda: made.many(14, incidents=3),
+    "hostile": lambda: hostile(made.fleet()),
+}
+TOO_WIDE = """[...document.querySelectorAll('body *')]
+    .filter(e => !e.closest('.wide, svg, .unseen, .skip, .stack td .numbers'))
+    .filter(e => e.getBoundingClientRect().right > innerWidth + 0.5)
+    .map(e => e.outerHTML.slice(0, 80))"""
+SMALLEST_TEXT = """Math.min(...[...document.querySelectorAll('svg.plot')].map(
+    e => 11 * e.getBoundingClientRect().width / e.viewBox.baseVal.width))"""
+PAPERS_MOST = 20
+
+
+@contextmanager
+def looking(
+    browser: Browser, folder: Path, report: WeeklyReport, *, width: int = 1280, dark: bool = False
+) -> Generator[tuple[Page, Seen]]:
+    """A browser that looks at a report's file."""
+    file = folder / "report.html"
+    file.write_text(render(report), encoding="utf-8")
+    with opened(browser, file.as_uri(), origin="file://", width=width, dark=dark, script=True) as (
+        page,
+        seen,
+    ):
+        yield page, seen
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_report_fits_and_asks_for_nothing(browser: Browser, tmp_path: Path, name: str) -> None:
+    with looking(browser, tmp_path, SHOWN[name]()) as (page, seen):
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.reload()
+        for width in (1280, 360):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            assert page.evaluate(TOO_WIDE) == []
+        assert len(asked) == 1
+        assert seen.errors == []
+        assert seen.strangers == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_light_and_dark(browser: Browser, tmp_path: Path, dark: bool) -> None:
+    with looking(browser, tmp_path, made.fleet(), dark=dark) as (page, seen):
+        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        assert ground == ("rgb(16, 18, 21)" if dark else "rgb(245, 243, 238)")
+        line = page.evaluate("getComputedStyle(document.querySelector('.plot .p99')).stroke")
+        assert line == ("rgb(195, 199, 206)" if dark else "rgb(61, 67, 80)")
+        assert seen.errors == []
+
+
+def test_on_a_phone_charts_can_be_read(browser: Browser, tmp_path: Path) -> None:
+    with looking(browser, tmp_path, made.fleet(), width=360) as (page, _):
+        assert page.evaluate(SMALLEST_TEXT) >= 9
+        line = page.locator(".tiers .line").first
+        expect(line.locator("td").nth(3)).to_contain_text("Store the KV cache in fp8.")
+        assert line.evaluate("e => getComputedStyle(e).display") == "block"
+
+
+def test_the_tables_behind_charts_fold_out(browser: Browser, tmp_path: Path) -> None:
+    with looking(browser, tmp_path, made.fleet()) as (page, _):
+        details = page.locator("details.behind", has_text="The numbers behind these charts").first
+        cell = details.get_by_role("cell", name="31 s").first
+        expect(cell).to_be_hidden()
+        details.locator("summary").press("Enter")
+        expect(cell).to_be_visible()
+
+
+def test_links_lead_to_the_sections(browser: Browser, tmp_path: Path) -> None:
+    with looking(browser, tmp_path, made.fleet()) as (page, seen):
+        page.get_by_role("navigation").get_by_role("link", name="Money").click()
+        expect(page.get_by_role("heading", name="8 Money")).to_be_in_viewport()
+        assert seen.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_on_paper(browser: Browser, tmp_path: Path, dark: bool) -> None:
+    with looking(browser, tmp_path, made.fleet(), dark=dark) as (page, _):
+        pdf = page.pdf(prefer_css_page_size=True, print_background=True)
+        pages = len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf))
+        assert 5 <= pages <= PAPERS_MOST
+        assert re.search(rb"/MediaBox\s*\[0 0 59[45]\S* 84[12]", pdf), "A4"
+        page.emulate_media(media="print")
+        for ground in ("documentElement", "body"):
+            colour = page.evaluate(f"getComputedStyle(document.{ground}).backgroundColor")
+            assert colour == "rgb(255, 255, 255)"
+        assert page.evaluate("getComputedStyle(document.querySelector('h1')).color") == (
+            "rgb(27, 29, 34)"
+        )
+        expect(page.locator("details.behind").first).to_be_hidden()
+        # As wide as A4 between its margins: nothing is cut at the right.
+        page.set_viewport_size({"width": 695, "height": 900})
+        assert page.evaluate(TOO_WIDE) == []
+        expect(page.locator(".tiers thead")).to_be_visible()
+
+
+def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path) -> None:
+    with looking(browser, tmp_path, hostile(made.fleet())) as (page, seen):
+        dialogs: list[str] = []
+        page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+        page.reload()
+        assert dialogs == []
+        assert seen.errors == []
+        assert page.locator("main script, main img").count() == 0

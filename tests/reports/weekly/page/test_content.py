@@ -1,0 +1,220 @@
+"""What the HTML says: verdicts, incidents, rows that are unknown, words beside every arrow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.reports.weekly.figures import Period, Trend
+from kneewatch.reports.weekly.model import WeeklyReport
+from kneewatch.reports.weekly.page import render
+from kneewatch.reports.weekly.service import TableRow
+from tests.reports.triage.html_tree import Node, tree
+from tests.reports.weekly.page import made
+from tests.reports.weekly.page.made_service import figure
+
+
+def page(report: WeeklyReport) -> Node:
+    return tree(render(report))
+
+
+def section(root: Node, name: str) -> Node:
+    return next(
+        node for node in root.every("section") if node.attributes["aria-labelledby"] == name
+    )
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Node:
+    return page(made.fleet())
+
+
+def test_the_verdict_is_a_line_per_tier_with_one_thing_to_do(fleet: Node) -> None:
+    verdict = section(fleet, "verdict")
+    assert verdict.one("p", css="headline").text == "Of 2 tiers, 1 was in trouble; 1 is healthy."
+    sick, calm = verdict.every("tr", css="line")
+    cells = [cell.text for cell in sick.children]
+    assert cells[0] == f"{made.CHAT} 4 engines, 8 GPUs"
+    assert cells[1].startswith("Critical The KV cache was too small")
+    assert cells[1].endswith("In trouble for 89 min.")
+    assert cells[2].startswith("Too small. 12 GPUs needed, 8 present")
+    assert cells[3] == "2,688 USD, 1.84 USD per million tokens at 46 % utilization."
+    assert cells[4].startswith("Store the KV cache in fp8. --kv-cache-dtype auto → fp8 It doubles")
+    assert [cell.text for cell in calm.children][1] == "Healthy No incident, every target kept."
+
+
+def test_arrows_stand_with_words_and_only_where_there_is_a_change(fleet: Node) -> None:
+    first, second = section(fleet, "verdict").every("tr", css="trends")
+    assert [item.text for item in first.every("li")] == [
+        "▲ TTFT P99 4.2 s, up from 1.3 s, worse",
+        "▼ Cost 1.84 USD per million tokens, down from 2.31 USD per million tokens, better",
+    ]
+    assert [item.text for item in second.every("li")] == ["TTFT P99 620 ms"]
+    for changed in fleet.every("span", css="change"):
+        words = changed.text + (changed.parent.text if changed.parent else "")
+        assert ("up" in words or "from" in words) if "▲" in words else True
+        assert ("down" in words or "from" in words) if "▼" in words else True
+
+
+def test_figures_that_are_not_known_are_named_in_the_verdict() -> None:
+    unknown = Trend("goodput_per_s", "requests in time", "per_s", None, missing="no target")
+    report = made.one()
+    report = replace(report, verdicts=(replace(report.verdicts[0], trends=(unknown,)),))
+    (line,) = section(page(report), "verdict").every("tr", css="trends")
+    assert line.text == "Not known: requests in time"
+
+
+def test_the_worst_tier_stands_first() -> None:
+    report = made.fleet()
+    report = replace(report, tiers=report.tiers[::-1])
+    names = [
+        line.one("bdi").text for line in section(page(report), "verdict").every("tr", css="line")
+    ]
+    assert names == [made.CHAT, made.CODE]
+
+
+def test_a_tier_without_a_verdict_is_unknown() -> None:
+    root = page(replace(made.fleet(), verdicts=()))
+    assert section(root, "verdict").one("p", css="headline").text == "Both tiers cannot be judged."
+    for line in section(root, "verdict").every("tr", css="line"):
+        assert "Unknown" in line.text
+        assert list(line.every(css="ink-unknown"))
+
+
+def test_an_empty_week_says_so_and_nothing_is_healthy() -> None:
+    root = page(made.empty())
+    assert section(root, "verdict").one("p", css="headline").text == (
+        "Nothing was watched in this time: nothing can be said of its health."
+    )
+    assert "No target was watched in this time." in root.one("main").text
+    assert "whether there was an incident is not known" in section(root, "incidents").text
+    assert "ealthy" not in root.one("main").text.replace("its health", "")
+    for name in ("tables", "slo", "knee", "workload", "size", "money"):
+        assert section(root, name).text.endswith("Nothing was watched.")
+
+
+def test_an_incident_is_told_in_full(fleet: Node) -> None:
+    told = section(fleet, "incidents")
+    cascade, queue = told.every("article")
+    assert "Tue 10 Nov, 14:06 to 14:44 (38 min), ended" in cascade.text
+    assert "Eviction was seen 4 min 12 s before TTFT P99 left its budget of 2 s." in cascade.text
+    assert cascade.one("table", css="cost").one("tbody").text == (
+        "1,204 requestsat least 2,061,000 tokens3,110 requests420 requests"
+    )
+    assert "Followed: it did what was predicted" in cascade.one(css="advice").text
+    assert "still going on at the end" in queue.text
+    assert "No change was advised." in queue.text
+    assert "not known" in queue.one("table", css="cost").text
+    steps = list(cascade.one("figure", css="strip").every("rect"))
+    assert [step.attributes["class"] for step in steps] == [
+        "fill-info", "fill-warning", "fill-critical", "fill-critical", "fill-warning",
+        "fill-critical", "fill-warning",
+    ]  # fmt: skip
+
+
+def test_every_incident_is_named_though_only_the_worst_are_told_in_full() -> None:
+    told = section(page(made.many(1, incidents=30)), "incidents")
+    assert len(list(told.one("table", css="index").one("tbody").children)) == 30
+    assert len(list(told.every("article"))) == 20
+
+
+def rows_of(report: WeeklyReport) -> list[TableRow]:
+    return [row for table in report.tables for row in (*table.monitoring, *table.kv)]
+
+
+def test_every_row_of_the_guides_tables_is_there(fleet: Node) -> None:
+    shown = [
+        line.children[0].text
+        for table in section(fleet, "tables").every("table", css="monitoring")
+        for line in table.one("tbody").children
+        if line.attributes.get("class") != "note"
+    ]
+    assert shown == [row.subject for row in rows_of(made.fleet())]
+
+
+def test_an_unknown_row_says_what_is_missing_and_how_to_have_it(fleet: Node) -> None:
+    lines = [
+        line
+        for table in section(fleet, "tables").every("table", css="monitoring")
+        for line in table.one("tbody").children
+    ]
+    unknown = [at for at, line in enumerate(lines) if "not known" in line.text]
+    assert len(unknown) == 12
+    for at in unknown:
+        assert list(lines[at].every(css="ink-unknown"))
+        assert not list(lines[at].every(css="ink-ok"))
+        assert "To have it:" in lines[at + 1].text
+        assert lines[at + 1].attributes["class"] == "note"
+    (residency,) = {lines[at + 1].text for at in unknown if "residency" in lines[at].text}
+    assert residency == (
+        "vllm:kv_block_lifetime_seconds is not on the page. To have it: Start vLLM with "
+        "--kv-cache-metrics (0.11 or newer)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [("off", "not in use"), ("trend", "no bound"), ("warning", "warning"), ("nonsense", "unknown")],
+)
+def test_states(state: str, shown: str) -> None:
+    report = made.one()
+    row = replace(report.tables[0].monitoring[0], state=state, figures=(figure("", "s", None),))
+    report = replace(report, tables=(replace(report.tables[0], monitoring=(row,), kv=()),))
+    (line, note) = section(page(report), "tables").one("table", css="monitoring").one(
+        "tbody"
+    ).children  # fmt: skip
+    assert line.children[3].text == shown
+    assert line.children[1].text == ("\N{EN DASH}" if state == "off" else "not known")
+    assert "No GPU source." in note.text
+
+
+def test_figures_of_a_tier_are_those_of_the_model(fleet: Node) -> None:
+    slo = section(fleet, "slo").text
+    assert "220 % of it spent: it is gone" in slo
+    assert "99 % of requests must have their first token in time" in slo
+    assert "Of 812,345 requests, 17,872 had not: 2.2 %." in slo
+    knee = section(fleet, "knee").text
+    assert "41 (37 to 46) requests in flight" in knee
+    assert "past the knee, at 127 % of C_max" in knee
+    assert "at least 15 requests in flight" in knee
+    assert "+283 %" in knee
+    size = section(fleet, "size").text
+    assert "none: 29 % short of the peak; sized with a factor of 1.3" in size
+    assert "saves 12.00 USD an hour" in size
+    assert "costs 12.00 USD an hour" in size
+    money = section(fleet, "money").text
+    assert "121 GPU-hours, 242 USD" in money
+    assert "costs 8,760 USD" in money
+    track = section(fleet, "track-record").text
+    assert "6 recommendations made, 4 followed." in track
+    assert "\N{MINUS SIGN}4 %" in track
+    quality = section(fleet, "data-quality").text
+    assert "Sun 15 Nov, 02:00 to 03:30" in quality
+    assert "99.1 %" in quality
+    assert "kv_cache_dtype auto → fp8" in quality
+    assert "Student's t" in quality
+
+
+def test_in_a_crowd_every_tier_stands_in_every_section() -> None:
+    report = made.many(14)
+    root = page(report)
+    assert "14 tiers in one file" in root.one("main").text
+    for name in ("verdict", "tables", "slo", "knee", "workload", "size", "money"):
+        told = section(root, name)
+        for tier in report.tiers:
+            assert tier.id in told.text, name
+    assert len(list(section(root, "slo").every("table", css="latencies"))) == 8
+    (rest,) = section(root, "slo").every("table", css="rest")
+    assert len(rest.one("tbody").children) == 6
+
+
+def test_another_period_than_a_week_is_not_called_one() -> None:
+    day = Period(made.FROM_S, made.FROM_S + made.DAY_S, made.DAY_S, 1)
+    report = replace(made.one(), period=day, compared=None)
+    root = page(report)
+    assert root.one("h1").text == "Health report"
+    assert root.one("p", css="when").text == "Mon 9 Nov 2026 (Europe/Berlin time)"
+    assert "compared with nothing" in root.one("header").text
+    assert "This period" in section(root, "tables").text
+    assert "week" not in section(root, "tables").one("thead").text

@@ -1,0 +1,210 @@
+"""What is drawn: paths that keep their points, sparklines, fields, strips, charts with axes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.reports.weekly.figures import Period, Spark
+from kneewatch.reports.weekly.page import plots
+from kneewatch.reports.weekly.page.charts import charts
+from kneewatch.reports.weekly.page.drawing import ROLES
+from kneewatch.reports.weekly.page.heat import LEVELS, heat
+from kneewatch.reports.weekly.page.moments import Calendar
+from kneewatch.reports.weekly.page.paths import path, run_path
+from kneewatch.reports.weekly.page.signals import TABLE_ROWS
+from kneewatch.reports.weekly.page.sparks import TALL, WIDE, spark_line, squares, stack
+from kneewatch.reports.weekly.page.strip import strip
+from tests.reports.weekly.page import made, made_incidents, made_planning, made_service
+
+CALENDAR = Calendar(made.ZONE, Period(made.FROM_S, made.TO_S, 1.0, 7))
+NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?")
+places = st.floats(-1000, 1000)
+
+
+def points_of(drawn: str) -> list[list[tuple[float, float]]]:
+    """The points of a path: M, then steps; a dot's step of nothing is left out."""
+    runs: list[list[tuple[float, float]]] = []
+    for part in drawn.split("M")[1:]:
+        numbers = [float(found) for found in NUMBER.findall(part.replace("h0", ""))]
+        x, y = numbers[:2]
+        run = [(x, y)]
+        for dx, dy in zip(numbers[2::2], numbers[3::2], strict=True):
+            x, y = x + dx, y + dy
+            run.append((x, y))
+        runs.append(run)
+    return runs
+
+
+@given(st.lists(st.tuples(places, places), min_size=1, max_size=60), st.integers(0, 2))
+def test_a_path_keeps_its_points_without_drift(
+    points: list[tuple[float, float]], decimals: int
+) -> None:
+    (found,) = points_of(run_path(points, decimals=decimals))
+    least = 0.5 * 10**-decimals + 1e-6
+    assert len(found) == len(points)
+    for one, other in zip(found, points, strict=True):
+        assert one == pytest.approx(other, abs=least)
+
+
+def test_a_gap_is_a_gap_and_a_lone_point_a_dot() -> None:
+    assert path([(0, 0), (1, -2), None, (5, 5), None, (7, 7), (8, 7)]) == "M0 0l1-2M5 5h0M7 7l1 0"
+    assert run_path([(0, 0), (0.5, 0.25)], decimals=2) == "M0 0l.5 .25"
+    assert path([None, None]) == ""
+
+
+def test_a_sparkline_stands_on_nothing_and_in_its_band() -> None:
+    drawn = spark_line(Spark(0.0, 1.0, "ratio", (0.5, None, 1.0)), low=0.75, high=0.9)
+    assert drawn is not None
+    (first,), (last,) = points_of(drawn.path)
+    assert first[0] == 0
+    assert last[0] == WIDE
+    per_unit = TALL / 1.05
+    assert first[1] == pytest.approx(TALL - 0.5 * per_unit, abs=0.5)
+    assert drawn.band == pytest.approx((TALL - 0.9 * per_unit, 0.15 * per_unit))
+    assert drawn.desc == "From 50 % to 100 %."
+
+
+@pytest.mark.parametrize("values", [(), (None,), (float("nan"),)])
+def test_nothing_known_is_nothing_drawn(values: tuple[float | None, ...]) -> None:
+    assert spark_line(Spark(0.0, 1.0, "s", values), low=None, high=None) is None
+
+
+def test_values_of_nothing_are_drawn() -> None:
+    drawn = spark_line(Spark(0.0, 1.0, "s", (0.0, 0.0)), low=None, high=None)
+    assert drawn is not None
+    assert drawn.path == f"M0 {TALL}l{WIDE} 0"
+
+
+def test_parts_fill_a_bar_and_never_more() -> None:
+    parts = stack([("a", 60.0, "60"), ("b", 50.0, "50"), ("c", 1.0, "1")], whole=100.0)
+    assert [(part.x, part.width) for part in parts] == [(0, 60), (60, 40), (100, 0)]
+    assert [part.labelled for part in parts] == [True, True, False]
+    assert stack([("a", 1.0, "1")], whole=0.0) == ()
+
+
+@pytest.mark.parametrize(("count", "beside", "each", "shown"), [(8, 12, 1, 8), (0, 3, 1, 0),
+                                                               (1000, 10, 16, 63)])  # fmt: skip
+def test_gpus_are_squares(count: int, beside: int, each: int, shown: int) -> None:
+    drawn = squares(count, beside=beside)
+    assert (drawn.each, drawn.path.count("M")) == (each, shown)
+
+
+def test_the_field_of_hours_tells_each_hour_once() -> None:
+    slo = made_service.slo("t", made.FROM_S, 0)
+    field = heat(slo.by_weekday)
+    assert field is not None
+    assert sum(drawn.count("M") for _, drawn in field.paths) == 7 * 24
+    counts = {name: drawn.count("M") for name, drawn in field.paths}
+    assert counts["heat-4"] == 3
+    assert counts["heat-unseen"] == 1
+    assert field.rows[2] == ("02:00", (*["0.0241"] * 5, "0.00842", "?"))
+    assert "Tue 14:00 with 31 times the budget" in field.desc
+    assert heat([]) is None
+
+
+@pytest.mark.parametrize(
+    ("requests", "burn", "name"),
+    [(None, None, "heat-unseen"), (0.0, None, "heat-none"), (5.0, None, "heat-unseen"),
+     (5.0, 0.0, "heat-0"), (5.0, 1.0, "heat-1"), (5.0, 1.1, "heat-2"), (5.0, 14.5, "heat-4")],
+)  # fmt: skip
+def test_an_hour_that_nobody_watched_is_not_a_good_one(
+    requests: float | None, burn: float | None, name: str
+) -> None:
+    slo = made_service.slo("t", made.FROM_S, 0)
+    cell = replace(slo.by_weekday[5], requests=requests, burn=burn)
+    other = replace(slo.by_weekday[6], requests=1.0, burn=99.0)
+    field = heat([cell, other])
+    assert field is not None
+    names = {kind for kind, _ in field.paths}
+    assert name in names
+    if name != "heat-unseen":
+        assert all(kind in (name, "heat-4", "heat-unseen") for kind in names)
+    assert [side for *_, side in LEVELS] == sorted(side for *_, side in LEVELS)
+
+
+def test_the_strip_draws_stages_as_steps_on_one_ground() -> None:
+    incident = made_incidents.cascade("t", made.FROM_S + 38.1 * 3600)
+    drawn = strip(incident, CALENDAR)
+    heights = [step.height for step in drawn.steps]
+    assert heights[3] == max(heights)
+    assert heights[1] == heights[4]
+    assert all(step.y + step.height == drawn.ground_px for step in drawn.steps)
+    assert all(step.x >= 0 and step.x + step.width <= 100 for step in drawn.steps)
+    assert [mark.words for mark in drawn.marks] == ["eviction seen", "TTFT P99 over budget"]
+    assert [words for _, words in drawn.ticks] == ["14:00", "14:15", "14:30", "14:45"]
+    assert [cause.label for cause in drawn.causes if cause.first] == ["kv_pressure", "past_knee"]
+    (late,) = [chart for chart in drawn.charts if chart.bound]
+    assert (late.signal, late.bound, late.top) == ("ttft_p99_s", "budget 2.0 s", "40 s")
+    assert late.desc == "From 800 ms to 31 s; budget 2.0 s."
+    assert drawn.thinned
+    assert len(drawn.rows) <= TABLE_ROWS
+    assert drawn.rows[0][1] == ("70 %", "0 % a second", "800 ms", "0", "2,100 a second")
+
+
+def test_an_incident_that_is_a_moment_or_has_no_lines() -> None:
+    incident = made_incidents.queue("t", made.FROM_S)
+    moment = replace(incident, end_s=incident.start_s, last_s=incident.start_s, lines=(), causes=())
+    drawn = strip(moment, CALENDAR)
+    assert drawn.charts == ()
+    assert drawn.rows == ()
+    assert drawn.desc == moment.title
+
+
+def test_a_chart_has_only_roles_and_no_ids() -> None:
+    slo = made_service.slo("t", made.FROM_S, 0)
+    drawn = charts(slo, made_service.knee("t", made.FROM_S, 0), made_planning.size("t", 0),
+                   made_planning.money("t", 0), CALENDAR)  # fmt: skip
+    for plot in (drawn.latency, drawn.requests, drawn.knee_tokens, drawn.knee_latency):
+        assert plot is not None
+        assert set(re.findall(r'class="([^"]*)"', plot.inside)) <= ROLES
+        assert not re.search(r"\bid=|style=|url\(|http", plot.inside)
+        assert plot.desc.endswith(".")
+    assert drawn.latency is not None
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.latency.inside)
+    assert words == ["100 ms", "500 ms", "2.0 s", "10 s", "50 s", "Mon 9", "Tue 10", "Wed 11",
+                     "Thu 12", "Fri 13", "Sat 14", "Sun 15"]  # fmt: skip
+    assert drawn.latency.desc == "P99 from 438 ms to 31 s; the budget is 2.0 s."
+    assert [part.value for part in drawn.shares] == ["7 %", "5 %", "86 %", "2 %"]
+    assert drawn.memory[0].name == "weights"
+
+
+def test_an_hour_between_two_that_nobody_watched_is_a_dot() -> None:
+    hours = made_service.slo("t", made.FROM_S, 0).hours
+    lone = [replace(hour, ttft_p99_s=None) if at in (9, 11) else hour
+            for at, hour in enumerate(hours)]  # fmt: skip
+    drawn = plots.latency_by_hour(lone, CALENDAR, None)
+    assert drawn is not None
+    (line,) = re.findall(r'class="p99" d="([^"]*)"', drawn.inside)
+    # A long line is thinned where it is straight: it must not lose its lone points.
+    assert [len(run) for run in points_of(line)] == [9, 1, 134, 21]
+    assert "h0" in line
+
+
+def test_hours_without_anything_known_are_not_drawn() -> None:
+    hours = [replace(hour, requests=None, ttft_p99_s=None)
+             for hour in made_service.slo("t", made.FROM_S, 0).hours]  # fmt: skip
+    assert plots.latency_by_hour(hours, CALENDAR, 2.0) is None
+    assert plots.requests_by_hour(hours, CALENDAR) is None
+    assert plots.latency_by_hour([], CALENDAR, 2.0) is None
+
+
+@given(st.floats(1e-4, 1e3), st.floats(1.0, 1e4))
+def test_scales_of_powers_hold_their_values(least: float, times: float) -> None:
+    ticks = plots.log_ticks(least, least * times, str)
+    assert ticks.at[0] <= least
+    assert ticks.at[-1] > least * times
+    assert list(ticks.at) == sorted(set(ticks.at))
+    assert 2 <= len(ticks.at) <= 8
+
+
+@given(st.floats(1e-6, 1e9))
+def test_scales_hold_their_values(most: float) -> None:
+    ticks = plots.linear_ticks(most, str)
+    assert ticks.at[0] == 0
+    assert ticks.at[-1] >= most * (1 - 1e-6)
+    assert 3 <= len(ticks.at) <= 6

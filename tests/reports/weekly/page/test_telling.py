@@ -1,0 +1,130 @@
+"""Figures, changes and moments in words."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from kneewatch.reports.weekly.figures import FlagChange, Period, Spread, Trend
+from kneewatch.reports.weekly.page import telling
+from kneewatch.reports.weekly.page.moments import Calendar, stamp
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (None, "s", "not known"),
+        (math.nan, "s", "not known"),
+        (math.inf, "usd", "not known"),
+        (0.0351, "s", "35 ms"),
+        (0.956, "ratio", "96 %"),
+        (0.013, "ratio_per_s", "1.3 % a second"),
+        (1.34, "per_s", "1.34 a second"),
+        (2_061_000.0, "tokens", "2,061,000 tokens"),
+        (2100.0, "tokens_per_s", "2,100 tokens a second"),
+        (80 * 1024.0**3, "bytes", "80 GiB"),
+        (2688.4, "usd", "2,688 USD"),
+        (1.5, "usd", "1.50 USD"),
+        (0.0, "usd", "0 USD"),
+        (12.0, "usd_per_hour", "12.00 USD an hour"),
+        (1.84, "usd_per_million_tokens", "1.84 USD per million tokens"),
+        (1.0, "gpus", "1 GPU"),
+        (8.0, "gpus", "8 GPUs"),
+        (3.4, "", "3.4"),
+        (7.0, "strange_unit", "7 strange unit"),
+    ],
+)
+def test_a_value_has_its_unit(value: float | None, unit: str, words: str) -> None:
+    assert telling.told(value, unit) == words
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [(1.0, "100 %"), (0.99996, "99.99 %"), (0.999, "99.9 %"), (0.99, "99 %"), (0.978, "98 %"),
+     (0.0, "0 %"), (None, "not known")],
+)  # fmt: skip
+def test_only_all_of_it_is_a_hundred_percent(ratio: float | None, words: str) -> None:
+    assert telling.share(ratio) == words
+
+
+@pytest.mark.parametrize(
+    ("trend", "words", "tone", "arrow"),
+    [
+        (Trend("k", "n", "s", 4.21, 1.32, 0.1, "up", good=False), "up, worse", "worse", "▲"),
+        (Trend("k", "n", "s", 1.0, 1.32, 0.1, "down", good=True), "down, better", "better", "▼"),
+        (Trend("k", "n", "s", 1.0, 1.32, 0.1, "down"), "down", "quiet", "▼"),
+        (Trend("k", "n", "s", 1.3, 1.32, 0.1, "same"), "", "quiet", ""),
+        (Trend("k", "n", "s", 1.3, 1.32), "", "quiet", ""),
+        (Trend("k", "n", "s", 1.3, 1.32, 0.1, "sideways", good=True), "", "quiet", ""),
+    ],
+)
+def test_a_change_is_told_where_there_is_one(
+    trend: Trend, words: str, tone: str, arrow: str
+) -> None:
+    assert telling.change(trend) == words
+    assert telling.tone(trend) == tone
+    assert telling.arrow(trend) == arrow
+
+
+def test_other_words() -> None:
+    assert telling.spread(Spread(37, 41, 46), "") == "41 (37 to 46)"
+    assert telling.spread(Spread(15, 15, 15), "per_s") == "15 a second"
+    assert telling.spread(None, "") == "not known"
+    assert telling.flag(FlagChange("--a", "1", "2")) == "--a 1 → 2"
+    assert telling.flag(FlagChange("--a", "", "2")) == "--a 2"
+    assert telling.flag(FlagChange("--a", "1", "")) == "drop --a"
+    assert telling.points(-0.21, "ratio") == "\N{MINUS SIGN}21 points"
+    assert telling.points(2.83, "s") == "+283 %"
+    assert telling.saved(-12.0, "usd_per_hour") == "costs 12.00 USD an hour"
+    assert telling.saved(0.0, "usd") == "costs and saves nothing"
+    assert telling.said("no GPU source") == "No GPU source."
+    assert telling.said("vllm:x is missing") == "vllm:x is missing."
+    assert telling.said("--enable-lora is set.") == "--enable-lora is set."
+    assert telling.said("") == ""
+    assert telling.told_size("too small", "too small: 4 replicas") == ("Too small", "4 replicas.")
+    assert telling.told_size("nonsense", "not certain: why") == ("Not known", "Not certain: why.")
+    assert telling.ending("restarted", goes_on=False) == "ended by a restart"
+    assert telling.plural(1, "day") == "1 day"
+    assert telling.plural(1200, "day") == "1,200 days"
+
+
+def at(
+    year: int, month: int, day: int, hour: int = 0, minute: int = 0, *, zone: str = "Europe/Berlin"
+) -> float:
+    return datetime(year, month, day, hour, minute, tzinfo=ZoneInfo(zone)).timestamp()
+
+
+def calendar(start_s: float, end_s: float, *, days: int = 7) -> Calendar:
+    return Calendar("Europe/Berlin", Period(start_s, end_s, end_s - start_s, days))
+
+
+def test_moments_are_those_of_the_time_zone() -> None:
+    week = calendar(at(2026, 11, 9), at(2026, 11, 16))
+    assert week.title == "Mon 9 Nov to Sun 15 Nov 2026"
+    assert week.moment(at(2026, 11, 10, 14, 3)) == "Tue 10 Nov, 14:03"
+    assert week.stretch(at(2026, 11, 10, 14), at(2026, 11, 10, 15)) == "Tue 10 Nov, 14:00 to 15:00"
+    assert week.stretch(at(2026, 11, 10, 23), at(2026, 11, 11, 1)) == (
+        "Tue 10 Nov, 23:00 to Wed 11 Nov, 01:00"
+    )
+    assert week.stretch(at(2026, 11, 10, 14), at(2026, 11, 10, 14, 1)) == (
+        "Tue 10 Nov, 14:00:00 to 14:01:00"
+    )
+    assert (week.now, week.before) == ("this week", "last week")
+    assert stamp(at(2026, 11, 9)) == "2026-11-08T23:00:00Z"
+
+
+def test_a_period_that_does_not_begin_at_midnight_is_told_by_its_moments() -> None:
+    some = calendar(at(2026, 11, 9, 6), at(2026, 11, 9, 18), days=1)
+    assert some.title == "Mon 9 Nov, 06:00 to Mon 9 Nov, 18:00 2026"
+    assert (some.now, some.before) == ("this period", "the period before")
+
+
+def test_an_hour_that_is_there_twice_is_told_apart() -> None:
+    week = calendar(at(2026, 10, 19), at(2026, 10, 26))
+    assert week.title == "Mon 19 Oct to Sun 25 Oct 2026"
+    twice = at(2026, 10, 25, 2, 30)
+    assert week.clock(twice) == "02:30 CEST"
+    assert week.clock(twice + 3600) == "02:30 CET"
