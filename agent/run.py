@@ -39,6 +39,7 @@ from kneewatch.agent.daemon.systemd import Systemd
 from kneewatch.agent.daemon.watch import Sinks
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.printing import OK
+from kneewatch.agent.report.schedule import add_report_job
 from kneewatch.agent.settings import Settings
 from kneewatch.agent.store.model import Retention
 from kneewatch.agent.store.reader import Reader
@@ -57,7 +58,7 @@ STOP_S = 2.5
 FLUSH_S = 0.4
 """The history has at least so long to write what is queued."""
 
-FIXED = ("listen", "store.", "http.", "gpu_interval_s")
+FIXED = ("listen", "store.", "http.", "report.", "gpu_interval_s")
 """What a running daemon does not take up: beginnings of keys."""
 
 
@@ -123,6 +124,9 @@ class Daemon:
             parts.callback(self._close_gpus)
             self._clockwork = Clockwork()
             parts.callback(self._end_cycles)
+            reports = add_report_job(self._clockwork.scheduler, settings, store_file)
+            if reports is not None:
+                parts.callback(reports.stop)
             sinks = Sinks(self._board, self._store, self._notifier, self._gpus)
             self._fleet = Fleet(self._clockwork, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)

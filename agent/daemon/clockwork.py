@@ -153,6 +153,11 @@ class Clockwork:
         return step_s
 
     @property
+    def scheduler(self) -> Any:  # noqa: ANN401 - APScheduler has no types
+        """The scheduler, for a job with a trigger of its own that has `after_s`."""
+        return self._scheduler
+
+    @property
     def silent_s(self) -> float:
         """Seconds since the scheduler last ran anything."""
         return time.monotonic() - self._beaten_s
