@@ -16,5 +16,11 @@ wheel=$(ls "$out"/kneewatch-*.whl)
 status=0
 "$out/env/bin/kneewatch" demo > "$out/demo.txt" || status=$?
 [ "$status" -eq 1 ] || { echo "demo from the wheel: exit status $status" >&2; exit 1; }
+"$out/env/bin/kneewatch" run --demo --for 2s --listen 127.0.0.1:0 >/dev/null 2>&1
+"$out/env/bin/kneewatch" export grafana "$out/grafana" >/dev/null
 "$out/env/bin/python" -m pip install --quiet --group dev
-"$out/env/bin/python" -m pytest -q -p no:cacheprovider
+# What needs minutes of real programs says nothing about the wheel that the rest does not.
+"$out/env/bin/python" -m pytest -q -p no:cacheprovider \
+    --ignore=tests/soak --ignore=tests/dashboards --ignore=tests/collector/prometheus \
+    --ignore=tests/agent/fleet --ignore=tests/agent/store --ignore=tests/agent/daemon \
+    --ignore=tests/agent/notify --ignore=tests/agent/watch
