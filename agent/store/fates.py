@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kneewatch.diagnose.recommend.flags import FLAGS
-
 OPEN, APPLIED, KEPT, MISSED = "open", "applied", "kept", "missed"
 WORSENED, LAPSED = "worsened", "lapsed"
 
@@ -72,26 +70,6 @@ class Fate:
     measured: Mapping[str, float]
 
 
-def visible(change: Change, config: Mapping[str, str]) -> bool:
-    """Whether a change would show in the labels of cache_config_info."""
-    known = FLAGS.get(change["flag"])
-    return known is not None and bool(known.label) and known.label in config
-
-
-def shown(change: Change, config: Mapping[str, str]) -> bool:
-    """Whether the labels show a change that is visible in them."""
-    known = FLAGS.get(change["flag"])
-    told = config.get(known.label) if known is not None and known.label else None
-    wanted = change["to"]
-    if told is None:
-        return False
-    if change["flag"] == "--no-enable-prefix-caching":
-        return told == "True"
-    if wanted is None:
-        return told in ("None", "")
-    return told == str(wanted) or _near(told, wanted)
-
-
 def evident(change: Change, before: Means, after: Means) -> bool:
     """Whether signals show a change that no label shows."""
     flag, was, wanted = change["flag"], change["from"], change["to"]
@@ -137,10 +115,3 @@ def judged(document: Mapping[str, Any], before: Means, after: Means) -> Fate | N
 def _worse(measure: Measure, now: float, than: float) -> bool:
     apart = than - now if measure.more_is_better else now - than
     return apart > max(measure.near, NEAR_RATIO * abs(than))
-
-
-def _near(told: str, wanted: str | float) -> bool:
-    try:
-        return abs(float(told) - float(wanted)) <= 1e-6 * abs(float(wanted))
-    except ValueError:
-        return False

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import orjson
 
-from kneewatch.agent.store.fates import APPLIED, EVIDENT, LAPSED_S, OPEN, shown, visible
+from kneewatch.agent.store.fates import APPLIED, EVIDENT, LAPSED_S, OPEN, Change
 from kneewatch.agent.store.known import KnownEngine, ToldRow
 from kneewatch.agent.store.packing import PackedEngine, PackedRecommendation
+from kneewatch.diagnose.recommend.shown import shown
 
 REWRITTEN_S = 60.0
 """A recommendation's numbers follow the load: they are not written more often than this."""
@@ -103,13 +104,13 @@ class Following:
         ).fetchall()
         for row, document, fate in rows:
             changes = orjson.loads(document)["changes"]
-            seen = [change for change in changes if visible(change, after)]
-            if any(not shown(change, after) for change in seen):
+            seen = [change for change in changes if _shown(change, after) is not None]
+            if not all(_shown(change, after) for change in seen):
                 if fate == APPLIED:
                     self._taken_back(row)
             elif fate == APPLIED:
                 continue
-            elif any(not shown(change, before) for change in seen):
+            elif not all(_shown(change, before) for change in seen):
                 self._execute(
                     "UPDATE recommendations SET fate = ?, applied_s = ?, watched_s = ?"
                     " WHERE id = ?",
@@ -123,6 +124,10 @@ class Following:
             "UPDATE recommendations SET fate = ?, applied_s = NULL, watched_s = NULL WHERE id = ?",
             (OPEN, row),
         )
+
+
+def _shown(change: Change, config: Mapping[str, str]) -> bool | None:
+    return shown(change["flag"], change["to"], config)
 
 
 def _another_start(before_s: float | None, now_s: float | None) -> bool:

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kneewatch.diagnose.recommend.flags import FLAGS
-from kneewatch.diagnose.recommend.recommendation import Change, Value
+from kneewatch.diagnose.recommend.recommendation import Value
 
 
-def shown(change: Change, config: Mapping[str, str]) -> bool | None:
-    """Whether cache_config_info says so; None where it cannot: no label, or no flag of vLLM."""
-    known = FLAGS.get(change.flag)
+def shown(flag: str, wanted: Value, config: Mapping[str, str]) -> bool | None:
+    """Whether cache_config_info says that a flag is as wanted (None: left out); None where it
+    cannot say: no label, or no flag of vLLM."""
+    known = FLAGS.get(flag)
     if known is None or not known.label or known.label not in config:
         return None
     told = config[known.label]
-    if change.flag == "--no-enable-prefix-caching":
+    if flag == "--no-enable-prefix-caching":
         return told == "True"
-    if change.after is None:
+    if wanted is None:
         return told in ("None", "")
-    return told == str(change.after) or _same_number(told, change.after)
+    return told == str(wanted) or _same_number(told, wanted)
 
 
-def _same_number(told: str, wanted: Value) -> bool:
+def _same_number(told: str, wanted: str | float) -> bool:
     try:
-        return abs(float(told) - float(wanted or 0)) <= 1e-6 * abs(float(wanted or 0))
+        return abs(float(told) - float(wanted)) <= 1e-6 * abs(float(wanted))
     except ValueError:
         return False

@@ -110,7 +110,7 @@ def _flags_of(config: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _follows(change: Change, config: Mapping[str, str]) -> bool:
-    told = shown(change, config)
+    told = shown(change.flag, change.after, config)
     return change.flag.startswith("--") if told is None else told
 
 

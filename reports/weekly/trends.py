@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from kneewatch.reports.weekly.figures import DOWN, SAME, UNKNOWN, UP, Spark, Trend
+from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Spark, Trend
 from kneewatch.reports.weekly.grid import HOUR_S, Grid
 from kneewatch.reports.weekly.observed import EngineObserved
 from kneewatch.reports.weekly.spans import Span
@@ -150,11 +150,6 @@ def _chance(steps: Sequence[float]) -> float:
 def unknown(measure: Measure, missing: str) -> Trend:
     """A figure that cannot be had."""
     return Trend(measure.key, measure.name, measure.unit, None, missing=missing)
-
-
-def is_told(made: Trend) -> bool:
-    """Whether an arrow is shown."""
-    return made.direction not in (SAME, UNKNOWN)
 
 
 def _t99(freedom: int) -> float:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.fates import Change, evident, judged, shown, visible
+from kneewatch.agent.store.fates import Change, evident, judged
 from kneewatch.agent.store.model import Retention, StoredRecommendation
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.store import Store
 from kneewatch.collector.history import Restart
 from kneewatch.diagnose.recommend.recommendation import Change as Flag
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
+from kneewatch.diagnose.recommend.shown import shown
 from tests.agent.store.made import EVER, PATIENCE_S, START_S, counted, cycle, diagnosis, settle
 
 STEP_S = 20.0
@@ -52,9 +53,10 @@ def change(flag: str, before: Value, after: Value) -> Change:
     ],
 )
 def test_labels_show_a_change(made: Change, config: Mapping[str, str], is_shown: bool) -> None:
-    assert shown(made, config) is is_shown
+    told = shown(made["flag"], made["to"], config)
+    assert (told is True) is is_shown
     label_known = made["flag"] != "--max-num-seqs" and bool(config)
-    assert visible(made, config) is label_known
+    assert (told is not None) is label_known
 
 
 @pytest.mark.parametrize(
