@@ -6,9 +6,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2 import Environment
 
+from kneewatch.reports.templates import environment
 from kneewatch.reports.triage import parts
 from kneewatch.reports.triage.axis import axis_of, tick_label
 from kneewatch.reports.triage.charts import TALL, WIDE
@@ -16,7 +16,7 @@ from kneewatch.reports.triage.lanes import interval_name
 from kneewatch.reports.triage.links import Links, local_stamp
 from kneewatch.reports.triage.standing import Standing, tally
 from kneewatch.reports.triage.view import SINCE_DEFAULT, TriageView
-from kneewatch.reports.words import date, moment, printable, span
+from kneewatch.reports.words import date, moment, span
 
 CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
@@ -98,23 +98,4 @@ def _title(worst: Standing | None) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Where templates are compiled: everything is escaped, what is undefined is an error."""
-    made = Environment(
-        loader=FunctionLoader(_read),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-        finalize=_shown,
-    )
-    made.filters.update(FILTERS)
-    made.globals.update(GLOBALS)
-    return made
-
-
-def _shown(value: Any) -> Any:  # noqa: ANN401
-    """What a template puts out: text without control characters, as on a terminal."""
-    if isinstance(value, str) and not isinstance(value, Markup) and not value.isprintable():
-        return printable(" ".join(value.split()))
-    return value
+    return environment(_read, FILTERS, GLOBALS)

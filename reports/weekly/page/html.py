@@ -9,14 +9,15 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
+from kneewatch.reports.templates import environment
 from kneewatch.reports.weekly.model import WeeklyReport
 from kneewatch.reports.weekly.page import drawing, heat, moments, parts, sparks, strip, telling
 from kneewatch.reports.weekly.page.headline import ROWS_MOST, SECTIONS, headline, title
 from kneewatch.reports.weekly.page.moments import Calendar
-from kneewatch.reports.words import duration, number, percent, printable, quantity, span
+from kneewatch.reports.words import duration, number, percent, quantity, span
 
 FILTERS: dict[str, Any] = {
     "arrow": telling.arrow,
@@ -115,23 +116,4 @@ def _read(name: str, package: str = __package__ or "") -> str:
 
 @cache
 def _environment() -> Environment:
-    """Where templates are compiled: everything is escaped, what is undefined is an error."""
-    made = Environment(
-        loader=FunctionLoader(_read),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-        finalize=_shown,
-    )
-    made.filters.update(FILTERS)
-    made.globals.update(GLOBALS)
-    return made
-
-
-def _shown(value: Any) -> Any:  # noqa: ANN401
-    """What a template puts out: text without control characters, as on a terminal."""
-    if isinstance(value, str) and not isinstance(value, Markup) and not value.isprintable():
-        return printable(" ".join(value.split()))
-    return value
+    return environment(_read, FILTERS, GLOBALS)

@@ -1,0 +1,37 @@
+"""How pages are made from templates: everything is escaped, what is undefined is an error. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from kneewatch.reports.words import printable
+
+
+def environment(
+    read: Callable[[str], str], filters: Mapping[str, Any], names: Mapping[str, Any]
+) -> Environment:
+    """Where templates are compiled: `read` gives the text of a template by its name, `names` is
+    what every template sees."""
+    made = Environment(
+        loader=FunctionLoader(read),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        finalize=_shown,
+    )
+    made.filters.update(filters)
+    made.globals.update(names)
+    return made
+
+
+def _shown(value: Any) -> Any:  # noqa: ANN401
+    """What a template puts out: text without control characters, as on a terminal."""
+    if isinstance(value, str) and not isinstance(value, Markup) and not value.isprintable():
+        return printable(" ".join(value.split()))
+    return value
