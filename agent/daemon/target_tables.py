@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kneewatch.agent.setting_options import DEPLOYMENT
 from kneewatch.agent.settings import Effective, Settings, toml_value
 from kneewatch.agent.settings_sources import checked, flattened, is_pairs, nearest
 from kneewatch.agent.settings_table import BY_KEY, SETTINGS
@@ -16,21 +17,7 @@ from kneewatch.collector.captures.capture import is_capture
 
 OWN = ("url", "name", "labels")
 GROUPS = ("slo.", "peak.", "benchmark.", "fetch.", "limits.")
-SINGLE = frozenset(
-    {
-        "window_s",
-        "interval_s",
-        "gpus",
-        "gpu_metrics",
-        "model",
-        "gpu",
-        "tensor_parallel",
-        "vllm_version",
-        "launch_file",
-        "replicas",
-        "usd_per_gpu_hour",
-    }
-)
+SINGLE = frozenset({"window_s", "interval_s", "gpus", "gpu_metrics", *DEPLOYMENT})
 PER_TARGET = tuple(
     setting.key for setting in SETTINGS if setting.key in SINGLE or setting.key.startswith(GROUPS)
 )
