@@ -83,9 +83,9 @@ class Forecaster:
         for trend in self._trends:
             trend.forget()
 
-    def update(self, now_s: float, values: Mapping[str, float | None]) -> Forecast | None:
-        """The forecast after a scrape, the soonest; None where nothing tends to exhaustion."""
-        demand = demand_ratio(values)
+    def update(self, now_s: float, demand: float | None) -> Forecast | None:
+        """The forecast after a scrape that tells a `demand_ratio`, the soonest; None where nothing
+        tends to exhaustion."""
         if demand is None:
             self.forget()
             return None

@@ -177,9 +177,8 @@ class EngineMonitor:
     def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
         profile = self.profile
         derived, notes = derive(reading, window, self._baseline, profile.targets)
-        forecast = forecast_values(
-            demand_ratio(reading.values), self._forecaster.update(t_s, reading.values)
-        )
+        demand = demand_ratio(reading.values)
+        forecast = forecast_values(demand, self._forecaster.update(t_s, demand))
         values = {**reading.values, **derived, **forecast, **gpus.values}
         idle = not (values.get("running_max") or values.get("waiting"))
         stage = self._cascade.judge(

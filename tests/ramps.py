@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import median
 
-from kneewatch.diagnose.forecast import Forecaster
+from kneewatch.diagnose.forecast import Forecaster, demand_ratio
 
 STEP_S = 0.25
 SCRAPE_S = 5.0
@@ -117,7 +117,7 @@ def run(rate: Rate, *, for_s: float, seed: int, capacity: float = 60_000.0) -> O
     for now_s, values, preempted in scrapes(Cache(capacity, Random(seed)), rate, for_s):
         if preempted:
             return Outcome(now_s, forecast_s, alarmed_s, now_s)
-        if forecaster.update(now_s, values) is not None:
+        if forecaster.update(now_s, demand_ratio(values)) is not None:
             alarmed_s += SCRAPE_S
             if forecast_s is None or now_s - last_s > BROKEN_S:
                 forecast_s = now_s

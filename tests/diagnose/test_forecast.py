@@ -16,13 +16,13 @@ def climb(slope_per_s: float, *, start: float = 0.4, for_s: float = 600.0) -> Fo
     """A forecaster that has seen demand climb by so much a second."""
     forecaster = Forecaster(window_s=60.0)
     for tick in range(round(for_s / 5)):
-        forecaster.update(5.0 * tick, {"kv_usage_avg_ratio": start + slope_per_s * 5 * tick})
+        forecaster.update(5.0 * tick, start + slope_per_s * 5 * tick)
     return forecaster
 
 
 @given(st.floats(4e-4, 8e-4))
 def test_a_straight_climb_is_foreseen_exactly(slope_per_s: float) -> None:
-    forecast = climb(slope_per_s).update(600.0, {"kv_usage_avg_ratio": 0.4 + 600 * slope_per_s})
+    forecast = climb(slope_per_s).update(600.0, 0.4 + 600 * slope_per_s)
     assert forecast is not None
     assert forecast.expected_s == pytest.approx(
         (1 - 0.4 - 600 * slope_per_s) / slope_per_s, rel=0.05
@@ -32,8 +32,8 @@ def test_a_straight_climb_is_foreseen_exactly(slope_per_s: float) -> None:
 
 def test_it_counts_down_between_samples() -> None:
     forecaster = climb(5e-4)
-    one = forecaster.update(600.0, {"kv_usage_avg_ratio": 0.7})
-    other = forecaster.update(610.0, {"kv_usage_avg_ratio": 0.705})
+    one = forecaster.update(600.0, 0.7)
+    other = forecaster.update(610.0, 0.705)
     assert one is not None
     assert other is not None
     assert other.expected_s == pytest.approx(one.expected_s - 10, abs=1)
@@ -60,26 +60,26 @@ def test_demand(values: dict[str, float], demand: float | None) -> None:
 @pytest.mark.parametrize("usage", [0.0, 0.5, 0.95])
 def test_no_trend_is_silence(usage: float) -> None:
     forecaster = Forecaster(window_s=60.0)
-    told = [forecaster.update(5.0 * tick, {"kv_usage_avg_ratio": usage}) for tick in range(400)]
+    told = [forecaster.update(5.0 * tick, usage) for tick in range(400)]
     assert told == [None] * 400
 
 
 def test_a_climb_that_has_ended_is_silence() -> None:
     forecaster = climb(5e-4)
-    told = [forecaster.update(600.0 + 5 * tick, {"kv_usage_avg_ratio": 0.7}) for tick in range(31)]
+    told = [forecaster.update(600.0 + 5 * tick, 0.7) for tick in range(31)]
     assert told[-1] is None
 
 
 def test_demand_beyond_capacity_needs_no_forecast() -> None:
     forecaster = climb(5e-4)
     values = {"kv_usage_avg_ratio": 0.99, "running_avg": 10.0, "waiting_by_capacity": 5.0}
-    assert forecaster.update(600.0, values) is None
+    assert forecaster.update(600.0, demand_ratio(values)) is None
 
 
 def test_a_restart_forgets_the_trend() -> None:
     forecaster = climb(5e-4)
     forecaster.forget()
-    assert forecaster.update(600.0, {"kv_usage_avg_ratio": 0.7}) is None
+    assert forecaster.update(600.0, 0.7) is None
 
 
 def test_slow_ramps_leave_time_to_scale() -> None:
