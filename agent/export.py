@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
@@ -62,18 +63,12 @@ def plan_of(
         )
     profile.rules()
     return Plan(
-        window_s=profile.window_s,
+        **{one.name: getattr(profile, one.name) for one in fields(profile)},
         interval_s=evaluation_s,
-        targets=profile.targets,
         objective_ratio=settings["slo.objective_ratio"],
         labels=(*LABELS, *(label for label in labels if label not in LABELS)),
         prefix=prefix,
         selector=selector,
-        gpus=profile.gpus,
-        peak_flop_per_s=profile.peak_flop_per_s,
-        peak_bytes_per_s=profile.peak_bytes_per_s,
-        benchmark_ttft_p99_s=profile.benchmark_ttft_p99_s,
-        thresholds=profile.thresholds,
         triage_url=triage_url,
     )
 

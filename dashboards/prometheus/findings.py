@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, number, recorded
-from kneewatch.dashboards.prometheus.recording import derived, inexpressible, signals_of
-from kneewatch.rules.library import RULES
-from kneewatch.rules.library.latency import slo_rules
-from kneewatch.rules.model import Bound, Guard, Rule, with_thresholds
+from kneewatch.dashboards.prometheus.recording import derived, inexpressible
+from kneewatch.rules.model import Bound, Guard, Rule
 
 STAGE = "cascade_stage"
 
@@ -16,27 +14,14 @@ SEEN_ELSEWHERE = {"lora_max": "lora_requests_info"}
 """Guards on a number inside a label: the metric's being there at all says as much."""
 
 
-def rules_of(plan: Plan) -> tuple[Rule, ...]:
-    """Every rule of a plan, with the user's thresholds."""
-    rules = (
-        *RULES,
-        *slo_rules(
-            ttft_p99_s=plan.targets.ttft_p99_s,
-            itl_p99_s=plan.targets.itl_p99_s,
-            benchmark_ttft_p99_s=plan.benchmark_ttft_p99_s,
-        ),
-    )
-    return with_thresholds(rules, plan.thresholds, "settings")
-
-
 def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
     """The rules that PromQL can judge from vLLM's own series, and the others with the signal that
     it lacks."""
-    known = {s.key for s in signals_of(plan)} - set(inexpressible(plan))
+    known = {s.key for s in plan.signals()} - set(inexpressible(plan))
     known |= set(derived(plan)) | {STAGE} | set(SEEN_ELSEWHERE)
     can: list[Rule] = []
     cannot: list[tuple[Rule, str]] = []
-    for rule in rules_of(plan):
+    for rule in plan.rules():
         lacking = [s for s in (rule.signal, *(g.signal for g in rule.guards)) if s not in known]
         if lacking:
             cannot.append((rule, lacking[0]))

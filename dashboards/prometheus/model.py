@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kneewatch.collector.signals.expr import Dialect
-from kneewatch.diagnose.case import Targets
-from kneewatch.rules.model import WINDOW_S
+from kneewatch.diagnose.profile import Profile
 
 PREFIX = "kneewatch:"
 
@@ -25,34 +24,20 @@ LABELS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What rules are made for: where series come from, and what is promised.
+class Plan(Profile):
+    """What rules are made for: a profile, and where its series come from.
 
-    `interval_s` is the evaluation interval, `window_s` the short window: durations stretch with
-    it. `objective_ratio` of the requests must meet the targets. `prefix` begins vLLM's metric
-    names. `triage_url` is where the triage page of a target is: its `instance` is put behind it.
+    `interval_s` is the evaluation interval. `objective_ratio` of the requests must meet the
+    targets. `prefix` begins vLLM's metric names. `triage_url` is where the triage page of a target
+    is: its `instance` is put behind it.
     """
 
-    window_s: float = WINDOW_S
     interval_s: float = 15.0
-    targets: Targets = field(default_factory=Targets)
     objective_ratio: float = 0.99
     labels: tuple[str, ...] = LABELS
     prefix: str = "vllm:"
     selector: str = ""
-    gpus: int | None = None
-    peak_flop_per_s: float | None = None
-    peak_bytes_per_s: float | None = None
-    benchmark_ttft_p99_s: float | None = None
-    thresholds: Mapping[str, Mapping[str, float]] = field(
-        default_factory=dict[str, Mapping[str, float]]
-    )
     triage_url: str = ""
-
-    @property
-    def scale(self) -> float:
-        """The short window against its default."""
-        return self.window_s / WINDOW_S
 
     @property
     def dialect(self) -> Dialect:

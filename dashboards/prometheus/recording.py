@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect, InfoChanges
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.dashboards.prometheus.model import Group, Plan, Record, duration, number, recorded
 from kneewatch.diagnose.case import CONCLUDED_FROM
 from kneewatch.diagnose.derived import RECENT_REQUESTS_MIN, RECENT_SCRAPES, RECENT_SHARE
@@ -18,22 +17,9 @@ QUIET_WAITING = 1.0
 """A queue this long is not quiet (diagnose/monitor.py)."""
 
 
-def signals_of(plan: Plan) -> tuple[Signal, ...]:
-    """The signals that a plan can have."""
-    return (
-        *VLLM_SIGNALS,
-        *configured(
-            ttft_slo_s=plan.targets.ttft_p99_s,
-            gpus=plan.gpus,
-            peak_flop_per_s=plan.peak_flop_per_s,
-            peak_bytes_per_s=plan.peak_bytes_per_s,
-        ),
-    )
-
-
 def inexpressible(plan: Plan) -> list[str]:
     """Signals that PromQL cannot express: numbers that stand inside a label."""
-    return [s.key for s in signals_of(plan) if s.expr.promql(plan.dialect) is None]
+    return [s.key for s in plan.signals() if s.expr.promql(plan.dialect) is None]
 
 
 def signal_group(plan: Plan) -> Group:
@@ -41,7 +27,7 @@ def signal_group(plan: Plan) -> Group:
     dialect = plan.dialect
     rules = [
         Record(recorded(signal.key), _spread(plan, signal, query))
-        for signal in signals_of(plan)
+        for signal in plan.signals()
         if (query := signal.expr.promql(dialect)) is not None
     ]
     return Group("kneewatch-signals", tuple(rules))
@@ -111,7 +97,7 @@ def _within(plan: Plan, range_s: float) -> Dialect:
 
 
 def _signal(plan: Plan, key: str) -> Signal:
-    return next(signal for signal in signals_of(plan) if signal.key == key)
+    return next(signal for signal in plan.signals() if signal.key == key)
 
 
 def calm_group(plan: Plan) -> Group:

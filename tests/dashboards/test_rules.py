@@ -14,9 +14,9 @@ from kneewatch.collector.base import SettingsError
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.dashboards.prometheus.causes import INEXPRESSIBLE, cause_queries
 from kneewatch.dashboards.prometheus.files import OBJECT_FILE, RULES_FILE, rule_files
-from kneewatch.dashboards.prometheus.findings import expressible, rules_of
+from kneewatch.dashboards.prometheus.findings import expressible
 from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
-from kneewatch.dashboards.prometheus.recording import inexpressible, signals_of
+from kneewatch.dashboards.prometheus.recording import inexpressible
 from kneewatch.dashboards.prometheus.scenarios import TESTS_FILE, Server, promtool_files, scenarios
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.causes import CAUSES
@@ -74,7 +74,7 @@ def test_there_are_negative_scenarios() -> None:
 def test_every_signal_is_recorded_or_named_as_left_out() -> None:
     plan = PLANS["with targets"]
     text = rule_files(plan)[RULES_FILE]
-    for signal in signals_of(plan):
+    for signal in plan.signals():
         assert isinstance(signal, Signal)
         recorded = f"record: kneewatch:{signal.key}\n" in text
         assert recorded != (signal.key in inexpressible(plan)), signal.key
@@ -84,7 +84,7 @@ def test_every_signal_is_recorded_or_named_as_left_out() -> None:
 def test_every_rule_is_an_alert_or_named_as_left_out() -> None:
     plan = PLANS["with targets"]
     can, cannot = expressible(plan)
-    assert {rule.id for rule in rules_of(plan)} == {
+    assert {rule.id for rule in plan.rules()} == {
         *(rule.id for rule in can),
         *(rule.id for rule, _ in cannot),
     }
