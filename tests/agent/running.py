@@ -7,13 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kneewatch.collector.captures.capture import CaptureReader
-from tests.collector.servers import Serve, answer
+from tests.collector.servers import Serve, Server, answer
 from tests.recordings import CAPTURES
 
 ARGV = [sys.executable, "-m", "kneewatch.agent.cli"]
@@ -65,8 +66,21 @@ def start(*args: object, cwd: Path, **env: str) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> Ended:
     """How a running program ends."""
-    out, err = process.communicate(timeout=PATIENCE_S)
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     return Ended(process.returncode, out, err)
+
+
+def wait_for(server: Server, scrapes: int) -> None:
+    """Wait until a server has been asked for so many more pages."""
+    enough = len(server.requests) + scrapes
+    until_s = time.monotonic() + PATIENCE_S
+    while len(server.requests) < enough:
+        assert time.monotonic() < until_s, "it takes too long"
+        time.sleep(0.01)
 
 
 def run(*args: object, cwd: Path, **env: str) -> Ended:

@@ -48,7 +48,10 @@ def on_terminal(
         parts: list[bytes] = []
         reader = threading.Thread(target=_read_all, args=(master, parts))
         reader.start()
-        out, err = process.communicate(timeout=PATIENCE_S)
+        try:
+            out, err = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
         reader.join(PATIENCE_S)
     os.close(master)
     text = b"".join(parts).decode().replace("\r\n", "\n")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.agent.running import Document, Ended, Main, bodies, ended, in_turn, start
+from tests.agent.running import Document, Ended, Main, bodies, ended, in_turn, start, wait_for
 from tests.collector.servers import Server, Start, always, answer, chunked
 
 WATCH = ("--for", "4s", "--interval", "0.5s")
@@ -89,8 +89,7 @@ def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watches]:
             "markdown": (serve().url, *SHORT[:4], "--format", "markdown"),
         }
         started = {name: start("diagnose", *args, cwd=folder) for name, args in asked.items()}
-        while len(dying.requests) < 4:
-            time.sleep(0.01)
+        wait_for(dying, 4)
         dying.close()
         yield Watches(
             {name: ended(process) for name, process in started.items()},
@@ -312,8 +311,7 @@ def test_a_page_steers_no_terminal(serving: Start, main: Main) -> None:
 def test_ctrl_c_tells_what_was_seen_until_then(serving: Start, tmp_path: Path) -> None:
     server = serving(in_turn(bodies("healthy_light", 10, 30)))
     process = start("diagnose", server.url, "--interval", "0.1s", cwd=tmp_path)
-    while len(server.requests) < 3:
-        time.sleep(0.01)
+    wait_for(server, 3)
     process.send_signal(signal.SIGINT)
     told = ended(process)
     assert told.status == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.captures.capture import CaptureReader
-from tests.agent.running import Main, bodies, ended, in_turn, start
+from tests.agent.running import Main, bodies, ended, in_turn, start, wait_for
 from tests.collector.servers import Server, Start, always, answer
 
 QUICK = ("--interval", "0.05s")
-PATIENCE_S = 20.0
 
 
 @pytest.fixture
@@ -26,21 +24,15 @@ def server(serving: Start) -> Server:
     return serving(in_turn(bodies("healthy_light", 10)))
 
 
-def wait_for(server: Server, scrapes: int) -> None:
-    """Wait until a server has been asked for so many more pages."""
-    enough = len(server.requests) + scrapes
-    until_s = time.monotonic() + PATIENCE_S
-    while len(server.requests) < enough:
-        assert time.monotonic() < until_s, "it takes too long"
-        time.sleep(0.01)
-
-
 @contextmanager
 def recording(server: Server, file: Path, scrapes: int) -> Generator[subprocess.Popen[str]]:
     """A recorder that has been asking for so many pages."""
     with start("record", server.url, file, *QUICK, cwd=file.parent) as process:
-        wait_for(server, scrapes)
-        yield process
+        try:
+            wait_for(server, scrapes)
+            yield process
+        finally:
+            process.kill()
 
 
 def test_what_was_scraped_before_a_kill_is_readable(

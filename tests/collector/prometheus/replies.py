@@ -62,5 +62,7 @@ def read_form(sock: socket.socket, request: bytes) -> dict[str, str]:
         if line.startswith(b"content-length:")
     )
     while len(body) < length:
-        body += sock.recv(65_536)
+        part = sock.recv(65_536)
+        assert part, "the request was cut short"
+        body += part
     return {name: values[0] for name, values in parse_qs(body.decode()).items()}
