@@ -37,6 +37,7 @@ from kneewatch.agent.daemon.state_folder import STORE_NAME, store_path
 from kneewatch.agent.daemon.supervisor import Parts, Supervisor
 from kneewatch.agent.daemon.systemd import Systemd
 from kneewatch.agent.daemon.watch import Sinks
+from kneewatch.agent.daemon.weekly_peaks import EVERY_S, PEAKS_JOB, WeeklyPeaks
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.printing import OK
 from kneewatch.agent.report.schedule import add_report_job
@@ -127,7 +128,8 @@ class Daemon:
             reports = add_report_job(self._clockwork.scheduler, settings, store_file)
             if reports is not None:
                 parts.callback(reports.stop)
-            sinks = Sinks(self._board, self._store, self._notifier, self._gpus)
+            self._peaks = WeeklyPeaks(self._reader, lambda: self._fleet.specs())
+            sinks = Sinks(self._board, self._store, self._notifier, self._gpus, self._peaks)
             self._fleet = Fleet(self._clockwork, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
             parts.callback(lambda: self._server.stop(self._left_s(0.7)))
@@ -159,6 +161,7 @@ class Daemon:
                 interval_s=self._settings["gpu_interval_s"],
                 first_in_s=0.0,
             )
+            self._clockwork.put(PEAKS_JOB, self._peaks, interval_s=EVERY_S, first_in_s=30.0)
             self._server.start()
             click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
             supervisor.run(for_s)

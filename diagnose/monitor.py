@@ -88,6 +88,10 @@ class EngineMonitor:
         self._columns: tuple[Column, ...] = ()
         self._columns_of = -1
 
+    def knows_week(self, peak_requests: float | None) -> None:
+        """Take the most requests that ran or waited here within the last week; None: not known."""
+        self._adviser.weekly_peak_requests = peak_requests
+
     def page(
         self,
         t_s: float,

@@ -19,6 +19,7 @@ from kneewatch.agent.store.cycle import Cycle, EngineCycle, Raw
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.history import Restart
+from kneewatch.collector.names.page import EngineKey
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
 from kneewatch.diagnose.monitor import EngineMonitor, TargetMonitor
@@ -57,14 +58,23 @@ class GpuReadings(Protocol):
         ...
 
 
+class KnowsPeaks(Protocol):
+    """The history of a week, as a cycle sees it."""
+
+    def peak_requests(self, target: str, key: EngineKey) -> float | None:
+        """The most requests of an engine within the last week; None where it is not known."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Where the results of cycles go, and where GPU signals come from."""
+    """Where the results of cycles go, and where GPU signals and the week's peaks come from."""
 
     board: Board
     store: TakesCycles | None = None
     notifier: TakesStates | None = None
     gpus: GpuReadings | None = None
+    peaks: KnowsPeaks | None = None
 
 
 class Watch:
@@ -123,6 +133,9 @@ class Watch:
         self._take_over()
         began_s, t_s = time.perf_counter(), self._wall()
         before = self._stream.monitor
+        if self._sinks.peaks:
+            for engine in before.engines:
+                engine.knows_week(self._sinks.peaks.peak_requests(self.spec.name, engine.key))
         page = self._pages.take(self._stream, t_s)
         diagnoses = self._stream.judge(t_s, page)
         over = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None

@@ -1,0 +1,101 @@
+"""The peak of a week, from a real history to a recommendation."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.daemon.basis import Bases
+from kneewatch.agent.daemon.watch import Watch
+from kneewatch.agent.daemon.weekly_peaks import WEEK_S, WeeklyPeaks, peak_of
+from kneewatch.agent.store.model import Series
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.targets import TargetSpec
+from kneewatch.collector.names.page import EngineKey
+from tests.agent.daemon.made import Kept, target
+from tests.agent.running import bodies
+from tests.agent.store.made import cycle, diagnosis, written
+from tests.collector.servers import Start, always, answer
+
+NOW_S = 1_900_000_000.0
+EVERY_S = 1800.0
+BUSIEST = {"running": 30.0, "waiting": 12.0}
+
+
+def history(folder: Path, name: str, *, days: float) -> Path:
+    """A history of a target that was quiet but for one scrape, up to now."""
+    path = folder / "store.db"
+    scrapes = int(days * 86_400 / EVERY_S)
+    busy = scrapes // 2
+    written(
+        path,
+        *(
+            cycle(
+                replace(
+                    diagnosis(
+                        NOW_S - (scrapes - at) * EVERY_S,
+                        target=name,
+                        values=BUSIEST if at == busy else {"running": 2.0, "waiting": 0.0},
+                    ),
+                    model="tiny",
+                )
+            )
+            for at in range(scrapes)
+        ),
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("days", "replicas", "peak"),
+    [
+        pytest.param(7.5, 4, 42.0, id="a week"),
+        pytest.param(3.0, 4, None, id="half a week"),
+        pytest.param(7.5, None, None, id="one replica has none to spare"),
+    ],
+)
+def test_the_peak_is_known_after_a_week(
+    tmp_path: Path, days: float, replicas: int | None, peak: float | None
+) -> None:
+    spec = target("http://127.0.0.1:9", replicas=replicas)
+    reader = Reader(history(tmp_path, spec.name, days=days))
+    peaks = WeeklyPeaks(reader, lambda: [spec], wall=lambda: NOW_S)
+    peaks.cycle()
+    assert peaks.peak_requests(spec.name, EngineKey("tiny", "0")) == peak
+    reader.close()
+
+
+def test_hours_that_nobody_saw_may_hold_the_peak() -> None:
+    hours = array("d", [NOW_S - WEEK_S + 3600 * at for at in range(168)])
+    ones, nan = array("d", [1.0] * 168), float("nan")
+    assert peak_of(Series(hours, {"running": ones, "waiting": ones})) == 2.0
+    gap = array("d", [nan] * 20 + [1.0] * 148)
+    assert peak_of(Series(hours, {"running": ones, "waiting": gap})) is None
+
+
+def test_advice_knows_the_week_once_it_was_read(serving: Start, tmp_path: Path) -> None:
+    spec = target(serving(always(answer(bodies("healthy_light", 0, 1)[0]))).url, replicas=8)
+    reader = Reader(history(tmp_path, spec.name, days=7.5))
+    peaks = WeeklyPeaks(reader, lambda: [spec], wall=lambda: NOW_S)
+    assert "a window or a day says nothing" in said(spec, peaks)
+    peaks.cycle()
+    assert "a window or a day" not in said(spec, peaks)
+    reader.close()
+
+
+def said(spec: TargetSpec, peaks: WeeklyPeaks) -> str:
+    """What is said of fewer replicas after hours without work."""
+    kept = Kept()
+    clock = count(NOW_S, 40.0)
+    sinks = replace(kept.sinks(), peaks=peaks)
+    one = Watch(spec, Bases().of([spec])[spec.name], sinks, wall=lambda: next(clock))
+    for _ in range(450):
+        one.cycle()
+    one.retire()
+    (newest,) = kept.states[-1].diagnoses
+    (made,) = newest.recommendations
+    return made.summary
