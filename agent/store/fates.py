@@ -54,6 +54,14 @@ MEASURES: Mapping[str, Measure] = {
     "lora_max": Measure("lora_max", 0, more_is_better=True),
 }
 
+FELT: Mapping[str, frozenset[str]] = {
+    "preemption_per_s": frozenset(),
+    "ttft_s": frozenset({"waiting", "queue_wait_s", "prefill_mean_s"}),
+    "itl_s": frozenset({"itl_stall_per_s", "itl_stall_time_ratio"}),
+}
+"""What users feel: worse than before is harm also where nothing was predicted of it, by itself or
+by one of those numbers."""
+
 EVIDENT = frozenset({"--max-loras", "--speculative-config", "--max-num-seqs"})
 """Flags that no label shows, and that signals can."""
 
@@ -93,23 +101,33 @@ def judged(document: Mapping[str, Any], before: Means, after: Means) -> Fate | N
     """What a recommendation that was followed has done; None where nothing it predicted can be
     measured.
 
-    kept: every number is as predicted or better. worsened: one is worse than it was before, and
-    not because that was predicted. missed: the rest.
+    kept: every number is as predicted or better. worsened: one of them, or one of what users feel,
+    is worse than it was before, and not because that was predicted. missed: the rest.
     """
     measured: dict[str, float] = {}
     right, worse = True, False
+    predicted = document["predicted"]
     for key, measure in MEASURES.items():
-        wanted, now = document["predicted"].get(key), after.get(measure.signal)
+        wanted, now = predicted.get(key), after.get(measure.signal)
         if wanted is None or now is None:
             continue
         measured[key] = now
         if _worse(measure, now, wanted):
             right = False
-            was = before.get(measure.signal)
-            worse = worse or (was is not None and _worse(measure, now, was))
+            worse = worse or _grew_worse(measure, before, now)
     if not measured:
         return None
-    return Fate(KEPT if right else WORSENED if worse else MISSED, measured)
+    for key, parts in FELT.items():
+        measure, now = MEASURES[key], after.get(MEASURES[key].signal)
+        told = predicted.keys() & {key, *parts}
+        if not told and now is not None and _grew_worse(measure, before, now):
+            measured[key], worse = now, True
+    return Fate(WORSENED if worse else KEPT if right else MISSED, measured)
+
+
+def _grew_worse(measure: Measure, before: Means, now: float) -> bool:
+    was = before.get(measure.signal)
+    return was is not None and _worse(measure, now, was)
 
 
 def _worse(measure: Measure, now: float, than: float) -> bool:

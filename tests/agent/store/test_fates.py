@@ -134,6 +134,23 @@ def test_what_was_predicted_to_rise_is_not_worse_for_rising() -> None:
     assert fate.word == "kept"
 
 
+@pytest.mark.parametrize(
+    ("now_s", "word"),
+    [
+        pytest.param(0.051, "kept", id="as before"),
+        pytest.param(0.080, "worsened", id="every token comes later"),
+        pytest.param(None, "kept", id="not measured"),
+    ],
+)
+def test_harm_that_nobody_predicted_is_harm(now_s: float | None, word: str) -> None:
+    document = {"predicted": {"queue_wait_s": 0.5}}
+    before = {"queue_mean_s": 2.0, "itl_mean_s": 0.050}
+    fate = judged(document, before, {"queue_mean_s": 0.5, "itl_mean_s": now_s})
+    assert fate is not None
+    assert fate.word == word
+    assert ("itl_s" in fate.measured) == (word == "worsened")
+
+
 def fp8(predicted: Mapping[str, float] = PREDICTED) -> Recommendation:
     return advised("kv-fp8", Flag("--kv-cache-dtype", "auto", "fp8"), predicted)
 
