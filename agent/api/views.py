@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kneewatch.agent.api.history import History
 from kneewatch.agent.api.moments import moment
@@ -90,6 +90,8 @@ class Views:
             Problem: there is no such target.
         """
         notices, engines = list(asked.notices), self._engines(asked.target)
+        only = self._only(asked, engines or [])
+        asked = replace(asked, target=asked.target or only)
         if engines is None:
             notices.append(NO_HISTORY)
         elif self._service.store is not None and self._service.store.stats().last_error:
@@ -108,7 +110,16 @@ class Views:
             one=bool(asked.target),
             since=asked.since,
             notices=notices,
+            others=not only or asked.target != only,
         )
+
+    def _only(self, asked: Shown, engines: Sequence[StoredEngine]) -> str:
+        """The target, where there is only one; else nothing."""
+        known = {state.name for state in self._service.board.states()}
+        known.update(spec.name for spec in self._service.targets())
+        if asked.at_s is not None:
+            known.update(one.target for one in engines)
+        return known.pop() if len(known) == 1 else ""
 
     def _engines(self, target: str) -> list[StoredEngine] | None:
         try:

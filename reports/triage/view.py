@@ -97,7 +97,7 @@ class TargetView:
 
 @dataclass(frozen=True, slots=True)
 class TriageView:
-    """A page of all targets, or with `one` of a single one.
+    """A page of all targets, or with `one` of a single one; `others` says whether there are more.
 
     `at_s` is the past moment shown, None for now. The timeline runs from `since_s` to `until_s`;
     `since` is the word of SINCE that was asked for. `notices` say what is wrong with kneewatch
@@ -114,6 +114,7 @@ class TriageView:
     one: bool
     since: str = SINCE_DEFAULT
     notices: Sequence[str] = ()
+    others: bool = True
 
     @property
     def moment_s(self) -> float:

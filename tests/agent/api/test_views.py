@@ -73,6 +73,15 @@ def test_a_target_that_is_no_longer_watched_has_a_past() -> None:
     assert view(gone, target=SICK_NAME).targets[0].error.startswith("not watched any more")
 
 
+def test_a_target_that_is_the_only_one_is_shown_whole() -> None:
+    alone = service_of(SICK_STATE, reader=reader(SICK_STATE))
+    for query in ({}, {"target": SICK_NAME}, {"at": "-30m"}):
+        found = view(alone, **query)
+        assert (found.one, found.others) == (True, False)
+        assert found.targets[0].engines[0].series
+    assert view(service_of(SICK_STATE, reader=reader(SICK_STATE, WELL_STATE)), at="-30m").others
+
+
 def test_an_unknown_target_is_a_problem(service: Service) -> None:
     with pytest.raises(Problem, match="no such target"):
         view(service, target="nope")
