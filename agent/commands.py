@@ -203,8 +203,15 @@ def demo(settings: Settings, *, form: str) -> int:
 
 def config(settings: Settings) -> int:
     """Print the effective settings as a TOML file with their origins. Returns the exit status."""
-    settings.profile().rules()  # an unknown rule is an error before anything is printed
+    # Here, so that no other command pays for APScheduler.
+    from kneewatch.agent.report.cron import cron_of
+    from kneewatch.agent.report.sending import receivers_of
+
+    # What `run` would refuse is an error before anything is printed.
+    settings.profile().rules()
     receivers(settings)
+    if cron_of(settings) is not None:
+        receivers_of(settings)
     for line in (*settings.as_toml(), *targets_toml(settings), *receivers_toml(settings)):
         click.echo(line)
     return OK

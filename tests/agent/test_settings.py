@@ -44,8 +44,13 @@ TYPED: dict[str, tuple[list[str], list[object]]] = {
 """By kind: what is written in a file, in the environment and as a flag, and what each means."""
 
 
+CRONS = ["0 6 * * mon", "30 7 * * *", "0 0 1 * *"]
+
+
 def typed(setting: Setting) -> tuple[list[str], list[object]]:
     """What is written for a setting, and what it means; one that is chosen, from its choices."""
+    if setting.key == "report.cron":
+        return CRONS, list[object](CRONS)
     if setting.kind != "text" or not setting.choices:
         return TYPED[setting.kind]
     texts = [setting.choices[0], setting.choices[-1], setting.choices[0]]
@@ -163,6 +168,27 @@ def test_a_wrong_file(main: Main, tmp_path: Path, text: str, command: str) -> No
     assert (told.status, told.out) == (2, "")
     assert told.err.startswith("kneewatch: ")
     assert WRONG[text] in told.err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("report.cron = 'nonsense'", "file k.toml: report.cron = 'nonsense' is no cron expression"),
+        (
+            "report = {cron = '0 6 * * mon', timezone = 'Mars/Olympus'}",
+            "file k.toml: report.timezone = 'Mars/Olympus' is no time zone",
+        ),
+        (
+            "report = {cron = '0 6 * * mon', send = ['ops']}",
+            "file k.toml: report.send names no receiver 'ops'",
+        ),
+    ],
+)
+def test_config_refuses_what_run_would(main: Main, tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "k.toml").write_text(text)
+    told = main("config", "--config", "k.toml")
+    assert (told.status, told.out) == (2, "")
+    assert says in told.err
 
 
 def test_a_file_that_is_no_text(main: Main, tmp_path: Path) -> None:
