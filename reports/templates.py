@@ -1,8 +1,10 @@
-"""How pages are made from templates: everything is escaped, what is undefined is an error. Pure."""
+"""What pages are made with: templates in which everything is escaped and what is undefined is an
+error, and the colours. Pure; files are read once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -28,6 +30,11 @@ def environment(
     made.filters.update(filters)
     made.globals.update(names)
     return made
+
+
+def palette() -> str:
+    """The stylesheet of the colours, which every page's own begins with."""
+    return files("kneewatch.reports").joinpath("palette.css").read_text(encoding="utf-8")
 
 
 def _shown(value: Any) -> Any:  # noqa: ANN401

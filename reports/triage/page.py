@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment
 
-from kneewatch.reports.templates import environment
+from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage import parts
 from kneewatch.reports.triage.axis import axis_of, tick_label
 from kneewatch.reports.triage.charts import TALL, WIDE
@@ -80,7 +80,8 @@ def asset(name: str) -> bytes:
     """
     if name not in ASSETS:
         raise KeyError(name)
-    return _read(name).encode()
+    colours = palette() if name.endswith(".css") else ""
+    return (colours + _read(name)).encode()
 
 
 def _read(name: str) -> str:

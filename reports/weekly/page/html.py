@@ -12,12 +12,12 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from kneewatch.reports.templates import environment
+from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.weekly.model import WeeklyReport
 from kneewatch.reports.weekly.page import drawing, heat, moments, parts, sparks, strip, telling
 from kneewatch.reports.weekly.page.headline import ROWS_MOST, SECTIONS, headline, title
 from kneewatch.reports.weekly.page.moments import Calendar
-from kneewatch.reports.words import duration, number, percent, quantity, span
+from kneewatch.reports.words import duration, number, percent, plural, quantity, span
 
 FILTERS: dict[str, Any] = {
     "arrow": telling.arrow,
@@ -58,7 +58,8 @@ GLOBALS: dict[str, Any] = {
     "heat": heat,
     "sparks": sparks,
     "strip_labels_from": strip.LABEL_FROM,
-    "plural": telling.plural,
+    "followed": telling.followed,
+    "plural": plural,
 }
 
 
@@ -97,9 +98,10 @@ def _policy(css: str) -> str:
 def _stylesheet() -> str:
     """The stylesheet, short, with a plain value before each variable: many mail clients know no
     variables and drop what uses them."""
-    source = re.sub(r"/\*.*?\*/", "", _read("report.css"), flags=re.DOTALL)
+    source = re.sub(r"/\*.*?\*/", "", palette() + _read("report.css"), flags=re.DOTALL)
     source = re.sub(r"\s*([{};,>])\s*", r"\1", re.sub(r"\s+", " ", source))
-    roles = dict(re.findall(r"--([\w-]+): ?([^;}]+)", source.partition("@media")[0]))
+    light, _, _ = source.partition("@media")
+    roles = dict(re.findall(r"--([\w-]+): ?([^;}]+)", light))
     return re.sub(
         r"[\w-]+: ?[^:;{}]*var\(--[^;{}]*",
         lambda found: (

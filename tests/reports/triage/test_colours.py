@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from kneewatch.reports.templates import palette
 from kneewatch.reports.triage.page import asset
 from kneewatch.reports.triage.standing import RANKS
 
@@ -30,9 +31,9 @@ PAIRS = [
 ]
 
 
-def scheme(dark: bool) -> dict[str, str]:
+def scheme(*, dark: bool) -> dict[str, str]:
     """The colours by role; the dark scheme overrides the light one."""
-    light, _, rest = CSS.partition("@media (prefers-color-scheme: dark)")
+    light, _, rest = palette().partition("@media screen and (prefers-color-scheme: dark)")
     found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
     if dark:
         inside = rest[: rest.index("\n}\n")]
@@ -69,7 +70,7 @@ def test_the_arithmetic() -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_contrast(dark: bool) -> None:
-    colours = scheme(dark)
+    colours = scheme(dark=dark)
     low = {
         (one, other): round(contrast(colours[one], colours[other]), 2)
         for one, other, least in PAIRS
@@ -81,7 +82,7 @@ def test_contrast(dark: bool) -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_steady_bars_are_calm_and_can_be_seen(dark: bool) -> None:
     (opacity,) = re.findall(r"\.bar\.ok \{ fill-opacity: ([\d.]+);", CSS)
-    colours = scheme(dark)
+    colours = scheme(dark=dark)
     bar = mixed(colours["ok"], colours["sheet"], float(opacity))
     assert contrast(bar, colours["sheet"]) >= SHAPE
 

@@ -7,7 +7,8 @@ from importlib.resources import files
 
 import pytest
 
-from tests.reports.triage.test_colours import SHAPE, TEXT, contrast
+from kneewatch.reports.triage.page import asset
+from tests.reports.triage.test_colours import SHAPE, TEXT, contrast, scheme
 
 CSS = (files("kneewatch.reports.weekly.page") / "report.css").read_text()
 HEALTH = ("ok", "info", "warning", "critical", "unknown")
@@ -29,18 +30,6 @@ PAIRS = [
 ]
 
 
-def scheme(*, dark: bool) -> dict[str, str]:
-    """The colours by role; the dark scheme overrides the light one."""
-    light, _, rest = CSS.partition("@media screen and (prefers-color-scheme: dark)")
-    found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
-    if dark:
-        inside = rest[: rest.index("\n}\n")]
-        overridden = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", inside))
-        assert set(overridden) == set(found), "every colour has its dark counterpart"
-        found |= overridden
-    return found
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_contrast(dark: bool) -> None:
     colours = scheme(dark=dark)
@@ -60,5 +49,6 @@ def test_every_colour_is_a_role() -> None:
 
 
 def test_every_role_is_used() -> None:
-    roles = set(re.findall(r"--([\w-]+):", CSS))
-    assert roles == set(re.findall(r"var\(--([\w-]+)\)", CSS))
+    both = CSS + asset("triage.css").decode()  # which begins with the palette
+    roles = set(re.findall(r"--([\w-]+):", both))
+    assert roles == set(re.findall(r"var\(--([\w-]+)\)", both))
