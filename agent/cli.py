@@ -106,20 +106,41 @@ def diagnose(
 
 @cli.command(short_help="Watch servers until told to stop: the sidecar daemon.")
 @click.argument("targets", nargs=-1, type=Target())
-@setting_options(*(key for key in table.BY_KEY if key not in ("watch_s", *FLEET)))
+@setting_options(*(key for key in table.BY_KEY if key != "watch_s"))
+@click.option("--prometheus", metavar="URL", help="a fleet as a metrics system shows it")
+@click.option("--selector", default="", metavar="MATCHERS", help='of it only: namespace="a"')
 @click.option("--demo", is_flag=True, help="play the shipped recording; its history is not kept")
 @click.option("--for", "for_s", type=SPAN, help="stop after this long; else on SIGTERM or Ctrl-C")
-def run(targets: tuple[str, ...], *, demo: bool, for_s: float | None, **given: Any) -> None:  # noqa: ANN401
+def run(
+    targets: tuple[str, ...],
+    *,
+    prometheus: str | None,
+    selector: str,
+    demo: bool,
+    for_s: float | None,
+    **given: Any,  # noqa: ANN401
+) -> None:
     """Watch TARGETs until told to stop, keep their history, answer on --listen.
 
     A TARGET is a server's URL, host:port, or a capture, which is played as if it were live.
     More of them are in the settings: [[targets]] tables and file_sd files. SIGHUP reads the
     settings again.
+
+    With --prometheus: also, or only, the fleet that a metrics system scrapes, at /api/v1/fleet.
     """
+    if selector and prometheus is None:
+        raise click.UsageError("--selector goes with --prometheus.")
     from kneewatch.agent import run as daemon  # here: no other command pays for what it imports
 
     own = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
-    daemon.run(targets, loader(given, own), demo=demo, for_s=for_s)
+    daemon.run(
+        targets,
+        loader(given, own),
+        demo=demo,
+        for_s=for_s,
+        prometheus=prometheus,
+        selector=selector,
+    )
 
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from threading import Thread
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -48,6 +48,9 @@ from kneewatch.agent.store.store import Store
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.base import SettingsError
 
+if TYPE_CHECKING:
+    from kneewatch.agent.fleet.watch import FleetWatch
+
 log = logging.getLogger(__name__)
 
 DEFAULTS = {"interval_s": 5.0}
@@ -59,7 +62,16 @@ STOP_S = 2.5
 FLUSH_S = 0.4
 """The history has at least so long to write what is queued."""
 
-FIXED = ("listen", "store.", "http.", "report.", "gpu_interval_s")
+FIXED = (
+    "listen",
+    "store.",
+    "http.",
+    "report.",
+    "gpu_interval_s",
+    "fleet.interval_s",
+    "fleet.queries",
+    "fleet.query_timeout_s",
+)
 """What a running daemon does not take up: beginnings of keys."""
 
 
@@ -69,6 +81,8 @@ def run(
     *,
     demo: bool,
     for_s: float | None,
+    prometheus: str | None = None,
+    selector: str = "",
 ) -> NoReturn:
     """Watch until told to stop; then the process ends.
 
@@ -80,12 +94,19 @@ def run(
     settings = settings_of()
     logs.configure(form=settings["log.format"], level=settings["log.level"])
     targets = [str(files("kneewatch.agent") / DEMO)] if demo else arguments
-    roster = Roster(targets, settings)
+    roster = Roster(targets, settings, may_be_empty=prometheus is not None)
+    fleet_watch = None if prometheus is None else _fleet_watch(prometheus, settings, selector)
     with _store_file(settings, demo=demo) as store_file:
-        Daemon(roster, settings, store_file).run(settings_of, for_s)
+        Daemon(roster, settings, store_file, fleet_watch).run(settings_of, for_s)
     # All is closed. To take apart what 1,000 targets have left in memory would take seconds.
     sys.stdout.flush()
     os._exit(OK)
+
+
+def _fleet_watch(url: str, settings: Settings, selector: str) -> FleetWatch:
+    from kneewatch.agent.fleet.watch import FleetWatch  # here: only this needs requests
+
+    return FleetWatch(url, settings, selector)
 
 
 @contextmanager
@@ -105,9 +126,15 @@ class Daemon:
         KneewatchError: a part cannot be had: the history, the address, a token, a receiver.
     """
 
-    def __init__(self, roster: Roster, settings: Settings, store_file: Path) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        settings: Settings,
+        store_file: Path,
+        fleet_watch: FleetWatch | None = None,
+    ) -> None:
         basis(settings)
-        self._roster, self._settings = roster, settings
+        self._roster, self._settings, self._fleet_watch = roster, settings, fleet_watch
         self._store_file = store_file
         self._deadline_s: float | None = None
         self._board = Board()
@@ -162,8 +189,13 @@ class Daemon:
                 first_in_s=0.0,
             )
             self._clockwork.put(PEAKS_JOB, self._peaks, interval_s=EVERY_S, first_in_s=30.0)
+            if self._fleet_watch is not None:
+                every_s = self._fleet_watch.state.interval_s
+                self._clockwork.put("fleet", self._fleet_watch, interval_s=every_s, first_in_s=0.0)
             self._server.start()
             click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
+            if self._fleet_watch is not None:
+                click.echo(f"fleet    {self._server.url}/api/v1/fleet")
             supervisor.run(for_s)
             self._deadline_s = time.monotonic() + STOP_S
 
@@ -177,6 +209,7 @@ class Daemon:
             reader=self._reader,
             store=self._store,
             notifier=self._notifier,
+            fleet=self._fleet_watch,
         )
 
     def _retarget(self, specs: Sequence[TargetSpec]) -> None:
@@ -187,6 +220,8 @@ class Daemon:
     def _take_up(self, settings: Settings) -> None:
         """Follow settings that were read again, as far as that can be done."""
         logs.configure(form=settings["log.format"], level=settings["log.level"])
+        if self._fleet_watch is not None:
+            self._fleet_watch.adopt(settings)
         for setting, effective in settings.rows():
             if setting.key.startswith(FIXED) and effective.value != self._settings[setting.key]:
                 log.warning("a restart is needed to take up a setting key=%s", setting.key)

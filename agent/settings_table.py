@@ -153,6 +153,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("fleet.queries_at_once", "count", 4, "most queries at a time", most=64),
     Setting("fleet.queries_per_s", "number", 20.0, "most queries a second", most=1e4),
+    Setting(
+        "fleet.lookback_s",
+        "seconds",
+        7 * DAY_S,
+        "how far back --prometheus looks for a tier's peak",
+    ),
+    Setting("fleet.interval_s", "seconds", 60.0, "time between diagnoses in run --prometheus"),
     Setting("fleet.query_timeout_s", "seconds", 30.0, "for the whole answer to a query"),
     Setting("file_sd", "texts", None, "files with targets in Prometheus's file_sd format; globs"),
     Setting("listen", "text", "127.0.0.1:9877", "where run answers: HOST:PORT"),

@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 from kneewatch.diagnose.fleet.judging import Engine
+from kneewatch.diagnose.fleet.sizing import TierSize
 from kneewatch.diagnose.fleet.spread import Spread
 from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+from kneewatch.reports.document import recommendation_document, rounded
 
 SCHEMA = "kneewatch.fleet/1"
 
@@ -22,11 +24,16 @@ def document(found: FleetDiagnosis) -> dict[str, Any]:
         "window_s": observed.window_s,
         "health": found.health,
         "partial": found.partial,
+        "lost": found.lost or None,
         "clock_skew_s": observed.skew_s,
         "replicas": len({engine.member.replica for engine in found.engines}),
         "engines": len(found.engines),
-        "tiers": [_tier(tier) for tier in found.tiers],
+        "tiers": [_tier(*one) for one in zip(found.tiers, found.sizes, strict=True)],
         "causes": [_cause(one) for one in found.causes],
+        "recommendations": [
+            {**recommendation_document(one.made), "pool": one.pool, "tier": one.tier or None}
+            for one in found.advice
+        ],
         "targets": [_engine(engine) for engine in found.engines],
         "gone": [
             {"replica": one.replica, "pool": one.pool, "down": one.down} for one in observed.gone
@@ -43,13 +50,36 @@ def document(found: FleetDiagnosis) -> dict[str, Any]:
     }
 
 
-def _tier(tier: Tier) -> dict[str, Any]:
+def _tier(tier: Tier, size: TierSize) -> dict[str, Any]:
     return {
         "pool": tier.pool,
         "tier": tier.tier or None,
+        "role": tier.role or None,
+        "size": _size(size),
         "replicas": tier.replicas,
         "engines": len(tier.engines),
         "signals": {one.signal: _spread(one) for one in tier.spreads},
+    }
+
+
+def _size(size: TierSize) -> dict[str, Any]:
+    peak = size.peak
+    return {
+        "replicas": size.present,
+        "recommended": size.needed,
+        "why": size.why,
+        "used_ratio": rounded(size.used_ratio),
+        "gpus_per_replica": size.gpus_each,
+        "usd_per_hour": rounded(size.usd_per_hour),
+        "peak": None
+        if peak is None
+        else {
+            "requests": rounded(peak.requests),
+            "t": peak.t_s,
+            "mean_requests": rounded(peak.mean_requests),
+            "span_s": peak.span_s,
+            "seen_ratio": rounded(peak.seen_ratio),
+        },
     }
 
 
@@ -96,6 +126,7 @@ def _engine(engine: Engine) -> dict[str, Any]:
         "model": member.model,
         "pool": member.pool,
         "tier": member.tier or None,
+        "role": member.role or None,
         "node": member.node or None,
         "health": engine.health,
         "stage": None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from kneewatch.diagnose.fleet.sizing import TierSize
 from kneewatch.diagnose.fleet.spread import Spread
 from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
 from kneewatch.reports.fleet_text import (
     ENGINES_SHOWN,
+    advice_words,
     counts,
     engine_words,
     replica_words,
+    size_words,
     state,
     tier_words,
     where,
@@ -30,8 +33,13 @@ def markdown(found: FleetDiagnosis) -> str:
     ]
     for place, cause in enumerate(found.causes, 1):
         lines += ["", *_cause(place, cause)]
-    for tier in found.tiers:
-        lines += ["", *_tier(tier)]
+    if found.advice:
+        lines += ["", "### To change", ""]
+        for one in found.advice:
+            head, *rows = advice_words(one)
+            lines += [f"- {escaped(head)}", *(f"  - {escaped(row)}" for row in rows)]
+    for tier, size in zip(found.tiers, found.sizes, strict=True):
+        lines += ["", *_tier(tier, size)]
     worst = worst_engines(found)
     if worst:
         lines += ["", "### Worst engines", ""]
@@ -58,9 +66,11 @@ def _cause(place: int, one: FleetCause) -> list[str]:
     ]
 
 
-def _tier(tier: Tier) -> list[str]:
+def _tier(tier: Tier, size: TierSize) -> list[str]:
     return [
         f"### {escaped(tier_words(tier))}",
+        "",
+        escaped(size_words(size)),
         "",
         "| signal | worst | where | least | median | mean | most | engines | unknown |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",

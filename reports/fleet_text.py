@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kneewatch.diagnose.fleet.advice import FleetAdvice
 from kneewatch.diagnose.fleet.judging import Engine
+from kneewatch.diagnose.fleet.sizing import TierSize
 from kneewatch.diagnose.fleet.spread import Spread
 from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+from kneewatch.reports.advice import changes_words, numbers_words
 from kneewatch.reports.text import AGAINST_SHOWN, VERDICTS, Style
 from kneewatch.reports.words import (
     clock,
     date,
     duration,
+    number,
     printable,
     quantity,
     span,
@@ -32,12 +36,17 @@ def text(found: FleetDiagnosis, style: Style) -> str:
     lines = [style.paint(printable(head), found.health)]
     for row in (f"{date(observed.t_s)} {clock(observed.t_s)} UTC: {counts(found)}", *state(found)):
         lines += wrapped(row, width=style.width)
-    for tier in found.tiers:
+    for tier, size in zip(found.tiers, found.sizes, strict=True):
         lines += ["", *wrapped(tier_words(tier), width=style.width)]
+        lines += wrapped(size_words(size), width=style.width, indent=3)
         for one in tier.spreads:
             lines += wrapped(spread_words(one), width=style.width, indent=3)
     for place, cause in enumerate(found.causes, 1):
         lines += ["", *_cause(place, cause, style)]
+    if found.advice:
+        lines += ["", "to change:"]
+        for advised in found.advice:
+            lines += _advice(advised, style)
     worst = worst_engines(found)
     if worst:
         lines.append("")
@@ -61,7 +70,8 @@ def counts(found: FleetDiagnosis) -> str:
         if word in words
     ]
     replicas = len({engine.member.replica for engine in found.engines})
-    return f"{replicas} replicas, {len(words)} engines: {', '.join(told)}"
+    counted = f"{replicas} replicas, {len(words)} engines"
+    return f"{counted}: {', '.join(told)}" if told else counted
 
 
 def state(found: FleetDiagnosis) -> list[str]:
@@ -70,6 +80,8 @@ def state(found: FleetDiagnosis) -> list[str]:
     used = f"{len(observed.recorded)} signals from recording rules" if observed.recorded else ""
     raw = f"{len(observed.raw)} from raw series, window {span(observed.window_s)}"
     rows = [f"signals: {', '.join(part for part in (used, raw) if part)}"]
+    if found.lost:
+        rows.insert(0, f"NOTHING IS KNOWN OF NOW: {found.lost}; below is what was seen last")
     rows += [f"PARTIAL ANSWER: {warning}" for warning in observed.warnings]
     if observed.failed:
         rows.append(f"PARTIAL ANSWER: {len(observed.failed)} queries failed")
@@ -85,6 +97,32 @@ def state(found: FleetDiagnosis) -> list[str]:
 def tier_words(tier: Tier) -> str:
     """A tier and its size."""
     return f"{tier.name}: {tier.replicas} replicas, {len(tier.engines)} engines"
+
+
+def size_words(size: TierSize) -> str:
+    """How many replicas a tier has and needs, by which peak, at what price."""
+    needed = "unknown" if size.needed is None else str(size.needed)
+    price = "" if size.usd_per_hour is None else f", {size.usd_per_hour:,.2f} USD/h now"
+    parts = [f"replicas: {size.present} there, {needed} needed{price}"]
+    if size.peak is not None:
+        peak = size.peak
+        parts.append(
+            f"peak {number(peak.requests)} in flight at {date(peak.t_s)} {clock(peak.t_s)} UTC, "
+            f"mean {number(peak.mean_requests)} of {span(peak.span_s * peak.seen_ratio)}"
+        )
+    return "; ".join([*parts, *([size.why] if size.why else [])])
+
+
+def advice_words(one: FleetAdvice) -> list[str]:
+    """A recommendation: the change and its price, why, what it would do, how to see that it did."""
+    made = one.made
+    rows = [f"{changes_words(made)} in {one.pool or '?'}" + (f" on {one.tier}" if one.tier else "")]
+    rows.append(made.summary)
+    if numbers := numbers_words(made):
+        rows.append(f"expected: {numbers}")
+    if made.unknown:
+        rows.append(f"not known: {'; '.join(made.unknown)}")
+    return [*rows, f"check before: {'; '.join(made.checks)}", f"verify: {'; '.join(made.verify)}"]
 
 
 def spread_words(one: Spread) -> str:
@@ -131,6 +169,14 @@ def engine_words(engine: Engine) -> str:
 def where(one: FleetCause) -> str:
     """The pool and tier that a cause is about."""
     return f"{one.pool or '?'} on {one.tier}" if one.tier else one.pool or "?"
+
+
+def _advice(one: FleetAdvice, style: Style) -> list[str]:
+    head, *rows = advice_words(one)
+    lines = wrapped(f"- {head}", width=style.width, indent=3)
+    for row in rows:
+        lines += wrapped(row, width=style.width, indent=5)
+    return lines
 
 
 def _cause(place: int, one: FleetCause, style: Style) -> list[str]:

@@ -39,6 +39,7 @@ class Replica:
     name: str
     pool: str
     gpu: str = "NVIDIA H100 80GB HBM3"
+    model: str = ""
     plan: str = ""
     running: float = 8.0
     waiting: float = 0.0
@@ -53,7 +54,7 @@ class Replica:
     sm_clock_mhz: float = 1980.0
     temperature_c: float = 55.0
     xid: float = 0.0
-    age_s: float = 400_000.0
+    age_s: float = 1_000_000.0
     ends_before_s: float = 0.0
 
 
@@ -109,7 +110,17 @@ def fleet(count: int) -> Fleet:
         kind = slow if at % 2 else Replica("", "mixed")
         found.append(replace(kind, name=f"mixed-{at}"))
     found += [
-        Replica(f"idle-{at}", "idle", plan="underused", running=0.1, arrival_per_s=0.02)
+        Replica(
+            f"idle-{at}",
+            "idle",
+            plan="underused",
+            model="meta-llama/Llama-3.1-8B-Instruct",
+            running=0.1,
+            arrival_per_s=0.02,
+            itl_s=0.01,
+            kv_usage_ratio=0.01,
+            capacity_blocks=27_000,
+        )
         for at in range(idle)
     ]
     return Fleet(tuple(found))
@@ -192,6 +203,7 @@ HISTOGRAMS = {
     "time_to_first_token_seconds": TTFT_LE,
     "inter_token_latency_seconds": ITL_LE,
     "request_prompt_tokens": TOKENS_LE,
+    "request_generation_tokens": TOKENS_LE,
     "request_prefill_kv_computed_tokens": TOKENS_LE,
     "request_queue_time_seconds": SECONDS_LE,
     "e2e_request_latency_seconds": SECONDS_LE,
@@ -252,6 +264,7 @@ def _computed(one: Replica) -> float:
 
 def _histogram(name: str, one: Replica) -> Iterator[Curve]:
     """Two kinds of observations: the usual, and the rest."""
+    written = one.running / one.itl_s / one.arrival_per_s
     usual, rest, share, per_s = {
         "time_to_first_token_seconds": (one.ttft_s, 1.6 * one.ttft_s, 0.9, one.arrival_per_s),
         "inter_token_latency_seconds": (
@@ -267,6 +280,7 @@ def _histogram(name: str, one: Replica) -> Iterator[Curve]:
             one.hit_share,
             one.arrival_per_s,
         ),
+        "request_generation_tokens": (written, written, 1.0, one.arrival_per_s),
         "request_queue_time_seconds": (0.01, 0.02, 0.5, one.arrival_per_s),
         "e2e_request_latency_seconds": (8.0, 16.0, 0.9, one.arrival_per_s),
     }[name]
@@ -291,7 +305,8 @@ def _write(
             f'pod="dcgm-{at}",Hostname="node-{at}",modelName="{one.gpu}",gpu="0"'
         )
     elif metric.startswith("vllm:"):
-        labels += f',node="node-{at}",model_name="m-{one.pool}",engine="0"'
+        labels += f',node="node-{at}",engine="0"'
+        labels += f',model_name="{one.model or f"m-{one.pool}"}"'
     for more, ending, value, per_s in _curves(metric, one, end_s):
         head = f"{metric}{ending}{{{labels}{more}}}"
         for t_s in times:

@@ -67,6 +67,10 @@ def make_app(service: Service) -> FastAPI:
         ("/api/v1/alerts", routes.alerts, POST),
         ("/triage", routes.page, GET),
     )
+    if service.fleet is not None:
+        from kneewatch.agent.api.fleet import FleetAnswers  # here: few daemons watch one
+
+        documented += (("/api/v1/fleet", FleetAnswers(service.fleet, service.clock).answer, GET),)
     for path, endpoint, methods in documented:
         app.add_api_route(path, endpoint, methods=list(methods), response_class=Response)
     hidden: tuple[tuple[str, Endpoint], ...] = (

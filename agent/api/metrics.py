@@ -52,6 +52,10 @@ class OwnMetrics(Collector):
         yield from _cycles(states, now_s)
         yield from _sources(states)
         yield from self._itself(len(states))
+        if self._service.fleet is not None:
+            from kneewatch.agent.api.fleet_metrics import fleet_families  # here: few watch one
+
+            yield from fleet_families(self._service.fleet.state, now_s)
         if self._service.notifier is not None:
             yield from _messages(self._service.notifier.stats_by_receiver())
 
@@ -70,6 +74,12 @@ class OwnMetrics(Collector):
                 found[target, model] = max(found.get((target, model), 0.0), wanted)
         for labels, wanted in found.items():
             family.add_metric(labels, wanted)
+        if self._service.fleet is not None:
+            from kneewatch.agent.api.fleet_metrics import fleet_replicas
+
+            fleet, now_s = self._service.fleet.state, self._service.clock()
+            for names, needed in fleet_replicas(fleet, now_s):
+                family.add_sample(family.name, names, needed)
         return family
 
     def _itself(self, watched: int) -> Iterator[Metric]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kneewatch.agent.api import examples
+from kneewatch.agent.api.fleet import FLEET_FORMS
 from kneewatch.agent.api.forms import JSON, MARKDOWN, MEDIA_TYPES, TEXT
 from kneewatch.agent.api.openapi_alerts import ALERTS, ALERTS_EXAMPLE, ANSWER, ANSWER_EXAMPLE
 from kneewatch.agent.api.openapi_size import size_body, size_example, size_parameters
 from kneewatch.agent.api.problems import PROBLEM_TYPE
-from kneewatch.agent.api.schemas import COMPONENTS, components
+from kneewatch.agent.api.schemas import COMPONENTS, components, fleet_schema
 
 Json = dict[str, Any]
 
@@ -85,6 +86,8 @@ def completed(document: Json) -> Json:
     _triage(paths["/api/v1/triage/{target}"]["get"], "One target.", known=True)
     _size(paths["/api/v1/size"])
     _alerts(paths["/api/v1/alerts"]["post"])
+    if "/api/v1/fleet" in paths:
+        _fleet(paths["/api/v1/fleet"]["get"])
     _plain(paths)
     for operations in paths.values():
         for operation in operations.values():
@@ -140,6 +143,34 @@ def _triage(operation: Json, words: str, *, known: bool = False) -> None:
         "422": _problem("A parameter is wrong."),
         "503": _problem("The history cannot be read."),
     }
+
+
+def _fleet(operation: Json) -> None:
+    operation["description"] = (
+        "The fleet that a metrics system shows, with causes across replicas and the replicas that "
+        "each tier needs. `health` is unknown while the metrics system does not answer."
+    )
+    operation["parameters"] = [
+        {
+            "name": "format",
+            "in": "query",
+            "description": "Goes before the Accept header. Whoever accepts anything gets text.",
+            "schema": {"type": "string", "enum": list(FLEET_FORMS)},
+            "example": JSON,
+        }
+    ]
+    told: Json = {"schema": {"type": "string"}}
+    operation["responses"] = {
+        "200": {
+            "description": "The newest verdict.",
+            "content": {
+                JSON_TYPE: {"schema": fleet_schema()}, PLAIN: told, MARKDOWN_TYPE: told
+            },
+        },
+        "406": _problem("None of the forms is accepted."),
+        "422": _problem("A parameter is wrong."),
+        "503": _problem("The metrics system has not answered yet."),
+    }  # fmt: skip
 
 
 def _size(operations: Json) -> None:

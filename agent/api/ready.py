@@ -18,6 +18,12 @@ def reasons(service: Service) -> list[str]:
             found.append(f"{spec.name}: not scraped yet")
         elif late(state, now_s):
             found.append(f"{spec.name}: no cycle for {now_s - state.t_s:.0f} s")
+    if service.fleet is not None:
+        told = service.fleet.state.told(now_s)
+        if told is None:
+            found.append(f"fleet: {service.fleet.state.error or 'not asked yet'}")
+        elif told.lost:
+            found.append(f"fleet: {told.lost}")
     more = len(found) - SHOWN
     if more > 0:
         found[SHOWN:] = [f"and {more} more targets"]

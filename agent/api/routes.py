@@ -94,7 +94,9 @@ class Routes:
         return RedirectResponse("triage", HTTPStatus.TEMPORARY_REDIRECT)
 
     async def page(self, request: Request) -> Response:
-        """The page for people."""
+        """The page for people; where only a fleet is watched, the way to what is told of it."""
+        if self._service.fleet is not None and not self._service.targets():
+            return RedirectResponse("api/v1/fleet", HTTPStatus.TEMPORARY_REDIRECT)
         asked = shown(request.query_params, self._service.clock())
 
         def made() -> str:

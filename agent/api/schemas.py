@@ -36,6 +36,12 @@ def components() -> dict[str, Any]:
     return made
 
 
+def fleet_schema() -> dict[str, Any]:
+    """The schema of a fleet's document; it refers to no other."""
+    schema = _read("kneewatch.reports", "fleet.schema.json")
+    return {key: told for key, told in schema.items() if key not in DROPPED}
+
+
 def _read(package: str, name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", orjson.loads((files(package) / name).read_bytes()))
 

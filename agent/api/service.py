@@ -13,6 +13,7 @@ from kneewatch.agent.targets import TargetSpec
 
 if TYPE_CHECKING:
     # Their packages import this module.
+    from kneewatch.agent.fleet.watch import FleetWatch
     from kneewatch.agent.notify.notifier import Notifier
     from kneewatch.agent.store.reader import Reader
     from kneewatch.agent.store.store import Store
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """The running daemon as a request sees it. `reader` and `store` are None where no history is
-    kept, `notifier` where nobody is told. `targets` gives what is configured now."""
+    kept, `notifier` where nobody is told, `fleet` where no metrics system is asked. `targets` gives
+    what is configured now."""
 
     board: Board
     settings: Settings
@@ -31,4 +33,5 @@ class Service:
     reader: Reader | None = None
     store: Store | None = None
     notifier: Notifier | None = None
+    fleet: FleetWatch | None = None
     clock: Callable[[], float] = time.time

@@ -17,16 +17,21 @@ NO_TARGET = (
 
 
 class Roster:
-    """The configured targets.
+    """The configured targets; `may_be_empty` where something else is watched.
 
     Raises:
         SettingsError: none is configured, one cannot be a target, or two have one name.
     """
 
     def __init__(
-        self, arguments: Sequence[str], settings: Settings, before: FileTargets | None = None
+        self,
+        arguments: Sequence[str],
+        settings: Settings,
+        before: FileTargets | None = None,
+        *,
+        may_be_empty: bool = False,
     ) -> None:
-        self._arguments = tuple(arguments)
+        self._arguments, self._may_be_empty = tuple(arguments), may_be_empty
         self._static = self._stated(settings)
         self._files = FileTargets(settings["file_sd"] or (), settings, before)
         self._files.refresh(self._static)
@@ -38,7 +43,7 @@ class Roster:
         Raises:
             SettingsError: as at the start.
         """
-        return Roster(self._arguments, settings, self._files)
+        return Roster(self._arguments, settings, self._files, may_be_empty=self._may_be_empty)
 
     def poll(self) -> bool:
         """Look at the files again. Returns whether the targets may be others now."""
@@ -50,7 +55,7 @@ class Roster:
 
     def _stated(self, settings: Settings) -> list[TargetSpec]:
         specs = [*argument_specs(self._arguments, settings), *table_specs(settings)]
-        if not specs and not settings["file_sd"]:
+        if not specs and not settings["file_sd"] and not self._may_be_empty:
             raise SettingsError(NO_TARGET)
         check_unique(specs)
         return specs

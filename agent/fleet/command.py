@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 import orjson
 
-from kneewatch.agent.fleet.gather import Wanted, observe
-from kneewatch.agent.fleet.queries import checked_selector
+from kneewatch.agent.deployment import stated
+from kneewatch.agent.fleet.gather import observe
+from kneewatch.agent.fleet.wanted import source_settings, wanted_of
 from kneewatch.agent.printing import FOUND, NO_DATA, OK, say, style
 from kneewatch.agent.settings import Settings
-from kneewatch.collector.prometheus.source import PrometheusSource, SourceSettings
+from kneewatch.collector.prometheus.source import PrometheusSource
 from kneewatch.diagnose.fleet.diagnosing import diagnose as diagnosed
-from kneewatch.diagnose.fleet.shape import label_map
 from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.reports.fleet_document import document
 from kneewatch.reports.fleet_markdown import markdown
@@ -20,29 +20,14 @@ from kneewatch.reports.words import number
 from kneewatch.rules.model import Severity
 
 
-def source_settings(settings: Settings) -> SourceSettings:
-    """How a metrics system is asked."""
-    return SourceSettings(
-        fetch=settings.fetch(),
-        query_timeout_s=settings["fleet.query_timeout_s"],
-        at_once=settings["fleet.queries_at_once"],
-        per_s=settings["fleet.queries_per_s"],
-    )
-
-
 def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None, form: str) -> int:
     """Print the diagnosis of a fleet, now or at a moment. Returns the exit status.
 
     Raises:
         CollectError: the metrics system does not answer, or knows no vLLM server.
     """
-    profile = settings.profile()
-    wanted = Wanted(
-        checked_selector(selector, "--selector"),
-        label_map(settings["fleet.labels"] or {}, settings.origin("fleet.labels")),
-        profile.window_s,
-        at_s,
-    )
+    profile = settings.profile(stated=stated(settings))
+    wanted = wanted_of(settings, selector, at_s=at_s)
     with PrometheusSource(url, source_settings(settings)) as source:
         found = diagnosed(observe(source, wanted), profile)
     if form == "json":

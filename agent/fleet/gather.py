@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.gpus import joined
+from kneewatch.agent.fleet.past import past_of
 from kneewatch.agent.fleet.queries import Asking
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.prometheus.answers import Answer, Sample
 from kneewatch.collector.prometheus.source import PrometheusSource
+from kneewatch.diagnose.fleet.history import WEEK_S, Past
 from kneewatch.diagnose.fleet.observed import Gone, Load, Observed
 from kneewatch.diagnose.fleet.shape import Key, LabelMap, Labels, Shape, shape_of
 
@@ -37,12 +39,18 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to look at: matchers, what labels mean, the window, the moment (None: now)."""
+    """What to look at: matchers, what labels mean, the window, the moment (None: now), and how far
+    back for peaks.
+
+    `past`, where given, is taken as it is: that of a while ago stands for days.
+    """
 
     selector: str
     names: LabelMap
     window_s: float
     at_s: float | None = None
+    lookback_s: float = WEEK_S
+    past: Past | None = None
 
 
 def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
@@ -51,7 +59,7 @@ def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
     Raises:
         CollectError: it does not answer, or knows no vLLM server.
     """
-    started_s = time.monotonic()
+    started_s, asked, retried = time.monotonic(), source.pace.asked, source.retried
     clock, told = source.clock(), Told()
     at_s = clock.server_s if wanted.at_s is None else wanted.at_s
     asking = Asking(wanted.selector, wanted.window_s)
@@ -65,9 +73,22 @@ def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
     if not shape.members and not gone:
         raise _nothing(source, wanted)
     keys = {shape.key(labels) for labels in recorded}
-    covered = shape.recorded and {member.key for member in shape.members} <= keys
-    values, sources = _signals(source, asking, shape, told, at_s, recorded=covered)
-    shape, gpus = _beside(source, asking, shape, told, at_s, values)
+    covered = shape.recorded and all(member.key in keys for member in shape.members)
+    values, sources = _signals(
+        source, asking, shape, told, at_s, recorded=covered and bool(shape.members)
+    )
+    shape, gpus, configs = _beside(source, asking, shape, told, at_s, values)
+    past = wanted.past
+    if past is None:
+        past = past_of(
+            source,
+            asking,
+            shape,
+            wanted.names.grouping(member.labels for member in shape.members),
+            at_s=at_s,
+            lookback_s=wanted.lookback_s,
+            recorded_only=not raw,
+        )
     skewed = abs(clock.skew_s) > max(SKEW_SHOWN_S, clock.within_s)
     return Observed(
         t_s=at_s,
@@ -76,13 +97,17 @@ def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
         shape=shape,
         values=values,
         gpus=gpus,
+        configs=configs,
+        past=past,
         gone=gone,
         recorded=sources[0],
         raw=sources[1],
         failed=told.failed,
         warnings=tuple(told.warnings),
         skew_s=clock.skew_s if skewed else None,
-        load=Load(source.pace.asked, source.retried, time.monotonic() - started_s),
+        load=Load(
+            source.pace.asked - asked, source.retried - retried, time.monotonic() - started_s
+        ),
     )
 
 
@@ -121,21 +146,27 @@ def _beside(
     told: Told,
     at_s: float,
     values: Values,
-) -> tuple[Shape, Values]:
-    """The shape with tiers, GPU figures by engine; ages, hours and capacities go to `values`."""
+) -> tuple[Shape, Values, dict[Key, Labels]]:
+    """The shape with tiers, GPU figures and configurations by engine; ages, hours and capacities go
+    to `values`."""
     wanted = {
         **queries.beside(asking),
         "kv_capacity_tokens": queries.configs(asking),
-        **queries.gpu_queries(),
+        **queries.gpu_queries(asking.selector),
     }
     answers = {
         key: told.samples(key, answer) for key, answer in source.instants(wanted, at_s).items()
     }
-    for key in ("running_hour_avg", "running_hour_max", "running_hour_ago"):
-        _spread(values, shape, key, answers[key])
+    for hour in ("running_hour_avg", "running_hour_max", "running_hour_ago"):
+        _spread(values, shape, hour, answers[hour])
     _by_process(values, shape, "age_s", answers["age_s"])
-    _capacities(values, shape, answers["kv_capacity_tokens"])
-    return joined(shape, {key: answers[key] for key in queries.GPUS})
+    configs = _configs(shape, answers["kv_capacity_tokens"])
+    for key, labels in configs.items():
+        tokens = capacity_tokens(labels)
+        if tokens is not None:
+            values[key]["kv_capacity_tokens"] = tokens
+    shape, gpus = joined(shape, {key: answers[key] for key in (*queries.GPUS, queries.COUNTED)})
+    return shape, gpus, configs
 
 
 def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
@@ -155,14 +186,15 @@ def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample
             values[member.key][key] = value
 
 
-def _capacities(values: Values, shape: Shape, samples: Sequence[Sample]) -> None:
+def _configs(shape: Shape, samples: Sequence[Sample]) -> dict[Key, Labels]:
+    """The labels of cache_config_info by engine; they have no model."""
     names = [one for one in shape.by if one != "model_name"]
     told = {tuple(s.labels.get(one, "") for one in names): s.labels for s in samples}
-    for member in shape.members:
-        labels = told.get(tuple(member.labels.get(one, "") for one in names))
-        tokens = capacity_tokens(labels) if labels else None
-        if tokens is not None:
-            values[member.key]["kv_capacity_tokens"] = tokens
+    found = {
+        member.key: told.get(tuple(member.labels.get(one, "") for one in names))
+        for member in shape.members
+    }
+    return {key: labels for key, labels in found.items() if labels}
 
 
 def capacity_tokens(labels: Mapping[str, str]) -> float | None:
@@ -189,7 +221,7 @@ def _standing(
 
     Where a scrape fails old values may still be served for minutes: they are not the present.
     """
-    asked = {"vanished": queries.vanished(asking), "up": "up == 0"}
+    asked = {"vanished": queries.vanished(asking), "up": queries.scrapes_failing(asking)}
     answers = {
         key: told.samples(key, answer) for key, answer in source.instants(asked, at_s).items()
     }

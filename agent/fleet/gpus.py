@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from kneewatch.agent.fleet.queries import GPUS
+from kneewatch.agent.fleet.queries import COUNTED, GPUS
 from kneewatch.collector.prometheus.answers import Sample
 from kneewatch.diagnose.fleet.shape import Key, Labels, Member, Shape
 
@@ -17,13 +17,18 @@ Place = tuple[str, ...]
 def joined(
     shape: Shape, answers: Mapping[str, Sequence[Sample]]
 ) -> tuple[Shape, dict[Key, dict[str, float]]]:
-    """The shape with the GPU's model as tier where no label names one, and figures by engine."""
+    """The shape with the GPU's model as tier where no label names one, and figures by engine.
+
+    `gpus` is among the figures where DCGM says which pod has them: of a node they may be others'.
+    """
     by_place: dict[Place, dict[str, float]] = {}
     models: dict[Place, set[str]] = {}
     for key, samples in answers.items():
-        fold = min if GPUS[key][0] == "min" else max
+        fold = min if GPUS.get(key, ("max",))[0] == "min" else max
         for sample in samples:
             for place in _places(sample.labels):
+                if key == COUNTED and place[0] != "pod":
+                    continue
                 figures = by_place.setdefault(place, {})
                 figures[key] = fold(figures.get(key, sample.value), sample.value)
                 if model := next((sample.labels[n] for n in MODEL if sample.labels.get(n)), ""):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kneewatch.collector.base import SettingsError
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect, Expr, Quantile
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.dashboards.prometheus.model import duration, recorded
+from kneewatch.diagnose.fleet.history import WEEK_S
 from kneewatch.diagnose.fleet.judging import REMEMBERED, SIGNALS
+from kneewatch.diagnose.fleet.workload import OUTPUTS, PROMPTS
 
 PREFIXES = ("vllm:", "ray_vllm_", "ray_vllm:", "kserve_vllm:", "kserve_vllm_", "vllm_")
-PRESENCE = "num_requests_running"
+PRESENCE, WAITING = "num_requests_running", "num_requests_waiting"
 HOUR_S = 3600.0
 PREFILL = "request_prefill_kv_computed_tokens"
 
@@ -22,6 +25,9 @@ OWN: Mapping[str, Expr] = {
     "prefill_tokens_p90": Quantile(PREFILL, 0.9),
 }
 """What only a fleet is asked for: whether prompts hit whole or miss whole."""
+
+LENGTHS = ("prompt_tokens_mean", "output_tokens_mean")
+"""Signals of the last hour: a size is for usual requests, and a minute of few has none."""
 
 GPU_LABELS = (
     "exported_namespace",
@@ -41,6 +47,12 @@ GPUS: Mapping[str, tuple[str, str]] = {
     "xid": ("max", "DCGM_FI_DEV_XID_ERRORS"),
 }
 """GPU figures: how they are folded over the GPUs of a replica, and DCGM's field."""
+
+COUNTED = "gpus"
+EXPORTED = ("namespace", "pod", "container")
+"""Labels of a workload that DCGM's series carry too, as exported_*."""
+
+MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)\s*(=~|!~|!=|=)\s*("(?:[^"\\]|\\.)*")\s*(?:,|$)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,8 @@ def raw_queries(asking: Asking) -> dict[str, str]:
     """A query for each signal that has one, from vLLM's own series."""
     exprs = {**_catalogue(SIGNALS), **OWN}
     found = {key: _each(asking, expr) for key, expr in exprs.items()}
+    lengths = replace(asking, window_s=HOUR_S)
+    found |= {key: _each(lengths, expr) for key, expr in _catalogue(LENGTHS).items()}
     return {key: query for key, query in found.items() if query}
 
 
@@ -139,10 +153,67 @@ def configs(asking: Asking) -> str:
     return " or ".join(dialect.series("cache_config_info") for dialect in asking.dialects())
 
 
-def gpu_queries() -> dict[str, str]:
-    """A query for each GPU figure. The selector is for vLLM's series and is not used."""
+def scrapes_failing(asking: Asking) -> str:
+    """Scrapes that fail now, of the targets whose series the last hour has.
+
+    `up` has the target's labels and none of the page's: it is joined, not matched.
+    """
+    hour = duration(HOUR_S)
+    seen = " or ".join(
+        f"last_over_time({dialect.series(PRESENCE)}[{hour}])" for dialect in asking.dialects()
+    )
+    return f"(up == 0) and on (job, instance) ({seen})"
+
+
+def in_flight(asking: Asking, groups: Iterable[str], *, recorded_only: bool) -> str:
+    """Requests that run and wait on all replicas of a group together."""
+    names = [f"{prefix}{name}" for prefix in asking.prefixes for name in (PRESENCE, WAITING)]
+    if recorded_only:
+        names = [recorded("running"), recorded("waiting")]
+    series = asking.series("", f'__name__=~"{"|".join(names)}"')
+    return f"sum by ({', '.join(groups)}) ({series})"
+
+
+def lengths(asking: Asking, groups: Iterable[str]) -> dict[tuple[str, bool], str]:
+    """Buckets of the last hour's request lengths on all of a group, by signal, and of the same hour
+    a week ago (True)."""
+    by, hour = ", ".join((*groups, "le")), duration(HOUR_S)
+    found: dict[tuple[str, bool], str] = {}
+    for key, metric in ((PROMPTS, "request_prompt_tokens"), (OUTPUTS, "request_generation_tokens")):
+        for ago in (False, True):
+            offset = f" offset {duration(WEEK_S)}" if ago else ""
+            found[key, ago] = " or ".join(
+                f"sum by ({by}) (increase({one.series(metric, '_bucket')}[{hour}]{offset}))"
+                for one in asking.dialects()
+            )
+    return found
+
+
+def gpu_queries(selector: str) -> dict[str, str]:
+    """A query for each GPU figure, and for how many GPUs there are."""
     labels = ", ".join(GPU_LABELS)
-    return {key: f"{fold} by ({labels}) ({name})" for key, (fold, name) in GPUS.items()}
+    found = {
+        key: f"{fold} by ({labels}) ({_gpu_series(name, selector)})"
+        for key, (fold, name) in GPUS.items()
+    }
+    # A MIG device is no whole GPU.
+    whole = _gpu_series(GPUS["sm_clock_mhz"][1], selector, 'GPU_I_ID=""')
+    return {**found, COUNTED: f"count by ({labels}) ({whole})"}
+
+
+def _gpu_series(name: str, selector: str, extra: str = "") -> str:
+    """DCGM's series, restricted as far as their labels allow: where the exporter names the
+    workload, by namespace, pod and container; where it does not, all are kept."""
+    matchers = [
+        f"exported_{label}{sign}{value}"
+        for label, sign, value in MATCHER.findall(selector)
+        if label in EXPORTED
+    ]
+    if not matchers:
+        return f"{name}{{{extra}}}"
+    own = ",".join(['exported_pod!=""', *matchers, *([extra] if extra else [])])
+    others = ",".join(['exported_pod=""', *([extra] if extra else [])])
+    return f"{name}{{{own}}} or {name}{{{others}}}"
 
 
 def _each(asking: Asking, expr: Expr) -> str:

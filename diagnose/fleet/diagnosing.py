@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kneewatch.diagnose.case import Cause, Evidence
+from kneewatch.diagnose.fleet.advice import advice_of
 from kneewatch.diagnose.fleet.balance import cold_replicas, replica_imbalance, underused
 from kneewatch.diagnose.fleet.judging import Engine, engines_of, left_to_rules
 from kneewatch.diagnose.fleet.nodes import bad_nodes
 from kneewatch.diagnose.fleet.observed import Gone, Observed
 from kneewatch.diagnose.fleet.routing import mixed_tiers, routing_dilution
+from kneewatch.diagnose.fleet.shape import Group
+from kneewatch.diagnose.fleet.sizing import sizes_of
 from kneewatch.diagnose.fleet.spread import spread
 from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+from kneewatch.diagnose.fleet.workload import workload_drift
 from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import Severity
 
@@ -28,6 +32,22 @@ SPREAD_OVER = (
 )
 
 
+OF_A_POOL = "target_down"
+"""The cause that is told of a pool: what does not answer does not say its tier."""
+
+FLEET_CAUSES = (
+    "routing_dilution",
+    "replica_imbalance",
+    "mixed_tiers",
+    "bad_node",
+    "cold_replica",
+    "underused",
+    "workload_drift",
+    OF_A_POOL,
+)
+"""Every cause across replicas."""
+
+
 def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
     """The verdict on a fleet."""
     rules = profile.rules()
@@ -38,28 +58,43 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
         alone = (routing_dilution, replica_imbalance, cold_replicas, underused)
         causes += [one for judge in alone if (one := judge(tier)) is not None]
         causes += bad_nodes(tier)
-    for pool in sorted({tier.pool for tier in tiers}):
-        mixed = mixed_tiers([tier for tier in tiers if tier.pool == pool])
+        drifted = workload_drift(tier, observed.past)
+        causes += [drifted] if drifted else []
+    for pool, role in sorted({(tier.pool, tier.role) for tier in tiers}):
+        mixed = mixed_tiers([tier for tier in tiers if (tier.pool, tier.role) == (pool, role)])
         causes += [mixed] if mixed else []
     ranked = sorted(causes, key=lambda c: (-c.cause.severity, -c.cause.confidence, c.cause.id))
     worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
     notes = _notes(observed, engines, left_to_rules(rules, profile.signals()))
-    return FleetDiagnosis(observed, tuple(tiers), tuple(worst), tuple(ranked), tuple(notes))
+    stated, targets = profile.stated, profile.targets
+    blind = bool(observed.warnings or observed.failed)
+    sizes = sizes_of(tiers, observed, ranked, stated, targets, blind=blind)
+    advice = () if blind else advice_of(tiers, sizes, ranked, stated, targets)
+    return FleetDiagnosis(
+        observed,
+        tuple(tiers),
+        tuple(worst),
+        tuple(ranked),
+        tuple(notes),
+        tuple(sizes),
+        tuple(advice),
+    )
 
 
 def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
     """The tiers of each pool; nothing is ever compared or averaged across them."""
-    groups: dict[tuple[str, str], list[Engine]] = {}
+    groups: dict[Group, list[Engine]] = {}
     for engine in engines:
         groups.setdefault(engine.member.group, []).append(engine)
     return [
         Tier(
             pool,
             name,
+            role,
             tuple(members),
             tuple(one for key in SPREAD_OVER if (one := spread(key, members)) is not None),
         )
-        for (pool, name), members in sorted(groups.items())
+        for (pool, name, role), members in sorted(groups.items())
     ]
 
 
@@ -70,7 +105,7 @@ def _gone(gone: Sequence[Gone]) -> list[FleetCause]:
         down = sorted(one.replica for one in gone if one.down and one.pool == pool)
         text = f"{len(down)} replicas do not answer their scrapes: {', '.join(down[:3])}"
         cause = Cause(
-            "target_down",
+            OF_A_POOL,
             0.95,
             Severity.CRITICAL,
             text + (" and others." if len(down) > 3 else "."),
@@ -85,6 +120,8 @@ def _gone(gone: Sequence[Gone]) -> list[FleetCause]:
 
 def _notes(observed: Observed, engines: Sequence[Engine], left: Sequence[str]) -> list[str]:
     notes = [f"{key}: {why}" for key, why in sorted(observed.failed.items())]
+    if observed.past.missing:
+        notes.append(f"the past, so replicas and drifts: {observed.past.missing}")
     blind = [engine.member.name for engine in engines if engine.stage is None]
     if blind:
         notes.append(

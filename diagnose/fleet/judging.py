@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.diagnose.fleet.observed import Observed, Values
-from kneewatch.diagnose.fleet.shape import Member
+from kneewatch.diagnose.fleet.shape import Labels, Member
 from kneewatch.rules.cascade import (
     EVICT_CRITICAL_PER_S,
     EVICT_WARNING_PER_S,
@@ -44,6 +44,7 @@ SIGNALS = (
     "ttft_p99_s",
     "itl_p50_s",
     "itl_p99_s",
+    "itl_mean_s",
     "prompt_tokens_p50",
     "queue_share_ratio",
     "finished_error_ratio",
@@ -76,6 +77,7 @@ class Engine:
     member: Member
     values: Values
     gpus: Values
+    config: Labels
     stage: int | None
     severity: Severity
     findings: tuple[Found, ...]
@@ -111,6 +113,7 @@ def engines_of(observed: Observed, rules: Sequence[Rule]) -> list[Engine]:
             member,
             observed.values.get(member.key, {}),
             observed.gpus.get(member.key, {}),
+            observed.configs.get(member.key, {}),
             judged,
             observed.window_s,
         )
@@ -137,7 +140,12 @@ def left_to_rules(rules: Iterable[Rule], signals: Iterable[Signal]) -> list[str]
 
 
 def _judged(
-    member: Member, values: Values, gpus: Values, rules: Iterable[Rule], window_s: float
+    member: Member,
+    values: Values,
+    gpus: Values,
+    config: Labels,
+    rules: Iterable[Rule],
+    window_s: float,
 ) -> Engine:
     stage = stage_of(values)
     known = dict(values)
@@ -151,7 +159,7 @@ def _judged(
             known.setdefault(count, values[per_s] * window_s)
     found = tuple(one for rule in rules if (one := _finding(rule, known)) is not None)
     worst = max((one.severity for one in found), default=Severity.OK)
-    return Engine(member, known, gpus, stage, max(worst, _staged(stage, known)), found)
+    return Engine(member, known, gpus, config, stage, max(worst, _staged(stage, known)), found)
 
 
 def stage_of(values: Values) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kneewatch.diagnose.fleet.shape import Key, Shape
+from kneewatch.diagnose.fleet.history import Past
+from kneewatch.diagnose.fleet.shape import Key, Labels, Shape
 
 Values = Mapping[str, float]
 
@@ -36,7 +37,8 @@ class Observed:
     `values` are signals, `gpus` the figures of the GPUs that an engine's replica has. `recorded`
     are signals that recording rules gave, `raw` those computed from raw series, `failed` those
     that could not be asked, with the reason. `skew_s` is how far the server's clock is ahead,
-    None where that is within what measuring it can tell.
+    None where that is within what measuring it can tell. `configs` are the labels of
+    cache_config_info.
     """
 
     t_s: float
@@ -45,6 +47,8 @@ class Observed:
     shape: Shape
     values: Mapping[Key, Values]
     gpus: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
+    configs: Mapping[Key, Labels] = field(default_factory=dict[Key, Labels])
+    past: Past = field(default_factory=Past)
     gone: Sequence[Gone] = ()
     recorded: Sequence[str] = ()
     raw: Sequence[str] = ()

@@ -11,22 +11,33 @@ Labels = Mapping[str, str]
 Key = tuple[str, ...]
 """The values of the labels that tell engines apart."""
 
+Group = tuple[str, str, str]
+"""Pool, tier and role."""
+
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "replica": ("pod", "ReplicaId", "WorkerId", "instance"),
     "namespace": ("cluster", "namespace", "application"),
     "pool": (),
     "model": ("model_name",),
     "tier": ("tier",),
+    "role": ("role", "llm_d_ai_role"),
     "engine": ("engine",),
     "node": ("node", "Hostname", "hostname", "kubernetes_node"),
 }
 """The labels that say what something is, the first that is there counts (of `namespace`: all).
 
-`pod` is Kubernetes', `ReplicaId` and `WorkerId` are Ray Serve's, `instance` is Prometheus's own.
+`pod` is Kubernetes', `ReplicaId` and `WorkerId` are Ray Serve's, `instance` is Prometheus's own,
+`llm_d_ai_role` what Prometheus makes of llm-d's pod label.
 """
+
+GROUPS = ("pool", "namespace", "model", "tier", "role")
+"""The parts that make a group of replicas."""
 
 RECORDED = ("instance", "model_name", "engine", "pod", "namespace", "job", "cluster", "tier")
 """Labels that the recording rules keep."""
+
+ROLES = ("prefill", "decode")
+"""Pools of a disaggregated fleet: their replicas do different work and are never compared."""
 
 NOT_IDENTITY = frozenset({"__name__", "le", "endpoint", "container", "prometheus"})
 
@@ -42,6 +53,12 @@ class LabelMap:
         if part == "namespace":
             return "/".join(found for name in self.names[part] if (found := labels.get(name)))
         return next((labels[name] for name in self.names[part] if labels.get(name)), "")
+
+    def grouping(self, series: Iterable[Labels]) -> tuple[str, ...]:
+        """The labels of series that decide which pool, tier and role they belong to."""
+        wanted = [one for part in GROUPS for one in self.names[part]]
+        there = {name for labels in series for name in labels}
+        return tuple(name for name in dict.fromkeys(wanted) if name in there)
 
 
 def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
@@ -62,7 +79,8 @@ def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One engine of one replica. `tier` is empty where nothing says on what kind of GPU it runs.
+    """One engine of one replica. `tier` is empty where nothing says on what kind of GPU it runs,
+    `role` where it is not one of ROLES.
 
     `namespace` and `model` make its pool, where no label names one: replicas that take the same
     requests.
@@ -75,6 +93,7 @@ class Member:
     namespace: str
     pool: str
     tier: str
+    role: str
     node: str
     labels: Labels
 
@@ -84,9 +103,9 @@ class Member:
         return f"{self.replica} engine {self.engine}" if self.engine else self.replica
 
     @property
-    def group(self) -> tuple[str, str]:
-        """Pool and tier: what may be compared, and nothing else is ever averaged."""
-        return self.pool, self.tier
+    def group(self) -> Group:
+        """Pool, tier and role: what may be compared, and nothing else is ever averaged."""
+        return self.pool, self.tier, self.role
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +174,7 @@ def _member(labels: Labels, by: tuple[str, ...], names: LabelMap) -> Member:
         namespace=namespace,
         pool=names.told("pool", labels) or "/".join(part for part in (namespace, model) if part),
         tier=names.told("tier", labels),
+        role=role if (role := names.told("role", labels)) in ROLES else "",
         node=names.told("node", labels),
         labels=labels,
     )

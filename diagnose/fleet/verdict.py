@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.fleet.judging import Engine
 from kneewatch.diagnose.fleet.observed import Observed
 from kneewatch.diagnose.fleet.spread import Spread
 from kneewatch.rules.model import Severity
+
+if TYPE_CHECKING:
+    # They are made of what is here.
+    from kneewatch.diagnose.fleet.advice import FleetAdvice
+    from kneewatch.diagnose.fleet.sizing import TierSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +30,20 @@ class FleetCause:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Replicas of one pool on one kind of GPU. `tier` is empty where nothing names it."""
+    """Replicas of one pool on one kind of GPU. `tier` is empty where nothing names it, `role` where
+    they both prefill and decode."""
 
     pool: str
     tier: str
+    role: str
     engines: tuple[Engine, ...]
     spreads: tuple[Spread, ...]
 
     @property
     def name(self) -> str:
         """How reports call it."""
-        return f"{self.pool or '?'} on {self.tier}" if self.tier else self.pool or "?"
+        where = f"{self.pool or '?'} on {self.tier}" if self.tier else self.pool or "?"
+        return f"{where} ({self.role})" if self.role else where
 
     @property
     def replicas(self) -> int:
@@ -46,7 +55,9 @@ class Tier:
 class FleetDiagnosis:
     """The verdict on a fleet: causes best first, engines worst first.
 
-    `notes` say what could not be judged, and what else a reader must know.
+    `lost` says since when and why there is no newer answer, empty where there is none to miss.
+    `notes` say what could not be judged, and what else a reader must know. `sizes` are in the order
+    of `tiers`.
     """
 
     observed: Observed
@@ -54,6 +65,9 @@ class FleetDiagnosis:
     engines: tuple[Engine, ...]
     causes: tuple[FleetCause, ...]
     notes: tuple[str, ...]
+    sizes: tuple[TierSize, ...]
+    advice: tuple[FleetAdvice, ...]
+    lost: str = ""
 
     @property
     def severity(self) -> Severity:
@@ -68,7 +82,10 @@ class FleetDiagnosis:
 
     @property
     def health(self) -> str:
-        """One word; an engine that cannot be read and an answer that is partial are not ok."""
+        """One word; an engine that cannot be read and an answer that is partial are not ok. Of what
+        was seen before and no more nothing is said."""
+        if self.lost:
+            return "unknown"
         blind = self.partial or any(engine.health == "unknown" for engine in self.engines)
         if (blind or not self.engines) and self.severity < Severity.WARNING:
             return "unknown"

@@ -35,7 +35,7 @@ def fewer_replicas(scene: Scene) -> Recommendation | None:
             f"{now} replicas look too many for the load seen here, but capacity is for the weekly "
             "peak: a window or a day says nothing about that.",
         )
-    used, present_requests = _used_ratio(scene, peak), scene.demand.requests
+    used, present_requests = used_ratio(scene, peak), scene.demand.requests
     if used is None or present_requests <= 0:
         return _kept(scene, "What a replica can hold is not known, so neither is how many do.")
     least, total = (
@@ -70,8 +70,9 @@ def fewer_replicas(scene: Scene) -> Recommendation | None:
     )
 
 
-def _used_ratio(scene: Scene, peak: float) -> float | None:
-    """The part of a replica that its peak takes: KV cache or seats, whichever is more."""
+def used_ratio(scene: Scene, peak: float) -> float | None:
+    """The part of a replica that a peak of so many requests takes: KV cache or seats, whichever is
+    more; None where what it can hold is not known."""
     server, demand = scene.server, scene.demand
     if demand.held_tokens is None or not server.capacity_tokens:
         return None

@@ -27,7 +27,7 @@ START_S = 20.0
 STALE = struct.pack("<Q", 0x7FF0000000000002)
 """The NaN that marks the end of a series (Prometheus, model/value/value.go)."""
 
-BLOCKS = "10d"
+BLOCKS = "30d"
 """Longer than everything loaded: the head takes any order of targets and writes no block."""
 
 
@@ -102,13 +102,15 @@ class Prometheus:
 
 
 @contextmanager
-def running(program: str, *, rules: str = "", blocks: Path | None = None) -> Generator[Prometheus]:
+def running(
+    program: str, *, rules: str = "", blocks: Path | None = None, port: int | None = None
+) -> Generator[Prometheus]:
     """A Prometheus on a free port of the loopback, gone afterwards: empty, or with `blocks`.
 
-    `rules` are evaluated every second.
+    `rules` are evaluated every second; `port` is for one that comes back where it was.
     """
     with tempfile.TemporaryDirectory(prefix="kneewatch-oracle-") as folder:
-        port = free_port()
+        port = port or free_port()
         log = Path(folder, "log")
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.agent.fleet.queries import Asking, checked_selector, presence, raw_queries
+from kneewatch.agent.fleet.queries import (
+    Asking,
+    checked_selector,
+    gpu_queries,
+    presence,
+    raw_queries,
+    scrapes_failing,
+)
 from kneewatch.collector.base import SettingsError
 from kneewatch.diagnose.fleet.judging import SIGNALS
 
@@ -45,3 +52,27 @@ def test_two_spellings_in_one_fleet_are_one_query() -> None:
     assert "ray_vllm_num_requests_running" in both["running"]
     assert "vllm:num_requests_running" in both["running"]
     assert both["running"].count(" or ") == 1
+
+
+@pytest.mark.parametrize(
+    ("selector", "matchers"),
+    [
+        ("", ()),
+        ('namespace="a"', ('exported_namespace="a"',)),
+        ('pod=~"x{1,2}",model_name="m"', ('exported_pod=~"x{1,2}"',)),
+        (r'model_name="a,b\"",namespace!="c"', ('exported_namespace!="c"',)),
+        ('model_name="m"', ()),
+    ],
+)
+def test_gpus_are_restricted_where_their_labels_say_the_workload(
+    selector: str, matchers: tuple[str, ...]
+) -> None:
+    for query in gpu_queries(selector).values():
+        assert "model_name=" not in query
+        for matcher in matchers:
+            assert query.count(matcher) == 1
+        assert query.count('exported_pod=""') == (1 if matchers else 0), "bare GPUs are kept"
+
+
+def test_failing_scrapes_are_those_of_the_selected_servers() -> None:
+    assert scrapes_failing(ASKING).count('namespace="a"') == 1

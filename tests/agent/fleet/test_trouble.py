@@ -54,7 +54,7 @@ def between(port: int, change: Change) -> Serve:
         form = read_form(sock, request)
         http = HTTPConnection(LOOPBACK, port, timeout=20)
         head = {"Content-Type": "application/x-www-form-urlencoded"}
-        http.request("POST", "/api/v1/query", urlencode(form), head)
+        http.request("POST", request.split(b" ", 2)[1].decode(), urlencode(form), head)
         document = json.loads(http.getresponse().read())
         http.close()
         sock.sendall(change(form["query"], document) or json_answer(document))
@@ -103,6 +103,23 @@ def test_a_query_that_fails_is_named_and_the_others_count(
     notes = [note for note in document["unknown"] if note.startswith("itl_p99_s: ")]
     assert "too many samples" in notes[0]
     assert document["engines"] == HEALTHY
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_past_that_cannot_be_had_is_no_word_against_the_present(
+    prometheus: Prometheus, serving: Start, main: Main, end_s: int, *, partial: bool
+) -> None:
+    def refuse(query: str, document: dict[str, object]) -> bytes | None:
+        if "running|vllm:num_requests_waiting" not in query:
+            return None
+        if partial:
+            return json_answer({**document, "warnings": ["store 10.0.0.3: connection refused"]})
+        return failed("422 Unprocessable Entity", "the query range exceeds the limit of 3d")
+
+    status, document = diagnosed(main, serving(between(prometheus.port, refuse)), end_s)
+    assert (status, document["health"]) == (0, "ok")
+    assert [tier["size"]["recommended"] for tier in document["tiers"]] == [None]
+    assert any("the past, so replicas" in note for note in document["unknown"])
 
 
 def test_series_that_no_shard_gives_are_unknown(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kneewatch.diagnose.drift import Buckets
 from kneewatch.diagnose.fleet.diagnosing import diagnose
+from kneewatch.diagnose.fleet.history import Past, Peak
 from kneewatch.diagnose.fleet.observed import Gone, Observed
-from kneewatch.diagnose.fleet.shape import Labels, Shape, label_map, shape_of
+from kneewatch.diagnose.fleet.shape import Group, Labels, Shape, label_map, shape_of
 from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.diagnose.profile import Profile
 
@@ -66,6 +68,9 @@ def verdict(
     warnings: Sequence[str] = (),
     failed: Mapping[str, str] | None = None,
     lacking: Sequence[str] = (),
+    peaks: Mapping[Group, Peak] | None = None,
+    lengths: Mapping[Group, Mapping[str, tuple[Buckets, Buckets]]] | None = None,
+    profile: Profile | None = None,
 ) -> FleetDiagnosis:
     """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs by pod."""
     shape = shaped([labels for labels, _ in engines])
@@ -86,12 +91,13 @@ def verdict(
                 for member in shape.members
                 if gpus and member.labels["pod"] in gpus
             },
+            past=Past(peaks or {}, lengths or {}),
             gone=gone,
             raw=tuple(USUAL),
             warnings=warnings,
             failed=failed or {},
         ),
-        Profile(),
+        profile or Profile(),
     )
 
 

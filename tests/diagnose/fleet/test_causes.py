@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
+
 import pytest
 
 from kneewatch.diagnose.fleet.observed import Gone
@@ -158,3 +161,23 @@ def test_what_is_not_known_is_never_healthy() -> None:
     assert verdict(*fleet(3), failed={"ttft_p99_s": "timeout"}).health == "unknown"
     assert verdict(*fleet(3), lacking=("preemption_per_s",)).health == "unknown"
     assert verdict(*fleet(3), lacking=("kv_usage_ratio",)).engines[0].stage is None
+
+
+USUAL_LENGTHS = {100.0: 2e4, 1000.0: 8e4, inf: 1e5}
+
+
+def drifted(now: Mapping[float, float]) -> dict[str, tuple[str, ...]]:
+    pair = {"prompt_tokens_mean": (USUAL_LENGTHS, now)}
+    return causes(verdict(*fleet(3), lengths={("prod/m", "", ""): pair}))
+
+
+def test_prompts_of_another_length_than_a_week_ago() -> None:
+    assert drifted({100.0: 1e4, 1000.0: 4e4, inf: 1e5}) == {"workload_drift": ("r0", "r1", "r2")}
+
+
+def test_a_busier_hour_of_the_same_requests_is_no_drift() -> None:
+    assert drifted({edge: 3 * count for edge, count in USUAL_LENGTHS.items()}) == {}
+
+
+def test_a_few_other_requests_are_no_drift() -> None:
+    assert drifted({100.0: 0.0, 1000.0: 0.0, inf: 30.0}) == {}

@@ -1,0 +1,143 @@
+"""`kneewatch run --prometheus` as a process, on a Prometheus that is killed and comes back."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import fleets
+from tests.agent.daemon.made import until
+from tests.agent.daemon.running import Daemon
+from tests.agent.running import run
+from tests.collector.oracle import LOOPBACK, running
+from tests.programs import require
+
+REPLICAS = 24
+LIVE_S = 150
+"""The made-up fleet lasts so much longer than now: the daemon sees it as it goes on."""
+
+QUICK = ("--fleet-interval", "1s", "--fleet-queries-per-s", "1000", "--gpu-metrics", "none")
+Series = dict[str, list[tuple[dict[str, str], float]]]
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require("promtool")
+    folder = tmp_path_factory.mktemp("fleet") / "blocks"
+    end_s = (int(time.time()) + LIVE_S) // 15 * 15
+    fleets.write_blocks(folder, fleets.fleet(REPLICAS), end_s=end_s)
+    return folder
+
+
+def told(daemon: Daemon) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(daemon.get("/api/v1/fleet?format=json"))
+    return document
+
+
+def metrics(daemon: Daemon) -> Series:
+    found: Series = {}
+    for family in text_string_to_metric_families(daemon.get("/metrics")):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return found
+
+
+def value(found: Series, name: str) -> float:
+    ((_, number),) = found[name]
+    return number
+
+
+def answered(daemon: Daemon) -> bool:
+    try:
+        return told(daemon)["health"] == "critical"
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        return False
+
+
+def test_a_prometheus_that_is_killed_and_comes_back(blocks: Path, tmp_path: Path) -> None:
+    made = fleets.fleet(REPLICAS)
+    with running(require("prometheus"), blocks=blocks) as server:
+        port = server.port
+        with_fleet = ("--prometheus", f"http://{LOOPBACK}:{port}", *QUICK)
+        daemon = Daemon(tmp_path, *with_fleet).__enter__()
+        try:
+            until(lambda: answered(daemon))
+            document, found = told(daemon), metrics(daemon)
+            causes = {one["id"]: one["replicas"] for one in document["causes"]}
+            for cause in ("bad_node", "routing_dilution", "replica_imbalance"):
+                assert sorted(causes[cause]) == sorted(made.planted(cause)), cause
+            schema = json.loads(
+                files("kneewatch.reports").joinpath("fleet.schema.json").read_bytes()
+            )
+            validator: Any = Draft202012Validator(schema)  # its stubs leave an argument untyped
+            validator.validate(document)
+            assert document["watch"]["queries_per_s"] == document["load"]["queries"]
+            assert value(found, "kneewatch_fleet_up") == 1
+            assert {
+                labels["pool"].split("/")[0]: number
+                for labels, number in found["kneewatch_recommended_replicas"]
+            } == {"rag": 3, "idle": 2}, "none of a pool that is partly down, or of kinds of GPU"
+            active = {
+                labels["cause"] for labels, number in found["kneewatch_fleet_cause"] if number
+            }
+            assert active == causes.keys()
+            until(lambda: told(daemon)["watch"]["cycles"] >= 3)
+            asked = told(daemon)["load"]["queries"]
+            assert asked < document["load"]["queries"], "peaks of days are not asked each time"
+        except BaseException:
+            daemon.__exit__()
+            raise
+    with daemon:
+        until(lambda: told(daemon)["health"] == "unknown")
+        document, found = told(daemon), metrics(daemon)
+        assert "Connection refused" in document["lost"]
+        assert document["watch"]["failing"] >= 1
+        assert value(found, "kneewatch_fleet_up") == 0
+        assert "kneewatch_recommended_replicas" not in found
+        assert "kneewatch_fleet_cause" not in found
+        assert "NOTHING IS KNOWN OF NOW" in daemon.get("/api/v1/fleet")
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            daemon.get("/readyz")
+        with running(require("prometheus"), blocks=blocks, port=port):
+            until(lambda: answered(daemon))
+            assert told(daemon)["lost"] is None
+            assert value(metrics(daemon), "kneewatch_fleet_up") == 1
+            assert daemon.wait_for("the metrics system answers again")
+            assert daemon.end() < 3.0
+    assert "Traceback" not in daemon.log
+
+
+def test_before_the_first_answer_nothing_is_told(tmp_path: Path) -> None:
+    with Daemon(tmp_path, "--prometheus", f"http://{LOOPBACK}:1", *QUICK) as daemon:
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            daemon.get("/api/v1/fleet")
+        until(lambda: "Connection refused" in failed(daemon, "/readyz"))
+        health = {
+            one["health"]: number for one, number in metrics(daemon)["kneewatch_fleet_health"]
+        }
+        assert health.pop("unknown") == 1
+        assert set(health.values()) == {0}
+
+
+def failed(daemon: Daemon, path: str) -> str:
+    """What it answers with an error."""
+    try:
+        return daemon.get(path)
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+
+
+def test_a_selector_without_a_metrics_system_is_refused(tmp_path: Path) -> None:
+    ended = run("run", "--selector", 'namespace="a"', cwd=tmp_path)
+    assert ended.status == 2
+    assert "--prometheus" in ended.err

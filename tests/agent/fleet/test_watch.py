@@ -1,0 +1,101 @@
+"""How the daemon's watching of a fleet stands: what is old or followed by a failure is not told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from prometheus_client.parser import text_string_to_metric_families
+
+from kneewatch.agent.api.app import make_app
+from kneewatch.agent.api.metrics import exposition
+from kneewatch.agent.api.ready import reasons
+from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.collector.base import SettingsError
+from tests.agent.api.serving import Asker, service_of, settings_of
+from tests.diagnose.fleet.made import fleet, verdict
+from tests.reports.made import NOW_S
+
+
+@pytest.fixture
+def watch() -> FleetWatch:
+    """One whose metrics system is never asked; its newest answer is ten seconds old."""
+    made = FleetWatch("http://127.0.0.1:1", settings_of(), "")
+    made.state = replace(made.state, found=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1)
+    return made
+
+
+def test_a_fresh_answer_is_told(watch: FleetWatch) -> None:
+    found = watch.state.told(NOW_S)
+    assert found is not None
+    assert (found.health, found.lost) == ("ok", "")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"seen_s": NOW_S - 200}, id="three intervals old"),
+        pytest.param({"failing": 1, "error": "503"}, id="a failure since"),
+    ],
+)
+def test_what_was_seen_before_says_nothing_of_now(
+    watch: FleetWatch, changes: dict[str, Any]
+) -> None:
+    watch.state = replace(watch.state, **changes)
+    found = watch.state.told(NOW_S)
+    assert found is not None
+    assert (found.health, found.partial) == ("unknown", False)
+    assert found.lost.startswith("no answer since ")
+    service = service_of(fleet=watch)
+    assert any(found.lost in why for why in reasons(service))
+    families = {one.name for one in text_string_to_metric_families(exposition(service).decode())
+                if one.samples}  # fmt: skip
+    assert "kneewatch_fleet_health" in families
+    assert not families & {"kneewatch_fleet_cause", "kneewatch_fleet_engines",
+                           "kneewatch_recommended_replicas"}  # fmt: skip
+
+
+def test_a_bug_makes_it_unknown_as_well(watch: FleetWatch) -> None:
+    after_s = watch.crashed(ZeroDivisionError())
+    assert after_s is not None
+    found = watch.state.told(NOW_S)
+    assert found is not None
+    assert found.health == "unknown"
+    assert "ZeroDivisionError" in found.lost
+
+
+def test_it_is_asked_again_later_each_time(watch: FleetWatch) -> None:
+    first_s = watch.cycle()
+    watch.state = replace(watch.state, failing=9)
+    later_s = watch.cycle()
+    assert first_s is not None
+    assert later_s is not None
+    assert first_s <= 10 < 40 < later_s <= 60
+    assert watch.state.failing == 10
+    assert "refused" in watch.state.error
+
+
+def test_settings_that_are_wrong_change_nothing(watch: FleetWatch) -> None:
+    with pytest.raises(SettingsError, match=r"fleet\.labels"):
+        watch.adopt(settings_of(fleet__labels={"planet": "x"}))
+
+
+def test_the_document_of_the_api_describes_the_route(watch: FleetWatch) -> None:
+    app = make_app(service_of(fleet=watch))
+    operation = app.openapi()["paths"]["/api/v1/fleet"]["get"]
+    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    with asyncio.Runner() as runner:
+        asker = Asker(app, runner)
+        answer = asker.get("/api/v1/fleet?format=json")
+        page = asker.get("/triage")
+        assert asker.get("/api/v1/fleet?format=xml").status_code == 422
+    validator: Any = Draft202012Validator(schema)
+    validator.validate(answer.json())
+    assert (page.status_code, page.headers["location"]) == (307, "api/v1/fleet")
+
+
+def test_without_a_fleet_there_is_no_such_route() -> None:
+    assert "/api/v1/fleet" not in make_app(service_of()).openapi()["paths"]

@@ -1,0 +1,213 @@
+"""Replicas for the measured peak: more, fewer, as many, and when nothing may be said."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.fleet.history import WEEK_S, Peak, peak_of
+from kneewatch.diagnose.fleet.observed import Gone
+from kneewatch.diagnose.fleet.sizing import TierSize
+from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
+from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.recommend.deployment import Stated
+from tests.diagnose.fleet.made import Row, fleet, pod, verdict
+
+GROUP = ("prod/m", "", "")
+KNOWN = Profile(
+    stated=Stated(model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("h100-sxm"),
+                  tensor_parallel=1)
+)  # fmt: skip
+SIZED = {
+    "running": 8.0,
+    "kv_usage_avg_ratio": 0.05,
+    "kv_usage_ratio": 0.05,
+    "kv_capacity_tokens": 400_000.0,
+    "prompt_tokens_mean": 1500.0,
+    "output_tokens_mean": 200.0,
+    "itl_mean_s": 0.01,
+}
+"""An engine that holds 8 requests of 2,500 tokens, and 144 of them in 90 % of its cache."""
+
+
+def peak(requests: float, *, span_s: float = WEEK_S, seen_ratio: float = 1.0) -> Peak:
+    return Peak(requests, 1_795_000_000.0, requests / 2, span_s, seen_ratio)
+
+
+def rows(count: int, **more: float) -> list[Row]:
+    return [(labels, {**SIZED, **more}) for labels, _ in fleet(count)]
+
+
+def sized(
+    most: Peak | None, *engines: Row, count: int = 10, profile: Profile = KNOWN, gone: int = 0
+) -> tuple[FleetDiagnosis, TierSize]:
+    found = verdict(
+        *(engines or rows(count)),
+        peaks={} if most is None else {GROUP: most},
+        profile=profile,
+        gone=[Gone(f"gone{at}", "prod/m", down=True) for at in range(gone)],
+    )
+    (size,) = found.sizes
+    return found, size
+
+
+def test_a_quiet_week_lets_replicas_go_with_the_saving_in_money() -> None:
+    found, size = sized(peak(100.0))
+    assert (size.present, size.needed) == (10, 2)
+    (made,) = [one.made for one in found.advice]
+    assert made.id == "fewer-replicas"
+    assert made.cost_usd_per_hour == pytest.approx(-8 * 3.0), "8 H100 at the catalogue's price"
+    assert "50%" in made.summary
+
+
+def test_a_peak_of_most_of_the_tier_keeps_it() -> None:
+    _, size = sized(peak(1000.0))
+    assert size.needed == 10
+    assert "right" in size.why
+
+
+def test_a_peak_beyond_the_tier_wants_more() -> None:
+    found, size = sized(peak(2000.0))
+    # 2,000 x 2,500 tokens on 10 x 400,000, and 30 % on top.
+    assert size.needed == 17
+    assert found.advice[0].made.cost_usd_per_hour == pytest.approx(7 * 3.0)
+
+
+def test_a_tier_that_presses_its_cache_wants_more_without_any_peak_beyond() -> None:
+    pressed = rows(10, kv_usage_ratio=0.99, kv_usage_avg_ratio=0.99, preemption_per_s=3.0,
+                   preemption_ratio_per_s=0.3, waiting_by_capacity=8.0, waiting=8.0,
+                   running=100.0, running_avg=100.0)  # fmt: skip
+    _, size = sized(peak(1080.0), *pressed)
+    assert size.needed is not None
+    assert size.needed > 10
+
+
+def test_one_hot_replica_is_no_reason_for_more() -> None:
+    hot = (pod("hot"), {**SIZED, "waiting": 10.0, "running": 40.0, "running_avg": 40.0,
+                        "preemption_per_s": 3.0, "arrival_per_s": 9.0})  # fmt: skip
+    found, size = sized(peak(1000.0), *rows(9), hot)
+    assert size.needed == 10
+    assert all(one.made.id != "replicas" for one in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("most", "why"),
+    [
+        pytest.param(peak(100.0, span_s=WEEK_S / 2), "a week's peak", id="half a week"),
+        pytest.param(peak(100.0, seen_ratio=0.9), "a week's peak", id="a tenth not seen"),
+    ],
+)
+def test_no_fewer_on_too_little_history(most: Peak, why: str) -> None:
+    _, size = sized(most)
+    assert size.needed == 10
+    assert why in size.why
+
+
+def test_no_fewer_while_a_replica_is_ill() -> None:
+    ill = (pod("ill"), {**SIZED, "preemption_per_s": 3.0, "preemption_ratio_per_s": 0.3,
+                        "waiting_by_capacity": 8.0})  # fmt: skip
+    _, size = sized(peak(100.0), *rows(9), ill)
+    assert size.needed == 10
+    assert "something is wrong" in size.why
+
+
+def test_while_a_replica_is_down_nobody_is_told_to_scale_to_the_others() -> None:
+    _, size = sized(peak(100.0), gone=1)
+    assert size.needed is None
+
+
+def test_no_fewer_where_nothing_says_what_itl_would_be() -> None:
+    found, size = sized(peak(100.0), profile=Profile())
+    assert size.needed == 10
+    assert "ITL" in size.why
+    assert not found.advice
+
+
+def test_at_night_nobody_is_sent_home() -> None:
+    _, size = sized(peak(100.0), *rows(10, running=0.0, running_avg=0.0))
+    assert size.needed == 10
+    assert "nothing runs" in size.why
+
+
+@pytest.mark.parametrize(
+    "blind", [{"warnings": ["a shard is down"]}, {"failed": {"running": "timeout"}}]
+)
+def test_a_partial_answer_gives_no_number(blind: dict[str, list[str]]) -> None:
+    found = verdict(*rows(10), peaks={GROUP: peak(100.0)}, profile=KNOWN, **blind)  # type: ignore[arg-type]
+    assert [one.needed for one in found.sizes] == [None]
+    assert not found.advice
+
+
+def test_an_engine_that_cannot_be_read_gives_no_number() -> None:
+    found = verdict(*rows(10), lacking=("kv_usage_ratio",), peaks={GROUP: peak(100.0)})
+    assert found.sizes[0].needed is None
+
+
+def test_without_a_past_nothing_is_said() -> None:
+    _, size = sized(None)
+    assert size.needed is None
+
+
+def test_data_parallel_engines_are_not_sized() -> None:
+    engines: list[Row] = [(pod("a", engine=str(at)), SIZED) for at in range(4)]
+    _, size = sized(peak(4.0), *engines)
+    assert size.needed is None
+
+
+@given(st.floats(1.0, 5000.0), st.integers(2, 60))
+def test_whatever_the_peak_the_tier_still_holds_it(most: float, count: int) -> None:
+    _, size = sized(peak(most), count=count)
+    assert size.needed is not None
+    assert size.needed >= 2
+    assert size.needed * 400_000 >= most * 2500
+
+
+def test_routing_is_advised_with_what_it_would_save() -> None:
+    diluted = {
+        "prefix_hit_ratio": 0.3,
+        "prefill_tokens_p90": 1450.0,
+        "computed_prompt_tokens_per_s": 2100.0,
+    }
+    found, _ = sized(peak(1000.0), *rows(10, **diluted))
+    (made,) = [one.made for one in found.advice]
+    assert made.id == "prefix-routing"
+    assert made.predicted["prefix_hit_ratio"] == pytest.approx(0.96)
+    assert made.predicted["computed_prompt_tokens_per_s"] == pytest.approx(2100 * 0.04 / 0.7)
+
+
+def disaggregated(prefill: int, decode: int, *, busy: float, held_ratio: float) -> FleetDiagnosis:
+    sides = [
+        *((pod(f"p{at}", role="prefill"), {**SIZED, "running": busy, "running_avg": busy})
+          for at in range(prefill)),
+        *((pod(f"d{at}", role="decode"),
+           {**SIZED, "running": 144 * held_ratio, "running_avg": 144 * held_ratio,
+            "kv_usage_avg_ratio": 0.9 * held_ratio}) for at in range(decode)),
+    ]  # fmt: skip
+    return verdict(*sides)
+
+
+def test_pools_of_a_disaggregated_fleet_are_split_by_their_work() -> None:
+    found = disaggregated(4, 4, busy=0.3, held_ratio=0.9)
+    (made,) = [one.made for one in found.advice]
+    assert made.id == "pd-ratio"
+    # 4 x 0.3 of prefill and 4 x 0.9 of decode: 1:3.
+    assert [(one.before, one.after) for one in made.changes] == [(4, 2), (4, 6)]
+    assert "1:3" in made.summary
+    assert "replica_imbalance" not in {one.cause.id for one in found.causes}
+
+
+@pytest.mark.parametrize(
+    ("busy", "held_ratio"),
+    [pytest.param(0.6, 0.7, id="even"), pytest.param(0.05, 0.15, id="hardly any work")],
+)
+def test_a_split_that_suits_the_work_is_left_alone(busy: float, held_ratio: float) -> None:
+    assert not disaggregated(4, 4, busy=busy, held_ratio=held_ratio).advice
+
+
+def test_a_peak_counts_what_was_seen() -> None:
+    found = peak_of([(0.0, 1.0), (300.0, 5.0), (600.0, float("nan"))], span_s=900.0, steps=4)
+    assert found == Peak(5.0, 300.0, 3.0, 900.0, 0.5)
+    assert peak_of([(0.0, float("nan"))], span_s=900.0, steps=4) is None
