@@ -20,7 +20,7 @@ class CollectError(KneewatchError):
 
     `kind` is a stable word for counting (url, refused, dns, tls, timeout, auth, not_found,
     redirect, http_status, not_metrics, no_vllm, truncated, too_large, exposition, recorded,
-    no_gpu, driver, internal);
+    no_gpu, gpus_lost, driver, internal);
     `hint` is what to try.
     """
 

@@ -12,6 +12,9 @@ from typing import Protocol
 from kneewatch.collector.names.gpus import GpuBinding, resolve_gpus
 from kneewatch.collector.samples import Layout, Page
 
+GPUS_LOST = "gpus_lost"
+"""The kind of a CollectError that is no gap but a fault: no GPU that was there answers."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuNote:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.gpu_pages import GpuNote, GpuPage, GpuResolver
+from kneewatch.collector.gpu_pages import GPUS_LOST, GpuNote, GpuPage, GpuResolver
 from kneewatch.collector.nvml_calls import (
     Calls,
     GpuLostError,
@@ -56,7 +56,8 @@ class NvmlCollector:
         """The GPUs as they are now.
 
         Raises:
-            CollectError: of kind no_gpu where there is no driver or no GPU, else of kind driver.
+            CollectError: of kind no_gpu where there is no driver or no GPU, of kind gpus_lost where
+                all that were there no longer answer, else of kind driver.
         """
         try:
             nvml = self._nvml or self._open()
@@ -116,7 +117,9 @@ class NvmlCollector:
                 notes.append(self._lost(index, str(error)))
         if not found:
             said = notes[0].text if notes else "the driver shows none of the GPUs it showed before"
-            raise CollectError(said, kind="driver", hint="drain the node; dmesg says more")
+            gone = not notes or any(note.lost for note in notes)
+            kind = GPUS_LOST if gone else "driver"
+            raise CollectError(said, kind=kind, hint="drain the node; dmesg says more")
         notes += self._missed(notes)
         self._watch_xids(calls)
         return self._page(found, notes)

@@ -152,6 +152,13 @@ class Window:
         points = [(f.t_s, f.counters[at]) for f in self.frames if f.counters[at] == f.counters[at]]
         return extrapolated_rate(points, now_s=self.now_s, range_s=self.range_s)
 
+    def counted(self, columns: Sequence[int]) -> list[float]:
+        """The newest scrape's values of counter columns, without those that it lacks."""
+        if self._newest is None:
+            return []
+        row = self._newest.counters
+        return [value for at in columns if (value := row[at]) == value]
+
     # ---- gauges
 
     def newest(self, columns: Sequence[int]) -> list[float]:

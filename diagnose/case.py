@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kneewatch.diagnose.adapters import AdapterUse
+from kneewatch.diagnose.gpu_health import GpuState
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.model import Severity
@@ -48,7 +50,9 @@ class Facts:
 
     `values` are signals and derived signals, `recent` some signals on a quarter of the window,
     `streaks_s` how long named conditions have held, `config` the labels of cache_config_info,
-    `observed_s` how long this process has been watched.
+    `observed_s` how long this process has been watched. `gpus` are the target's GPUs one by one, or
+    with `gpus_guessed` those that may be; `gpus_lost` has a line for each that does not answer.
+    `adapters` had a slot in the window; they are looked for only while requests are held back.
     """
 
     now_s: float
@@ -65,6 +69,10 @@ class Facts:
     config: Mapping[str, str]
     targets: Targets
     restarts_s: Sequence[float]
+    gpus: Sequence[GpuState] = ()
+    gpus_guessed: bool = False
+    gpus_lost: Sequence[str] = ()
+    adapters: Sequence[AdapterUse] = ()
 
     def get(self, signal: str, default: float = 0.0) -> float:
         """A signal's value, or `default` where it has none."""
@@ -96,7 +104,8 @@ class Counterfactual:
 class Cause:
     """What we conclude. `lever` is the first thing to do, in words.
 
-    `unless` says, for the first cause of a diagnosis, at which values it would not stand.
+    `unless` says, for the first cause of a diagnosis, at which values it would not stand. `apart`:
+    nothing follows from it now, so that it does not stand for what else is wrong.
     """
 
     id: str
@@ -110,6 +119,7 @@ class Cause:
     since_s: float = math.nan
     explains: tuple[str, ...] = ()
     unless: tuple[Counterfactual, ...] = ()
+    apart: bool = False
 
 
 @dataclass(slots=True)
@@ -122,6 +132,7 @@ class Case:
     guide: tuple[str, ...]
     severity: Severity
     log_odds: float = 0.0
+    apart: bool = False
     evidence: list[Evidence] = field(default_factory=list[Evidence])
     against: list[Evidence] = field(default_factory=list[Evidence])
 
@@ -160,6 +171,7 @@ class Case:
             tuple(self.against),
             self.guide,
             self.lever,
+            apart=self.apart,
         )
 
 

@@ -14,6 +14,7 @@ from kneewatch.collector.samples import Layout, Page
 from kneewatch.collector.signals.catalogue import Reading, SignalSet
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.window import Window
+from kneewatch.diagnose.gpu_health import GpuHealth, GpuState, board_of
 from kneewatch.diagnose.profile import LONG_WINDOWS
 
 STALE_AFTER_S = 90.0
@@ -36,12 +37,15 @@ class GpuReading:
     """GPU signals now. `unknown` has a line for each that could not be had.
 
     `joined` says how it is known that the GPUs are the target's, `guess` that it is not known.
+    `states` has each GPU by itself, `lost` a line for each that no longer answers.
     """
 
     values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     unknown: tuple[str, ...] = ("gpu_*: no GPU source",)
     joined: str = ""
     guess: bool = False
+    states: Sequence[GpuState] = ()
+    lost: Sequence[str] = ()
 
 
 NO_GPUS = GpuReading()
@@ -94,6 +98,7 @@ class GpuMonitor:
         self._stale_after_s = max(STALE_AFTER_S, 3 * interval_s)
         self._history = History(keep_s=LONG_WINDOWS * window_s)
         self._signals = SignalSet(GPU_SIGNALS, self._history)
+        self._health = GpuHealth(self._history)
         self._bound: _Bound | None = None
         self._energy: tuple[list[float], float] = ([], float("-inf"))
         self._newest = (NO_GPUS, float("-inf"))
@@ -105,24 +110,32 @@ class GpuMonitor:
             choice = self._choose(taken.gpus)
             layout = taken.page.layout
             bound = self._bound = _Bound(layout, choice, *engine_binding(choice.gpus))
+            self._health.bind(choice.gpus)
         choice = bound.choice
-        said = dict.fromkeys((*_noted(choice, taken.notes), *choice.missing))
+        noted = list(_noted(choice, taken.notes))
+        said = dict.fromkeys((*(note.text for note in noted), *choice.missing))
         unknown = [f"gpu_*: {line}" for line in said]
         values: Mapping[str, float | None] = {}
+        states: Sequence[GpuState] = ()
         if choice.gpus:
-            reading = self._read(t_s, taken.page, bound)
+            reading, states = self._read(t_s, taken.page, bound)
             values = reading.values
             unknown += [
                 f"{key}: {', '.join(fields)} is not {taken.where}"
                 for key, fields in reading.missing.items()
             ]
-        self._newest = (GpuReading(values, tuple(unknown), choice.joined, choice.guess), t_s)
-
-    def failed(self, why: str) -> None:
-        """There is no reading: what was known no longer counts."""
-        reading = self._newest[0]
+        lost = tuple(dict.fromkeys(note.text for note in noted if note.lost))
         self._newest = (
-            GpuReading({}, (f"gpu_*: {why}",), reading.joined, reading.guess),
+            GpuReading(values, tuple(unknown), choice.joined, choice.guess, states, lost),
+            t_s,
+        )
+
+    def failed(self, why: str, *, lost: bool = False) -> None:
+        """There is no reading: what was known no longer counts. `lost`: for the GPUs are gone."""
+        reading = self._newest[0]
+        unknown, gone = (f"gpu_*: {why}",), (why,) if lost else ()
+        self._newest = (
+            GpuReading({}, unknown, reading.joined, reading.guess, lost=gone),
             float("-inf"),
         )
 
@@ -140,7 +153,7 @@ class GpuMonitor:
             return reading
         return GpuReading({}, (f"gpu_*: {why}",), reading.joined, reading.guess)
 
-    def _read(self, t_s: float, page: Page, bound: _Bound) -> Reading:
+    def _read(self, t_s: float, page: Page, bound: _Bound) -> tuple[Reading, Sequence[GpuState]]:
         scaled = [NAN if (v := slot.value(page.values)) is None else v for slot in bound.slots]
         self._history.append(t_s, Page(bound.layout, scaled), bound.binding, None)
         self._watch_energy(t_s, scaled, bound.binding)
@@ -148,7 +161,8 @@ class GpuMonitor:
         rare_s = SCRAPES_IN_WINDOW * (times[-1] - times[-2]) if len(times) > 1 else 0.0
         wanted_s = max(self._window_s, min(rare_s, LONG_WINDOWS * self._window_s))
         range_s = max(min(wanted_s, t_s - self._history.first_s), 1e-3)
-        return self._signals.read(Window(self._history, now_s=t_s, range_s=range_s))
+        window = Window(self._history, now_s=t_s, range_s=range_s)
+        return self._signals.read(window), self._health.read(window)
 
     def _watch_energy(self, t_s: float, scaled: list[float], binding: EngineBinding) -> None:
         used = [scaled[slot.position] for slot in binding.counters.get(ENERGY, ())]
@@ -157,12 +171,12 @@ class GpuMonitor:
             self._energy = (known, t_s)
 
 
-def _noted(choice: GpuChoice, notes: Sequence[GpuNote]) -> Iterator[str]:
+def _noted(choice: GpuChoice, notes: Sequence[GpuNote]) -> Iterator[GpuNote]:
     """What the source says of the target's GPUs; what is lost comes first."""
     for note in sorted(notes, key=lambda note: not note.lost):
         about = {name for name in (note.uuid, note.index) if name}
         if not choice.names or not about or about & choice.names:
-            yield note.text
+            yield note
 
 
 def engine_binding(gpus: Sequence[GpuFields]) -> tuple[EngineBinding, list[GpuSlot]]:
@@ -177,7 +191,7 @@ def engine_binding(gpus: Sequence[GpuFields]) -> tuple[EngineBinding, list[GpuSl
     known = field_table().fields
     for gpu in gpus:
         key = gpu.key
-        board = f"{key.hostname}/{key.index}" if key.index else key.uuid
+        board = board_of(key)
         for name, places in gpu.fields.items():
             mig = key.mig if name.startswith(OF_AN_INSTANCE) else ""
             side = counters if known[name].kind == "counter" else gauges

@@ -12,6 +12,7 @@ from kneewatch.collector.names.resolver import Binding, EngineBinding, EngineKey
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.collector.signals.catalogue import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window
+from kneewatch.diagnose.adapters import adapters_seen
 from kneewatch.diagnose.case import Cause, Counterfactual, Facts
 from kneewatch.diagnose.causes import EXAMINE, UNDISTURBING, conclude, observer, ranked
 from kneewatch.diagnose.counterfactual import counterfactuals
@@ -205,6 +206,10 @@ class EngineMonitor:
             config=self.config,
             targets=profile.targets,
             restarts_s=self._restarts_s,
+            gpus=gpus.states,
+            gpus_guessed=gpus.guess,
+            gpus_lost=gpus.lost,
+            adapters=adapters_seen(window) if values.get("waiting_deferred") else (),
         )
         causes, lacks_core = self._causes(facts, findings)
         readable = not lacks_core and window.scrapes > 1

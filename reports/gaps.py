@@ -16,7 +16,6 @@ SHOWN = 6
 FEATURES = {
     "speculative decoding": "speculation",
     "--enable-lora": "LoRA",
-    "the NIXL connector": "KV connector",
     "a KV connector": "KV connector",
     "vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens": "admission control",
     FULLER: "DCGM's fuller list of fields",

@@ -124,7 +124,8 @@ def brief_words(diagnosis: Diagnosis, width: int) -> str:
 def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
     """Findings in one of these states that no cause tells already."""
     signals = {item.signal for cause in diagnosis.causes for item in cause.evidence}
-    rules = {rule for cause in diagnosis.causes for rule in TELLS.get(cause.id, ())}
+    told = [told for cause in diagnosis.causes for told in (cause.id, *cause.explains)]
+    rules = {rule for cause_id in told for rule in TELLS.get(cause_id, ())}
     return [
         finding
         for finding in diagnosis.findings

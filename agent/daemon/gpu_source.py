@@ -11,7 +11,7 @@ from threading import Event, Lock
 from kneewatch.agent.board import SourceState
 from kneewatch.agent.daemon.pool import DaemonPool
 from kneewatch.collector.base import CollectError
-from kneewatch.collector.gpu_pages import GpuCollector, GpuPage
+from kneewatch.collector.gpu_pages import GPUS_LOST, GpuCollector, GpuPage
 from kneewatch.diagnose.gpus import GpuMonitor
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class GpuSource:
         with self._lock:
             self._monitors[target] = monitor
             if isinstance(self._last, CollectError):
-                monitor.failed(str(self._last))
+                monitor.failed(str(self._last), lost=self._last.kind == GPUS_LOST)
             elif self._last is not None:
                 monitor.take(*self._last)
             else:
@@ -176,7 +176,7 @@ class GpuSource:
         normal = self._is_normal(error)
         self.state = None if normal else SourceState(name, t_s, False, took_s, said)
         for monitor in self._monitors.values():
-            monitor.failed(str(error))
+            monitor.failed(str(error), lost=error.kind == GPUS_LOST)
 
     def _is_normal(self, error: CollectError) -> bool:
         return self._optional and error.kind == NO_GPU

@@ -113,6 +113,30 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """What a counter has counted in all up to the newest scrape, summed over its series."""
+
+    metric: str
+    where: Where = ()
+    suffix: str = "_total"
+
+    def bind(self, history: History) -> Value:
+        columns = history.counter_columns(self.metric, self.where)
+
+        def value(window: Window) -> float | None:
+            counts = window.counted(columns)
+            return sum(counts) if counts else None
+
+        return value
+
+    def promql(self, dialect: Dialect) -> str | None:
+        return dialect.sum(dialect.series(self.metric, self.suffix, self.where))
+
+    def lacking(self, has: Has) -> tuple[str, ...]:
+        return () if has(self.metric) else (self.metric,)
+
+
+@dataclass(frozen=True, slots=True)
 class Across:
     """The newest scrape's values over an engine's series (GPUs): `fold` is avg, min, max or sum."""
 
@@ -158,6 +182,35 @@ class OverTime:
     def promql(self, dialect: Dialect) -> str | None:
         series = dialect.series(self.metric, where=self.where)
         return dialect.sum(f"{self.fold}_over_time({series}[{dialect.range}])")
+
+    def lacking(self, has: Has) -> tuple[str, ...]:
+        return () if has(self.metric) else (self.metric,)
+
+
+@dataclass(frozen=True, slots=True)
+class BitShare:
+    """Share of the window's scrapes in which a gauge that is a bit mask has a bit of `mask`.
+
+    Of several series the greatest share.
+    """
+
+    metric: str
+    mask: int
+    where: Where = ()
+
+    def bind(self, history: History) -> Value:
+        columns, mask = history.gauge_columns(self.metric, self.where), self.mask
+
+        def value(window: Window) -> float | None:
+            series = window.over_time(columns)
+            shares = [average([bool(int(bits) & mask) for bits in each]) for each in series]
+            return max(shares) if shares else None
+
+        return value
+
+    def promql(self, dialect: Dialect) -> str | None:
+        del dialect
+        return None
 
     def lacking(self, has: Has) -> tuple[str, ...]:
         return () if has(self.metric) else (self.metric,)

@@ -7,7 +7,7 @@ how much memory vLLM has taken, never how full its KV cache is.
 from __future__ import annotations
 
 from kneewatch.collector.signals.catalogue import Signal
-from kneewatch.collector.signals.expr import Across, Expr, FirstOf, Rate, Ratio, Sum
+from kneewatch.collector.signals.expr import Across, Count, Expr, FirstOf, Rate, Ratio, Sum
 
 CSV = "dcgm-exporter etc/default-counters.csv"
 FULLER = "a fuller CSV than dcgm-exporter's default"
@@ -42,6 +42,14 @@ GPU_SIGNALS: tuple[Signal, ...] = (
         "gpu_sm_active_ratio",
         Across(PROF + "SM_ACTIVE", "avg"),
         "Share of time that an SM had a warp, mean over SMs and GPUs.",
+        "dcgm-exporter, fuller CSV",
+        needs=FULLER,
+        optional=True,
+    ),
+    Signal(
+        "gpu_sm_occupancy_ratio",
+        Across(PROF + "SM_OCCUPANCY", "avg"),
+        "Resident warps as a share of the most that SMs hold, mean over GPUs.",
         "dcgm-exporter, fuller CSV",
         needs=FULLER,
         optional=True,
@@ -107,7 +115,7 @@ GPU_SIGNALS: tuple[Signal, ...] = (
     ),
     Signal(
         "gpu_ecc_uncorrectable",
-        Across(DEV + "ECC_DBE_VOL_TOTAL", "sum"),
+        Count(DEV + "ECC_DBE_VOL_TOTAL", suffix=""),
         "Uncorrectable ECC errors since the driver was loaded.",
         "dcgm-exporter, fuller CSV",
         needs=FULLER,
@@ -115,7 +123,7 @@ GPU_SIGNALS: tuple[Signal, ...] = (
     ),
     Signal(
         "gpu_remapped_rows_uncorrectable",
-        _all(DEV + "UNCORRECTABLE_REMAPPED_ROWS"),
+        Count(DEV + "UNCORRECTABLE_REMAPPED_ROWS", suffix=""),
         "Memory rows remapped for uncorrectable errors.",
         CSV,
     ),

@@ -37,6 +37,9 @@ E2E = "e2e_request_latency_seconds"
 PROMPT_LENGTH = "request_prompt_tokens"
 OUTPUT_LENGTH = "request_generation_tokens"
 XFER = "nixl_xfer_time_seconds"
+MOONCAKE_XFER = "mooncake_xfer_time_seconds"
+
+CONNECTOR = "a KV connector"
 
 STALL_EDGES_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 """ITL's bucket bounds from half a second up: a pause that a reader of a stream sees as a stall."""
@@ -287,11 +290,19 @@ KV = (
         optional=True,
     ),
     Signal(
+        "kv_reuse_gap_s",
+        mean("kv_block_reuse_gap_seconds"),
+        "Time between two uses of a KV block, mean over those of evicted blocks.",
+        LOGGERS,
+        needs="--kv-cache-metrics",
+        optional=True,
+    ),
+    Signal(
         "external_hit_ratio",
         Ratio(Rate("external_prefix_cache_hits"), Rate("external_prefix_cache_queries")),
         "Share of looked-up tokens that an external KV tier had.",
         LOGGERS,
-        needs="a KV connector",
+        needs=CONNECTOR,
         optional=True,
     ),
 )
@@ -516,42 +527,89 @@ LORA = (
 TRANSFER = (
     Signal(
         "kv_transfer_mean_s",
-        mean(XFER),
+        FirstOf((mean(XFER), mean(MOONCAKE_XFER))),
         "Time of one KV transfer between nodes, mean.",
         "guide 7.7; vllm/distributed/kv_transfer (0.32)",
-        needs="the NIXL connector",
+        needs=CONNECTOR,
         optional=True,
     ),
     Signal(
         "kv_transfer_p95_s",
-        Quantile(XFER, 0.95),
+        FirstOf((Quantile(XFER, 0.95), Quantile(MOONCAKE_XFER, 0.95))),
         "Time of one KV transfer between nodes, P95.",
         "guide 7.7; vllm/distributed/kv_transfer (0.32)",
-        needs="the NIXL connector",
+        needs=CONNECTOR,
         optional=True,
     ),
     Signal(
         "kv_transfer_busy_ratio",
-        PartRate(XFER, "sum"),
+        FirstOf((PartRate(XFER, "sum"), PartRate(MOONCAKE_XFER, "sum"))),
         "Seconds of KV transfer per second: transfers in flight.",
         "vllm/distributed/kv_transfer (0.32)",
-        needs="the NIXL connector",
+        needs=CONNECTOR,
         optional=True,
     ),
     Signal(
         "kv_transfer_failed_per_s",
-        Rate("nixl_num_failed_transfers"),
+        FirstOf((Rate("nixl_num_failed_transfers"), Rate("mooncake_num_failed_transfers"))),
         "KV transfers that failed a second.",
         "vllm/distributed/kv_transfer (0.32)",
-        needs="the NIXL connector",
+        needs=CONNECTOR,
         optional=True,
+    ),
+    Signal(
+        "kv_transfer_bytes_per_s",
+        FirstOf(
+            tuple(
+                Ratio(PartRate(f"{name}_bytes_transferred", "sum"), PartRate(time, "sum"))
+                for name, time in (("nixl", XFER), ("mooncake", MOONCAKE_XFER))
+            )
+        ),
+        "Bytes a second that one KV transfer moves while it lasts.",
+        "guide 6.5; vllm/distributed/kv_transfer (0.32)",
+        needs=CONNECTOR,
+        optional=True,
+    ),
+    Signal(
+        "kv_expired_per_s",
+        FirstOf((Rate("nixl_num_kv_expired_reqs"), Rate("mooncake_num_kv_expired_reqs"))),
+        "Requests a second whose KV expired on the prefill side before it was fetched.",
+        "vllm/distributed/kv_transfer (0.32)",
+        needs=CONNECTOR,
+        optional=True,
+    ),
+    Signal(
+        "kv_external_share_ratio",
+        Ratio(
+            Rate("prompt_tokens_by_source", (("source", "external_kv_transfer"),)),
+            Rate("prompt_tokens"),
+        ),
+        "Share of prompt tokens whose KV came from elsewhere.",
+        "guide 6.5; " + LOGGERS,
+        needs="vLLM 0.16 or later",
+        optional=True,
+    ),
+    *(
+        Signal(
+            key,
+            Gauge("num_requests_kv_fetch_by_stage", (("stage", stage),)),
+            text,
+            LOGGERS,
+            needs=CONNECTOR,
+            optional=True,
+        )
+        for key, stage, text in (
+            ("kv_fetch_queued", "waiting_to_start", "Requests whose KV is not under way yet."),
+            ("kv_fetch_moving", "in_progress", "Requests whose KV is under way."),
+            ("kv_fetch_arrived", "completed_waiting", "Requests whose KV is there, and who wait."),
+        )
     ),
     Signal(
         "kv_fetch_waiting",
         Gauge("num_requests_kv_fetch_by_stage"),
         "Requests whose KV is being fetched from elsewhere.",
         LOGGERS,
-        needs="a KV connector",
+        needs=CONNECTOR,
         optional=True,
     ),
 )

@@ -11,11 +11,26 @@ from dataclasses import dataclass
 
 from kneewatch.dashboards.prometheus.model import Plan, duration, number, recorded
 from kneewatch.dashboards.prometheus.odds import ZERO, Term, value
-from kneewatch.diagnose.causes import features, latency, memory, observer, prefix, workload
+from kneewatch.diagnose.causes import (
+    drafts,
+    features,
+    latency,
+    memory,
+    observer,
+    prefix,
+    transfer,
+    workload,
+)
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S
 from kneewatch.rules.model import Severity
 
+EACH_GPU = (
+    "it judges each GPU by itself and by its number, and which are an engine's takes labels that "
+    "GPU pages and vLLM's do not share"
+)
 INEXPRESSIBLE: Mapping[str, str] = {
+    "gpu_fault": EACH_GPU,
+    "gpu_throttled": EACH_GPU,
     "prefix_churn": "how long a cached block lasts follows from the KV capacity, a number that "
     "stands inside a label of cache_config_info",
 }
@@ -236,14 +251,14 @@ def _kv_transfer_slow(_plan: Plan) -> CauseQuery:
     mean = recorded("kv_transfer_mean_s")
     share = f"({mean} / ({recorded('ttft_mean_s')} > 0))"
     drift, failed = recorded("kv_transfer_drift_ratio"), recorded("kv_transfer_failed_per_s")
-    slow_share = f"{share} >= {number(features.TRANSFER_SHARE)}"
-    slow_drift = f"{drift} >= {number(features.TRANSFER_DRIFT)}"
+    slow_share = f"{share} >= {number(transfer.TRANSFER_SHARE)}"
+    slow_drift = f"{drift} >= {number(transfer.TRANSFER_DRIFT)}"
     return CauseQuery(
         "kv_transfer_slow",
         f"({slow_share}) or ({slow_drift}) or ({failed} > 0)",
         (
-            Term(share, number(features.TRANSFER_SHARE), 1.2, slow_share),
-            Term(drift, number(features.TRANSFER_DRIFT), 1.5, slow_drift),
+            Term(share, number(transfer.TRANSFER_SHARE), 1.2, slow_share),
+            Term(drift, number(transfer.TRANSFER_DRIFT), 1.5, slow_drift),
             Term(failed, None, 1.5, f"{failed} > 0"),
         ),
         -0.3,
@@ -257,14 +272,22 @@ def _kv_transfer_slow(_plan: Plan) -> CauseQuery:
 def _spec_decode_poor(_plan: Plan) -> CauseQuery:
     ratio = f"({recorded('spec_acceptance_recent_ratio')} or {recorded('spec_acceptance_ratio')})"
     per_draft = recorded("spec_accepted_per_draft_tokens")
-    running = recorded("running_avg")
+    running, mean = recorded("running_avg"), recorded("spec_acceptance_ratio")
+    poor = number(drafts.PAYS_FROM)
+    # Of a draft of accepted over share tokens.
+    drafted = f"{number(drafts.DRAFT_COST_RATIO)} * {per_draft} / ({mean} > 0)"
+    pays = (
+        f"((1 + {per_draft}) / (1 + {drafted}) >= {number(features.PAYS_WELL)})"
+        f" and ({mean} < {poor}) and ({running} < {number(features.LARGE_BATCH)})"
+    )
     return CauseQuery(
         "spec_decode_poor",
-        f"({ratio} < {number(features.SPEC_POOR_BELOW)})"
+        f"({ratio} < {poor})"
         f" and ({recorded('spec_draft_tokens_per_s')} >= {number(features.SPEC_DRAFTS_MIN_PER_S)})",
         (
-            Term(ratio, number(features.SPEC_POOR_BELOW), 2.2, below=True),
-            Term(per_draft, "1", 0.6, f"{per_draft} < 1", below=True),
+            Term(ratio, poor, 2.2, below=True),
+            Term(per_draft, "1", 0.6, f"({per_draft} < 1) unless ({pays})", below=True),
+            Term(per_draft, None, features.PAYS_LOG_ODDS, pays),
             Term(
                 running,
                 number(features.LARGE_BATCH),
@@ -273,7 +296,7 @@ def _spec_decode_poor(_plan: Plan) -> CauseQuery:
             ),
         ),
         0.0,
-        ((Severity.WARNING, ""),),
+        ((Severity.WARNING, f"{running} unless ({pays})"), (Severity.INFO, "")),
         "Speculation does not pay: most drafted tokens are rejected",
         "Disable speculation, draft fewer tokens, or retune the draft.",
         ("6.6", "9.3"),

@@ -6,9 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kneewatch.diagnose.case import Cause, Facts
-from kneewatch.diagnose.causes import features, latency, memory, observer, prefix, workload
+from kneewatch.diagnose.causes import (
+    features,
+    gpu_clocks,
+    gpu_faults,
+    latency,
+    memory,
+    observer,
+    prefix,
+    transfer,
+    workload,
+)
 
 CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
+    gpu_faults.gpu_fault,
+    gpu_clocks.gpu_throttled,
     observer.engine_stalled,
     memory.kv_pressure,
     memory.queue_saturation,
@@ -17,7 +29,7 @@ CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
     prefix.prefix_reuse_lost,
     prefix.prefix_churn,
     features.adapter_thrash,
-    features.kv_transfer_slow,
+    transfer.kv_transfer_slow,
     features.spec_decode_poor,
     latency.prefill_interference,
     latency.slo_conflict,
@@ -36,7 +48,11 @@ EXAMINE = {cause.__name__: cause for cause in CAUSES}
 SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
 QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")
 
+SLOW_GPU = (*dict.fromkeys((*QUEUES, *SLOW_PROMPTS)), "kv_pressure", "decode_bound")
+
 EXPLAINS: dict[str, tuple[str, ...]] = {
+    "gpu_fault": (*SLOW_GPU, "engine_stalled", "kv_transfer_slow", "gpu_throttled"),
+    "gpu_throttled": SLOW_GPU,
     "engine_stalled": (*QUEUES, "kv_pressure", "adapter_thrash", "kv_transfer_slow"),
     "kv_pressure": (*QUEUES, *SLOW_PROMPTS, "decode_bound", "prefix_churn"),
     "prefix_cache_off": (*SLOW_PROMPTS, "queue_saturation", "admission_limit"),
@@ -71,8 +87,9 @@ TELLS: dict[str, tuple[str, ...]] = {
 }
 """Rules whose findings a cause tells already: they are not listed beside it for a person."""
 
-UNDISTURBING = frozenset({"underused", "kv_overprovisioned", "engine_restarted"})
-"""Notes that do not make a scrape unfit for the quiet baseline."""
+UNDISTURBING = frozenset({"underused", "kv_overprovisioned", "engine_restarted", "gpu_fault"})
+"""What does not make a scrape unfit for the quiet baseline: notes, and a GPU's errors, which may
+stand for weeks. What they harm is a cause of its own."""
 
 
 def conclude(facts: Facts) -> list[Cause]:
@@ -83,7 +100,8 @@ def conclude(facts: Facts) -> list[Cause]:
 def ranked(causes: Sequence[Cause]) -> list[Cause]:
     """Causes worst and surest first; explained ones are folded into what explains them.
 
-    A cause explains another only when it is at least as severe: a note does not hide a page.
+    A cause explains another only when it is at least as severe: a note does not hide a page. One
+    that stands apart explains nothing.
     """
     order = sorted(causes, key=lambda cause: (-cause.severity, -cause.confidence))
     present = {cause.id: cause for cause in order}
@@ -94,6 +112,7 @@ def ranked(causes: Sequence[Cause]) -> list[Cause]:
             other
             for other in EXPLAINS.get(cause.id, ())
             if other in present
+            and not cause.apart
             and other not in explained
             and cause.id not in explained
             and present[other].severity <= cause.severity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.diagnose.case import Case, Cause, Facts
+from kneewatch.diagnose.causes.bound import weigh_bound
 from kneewatch.rules.model import Severity
 
 STALL_S = 0.5
@@ -16,6 +17,19 @@ MEDIAN_HOLDS_DRIFT = 1.6
 QUEUE_SMALL_SHARE = 0.25
 KNEE_DRIFT = 2.0
 KNEE_LOAD_GROWTH = 1.5
+
+FEED = (
+    "Look at the host first: CPU cores for the engine and its API servers, their clock, logging, "
+    "guided decoding, an eager mode without CUDA graphs."
+)
+LEVERS = {
+    "memory": "Weight quantization or an fp8 KV cache to move fewer bytes, or more bandwidth (more "
+    "or newer GPUs); a smaller batch helps little.",
+    "compute": "A smaller batch (--max-num-seqs or --max-num-batched-tokens), prefill on its own "
+    "servers, or more GPUs: arithmetic is what is short.",
+    "host": FEED,
+}
+"""What to do about slow decode, by what the GPU waits for."""
 
 
 def prefill_interference(facts: Facts) -> Cause | None:
@@ -107,6 +121,8 @@ def prefill_bound(facts: Facts) -> Cause | None:
     case.weigh(
         "prefill_mean_s", share, 1 - QUEUE_SMALL_SHARE, 1.5, f"{100 * share:.0f} % of it is prefill"
     )
+    if weigh_bound(case, facts, wanted="compute") == "host":
+        case.lever = FEED
     return case.close()
 
 
@@ -129,6 +145,9 @@ def decode_bound(facts: Facts) -> Cause | None:
         case.weigh(
             "decode_share_ratio", share, 0.5, 0.8, f"{100 * share:.0f} % of request time is decode"
         )
+    short = weigh_bound(case, facts, wanted="memory")
+    if short in LEVERS:
+        case.lever = LEVERS[short]
     return case.close()
 
 

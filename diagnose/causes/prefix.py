@@ -23,6 +23,11 @@ PARTIAL_HITS = (0.1, 0.8)
 HITS_AGAIN = 0.85
 SIDES_MIN = 0.1
 ALL_OR_NOTHING_FROM = 0.75
+NEAR_EVICTION = 0.4
+"""Blocks that are used again after so much of the time that an unused one lasts: about as many are
+used again too late, for those that are do not report a gap."""
+
+ANOTHER_TIER = 0.1
 LEVER_ROOM = (
     "Show each replica fewer prefixes (route by prefix) or give the KV cache more room; "
     "a prefix that "
@@ -106,6 +111,7 @@ def prefix_reuse_lost(facts: Facts) -> Cause | None:
             "prefix_hit_ratio", hits, RESIDUAL_HITS, -0.8, "some prefixes still hit: maybe churn"
         )
     _weigh_prefill(case, facts)
+    _weigh_tiers(case, facts, hits)
     return case.close()
 
 
@@ -180,7 +186,41 @@ def prefix_churn(facts: Facts) -> Cause | None:
             0.8,
             "prompts hit whole or miss whole: the same prefixes, sometimes evicted",
         )
+    _weigh_gaps(case, facts)
+    _weigh_tiers(case, facts, hits)
     return case.close()
+
+
+def _weigh_gaps(case: Case, facts: Facts) -> None:
+    """What --kv-cache-metrics tells: whether blocks go when they would soon be used again."""
+    gap_s, idle_s = facts.values.get("kv_reuse_gap_s"), facts.values.get("kv_idle_before_evict_s")
+    if gap_s is None or not idle_s:
+        return
+    near = gap_s >= NEAR_EVICTION * idle_s
+    case.weigh(
+        "kv_reuse_gap_s",
+        gap_s,
+        NEAR_EVICTION * idle_s if near else None,
+        0.8 if near else -0.4,
+        f"blocks are used again after {gap_s:.1f} s and go once unused for {idle_s:.1f} s"
+        + ("" if near else ": what is used again is mostly still there"),
+    )
+
+
+def _weigh_tiers(case: Case, facts: Facts, hits: float) -> None:
+    """Tokens that the GPU's cache missed and another tier had: they are not computed either."""
+    saved = facts.values.get("prefix_saved_ratio")
+    if saved is None or saved - hits < ANOTHER_TIER:
+        return
+    external = facts.values.get("external_hit_ratio")
+    tier = "" if external is None else f" (it hits {100 * external:.0f} % of what it is asked)"
+    case.weigh(
+        "prefix_saved_ratio",
+        saved,
+        None,
+        -0.6,
+        f"{100 * saved:.0f} % of prompt tokens are not computed: another tier has them{tier}",
+    )
 
 
 def turnover_s(facts: Facts) -> float | None:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import cast
 
-from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.recommend.scene import SETTLE_WORDS, Scene, advice
-from kneewatch.diagnose.sizing.speed.speculation import (
-    break_even_acceptance_ratio,
-    per_token_acceptance_ratio,
+from kneewatch.diagnose.causes.bound import bound_of
+from kneewatch.diagnose.causes.drafts import (
+    DRAFT_COST_RATIO,
+    NGRAM_COST_RATIO,
+    WORTH_SPEEDUP,
+    Drafts,
+    drafts_of,
 )
-
-DRAFT_COST_RATIO = 0.1
-"""One step of a small draft over one of its target (guide 6.6); n-grams cost about nothing."""
-
-NGRAM_COST_RATIO = 0.02
-PAYS_FROM = 0.5
-"""Below it the guide says to switch speculation off (9.3)."""
-
-WORTH_SPEEDUP = 1.02
-LONGEST_DRAFT_TOKENS = 64
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.roofline import costs_of
+from kneewatch.diagnose.recommend.scene import SETTLE_WORDS, Scene, advice
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.speed.efficiency import DEFAULT
+from kneewatch.diagnose.sizing.speed.speculation import break_even_acceptance_ratio
+from kneewatch.diagnose.sizing.speed.step_time import step_model
 
 
 def _config(scene: Scene) -> tuple[str | None, dict[str, object]]:
@@ -35,49 +32,54 @@ def _config(scene: Scene) -> tuple[str | None, dict[str, object]]:
     return text, cast("dict[str, object]", parsed) if isinstance(parsed, dict) else {}
 
 
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """Speculation as it is: tokens drafted at a time, and what of them is accepted.
-
-    `accepted` is the mean number accepted when so many are drafted, at each number up to that.
-    """
-
-    tokens: int
-    accepted: tuple[float, ...]
-    cost_ratio: float
-
-    def share(self, tokens: int) -> float:
-        """Accepted over drafted tokens at a length of the draft."""
-        return self.accepted[tokens] / tokens
-
-    def speedup(self, tokens: int) -> float:
-        """Against no speculation, while bandwidth binds (guide 6.6)."""
-        return (1 + self.accepted[tokens]) / (1 + tokens * self.cost_ratio)
-
-
 def _drafts(scene: Scene) -> Drafts | None:
-    """From vLLM's counts by position where they are there, else as if each token had one chance."""
     values, (_, config) = scene.facts.values, _config(scene)
-    share, per_draft = (
-        values.get("spec_acceptance_ratio"),
-        values.get("spec_accepted_per_draft_tokens"),
-    )
     given = config.get("num_speculative_tokens")
-    tokens = given if isinstance(given, int) else None
-    if tokens is None and share and per_draft:
-        # A share next to nothing would make any length of it.
-        tokens = round(min(per_draft / share, LONGEST_DRAFT_TOKENS + 1))
-    if share is None or tokens is None or not 1 <= tokens <= LONGEST_DRAFT_TOKENS:
-        return None
     cost = NGRAM_COST_RATIO if config.get("method") == "ngram" else DRAFT_COST_RATIO
-    counts = [values.get(f"spec_acceptance_pos{at}_ratio") for at in range(tokens)]
-    known = [count for count in counts if count is not None]
-    if len(known) < tokens:
-        one = per_token_acceptance_ratio(
-            accepted_share_ratio=min(1.0, max(0.0, share)), draft_tokens=tokens
-        )
-        known = [one ** (at + 1) for at in range(tokens)]
-    return Drafts(tokens, tuple(accumulate(known, initial=0.0)), cost)
+    stated = given if isinstance(given, int) else None
+    plain = drafts_of(values, tokens=stated, cost_ratio=cost)
+    if plain is None:
+        return None
+    verify = _verify_ratios(scene, plain.tokens)
+    return drafts_of(values, tokens=plain.tokens, cost_ratio=cost, verify=verify)
+
+
+def _verify_ratios(scene: Scene, tokens: int) -> tuple[float, ...]:
+    """What verifying 0 to `tokens` drafted tokens takes over a plain step, at the measured batch.
+
+    By the roofline of the stated model and GPU; nothing where it is not known.
+    """
+    setup, demand = scene.server.setup, scene.demand
+    batch = scene.get("running_avg")
+    if setup is None or setup.gpu is None or not demand.input_tokens or batch < 1:
+        return ()
+    context = demand.input_tokens + (demand.output_tokens or 0.0) / 2
+    try:
+        known = costs_of(setup)
+    except SizingError:
+        return ()
+    times_s = [
+        step_model(
+            known,
+            DEFAULT,
+            context_tokens=context,
+            prompt_context_tokens=context,
+            tokens_per_sequence=1.0 + drafted,
+        ).total_s(batch)
+        for drafted in range(tokens + 1)
+    ]
+    return tuple(time_s / times_s[0] for time_s in times_s)
+
+
+def _batch_words(scene: Scene, drafts: Drafts) -> str:
+    """How far the batch is taken into account."""
+    batch, bound = scene.get("running_avg"), bound_of(scene.facts)
+    more = 100 * (drafts.verify[-1] - 1)
+    if more < 1 and bound is not None and bound.kind == "compute":
+        return f" at best, and less here: the GPU is {bound.text}"
+    if _verify_ratios(scene, drafts.tokens):
+        return f" at the present batch of {batch:.0f}, where verifying takes {more:.0f} % longer"
+    return " while the batch is small"
 
 
 def shorter_draft(scene: Scene) -> Recommendation | None:
@@ -85,9 +87,8 @@ def shorter_draft(scene: Scene) -> Recommendation | None:
     drafts = _drafts(scene)
     if drafts is None:
         return None
-    tokens = drafts.tokens
-    best = max(range(1, tokens + 1), key=drafts.speedup)
-    if best == tokens or drafts.share(best) < PAYS_FROM or drafts.speedup(best) < WORTH_SPEEDUP:
+    tokens, best = drafts.tokens, drafts.shorter
+    if best is None:
         return None
     text, config = _config(scene)
     to = json.dumps({**config, "num_speculative_tokens": best})
@@ -103,7 +104,7 @@ def shorter_draft(scene: Scene) -> Recommendation | None:
         f"Of a draft of {best} token{'s' if best > 1 else ''} {100 * drafts.share(best):.0f} % "
         f"would be accepted, of {tokens} it is {100 * drafts.share(tokens):.0f} %: "
         f"{drafts.speedup(best):.2f} against {drafts.speedup(tokens):.2f} times the speed without "
-        "speculation.",
+        f"speculation{_batch_words(scene, drafts)}.",
         before=_draft_numbers(drafts, tokens),
         predicted=_draft_numbers(drafts, best),
         checks=["tokens a second and stream at your usual batch, with and without"],
@@ -139,13 +140,19 @@ def no_speculation(scene: Scene) -> Recommendation | None:
             return None if retuned else _watched_speculation(scene, drafts)
         before = _draft_numbers(drafts, drafts.tokens)
         even = break_even_acceptance_ratio(
-            draft_tokens=drafts.tokens, draft_cost_ratio=drafts.cost_ratio
+            draft_tokens=drafts.tokens,
+            draft_cost_ratio=drafts.cost_ratio,
+            verify_cost_ratio=drafts.verify[-1],
         )
-        needed = "" if even is None else f"; it breaks even at {100 * even:.0f} % a token"
+        needed = (
+            "; not even drafts that are always right would pay"
+            if even is None
+            else f"; it breaks even at {100 * even:.0f} % a token"
+        )
         why = (
-            f"{drafts.accepted[-1]:.2f} of {drafts.tokens} drafted tokens are accepted: at best "
-            f"{drafts.speedup(drafts.tokens):.2f} times the speed without speculation, and less "
-            f"the larger the batch{needed}."
+            f"{drafts.accepted[-1]:.2f} of {drafts.tokens} drafted tokens are accepted: "
+            f"{drafts.speedup(drafts.tokens):.2f} times the speed without speculation"
+            f"{_batch_words(scene, drafts)}{needed}."
         )
     return advice(
         scene,
@@ -169,8 +176,9 @@ def _watched_speculation(scene: Scene, drafts: Drafts) -> Recommendation:
         "spec-watch",
         [],
         f"{drafts.accepted[-1]:.2f} of {tokens} drafted tokens are accepted: up to "
-        f"{drafts.speedup(tokens):.2f} times the speed without speculation while the batch is "
-        "small. Retune the draft for this traffic rather than switch it off.",
+        f"{drafts.speedup(tokens):.2f} times the speed without speculation"
+        f"{_batch_words(scene, drafts)}. Retune the draft for this traffic rather than switch it "
+        "off.",
         before=_draft_numbers(drafts, tokens),
         checks=["tokens a second and stream at your usual batch, with and without"],
         risk="Where compute binds (large batches) verifying costs more than it gives.",

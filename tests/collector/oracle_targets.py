@@ -28,9 +28,9 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
 LABEL_VALUES: Mapping[str, tuple[str, ...]] = {
     "reason": ("capacity", "deferred"),
     "finished_reason": ("stop", "length", "abort", "error", "repetition"),
-    "source": ("local_compute", "local_cache_hit"),
+    "source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
     "position": tuple(str(position) for position in range(8)),
-    "stage": ("lookup", "transfer", "done"),
+    "stage": ("waiting_to_start", "in_progress", "completed_waiting"),
     "transfer_type": ("GPU_to_CPU", "CPU_to_GPU"),
     "max_lora": ("2",),
     "running_lora_adapters": ("", "a0", "a1"),

@@ -7,6 +7,7 @@ import ctypes
 import pytest
 
 from kneewatch.collector.base import CollectError
+from kneewatch.collector.gpu_pages import GPUS_LOST
 from kneewatch.collector.nvml import NvmlCollector
 from tests.collector.fake_nvml import (
     DRIVER_NOT_LOADED,
@@ -110,7 +111,7 @@ def test_when_all_gpus_are_lost_there_is_nothing_to_show() -> None:
     node.collect()
     node.driver.gpus[0].error = LOST
     error = failure(node)
-    assert error.kind == "driver"
+    assert error.kind == GPUS_LOST
     assert "GPU 0 (GPU-a) has fallen off the bus" in str(error)
 
 

@@ -26,8 +26,8 @@ CATALOGUE = (
     *VLLM_SIGNALS,
     *configured(ttft_slo_s=2.5, gpus=2, peak_flop_per_s=1e15, peak_bytes_per_s=3e12),
 )
-WITHOUT_PROMQL = (expr.InfoNumber, expr.InfoNames)
-"""Numbers and names inside labels, which PromQL cannot count."""
+WITHOUT_PROMQL = (expr.InfoNumber, expr.InfoNames, expr.BitShare)
+"""Numbers and names inside labels, which PromQL cannot count, and bits, which it cannot test."""
 
 CAPTURES = ("lora_thrash", "spec_mixed", "kv_pressure_cascade", "prefix_churn", "restart_mid_run")
 STAGES = "num_requests_kv_fetch_by_stage"
@@ -35,13 +35,16 @@ DIRECTIONS = "kv_offload_size"
 BARE = "corrupted_requests"
 KINDS: dict[str, Expr] = {
     "gauge": expr.Gauge(STAGES),
-    "gauge_where": expr.Gauge(STAGES, (("stage", "done"),)),
+    "gauge_where": expr.Gauge(STAGES, (("stage", "in_progress"),)),
     **{f"across_{fold}": expr.Across(STAGES, fold) for fold in ("avg", "min", "max", "sum")},
     **{f"{fold}_over_time": expr.OverTime(STAGES, fold) for fold in ("avg", "min", "max")},
     "slope": expr.Slope(STAGES),
     "rate": expr.Rate("request_success"),
     "rate_where": expr.Rate("request_success", (("finished_reason", "stop"),)),
     "rate_bare": expr.Rate(BARE, suffix=""),
+    "count": expr.Count("request_success"),
+    "count_where": expr.Count("request_success", (("finished_reason", "stop"),)),
+    "count_bare": expr.Count(BARE, suffix=""),
     **{f"{part}_rate": expr.PartRate(DIRECTIONS, part) for part in ("sum", "count")},
     **{f"quantile_{q}": expr.Quantile(DIRECTIONS, q) for q in (0.0, 0.01, 0.5, 0.95, 1.0)},
     **{f"ttft_{q}": expr.Quantile(TTFT, q) for q in (0.05, 0.5, 0.9, 0.99)},
@@ -223,7 +226,7 @@ def test_every_kind_of_expression_is_among_those_compared() -> None:
     assert known == used.union(WITHOUT_PROMQL)
 
 
-def test_only_what_labels_spell_has_no_promql() -> None:
+def test_only_what_labels_spell_or_bits_say_has_no_promql() -> None:
     for signal in CATALOGUE:
         told = signal.expr.promql(Dialect(60.0)) is not None
         spelled = {type(one) for one in parts_of(signal.expr)}.intersection(WITHOUT_PROMQL)

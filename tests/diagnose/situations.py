@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kneewatch.diagnose.case import Cause, Facts, Targets
 from kneewatch.diagnose.causes import conclude
+from kneewatch.diagnose.gpu_health import GpuState, XidSeen
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.library import RULES
@@ -84,6 +85,9 @@ class Situation:
     observed_s: float = 600.0
     scale: float = 1.0
     restarts_s: tuple[float, ...] = ()
+    gpus: tuple[GpuState, ...] = ()
+    gpus_guessed: bool = False
+    gpus_lost: tuple[str, ...] = ()
 
     def but(self, **values: float | None) -> Situation:
         """The same with other signals."""
@@ -118,6 +122,9 @@ class Situation:
             config=self.config,
             targets=self.targets,
             restarts_s=self.restarts_s,
+            gpus=self.gpus,
+            gpus_guessed=self.gpus_guessed,
+            gpus_lost=self.gpus_lost,
         )
 
     def causes(self) -> dict[str, Cause]:
@@ -131,7 +138,26 @@ SLOW = Targets(ttft_p99_s=1.0, itl_p99_s=0.1)
 HEAVY_PROMPTS = CALM.but(
     computed_prompt_tokens_per_s=4_000.0, prompt_tokens_per_s=4_000.0, prefill_share_ratio=0.3
 )
+HOT: Mapping[str, float | None] = {
+    "busy_ratio": 0.9,
+    "gpu_sm_clock_hz": 1_000e6,
+    "gpu_sm_clock_most_hz": 1_100e6,
+    "gpu_sm_clock_max_hz": 1_980e6,
+    "gpu_thermal_throttle_ratio": 0.6,
+    "gpu_temperature_c": 88.0,
+}
+
+
+def on_gpu(
+    values: Mapping[str, float | None], *xids: XidSeen, index: str = "3", model: str = "NVIDIA H100"
+) -> GpuState:
+    """A GPU of node-a."""
+    return GpuState(index, f"GPU-{index}", "node-a", model, values, xids)
+
+
 CONCLUSIVE: Mapping[str, Situation] = {
+    "gpu_fault": replace(CALM, gpus=(on_gpu({}, XidSeen(79, NOW_S - 20)),)),
+    "gpu_throttled": replace(CALM, gpus=(on_gpu(HOT),)),
     "kv_pressure": replace(
         CALM.but(kv_usage_avg_ratio=0.97, preemption_per_s=1.0, preemption_ratio_per_s=0.1),
         stage=2,

@@ -109,6 +109,13 @@ def test_rates_where_readings_are_rarer_than_the_window() -> None:
     assert reading.values["gpu_power_throttle_ratio"] == pytest.approx(0.2)
 
 
+def test_what_a_gpu_has_counted_is_the_newest_pages() -> None:
+    counted = {"DEV_ECC_DBE_VOL_TOTAL": 2, "DEV_UNCORRECTABLE_REMAPPED_ROWS": 1}
+    reading = watched(GpuMonitor(window_s=60), [node(2), node(2, **counted)])
+    assert reading.values["gpu_ecc_uncorrectable"] == 4
+    assert reading.values["gpu_remapped_rows_uncorrectable"] == 2
+
+
 def test_what_belongs_to_a_board_counts_once_for_all_its_instances() -> None:
     parts = {
         labels(0, mig=number): {"DEV_FB_USED": 9_000, "DEV_FB_FREE": 1_000} for number in (1, 2, 5)

@@ -51,7 +51,8 @@ RECOMMENDATION = {
 }
 PLAIN_COUNTS = re.compile(
     r"running(_avg|_max|_min)?|waiting(_avg|_min|_by_capacity|_deferred|_deferred_avg"
-    r"|_deferred_min)?|lora_(running|waiting|max)|kv_fetch_waiting|gpu_xid_last"
+    r"|_deferred_min)?|lora_(running|waiting|max)|gpu_xid_last"
+    r"|kv_fetch_(waiting|queued|moving|arrived)"
     r"|gpu_ecc_uncorrectable|gpu_remapped_rows_uncorrectable|gpu_row_remap_failures|cascade_stage"
     r"|(preempted|errors)_in_window"
 )

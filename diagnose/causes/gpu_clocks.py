@@ -1,0 +1,231 @@
+"""A GPU whose clocks are held down while it works: heat, power, a setting. Guide 9.3. Pure.
+
+Each GPU is judged by itself: an idle one has low clocks and is well, and one slow GPU slows all
+that share a model with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from kneewatch.diagnose.case import Case, Cause, Facts
+from kneewatch.diagnose.catalogue.gpus import recognise
+from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
+from kneewatch.diagnose.gpu_health import GpuState
+from kneewatch.rules.model import Severity
+
+BUSY_FROM = 0.5
+"""A GPU that is idle for half of the time may lower its clocks."""
+
+HELD_FROM = 0.1
+"""A tenth of the time held back."""
+
+LOW_CLOCK = 0.75
+PEERS_CLOCK = 0.85
+NEARLY_FULL = 0.9
+HALF_SPEED = 0.6
+SLOWER = 1.3
+AS_EVER = 1.1
+QUEUED_S = 10.0
+AT_LIMIT, LOWERED = 0.95, 0.9
+"""Shares of the power limit: drawn, so that it binds; of the usual one, so that it was lowered."""
+
+
+MAX_SM_CLOCK_HZ = {
+    "A100": 1410e6,
+    "H100 80GB HBM3": 1980e6,
+    "H200": 1980e6,
+    "GH200": 1980e6,
+    "B200": 1965e6,
+    "L4": 2040e6,
+    "L40S": 2520e6,
+}
+"""The highest SM clock that NVML gives for these boards, where a page does not have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A GPU held back: shares of time by reason, and its clock against what it could have.
+
+    `ratio` is None where nothing says what it could have. `low`: it was not once near it; `behind`:
+    its peers are much faster at the same work. `usual_watts` is the power limit as delivered.
+    """
+
+    gpu: GpuState
+    ratio: float | None
+    low: bool
+    behind: bool
+    heat: float
+    brake: float
+    power: float
+    setting: bool
+    usual_watts: float | None
+
+    @property
+    def at_power_limit(self) -> bool:
+        """Whether the power limit is what holds it, as far as that is known."""
+        limit_watts = self.gpu.get("gpu_power_limit_watts") or self.usual_watts
+        watts = self.gpu.get("gpu_power_watts")
+        return self.power >= HELD_FROM or bool(limit_watts and watts >= AT_LIMIT * limit_watts)
+
+    @property
+    def by_design(self) -> bool:
+        """Whether it is at the limit that it was delivered with: what a busy GPU does. Small boards
+        run at half of their highest clock so."""
+        # Without a limit on the page: what it draws while the limit holds it.
+        held_at_watts = self.gpu.get("gpu_power_limit_watts") or self.gpu.get("gpu_power_watts")
+        lowered = self.usual_watts is not None and held_at_watts < LOWERED * self.usual_watts
+        return self.at_power_limit and not lowered
+
+    @property
+    def matters(self) -> bool:
+        """Whether it is more than what a busy GPU does anyway."""
+        if max(self.heat, self.brake) >= HELD_FROM:
+            return True
+        if self.gpu.get("gpu_idle_ratio") >= 0.5:
+            return False
+        return self.behind or (self.low and not self.by_design)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody may want it so: a lowered limit, locked clocks."""
+        return max(self.heat, self.brake) < HELD_FROM and (self.at_power_limit or self.setting)
+
+    @property
+    def why(self) -> tuple[str, str]:
+        """The reason in words, and what to do about it."""
+        if self.heat >= HELD_FROM:
+            return "by heat", "look at fans, coolant, inlet temperature and dust"
+        if self.brake >= HELD_FROM:
+            return "by the board or its power supply", "look at power supplies and their cables"
+        if self.at_power_limit:
+            return "by its power limit", "look at who lowered the limit (nvidia-smi -pl)"
+        if self.setting:
+            return "by a setting", "take the locked clocks back (nvidia-smi -rgc, -rac)"
+        return "for a reason the page does not have", "ask nvidia-smi -q -d PERFORMANCE"
+
+
+def gpu_throttled(facts: Facts) -> Cause | None:
+    """A GPU that works cannot reach its clocks."""
+    if facts.get("running_avg") < 1:
+        return None
+    working = [gpu for gpu in facts.gpus if gpu.get("busy_ratio") >= BUSY_FROM]
+    held = [one for gpu in working if (one := _held(gpu, working)).matters]
+    if not held:
+        return None
+    worst = min(held, key=lambda one: (1.0 if one.ratio is None else one.ratio, -one.heat))
+    why, action = worst.why
+    where = worst.gpu.node or "the node"
+    clock = "" if worst.ratio is None else f" to {100 * worst.ratio:.0f} % of its clock"
+    case = Case(
+        "gpu_throttled",
+        f"{worst.gpu.name} is held down{clock} {why} while it works"
+        + (f" ({len(held)} of {len(facts.gpus)} GPUs are)" if len(held) > 1 else "")
+        + ": it is the GPU, not the cache or the batch.",
+        f"On {where} {action}." if worst.wanted else f"Drain {where} and {action}.",
+        ("9.3",),
+        _severity(worst, facts),
+        apart=facts.get("itl_mean_drift_ratio", SLOWER) < AS_EVER,
+    )
+    _weigh(case, worst, facts)
+    return close_of_gpus(case, facts)
+
+
+def _held(gpu: GpuState, working: Sequence[GpuState]) -> Held:
+    peers = [
+        hz
+        for peer in working
+        if peer is not gpu and peer.model == gpu.model and (hz := peer.get("gpu_sm_clock_hz"))
+    ]
+    peers_hz = median(peers) if len(peers) > 1 else None
+    full_hz, now_hz = _full_clock_hz(gpu) or peers_hz, gpu.values.get("gpu_sm_clock_hz")
+    most_hz = gpu.get("gpu_sm_clock_most_hz")
+    low = bool(full_hz and 0 < most_hz < LOW_CLOCK * full_hz)
+    return Held(
+        gpu,
+        ratio=now_hz / full_hz if now_hz and full_hz else None,
+        low=low,
+        behind=bool(peers_hz and 0 < most_hz < PEERS_CLOCK * peers_hz),
+        heat=max(gpu.get("gpu_thermal_throttle_ratio"), gpu.get("gpu_heat_bit_ratio")),
+        brake=max(
+            gpu.get(f"gpu_{name}_ratio")
+            for name in ("power_brake", "power_brake_bit", "board_limit", "hw_slowdown")
+        ),
+        power=max(gpu.get("gpu_power_throttle_ratio"), gpu.get("gpu_power_bit_ratio")),
+        setting=gpu.get("gpu_clock_setting_ratio") >= HELD_FROM,
+        usual_watts=_usual_watts(gpu) if low else None,
+    )
+
+
+def _usual_watts(gpu: GpuState) -> float | None:
+    told = gpu.values.get("gpu_power_limit_default_watts")
+    if told:
+        return told
+    known = recognise(gpu.model)
+    return None if known is None else known.power_watts
+
+
+def _full_clock_hz(gpu: GpuState) -> float | None:
+    """What it could have: its own maximum, or that of its kind."""
+    own_hz = gpu.values.get("gpu_sm_clock_max_hz")
+    if own_hz:
+        return own_hz
+    known = [(len(name), hz) for name, hz in MAX_SM_CLOCK_HZ.items() if name in gpu.model]
+    return max(known)[1] if known else None
+
+
+def _severity(worst: Held, facts: Facts) -> Severity:
+    if worst.ratio is not None and worst.ratio >= NEARLY_FULL:
+        return Severity.INFO
+    drift = facts.values.get("itl_mean_drift_ratio")
+    half = worst.ratio is not None and worst.ratio < HALF_SPEED
+    slow = half if drift is None else drift >= SLOWER
+    if worst.wanted and not slow:
+        return Severity.INFO
+    harm = facts.stage.number >= 2 or facts.held("queued", QUEUED_S) or _over_target(facts)
+    return Severity.CRITICAL if slow and harm else Severity.WARNING
+
+
+def _over_target(facts: Facts) -> bool:
+    targets = facts.targets
+    over_first = targets.ttft_p99_s is not None and facts.get("ttft_p99_s") > targets.ttft_p99_s
+    over_steps = targets.itl_p99_s is not None and facts.get("itl_p99_s") > targets.itl_p99_s
+    return over_first or over_steps
+
+
+def _weigh(case: Case, worst: Held, facts: Facts) -> None:
+    gpu = worst.gpu
+    for signal, share, text in (
+        ("gpu_thermal_throttle_ratio", worst.heat, "heat holds it down"),
+        ("gpu_power_brake_ratio", worst.brake, "the board holds it down"),
+    ):
+        if share >= HELD_FROM:
+            case.weigh(signal, share, HELD_FROM, 1.6, f"{text} {100 * share:.0f} % of the time")
+    if worst.ratio is not None:
+        clock_hz = gpu.get("gpu_sm_clock_hz")
+        case.weigh(
+            "gpu_sm_clock_ratio",
+            worst.ratio,
+            LOW_CLOCK,
+            1.8 if worst.ratio < NEARLY_FULL else -0.6,
+            f"its SM clock is {clock_hz / 1e6:.0f} MHz, {100 * worst.ratio:.0f} % of what it could",
+            below=worst.ratio < NEARLY_FULL,
+        )
+    if worst.power >= HELD_FROM:
+        watts, limit = gpu.get("gpu_power_watts"), gpu.get("gpu_power_limit_watts")
+        usual = worst.usual_watts or 0.0
+        lowered = f", {usual:.0f} W as delivered" if usual > limit > 0 else ""
+        at_limit = f" ({watts:.0f} of {limit:.0f} W{lowered})" if limit else ""
+        text = f"its power limit holds it down {100 * worst.power:.0f} % of the time{at_limit}"
+        case.weigh("gpu_power_throttle_ratio", worst.power, HELD_FROM, 0.5, text)
+    if worst.heat >= HELD_FROM:
+        heat_c = gpu.values.get("gpu_temperature_c")
+        case.weigh("gpu_temperature_c", heat_c, None, 0.2, f"it is {heat_c or 0:.0f} degrees hot")
+    drift = facts.values.get("itl_mean_drift_ratio")
+    if drift is not None and drift >= SLOWER:
+        text = f"tokens take {drift:.1f} times as long as in quiet times"
+        case.weigh("itl_mean_drift_ratio", drift, SLOWER, 0.8, text)
+    elif drift is not None and drift < AS_EVER:
+        case.weigh("itl_mean_drift_ratio", drift, None, -0.6, "tokens come as quickly as ever")

@@ -1,0 +1,422 @@
+"""Faulty and throttled GPUs against what only looks like them: from pages, and cause by cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.gpu_pages import GpuNote
+from kneewatch.collector.names.gpus import GpuBinding
+from kneewatch.diagnose.case import Cause
+from kneewatch.diagnose.causes import ranked
+from kneewatch.diagnose.gpu_health import XidSeen
+from kneewatch.diagnose.gpus import GpuChoice, GpuMonitor, GpuReading, whole_page
+from kneewatch.diagnose.monitor import TargetMonitor
+from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.xids import TABLE, XIDS
+from kneewatch.rules.model import Severity
+from tests.collector.dcgm_pages import Pages, body, labels
+from tests.diagnose.situations import CALM, CONCLUSIVE, HOT, NOW_S, QUEUED, Situation, on_gpu
+from tests.recordings import CAPTURES
+
+BLANK = 9223372036854775794
+BLANK_32 = 2147483632
+B200 = (
+    'gpu="0",UUID="GPU-0",device="nvidia0",modelName="NVIDIA B200",Hostname="node-a",'
+    'pod="cuda-workload",namespace="dcgm-exporter",container="cuda-workload"'
+)
+H100 = labels(0, pod="vllm-agg-0", namespace="dynamo-workload")
+SLICE = labels(0, mig=2, pod="vllm-mig-0")
+LABEL_SETS = pytest.mark.parametrize(
+    "who", [pytest.param(who, id=name) for name, who in
+            (("H100", H100), ("B200", B200), ("MIG", SLICE))]
+)  # fmt: skip
+At = Mapping[str, float]
+
+
+def read(*pages: Mapping[str, At], choose: Callable[[GpuBinding], GpuChoice] = whole_page) -> (
+    GpuReading
+):  # fmt: skip
+    """What is read of pages 15 s apart, the energy counted on."""
+    monitor, made = GpuMonitor(window_s=60, choose=choose), Pages()
+    start_s = NOW_S - 15 * (len(pages) - 1)
+    for at, page in enumerate(pages):
+        fed = {who: {"DEV_TOTAL_ENERGY_CONSUMPTION": at, **own} for who, own in page.items()}
+        monitor.take(start_s + 15 * at, made(body(fed)))
+    return monitor.reading(NOW_S)
+
+
+def told(reading: GpuReading, situation: Situation = CALM) -> dict[str, Cause]:
+    """What is concluded of an engine with these GPUs."""
+    gpus, lost = tuple(reading.states), tuple(reading.lost)
+    beside = replace(situation, gpus=gpus, gpus_guessed=reading.guess, gpus_lost=lost)
+    return replace(beside, values={**situation.values, **reading.values}).causes()
+
+
+@LABEL_SETS
+def test_a_healthy_busy_gpu_is_no_cause(who: str) -> None:
+    page: Mapping[str, At] = {who: {}}
+    assert told(read(*[page] * 6)) == {}
+
+
+@LABEL_SETS
+def test_blank_fields_are_unknown_and_no_cause(who: str) -> None:
+    blank: dict[str, float] = dict.fromkeys(
+        (
+            *("DEV_XID_ERRORS", "DEV_ECC_DBE_VOL_TOTAL", "DEV_ROW_REMAP_FAILURE"),
+            *("DEV_ROW_REMAP_PENDING", "DEV_PCIE_REPLAY_COUNTER", "DEV_GPU_RECOVERY_ACTION"),
+            *("DEV_CLOCKS_EVENT_REASONS", "DEV_SM_CLOCK", "DEV_MAX_SM_CLOCK"),
+            *("DEV_NVLINK_ERROR_DL_CRC", "DEV_THERMAL_VIOLATION", "DEV_RETIRED_PENDING"),
+        ),
+        float(BLANK),
+    )
+    reading = read(*[{who: blank}] * 4)
+    assert told(reading) == {}
+    assert reading.values["gpu_xid_last"] is None
+    assert told(read(*[{who: {**blank, "DEV_ROW_REMAP_FAILURE": BLANK_32}}] * 4)) == {}
+
+
+@LABEL_SETS
+def test_an_xid_that_comes_is_a_fault_with_its_meaning_and_its_node(who: str) -> None:
+    cause = told(read({who: {}}, {who: {}}, {who: {"DEV_XID_ERRORS": 79}}))["gpu_fault"]
+    assert cause.severity == Severity.CRITICAL
+    assert "fallen off the bus (XID 79)" in cause.summary
+    assert "not the cache" in cause.summary
+    node = "node-a" if who is B200 else "gpu-node-1"
+    assert cause.summary.startswith(f"GPU 0 of {node}: ")
+    assert cause.lever == f"Drain {node}: reboot the node."
+
+
+def test_an_xid_that_stood_before_the_watch_is_no_page_for_tonight() -> None:
+    cause = told(read(*[{H100: {"DEV_XID_ERRORS": 95}}] * 4))["gpu_fault"]
+    assert (cause.severity, cause.apart) == (Severity.WARNING, True)
+    assert "since before this watch" in cause.summary
+
+
+@pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 69, 999])
+def test_what_a_program_did_to_itself_is_no_fault_of_the_gpu(code: int) -> None:
+    assert told(read({H100: {}}, {H100: {"DEV_XID_ERRORS": code}})) == {}
+
+
+def test_an_xid_hidden_by_the_next_one_is_remembered_for_ten_minutes() -> None:
+    def pages(after: int) -> list[Mapping[str, At]]:
+        later = [{H100: {"DEV_XID_ERRORS": 45.0}}] * after
+        return [{H100: {}}, {H100: {"DEV_XID_ERRORS": 48.0}}, *later]
+
+    assert "XID 48" in told(read(*pages(39)))["gpu_fault"].summary
+    assert told(read(*pages(41))) == {}
+
+
+def test_an_exporter_that_began_anew_ends_the_fault() -> None:
+    pages = [{H100: {"DEV_XID_ERRORS": code}} for code in (0.0, 48.0, 0.0)]
+    assert told(read(*pages)) == {}
+
+
+@pytest.mark.parametrize("name", ["EXP_XID_ERRORS_COUNT", "EXP_XID_ERRORS_TOTAL"])
+def test_xids_counted_by_number_are_seen_though_the_gauge_shows_another(name: str) -> None:
+    monitor, made = GpuMonitor(window_s=60), Pages()
+    for at in range(4):
+        text = body({H100: {"DEV_XID_ERRORS": 43, "DEV_TOTAL_ENERGY_CONSUMPTION": at}})
+        count = at if name.endswith("TOTAL") else int(at == 3)
+        lines = "".join(f'DCGM_{name}{{{H100},xid="{xid}"}} {count}\n' for xid in (43, 119))
+        monitor.take(NOW_S - 45 + 15 * at, made(text + lines))
+    cause = told(monitor.reading(NOW_S))["gpu_fault"]
+    assert "XID 119" in cause.summary
+    assert len(cause.evidence) == 1
+
+
+def rising(field: str, per_page: float) -> list[Mapping[str, At]]:
+    return [{H100: {field: 50 + per_page * at}} for at in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("pages", "severity", "apart"),
+    [
+        pytest.param(rising("DEV_ECC_DBE_VOL_TOTAL", 1), Severity.CRITICAL, False, id="ECC rises"),
+        pytest.param(rising("DEV_ECC_DBE_VOL_TOTAL", 0), Severity.WARNING, True, id="ECC stands"),
+        pytest.param(rising("DEV_NVLINK_ERROR_DL_CRC", 3000), Severity.WARNING, False,
+                     id="200 NVLink errors a second, Hopper"),
+        pytest.param(rising("DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", 3000), Severity.WARNING,
+                     False, id="200 NVLink errors a second, Ampere"),
+        pytest.param(rising("DEV_NVLINK_RECOVERY_FAILED_TOTAL", 1), Severity.CRITICAL, False,
+                     id="NVLink lost, Blackwell"),
+        pytest.param(rising("DEV_NVLINK_ERROR_DL_RECOVERY", 1), Severity.WARNING, False,
+                     id="NVLink recovered"),
+        pytest.param(rising("DEV_PCIE_REPLAY_COUNTER", 3), Severity.WARNING, False,
+                     id="12 PCIe replays a minute"),
+        pytest.param([{H100: {"DEV_ROW_REMAP_FAILURE": 1.0}}], Severity.WARNING, True,
+                     id="remapping failed"),
+        pytest.param([{H100: {"DEV_ROW_REMAP_PENDING": 1.0}}], Severity.INFO, True,
+                     id="remapping waits for a reset"),
+        pytest.param([{H100: {"DEV_GPU_RECOVERY_ACTION": 2.0}}], Severity.CRITICAL, False,
+                     id="the driver asks for a reboot"),
+    ],
+)  # fmt: skip
+def test_faults_by_counters_and_flags(
+    pages: list[Mapping[str, At]], severity: Severity, *, apart: bool
+) -> None:
+    cause = told(read(*pages))["gpu_fault"]
+    assert (cause.severity, cause.apart) == (severity, apart)
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param(rising("DEV_NVLINK_ERROR_DL_CRC", 1200), id="80 NVLink errors a second"),
+        pytest.param(rising("DEV_PCIE_REPLAY_COUNTER", 1), id="4 PCIe replays a minute"),
+        pytest.param(rising("DEV_ECC_SBE_VOL_TOTAL", 5), id="corrected errors"),
+        pytest.param(rising("DEV_CORRECTABLE_REMAPPED_ROWS", 0), id="rows remapped long ago"),
+        pytest.param([{H100: {"DEV_FB_USED": 79_900, "DEV_FB_FREE": 100}}], id="memory taken"),
+    ],
+)
+def test_what_every_gpu_does_is_no_fault(pages: list[Mapping[str, At]]) -> None:
+    assert told(read(*pages)) == {}
+
+
+SLOW_PAGE: At = {"DEV_SM_CLOCK": 990, "DEV_MAX_SM_CLOCK": 1980, "DEV_GPU_TEMP": 88}
+HEAT, CAP, BRAKE, SETTING, IDLE = 0x20, 0x4, 0x80, 0x2, 0x1
+
+
+@LABEL_SETS
+@pytest.mark.parametrize(
+    ("bits", "said", "severity"),
+    [
+        (HEAT, "by heat", Severity.WARNING),
+        (BRAKE, "its power supply", Severity.WARNING),
+        (CAP, "its power limit", Severity.INFO),
+        (SETTING, "setting", Severity.INFO),
+    ],
+)
+def test_clocks_held_down_are_told_with_the_reason(
+    who: str, bits: int, said: str, severity: Severity
+) -> None:
+    page = {who: {**SLOW_PAGE, "DEV_CLOCKS_EVENT_REASONS": bits}}
+    reading = read(*[page] * 5)
+    cause = told(reading)["gpu_throttled"]
+    assert said in cause.summary
+    assert "50 % of its clock" in cause.summary
+    assert cause.severity == severity, "what somebody may have set is a note"
+    slower = told(reading, CALM.but(itl_mean_drift_ratio=1.5))["gpu_throttled"]
+    assert slower.severity == Severity.WARNING
+    assert slower.lever.startswith("On" if severity == Severity.INFO else "Drain")
+
+
+L4 = labels(0).replace("NVIDIA H100 80GB HBM3", "NVIDIA L4")
+
+
+@pytest.mark.parametrize(
+    ("who", "own", "throttled"),
+    [
+        pytest.param(L4, {"DEV_SM_CLOCK": 990, "DEV_POWER_USAGE": 71}, False, id="L4 at its 72 W"),
+        pytest.param(L4, {"DEV_SM_CLOCK": 990, "DEV_POWER_USAGE": 40}, True, id="L4 at 40 W"),
+        pytest.param(
+            H100,
+            {"DEV_SM_CLOCK": 1200, "DEV_POWER_USAGE": 698, "DEV_ENFORCED_POWER_LIMIT": 700},
+            False,
+            id="H100 at its 700 W",
+        ),
+        pytest.param(
+            H100,
+            {"DEV_SM_CLOCK": 1200, "DEV_POWER_USAGE": 399, "DEV_ENFORCED_POWER_LIMIT": 400},
+            True,
+            id="H100 with its limit lowered",
+        ),
+        pytest.param(
+            H100,
+            {"DEV_SM_CLOCK": 1200, "DEV_POWER_USAGE": 500, "DEV_POWER_MGMT_LIMIT_DEF": 500,
+             "DEV_CLOCKS_EVENT_REASONS": CAP},
+            False,
+            id="a board delivered with less",
+        ),
+    ],
+)  # fmt: skip
+def test_the_power_limit_that_a_board_came_with_is_no_fault(
+    who: str, own: At, *, throttled: bool
+) -> None:
+    assert ("gpu_throttled" in told(read(*[{who: own}] * 5))) == throttled
+
+
+def test_counted_seconds_serve_where_there_are_no_bits() -> None:
+    pages = [{H100: {**SLOW_PAGE, "DEV_THERMAL_VIOLATION": 9e9 * at}} for at in range(5)]
+    cause = told(read(*pages))["gpu_throttled"]
+    assert "by heat" in cause.summary
+    assert next(e.value for e in cause.evidence if "thermal" in e.signal) == pytest.approx(0.6)
+
+
+def test_the_names_of_newer_exporters_say_the_same() -> None:
+    page = {
+        B200: {
+            "DEV_SM_CLOCK_HERTZ": 982.5e6,
+            "DEV_SM_MAX_CLOCK_HERTZ": 1965e6,
+            "DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL": 0.0,
+            "DEV_XID_ERROR": 0.0,
+        }
+    }
+    pages = [
+        {
+            B200: {
+                **page[B200],
+                "DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL": 7.5 * at,
+                "DEV_XID_ERROR": 149.0 if at == 4 else 0.0,
+            }
+        }
+        for at in range(5)
+    ]
+    found = told(read(*pages))
+    assert "held down to 50 % of its clock by heat" in found["gpu_throttled"].summary
+    assert "NVLink error (NETIR) (XID 149)" in found["gpu_fault"].summary
+
+
+def test_the_default_fields_alone_show_low_clocks() -> None:
+    cause = told(read(*[{H100: {"DEV_SM_CLOCK": 1005}}] * 5))["gpu_throttled"]
+    assert "51 % of its clock for a reason the page does not have" in cause.summary
+    unknown = H100.replace("NVIDIA H100 80GB HBM3", "NVIDIA X1")
+    assert told(read(*[{unknown: {"DEV_SM_CLOCK": 1005}}] * 5)) == {}, "nothing says what is full"
+
+
+@pytest.mark.parametrize(
+    ("clock", "throttled"),
+    [(900.0, True), (1400.0, True), (1600.0, False)],
+    ids=["half", "four fifths", "nine tenths"],
+)
+def test_one_of_eight_is_found_by_its_peers(clock: float, *, throttled: bool) -> None:
+    whose = [labels(at).replace("H100 80GB HBM3", "X1") for at in range(8)]
+    page = {who: {"DEV_SM_CLOCK": clock if at == 5 else 1755.0} for at, who in enumerate(whose)}
+
+    def mine(binding: GpuBinding) -> GpuChoice:
+        return GpuChoice(binding.gpus, "by index")
+
+    found = told(read(*[page] * 5, choose=mine))
+    assert ("gpu_throttled" in found) == throttled
+    share = f"held down to {100 * clock / 1755:.0f} %"
+    said = [cause.summary for cause in found.values()]
+    assert all(one.startswith(f"GPU 5 of gpu-node-1 is {share}") for one in said)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param({"DEV_SM_CLOCK": 345, "PROF_GR_ENGINE_ACTIVE": 0.02}, id="idle, by its use"),
+        pytest.param(
+            {"DEV_SM_CLOCK": 345, "DEV_CLOCKS_EVENT_REASONS": IDLE}, id="idle, by its bit"
+        ),
+        pytest.param(
+            {"DEV_SM_CLOCK": 1530, "DEV_CLOCKS_EVENT_REASONS": CAP, "DEV_POWER_USAGE": 699},
+            id="at the power limit under full load",
+        ),
+        pytest.param({"DEV_SM_CLOCK": 1980, "DEV_POWER_VIOLATION": 7}, id="full speed"),
+    ],
+)
+def test_what_a_healthy_gpu_does_is_no_throttling(own: At) -> None:
+    page = {H100: {"DEV_MAX_SM_CLOCK": 1980, **own}}
+    assert told(read(*[page] * 5)) == {}
+
+
+def test_a_moment_of_low_clocks_is_no_throttling() -> None:
+    pages = [{H100: {"DEV_SM_CLOCK": clock}} for clock in (1755, 900, 900, 1755, 900)]
+    assert told(read(*pages)) == {}
+
+
+def test_heat_without_loss_is_a_note() -> None:
+    page = {H100: {**SLOW_PAGE, "DEV_SM_CLOCK": 1900, "DEV_CLOCKS_EVENT_REASONS": HEAT}}
+    assert told(read(*[page] * 5))["gpu_throttled"].severity == Severity.INFO
+
+
+def test_of_gpus_that_may_be_anothers_nothing_pages() -> None:
+    page = {labels(0): {}, labels(1): {**SLOW_PAGE, "DEV_CLOCKS_EVENT_REASONS": HEAT}}
+    later = {**page, labels(0): {"DEV_XID_ERRORS": 79}}
+    found = told(read(page, page, page, later))
+    assert {cause.severity for cause in found.values()} == {Severity.INFO}
+    assert set(found) == {"gpu_fault", "gpu_throttled"}
+    assert any("guess" in against.text for against in found["gpu_fault"].against)
+
+
+def test_a_gpu_that_no_longer_answers_is_a_fault() -> None:
+    monitor, made = GpuMonitor(window_s=60), Pages()
+    note = GpuNote("GPU 1 (GPU-b) has fallen off the bus (XID 79 in the kernel log)", "GPU-b", "1",
+                   lost=True)  # fmt: skip
+    monitor.take(NOW_S, made(body({H100: {}}), note))
+    cause = told(monitor.reading(NOW_S))["gpu_fault"]
+    assert cause.severity == Severity.CRITICAL
+    assert "GPU 1 (GPU-b) has fallen off the bus" in cause.summary
+
+
+PRESSED = replace(CONCLUSIVE["kv_pressure"], worst=Severity.CRITICAL).but(
+    itl_mean_drift_ratio=2.5, waiting_by_capacity=20.0
+)
+
+
+def first(situation: Situation) -> Cause:
+    return ranked(list(situation.causes().values()))[0]
+
+
+def test_a_slow_gpu_stands_for_what_it_makes() -> None:
+    assert first(PRESSED).id == "kv_pressure"
+    hot = first(replace(PRESSED, gpus=(on_gpu(HOT),)))
+    assert (hot.id, hot.severity) == ("gpu_throttled", Severity.CRITICAL)
+    assert hot.explains == ("kv_pressure",)
+    dead = replace(PRESSED, gpus=(on_gpu({}, XidSeen(79, NOW_S - 5)),))
+    assert (first(dead).id, first(dead).explains) == ("gpu_fault", ("kv_pressure",))
+
+
+def test_a_gpu_that_slows_nothing_explains_nothing() -> None:
+    as_ever = replace(PRESSED.but(itl_mean_drift_ratio=1.0), gpus=(on_gpu(HOT),))
+    assert first(as_ever).id == "kv_pressure"
+    standing = replace(QUEUED, gpus=(on_gpu({"gpu_row_remap_failures": 1.0}),))
+    assert {cause.id for cause in ranked(list(standing.causes().values()))} == {
+        *("gpu_fault", "queue_saturation")
+    }
+
+
+def test_no_gpu_source_is_no_verdict() -> None:
+    assert replace(CALM, gpus=(on_gpu(dict.fromkeys(HOT)),)).causes() == {}
+
+
+def test_the_table_of_xids_is_whole() -> None:
+    assert len(XIDS) == len(TABLE)
+    for xid in TABLE:
+        assert xid.meaning
+        assert not xid.action.endswith(".")
+        assert not xid.action[0].isupper()
+
+
+def replayed(*, gpu: At | None) -> set[str]:
+    """The first causes at warning or worse over the recorded cascade, its GPU as told from when
+    the first request is preempted; as healthy before."""
+    monitor = TargetMonitor("tiny", Profile(window_s=20.0))
+    gpus, parser, made = GpuMonitor(window_s=20.0), PageParser(), Pages()
+    found: set[str] = set()
+    hot = False
+    for at, entry in enumerate(CaptureReader(CAPTURES / "kv_pressure_cascade.jsonl.gz")):
+        if entry.body is None:
+            continue
+        own: At = gpu if hot and gpu else {}
+        energy = {"DEV_TOTAL_ENERGY_CONSUMPTION": at, "DEV_FB_USED": 79_000, "DEV_FB_FREE": 500}
+        gpus.take(entry.t_s, made(body({H100: {**energy, **own}})))
+        told = monitor.page(entry.t_s, parser.parse(entry.body), gpus.reading(entry.t_s))
+        for one in told:
+            hot = hot or bool(one.values.get("preemption_per_s"))
+            if one.causes and one.causes[0].severity >= Severity.WARNING:
+                found.add(one.causes[0].id)
+    return found
+
+
+def test_on_a_recorded_cascade_a_hot_gpu_is_told_and_a_full_one_is_not() -> None:
+    assert replayed(gpu=None) == {"kv_pressure"}
+    assert replayed(gpu={**SLOW_PAGE, "DEV_CLOCKS_EVENT_REASONS": HEAT}) == {"gpu_throttled"}
+    assert replayed(gpu={"DEV_XID_ERRORS": 95}) == {"gpu_fault"}
+
+
+def test_gpus_that_are_all_gone_are_a_fault_until_one_answers_again() -> None:
+    monitor, made = GpuMonitor(window_s=60), Pages()
+    monitor.take(NOW_S - 60, made(body({H100: {}})))
+    monitor.failed("GPU 0 has fallen off the bus", lost=True)
+    assert told(monitor.reading(NOW_S))["gpu_fault"].severity == Severity.CRITICAL
+    monitor.failed("http://node:9400/metrics: connection refused")
+    assert told(monitor.reading(NOW_S)) == {}, "a source that is down says nothing of a GPU"
+    monitor.take(NOW_S, made(body({H100: {}})))
+    assert told(monitor.reading(NOW_S)) == {}

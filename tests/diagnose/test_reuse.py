@@ -1,0 +1,91 @@
+"""What is known of cached blocks and tiers, and what better hits would save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.diagnose.case import Cause
+from tests.diagnose.recommend.scenes import LLAMA, advised
+from tests.diagnose.situations import CONCLUSIVE, Situation
+from tests.diagnose.streams import bodies
+from tests.recordings import CAPTURES, diagnoses
+
+CHURN, LOST = CONCLUSIVE["prefix_churn"], CONCLUSIVE["prefix_reuse_lost"]
+
+
+def cause(situation: Situation, cause_id: str) -> Cause:
+    return situation.causes()[cause_id]
+
+
+def test_blocks_that_go_when_they_would_be_used_again_speak_for_churn() -> None:
+    plain = cause(CHURN, "prefix_churn").confidence
+    near = cause(CHURN.but(kv_reuse_gap_s=6.0, kv_idle_before_evict_s=8.0), "prefix_churn")
+    far = cause(CHURN.but(kv_reuse_gap_s=1.0, kv_idle_before_evict_s=60.0), "prefix_churn")
+    assert near.confidence > plain > far.confidence
+    assert (
+        near.evidence[-1].text == "blocks are used again after 6.0 s and go once unused for 8.0 s"
+    )
+    assert [one.signal for one in far.against] == ["kv_reuse_gap_s"]
+    assert cause(CHURN.but(kv_reuse_gap_s=6.0), "prefix_churn").confidence == plain, "no evictions"
+
+
+def test_gaps_are_read_off_a_recorded_page() -> None:
+    assert any("kv_block_reuse_gap_seconds" in body for body in bodies("prefix_churn")[:60])
+    told = diagnoses(CAPTURES / "prefix_churn.jsonl.gz")
+    gaps = [gap for one in told if (gap := one.values.get("kv_reuse_gap_s")) is not None]
+    assert gaps
+    assert 1 < min(gaps) < max(gaps) < 30
+
+
+@pytest.mark.parametrize("cause_id", ["prefix_churn", "prefix_reuse_lost"])
+def test_a_tier_that_has_what_the_gpu_missed_speaks_against(cause_id: str) -> None:
+    plain = CONCLUSIVE[cause_id]
+    beside = cause(plain.but(prefix_saved_ratio=0.9, external_hit_ratio=0.88), cause_id)
+    assert beside.confidence < cause(plain, cause_id).confidence
+    assert "another tier has them (it hits 88 % of what it is asked)" in beside.against[-1].text
+    hits = plain.values["prefix_hit_ratio"]
+    assert (
+        cause(plain.but(prefix_saved_ratio=hits), cause_id).against
+        == cause(plain, cause_id).against
+    )
+
+
+UNSHARED = replace(
+    LOST.but(
+        prefix_hit_ratio=0.2,
+        prefix_saved_ratio=0.2,
+        computed_prompt_tokens_per_s=8000.0,
+        prefill_mean_s=0.4,
+        ttft_mean_s=0.5,
+        prompt_tokens_mean=2000.0,
+        output_tokens_mean=200.0,
+        itl_mean_s=0.012,
+    ),
+    quiet={**LOST.quiet, "prefix_hit_ratio": 0.8},
+)
+
+
+def test_what_old_hits_would_save_in_ttft_is_measured() -> None:
+    told = advised("prefix_reuse_lost", situation=UNSHARED)["prompt-order"]
+    assert told.before["ttft_s"] == 0.5
+    # A quarter of the prefill is left: 0.3 s less.
+    assert told.predicted["prefill_mean_s"] == pytest.approx(0.1)
+    assert told.predicted["ttft_s"] == pytest.approx(0.2)
+    assert "USD" not in told.summary
+
+
+def test_what_old_hits_would_save_in_money_follows_from_model_and_gpu() -> None:
+    told = advised(
+        "prefix_reuse_lost", situation=UNSHARED, stated=replace(LLAMA, usd_per_gpu_hour=4.0)
+    )
+    summary = told["prompt-order"].summary
+    # 6,000 tokens/s of 2 x 7.0e9 FLOP over 989e12 x 0.32: 26.5 % of a GPU of 4 USD.
+    assert "It would free 26 % of the GPUs' time, 1.06 USD an hour a replica." in summary
+    assert told["prefix-routing"].predicted["prefix_hit_ratio"] == 0.8
+
+
+def test_a_router_without_a_better_time_to_point_at_promises_nothing() -> None:
+    told = advised("prefix_reuse_lost", situation=replace(UNSHARED, quiet={}), stated=LLAMA)
+    assert told["prefix-routing"].predicted == {}

@@ -1,0 +1,156 @@
+"""Which pool binds where KV moves between them, and who takes turns in adapter slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.diagnose.case import Cause
+from kneewatch.diagnose.causes.transfer import DECODE_POOL, PATH, pool_of
+from kneewatch.rules.model import Severity
+from tests.diagnose.situations import CALM, Situation
+from tests.diagnose.streams import Target, bodies
+from tests.recordings import CAPTURES, diagnoses
+
+FETCHING = CALM.but(kv_fetch_waiting=8.0).lasting(fetching=30.0)
+
+
+def slow(situation: Situation) -> Cause | None:
+    return situation.causes().get("kv_transfer_slow")
+
+
+@pytest.mark.parametrize(
+    ("values", "pool"),
+    [
+        pytest.param({"kv_external_share_ratio": 0.97}, "decode", id="prompts come computed"),
+        pytest.param(
+            {"kv_expired_per_s": 0.0, "output_tokens_mean": 1.0}, "prefill", id="one token each"
+        ),
+        pytest.param({"output_tokens_mean": 1.0}, "", id="a classifier: no connector"),
+        pytest.param({"kv_external_share_ratio": 0.2, "kv_expired_per_s": 0.0}, "", id="a cache"),
+        pytest.param({}, "", id="one server for both"),
+    ],
+)
+def test_pools_are_recognised(values: dict[str, float], pool: str) -> None:
+    assert pool_of(CALM.but(**values).facts()) == pool
+
+
+def test_kv_under_way_is_the_path() -> None:
+    cause = slow(FETCHING.but(kv_fetch_moving=7.0, kv_fetch_arrived=1.0))
+    assert cause is not None
+    assert (cause.lever, cause.severity) == (PATH, Severity.WARNING)
+
+
+def test_kv_that_has_arrived_does_not_wait_for_the_path() -> None:
+    assert slow(FETCHING.but(kv_fetch_arrived=7.0)) is None
+    late = slow(FETCHING.but(kv_fetch_arrived=7.0, kv_transfer_mean_s=0.1))
+    assert late is not None
+    assert late.lever == DECODE_POOL
+    assert [one.signal for one in late.against] == ["kv_fetch_arrived"]
+
+
+def test_a_full_decode_pool_is_told_from_a_slow_path() -> None:
+    full = {"kv_fetch_queued": 8.0, "kv_usage_avg_ratio": 0.98, "kv_transfer_mean_s": 0.1}
+    cause = slow(FETCHING.but(**full))
+    assert cause is not None
+    assert cause.lever == DECODE_POOL
+    roomy = slow(FETCHING.but(**{**full, "kv_usage_avg_ratio": 0.4}))
+    assert roomy is not None
+    assert roomy.lever == PATH
+    assert roomy.confidence > cause.confidence
+
+
+def test_kv_that_expires_on_the_prefill_side_blames_the_decode_pool() -> None:
+    cause = slow(CALM.but(kv_transfer_mean_s=0.07, kv_expired_per_s=0.1))
+    assert cause is not None
+    assert cause.lever == DECODE_POOL
+    assert any("KV of 6.0 requests a minute expired" in one.text for one in cause.evidence)
+
+
+CONNECTED = """\
+# TYPE vllm:{name}_xfer_time_seconds histogram
+vllm:{name}_xfer_time_seconds_bucket{{engine="0",model_name="tiny",le="0.1"}} {count}
+vllm:{name}_xfer_time_seconds_bucket{{engine="0",model_name="tiny",le="+Inf"}} {count}
+vllm:{name}_xfer_time_seconds_sum{{engine="0",model_name="tiny"}} {seconds}
+vllm:{name}_xfer_time_seconds_count{{engine="0",model_name="tiny"}} {count}
+# TYPE vllm:{name}_bytes_transferred histogram
+vllm:{name}_bytes_transferred_bucket{{engine="0",model_name="tiny",le="+Inf"}} {count}
+vllm:{name}_bytes_transferred_sum{{engine="0",model_name="tiny"}} {moved}
+vllm:{name}_bytes_transferred_count{{engine="0",model_name="tiny"}} {count}
+# TYPE vllm:{name}_num_failed_transfers_total counter
+vllm:{name}_num_failed_transfers_total{{engine="0",model_name="tiny"}} {failed}
+# TYPE vllm:{name}_num_kv_expired_reqs_total counter
+vllm:{name}_num_kv_expired_reqs_total{{engine="0",model_name="tiny"}} 0
+"""
+
+
+@pytest.mark.parametrize("name", ["nixl", "mooncake"])
+def test_both_connectors_give_the_same_signals(name: str) -> None:
+    target, pages = Target(window_s=20.0), bodies("healthy_light")[:12]
+    told = target.one(
+        *(
+            page
+            + CONNECTED.format(
+                name=name, count=10 * at, seconds=0.4 * at, moved=8e8 * at, failed=at // 6
+            )
+            for at, page in enumerate(pages)
+        )
+    )
+    assert told.values["kv_transfer_mean_s"] == pytest.approx(0.04)
+    assert told.values["kv_transfer_bytes_per_s"] == pytest.approx(2e9)
+    assert told.values["kv_expired_per_s"] == 0
+    assert "XFER-FAIL" in {f.rule.id for f in told.findings if f.severity}
+
+
+def test_no_connector_makes_no_signal() -> None:
+    known = {signal.key for signal in VLLM_SIGNALS if signal.key.startswith("kv_transfer")}
+    told = Target().one(*bodies("healthy_light")[:5])
+    assert known
+    assert [key for key in known if told.values[key] is not None] == []
+
+
+def test_adapters_that_take_turns_are_named() -> None:
+    texts = [
+        one.text
+        for told in diagnoses(CAPTURES / "lora_thrash.jsonl.gz")
+        for cause in told.causes
+        if cause.id == "adapter_thrash"
+        for one in cause.evidence
+        if one.signal == "lora_turns"
+    ]
+    assert texts
+    last = texts[-1]
+    assert "adapters came into a slot so often, at least: a" in last
+    assert "has not had one for" in last
+    assert not any("3 more" in text for text in texts), "there are six adapters, four are named"
+
+
+def turns_told(times: int, ran: Callable[[float], dict[str, float]]) -> str:
+    """The words about turns after so many pages two seconds apart, with the sets that ran at the
+    seconds since the first of them."""
+    target, seen = Target(window_s=30.0), dict[str, float]()
+    page = bodies("healthy_light")[30].replace('reason="deferred"} 0.0', 'reason="deferred"} 3.0')
+    start_s, told = target.now_s, None
+    for at in range(times):
+        seen |= {names: start_s + since_s for names, since_s in ran(2.0 * at).items()}
+        lines = "".join(
+            f'vllm:lora_requests_info{{max_lora="2",running_lora_adapters="{names}",'
+            f'waiting_lora_adapters=""}} {t_s}\n'
+            for names, t_s in seen.items()
+        )
+        told = target.one(f"{page}# TYPE vllm:lora_requests_info gauge\n{lines}")
+    assert told is not None
+    (cause,) = (one for one in told.causes if one.id == "adapter_thrash")
+    return next(one.text for one in cause.evidence if one.signal == "lora_turns")
+
+
+def test_turns_between_two_scrapes_are_counted() -> None:
+    text = turns_told(12, lambda now_s: {"sql": now_s + 0.5, "chat": now_s + 1.5})
+    assert text.endswith("at least: chat 11, sql 11; sql has not had one for 2 s")
+
+
+def test_an_adapter_that_keeps_its_slot_has_one_turn() -> None:
+    text = turns_told(12, lambda now_s: {"fr,sql": now_s + 0.5, "chat,sql": now_s + 1.5})
+    assert text.endswith("at least: chat 11, fr 11, sql 1; fr has not had one for 2 s")
