@@ -267,7 +267,11 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     "benchmark.gpu_ratio",
     *JUDGING,
     *DEPLOYMENT,
+    *FETCHING,
+    *FLEET,
 )
+@click.option("--prometheus", metavar="URL", help="from a metrics system, not from the history")
+@click.option("--selector", default="", metavar="MATCHERS", help='of it only: namespace="a"')
 @click.option("--since", "since_s", type=SPAN, default="7d", show_default=True, help="how long")
 @click.option("--to", "to_time", metavar="T", help="the end; else now: unix seconds or ISO 8601")
 @click.option(
@@ -284,6 +288,8 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="only this target")
 def report_command(to_time: str | None, compare: str | None, **given: Any) -> int:  # noqa: ANN401
     """Report on a time, a week by default, from the history that `run` keeps.
+
+    With --prometheus: from a Prometheus, Thanos, Mimir or VictoriaMetrics that scrapes the servers.
 
     Exit status: 0 nothing at warning or worse, 1 findings, 2 nothing was watched then.
     """

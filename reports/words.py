@@ -16,6 +16,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def plural(count: int, one: str, many: str = "") -> str:
+    """A count with its noun: 1 replica, 2 replicas; `many` where an s is not enough."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def percent(ratio: float) -> str:
     """A ratio in percent: 0.2 %, 4.6 %, 98 %."""
     scaled = 100 * ratio

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kneewatch.agent.store.arrays import DamagedError
 from kneewatch.agent.store.chunk import Body, Read
-from kneewatch.agent.store.counters import ColumnRow, column_of
+from kneewatch.agent.store.counters import ColumnRow, column_of, opened
 from kneewatch.collector.history import Column
 
 Floats = npt.NDArray[np.float64]
@@ -48,16 +48,14 @@ class Columns:
         Raises:
             DamagedError: the bytes are not what was written.
         """
-        body = Body(read)
+        chunk = opened(read)
+        count = chunk.rows
         try:
-            directory = body.directory
-            count = int(directory["rows"])
-            times = _times(body.piece(directory["times"]))
-            described: list[tuple[ColumnRow, float | str]] = directory["columns"]
-            self._know([row for row, _ in described])
-            whole = _integers(body.piece(directory["whole"]))
-            bits = _integers(body.piece(directory["other"])).view(np.float64)
-            values = self._values([kind for _, kind in described], count, whole, bits)
+            times = _times(chunk.times)
+            self._know([row for row, _ in chunk.columns])
+            whole = _integers(chunk.whole)
+            bits = _integers(chunk.other).view(np.float64)
+            values = self._values([kind for _, kind in chunk.columns], count, whole, bits)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DamagedError(f"the counters cannot be read: {error}") from error
         if len(times) != count:

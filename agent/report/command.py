@@ -22,6 +22,7 @@ from kneewatch.agent.printing import FOUND, NO_DATA, OK
 from kneewatch.agent.report.gather import gather
 from kneewatch.agent.report.history import History
 from kneewatch.agent.report.members import Wanted
+from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.report.stated import stated_of
 from kneewatch.agent.settings import Settings
 from kneewatch.collector.base import SettingsError
@@ -48,6 +49,8 @@ def run(
     form: str | None,
     tiers: Sequence[str],
     targets: Sequence[str],
+    prometheus: str | None = None,
+    selector: str = "",
 ) -> int:
     """Make the report and write it. Returns the exit status.
 
@@ -58,13 +61,17 @@ def run(
     """
     if out != STDOUT and not Path(out).parent.is_dir():
         raise SettingsError(f"{out} cannot be written: there is no folder {Path(out).parent}")
+    if selector and prometheus is None:
+        raise SettingsError("--selector goes with --prometheus")
     render = renderer(form or BY_ENDING.get(Path(out).suffix.lower(), "html"))
     made_s = time.time()
+    unit_s = 0.0 if prometheus is None else whole_s(since_s)
     now, before = periods(
         settings["report.timezone"],
         to_s=made_s if to_s is None else to_s,
         since_s=since_s,
         compare_s=compare_s,
+        unit_s=unit_s,
     )
     wanted = Wanted(
         grid=now,
@@ -74,6 +81,16 @@ def run(
         tiers=tuple(tiers),
         window_s=settings["window_s"],
     )
+    if prometheus is not None:
+        from kneewatch.agent.report.prometheus.making import (
+            made_of,
+        )  # here: the store needs no HTTP
+
+        observed, partial = made_of(prometheus, settings, selector, wanted, progress)
+        report = build(observed, made_s=made_s, version=version("kneewatch"))
+        write(render(report), out)
+        found = status(report)
+        return NO_DATA if partial and found == OK else found
     report = made(store_path(settings["store.file"], os.environ), wanted, made_s=made_s)
     write(render(report), out)
     return status(report)
@@ -104,9 +121,15 @@ def made(store: Path, wanted: Wanted, *, made_s: float) -> WeeklyReport:
 
 
 def periods(
-    timezone: str, *, to_s: float, since_s: float, compare_s: float | None
+    timezone: str,
+    *,
+    to_s: float,
+    since_s: float,
+    compare_s: float | None,
+    unit_s: float = 0.0,
 ) -> tuple[Grid, Grid | None]:
-    """The time of the report and the one that it is compared with.
+    """The time of the report and the one that it is compared with; with `unit_s` both begin and end
+    on multiples of it.
 
     Raises:
         SettingsError: there is no such time zone.
@@ -117,12 +140,16 @@ def periods(
         raise SettingsError(
             f"report.timezone: no time zone {timezone!r}; write one such as Europe/Berlin or UTC"
         ) from exc
-    from_s = earlier(to_s, since_s, zone)
-    now = grid(from_s, to_s, timezone)
+
+    def cut(t_s: float) -> float:
+        return t_s // unit_s * unit_s if unit_s else t_s
+
+    to_s = cut(to_s)
+    now = grid(cut(earlier(to_s, since_s, zone)), to_s, timezone)
     if compare_s is None:
         return now, None
-    moved_s = earlier(to_s, compare_s, zone)
-    return now, grid(earlier(moved_s, since_s, zone), moved_s, timezone)
+    moved_s = cut(earlier(to_s, compare_s, zone))
+    return now, grid(cut(earlier(moved_s, since_s, zone)), moved_s, timezone)
 
 
 def renderer(form: str) -> Callable[[WeeklyReport], str]:

@@ -94,33 +94,7 @@ class EngineHistory:
 
     def spans(self, edges_s: Floats) -> list[Span]:
         """What it showed between each two neighbouring times."""
-        times, increases = self.signals.times, self.increases
-        levels = hours(self.signals, edges_s)
-        covered = increases.covered(edges_s, gap_s=gap_s(times) + MINUTE_S).tolist()
-        counts = {
-            part: gained.tolist()
-            for part in PARTS
-            if (gained := increases.between((part, ""), edges_s)) is not None
-        }
-        tallies = {metric: increases.tallies(metric, edges_s) for metric in TALLIES}
-        return [
-            Span(
-                engine_s=covered[at],
-                clock_s=covered[at],
-                watched_s=float(levels.watched_s[at]),
-                idle_s=float(levels.idle_s[at]),
-                counts={part: gained[at] for part, gained in counts.items()} if covered[at] else {},
-                tallies={
-                    metric: tally
-                    for metric, found in tallies.items()
-                    if covered[at] and (tally := found[at]) is not None
-                },
-                levels=with_eviction(
-                    levels.levels[at], counts[PREEMPTIONS][at] if PREEMPTIONS in counts else None
-                ),
-            )
-            for at in range(len(edges_s) - 1)
-        ]
+        return spans_of(self.signals, self.increases, edges_s)
 
     def _minutes(self) -> list[float]:
         """Requests that began in each minute; NaN where the counters do not tell."""
@@ -142,9 +116,9 @@ class EngineHistory:
         """An incident with what was counted and seen around it."""
         start_s, until_s = episode.start_s, max(episode.until_s, episode.start_s + 1.0)
         hour_before, during = self.spans(np.array([start_s - HOUR_S, start_s, until_s]))
-        shown = history.signal_arrays(
+        seen = history.signal_arrays(
             self.engine.id,
-            _shown(episode, document),
+            shown(episode, document),
             from_s=max(start_s - AROUND_S, self.grid.from_s),
             to_s=min(until_s + AROUND_S, self.grid.to_s),
         )
@@ -157,12 +131,42 @@ class EngineHistory:
             during=during,
             hour_before=hour_before,
             series={
-                key: (shown.times.tolist(), values.tolist()) for key, values in shown.values.items()
+                key: (seen.times.tolist(), values.tolist()) for key, values in seen.values.items()
             },
         )
 
 
-def _shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ...]:
+def spans_of(signals: Signals, increases: Increases, edges_s: Floats) -> list[Span]:
+    """What an engine showed between each two neighbouring times."""
+    levels = hours(signals, edges_s)
+    covered = increases.covered(edges_s, gap_s=gap_s(signals.times) + MINUTE_S).tolist()
+    counts = {
+        part: gained.tolist()
+        for part in PARTS
+        if (gained := increases.between((part, ""), edges_s)) is not None
+    }
+    tallies = {metric: increases.tallies(metric, edges_s) for metric in TALLIES}
+    return [
+        Span(
+            engine_s=covered[at],
+            clock_s=covered[at],
+            watched_s=float(levels.watched_s[at]),
+            idle_s=float(levels.idle_s[at]),
+            counts={part: gained[at] for part, gained in counts.items()} if covered[at] else {},
+            tallies={
+                metric: tally
+                for metric, found in tallies.items()
+                if covered[at] and (tally := found[at]) is not None
+            },
+            levels=with_eviction(
+                levels.levels[at], counts[PREEMPTIONS][at] if PREEMPTIONS in counts else None
+            ),
+        )
+        for at in range(len(edges_s) - 1)
+    ]
+
+
+def shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ...]:
     """The signals to show: TTFT always, for it tells who was late."""
     causes: Sequence[Mapping[str, Any]] = document["causes"] if document else ()
     cited = [

@@ -1,4 +1,7 @@
-"""A report sent to receivers: its verdicts as a message, the file itself with mail. I/O edge."""
+"""A report sent to receivers: its verdicts as a message, the file attached to mail. I/O edge.
+
+The page is never a mail's body: mail programs cut what is longer than about 100 kB.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,16 @@ from kneewatch.agent.settings import Settings
 from kneewatch.collector.base import SettingsError
 from kneewatch.reports.weekly.document import document
 from kneewatch.reports.weekly.model import Verdict, WeeklyReport
+from kneewatch.reports.weekly.verdict import SEVERITY
+from kneewatch.reports.words import plural
 
 STATUS = "report"
+TIERS_MOST = 12
+"""So many verdicts are in a message, the worst; the report has them all."""
+
+UNKNOWN = 1.5
+"""Where a health that is not known stands: somebody must look, before what is noted only."""
+
 WAITS_S = (5.0, 60.0)
 """Before each further try."""
 
@@ -51,8 +62,11 @@ def message_of(report: WeeklyReport, file: str) -> Message:
         for t_s in (report.period.from_s, report.period.to_s)
     )
     told = sum(one.severity in ("warning", "critical") for one in report.incidents)
-    incidents = f"{told} incident{'' if told == 1 else 's'}" if told else "no incident"
-    parts = tuple(_part(one) for one in report.verdicts)
+    incidents = plural(told, "incident") if told else "no incident"
+    order = sorted(report.verdicts, key=lambda one: -SEVERITY.get(one.health, UNKNOWN))
+    parts = tuple(_part(one) for one in order[:TIERS_MOST])
+    if len(order) > TIERS_MOST:
+        parts = (*parts, Part(f"{plural(len(order) - TIERS_MOST, 'more tier')}: see the report"))
     notices = tuple(Line("", notice) for notice in report.notices)
     if notices:
         parts = (Part("Before you read", notices), *parts)
@@ -63,7 +77,7 @@ def message_of(report: WeeklyReport, file: str) -> Message:
         t_s=report.made_s,
         headline=f"Report {first} to {last}: {incidents}",
         parts=parts,
-        more=f"The report: {file}",
+        more=f"The report is {file}: attached to a mail, open it in a browser.",
         events=({"verdicts": document(report)["verdicts"], "file": file},),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -68,8 +69,20 @@ def pack_counters(times: Sequence[float], columns: Mapping[Column, Sequence[floa
     return pack_body(directory, pieces.laid)
 
 
-def unpack_counters(read: Read) -> Iterator[RawSnapshot]:
-    """The snapshots of a chunk.
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A chunk's pieces, the numbers still packed; `columns` say of each column where its numbers
+    are: "i" among the whole ones, "b" among the others, else the number that it always is."""
+
+    rows: int
+    times: bytes
+    whole: bytes
+    other: bytes
+    columns: Sequence[tuple[ColumnRow, float | str]]
+
+
+def opened(read: Read) -> Opened:
+    """A chunk's pieces.
 
     Raises:
         DamagedError: the bytes are not what was written.
@@ -77,11 +90,30 @@ def unpack_counters(read: Read) -> Iterator[RawSnapshot]:
     body = Body(read)
     try:
         directory = body.directory
-        rows = int(directory["rows"])
-        times = unpack_times(body.piece(directory["times"]))
-        whole = unpack_integers(body.piece(directory["whole"]))
-        bits = unpack_integers(body.piece(directory["other"]))
-        columns = _columns(directory["columns"], rows, whole, from_bits(bits))
+        return Opened(
+            int(directory["rows"]),
+            body.piece(directory["times"]),
+            body.piece(directory["whole"]),
+            body.piece(directory["other"]),
+            directory["columns"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"the counters cannot be read: {error}") from error
+
+
+def unpack_counters(read: Read) -> Iterator[RawSnapshot]:
+    """The snapshots of a chunk.
+
+    Raises:
+        DamagedError: the bytes are not what was written.
+    """
+    chunk = opened(read)
+    rows = chunk.rows
+    try:
+        times = unpack_times(chunk.times)
+        whole = unpack_integers(chunk.whole)
+        bits = unpack_integers(chunk.other)
+        columns = _columns(chunk.columns, rows, whole, from_bits(bits))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DamagedError(f"the counters cannot be read: {error}") from error
     if len(times) != rows:

@@ -141,6 +141,16 @@ class PrometheusSource:
         for first_s, last_s in parts:
             yield from self._piece(query, first_s, last_s, step_s)
 
+    def samples(self, selector: str, at_s: float) -> Piece:
+        """Every sample that a range selector (`up[5m]`) reaches from a moment, as it was scraped.
+
+        Raises:
+            CollectError: there is no answer.
+        """
+        params = {"time": f"{at_s:.3f}"}
+        result, warnings = self._asked(lambda: self._client.custom_query(selector, params=params))
+        return Piece(at_s, at_s, self._read(tracks_of, result), warnings)
+
     def clock(self) -> Clock:
         """The server's clock against ours, measured.
 

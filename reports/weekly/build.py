@@ -85,8 +85,12 @@ def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
 
 
 def _sections(tier: TierObserved, observed: Observed, told: Sequence[Incident]) -> _Sections:
-    now = past(observed.grid, tier.engines)
-    before = past(observed.before_grid, tier.before) if observed.before_grid else None
+    now = past(observed.grid, tier.engines, tier.together)
+    before = (
+        past(observed.before_grid, tier.before, tier.together_before)
+        if observed.before_grid
+        else None
+    )
     own = tuple(one for one in told if one.tier == tier.id)
     worst = _worst(own)
     found = curve(tier, observed.grid.to_s)

@@ -108,7 +108,8 @@ class Advice:
     """A recommendation and its fate.
 
     `fate`: open (told, not seen to be followed), applied (followed, not yet measured), kept, missed
-    or worsened (measured against what was predicted), lapsed (never followed, not told any more).
+    or worsened (measured against what was predicted), lapsed (never followed, not told any more),
+    unknown (a metrics system does not tell).
     `predicted` and `measured` are signals by key. `cost_usd_per_hour` is negative where it saves.
     """
 

@@ -137,7 +137,9 @@ def _lead(
     if late_s is None:
         return None, "TTFT P99 stayed within its budget"
     lead_s = late_s - stage2_s
-    if lead_s >= 0:
+    if lead_s == 0:
+        return lead_s, "eviction was seen as TTFT P99 left its budget, at the same scrape"
+    if lead_s > 0:
         return lead_s, f"eviction was seen {duration(lead_s)} before TTFT P99 left its budget"
     return lead_s, f"TTFT P99 left its budget {duration(-lead_s)} before eviction was seen"
 

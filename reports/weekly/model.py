@@ -180,7 +180,8 @@ class TrackRow:
 
 @dataclass(frozen=True, slots=True)
 class TrackRecord:
-    """What was recommended and what came of it, newest first."""
+    """What was recommended and what came of it, newest first. `unknown` are those of which nothing
+    tells whether they were followed."""
 
     made: int
     applied: int
@@ -190,6 +191,7 @@ class TrackRecord:
     open: int
     lapsed: int
     rows: tuple[TrackRow, ...]
+    unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from kneewatch.reports.weekly.observed import TierObserved
 from kneewatch.reports.weekly.planning import Saving, TierMoney, TierSize
 from kneewatch.reports.weekly.spans import Span
 from kneewatch.reports.weekly.trends import Measure, Of, Past, trend, unknown
+from kneewatch.reports.words import plural
 
 HOURS_PER_MONTH = 730.0
 """A twelfth of a year."""
@@ -113,14 +114,14 @@ def _savings(
 ) -> tuple[Saving, ...]:
     """What each recommendation that is still to be followed saves, the dearest first."""
     found: list[Saving] = []
-    present, needed = size.gpus_present, size.gpus_needed
-    if size.verdict == "too large" and price is not None and present and needed:
+    present, needed, replicas = size.gpus_present, size.gpus_needed, size.replicas_needed
+    if size.verdict == "too large" and price is not None and present and needed and replicas:
         saved = (present - needed) * price
         found.append(
             Saving(
                 SCALE_DOWN, "", "",
-                f"{size.replicas_needed} replicas in place of {size.replicas_present}", "open",
-                saved, saved * HOURS_PER_MONTH,
+                f"{plural(replicas, 'replica')} in place of {size.replicas_present}", "open", saved,
+                saved * HOURS_PER_MONTH,
                 "less headroom: do it replica by replica, and watch TTFT P99 at the next peak",
             )
         )  # fmt: skip

@@ -55,6 +55,16 @@ class EngineObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """What is known of a tier's engines in sum only, beside what is known of each: a metrics system
+    adds up histograms itself. `spans` are one for each of the grid's hours, or none; `minutes` are
+    as an engine's."""
+
+    spans: Sequence[Span] = ()
+    minutes: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadStated:
     """The workload that the size was computed for; None: not stated."""
 
@@ -99,6 +109,8 @@ class TierObserved:
     stated: TierStated
     engines: Sequence[EngineObserved]
     before: Sequence[EngineObserved] = ()
+    together: Together = Together()
+    together_before: Together = Together()
 
 
 @dataclass(frozen=True, slots=True)

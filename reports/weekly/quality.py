@@ -92,11 +92,13 @@ def _bucket_notes(tiers: Sequence[TierObserved]) -> list[str]:
     notes: list[str] = []
     for tier in tiers:
         layouts: dict[str, set[tuple[float, ...]]] = {}
-        for engine in tier.engines:
-            for span in engine.spans:
-                for metric, tally in span.tallies.items():
-                    if tally.count > 0:
-                        layouts.setdefault(metric, set()).add(tally.bounds)
+        for span in (
+            *(span for engine in tier.engines for span in engine.spans),
+            *tier.together.spans,
+        ):
+            for metric, tally in span.tallies.items():
+                if tally.count > 0:
+                    layouts.setdefault(metric, set()).add(tally.bounds)
         for metric, bounds in layouts.items():
             if len(bounds) > 1:
                 common = set[float].intersection(*(set(one) for one in bounds))

@@ -10,6 +10,7 @@ from kneewatch.reports.weekly.happened import Recommended
 from kneewatch.reports.weekly.incidents import advice
 from kneewatch.reports.weekly.model import Comparison, TrackRecord, TrackRow
 
+UNKNOWN = "unknown"
 FOLLOWED = ("applied", "kept", "missed", "worsened")
 
 
@@ -26,6 +27,7 @@ def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
         open=fates.count("open"),
         lapsed=fates.count("lapsed"),
         rows=tuple(rows),
+        unknown=fates.count(UNKNOWN),
     )
 
 

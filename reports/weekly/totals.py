@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import fsum
 
 from kneewatch.reports.weekly.grid import Grid
-from kneewatch.reports.weekly.observed import EngineObserved
+from kneewatch.reports.weekly.observed import EngineObserved, Together
 from kneewatch.reports.weekly.spans import Level, Span
 from kneewatch.reports.weekly.tally import NOTHING, Tally, added
 
@@ -23,9 +23,10 @@ def in_turn(spans: Sequence[Span]) -> Span:
     return _merged(spans, clock_s=fsum(span.clock_s for span in spans))
 
 
-def hourly(engines: Sequence[EngineObserved]) -> list[Span]:
+def hourly(engines: Sequence[EngineObserved], together: Together) -> list[Span]:
     """The hours of a tier; empty without engines."""
-    return [beside(spans) for spans in zip(*(engine.spans for engine in engines), strict=True)]
+    known = [*(engine.spans for engine in engines), *([together.spans] if together.spans else ())]
+    return [beside(spans) for spans in zip(*known, strict=True)]
 
 
 def by_day(grid: Grid, hours: Sequence[Span]) -> list[Span]:

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Spark, Trend
 from kneewatch.reports.weekly.grid import HOUR_S, Grid
-from kneewatch.reports.weekly.observed import EngineObserved
+from kneewatch.reports.weekly.observed import EngineObserved, Together
 from kneewatch.reports.weekly.spans import Span
 from kneewatch.reports.weekly.totals import by_day, by_steps, hourly, in_turn
 
@@ -34,6 +34,7 @@ _T99 = (9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.055, 2.
 """Student's t that 99 % stay within, by degrees of freedom."""
 
 SPARK_STEPS_MOST = 42
+ALONE = Together()
 
 Of = Callable[[Span], float | None]
 
@@ -78,11 +79,11 @@ class Past:
         return Spark(self.grid.from_s, each * HOUR_S, measure.unit, values)
 
 
-def past(grid: Grid, engines: Sequence[EngineObserved]) -> Past | None:
+def past(grid: Grid, engines: Sequence[EngineObserved], together: Together = ALONE) -> Past | None:
     """A tier's period; None where it had no engine."""
     if not engines:
         return None
-    hours = hourly(engines)
+    hours = hourly(engines, together)
     return Past(grid, tuple(hours), tuple(by_day(grid, hours)), in_turn(hours))
 
 

@@ -9,7 +9,7 @@ from kneewatch.reports.weekly.figures import Trend
 from kneewatch.reports.weekly.model import Action, Incident, Verdict
 from kneewatch.reports.weekly.planning import TierMoney, TierSize
 from kneewatch.reports.weekly.service import TableRow, TierSlo, TierTables
-from kneewatch.reports.words import duration, number, percent
+from kneewatch.reports.words import duration, number, percent, plural
 from kneewatch.rules.model import WORDS, Severity
 
 SEVERITY = {word: severity for severity, word in WORDS.items()}
@@ -92,21 +92,18 @@ def _size(size: TierSize) -> str:
     present, needed = size.replicas_present, size.replicas_needed
     if needed is None:
         return "not known: " + (size.missing or "no request was served")
-    gpus = f" ({size.gpus_needed} GPUs)" if size.gpus_needed is not None else ""
+    gpus = f" ({plural(size.gpus_needed, 'GPU')})" if size.gpus_needed is not None else ""
     spare = f", headroom {percent(size.headroom_ratio)}" if size.headroom_ratio is not None else ""
+    there = plural(present, "replica")
     words = {
-        "right": f"right: {_replicas(present)}, as many as the peak takes{gpus}{spare}",
-        "too small": f"too small: {_replicas(present)}, the peak takes {needed}{gpus}",
-        "too large": f"too large: {_replicas(present)}, the peak takes {needed}{gpus}{spare}",
+        "right": f"right: {there}, as many as the peak takes{gpus}{spare}",
+        "too small": f"too small: {there}, the peak takes {needed}{gpus}",
+        "too large": f"too large: {there}, the peak takes {needed}{gpus}{spare}",
     }
     doubt = size.doubts[0] if size.doubts else ""
     if size.verdict not in words:
         return f"not certain: {doubt or 'too little is known'}"
     return words[size.verdict] + (f"; {doubt}" if doubt else "")
-
-
-def _replicas(count: int | None) -> str:
-    return f"{count} replica" if count == 1 else f"{count} replicas"
 
 
 def _money(money: TierMoney) -> str:
@@ -130,7 +127,7 @@ def _action(of: TierSections, told: Sequence[Incident]) -> Action | None:
                 return Action(advised.summary, why, advised.id, advised.changes)
     size = of.size
     if size.verdict == "too small" and size.replicas_needed is not None:
-        text = f"run {_replicas(size.replicas_needed)} in place of {size.replicas_present}"
+        text = f"run {plural(size.replicas_needed, 'replica')} in place of {size.replicas_present}"
         why = (
             f"P99 of arrivals is {number(size.peak_requests_per_s)}/s, one engine carries "
             f"{number(size.usable_requests_per_s)}/s"
@@ -143,8 +140,8 @@ def _action(of: TierSections, told: Sequence[Incident]) -> Action | None:
     if best is not None and (best.saves_usd_per_month or 0.0) > 0:
         why = f"saves about {best.saves_usd_per_month:,.0f} USD a month"
         return Action(best.summary, why, best.id, ())
-    if size.verdict == "too large":
-        text = f"try {_replicas(size.replicas_needed)} in place of {size.replicas_present}"
+    if size.verdict == "too large" and size.replicas_needed is not None:
+        text = f"try {plural(size.replicas_needed, 'replica')} in place of {size.replicas_present}"
         return Action(text, "the peak takes no more", "", ())
     return None
 

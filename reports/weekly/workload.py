@@ -11,7 +11,12 @@ from kneewatch.diagnose.sizing.fleet.workload import archetype
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Trend
 from kneewatch.reports.weekly.grid import DAY_S
-from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, WorkloadStated
+from kneewatch.reports.weekly.observed import (
+    EngineObserved,
+    TierObserved,
+    Together,
+    WorkloadStated,
+)
 from kneewatch.reports.weekly.planning import Arrivals, Drift, Lengths, TierWorkload
 from kneewatch.reports.weekly.trends import Measure, Past, judged, trend
 
@@ -67,7 +72,8 @@ def _lengths(key: str, metric: str, now: Past | None, before: Past | None) -> Le
 
 def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
     """Requests a second of the whole tier, minute by minute from the period's start on."""
-    now, before = _per_s(tier.engines), _per_s(tier.before)
+    now = _per_s(tier.engines, tier.together)
+    before = _per_s(tier.before, tier.together_before)
     known = [(at, rate) for at, rate in enumerate(now) if rate is not None]
     highest = max(known, key=lambda one: one[1], default=None)
     mean, p95, p99 = (
@@ -86,9 +92,10 @@ def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
     )
 
 
-def _per_s(engines: Sequence[EngineObserved]) -> list[float | None]:
+def _per_s(engines: Sequence[EngineObserved], together: Together) -> list[float | None]:
     """The tier's rate in each minute; None where no engine of it tells."""
-    columns = [engine.minutes for engine in engines if engine.minutes]
+    all_minutes = (*(engine.minutes for engine in engines), together.minutes)
+    columns = [minutes for minutes in all_minutes if minutes]
     rates: list[float | None] = []
     for minute in zip(*columns, strict=False):
         known = [begun for begun in minute if not math.isnan(begun)]

@@ -24,14 +24,13 @@ from kneewatch.reports.weekly.page.telling import (
     HEALTH,
     ending,
     health,
-    plural,
     said,
     saved,
     sentence,
     told,
     told_size,
 )
-from kneewatch.reports.words import quantity, span
+from kneewatch.reports.words import plural, quantity, span
 
 Lines = list[str]
 

@@ -6,7 +6,7 @@ from kneewatch.reports.weekly.model import TrackRow, WeeklyReport
 from kneewatch.reports.weekly.page.headline import ROWS_MOST
 from kneewatch.reports.weekly.page.markdown_lines import code, flags, rows, sections, text
 from kneewatch.reports.weekly.page.moments import Calendar
-from kneewatch.reports.weekly.page.telling import FATES, plural, points, share
+from kneewatch.reports.weekly.page.telling import FATES, followed, points, share
 from kneewatch.reports.weekly.trust import EngineChange, TargetQuality
 from kneewatch.reports.words import number, quantity
 
@@ -20,11 +20,7 @@ def track_record(report: WeeklyReport, calendar: Calendar) -> Lines:
         return ["Nothing was advised in this time, and nothing advised before was followed."]
     heads = ("Recommendation", "Where", "Told", "What came of it", "Predicted against measured")
     return sections(
-        [
-            f"{plural(record.made, 'recommendation')} made, {record.applied} followed. Of those "
-            f"measured, {record.kept} did what was predicted, {record.missed} did less, "
-            f"{record.worsened} made things worse. {record.open} open, {record.lapsed} lapsed."
-        ],
+        [followed(record)],
         rows(heads, (_followed(row, calendar) for row in record.rows[:ROWS_MOST])),
         _left_out(len(record.rows)),
     )

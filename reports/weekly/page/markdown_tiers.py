@@ -35,7 +35,7 @@ from kneewatch.reports.weekly.page.telling import (
 )
 from kneewatch.reports.weekly.planning import Lever, TierMoney, TierSize, TierWorkload
 from kneewatch.reports.weekly.service import Latency, TableRow, TierKnee, TierSlo, TierTables
-from kneewatch.reports.words import number, percent, quantity, span
+from kneewatch.reports.words import number, percent, plural, quantity, span
 
 Lines = list[str]
 
@@ -137,7 +137,7 @@ def knee(tier: TierKnee, calendar: Calendar) -> Lines:
             f"the peak sat at {told(tier.position_ratio, 'ratio')} of C_max",
             f"Little's law: {told(tier.little_requests_per_s, 'per_s')}"
             + ("" if gap is None else f", {number(gap)} times the usable load"),
-            f"learned from {number(tier.windows)} windows. {text(tier.basis)}",
+            f"learned from {plural(tier.windows, 'window')}. {text(tier.basis)}",
         ]),
         rows(("Figure", "Benchmark", "Production", "Off by", "Allowed", "State"), (
             (text(one.name), told(one.benchmark, one.unit), told(one.production, one.unit),

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Spread, Trend
-from kneewatch.reports.words import duration, number, percent, quantity
+from kneewatch.reports.weekly.model import TrackRecord
+from kneewatch.reports.words import duration, number, percent, plural, quantity
 
 UNKNOWN = "not known"
 GIB = 1024.0**3
@@ -69,6 +70,7 @@ FATES: Mapping[str, tuple[str, str]] = {
     "missed": ("warning", "followed: it did less than predicted"),
     "worsened": ("critical", "followed: it made things worse"),
     "lapsed": ("unknown", "never followed, no longer advised"),
+    "unknown": ("unknown", "not known: only kneewatch run follows what is advised"),
 }
 """What became of a recommendation: how good that is, and in words."""
 
@@ -113,9 +115,9 @@ _TOLD: Mapping[str, Callable[[float], str]] = {
     "usd": _usd,
     "usd_per_hour": lambda value: f"{_usd(value)} an hour",
     "usd_per_million_tokens": lambda value: f"{_usd(value)} per million tokens",
-    "requests": lambda value: f"{number(value)} requests",
+    "requests": lambda value: f"{number(value)} {'request' if value == 1 else 'requests'}",
     "gpus": _gpus,
-    "hours": lambda value: f"{number(value)} hours",
+    "hours": lambda value: f"{number(value)} {'hour' if value == 1 else 'hours'}",
     "gpu_hours": lambda value: f"{number(value)} GPU-hours",
     "factor": lambda value: f"{number(value)} times",
 }
@@ -236,6 +238,14 @@ def state(word: str) -> str:
     return word if word in STATES else "unknown"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """1 engine, 2 engines."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def followed(record: TrackRecord) -> str:
+    """How many recommendations there were, and what came of them, in a line."""
+    made = f"{plural(record.made, 'recommendation')} made"
+    if record.unknown and record.unknown == record.made:
+        return f"{made}. Whether they were followed is not known: only kneewatch run follows them."
+    unknown = f" Of {record.unknown} nothing is known." if record.unknown else ""
+    return (
+        f"{made}, {record.applied} followed. Of those measured, {record.kept} did what was "
+        f"predicted, {record.missed} did less, {record.worsened} made things worse. {record.open} "
+        f"open, {record.lapsed} lapsed.{unknown}"
+    )

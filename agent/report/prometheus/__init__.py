@@ -1,0 +1,1 @@
+"""The report's inputs from a metrics system: range queries, read piece by piece."""

@@ -1,0 +1,96 @@
+"""What a reader must know of a report from a metrics system. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kneewatch.agent.report.prometheus.matrix import Told
+from kneewatch.agent.report.prometheus.read import Read
+from kneewatch.agent.report.prometheus.reading import CURVES_MOST
+from kneewatch.agent.report.prometheus.resolution import Resolution
+from kneewatch.agent.report.prometheus.roll import Roll
+from kneewatch.collector.prometheus.source import PrometheusSource
+from kneewatch.reports.words import duration, plural
+
+SAID_MOST = 4
+
+
+class Looked(Protocol):
+    """How many times with signs of trouble were looked into, told from the steps alone, left out,
+    and could not be read."""
+
+    looked: int
+    coarse: int
+    left_out: int
+    unread: int
+
+
+def notices_of(told: Told, looked: Looked) -> tuple[str, ...]:
+    """What must be said before anything is read."""
+    found: list[str] = []
+    if told.warnings:
+        said = "; ".join([*told.warnings][:SAID_MOST])
+        found.append(f"the answers are partial, by the server's own word: {said}")
+    if told.failed:
+        said = "; ".join(f"{name}: {error}" for name, error in [*told.failed.items()][:SAID_MOST])
+        queries = plural(len(told.failed), "query", "queries")
+        found.append(f"{queries} had no answer, and what they tell is unknown: {said}")
+    if looked.left_out:
+        times = plural(looked.left_out, "more time")
+        found.append(
+            f"not looked into: {times} with signs of trouble. The list of incidents is not "
+            "complete; ask by tier or for fewer days"
+        )
+    return tuple(found)
+
+
+def notes_of(
+    roll: Roll, found: Resolution, now: Read, source: PrometheusSource, looked: Looked
+) -> tuple[str, ...]:
+    """How the data was read, and what a metrics system cannot tell."""
+    recorded = (
+        f"from recording rules: {', '.join(now.recorded)}; all else from raw series"
+        if now.recorded
+        else "no recording rules of kneewatch were found: all is from raw series (kneewatch export "
+        "prometheus-rules makes them)"
+    )
+    again = f", {source.retried} of them again" if source.retried else ""
+    return (
+        f"read from a metrics system that scrapes every {found.scrape_s:g} s: counters and "
+        f"histograms by the hour, gauges as means of {duration(found.step_s)}, arrivals in steps "
+        f"of {duration(found.begun_s)}; highest values are those of these means",
+        recorded,
+        f"{plural(looked.looked, 'time')} with signs of trouble (scrapes that fail, preemptions, "
+        "queues, no tokens, late first tokens, recorded causes) read sample by sample and judged "
+        "as the sidecar judges; a cause without such a sign is not found",
+        f"the curve is of at most {CURVES_MOST} engines of a tier",
+        *(
+            [f"{plural(looked.coarse, 'more time')} told from the steps alone: without evidence, "
+             "stages and advice"]
+            if looked.coarse
+            else []
+        ),
+        *(
+            [f"{plural(looked.unread, 'time')} could not be read sample by sample: only what the "
+             "steps tell is told of it"]
+            if looked.unread
+            else []
+        ),
+        "what became of recommendations is unknown: kneewatch run follows them",
+        "GPU figures are not read from a metrics system: kneewatch run has them with --gpu-metrics",
+        f"{plural(source.pace.asked, 'query', 'queries')}{again}",
+        *_missing(roll, now),
+    )  # fmt: skip
+
+
+def _missing(roll: Roll, now: Read) -> list[str]:
+    """Series that no engine of a tier has."""
+    lines: list[str] = []
+    for tier in roll.tiers():
+        groups = {roll.group(one) for one in roll.of(tier)}
+        had: Mapping[str, object] = {**now.counted([*groups]), **now.tallies([*groups])}
+        lacking = [name for name in (*now.counts, *now.histograms) if name not in had]
+        if lacking:
+            lines.append(f"no series of {', '.join(lacking)} ({tier})")
+    return lines

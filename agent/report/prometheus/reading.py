@@ -1,0 +1,233 @@
+"""One period of a fleet, read from a metrics system. I/O edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from kneewatch.agent.fleet.queries import Asking
+from kneewatch.agent.report.history import Signals
+from kneewatch.agent.report.prometheus import queries
+from kneewatch.agent.report.prometheus.matrix import Query, Ranges
+from kneewatch.agent.report.prometheus.read import Read, process_names, scrape_of
+from kneewatch.agent.report.prometheus.resolution import (
+    Resolution,
+    RowKey,
+    Rows,
+    Steps,
+    steps,
+)
+from kneewatch.agent.report.prometheus.roll import Part, Roll, Rolled, frozen
+from kneewatch.agent.report.windows import CURVE
+from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
+from kneewatch.diagnose.causes import UNDISTURBING
+from kneewatch.diagnose.fleet.shape import Key, Labels
+from kneewatch.reports.weekly.grid import Grid
+from kneewatch.reports.weekly.measures import PREEMPTIONS, TALLIES
+
+BUCKETS = 20
+"""About as many has a histogram of vLLM."""
+
+CURVES_MOST = 24
+"""So many engines of a tier are asked for their curve: a curve keeps no more points than they
+give."""
+
+MINUTE_S = 60.0
+PART = "#"
+"""Stands before the number of a query's part."""
+
+
+class Reading:
+    """Reads periods of the engines of a roll."""
+
+    def __init__(self, ranges: Ranges, roll: Roll, found: Resolution) -> None:
+        self._ranges, self._roll, self._found = ranges, roll, found
+        self._engines = len(roll.shape.members)
+        self._groups = len({roll.group(one) for one in roll.members})
+
+    def period(self, grid: Grid, *, late_s: float | None, closely: bool) -> Read:
+        """A period; `closely` with what tells of incidents and of the curve."""
+        ranges, asking = self._ranges, self._roll.asking
+        at = steps(grid, self._found.step_s)
+        begun_at = steps(grid, self._found.begun_s)
+        hourly = _whole(ranges.slots(self._hourly(), grid.slots))
+        gauges = ranges.steps(
+            {key: self._of_engine(partial(queries.gauges, asking, key)) for key in queries.GAUGES},
+            at,
+        )
+        begun = self._of_parts("begun", partial(queries.parts, TTFT, "count"), 1)
+        finely: dict[str, Rows] = {}
+        curve: dict[Key, Signals] = {}
+        recorded: tuple[str, ...] = ()
+        if closely:
+            finely = ranges.steps(self._finely(late_s), at)
+            curve, recorded = self._curve(at)
+        return Read(
+            grid=grid,
+            at=at,
+            gauges=gauges,
+            preempted=hourly["preempted"],
+            counts={key: hourly[key] for key in queries.COUNTED},
+            histograms={
+                metric: (hourly[f"{metric}_bucket"], hourly[f"{metric}_sum"]) for metric in TALLIES
+            },
+            begun=_whole(ranges.steps(begun, begun_at))["begun"],
+            begun_s=self._found.begun_s,
+            signs={
+                **{key: finely.get(key, {}) for key in SIGNS},
+                queries.CONFIDENCE: _disturbing(finely.get(queries.CONFIDENCE, {})),
+            },
+            up=finely.get("up", {}),
+            starts=finely.get("starts", {}),
+            configs=hourly["configs"],
+            curve=curve,
+            recorded=tuple(
+                key for key in (queries.STAGE_SEVERITY, queries.CONFIDENCE) if finely.get(key)
+            )
+            + recorded,
+        )
+
+    def _hourly(self) -> dict[str, Query]:
+        asking = self._roll.asking
+        made: dict[str, Query] = {}
+        for key in queries.COUNTED:
+            made |= self._of_parts(key, partial(queries.counts, key), 1)
+        for metric, part in product(TALLIES, ("bucket", "sum")):
+            made |= self._of_parts(
+                f"{metric}_{part}",
+                partial(queries.parts, metric, part),
+                BUCKETS if part == "bucket" else 1,
+            )
+        made["preempted"] = self._of_engine(partial(queries.counts, PREEMPTIONS, asking, asking.by))
+        made["configs"] = Query(
+            partial(queries.configs, asking), frozen, self._engines, self._scraped(1)
+        )
+        return made
+
+    def _finely(self, late_s: float | None) -> dict[str, Query]:
+        roll, asking = self._roll, self._roll.asking
+        jobs = sorted({one.member.labels.get("job", "") for one in roll.members} - {""})
+        keys = [queries.PREEMPTED, queries.MADE]
+        bound_s = max((one for one in TTFT_BOUNDS_S if one <= (late_s or 0.0)), default=None)
+        if bound_s is not None:
+            keys += [queries.LATE, queries.BEGUN]
+        made = {
+            key: self._of_engine(partial(queries.watched, asking, key, bound_s)) for key in keys
+        }
+        made[queries.STAGE_SEVERITY] = self._of_engine(
+            partial(queries.recorded_worst, asking, queries.STAGE_SEVERITY)
+        )
+        made[queries.CONFIDENCE] = Query(
+            partial(queries.recorded_worst, asking, queries.CONFIDENCE),
+            lambda labels: (roll.shape.key(labels), labels.get("cause", "")),
+            self._engines,
+            self._scraped(1),
+        )
+        made["up"] = Query(partial(queries.up, jobs), scrape_of, self._engines, self._scraped(1))
+        names = process_names(asking.by)
+        made["starts"] = Query(
+            partial(queries.starts, asking),
+            lambda labels: tuple(labels.get(name, "") for name in names),
+            self._engines,
+            self._scraped(1),
+        )
+        return made
+
+    def _curve(self, at: Steps) -> tuple[dict[Key, Signals], tuple[str, ...]]:
+        """The windows of some engines of each tier, from recorded signals where all have them."""
+        roll = self._roll
+        chosen = [one for tier in roll.tiers() for one in _evenly(roll.of(tier), CURVES_MOST)]
+        only = ",".join(
+            queries.exactly(name, [one.member.labels.get(name, "") for one in chosen])
+            for name in roll.asking.by
+        )
+        asking = _with_window(roll, self._found.window_s)
+
+        def made(text: Callable[..., str], keys: Sequence[str]) -> dict[str, Rows]:
+            return self._ranges.steps(
+                {
+                    f"curve {key}": Query(
+                        partial(text, asking, key, only),
+                        roll.shape.key,
+                        len(chosen),
+                        self._scraped(BUCKETS if "p99" in key else 1),
+                    )
+                    for key in keys
+                },
+                at,
+            )
+
+        rows = made(queries.curve_recorded, CURVE[:1]) if roll.shape.recorded else {}
+        first = rows.get(f"curve {CURVE[0]}", {})
+        kept = all(one.key in first for one in chosen)
+        text = queries.curve_recorded if kept else queries.curve
+        rows = made(text, CURVE)
+        nothing = np.full(at.count, np.nan)
+        times = at.begins_s + at.step_s
+        return {
+            one.key: Signals(
+                times, {key: rows[f"curve {key}"].get(one.key, nothing) for key in CURVE}
+            )
+            for one in chosen
+        }, CURVE if kept else ()
+
+    def _of_engine(self, text: Callable[[float], str]) -> Query:
+        return Query(text, self._roll.shape.key, self._engines, self._scraped(1))
+
+    def _of_parts(
+        self, name: str, text: Callable[[Asking, Sequence[str], float], str], series: int
+    ) -> dict[str, Query]:
+        """A query for each part that engines are added up by; `series` are those of one engine."""
+        made: dict[str, Query] = {}
+        for at, part in enumerate(self._roll.parts):
+            asking = queries.narrowed(self._roll.asking, part.only)
+            made[f"{name}{PART}{at}"] = Query(
+                partial(text, asking, part.by),
+                partial(_bucket, part) if series > 1 else part.key,
+                self._groups * series,
+                self._scraped(series),
+            )
+        return made
+
+    def _scraped(self, parts: int) -> float:
+        return self._engines * parts / self._found.scrape_s
+
+
+def _whole(rows: Mapping[str, Rows]) -> dict[str, Rows]:
+    """The rows of all parts of a query together."""
+    made: dict[str, Rows] = {}
+    for name, found in rows.items():
+        made.setdefault(name.partition(PART)[0], {}).update(found)
+    return made
+
+
+def _bucket(part: Part, labels: Labels) -> RowKey:
+    return part.key(labels), float(labels["le"])
+
+
+SIGNS = (queries.PREEMPTED, queries.MADE, queries.LATE, queries.BEGUN, queries.STAGE_SEVERITY)
+
+
+def _disturbing(rows: Rows) -> Rows:
+    """The highest confidence in any cause that is no note, by engine."""
+    found: Rows = {}
+    for name, row in rows.items():
+        key, cause = name
+        if cause.partition(":")[0] not in UNDISTURBING and ":" not in cause:
+            before = found.get(key)
+            found[key] = row if before is None else np.fmax(before, row)
+    return found
+
+
+def _with_window(roll: Roll, window_s: float) -> Asking:
+    return replace(roll.asking, window_s=window_s)
+
+
+def _evenly(members: Sequence[Rolled], most: int) -> list[Rolled]:
+    if len(members) <= most:
+        return list(members)
+    return [members[at * len(members) // most] for at in range(most)]

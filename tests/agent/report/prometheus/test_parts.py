@@ -1,0 +1,136 @@
+"""Resolutions, added-up histograms, and the times that are worth a closer look."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kneewatch.agent.report.prometheus.queries import BEGUN, LATE, MADE, PREEMPTED
+from kneewatch.agent.report.prometheus.resolution import (
+    Rows,
+    Steps,
+    hour_runs,
+    resolution,
+    steps,
+    unit_s,
+)
+from kneewatch.agent.report.prometheus.stretches import (
+    DOWN,
+    PRESSED,
+    QUEUED,
+    STALLED,
+    TOO_LATE,
+    stretches,
+)
+from kneewatch.agent.report.prometheus.together import Gauges, added, tallies_of
+from kneewatch.reports.weekly.grid import DAY_S, HOUR_S, grid
+from kneewatch.reports.weekly.measures import RUNNING, WAITING
+
+TO_S = 1_795_262_400.0
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("engines", "days", "scrape_s", "zone", "step_s"),
+    [
+        pytest.param(10, 7, 15.0, "UTC", 60.0, id="few engines: a minute"),
+        pytest.param(10, 7, 60.0, "UTC", 120.0, id="two scrapes at least"),
+        pytest.param(100, 7, 15.0, "UTC", 300.0, id="100 x 604,800 s / 400,000 = 151 s"),
+        pytest.param(1000, 7, 15.0, "UTC", 1800.0, id="1,512 s"),
+        pytest.param(1000, 28, 15.0, "UTC", 3600.0, id="never more than an hour"),
+        pytest.param(1000, 28, 15.0, "Asia/Kathmandu", 900.0, id="hours that begin at :15"),
+    ],
+)
+def test_the_step_grows_with_the_fleet_and_the_time(
+    engines: int, days: int, scrape_s: float, zone: str, step_s: float
+) -> None:
+    period = grid(TO_S - days * DAY_S, TO_S, zone)
+    found = resolution(period, engines=engines, scrape_s=scrape_s, window_s=60.0)
+    assert found.step_s == step_s
+    at = steps(period, step_s)
+    assert at.last_s == TO_S
+    assert at.begins_s[0] == period.from_s
+
+
+def test_hours_are_asked_for_in_runs_of_equal_length() -> None:
+    runs = hour_runs(grid(TO_S - 3 * HOUR_S - 600, TO_S + 1200, "UTC").slots)
+    assert [(run.step_s, run.count) for run in runs] == [(600.0, 1), (3600.0, 3), (1200.0, 1)]
+    assert runs[1].first_s == TO_S - 2 * HOUR_S
+    assert (unit_s(DAY_S), unit_s(HOUR_S)) == (3600.0, 60.0)
+
+
+def row(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array(values)
+
+
+def test_a_histogram_has_the_buckets_of_its_hour() -> None:
+    buckets = {0.5: row(4.0, NAN), 1.0: row(3.9, 5.0), math.inf: row(6.0, 8.0)}
+    first, second = tallies_of(buckets, row(2.0, 9.0), 2)
+    assert first is not None
+    assert second is not None
+    assert (first.bounds, first.counts) == ((0.5, 1.0, math.inf), (4.0, 4.0, 6.0))
+    assert (second.bounds, second.counts, second.sum) == ((1.0, math.inf), (5.0, 8.0), 9.0)
+    assert tallies_of({}, row(0.0), 1) == [None]
+    assert tallies_of({0.5: row(1.0)}, row(1.0), 1) == [None], "without +Inf nothing is whole"
+
+
+def test_rows_are_added_and_what_nobody_knows_is_not_nothing() -> None:
+    whole = added([row(1.0, NAN, NAN), row(2.0, 3.0, NAN)], 3)
+    assert whole.tolist()[:2] == [3.0, 3.0]
+    assert math.isnan(whole[2])
+
+
+def test_the_hottest_engine_is_not_hidden_by_the_mean() -> None:
+    period = grid(TO_S - 2 * HOUR_S, TO_S, "UTC")
+    at = steps(period, HOUR_S)
+    rows: dict[str, Rows] = {
+        RUNNING: {("a",): row(2.0, NAN), ("b",): row(10.0, 0.0)},
+        WAITING: {("b",): row(0.0, 0.0)},
+    }
+    gauges = Gauges.of(period, at, [("a",), ("b",)], rows)
+    first, second = gauges.levels(RUNNING)
+    assert first is not None
+    assert second is not None
+    assert (first.mean, first.high, first.top, first.known_s) == (6.0, 10.0, 10.0, 7200.0)
+    assert (second.mean, second.known_s) == (0.0, 3600.0)
+    assert gauges.watched_s.tolist() == [[3600.0, 0.0], [3600.0, 3600.0]]
+    assert gauges.idle_s().tolist() == [[0.0, 0.0], [0.0, 3600.0]]
+    assert gauges.levels(RUNNING, serving=True)[1] is None
+
+
+AT = Steps(TO_S + 60.0, 60.0, 6)
+
+
+@pytest.mark.parametrize(
+    ("values", "up", "why", "from_step", "to_step"),
+    [
+        ({PREEMPTED: row(0, 0, 9, 0, 9, 0)}, None, PRESSED, 2, 5),
+        ({RUNNING: row(*[4.0] * 6), MADE: row(9, 0, 0, 0, 9, 9)}, None, STALLED, 1, 4),
+        ({RUNNING: row(*[8.0] * 6), WAITING: row(0, 0, 0, 0, 2, 2)}, None, QUEUED, 4, 6),
+        ({BEGUN: row(*[100.0] * 6), LATE: row(99, 99, 80, 99, 99, 99)}, None, TOO_LATE, 2, 3),
+        ({}, row(1, 1, 0.5, 0, 1, 1), DOWN, 2, 4),
+    ],
+)
+def test_a_sign_of_trouble(
+    values: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]],
+    up: np.ndarray[tuple[int], np.dtype[np.float64]] | None,
+    why: str,
+    from_step: int,
+    to_step: int,
+) -> None:
+    (one,) = stretches(values, AT, up)
+    assert (one.why, one.from_s, one.to_s) == (why, TO_S + 60 * from_step, TO_S + 60 * to_step)
+
+
+def test_calm_and_unknown_are_no_trouble_and_signs_that_overlap_are_one() -> None:
+    calm = {RUNNING: row(*[8.0] * 6), MADE: row(*[99.0] * 6), PREEMPTED: row(0, 1, 0, NAN, 0, 2)}
+    assert stretches(calm, AT, row(*[1.0] * 6)) == []
+    both = {
+        RUNNING: row(*[8.0] * 6),
+        WAITING: row(0, 0, 9, 9, 9, 0),
+        PREEMPTED: row(0, 0, 0, 9, 0, 0),
+    }
+    (one,) = stretches(both, AT, None)
+    assert (one.why, one.from_s, one.to_s) == (PRESSED, TO_S + 120, TO_S + 300)

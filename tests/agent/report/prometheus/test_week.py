@@ -1,0 +1,223 @@
+"""The report of a made-up fleet in a real Prometheus: what was planted, figures as they were made,
+what is partial said."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from kneewatch.reports.weekly.tally import Tally
+from tests.agent.fleet.test_trouble import between
+from tests.agent.running import Ended, Main
+from tests.collector.oracle import LOOPBACK, Prometheus, running
+from tests.collector.prometheus.replies import failed
+from tests.collector.servers import Start
+from tests.fleet_weeks import ARRIVAL_PER_S, GPUS, HISTOGRAMS, INCIDENT_S, USUAL_SHARE, FleetWeek
+from tests.programs import require
+
+REPLICAS, DAYS, EVERY_S = 10, 0.5, 60
+END_S = 1_795_262_400
+NEAR_S = 150.0
+HOPPER, AMPERE = (f"m on {gpu}" for gpu in GPUS)
+TTFT = "time_to_first_token_seconds"
+
+Report = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def week() -> FleetWeek:
+    return FleetWeek(REPLICAS, end_s=END_S, days=DAYS, every_s=EVERY_S, recorded=True)
+
+
+@pytest.fixture(scope="module")
+def prometheus(week: FleetWeek, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    require("promtool")
+    blocks = tmp_path_factory.mktemp("fleet") / "blocks"
+    week.write(blocks)
+    with running(require("prometheus"), blocks=blocks) as server:
+        yield server
+
+
+def asked(main: Main, url: str, *more: object) -> Ended:
+    return main(
+        "report", "--prometheus", url, "--since", "12h", "--to", END_S, "--slo-ttft", 1,
+        "--fleet-queries-per-s", 1000, "--format", "json", *more,
+    )  # fmt: skip
+
+
+def url_of(server: Prometheus) -> str:
+    return f"http://{LOOPBACK}:{server.port}"
+
+
+@pytest.fixture
+def report(main: Main, prometheus: Prometheus) -> Report:
+    done = asked(main, url_of(prometheus), "--compare", "none")
+    assert done.status == 1, done.err
+    found: Report = json.loads(done.out)
+    return found
+
+
+def of_tier(rows: Any, tier: str) -> Any:  # noqa: ANN401 - JSON
+    (found,) = [one for one in rows if one["tier"] == tier]
+    return found
+
+
+def test_the_planted_is_named_and_nothing_else_and_the_figures_are_those_made(
+    report: Report, week: FleetWeek
+) -> None:
+    told = [(one["cause"], one["target"]) for one in report["incidents"]]
+    assert sorted(told) == sorted((one.cause, one.pod) for one in week.planted)
+    for planted in week.planted:
+        (one,) = [one for one in report["incidents"] if one["target"] == planted.pod]
+        assert one["start_s"] == pytest.approx(planted.start_s, abs=NEAR_S)
+    (cascade,) = [one for one in report["incidents"] if one["kind"] == "cascade"]
+    assert cascade["stages"][-1]["number"] >= 3
+    assert cascade["end_s"] - cascade["start_s"] == pytest.approx(INCIDENT_S, abs=NEAR_S)
+    assert cascade["cost"]["preemptions"] == pytest.approx(4 * INCIDENT_S, rel=0.15)
+    assert cascade["cost"]["late_requests"] == pytest.approx(ARRIVAL_PER_S * INCIDENT_S, rel=0.15)
+    assert cascade["evidence"]
+    assert {one["fate"] for one in cascade["advice"]} == {"unknown"}
+    assert report["track_record"]["unknown"] == report["track_record"]["made"] > 0
+
+    slo = of_tier(report["slo"], HOPPER)
+    made = made_tally(week, [at for at in range(REPLICAS) if at % 5 != 4])
+    ttft = slo["latencies"][0]
+    assert ttft["observations"] == pytest.approx(made.count, rel=0.01)
+    for percent in (50, 95, 99):
+        assert ttft[f"p{percent}"]["value"] == pytest.approx(made.quantile(percent / 100), rel=0.02)
+    assert slo["budget"]["bad_requests"] == pytest.approx(ARRIVAL_PER_S * INCIDENT_S, rel=0.1)
+    hits = [
+        row["figures"][0]["value"]
+        for row in of_tier(report["tables"], AMPERE)["monitoring"]
+        if row["subject"] == "Prefix cache hit rate"
+    ]
+    assert hits == [pytest.approx(0.7)]
+    knee = of_tier(report["knees"], HOPPER)
+    assert knee["peak_in_flight"] == pytest.approx(24 + 12), "in the cascade"
+    assert of_tier(report["workloads"], AMPERE)["prompt"]["mean"]["value"] == pytest.approx(1200)
+
+    gaps = {one["target"]: one["gap_s"] for one in report["data_quality"]["targets"]}
+    (down,) = [one.pod for one in week.planted if one.cause == "target_down"]
+    assert gaps.pop(down) == pytest.approx(INCIDENT_S, abs=120)
+    assert set(gaps.values()) == {0}
+    (change,) = report["data_quality"]["changes"]
+    assert change["what"] == "restarted, configuration unchanged"
+    notes = " ".join(report["data_quality"]["notes"])
+    assert "scrapes every 60 s" in notes
+    assert "gauges as means of 2 min" in notes
+    assert "from recording rules: cascade_severity, running_avg" in notes
+
+    schema = json.loads((files("kneewatch.reports") / "report.schema.json").read_text())
+    validator: Any = Draft202012Validator(schema)  # its stubs leave an argument untyped
+    assert [error.message for error in validator.iter_errors(report)] == []
+
+
+def made_tally(week: FleetWeek, replicas: Sequence[int]) -> Tally:
+    """What a tier's TTFT histogram gained over the time, from the engines' own load."""
+    spread = HISTOGRAMS[TTFT]
+    hour = (week.times % 86_400) / 3600
+    bounds = (*spread.bounds, math.inf)
+    counts = np.zeros(len(bounds))
+    for at in replicas:
+        load = np.maximum(0.05, 0.55 + 0.45 * np.sin((hour - 9 + at % 3) * math.pi / 12))
+        begun = ARRIVAL_PER_S * load * week.every_s
+        pressed = np.zeros(len(begun), dtype=np.bool_)
+        for one in week.planted:
+            if one.replica == at and one.cause == "kv_pressure":
+                pressed = (week.times >= one.start_s) & (week.times < one.start_s + INCIDENT_S)
+        parts = (
+            (float(begun[~pressed].sum()), spread.usual),
+            (ARRIVAL_PER_S * week.every_s * int(pressed.sum()), spread.pressed),
+        )
+        for requests, (most, rest) in parts:
+            counts += [
+                requests * (USUAL_SHARE * (most <= le) + (1 - USUAL_SHARE) * (rest <= le))
+                for le in bounds
+            ]
+    return Tally(bounds, tuple(counts.tolist()), 0.0)
+
+
+def test_a_tier_and_a_target_are_told_alone(main: Main, prometheus: Prometheus) -> None:
+    alone = ("--compare", "none")
+    quiet = asked(main, url_of(prometheus), "--tier", AMPERE, *alone)
+    assert quiet.status == 0, quiet.err
+    document = json.loads(quiet.out)
+    assert [one["id"] for one in document["tiers"]] == [AMPERE]
+    assert document["incidents"] == []
+    whole = document["slo"][0]["latencies"][0]["observations"]
+    one = json.loads(asked(main, url_of(prometheus), "--target", "chat-4", *alone).out)
+    (tier,) = one["tiers"]
+    assert [engine["target"] for engine in tier["engines"]] == ["chat-4"]
+    observed = one["slo"][0]["latencies"][0]["observations"]
+    assert observed == pytest.approx(whole / 2, rel=0.1)
+
+
+def test_before_there_was_anything_nothing_is_compared(
+    main: Main, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    page = tmp_path / "week.html"
+    done = main(
+        "report", "--prometheus", url_of(prometheus), "--since", "6h", "--to", END_S, "--tier",
+        AMPERE, "--fleet-queries-per-s", 1000, "--out", page,
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    text = page.read_text()
+    assert "Prefix cache hit rate" in text
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=.http", text)
+
+
+def test_what_has_no_answer_is_unknown_and_said(
+    main: Main, prometheus: Prometheus, serving: Start
+) -> None:
+    def broken(query: str, document: dict[str, object]) -> bytes | None:
+        if f"{TTFT}_bucket" in query:
+            return failed("400 Bad Request", "no such thing")
+        if "kv_cache_usage_perc" in query:
+            document["warnings"] = ["shard 3 is down"]
+        return None
+
+    server = serving(between(prometheus.port, broken))
+    done = asked(main, server.url.removesuffix("/metrics"), "--tier", AMPERE, "--compare", "none")
+    assert done.status == 2, "nothing worse is seen, and not all was seen"
+    document = json.loads(done.out)
+    notices = " ".join(document["notices"])
+    assert "shard 3 is down" in notices
+    assert "no such thing" in notices
+    assert document["slo"][0]["latencies"][0]["p99"]["value"] is None
+    assert document["slo"][0]["latencies"][2]["p99"]["value"] is not None
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--selector", 'namespace="none"'), "no series of vLLM servers that match"),
+        (("--selector", "up{"), "--selector"),
+        (("--target", "nobody"), "no such replica in this time; there are chat-0"),
+        (("--fleet-label", "rack=x"), "no part 'rack'"),
+        (("--to", str(END_S - 30 * 86_400)), "no series of vLLM servers"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    main: Main, prometheus: Prometheus, more: tuple[str, ...], said: str
+) -> None:
+    done = asked(main, url_of(prometheus), *more)
+    assert (done.status, done.out) == (2, "")
+    assert said in done.err
+
+
+def test_no_server_and_no_prometheus(main: Main) -> None:
+    done = asked(main, "http://127.0.0.1:9")
+    assert (done.status, done.out) == (2, "")
+    assert "does Prometheus run there" in done.err
+    done = main("report", "--selector", 'a="b"')
+    assert done.status == 2
+    assert "--selector goes with --prometheus" in done.err

@@ -1,0 +1,62 @@
+"""A report by mail: a short body that is read whole, the page attached."""
+
+from __future__ import annotations
+
+from email import policy
+from email.parser import BytesParser
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.report.sending import TIERS_MOST, message_of, receivers_of, send
+from kneewatch.agent.settings_sources import load
+from tests.agent.notify.mail_server import MailServer, Ways
+from tests.reports.weekly.page import made
+
+CUT_BYTES = 102 * 1024
+"""Mail programs show no more of a body (Gmail: "message clipped")."""
+
+
+@pytest.mark.parametrize("tiers", [1, 200])
+def test_the_body_is_short_and_the_page_attached(tmp_path: Path, tiers: int) -> None:
+    mail = MailServer(Ways())
+    try:
+        (tmp_path / "kneewatch.toml").write_text(
+            f"""
+            report.send = ["team"]
+            [[notify]]
+            kind = "email"
+            name = "team"
+            host = "127.0.0.1"
+            port = {mail.port}
+            security = "none"
+            from = "kneewatch@example.org"
+            to = ["owner@example.org"]
+            """
+        )
+        settings = load(file=tmp_path / "kneewatch.toml", environ={}, flags={})
+        page = tmp_path / "report-1.html"
+        page.write_text("<!doctype html>" + "x" * 3 * CUT_BYTES)
+        assert send(receivers_of(settings), made.many(tiers), page) == {}
+    finally:
+        mail.close()
+    (taken,) = mail.mails
+    parsed = BytesParser(policy=policy.default).parsebytes(taken.data)
+    for kind in ("plain", "html"):
+        body = parsed.get_body((kind,))
+        assert body is not None
+        assert len(body.as_bytes()) < CUT_BYTES / 2
+    (attached,) = parsed.iter_attachments()
+    assert attached.get_filename() == "report-1.html"
+    assert attached.get_content_disposition() == "attachment"
+    assert attached.get_content().strip() == page.read_text()
+
+
+def test_of_many_tiers_the_worst_are_told() -> None:
+    message = message_of(made.many(200), "report-1.html")
+    titles = [part.title for part in message.parts]
+    assert len(titles) == TIERS_MOST + 1
+    assert titles[-1] == f"{200 - TIERS_MOST} more tiers: see the report"
+    words = [title.rpartition(": ")[2] for title in titles[:-1]]
+    assert words == sorted(words, key=["critical", "warning", "unknown", "info", "ok"].index)
+    assert len(message.events[0]["verdicts"]) == 200, "programs get all of them"
