@@ -33,11 +33,17 @@ class Lock:
     """Keeps a second writer from the same store; gone with its process, however that ends."""
 
     def __init__(self, path: Path) -> None:
-        """Takes the lock.
+        """Takes the lock. It lies beside the file itself, whatever links lead there.
 
         Raises:
-            StoreError: another process has it.
+            StoreError: another process has it, or the file has names that the lock cannot know.
         """
+        path = path.resolve()
+        if path.is_file() and path.stat().st_nlink > 1:
+            raise StoreError(
+                f"{path} has more names than this one (hard links), so nothing could keep a second "
+                "kneewatch from writing to it; copy it, or name another file (--store FILE)"
+            )
         self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -57,7 +57,7 @@ def value(found: Series, name: str) -> float:
 
 def answered(daemon: Daemon) -> bool:
     try:
-        return told(daemon)["health"] == "critical"
+        return bool(told(daemon)["health"] == "critical")
     except urllib.error.HTTPError as error:
         if error.code != 503:
             raise

@@ -328,6 +328,17 @@ def test_only_its_owner_reads_the_store(tmp_path: Path) -> None:
         os.umask(before)
 
 
+def test_another_name_of_the_store_is_the_same_store(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store.db")
+    (tmp_path / "soft.db").symlink_to(tmp_path / "store.db")
+    with pytest.raises(StoreError, match="another kneewatch writes"):
+        opened(tmp_path / "soft.db")
+    (tmp_path / "hard.db").hardlink_to(tmp_path / "store.db")
+    with pytest.raises(StoreError, match="more names than this one"):
+        opened(tmp_path / "hard.db")
+    store.close(PATIENCE_S)
+
+
 def test_a_second_daemon_is_refused(tmp_path: Path) -> None:
     store = opened(tmp_path / "store.db")
     with pytest.raises(StoreError, match="another kneewatch writes"):

@@ -11,6 +11,7 @@ import pytest
 from kneewatch.reports.weekly.figures import FlagChange, Period, Spread, Trend
 from kneewatch.reports.weekly.page import telling
 from kneewatch.reports.weekly.page.moments import Calendar, stamp
+from kneewatch.reports.words import plural
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,8 @@ def test_other_words() -> None:
     assert telling.told_size("too small", "too small: 4 replicas") == ("Too small", "4 replicas.")
     assert telling.told_size("nonsense", "not certain: why") == ("Not known", "Not certain: why.")
     assert telling.ending("restarted", goes_on=False) == "ended by a restart"
-    assert telling.plural(1, "day") == "1 day"
-    assert telling.plural(1200, "day") == "1,200 days"
+    assert plural(1, "day") == "1 day"
+    assert plural(1200, "day") == "1,200 days"
 
 
 def at(
