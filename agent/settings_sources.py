@@ -182,10 +182,12 @@ def checked(setting: Setting, value: object, origin: str) -> object:
     if not number:
         return value
     amount = float(cast("float", value))
-    if not 0 < amount <= setting.most or not math.isfinite(amount):
+    within = amount > 0 and setting.least <= amount <= setting.most
+    if not within or not math.isfinite(amount):
+        least = f"{setting.least:,.0f} or more" if setting.least else "more than 0"
         limit = f" and at most {setting.most:g}" if math.isfinite(setting.most) else ""
         raise SettingsError(
-            f"{origin}: {setting.key} = {value} is out of range: it must be more than 0{limit}"
+            f"{origin}: {setting.key} = {value} is out of range: it must be {least}{limit}"
         )
     return value if setting.kind == "count" else amount
 

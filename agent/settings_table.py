@@ -18,7 +18,8 @@ DAY_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. Seconds, counts and numbers are more than nothing and at most `most`.
+    """One setting. Seconds, counts and numbers are more than nothing, `least` or more, and at most
+    `most`.
 
     `secret`: its values are never shown. `choices`: the texts that it may be, empty: any; an
     address may be one of them instead.
@@ -30,6 +31,7 @@ class Setting:
     help: str
     flag: str = ""
     most: float = float("inf")
+    least: float = 0.0
     secret: bool = False
     choices: tuple[str, ...] = ()
 
@@ -49,7 +51,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "window_s", "seconds", WINDOW_S, "short window; rules' durations are stretched with it"
     ),
-    Setting("interval_s", "seconds", 2.0, "time between scrapes; 5 s in run"),
+    Setting("interval_s", "seconds", 2.0, "time between scrapes; 5 s in run", most=DAY_S),
     Setting("watch_s", "seconds", 30.0, "how long diagnose watches", "for"),
     Setting(
         "slo.ttft_p99_s",
@@ -143,7 +145,9 @@ SETTINGS: tuple[Setting, ...] = (
         "DCGM exporter page of a target's GPUs; in run also nvml or none; unset: what the node has",
         choices=("nvml", "none"),
     ),
-    Setting("gpu_interval_s", "seconds", 15.0, "time between readings of the GPUs in run"),
+    Setting(
+        "gpu_interval_s", "seconds", 15.0, "time between readings of the GPUs in run", most=DAY_S
+    ),
     Setting(
         "fleet.labels",
         "pairs",
@@ -159,7 +163,13 @@ SETTINGS: tuple[Setting, ...] = (
         7 * DAY_S,
         "how far back --prometheus looks for a tier's peak",
     ),
-    Setting("fleet.interval_s", "seconds", 60.0, "time between diagnoses in run --prometheus"),
+    Setting(
+        "fleet.interval_s",
+        "seconds",
+        60.0,
+        "time between diagnoses in run --prometheus",
+        most=DAY_S,
+    ),
     Setting("fleet.query_timeout_s", "seconds", 30.0, "for the whole answer to a query"),
     Setting("file_sd", "texts", None, "files with targets in Prometheus's file_sd format; globs"),
     Setting("listen", "text", "127.0.0.1:9877", "where run answers: HOST:PORT"),
@@ -173,6 +183,7 @@ SETTINGS: tuple[Setting, ...] = (
         "count",
         4 * 1024 * MIB,
         "what the history may take; the oldest goes first",
+        least=MIB,
     ),
     Setting("http.token_file", "text", None, "file with the token that reads"),
     Setting("http.admin_token_file", "text", None, "file with the token that may also post"),

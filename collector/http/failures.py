@@ -58,7 +58,7 @@ def slow(address: Address, what: str, timeout_s: float) -> CollectError:
     return CollectError(
         f"{address.url}: {what} was not done within {timeout_s:g} s",
         kind="timeout",
-        hint="is the server overloaded or the network slow? raise connect_timeout_s if so",
+        hint="is the server overloaded or the network slow? raise fetch.connect_timeout_s if so",
     )
 
 
@@ -99,7 +99,7 @@ def no_answer(
         return CollectError(
             f"{address.url}: timed out reading: {got} came within {timeout_s:g} s",
             kind="timeout",
-            hint="the server is busy or stuck; raise read_timeout_s if it is only slow",
+            hint="the server is busy or stuck; raise fetch.read_timeout_s if it is only slow",
         )
     if isinstance(exc, OSError) and not received_bytes:
         return _closed(address, exc)
@@ -147,7 +147,7 @@ def too_large(address: Address, limit_bytes: int, when: str) -> CollectError:
     return CollectError(
         f"{address.url}: the page is larger than {limit_bytes} bytes {when}",
         kind="too_large",
-        hint="is this a metrics page? raise body_limit_bytes if it is",
+        hint="is this a metrics page? raise limits.body_bytes if it is",
     )
 
 

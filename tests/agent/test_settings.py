@@ -51,6 +51,9 @@ def typed(setting: Setting) -> tuple[list[str], list[object]]:
     """What is written for a setting, and what it means; one that is chosen, from its choices."""
     if setting.key == "report.cron":
         return CRONS, list[object](CRONS)
+    if setting.least:
+        counts = [int(setting.least) + more for more in (7, 8, 9)]
+        return [str(count) for count in counts], list[object](counts)
     if setting.kind != "text" or not setting.choices:
         return TYPED[setting.kind]
     texts = [setting.choices[0], setting.choices[-1], setting.choices[0]]
@@ -139,6 +142,9 @@ WRONG = {
     "window_s = nan": "file k.toml: window_s = nan is out of range",
     "window_s = inf": "file k.toml: window_s = inf is out of range",
     "window_s = true": "file k.toml: window_s must be a number of seconds, not True",
+    "interval_s = 1e300": "interval_s = 1e+300 is out of range: it must be more than 0 and at most "
+    "86400",
+    "store.max_bytes = 10": "store.max_bytes = 10 is out of range: it must be 1,048,576 or more",
     "gpus = 1.5": "file k.toml: gpus must be a whole number, not 1.5",
     "peak.flop_per_s = 0": "peak.flop_per_s = 0 is out of range",
     "benchmark.gpu_ratio = 70": "benchmark.gpu_ratio = 70 is out of range: it must be more than 0 "
