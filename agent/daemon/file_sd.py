@@ -43,9 +43,13 @@ class FileTargets:
     ) -> None:
         self._patterns, self._settings = tuple(patterns), settings
         known: dict[str, Found] = before._files if before else {}
+        # What was wrong is forgotten: who reads the settings again wants to hear of it again.
         self._files: dict[str, Found] = {
-            path: Found(None, found.specs, found.error) for path, found in known.items()
+            path: Found(None, found.specs) for path, found in known.items()
         }
+        for pattern in self._patterns:
+            if not glob.glob(pattern):  # noqa: PTH207 - a pattern may be absolute
+                log.warning("file_sd: no file is there yet pattern=%s", pattern)
 
     def refresh(self, others: Sequence[TargetSpec]) -> bool:
         """Read what is new or has changed. Returns whether the targets may be others now.

@@ -64,7 +64,7 @@ class ReportJob:
             self._make()
         except Exception:
             # The scheduler goes on with the next one.
-            log.exception("report not made: store=%s", self._store)
+            log.exception("report not made store=%s", self._store)
         finally:
             self._turn.release()
 
@@ -93,10 +93,10 @@ class ReportJob:
         if self._stopped:
             return
         if late:
-            log.error("report not made in time: limit_s=%s", self._limit_s)
+            log.error("report not made in time limit_s=%s", self._limit_s)
         elif process.returncode != 0:
             said = err.decode("utf-8", "replace").strip()[-SAID_MOST:]
-            log.error("report not made: status=%s error=%s", process.returncode, said)
+            log.error("report not made status=%s error=%s", process.returncode, said)
         else:
             self._told(orjson.loads(out))
 
@@ -114,11 +114,11 @@ class ReportJob:
 
     def _told(self, result: dict[str, Any]) -> None:
         log.info(
-            "report made: file=%s severity=%s incidents=%s sent=%s",
+            "report made file=%s severity=%s incidents=%s sent=%s",
             result["file"], result["severity"], result["incidents"], ",".join(result["sent"]),
         )  # fmt: skip
         for receiver, why in result["failed"].items():
-            log.error("report not sent: receiver=%s error=%s", receiver, why)
+            log.error("report not sent receiver=%s error=%s", receiver, why)
 
 
 def add_report_job(

@@ -34,7 +34,7 @@ class Backlog:
             packed = self._packer.pack(cycle)
         except Exception:
             # Whatever is wrong with one cycle, the others are kept.
-            log.exception("cycle cannot be packed: target=%s", cycle.target)
+            log.exception("cycle cannot be packed target=%s", cycle.target)
             self.dropped += 1
             return
         self._waiting.append(packed)

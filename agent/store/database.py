@@ -157,7 +157,7 @@ def damage(connection: sqlite3.Connection, *, limit_s: float = CHECK_LIMIT_S) ->
     except sqlite3.OperationalError as error:
         if is_damage(error):
             return str(error)
-        log.warning("store not checked to its end: reason=%s limit_s=%s", error, limit_s)
+        log.warning("store not checked to its end reason=%s limit_s=%s", error, limit_s)
         return ""
     except sqlite3.DatabaseError as error:
         return str(error)
@@ -203,7 +203,7 @@ def move_aside(path: Path, why: str) -> Path:
     for suffix in SIDE_FILES:
         with contextlib.suppress(FileNotFoundError):
             Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
-    log.warning("store damaged, begun anew: path=%s reason=%s kept=%s", path, why, aside)
+    log.warning("store damaged, begun anew path=%s reason=%s kept=%s", path, why, aside)
     return aside
 
 

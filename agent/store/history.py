@@ -77,7 +77,7 @@ def insert_chunk(
 
 def passed_over(what: str, where: object, error: DamagedError) -> None:
     """Say that something cannot be read."""
-    log.warning("damaged history passed over: what=%s at=%s reason=%s", what, where, error)
+    log.warning("damaged history passed over what=%s at=%s reason=%s", what, where, error)
 
 
 class OpenRows:

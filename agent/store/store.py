@@ -113,7 +113,7 @@ class Store:
             self._woken.notify()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            log.warning("store not closed in time: path=%s timeout_s=%s", self.path, timeout_s)
+            log.warning("store not closed in time path=%s timeout_s=%s", self.path, timeout_s)
 
     def _run(self) -> None:
         try:
@@ -141,7 +141,7 @@ class Store:
         self._work(tidy=False)
         left = len(self._backlog) + len(self._inbox)
         if left and (self._error or time.monotonic() > close_by_s):
-            log.warning("store closed, not all written: cycles=%s error=%s", left, self._error)
+            log.warning("store closed, not all written cycles=%s error=%s", left, self._error)
             return False
         return left > 0
 
@@ -159,7 +159,7 @@ class Store:
         except Exception as error:
             if not of_disk(error):
                 # Tidying is tried again with the next round; cycles come first.
-                log.exception("store not tidied: path=%s", self.path)
+                log.exception("store not tidied path=%s", self.path)
                 self._disk.close()
                 return
             self._trouble(error)
@@ -177,7 +177,7 @@ class Store:
                 for cycle in batch:
                     self._write([cycle])
                 return
-            log.exception("cycle cannot be written: target=%s", batch[0].target)
+            log.exception("cycle cannot be written target=%s", batch[0].target)
             self._backlog.drop(batch[0])
         else:
             self._backlog.written(len(batch))
@@ -190,7 +190,7 @@ class Store:
         except OSError as worse:
             error = worse
         if str(error) != self._error:
-            log.warning("store cannot write: path=%s error=%s", self.path, error)
+            log.warning("store cannot write path=%s error=%s", self.path, error)
         self._error, self._busy = str(error), False
         least_s, most_s = BACKOFF_S
         self._backoff_s = min(most_s, max(least_s, 2 * self._backoff_s))
@@ -198,7 +198,7 @@ class Store:
 
     def _well(self) -> None:
         if self._error:
-            log.info("store writes again: path=%s waiting=%s", self.path, len(self._backlog))
+            log.info("store writes again path=%s waiting=%s", self.path, len(self._backlog))
         self._error, self._backoff_s, self._retry_s = "", 0.0, 0.0
         if self._disk.files != self._files:
             self._files = self._disk.files

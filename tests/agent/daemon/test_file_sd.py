@@ -126,8 +126,8 @@ def test_a_broken_file_keeps_its_targets_and_that_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "a.json"
-    files = FileTargets([str(file)], settings())
     put(file, "a:1")
+    files = FileTargets([str(file)], settings())
     files.refresh([])
     with caplog.at_level(logging.ERROR):
         for later_s in (5, 6):
@@ -142,6 +142,22 @@ def test_a_broken_file_keeps_its_targets_and_that_is_said_once(
     put(file, "a:2")
     assert files.refresh([])
     assert names(files) == ["a:2"]
+
+
+def test_who_reads_the_settings_again_hears_of_what_is_still_wrong(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "targets.json"
+    file.write_text("[")
+    patterns = [str(tmp_path / "*.json"), str(tmp_path / "*.yml")]
+    files = FileTargets(patterns, settings())
+    files.refresh([])
+    again = FileTargets(patterns, settings(), files)
+    again.refresh([])
+    missing = f"no file is there yet pattern={tmp_path}/*.yml"
+    said = [record.getMessage() for record in caplog.records]
+    assert [missing in text for text in said].count(True) == 2
+    assert ["not JSON" in text for text in said].count(True) == 2
 
 
 def test_a_name_that_is_taken_breaks_the_later_file_until_it_is_free(
