@@ -57,9 +57,11 @@ soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/
 	$(BIN)/python -m tests.soak.triage
 	$(BIN)/python -m tests.soak.footprint
 	$(BIN)/python -m tests.soak.footprint --targets 1000 --interval 15 --cpu 0
+	$(BIN)/python -m pytest -q -m live
 
-accuracy: $(VENV)/.dev  ## expected against given, over the labelled recordings
+accuracy: $(VENV)/.dev  ## expected against given, over labelled recordings and simulated hard cases
 	$(BIN)/python -m tests.accuracy
+	$(BIN)/python -m tests.hard_cases
 
 lab: $(VENV)/.dev  ## a real vLLM on CPU, driven into trouble and out again (minutes; 3.4 GB)
 	sh tests/lab/install.sh

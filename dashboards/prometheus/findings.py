@@ -66,10 +66,7 @@ def _expr(plan: Plan, rule: Rule, bound: Bound) -> str:
     relaxed = bound.threshold + margin if rule.below else bound.threshold - margin
     crossed = f"{signal} {sign} {number(bound.threshold)}"
     if margin:
-        firing = (
-            f'ALERTS{{alertname="{alert_name(rule.id)}", severity="{bound.severity.word}",'
-            ' alertstate="firing"}'
-        )
+        firing = firing_of(alert_name(rule.id), bound.severity.word)
         crossed = (
             f"({crossed}) or (({signal} {sign} {number(relaxed)}) and on ({plan.engine}) {firing})"
         )
@@ -77,6 +74,11 @@ def _expr(plan: Plan, rule: Rule, bound: Bound) -> str:
         crossed = f"({crossed}) > 0"
     guards = "".join(f" and {_guard(plan, guard)}" for guard in rule.guards)
     return f"({crossed}){guards}" if guards else crossed
+
+
+def firing_of(alert: str, severity: str) -> str:
+    """The series that Prometheus keeps while an alert fires."""
+    return f'ALERTS{{alertname="{alert}", severity="{severity}", alertstate="firing"}}'
 
 
 def _guard(plan: Plan, guard: Guard) -> str:

@@ -15,6 +15,7 @@ from kneewatch.rules.cascade import (
     FULL_FROM_RATIO,
     PREEMPTIONS_MIN,
     QUEUE_SHARE_OF_RUNNING,
+    QUEUED_FROM,
     TTFT_DRIFT,
 )
 from kneewatch.rules.work import FALLS_TO, LOAD_HOLDS_AT, SAMPLES_KEPT
@@ -69,12 +70,11 @@ def _queueing(plan: Plan) -> str:
     waiting, running = recorded("waiting_by_capacity"), recorded("running")
     behind = f"({waiting} >= clamp_min({number(QUEUE_SHARE_OF_RUNNING)} * {running}, 2))"
     target_s = plan.targets.ttft_p99_s
+    slow = f"({recorded('ttft_p99_drift_ratio')} > {number(TTFT_DRIFT)})"
     if target_s is not None:
-        return f"{behind} or ({recorded('ttft_p99_s')} > {number(target_s)})"
-    return (
-        f"{behind} or (({recorded('ttft_p99_drift_ratio')} > {number(TTFT_DRIFT)})"
-        f" and ({recorded('waiting_avg')} >= 0.5))"
-    )
+        slow = f"({recorded('ttft_p99_s')} > {number(target_s)})"
+    there = f"({recorded('waiting')} >= 1) and ({recorded('waiting_avg')} >= {number(QUEUED_FROM)})"
+    return f"{behind} or ({slow} and {there})"
 
 
 def _work_fallen(plan: Plan) -> str:

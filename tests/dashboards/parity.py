@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kneewatch.agent.source import TargetStream
-from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.captures.capture import CaptureReader, Entry
 from kneewatch.collector.exposition.parser import Limits
 from kneewatch.dashboards.prometheus.causes import cause_queries
 from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
@@ -39,16 +39,15 @@ class Difference:
     prometheus: int
 
 
-def sidecar(path: Path, plan: Plan, *, steps: int, first_s: float) -> list[Verdict | None]:
-    """The sidecar's verdict at each step; None where it had none."""
+def sidecar(entries: Iterable[Entry], plan: Plan) -> Iterator[tuple[float, Verdict | None]]:
+    """When each page was seen, and the sidecar's verdict then; None where it had none."""
     profile = Profile(window_s=plan.window_s, targets=plan.targets)
     stream = TargetStream("h:1", profile, Limits())
     rules, _ = expressible(plan)
     judged = {rule.id for rule in rules}
     causes = {query.id for query in cause_queries(plan)}
-    told: list[Verdict | None] = [None] * steps
-    for entry in CaptureReader(path):
-        at = min(steps - 1, round((entry.t_s - first_s) / STEP_S))
+    for entry in entries:
+        verdict: Verdict | None = None
         for diagnosis in stream.replay(entry):
             if diagnosis.stage is None:
                 continue
@@ -59,54 +58,65 @@ def sidecar(path: Path, plan: Plan, *, steps: int, first_s: float) -> list[Verdi
                 if finding.severity and finding.rule.id in judged
             }
             verdict |= {c.id: int(c.severity) for c in diagnosis.causes if c.id in causes}
-            told[at] = verdict
-    return told
+        yield entry.t_s, verdict
 
 
-def prometheus(path: Path, plan: Plan, folder: Path) -> tuple[list[Verdict], int, float]:
-    """Prometheus's verdict at each step, the number of steps, and the first time."""
+def prometheus(path: Path, plan: Plan, rules: str, folder: Path) -> tuple[list[Verdict], float]:
+    """Prometheus's verdict at each step, and the first step's time."""
     series, steps, first_s = series_of(path, step_s=STEP_S, instance="h:1")
-    answers = evaluate(
-        folder,
-        rule_files(plan)[RULES_FILE],
-        series,
-        (STAGE, FINDINGS, CAUSES),
-        step_s=STEP_S,
-        steps=steps,
-    )
+    asked = (STAGE, FINDINGS, CAUSES)
+    answers = evaluate(folder, rules, series, asked, step_s=STEP_S, steps=steps)
     told: list[Verdict] = []
     for at in range(steps):
-        number = max((int(one.value) for one in answers[STAGE][at]), default=0)
-        verdict = {"stage": number}
-        for kind, label in ((FINDINGS, "rule"), (CAUSES, "cause")):
-            for sample in answers[kind][at]:
-                key, rank = _label(sample, label), RANKS[_label(sample, "severity")]
-                verdict[key] = max(verdict.get(key, 0), rank)
-        told.append(verdict)
-    return told, steps, first_s
+        shown = [one for expr in asked for one in answers[expr][at]]
+        told.append(verdict_of((_labels(one), one.value) for one in shown))
+    return told, first_s
 
 
-def differences(path: Path, folder: Path, plan: Plan | None = None) -> list[Difference]:
+def verdict_of(samples: Iterable[tuple[Mapping[str, str], float]]) -> Verdict:
+    """What the recorded stage and the firing alerts of one engine say, by their labels."""
+    verdict = {"stage": 0}
+    for labels, value in samples:
+        if "severity" in labels:
+            key, rank = labels.get("rule") or labels["cause"], RANKS[labels["severity"]]
+        else:
+            key, rank = "stage", int(value)
+        verdict[key] = max(verdict.get(key, 0), rank)
+    return verdict
+
+
+def differences(
+    path: Path, folder: Path, plan: Plan | None = None, *, file: str = RULES_FILE
+) -> list[Difference]:
     """Where the two disagree by more than one step."""
     made = plan or Plan(window_s=WINDOW_S, interval_s=STEP_S)
-    theirs, steps, first_s = prometheus(path, made, folder)
-    ours = sidecar(path, made, steps=steps, first_s=first_s)
+    theirs, first_s = prometheus(path, made, rule_files(made)[file], folder)
+    ours: list[Verdict | None] = [None] * len(theirs)
+    for t_s, verdict in sidecar(CaptureReader(path), made):
+        at = min(len(ours) - 1, round((t_s - first_s) / STEP_S))
+        ours[at] = verdict or ours[at]
+    return disagreements(ours, theirs)
+
+
+def disagreements(
+    ours: Sequence[Verdict | None], theirs: Sequence[Verdict], *, steps: int = 1
+) -> list[Difference]:
+    """Where neither says what the other does, `steps` before or after."""
     found: list[Difference] = []
     for at, mine in enumerate(ours):
         if mine is None:
             continue
+        around = slice(max(0, at - steps), at + steps + 1)
         for key in sorted({*mine, *theirs[at]}):
-            if not (_near(ours, at, key, theirs[at]) or _near(theirs, at, key, mine)):
+            if not (_any(ours[around], key, theirs[at]) or _any(theirs[around], key, mine)):
                 found.append(Difference(at, key, mine.get(key, 0), theirs[at].get(key, 0)))
     return found
 
 
-def _near(verdicts: Sequence[Verdict | None], at: int, key: str, wanted: Verdict) -> bool:
-    """Whether any verdict around a step says of a key what is wanted."""
-    around = verdicts[max(0, at - 1) : at + 2]
-    return any(one is not None and one.get(key, 0) == wanted.get(key, 0) for one in around)
+def _any(verdicts: Sequence[Verdict | None], key: str, wanted: Verdict) -> bool:
+    """Whether any verdict says of a key what is wanted."""
+    return any(one is not None and one.get(key, 0) == wanted.get(key, 0) for one in verdicts)
 
 
-def _label(sample: Sample, name: str) -> str:
-    found = re.search(rf'{name}="([^"]*)"', sample.labels)
-    return found[1] if found else ""
+def _labels(sample: Sample) -> dict[str, str]:
+    return dict(re.findall(r'(\w+)="([^"]*)"', sample.labels))

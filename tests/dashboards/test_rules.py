@@ -13,7 +13,12 @@ import yaml
 from kneewatch.collector.base import SettingsError
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.dashboards.prometheus.causes import INEXPRESSIBLE, cause_queries
-from kneewatch.dashboards.prometheus.files import OBJECT_FILE, RULES_FILE, rule_files
+from kneewatch.dashboards.prometheus.files import (
+    OBJECT_FILE,
+    RULES_FILE,
+    UNKEPT_FILE,
+    rule_files,
+)
 from kneewatch.dashboards.prometheus.findings import expressible
 from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
 from kneewatch.dashboards.prometheus.recording import inexpressible
@@ -66,6 +71,29 @@ def test_the_exported_tests_can_fail(tmp_path: Path) -> None:
     assert "KneewatchCauseKvPressure" in ran.stdout + ran.stderr
 
 
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_vmalert_accepts_the_rules_without_keep_firing_for(tmp_path: Path, plan: Plan) -> None:
+    rules = write(tmp_path, plan) / UNKEPT_FILE
+    assert vmalert_says(rules) == ""
+    document: dict[str, Any] = yaml.safe_load(rules.read_text())
+    longest = max(len(rule["expr"]) for group in document["groups"] for rule in group["rules"])
+    assert longest < 16384, "VictoriaMetrics refuses longer queries (-search.maxQueryLen)"
+
+
+def test_vmalert_refuses_what_it_does_not_understand(tmp_path: Path) -> None:
+    rules = write(tmp_path, Plan()) / UNKEPT_FILE
+    rules.write_text(rules.read_text().replace("irate(", "irate(("))
+    assert "kneewatch:cascade_evidence" in vmalert_says(rules)
+
+
+def vmalert_says(rules: Path) -> str:
+    """What vmalert has against a file; nothing where it accepts it."""
+    command = [require("vmalert"), "-dryRun", f"-rule={rules}", "-loggerLevel=ERROR"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert bool(ran.returncode) == bool(ran.stderr)
+    return ran.stderr
+
+
 def test_there_are_negative_scenarios() -> None:
     quiet = [scenario.name for scenario in scenarios(Plan()) if not scenario.fires]
     assert len(quiet) >= 4
@@ -114,11 +142,33 @@ def test_alerts_carry_what_a_person_needs() -> None:
             assert link == "https://triage.example/triage/{{ $labels.instance }}"
 
 
-def test_the_object_holds_the_same_rules() -> None:
-    files = rule_files(Plan())
+SPAN = re.compile(r"(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
+"""A duration as the definition of PrometheusRule takes it."""
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_the_object_holds_the_same_rules_in_the_shape_of_its_kind(plan: Plan) -> None:
+    files = rule_files(plan)
     plain, wrapped = yaml.safe_load(files[RULES_FILE]), yaml.safe_load(files[OBJECT_FILE])
-    assert wrapped["kind"] == "PrometheusRule"
     assert wrapped["spec"] == plain
+    assert (wrapped["apiVersion"], wrapped["kind"]) == (
+        "monitoring.coreos.com/v1",
+        "PrometheusRule",
+    )
+    names = [group["name"] for group in plain["groups"]]
+    assert len(set(names)) == len(names), "groups are kept by name"
+    for group in plain["groups"]:
+        assert set(group) == {"name", "interval", "rules"}
+        assert SPAN.fullmatch(group["interval"])
+        for rule in group["rules"]:
+            kind = {"alert", "for", "keep_firing_for", "annotations"}
+            assert set(rule) <= {"expr", "labels"} | (kind if "alert" in rule else {"record"})
+            assert isinstance(rule["expr"], str)
+            for key in ("for", "keep_firing_for"):
+                assert SPAN.fullmatch(rule.get(key, ""))
+            for key in ("labels", "annotations"):
+                assert all(isinstance(value, str) for value in rule.get(key, {}).values())
+    assert len(files[OBJECT_FILE]) < 1_000_000, "Kubernetes keeps no object above 1.5 MiB"
 
 
 def test_thresholds_are_the_users() -> None:

@@ -1,0 +1,56 @@
+"""A real Prometheus that scrapes recordings as if live, with the exported rules, against the
+sidecar.
+
+    python -m tests.dashboards.realtime [SPEED [NAME...]]
+
+prints, for each recording, at how many evaluations the two disagree by more than one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
+from tests.collector.oracle import free_port
+from tests.dashboards.parity import Difference
+from tests.dashboards.playing import LOOPBACK, Play, compared, play_of, process, staged, told
+from tests.programs import require
+
+RECORDINGS = ("kv_pressure_cascade", "queue_overload")
+
+
+def played(play: Play, folder: Path, *, steps: int = 1) -> dict[str, list[Difference]]:
+    """Where Prometheus and the sidecar disagree by more than so many evaluations, by recording."""
+    plan = play.plan(play.scrape_s)
+    port = free_port()
+    with staged(play) as stage:
+        config = {"rule_files": ["rules.yml"], "scrape_configs": stage.scrapes()}
+        (folder / "rules.yml").write_text(rule_files(plan)[RULES_FILE])
+        (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        command = [
+            require("prometheus"),
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address={LOOPBACK}:{port}",
+            "--log.level=warn",
+        ]
+        url = f"http://{LOOPBACK}:{port}"
+        with process(command, ready=f"{url}/-/ready", log=folder / "log"):
+            stage.wait(after_s=plan.interval_s)
+            return compared(url, play, stage, plan, steps=steps)
+
+
+def main() -> None:
+    """Play what the command line names."""
+    speed, *names = sys.argv[1:] or ["1"]
+    with tempfile.TemporaryDirectory(prefix="kneewatch-realtime-") as folder:
+        found = played(play_of(names or RECORDINGS, speed=float(speed)), Path(folder))
+    print("\n".join(told(found)))
+    sys.exit(any(found.values()))
+
+
+if __name__ == "__main__":
+    main()
