@@ -1,0 +1,1 @@
+"""Our own simulator of a vLLM engine: mechanisms in, /metrics pages as vLLM writes them out."""

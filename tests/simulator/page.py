@@ -1,0 +1,189 @@
+"""An engine's /metrics page, exactly as a vLLM of some version writes it.
+
+The recorded page of that version is the form: its lines, names, labels and buckets stay, the
+values are the engine's. What a version calls otherwise is looked up under its old name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+
+from tests.simulator.counters import OF_LENGTH, Counters
+from tests.simulator.engine import Engine
+from tests.simulator.scheduler import Launch
+
+PAGES = Path(__file__).parents[1] / "fixtures" / "pages"
+SAMPLE = re.compile(r"(vllm:)?(\w+)(?:\{(.*)\})? (\S+)$")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+OLD_NAMES = {
+    "gpu_cache_usage_perc": "kv_cache_usage_perc",
+    "gpu_prefix_cache_queries_total": "prefix_cache_queries_total",
+    "gpu_prefix_cache_hits_total": "prefix_cache_hits_total",
+    "time_per_output_token_seconds": "inter_token_latency_seconds",
+}
+START_S = 1_800_000_000.0
+"""Unix time at which simulated time is 0."""
+
+BORN_BEFORE_S = 40.0
+"""The process is that much older than its engine: weights are loaded in between."""
+
+NEWEST = "0.32.0-loaded"
+WITH_SPECULATION = "0.32.0-spec"
+
+
+class PageWriter:
+    """Writes the pages of one engine."""
+
+    def __init__(self, engine: Engine, *, model: str, form: str = NEWEST) -> None:
+        self._engine = engine
+        self._lines = tuple(_lines(_form(form), engine, model))
+
+    def page(self) -> str:
+        """The page now."""
+        values = _values(self._engine)
+        engine = self._engine
+        made = [
+            line if isinstance(line, str) else line[0] + _number(line[1](values)) + "\n"
+            for line in self._lines
+        ]
+        if engine.launch.max_loras:
+            made.extend(_adapter_lines(engine))
+        return "".join(made)
+
+
+Value = Callable[[Mapping[str, float]], float]
+Line = str | tuple[str, Value]
+
+
+@cache
+def _form(name: str) -> tuple[str, ...]:
+    text = gzip.decompress((PAGES / f"vllm-{name}.txt.gz").read_bytes()).decode()
+    return tuple(line for line in text.splitlines() if not line.startswith("# vLLM"))
+
+
+def _lines(form: tuple[str, ...], engine: Engine, model: str) -> Iterator[Line]:
+    widened, config_seen = set[str](), False
+    for text in form:
+        found = None if text.startswith("#") else SAMPLE.match(text)
+        if found is None:
+            if "lora_requests_info" not in text:
+                yield text + "\n"
+            continue
+        prefix, name, labels, value = found[1] or "", found[2], found[3] or "", found[4]
+        if name == "lora_requests_info":
+            continue
+        if name == "cache_config_info":
+            yield _config(labels, engine.launch)
+            config_seen = True
+            continue
+        if name == "process_start_time_seconds":
+            yield f"{name} {START_S - BORN_BEFORE_S}\n"
+            continue
+        labels = labels.replace('model_name="tiny"', f'model_name="{model}"')
+        if name.endswith("_created") and prefix:
+            yield f"{prefix}{name}{{{labels}}} {START_S}\n"
+        elif not prefix:
+            yield f"{name}{{{labels}}} {value}\n" if labels else f"{name} {value}\n"
+        elif name.endswith("_bucket") and name.removesuffix("_bucket") in OF_LENGTH:
+            if name not in widened:
+                widened.add(name)
+                yield from _widened(name, labels, engine.counters)
+        else:
+            yield f"{prefix}{name}{{{labels}}} ", _value(name, labels)
+    if not config_seen:
+        # The renderings without traffic lack what a server adds when its engine is up.
+        labels = 'block_size="",cache_dtype="auto",enable_prefix_caching="",engine="0",'
+        labels += 'gpu_memory_utilization="0.9",num_gpu_blocks=""'
+        yield "# TYPE vllm:cache_config_info gauge\n"
+        yield _config(labels, engine.launch)
+
+
+def _widened(name: str, labels: str, counters: Counters) -> Iterator[Line]:
+    family = name.removesuffix("_bucket")
+    rest = ",".join(f'{k}="{v}"' for k, v in LABEL.findall(labels) if k != "le")
+    edges = [*map(float, counters.histograms[family].edges), float("inf")]
+    for place, edge in enumerate(edges):
+        le = "+Inf" if edge == float("inf") else repr(edge)
+        yield f'vllm:{name}{{{rest},le="{le}"}} ', _looked_up(f"{family}|{place}")
+
+
+def _value(name: str, labels: str) -> Value:
+    own = {k: v for k, v in LABEL.findall(labels) if k not in ("engine", "model_name")}
+    if name.endswith("_bucket"):
+        family = name.removesuffix("_bucket")
+        family = OLD_NAMES.get(family, family)
+        return _at_most(family, float(own["le"].replace("+Inf", "inf")))
+    for ending in ("_sum", "_count"):
+        if name.endswith(ending):
+            family = name.removesuffix(ending)
+            return _looked_up(OLD_NAMES.get(family, family) + ending)
+    key = OLD_NAMES.get(name, name)
+    return _looked_up(key + "".join(f"|{k}={v}" for k, v in own.items()))
+
+
+def _looked_up(key: str) -> Value:
+    return lambda values: values.get(key, 0.0)
+
+
+def _at_most(family: str, edge: float) -> Value:
+    """A bucket by its edge: versions differ in the edges that they have."""
+    return lambda values: values.get(f"{family}|le={edge}", 0.0)
+
+
+def _values(engine: Engine) -> dict[str, float]:
+    scheduler, counters = engine.scheduler, engine.counters
+    waiting, deferred = len(scheduler.waiting), scheduler.deferred
+    values: dict[str, float] = {name: int(count) for name, count in counters.counts.items()}
+    values |= {
+        "num_requests_running": len(scheduler.running),
+        "num_requests_waiting": waiting,
+        "num_requests_waiting_by_reason|reason=capacity": max(0, waiting - deferred),
+        "num_requests_waiting_by_reason|reason=deferred": deferred,
+        "engine_sleep_state|sleep_state=awake": 1,
+        "kv_cache_usage_perc": scheduler.blocks.usage_ratio,
+        "prefix_cache_queries_total": int(scheduler.queried_tokens),
+        "prefix_cache_hits_total": int(scheduler.hit_tokens),
+    }
+    for name, histogram in counters.histograms.items():
+        at_most = list(accumulate(histogram.own))
+        values[f"{name}_sum"], values[f"{name}_count"] = histogram.sum, at_most[-1]
+        if name in OF_LENGTH:
+            values |= {f"{name}|{place}": count for place, count in enumerate(at_most)}
+        edges = (*histogram.edges, float("inf"))
+        values |= {f"{name}|le={float(edge)}": n for edge, n in zip(edges, at_most, strict=True)}
+    return values
+
+
+def _number(value: float) -> str:
+    return repr(float(value))
+
+
+def _config(labels: str, launch: Launch) -> str:
+    tokens = (launch.num_gpu_blocks - 1) * launch.block_size
+    own = {
+        "block_size": str(launch.block_size),
+        "effective_attention_block_size": str(launch.block_size),
+        "num_gpu_blocks": str(launch.num_gpu_blocks),
+        "num_gpu_blocks_override": "None",
+        "enable_prefix_caching": str(launch.enable_prefix_caching),
+        "kv_cache_size_tokens": str(tokens),
+        "kv_cache_max_concurrency": str(round(tokens / launch.max_model_len, 2)),
+        "user_specified_block_size": "False",
+    }
+    pairs = [(k, own.get(k, v)) for k, v in LABEL.findall(labels) if k != "kv_cache_memory_bytes"]
+    inside = ",".join(f'{k}="{v}"' for k, v in pairs)
+    return f"vllm:cache_config_info{{{inside}}} 1.0\n"
+
+
+def _adapter_lines(engine: Engine) -> Iterator[str]:
+    yield "# HELP vllm:lora_requests_info Running stats on lora requests.\n"
+    yield "# TYPE vllm:lora_requests_info gauge\n"
+    for names, seen_s in engine.adapters_seen.items():
+        labels = f'max_lora="{engine.launch.max_loras}",running_lora_adapters="{names}",'
+        labels += f'waiting_lora_adapters="{names}"'
+        yield f"vllm:lora_requests_info{{{labels}}} {START_S + seen_s}\n"
