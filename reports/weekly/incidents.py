@@ -130,10 +130,9 @@ def _lead(
         stage3_s = _stage_s(episode, QUEUEING)
         if stage3_s is None:
             return None, "no TTFT target is stated (slo.ttft_p99_s), and no queue came of it"
-        return None, (
-            f"eviction was seen {duration(stage3_s - stage2_s)} before the queue grew; no TTFT "
-            "target is stated (slo.ttft_p99_s)"
-        )
+        ahead_s = stage3_s - stage2_s
+        when = f"{duration(ahead_s)} before the queue grew" if ahead_s else "as the queue grew"
+        return None, f"eviction was seen {when}; no TTFT target is stated (slo.ttft_p99_s)"
     if late_s is None:
         return None, "TTFT P99 stayed within its budget"
     lead_s = late_s - stage2_s
