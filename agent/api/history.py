@@ -4,43 +4,95 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 from kneewatch.agent.api.problems import Problem
 from kneewatch.agent.api.telling import Stretch
+from kneewatch.agent.store.intervals import UNWATCHED
 from kneewatch.agent.store.model import Interval, Series, StoredEngine
 from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.store import Store
 from kneewatch.collector.base import KneewatchError
 from kneewatch.reports.triage.standing import RANKS
+from kneewatch.reports.words import moment, span
 
 log = logging.getLogger(__name__)
 
 MOST_STRETCHES = 10_000
+SURELY_S = 10.0
+"""An engine whose last scrape is no older is watched, however often it is scraped."""
+
 FEW = 8
 
 Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
+class Then:
+    """Engines at a moment, worst first; `damaged` are targets whose history is damaged there."""
+
+    documents: Sequence[dict[str, Any]]
+    damaged: tuple[str, ...] = ()
+
+    def notices(self) -> list[str]:
+        """What of the moment cannot be told, in words."""
+        if not self.damaged:
+            return []
+        return [
+            f"the history is damaged at that moment: how {', '.join(self.damaged)} was then "
+            "cannot be told"
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class History:
-    """The store's reader, or None where no history is kept."""
+    """The store's reader and the store itself, or None where no history is kept."""
 
     reader: Reader | None
+    store: Store | None = None
 
     def engines(self, target: str | None) -> list[StoredEngine]:
         """The engines of a target, or of all of them, that the store knows."""
         return self._read(lambda reader: reader.engines(target))
 
-    def documents(self, engines: Sequence[StoredEngine], at_s: float) -> list[dict[str, Any]]:
-        """The diagnoses in force at a moment, worst first."""
+    def then(self, engines: Sequence[StoredEngine], at_s: float) -> Then:
+        """How engines were at a moment, written or waiting to be."""
+        unwritten_s = self.unwritten_s
+        late = unwritten_s is not None and at_s >= unwritten_s
+        waiting = self.store.waiting() if late and self.store is not None else []
 
-        def read(reader: Reader) -> list[dict[str, Any]]:
-            found = (reader.document(engine.id, at_s) for engine in engines)
-            return [document for document in found if document is not None]
+        def read(reader: Reader) -> Then:
+            documents: list[dict[str, Any]] = []
+            damaged: list[str] = []
+            for engine in engines:
+                found = reader.waiting(engine, waiting, at_s) if waiting else None
+                if found is None:
+                    look = reader.look(engine.id, at_s)
+                    found = look.document
+                    damaged += [engine.target] if look.damaged else []
+                documents += [] if found is None else [found]
+            documents.sort(key=_worst_first)
+            return Then(documents, tuple(dict.fromkeys(damaged)))
 
-        return sorted(self._read(read), key=_worst_first)
+        return self._read(read)
+
+    @property
+    def unwritten_s(self) -> float | None:
+        """Since when the history cannot be written; None while it can."""
+        return None if self.store is None else self.store.stats().unwritten_s
+
+    def notices(self, now_s: float) -> list[str]:
+        """What is wrong with the history itself, in words."""
+        since_s = self.unwritten_s
+        if since_s is None:
+            return []
+        return [
+            f"the history cannot be written since {moment(since_s, now_s)} "
+            f"({span(max(0.0, now_s - since_s))}): what happened since then is remembered only "
+            "while kneewatch runs, and its log says why"
+        ]
 
     def stretches(
         self, engines: Sequence[StoredEngine], *, since_s: float, until_s: float
@@ -57,7 +109,11 @@ class History:
                 for one in reader.intervals(from_s=since_s, to_s=until_s, engine_id=engine_id)
             ]
 
-        rows = [(by_id[one.engine_id], one) for one in self._read(read) if one.engine_id in by_id]
+        rows = [
+            (by_id[one.engine_id], self._as_known(one, by_id[one.engine_id], until_s))
+            for one in self._read(read)
+            if one.engine_id in by_id
+        ]
         rows.sort(key=lambda row: row[1].start_s)
         return [
             Stretch(
@@ -75,6 +131,18 @@ class History:
             )
             for engine, one in rows[-MOST_STRETCHES:]
         ]
+
+    def _as_known(self, one: Interval, engine: StoredEngine, until_s: float) -> Interval:
+        """An interval that ends where it was told last, unless it is known to go on."""
+        if one.end_s is not None or one.last_s >= until_s:
+            return one
+        if one.last_s >= engine.last_s and self._watched(engine, until_s):
+            return one
+        return replace(one, end_s=one.last_s, ended=UNWATCHED)
+
+    def _watched(self, engine: StoredEngine, at_s: float) -> bool:
+        recent = at_s - engine.last_s <= SURELY_S
+        return recent or self._read(lambda reader: reader.watched(engine.id, at_s))
 
     def signals(
         self, engine_id: int, keys: Sequence[str], *, since_s: float, until_s: float

@@ -67,11 +67,12 @@ def head(
     past: bool,
     late: Sequence[tuple[str, float]],
     pending: Sequence[str],
+    notices: Sequence[str] = (),
 ) -> str:
     """What comes first: the moment, how many engines stand how, and whom there is no news of.
 
     `late` are names of targets with the seconds since their newest scrape, `pending` those that
-    have had none.
+    have had none, `notices` say what is wrong with kneewatch itself.
     """
     counts = Counter(one.health for one in diagnoses)
     tally = ", ".join(f"{counts[word]} {words}" for word, words in TALLY.items() if counts[word])
@@ -79,6 +80,7 @@ def head(
     lines = [f"{when}: {tally or 'nothing to tell'}"]
     lines += [f"no news for {span(age_s)} of {name}: what it said need not be so now"
               for name, age_s in late]  # fmt: skip
+    lines += notices
     lines += [f"not scraped yet, so nothing is known of it: {name}" for name in pending]
     if form == MARKDOWN:
         return "\n\n".join([f"# {lines[0]}", *(escaped(line) for line in lines[1:])])

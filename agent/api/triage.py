@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api.forms import HTML, JSON, MEDIA_TYPES, TEXT, form_of
-from kneewatch.agent.api.history import History, stretch_document
+from kneewatch.agent.api.history import History, Then, stretch_document
 from kneewatch.agent.api.moments import moment
 from kneewatch.agent.api.present import Moment, Present
 from kneewatch.agent.api.problems import Problem, clean, dumped, no_such_target
@@ -51,7 +51,7 @@ class Triage:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._present = Present()
-        self._history = History(service.reader)
+        self._history = History(service.reader, service.store)
 
     async def __call__(self, request: Request, target: str = "") -> Response:
         """The answer to a request.
@@ -80,7 +80,7 @@ class Triage:
         told = self._present.kept(asked.form, asked.target, seen)
         if told is None:
             told = await run_in_threadpool(self._present.render, asked.form, asked.target, seen)
-        return _response(asked, seen, pending, told)
+        return _response(asked, seen, pending, told, self._history.notices(asked.now_s))
 
     def _seen(self, asked: Asked) -> tuple[Moment, list[str]]:
         """The targets' newest states, and the names of those that have none yet."""
@@ -109,14 +109,16 @@ class Triage:
             stretches = self._history.stretches(
                 engines, since_s=asked.since_s, until_s=asked.moment_s
             )
+        notices = self._history.notices(asked.now_s)
         if asked.at_s is None:
             seen, pending = self._seen(asked)
             told = self._present.render(asked.form, asked.target, seen)
-            return _response(asked, seen, pending, told, stretches)
-        documents = self._history.documents(engines, asked.at_s)
-        if not documents and not stretches:
-            raise _nothing_then([engine.first_s for engine in engines])
-        return _past_response(asked, documents, stretches)
+            return _response(asked, seen, pending, told, notices, stretches)
+        then = self._history.then(engines, asked.at_s)
+        notices = [*then.notices(), *notices]
+        if not then.documents and not stretches:
+            raise _nothing_then([engine.first_s for engine in engines], then, notices)
+        return _past_response(asked, then.documents, notices, stretches)
 
 
 def _response(
@@ -124,24 +126,29 @@ def _response(
     seen: Moment,
     pending: Sequence[str],
     told: bytes,
+    notices: Sequence[str],
     stretches: Sequence[Stretch] | None = None,
 ) -> Response:
     """How things are now. What depends on the clock is not kept with the rest."""
     if asked.form == JSON:
-        about: dict[str, Any] = {"pending": list(pending)}
+        about = _about(pending, notices)
         return _json(asked, about, told, stretches)
     late = [(one.name, asked.now_s - one.t_s) for one in seen.states if one.name in seen.late]
     diagnoses = seen.diagnoses()
-    first = head(asked.form, diagnoses, t_s=asked.now_s, past=False, late=late, pending=pending)
+    first = head(asked.form, diagnoses, t_s=asked.now_s, past=False, late=late, pending=pending,
+                 notices=notices)  # fmt: skip
     return _text(asked, [first, told.decode()], stretches)
 
 
 def _past_response(
-    asked: Asked, documents: Sequence[dict[str, Any]], stretches: Sequence[Stretch] | None
+    asked: Asked,
+    documents: Sequence[dict[str, Any]],
+    notices: Sequence[str],
+    stretches: Sequence[Stretch] | None,
 ) -> Response:
     if asked.form == JSON:
         told = b'"targets":[%s],"watching":[]' % b",".join(dumped(one) for one in documents)
-        return _json(asked, {"pending": []}, told, stretches)
+        return _json(asked, _about((), notices), told, stretches)
     try:
         diagnoses = worst_first(diagnosis_of(document) for document in documents)
     except DocumentError as exc:
@@ -149,9 +156,14 @@ def _past_response(
             HTTPStatus.SERVICE_UNAVAILABLE,
             "what is stored of that moment cannot be told by this version; ask for ?format=json",
         ) from exc
-    first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending=())
+    first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending=(),
+                 notices=notices)  # fmt: skip
     told_text = body(asked.form, diagnoses, alone=bool(asked.target))
     return _text(asked, [first, told_text], stretches)
+
+
+def _about(pending: Sequence[str], notices: Sequence[str]) -> dict[str, Any]:
+    return {"pending": list(pending), **({"notices": list(notices)} if notices else {})}
 
 
 def _json(
@@ -187,12 +199,15 @@ def to_page(request: Request, target: str) -> Response:
     return RedirectResponse(f"{up or './'}triage{asked}", HTTPStatus.TEMPORARY_REDIRECT)
 
 
-def _nothing_then(firsts: Sequence[float]) -> Problem:
+def _nothing_then(firsts: Sequence[float], then: Then, notices: Sequence[str]) -> Problem:
     if not firsts:
-        return Problem(HTTPStatus.NOT_FOUND, "nothing is stored yet")
+        return Problem(HTTPStatus.NOT_FOUND, "; ".join(["nothing is stored yet", *notices]))
     first_s = min(firsts)
-    return Problem(
-        HTTPStatus.NOT_FOUND,
-        "nothing was watched at that moment; the history begins at "
-        f"{date(first_s)} {clock(first_s)} UTC and ends now",
-    )
+    begins = f"the history begins at {date(first_s)} {clock(first_s)} UTC"
+    if then.damaged:
+        told = [*notices, begins]
+    elif notices:
+        told = ["nothing is known of that moment", begins, *notices]
+    else:
+        told = ["nothing was watched at that moment", f"{begins} and ends now"]
+    return Problem(HTTPStatus.NOT_FOUND, "; ".join(told))

@@ -14,6 +14,7 @@ from kneewatch.agent.board import TargetState
 from kneewatch.agent.store.model import StoredEngine
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports.reading import DocumentError, diagnosis_of
+from kneewatch.reports.triage.standing import sentence
 from kneewatch.reports.triage.view import (
     SINCE,
     SINCE_DEFAULT,
@@ -28,8 +29,8 @@ from kneewatch.reports.triage.view import (
 
 REFRESH_S = 5.0
 NO_HISTORY = "No history is kept or it cannot be read: the past and the charts are missing."
-NOT_WRITTEN = "The history cannot be written now: what happens is not being remembered."
 NO_PAST = "the history cannot be read"
+DAMAGED = "the history is damaged at that moment"
 NOT_THEN = "not watched at that moment"
 NOT_YET = "not scraped yet"
 NO_MORE = "not watched any more; its past can be looked at"
@@ -81,7 +82,7 @@ class Views:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._history = History(service.reader)
+        self._history = History(service.reader, service.store)
 
     def view(self, asked: Shown) -> TriageView:
         """The page's view.
@@ -94,8 +95,7 @@ class Views:
         asked = replace(asked, target=asked.target or only)
         if engines is None:
             notices.append(NO_HISTORY)
-        elif self._service.store is not None and self._service.store.stats().last_error:
-            notices.append(NOT_WRITTEN)
+        notices += map(sentence, self._history.notices(asked.now_s))
         past = _Past(self._history, engines or [], asked)
         targets = self._then(asked, past) if asked.at_s is not None else self._now(asked, past)
         intervals = [one.interval_s for one in self._service.board.states()]
@@ -146,7 +146,8 @@ class Views:
         for name in self._names(asked, past):
             then = [one for one in told or () if one.target == name]
             if not then:
-                found.append(self._without(name, NO_PAST if told is None else NOT_THEN))
+                why = DAMAGED if name in past.damaged else NOT_THEN
+                found.append(self._without(name, NO_PAST if told is None else why))
                 continue
             state, last_s = self._service.board.get(name), max(one.t_s for one in then)
             engines = [past.engine(one) for one in then]
@@ -186,13 +187,15 @@ class _Past:
         # Of engines that were one after the other under the same name, the newest.
         self._by_key = {_key(one): one for one in sorted(engines, key=lambda one: one.last_s)}
         self._stretches: dict[Key, list[Stretch]] | None = None
+        self.damaged: tuple[str, ...] = ()
         self.targets = list(dict.fromkeys(one.target for one in engines))
 
     def diagnoses(self) -> list[Diagnosis] | None:
         """The diagnoses at the moment shown; None where they cannot be read."""
         try:
-            documents = self._history.documents(self._engines, self._asked.until_s)
-            return [diagnosis_of(document) for document in documents]
+            then = self._history.then(self._engines, self._asked.until_s)
+            self.damaged = then.damaged
+            return [diagnosis_of(document) for document in then.documents]
         except (Problem, DocumentError):
             return None
 

@@ -81,15 +81,19 @@ class Past:
         """The diagnosis in force at a moment, of the worst of an engine's replicas; or why there
         is none."""
         found: list[dict[str, Any]] = []
+        damaged = False
         for row in self._stored.get(target, {}).get(engine, ()):
             try:
-                kept = self._reader.document(row.id, at_s) if self._reader else None
+                look = self._reader.look(row.id, at_s) if self._reader else None
             except KneewatchError as exc:
                 self._failed(exc)
             else:
-                found += [kept] if kept is not None else []
+                damaged = damaged or (look is not None and look.damaged)
+                found += [look.document] if look and look.document is not None else []
         if found:
             return max(found, key=lambda one: RANKS.get(one.get("health", ""), 0)), ""
+        if damaged:
+            return None, "unknown, the history is damaged there"
         return None, self._why or "unknown, it was not watched then"
 
     def _failed(self, error: KneewatchError) -> None:

@@ -42,6 +42,15 @@ class Backlog:
         while self._bytes > self._most_bytes:
             self.drop(self.next(1)[0])
 
+    @property
+    def since_s(self) -> float | None:
+        """The time of the first cycle that waits; None where none does."""
+        return self._waiting[0].t_s if self._waiting else None
+
+    def waiting(self) -> list[PackedCycle]:
+        """All that wait, from any thread: a deque is copied in one step."""
+        return list(self._waiting)
+
     def next(self, most: int) -> list[PackedCycle]:
         """The cycles to be written next."""
         return list(itertools.islice(self._waiting, most))

@@ -1,13 +1,15 @@
 """How long stages, causes and healths last: opened and closed by id, from scrape to scrape. Pure.
 
-Where nobody looked (the daemon was restarted) or the page could not be read, what was open is
-neither over nor known to go on: it pauses. It goes on if it is there when the page can be read
-again, soon enough; else it ended when it was last seen.
+Where nobody looked (the daemon was restarted, the clock was set) or the page could not be read,
+stages and healths ended when they were last told. Causes are neither over nor known to go on: they
+pause. One goes on if it is there when the page can be read again, soon enough; else it ended when
+it was last seen.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,6 +21,12 @@ BRIDGED_S = 900.0
 
 GRACE_S = 60.0
 """So long after a pause a cause may take to be concluded again: rates need a window."""
+
+AWAY_STEPS = 5
+"""So many times as long as from scrape to scrape: nobody looked in between."""
+
+LEAST_STEP_S = 2.0
+STEPS = 3
 
 TARGET_DOWN = "target_down"
 """The cause that is over with the first page that can be read."""
@@ -41,18 +49,20 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a diagnosis says, as far as intervals go. `stage` is None where nothing was read."""
+    """What a diagnosis says, as far as intervals go. `stage` is None where it could not be judged,
+    `read` whether the page was read."""
 
     t_s: float
     health: Told
     stage: Told | None
     causes: tuple[Told, ...]
     restarted: bool
+    read: bool
 
     @property
     def warming(self) -> bool:
         """Whether the page was read and says nothing yet: the first scrape of a window."""
-        return self.stage is not None and self.health.id == "unknown"
+        return self.read and self.health.id == "unknown"
 
 
 @dataclass(slots=True)
@@ -87,6 +97,7 @@ def verdict(diagnosis: Diagnosis, severity: Severity, *, restarted: bool) -> Ver
         None if stage is None else Told("stage", str(stage.number), stage.severity, stage.since_s),
         tuple(Told("cause", c.id, c.severity, c.since_s) for c in diagnosis.causes),
         restarted,
+        diagnosis.was_read,
     )
 
 
@@ -96,12 +107,15 @@ class IntervalBook:
     def __init__(self, opened: Iterable[Open] = ()) -> None:
         self._open: dict[Name, Open] = {(one.kind, one.id): one for one in opened}
         self._readable_s: float | None = None
+        self._seen_s: float | None = None
+        self._steps_s: deque[float] = deque(maxlen=STEPS)
         self._ended_s: dict[str, float] = {}
         """When the last stage and health ended, and the last interval of each cause."""
 
     def pause(self) -> list[Change]:
         """Nobody looks: what is open is not known to go on."""
-        self._readable_s = None
+        self._readable_s = self._seen_s = None
+        self._steps_s.clear()
         return self._pause([one for one in self._open.values() if not one.paused])
 
     def close(self, how: str = UNWATCHED) -> list[Change]:
@@ -110,30 +124,47 @@ class IntervalBook:
 
     def take(self, seen: Verdict) -> list[Change]:
         """What changes with a diagnosis."""
+        changes = self._unwatched(seen.t_s)
         if seen.warming and any(one.paused for one in self._open.values()):
-            return []
+            return changes
         told = [seen.health, *([seen.stage] if seen.stage else []), *seen.causes]
         names = {(one.kind, one.id) for one in told}
         gone = [one for name, one in self._open.items() if name not in names]
-        changes = self._over(seen, gone)
+        changes += self._over(seen, gone)
         for one in told:
             changes += self._tell(seen, one)
         return changes
 
+    def _unwatched(self, t_s: float) -> list[Change]:
+        """What is over because nobody looked for a while, or because the clock was set."""
+        before_s = self._seen_s
+        if before_s is None:
+            changes: list[Change] = []
+        elif t_s < before_s:
+            changes = [*self.pause(), *self.close()]
+        else:
+            longest_s = max(self._steps_s, default=math.inf)
+            away = t_s - before_s > AWAY_STEPS * max(LEAST_STEP_S, longest_s)
+            changes = self.pause() if away else []
+            if not away:
+                self._steps_s.append(t_s - before_s)
+        self._seen_s = t_s
+        return changes
+
     def _over(self, seen: Verdict, gone: list[Open]) -> list[Change]:
         changes: list[Change] = []
-        readable = seen.stage is not None
+        readable = seen.read
         if readable and self._readable_s is None:
             self._readable_s = seen.t_s
         elif not readable:
             self._readable_s = None
         for one in gone:
-            if seen.restarted and one.kind != "health":
+            if seen.restarted and one.kind != "health" and one.id != TARGET_DOWN:
                 changes.append(self._end(one, one.last_s, RESTARTED))
             elif one.paused:
                 if self._given_up(seen, one):
                     changes.append(self._end(one, one.last_s, UNWATCHED))
-            elif readable or one.kind == "health":
+            elif one.kind == "health" or (readable and (one.kind != "stage" or seen.stage)):
                 changes.append(self._end(one, seen.t_s, ENDED))
             else:
                 changes += self._pause([one])
@@ -141,12 +172,11 @@ class IntervalBook:
 
     def _given_up(self, seen: Verdict, one: Open) -> bool:
         """Whether a paused interval that is not told now is over."""
-        if one.kind == "health" or seen.t_s - one.last_s > BRIDGED_S:
+        if seen.t_s - one.last_s > BRIDGED_S:
             return True
         if self._readable_s is None:
             return False
-        at_once = one.kind == "stage" or one.id == TARGET_DOWN
-        return at_once or seen.t_s - self._readable_s >= GRACE_S
+        return one.id == TARGET_DOWN or seen.t_s - self._readable_s >= GRACE_S
 
     def _tell(self, seen: Verdict, told: Told) -> list[Change]:
         one = self._open.get((told.kind, told.id))
@@ -165,14 +195,22 @@ class IntervalBook:
         return changes
 
     def _start_s(self, seen: Verdict, told: Told) -> float:
-        """Since when it says, but not before the one before it ended, and not later than now."""
+        """Since when it says, but not before the one before it ended nor before the page could be
+        read again, and not later than now."""
         since_s = told.since_s if told.since_s <= seen.t_s else seen.t_s
-        return min(max(since_s, self._ended_s.get(_slot(told), -math.inf)), seen.t_s)
+        ended_s = self._ended_s.get(_slot(told), -math.inf)
+        readable_s = -math.inf if self._readable_s is None else self._readable_s
+        return min(max(since_s, ended_s, readable_s), seen.t_s)
 
     def _pause(self, ones: list[Open]) -> list[Change]:
+        changes: list[Change] = []
         for one in ones:
-            one.paused = True
-        return [Change(one) for one in ones]
+            if one.kind == "cause":
+                one.paused = True
+                changes.append(Change(one))
+            else:
+                changes.append(self._end(one, one.last_s, UNWATCHED))
+        return changes
 
     def _end(self, one: Open, end_s: float, how: str) -> Change:
         del self._open[one.kind, one.id]

@@ -26,6 +26,20 @@ class ToldRow:
 
 
 @dataclass(slots=True)
+class Chain:
+    """The documents last written of an engine: a whole one of `whole_bytes` when compressed, with
+    its row and time, and the newest, `links` after one told against the whole."""
+
+    whole_id: int
+    whole: bytes
+    whole_bytes: int
+    whole_s: float
+    last_id: int
+    last: bytes
+    links: int = 0
+
+
+@dataclass(slots=True)
 class KnownEngine:
     """An engine: what is open of it, and what was last written.
 
@@ -46,10 +60,7 @@ class KnownEngine:
     columns_layout: int = 0
     config: Mapping[str, str] | None = None
     started_s: float | None = None
-    base_id: int = 0
-    base: bytes = b""
-    base_bytes: int = 0
-    base_s: float = 0.0
+    documents: Chain | None = None
     recommendations: tuple[PackedRecommendation, ...] = ()
     told: dict[str, ToldRow] = field(default_factory=dict[str, ToldRow])
     session: bool = False

@@ -26,7 +26,8 @@ class Retention:
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """How the store does. `queued`, `written` and `dropped` are cycles, `bytes` is what the files
-    take, `oldest_s` the time of the oldest scrape kept; `last_error` is empty while all is well."""
+    take, `oldest_s` the time of the oldest scrape kept; `last_error` is empty while all is well,
+    else nothing is written since `unwritten_s`."""
 
     queued: int
     written: int
@@ -34,6 +35,7 @@ class StoreStats:
     last_error: str
     bytes: int
     oldest_s: float | None
+    unwritten_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,15 @@ class Interval:
     end_s: float | None
     last_s: float
     ended: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The diagnosis in force at a moment, or None: the engine was not watched then, or what was
+    written of it is `damaged`."""
+
+    document: dict[str, Any] | None
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

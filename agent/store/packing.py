@@ -12,13 +12,12 @@ import orjson
 
 from kneewatch.agent.store.arrays import to_bytes
 from kneewatch.agent.store.cycle import Cycle, EngineCycle
-from kneewatch.agent.store.documents import kept, refresh_s, structure
+from kneewatch.agent.store.documents import kept, said
 from kneewatch.agent.store.intervals import Verdict, verdict
 from kneewatch.collector.history import Column, Restart
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.reports.document import recommendation_document
-from kneewatch.rules.model import Severity
 
 ERROR_LENGTH = 500
 ENGINES_KNOWN = 20_000
@@ -81,8 +80,7 @@ class PackedCycle:
 class _Last:
     """What was last kept of an engine's documents, and its recommendations as packed."""
 
-    structure: int | None = None
-    t_s: float = -math.inf
+    said: int | None = None
     made: Sequence[Recommendation] = ()
     packed: tuple[PackedRecommendation, ...] = ()
 
@@ -117,7 +115,6 @@ class Packer:
             self._last.clear()
         name = EngineName(target, diagnosis.model, diagnosis.engine, cycle.replica)
         last = self._last.setdefault(name, _Last())
-        severity = diagnosis.severity
         keys = tuple(diagnosis.values)
         values = [math.nan if value is None else value for value in diagnosis.values.values()]
         return PackedEngine(
@@ -127,8 +124,8 @@ class Packer:
             to_bytes(array("f", values)),
             () if raw is None else raw.columns,
             b"" if raw is None else to_bytes(array("d", raw.values)),
-            verdict(diagnosis, severity, restarted=cycle.restart is not None),
-            _document(last, diagnosis, severity),
+            verdict(diagnosis, diagnosis.severity, restarted=cycle.restart is not None),
+            _document(last, diagnosis),
             _recommendations(last, diagnosis),
             cycle.config,
             cycle.started_s,
@@ -136,11 +133,11 @@ class Packer:
         )
 
 
-def _document(last: _Last, diagnosis: Diagnosis, severity: Severity) -> bytes | None:
-    said, age_s = hash(structure(diagnosis)), abs(diagnosis.t_s - last.t_s)
-    if last.structure == said and age_s < refresh_s(diagnosis, severity):
+def _document(last: _Last, diagnosis: Diagnosis) -> bytes | None:
+    now = hash(said(diagnosis))
+    if last.said == now:
         return None
-    last.structure, last.t_s = said, diagnosis.t_s
+    last.said = now
     return kept(diagnosis)
 
 

@@ -21,13 +21,15 @@ from kneewatch.agent.store.model import (
     ConfigChange,
     Counters,
     Interval,
+    Look,
     RawSnapshot,
     Series,
     StoredEngine,
     StoredRecommendation,
     StoredScrape,
 )
-from kneewatch.agent.store.past import document_at
+from kneewatch.agent.store.packing import EngineName, PackedCycle
+from kneewatch.agent.store.past import document_at, document_waiting, watched
 from kneewatch.agent.store.rows import columns_of, rows_of
 from kneewatch.agent.store.schema import COUNTERS, SCRAPES
 from kneewatch.agent.store.scrapes import unpack_scrapes
@@ -130,9 +132,34 @@ class Reader:
         ]
 
     def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
-        """The diagnosis in force at that moment; None where the engine was not watched then."""
+        """The diagnosis in force at that moment; None where none is known."""
+        return self.look(engine_id, at_s).document
+
+    def look(self, engine_id: int, at_s: float) -> Look:
+        """The same, and why there is none."""
         with self._moment() as connection:
-            return document_at(connection, engine_id, at_s)
+            try:
+                return Look(document_at(connection, engine_id, at_s))
+            except DamagedError as error:
+                passed_over("document", engine_id, error)
+                return Look(None, damaged=True)
+
+    def waiting(
+        self, engine: StoredEngine, cycles: Sequence[PackedCycle], at_s: float
+    ) -> dict[str, Any] | None:
+        """The same from cycles that are not written yet; None where they do not tell of it."""
+        name = EngineName(engine.target, engine.model, engine.engine, engine.replica)
+        with self._moment() as connection:
+            try:
+                return document_waiting(connection, engine.id, name, cycles, at_s)
+            except DamagedError as error:
+                passed_over("document", engine.id, error)
+                return None
+
+    def watched(self, engine_id: int, at_s: float) -> bool:
+        """Whether the engine was watched at that moment."""
+        with self._moment() as connection:
+            return watched(connection, engine_id, at_s)
 
     def recommendations(
         self, *, from_s: float, to_s: float, engine_id: int | None = None

@@ -71,16 +71,19 @@ def _forget_versions(connection: sqlite3.Connection, engine_id: int, before_s: f
     """Documents and configurations from before a time, but for those still in force then, and
     what a document is told against."""
     execute = connection.execute
-    in_force = execute(
-        "SELECT coalesce(base_id, id) FROM documents WHERE engine_id = ? AND t_s < ?"
-        " ORDER BY t_s DESC, id DESC LIMIT 1",
+    (whole,) = execute(
+        "WITH RECURSIVE told (id, base_id) AS ("
+        " SELECT * FROM (SELECT id, base_id FROM documents WHERE engine_id = ? AND t_s < ?"
+        " ORDER BY t_s DESC, id DESC LIMIT 1)"
+        " UNION SELECT d.id, d.base_id FROM documents d JOIN told ON d.id = told.base_id)"
+        " SELECT min(id) FROM told",
         (engine_id, before_s),
     ).fetchone()
-    if in_force is not None:
+    if whole is not None:
         # Later documents are told against this one or a later one.
         execute(
             "DELETE FROM documents WHERE engine_id = ? AND t_s < ? AND id < ?",
-            (engine_id, before_s, *in_force),
+            (engine_id, before_s, whole),
         )
     execute(
         "DELETE FROM configs WHERE engine_id = ? AND t_s < ? AND id <"

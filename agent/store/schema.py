@@ -112,7 +112,13 @@ CREATE TABLE configs (
 CREATE INDEX configs_of_engine ON configs (engine_id, id);
 """
 
-MIGRATIONS: tuple[str, ...] = (FIRST,)
+EXACT = """
+ALTER TABLE documents ADD COLUMN exact INTEGER NOT NULL DEFAULT 0;
+"""
+"""Documents told against documents that are told against others; whether nothing that a document
+says was different at a scrape before the next one. Earlier ones had evidence up to minutes old."""
+
+MIGRATIONS: tuple[str, ...] = (FIRST, EXACT)
 """The n-th takes a store from version n to n + 1; one that was released is never changed."""
 
 
@@ -130,7 +136,10 @@ def check(connection: sqlite3.Connection, name: str, *, newest: int = len(MIGRAT
         DamagedError: it is a store whose header was damaged.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    try:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"{name} has tables without names: {error}") from error
     if application != APPLICATION_ID and tables:
         if "open_signals" in tables:
             raise DamagedError(f"{name} has lost its mark")

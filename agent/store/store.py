@@ -55,6 +55,7 @@ class Store:
         self._busy = False
         self._written = self._overrun = 0
         self._error = ""
+        self._unwritten_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
@@ -103,8 +104,18 @@ class Store:
             dropped = self._overrun + self._backlog.dropped
         taken_bytes = size_bytes(self.path)
         return StoreStats(
-            queued, self._written, dropped, self._error, taken_bytes, self._disk.oldest_s
+            queued,
+            self._written,
+            dropped,
+            self._error,
+            taken_bytes,
+            self._disk.oldest_s,
+            self._unwritten_s,
         )
+
+    def waiting(self) -> list[PackedCycle]:
+        """The cycles that the disk has not taken yet, oldest first."""
+        return self._backlog.waiting()
 
     def close(self, timeout_s: float) -> None:
         """Write what is queued, for `timeout_s` at most, and close the file."""
@@ -191,6 +202,8 @@ class Store:
             error = worse
         if str(error) != self._error:
             log.warning("store cannot write path=%s error=%s", self.path, error)
+        if self._unwritten_s is None:
+            self._unwritten_s = self._backlog.since_s
         self._error, self._busy = str(error), False
         least_s, most_s = BACKOFF_S
         self._backoff_s = min(most_s, max(least_s, 2 * self._backoff_s))
@@ -200,6 +213,7 @@ class Store:
         if self._error:
             log.info("store writes again path=%s waiting=%s", self.path, len(self._backlog))
         self._error, self._backoff_s, self._retry_s = "", 0.0, 0.0
+        self._unwritten_s = None
         if self._disk.files != self._files:
             self._files = self._disk.files
             self._backlog.begin_anew()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable
 
-from kneewatch.agent.store.documents import SHIFTED, squeeze
+from kneewatch.agent.store.documents import CHAIN, SHIFTED, squeeze
 from kneewatch.agent.store.following import Following
 from kneewatch.agent.store.intervals import Change
-from kneewatch.agent.store.known import KnownEngine
+from kneewatch.agent.store.known import Chain, KnownEngine
 from kneewatch.agent.store.ledger import KnownTarget, Ledger
 from kneewatch.agent.store.model import DAY_S
 from kneewatch.agent.store.packing import PackedCycle, PackedEngine
@@ -92,16 +92,19 @@ class Writing:
         known.counters_id, known.counters_s, known.counters_layout = row, t_s, layout
 
     def _document(self, known: KnownEngine, row: int, t_s: float, document: bytes) -> None:
-        body, base_id = b"", None
-        if known.base and 0 <= t_s - known.base_s <= DAY_S:
-            body, base_id = squeeze(document, known.base), known.base_id
-        if base_id is None or len(body) > SHIFTED * known.base_bytes:
+        chain, body, base_id = known.documents, b"", None
+        if chain is not None and 0 <= t_s - chain.whole_s <= DAY_S:
+            anew = chain.links + 1 >= CHAIN
+            base_id, base = (chain.whole_id, chain.whole) if anew else (chain.last_id, chain.last)
+            body = squeeze(document, base)
+            chain.last_id, chain.last = row, document
+            chain.links = 0 if anew else chain.links + 1
+        if chain is None or base_id is None or len(body) > SHIFTED * chain.whole_bytes:
             body, base_id = squeeze(document, None), None
-            known.base_id, known.base, known.base_s = row, document, t_s
-            known.base_bytes = len(body)
+            known.documents = Chain(row, document, len(body), t_s, row, document)
         self._execute(
-            "INSERT OR REPLACE INTO documents (id, engine_id, t_s, base_id, body)"
-            " VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO documents (id, engine_id, t_s, base_id, body, exact)"
+            " VALUES (?, ?, ?, ?, ?, 1)",
             (row, known.id, t_s, base_id, body),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from kneewatch.agent.board import TargetState
-from kneewatch.agent.store.model import KINDS, Interval, Series, StoredEngine
+from kneewatch.agent.store.model import KINDS, Interval, Look, Series, StoredEngine
 from kneewatch.agent.store.reader import Reader
 from kneewatch.reports.document import document
 from kneewatch.rules.model import Severity
@@ -37,6 +37,14 @@ class Remembered:
         if not one.t_s - HOUR_S <= at_s <= one.t_s + 60:
             return None
         return {**document(one), "t": min(at_s, one.t_s)}
+
+    def look(self, engine_id: int, at_s: float) -> Look:
+        """The same; nothing of it is damaged."""
+        return Look(self.document(engine_id, at_s))
+
+    def watched(self, engine_id: int, at_s: float) -> bool:
+        """Whether there is one."""
+        return self.document(engine_id, at_s) is not None
 
     def intervals(
         self,

@@ -64,7 +64,8 @@ class Stats:
     """A store as far as metrics ask it."""
 
     def __init__(self, last_error: str = "") -> None:
-        self._stats = StoreStats(1, 20, 3, last_error, 4096, NOW_S - 100)
+        unwritten_s = NOW_S - 60 if last_error else None
+        self._stats = StoreStats(1, 20, 3, last_error, 4096, NOW_S - 100, unwritten_s)
 
     def stats(self) -> StoreStats:
         """How it does."""

@@ -51,12 +51,14 @@ def diagnosis(
     engine: str = "0",
     health: str = "ok",
     stage: int | None = 0,
+    stage_since_s: float | None = None,
     causes: Sequence[Cause] = (),
     values: Mapping[str, float | None] | None = None,
     recommendations: Sequence[Recommendation] = (),
 ) -> Diagnosis:
     """A diagnosis that says this and no more."""
-    staged = None if stage is None else Stage(stage, t_s, Severity.OK, None, ())
+    since_s = t_s if stage_since_s is None else stage_since_s
+    staged = None if stage is None else Stage(stage, since_s, Severity.OK, None, ())
     signals = {"running": 1.0} if values is None else values
     return Diagnosis(
         t_s, target, engine, "m", None, health, staged, causes, [], [], signals, [], 60.0,
@@ -113,7 +115,7 @@ def recorded(name: str) -> list[Cycle]:
         engines: list[EngineCycle] = []
         for found in diagnoses:
             engine = newest.get(id(found))
-            if engine is None or found.stage is None:
+            if engine is None or not found.was_read:
                 engines.append(EngineCycle(found))
                 continue
             raw = Raw(*engine.counters())

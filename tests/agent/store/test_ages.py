@@ -181,8 +181,10 @@ def test_a_clock_that_is_set_by_an_hour_loses_nothing(tmp_path: Path, hours: flo
     raw = list(reader.raw(engine.id, **EVER))
     assert [set(s.values.values()) for s in raw] == sorted(set(s.values.values()) for s in raw)
     assert {before[0].t_s, before[-1].t_s, after[-1].t_s} <= {s.t_s for s in raw}
-    (kv,) = reader.intervals(kinds=("cause",), **EVER)
-    assert (kv.start_s, kv.end_s) == (START_S, None)
+    found = reader.intervals(kinds=("cause", "health"), **EVER)
+    told = {(one.kind, one.start_s, one.end_s) for one in found}
+    assert {("health", START_S, before[-1].t_s), ("health", after[0].t_s, None)} < told
+    assert all(one.end_s is None or one.end_s <= before[-1].t_s for one in found)
     for one in (before[3], after[-1]):
         told = reader.document(engine.id, one.t_s)
         assert told is not None

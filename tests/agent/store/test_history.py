@@ -37,16 +37,13 @@ def same(told: float, wanted: float) -> bool:
 
 
 def said(made: Mapping[str, Any]) -> dict[str, Any]:
-    """What a document says; signals with a float32's digits, without the evidence, which is kept
-    once a minute."""
+    """What a document says, signals with a float32's digits; what follows from these aside."""
     signals: Mapping[str, float | None] = made["signals"]
-    same = ("schema", "t", "target", "engine", "model", "tier", "health", "symptoms", "unknown")
     return {
-        **{key: made[key] for key in same},
-        "causes": [(one["id"], one["severity"]) for one in made["causes"]],
-        "findings": [(one["rule"], one["state"], one["missing"]) for one in made["findings"]],
-        "stage": [made["stage"][key] for key in ("number", "name", "severity")],
-        "recommendations": [one["id"] for one in made["recommendations"]],
+        **{key: told for key, told in made.items() if key != "window_s"},
+        "findings": [{**one, "value": None} for one in made["findings"]],
+        "recommendations": [{**one, "before": {}} for one in made["recommendations"]],
+        "stage": {**made["stage"], "forecast_s": None},
         "signals": {k: None if v is None else float32(v) for k, v in signals.items()},
     }
 
@@ -62,6 +59,10 @@ def assert_numbers_are_of_the_scrape(told: Mapping[str, Any], made: Mapping[str,
     """What repeats signals moves with them."""
     for one, wanted in zip(told["findings"], made["findings"], strict=True):
         assert near(one["value"], wanted["value"]), one["rule"]
+    for one, wanted in zip(told["recommendations"], made["recommendations"], strict=True):
+        assert one["before"].keys() == wanted["before"].keys()
+        for key, value in wanted["before"].items():
+            assert near(one["before"][key], value), key
     told_s, made_s = told["stage"]["forecast_s"], made["stage"]["forecast_s"]
     assert (told_s is None) == (made_s is None)
     assert told_s is None or abs(told_s - made_s) <= 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
@@ -42,6 +42,7 @@ def seen(
         None if stage is None else Told("stage", str(stage), OK, t_s),
         tuple(Told("cause", one, severity, since_s) for one in causes),
         restarted,
+        stage is not None,
     )
 
 
@@ -104,11 +105,11 @@ def test_the_worst_severity_stays() -> None:
     assert worse.interval.severity == CRITICAL
 
 
-def test_a_page_that_cannot_be_read_ends_nothing_but_says_what_it_says() -> None:
+def test_a_page_that_cannot_be_read_ends_no_cause_but_the_stage_that_was_told_last() -> None:
     down = [seen(t_s, "down", stage=None, health="critical") for t_s in (10, 15, 20)]
     kept = Kept().take(seen(0, "kv"), seen(5, "kv"), *down, seen(25, "kv"))
     assert kept.of("cause") == [("kv", 0, None, ""), ("down", 10, 25, "ended")]
-    assert kept.of("stage") == [("0", 0, None, "")]
+    assert kept.of("stage") == [("0", 0, 5, "unwatched"), ("0", 25, None, "")]
     assert [row[0] for row in kept.of("health")] == ["ok", "critical", "ok"]
 
 
@@ -116,7 +117,7 @@ def test_what_is_gone_after_an_unreadable_page_ended_when_it_was_last_seen() -> 
     down = seen(10, "down", stage=None)
     kept = Kept().take(seen(0, "kv"), seen(5, "kv"), down, seen(15))
     assert kept.of("cause")[0] == ("kv", 0, None, "")  # rates need a window: perhaps it goes on
-    kept.take(seen(15 + GRACE_S))
+    kept.take(*(seen(15 + later_s) for later_s in range(5, int(GRACE_S) + 5, 5)))
     assert kept.of("cause")[0] == ("kv", 0, 5, "unwatched")
 
 
@@ -125,12 +126,8 @@ def test_a_long_pause_is_not_bridged() -> None:
     later_s = 5 + BRIDGED_S + 1
     kept.take(seen(later_s, "kv", since_s=0))
     assert kept.of("cause")[0] == ("kv", 0, 5, "unwatched")
-    assert kept.of("cause")[-1] == (
-        "kv",
-        5,
-        None,
-        "",
-    )  # it says since 0: not before the other's end
+    # It says since 0, but nobody knows of the time in between.
+    assert kept.of("cause")[-1] == ("kv", later_s, None, "")
     assert kept.of("stage") == [("0", 0, 5, "unwatched"), ("0", later_s, None, "")]
 
 
@@ -142,13 +139,13 @@ def test_a_restart_of_the_engine_ends_what_its_process_had() -> None:
     assert kept.of("stage") == [("2", 0, 5, "restarted"), ("0", 10, None, "")]
 
 
-def test_intervals_go_on_over_a_restart_of_the_daemon() -> None:
+def test_causes_go_on_over_a_restart_of_the_daemon_stages_end_before_it() -> None:
     kept = Kept().take(seen(0, "kv", stage=2), seen(5, "kv", stage=2)).restarted()
     kept.take(seen(60, stage=0, health="unknown"))  # one scrape has no rates: it says nothing yet
     kept.take(seen(65, "kv", stage=2, since_s=65))
     assert kept.of("cause") == [("kv", 0, None, "")]
-    assert kept.of("stage") == [("2", 0, None, "")]
-    assert kept.of("health") == [("ok", 0, None, "")]
+    assert kept.of("stage") == [("2", 0, 5, "unwatched"), ("2", 65, None, "")]
+    assert kept.of("health") == [("ok", 0, 5, "unwatched"), ("ok", 65, None, "")]
 
 
 def test_what_is_gone_after_a_restart_of_the_daemon_ended_before_it() -> None:
@@ -167,7 +164,35 @@ def test_an_engine_that_is_gone_leaves_nothing_open() -> None:
 
 def test_a_clock_set_back_ends_nothing_before_it_began() -> None:
     kept = Kept().take(seen(7200, "kv"), seen(7205, "kv"), seen(3605), seen(3610, "kv"))
-    assert kept.of("cause") == [("kv", 7200, 7200, "ended"), ("kv", 3610, None, "")]
+    assert kept.of("cause") == [("kv", 7200, 7205, "unwatched"), ("kv", 3610, None, "")]
+
+
+def test_a_clock_that_was_set_leaves_only_what_was_watched() -> None:
+    times = [0, 5, 10, -3590, -3585, 3620, 3625, 25, 30]
+    kept = Kept().take(*(seen(t_s) for t_s in times))
+    told = [(start_s, end_s) for _, start_s, end_s, _ in kept.of("health")]
+    assert told == [(0, 10), (-3590, -3585), (3620, 3625), (25, None)]
+    assert kept.of("stage") == [("0", *row[1:]) for row in kept.of("health")]
+
+
+def test_a_stage_that_cannot_be_judged_ended_when_it_was_told_last() -> None:
+    unknown = replace(seen(10, stage=None, health="unknown"), read=True)
+    kept = Kept().take(seen(0), seen(5), unknown, seen(15))
+    assert kept.of("stage") == [("0", 0, 5, "unwatched"), ("0", 15, None, "")]
+
+
+def test_scrapes_that_come_ever_more_rarely_still_watch() -> None:
+    kept = Kept().take(*(seen(t_s) for t_s in (0, 5, 10, 25, 60, 180)))
+    assert kept.of("health") == [("ok", 0, None, "")]
+    kept.take(seen(180 + 601))
+    assert kept.of("health") == [("ok", 0, 180, "unwatched"), ("ok", 781, None, "")]
+
+
+def test_a_stage_that_says_it_is_old_does_not_cover_the_time_when_nobody_looked() -> None:
+    again = Told("stage", "2", WARNING, 0)
+    kept = Kept().take(seen(0, stage=2), seen(5, stage=2), seen(10, "down", stage=None))
+    kept.take(replace(seen(100, stage=2), stage=again))
+    assert kept.of("stage") == [("2", 0, 5, "unwatched"), ("2", 100, None, "")]
 
 
 def test_a_since_that_is_no_time_or_in_the_future_is_now() -> None:

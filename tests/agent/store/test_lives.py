@@ -68,7 +68,7 @@ def rows(path: Path, *kinds: str) -> list[Row]:
     ]
 
 
-def test_intervals_go_on_over_a_restart_of_the_daemon(tmp_path: Path) -> None:
+def test_causes_go_on_over_a_restart_of_the_daemon_stages_end_before_it(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     written(path, well(0), pressed(1), pressed(2))
     (kv,) = [one for one in intervals(path) if one.kind == "cause"]
@@ -76,8 +76,9 @@ def test_intervals_go_on_over_a_restart_of_the_daemon(tmp_path: Path) -> None:
     written(path, pressed(20), pressed(21))
     assert rows(path, "cause", "stage") == [
         ("stage", "0", 0, at(1), "ended"),
-        ("stage", "2", 1, None, ""),
+        ("stage", "2", 1, at(2), "unwatched"),
         ("cause", "kv_pressure", 1, None, ""),
+        ("stage", "2", 20, None, ""),
     ]
 
 
@@ -92,8 +93,10 @@ def test_what_is_over_after_a_restart_of_the_daemon_ended_before_it(tmp_path: Pa
         ("health", "critical", 0, at(1), "unwatched"),
         ("stage", "2", 0, at(1), "unwatched"),
         ("cause", "kv_pressure", 0, at(1), "unwatched"),
-        ("health", "ok", 20, None, ""),
-        ("stage", "0", 20, None, ""),
+        ("health", "ok", 20, at(20), "unwatched"),
+        ("stage", "0", 20, at(20), "unwatched"),
+        ("health", "ok", 21, None, ""),
+        ("stage", "0", 21, None, ""),
     ]
 
 

@@ -41,7 +41,7 @@ def numbered(at: int) -> Cycle:
     rng = random.Random(at)
     values = {"n": float(at), **{f"s{column}": rng.random() for column in range(100)}}
     causes = [cause("kv_pressure")] if at % 7 == 0 else []
-    found = diagnosis(START_S + STEP_S * at, values=values, causes=causes)
+    found = diagnosis(START_S + STEP_S * at, values=values, causes=causes, stage_since_s=START_S)
     return cycle(found, raw=counted(rng.random()))
 
 

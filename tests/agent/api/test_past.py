@@ -1,0 +1,159 @@
+"""The past from a real store: killed servers, vanished targets, full disks, damage."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kneewatch.agent.notify.looking import Past
+from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.store import Store
+from tests.agent.api.serving import Asker, asking, service_of
+from tests.agent.api.test_triage import JSON, TRIAGE, told
+from tests.agent.store.disks import files_of_at_most
+from tests.agent.store.made import KEEP_ALL, PATIENCE_S, STEP_S, cause, cycle, diagnosis, written
+from tests.agent.store.test_trouble import until
+from tests.reports.made import NOW_S
+
+BEGAN_S = NOW_S - 60 * STEP_S
+
+
+def well(at: int) -> Cycle:
+    return cycle(diagnosis(BEGAN_S + STEP_S * at, values={"running": float(at)}))
+
+
+def down(at: int) -> Cycle:
+    found = diagnosis(
+        BEGAN_S + STEP_S * at, health="critical", stage=None, causes=[cause("target_down")],
+        values={},
+    )  # fmt: skip
+    return cycle(found, error="refused")
+
+
+@contextmanager
+def asked(path: Path, store: Store | None = None) -> Generator[Asker]:
+    """A client of a daemon with this history."""
+    reader = Reader(path)
+    with asking(service_of(names=["a"], reader=reader, store=store)) as client:
+        yield client
+    reader.close()
+
+
+def spans(client: Asker, kind: str, query: str = "since=-1h") -> list[tuple[Any, ...]]:
+    """Id, beginning and end in scrapes, and how it ended."""
+    rows = told(client, f"{TRIAGE}?{query}")["intervals"]
+    return [
+        (
+            one["id"],
+            round((one["start"] - BEGAN_S) / STEP_S),
+            one["end"] and round((one["end"] - BEGAN_S) / STEP_S),
+            one["ended"],
+        )
+        for one in rows
+        if one["kind"] == kind
+    ]
+
+
+def test_a_stage_of_a_killed_server_ended_when_it_was_told_last(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    written(path, *map(well, range(30)), *map(down, range(30, 61)))
+    with asked(path) as client:
+        assert spans(client, "stage") == [("0", 0, 29, "unwatched")]
+        assert spans(client, "cause") == [("target_down", 30, None, "")]
+        plain = client.get(f"{TRIAGE}?since=-1h").text
+        page = client.get("/triage").text
+    (line,) = [line for line in plain.splitlines() if "stage 0" in line]
+    assert "to now" not in line
+    assert "then it was not seen" in plain
+    assert page
+
+
+def test_a_target_that_nobody_scrapes_any_more_goes_on_with_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    written(path, *map(well, range(30)))
+    with asked(path) as client:
+        for kind in ("stage", "health"):
+            ((_, start, end, ended),) = spans(client, kind)
+            assert (start, end, ended) == (0, 29, "unwatched")
+        then = f"at={BEGAN_S + 20 * STEP_S}&since=-1h"
+        assert spans(client, "stage", then) == [("0", 0, None, "")], "then it went on"
+
+
+def test_what_waits_for_a_full_disk_is_told_and_that_it_waits(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = Store.open(path, retention=KEEP_ALL)
+    for at in range(40):
+        store.put(well(at))
+    until(lambda: not store.stats().queued)
+    with files_of_at_most(1), asked(path, store) as client:
+        for at in range(40, 60):
+            store.put(well(at))
+        until(lambda: bool(store.stats().last_error) and store.stats().queued == 20)
+        found = told(client, f"{TRIAGE}?at=-10s")
+        before = told(client, f"{TRIAGE}?at={BEGAN_S + 10 * STEP_S}")
+        plain = client.get(f"{TRIAGE}?at=-10s").text
+        marked = client.get(f"{TRIAGE}?at=-10s&format=markdown").text
+        now = client.get(TRIAGE).text
+        page = client.get("/triage").text
+        missing = client.get(f"{TRIAGE}?at=-3d").json()["detail"]
+    assert found["targets"][0]["signals"] == {"running": 58.0}
+    assert before["targets"][0]["signals"] == {"running": 10.0}
+    since_s = store.stats().unwritten_s
+    assert since_s == pytest.approx(BEGAN_S + 40 * STEP_S, abs=1)
+    words = "the history cannot be written since 00:05:00 UTC"
+    assert words in found["notices"][0]
+    for text in (plain, marked, now, page, missing):
+        assert words[4:] in " ".join(text.split())
+    until(lambda: not store.stats().queued)
+    assert store.stats().unwritten_s is None
+    store.close(PATIENCE_S)
+
+
+def broken(path: Path, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(statement, values)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE documents SET body = x'00'", "UPDATE open_signals SET body = x'0011'"],
+    ids=["document", "signals"],
+)
+def test_a_damaged_moment_is_told_as_damaged(statement: str, tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    written(path, *map(well, range(60)))
+    broken(path, statement)
+    with asked(path) as client:
+        missing = client.get(f"{TRIAGE}?at=-1m", accept=JSON)
+        page = client.get("/triage?at=-1m").text
+    assert missing.status_code == 404
+    assert "the history is damaged at that moment: how a was" in missing.json()["detail"]
+    assert "nothing was watched" not in missing.json()["detail"]
+    assert "istory is damaged at that moment" in page
+    reader = Reader(path)
+    look, why = Past(reader).document("a", ("m", "0"), NOW_S - 60)
+    assert (look, why) == (None, "unknown, the history is damaged there")
+    reader.close()
+
+
+def test_damage_of_one_target_hides_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    def both(at: int) -> Sequence[Cycle]:
+        t_s = BEGAN_S + STEP_S * at
+        return [cycle(diagnosis(t_s, target=name)) for name in ("a", "b")]
+
+    written(path, *[one for at in range(60) for one in both(at)])
+    broken(path, "UPDATE documents SET body = x'00' WHERE engine_id = 1")
+    with asked(path) as client:
+        found = told(client, f"{TRIAGE}?at=-1m")
+        plain = client.get(f"{TRIAGE}?at=-1m").text
+    assert [one["target"] for one in found["targets"]] == ["b"]
+    assert len(found["notices"]) == 1
+    assert "how a was then cannot be told" in " ".join(plain.split())

@@ -1,0 +1,67 @@
+"""Documents of the past that cannot be exact say of which moment they are; chains are bounded."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from kneewatch.agent.store.documents import CHAIN, at_scrape, kept
+from kneewatch.agent.store.reader import Reader
+from tests.agent.store.made import START_S, STEP_S, cause, cycle, diagnosis, recorded, written
+from tests.agent.store.test_schema import CYCLES, RECORDING, of_version
+
+SICK = diagnosis(START_S, causes=[cause("kv_pressure")], values={"running": 3.0})
+
+
+def test_evidence_that_is_older_than_its_moment_says_so() -> None:
+    stored, values = kept(SICK), {"running": 5.0}
+    later_s = START_S + 40
+
+    def unknown(*, averaged: bool, exact: bool, t_s: float = later_s) -> list[str]:
+        told = at_scrape(stored, t_s, values, averaged=averaged, exact=exact)
+        assert told["signals"] == values
+        return told["unknown"]
+
+    older = "causes: they and their evidence are as of 11:06:40"
+    mean = "signals: so long ago, they are means of a minute"
+    assert unknown(averaged=False, exact=True) == []
+    assert unknown(averaged=False, exact=False) == [older]
+    assert unknown(averaged=False, exact=False, t_s=START_S) == []
+    assert unknown(averaged=True, exact=True) == [mean, older]
+
+
+def test_a_store_of_an_earlier_version_says_of_when_its_evidence_is(tmp_path: Path) -> None:
+    path = of_version(1, tmp_path)
+    written(path, recorded(RECORDING)[CYCLES])
+    reader = Reader(path)
+    (engine,) = [one for one in reader.engines() if one.model]
+    told = [reader.document(engine.id, one.t_s) for one in recorded(RECORDING)[:CYCLES]]
+    sick = [one for one in told if one is not None and one["causes"]]
+    as_of = [one for one in sick if any("evidence are as of" in line for line in one["unknown"])]
+    assert 0 < len(as_of) < len(sick)
+    reader.close()
+
+
+def test_a_document_is_read_by_way_of_few_others(tmp_path: Path) -> None:
+    path, count = tmp_path / "store.db", 5 * CHAIN
+    cycles = [
+        cycle(diagnosis(START_S + STEP_S * at, causes=[cause(f"cause_{at}")]))
+        for at in range(count)
+    ]
+    written(path, *cycles)
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT id, base_id FROM documents").fetchall()
+    bases = dict(rows)
+    assert len(bases) == count
+
+    def links(row: int | None) -> int:
+        return 0 if row is None else 1 + links(bases[row])
+
+    assert 2 < max(map(links, bases)) <= CHAIN + 1
+    reader = Reader(path)
+    for at, one in enumerate(cycles):
+        told = reader.document(1, one.t_s)
+        assert told is not None
+        assert [named["id"] for named in told["causes"]] == [f"cause_{at}"]
+    reader.close()
