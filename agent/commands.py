@@ -134,7 +134,7 @@ def _moments(
             gpus.scrape()
             gpus_due_s = elapsed_s + GPU_INTERVAL_S
         diagnoses = stream.scrape(fetcher)
-        seen = seen or any(diagnosis.stage is not None for diagnosis in diagnoses)
+        seen = seen or any(diagnosis.was_read for diagnosis in diagnoses)
         if not seen and stream.monitor.last_error is not None:
             # A server that has never answered is a wrong address, not an incident: say so at once.
             raise _with_place(fetcher.url, stream.monitor.last_error)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter, lt
+from operator import itemgetter, le, lt
 from typing import cast
 
 from kneewatch.collector.names.resolver import EngineBinding
+from kneewatch.collector.names.table import metric_table
 from kneewatch.collector.samples import Page
 
 NAN = math.nan
@@ -74,6 +76,8 @@ class Table:
         self.columns: dict[Column, int] = {}
         self.by_metric: dict[str, list[tuple[Column, int]]] = {}
         self.absent: list[int] = []
+        self._least: list[float] = []
+        self._most: list[float] = []
         self._read: Callable[[list[float]], tuple[float, ...]] = lambda _values: ()
 
     def __len__(self) -> int:
@@ -86,6 +90,9 @@ class Table:
             if column not in self.columns:
                 self.columns[column] = len(self.columns)
                 self.by_metric.setdefault(column.metric, []).append((column, self.columns[column]))
+                metric = metric_table().metrics.get(column.metric)
+                self._least.append(-sys.float_info.max if metric is None else 0.0)
+                self._most.append(sys.float_info.max if metric is None else metric.most)
         # -1 is the NaN that `read` puts behind the page's values: a column the page lacks.
         positions = [places.get(column, -1) for column in self.columns]
         self.absent = [index for index, position in enumerate(positions) if position < 0]
@@ -98,6 +105,20 @@ class Table:
     def read(self, values: list[float]) -> tuple[float, ...]:
         """The values of a page in column order; NaN where the page has none."""
         return self._read(values)
+
+    def impossible(self, row: tuple[float, ...]) -> list[int]:
+        """Columns whose value is outside their metric's possible range, or no number at all;
+        those that the page lacks are left out."""
+        if all(map(le, row, self._most)) and all(map(le, self._least, row)):
+            return []
+        absent = set(self.absent)
+        return [
+            at
+            for at, (least, value, most) in enumerate(
+                zip(self._least, row, self._most, strict=True)
+            )
+            if not least <= value <= most and at not in absent
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +139,9 @@ class History:
         self.counters = Table()
         self.gauges = Table()
         self.info: Mapping[str, Mapping[str, str]] = {}
+        self.impossible: Mapping[str, float] = {}
+        """Metrics of the newest page with a value that they cannot have (NaN, infinite, negative,
+        a share above 1), and the first such value. They count as if the page lacked the series."""
         self.generation = 0
         """Changes whenever the set of known series changes; caches hang on it."""
         self.restarts = 0
@@ -146,7 +170,11 @@ class History:
         if binding is not self._binding:
             self._bind(binding, process_start)
         values = [*page.values, NAN]
-        frame = Frame(t_s, self.counters.read(values), self.gauges.read(values))
+        odd: dict[str, float] = {}
+        counters, bad_counters = _possible(self.counters, values, odd)
+        gauges, _ = _possible(self.gauges, values, odd)
+        self.impossible = odd
+        frame = Frame(t_s, counters, gauges)
         restart = self._restart(frame, values)
         if restart is not None:
             self._forget()
@@ -158,7 +186,7 @@ class History:
             # Seldom read again, and half as large without an object for each number.
             old = self.frames[-1 - FRESH_FRAMES]
             old.counters = array("d", old.counters)
-        for index in self.counters.absent:
+        for index in (*self.counters.absent, *bad_counters):
             self._mark_uneven(index, t_s)
         self._trim(t_s)
         return restart
@@ -215,21 +243,6 @@ class History:
             metric in kind
             for kind in (binding.counters, binding.gauges, binding.histograms, binding.infos)
         )
-
-    @property
-    def finite(self) -> bool:
-        """Whether every value of the newest page is a number."""
-        newest = self.frames[-1] if self.frames else None
-        return newest is None or math.isfinite(sum(newest.counters) + sum(newest.gauges))
-
-    def blank(self, metric: str) -> bool:
-        """Whether the newest page says NaN or infinity for a metric that it has."""
-        if not self.frames:
-            return False
-        newest = self.frames[-1]
-        values = [newest.counters[at] for _, at in self.counters.by_metric.get(metric, ())]
-        values += [newest.gauges[at] for _, at in self.gauges.by_metric.get(metric, ())]
-        return not any(map(math.isfinite, values))
 
     @property
     def started_s(self) -> float | None:
@@ -311,6 +324,22 @@ class History:
         if t_s - self.times[0] > 1.25 * self.keep_s or len(self.times) > FRAMES_MAX:
             cut = max(bisect_left(self.times, t_s - self.keep_s), len(self.times) - FRAMES_MAX)
             del self.frames[:cut], self.times[:cut]
+
+
+def _possible(
+    table: Table, values: list[float], odd: dict[str, float]
+) -> tuple[tuple[float, ...], list[int]]:
+    """A page's values by column with NaN in place of the impossible, and the columns of those;
+    `odd` takes their metrics."""
+    row = table.read(values)
+    bad = table.impossible(row)
+    if not bad:
+        return row, bad
+    columns, known = list(table.columns), list(row)
+    for at in bad:
+        odd.setdefault(columns[at].metric, row[at])
+        known[at] = NAN
+    return tuple(known), bad
 
 
 def _info(binding: EngineBinding) -> Mapping[str, Sequence[tuple[Labels, int]]]:

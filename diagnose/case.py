@@ -84,9 +84,9 @@ class Facts:
         return self.streaks_s.get(streak, -1.0) >= seconds * self.scale
 
     def severity(self, rule_id: str) -> Severity:
-        """A finding's severity; ok where it is unknown."""
+        """A finding's severity with its clear time; ok where it is unknown."""
         finding = self.findings.get(rule_id)
-        return finding.severity if finding else Severity.OK
+        return finding.held if finding else Severity.OK
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from kneewatch.collector.history import History
 from kneewatch.collector.signals.catalogue import Reading
+from kneewatch.collector.signals.expr import InfoChanges
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.case import Targets
 from kneewatch.rules.baseline import DRIFTS, Baseline
@@ -19,6 +20,7 @@ PROGRESS = ("generation_tokens", "prompt_tokens")
 """What moves while an engine works; where the first is not known, nothing is. Finished requests do
 not count: an engine that hangs still counts those that their clients give up."""
 
+ADAPTER_CHANGES = InfoChanges("lora_requests_info")
 RECENT_REQUESTS_MIN = 4.0
 RECENT_SHARE = 0.25
 RECENT_SCRAPES = 2.2
@@ -85,8 +87,9 @@ def derive(
 
 
 def recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
-    """Draft acceptance on the window's newest quarter, and prefix hits on that or on its newest
-    half: on the shorter that holds enough requests."""
+    """Draft acceptance and changes of adapters on the window's newest quarter, and prefix hits
+    (their share and how many a request) on that or on its newest half: on the shorter that holds
+    enough requests."""
     frames = history.times
     interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
     range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
@@ -96,12 +99,17 @@ def recent(history: History, now_s: float, window_s: float) -> dict[str, float |
         window.rate("spec_decode_num_draft_tokens"),
     )
     accepted = _over(window.rate("spec_decode_num_accepted_tokens"), drafted)
+    swapped_per_s = ADAPTER_CHANGES.bind(history)(window)
     if not _enough(window):
         window = Window(history, now_s=now_s, range_s=max(range_s, 2 * RECENT_SHARE * window_s))
         looked_up = window.rate("prefix_cache_queries") if _enough(window) else None
+    hits = window.rate("prefix_cache_hits")
+    started = window.part_rate("time_to_first_token_seconds", "count")
     return {
-        "prefix_hit_ratio": _over(window.rate("prefix_cache_hits"), looked_up),
+        "prefix_hit_ratio": _over(hits, looked_up),
+        "prefix_hit_tokens_mean": None if looked_up is None else _over(hits, started),
         "spec_acceptance_ratio": accepted,
+        "lora_change_per_s": swapped_per_s,
     }
 
 

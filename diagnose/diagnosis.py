@@ -11,10 +11,13 @@ from kneewatch.rules.cascade import Stage
 from kneewatch.rules.model import Severity
 from kneewatch.rules.state import Finding
 
+NO_STAGE = "cascade_stage: "
+"""What begins the line of `unknown` that says why there is no stage."""
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The verdict on one engine. `stage` is None while nothing can be read.
+    """The verdict on one engine. `stage` is None while it cannot be judged; `unknown` says why.
 
     `judged_against` says what latencies were held against; `window_s` is what the window really
     held, which is less than asked for at the start and after a restart.
@@ -35,6 +38,23 @@ class Diagnosis:
     window_s: float
     judged_against: str
     recommendations: Sequence[Recommendation] = ()
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the engine stood on a page that could be read; its stage may be unknown still."""
+        return self.stage is not None or bool(self.values)
+
+    @property
+    def stage_unknown(self) -> str:
+        """Why there is no stage, in words; empty where there is one."""
+        if self.stage is not None:
+            return ""
+        if not self.was_read:
+            return self.judged_against.removeprefix("nothing: ")
+        return next(
+            (line.removeprefix(NO_STAGE) for line in self.unknown if line.startswith(NO_STAGE)),
+            "nothing to judge it by",
+        )
 
     @property
     def severity(self) -> Severity:

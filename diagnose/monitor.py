@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kneewatch.collector.base import CollectError
@@ -17,7 +17,7 @@ from kneewatch.diagnose.case import Cause, Counterfactual, Facts
 from kneewatch.diagnose.causes import EXAMINE, UNDISTURBING, conclude, observer, ranked
 from kneewatch.diagnose.counterfactual import counterfactuals
 from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent
-from kneewatch.diagnose.diagnosis import Diagnosis, health, judged_against, worst_of
+from kneewatch.diagnose.diagnosis import NO_STAGE, Diagnosis, health, judged_against, worst_of
 from kneewatch.diagnose.forecast import Forecaster, demand_ratio, forecast_values
 from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
@@ -25,7 +25,7 @@ from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.symptoms import symptoms
 from kneewatch.diagnose.tracker import CauseTracker
 from kneewatch.rules.baseline import Baseline
-from kneewatch.rules.cascade import Cascade
+from kneewatch.rules.cascade import Cascade, lacking
 from kneewatch.rules.model import Rule, Severity
 from kneewatch.rules.state import Finding, RuleBook
 
@@ -37,6 +37,15 @@ SCRAPES_IN_WINDOW = 2.2
 VANISHED_KEPT_S = 3600.0
 """How long an engine that left a page which can be read is told; a replica that an orchestrator
 names is forgotten sooner, for those are replaced."""
+
+ENGINES_MAX = 512
+"""Engines kept of one target, vanished ones included: labels that change with every scrape must not
+take all memory."""
+
+
+UNREAD = "the page could not be read"
+GONE = "the engine is not on the page"
+"""Why nothing is known of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,8 @@ class EngineMonitor:
         self._forecaster = Forecaster(window_s=profile.window_s)
         self._unless: tuple[str, float, tuple[Counterfactual, ...]] = ("", 0.0, ())
         self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
-        self._vanished = 0
+        self._vanished, self._blind = 0, 0
+        self._came_s = float("-inf")
         self._disturbed_s = float("-inf")
         self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
         self.newest: Diagnosis | None = None
@@ -109,6 +119,8 @@ class EngineMonitor:
             return None
         if restart is not None or self.history.clock_steps != steps:
             self._begin_anew(t_s, restart)
+        if self._vanished or before[0] == 0:
+            self._came_s = t_s
         self._vanished = 0
         window = Window(self.history, now_s=t_s, range_s=self._range_s(t_s))
         reading = self._signals.read(window)
@@ -142,28 +154,46 @@ class EngineMonitor:
         rare_s = min(SCRAPES_IN_WINDOW * (times[-1] - times[-2]), LONG_WINDOWS * window_s)
         return min(max(window_s, rare_s), t_s - times[0])
 
-    def gone(self, t_s: float) -> Diagnosis | None:
-        """The diagnosis while the page can be read and lacks this engine; None once forgotten."""
-        last_s = self.history.times[-1] if self.history.times else t_s
-        kept_s = LONG_WINDOWS * self.profile.window_s if self.key.replica else VANISHED_KEPT_S
-        if t_s - last_s > kept_s:
+    @property
+    def last_s(self) -> float:
+        """Time of the newest page that had this engine; -inf before the first."""
+        return self.history.times[-1] if self.history.times else float("-inf")
+
+    def gone(self, t_s: float, beside: Collection[EngineMonitor]) -> Diagnosis | None:
+        """The diagnosis while the page can be read and lacks this engine; None once forgotten.
+        `beside` are those on the page."""
+        successor = self._successor(beside)
+        kept_s = VANISHED_KEPT_S
+        if successor is not None:
+            kept_s = self.profile.window_s
+        elif self.key.replica:
+            kept_s = LONG_WINDOWS * self.profile.window_s
+        if t_s - self.last_s > kept_s:
             return None
         self._vanished += 1
-        error = CollectError(
-            f"engine {self.key.engine} of {self.key.model} is no longer on the page",
-            kind="no_vllm",
-            hint="One engine of the server died, or a replica was replaced.",
+        cause = observer.vanished(
+            _named(self.key),
+            self._vanished,
+            self.last_s,
+            successor=None if successor is None else _named(successor.key),
         )
-        cause = observer.unreadable(error, self._vanished, last_s)
-        return self.unreadable(t_s, cause, str(error))
+        return self.unreadable(t_s, cause, cause.evidence[0].text, GONE)
 
-    def unreadable(self, t_s: float, cause: Cause, why: str) -> Diagnosis:
-        """The diagnosis after a scrape that gave nothing."""
+    def _successor(self, beside: Collection[EngineMonitor]) -> EngineMonitor | None:
+        """The engine that came when this one left, in its place (another model by the same number)
+        or, where none stayed, at all; None where engines stayed and nothing took its place."""
+        came = [one for one in beside if one._came_s > self.last_s]
+        place = self.key.engine, self.key.replica
+        same = [one for one in came if (one.key.engine, one.key.replica) == place]
+        return next(iter(same or (came if len(came) == len(beside) else ())), None)
+
+    def unreadable(self, t_s: float, cause: Cause, why: str, seen: str = UNREAD) -> Diagnosis:
+        """The diagnosis after a scrape that gave nothing of this engine."""
         self.restart = None
         self.newest = Diagnosis(
             t_s, self.target, self.key.engine, self.key.model, None,
             health(cause.severity, readable=False), None, [cause], [], [], {},
-            [f"every signal: {why}"], 0.0, "nothing: the page could not be read",
+            [f"every signal: {why}"], 0.0, f"nothing: {seen}",
         )  # fmt: skip
         return self.newest
 
@@ -189,7 +219,8 @@ class EngineMonitor:
         stage = self._cascade.judge(
             t_s, values, preempted=increase_since_last(self.history, "num_preemptions")
         )
-        values["cascade_stage"] = float(stage.number)
+        unjudged = lacking(stage, values)
+        values["cascade_stage"] = None if unjudged else float(stage.number)
         findings = self._rules.judge(t_s, values, reading.missing, notes, idle=idle)
         facts = Facts(
             now_s=t_s,
@@ -211,7 +242,8 @@ class EngineMonitor:
             gpus_lost=gpus.lost,
             adapters=adapters_seen(window) if values.get("waiting_deferred") else (),
         )
-        causes, lacks_core = self._causes(facts, findings)
+        causes, lacks_core = self._causes(facts, findings, reading)
+        told = None if unjudged else stage
         readable = not lacks_core and window.scrapes > 1
         return Diagnosis(
             t_s=t_s,
@@ -219,13 +251,17 @@ class EngineMonitor:
             engine=self.key.engine,
             model=self.key.model,
             tier=None,
-            health=health(worst_of(causes, stage, findings), readable=readable),
-            stage=stage,
+            health=health(worst_of(causes, told, findings), readable=readable),
+            stage=told,
             causes=causes,
             symptoms=symptoms(facts, causes),
             findings=findings,
             values=values,
-            unknown=[*self._unknowns(reading), *gpus.unknown],
+            unknown=[
+                *_without_stage(unjudged, window.scrapes),
+                *self._unknowns(reading),
+                *gpus.unknown,
+            ],
             window_s=window.range_s,
             judged_against=judged_against(
                 profile.targets, has_baseline=self._baseline.get("ttft_p99_s") is not None
@@ -233,9 +269,14 @@ class EngineMonitor:
             recommendations=self._adviser.advise(facts, causes) if causes else (),
         )
 
-    def _causes(self, facts: Facts, findings: list[Finding]) -> tuple[list[Cause], bool]:
+    def _causes(
+        self, facts: Facts, findings: list[Finding], reading: Reading
+    ) -> tuple[list[Cause], bool]:
         concluded = conclude(facts)
-        missing = observer.metrics_missing(facts, self._catalogue.core)
+        self._blind = self._blind + 1 if observer.is_blind(facts) else 0
+        missing = observer.metrics_missing(
+            facts, self._catalogue.core, reading.impossible, self._blind
+        )
         if missing is not None:
             concluded.append(missing)
         self._learn(facts, concluded, findings)
@@ -259,7 +300,7 @@ class EngineMonitor:
             any(cause.id not in UNDISTURBING for cause in concluded)
             or facts.stage.number >= 2
             or facts.get("waiting_avg") >= QUIET_WAITING
-            or any(finding.severity >= Severity.WARNING for finding in findings)
+            or any(finding.held >= Severity.WARNING for finding in findings)
         )
         if disturbed:
             self._disturbed_s = facts.now_s
@@ -271,13 +312,26 @@ class EngineMonitor:
         if self._unknown[0] is not reading.missing:
             wanted = {s.key: s for s in self._catalogue.signals}
             lines = [
-                f"{key}: {', '.join(metrics)} is not on the page"
+                f"{key}: {observer.lack_words(metrics, reading.impossible)}"
                 + (f" (needs {wanted[key].needs})" if wanted[key].needs else "")
                 for key, metrics in reading.missing.items()
             ]
             lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
             self._unknown = (reading.missing, lines)
         return self._unknown[1]
+
+
+def _named(key: EngineKey) -> str:
+    return f"engine {key.engine} of {key.model}"
+
+
+def _without_stage(unjudged: Sequence[str], scrapes: int) -> list[str]:
+    """The line that says why there is no stage; none where there is one."""
+    if not unjudged:
+        return []
+    if scrapes < 2:
+        return [f"{NO_STAGE}the window holds one scrape, it needs two"]
+    return [f"{NO_STAGE}it needs {', '.join(unjudged)}"]
 
 
 class TargetMonitor:
@@ -289,6 +343,7 @@ class TargetMonitor:
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._bound: tuple[Layout, Binding] | None = None
         self._failures, self._failing_since_s = 0, 0.0
+        self._unkept, self._limit_told = 0, False
         self.last_error: CollectError | None = None
         """Why the newest scrape gave nothing; None where it gave a page."""
 
@@ -305,7 +360,8 @@ class TargetMonitor:
             return self.failed(t_s, error)
         self._failures, self.last_error = 0, None
         found: list[Diagnosis] = []
-        for engine in binding.engines:
+        told = self._room(binding.engines)
+        for engine in told:
             monitor = self._engines.get(engine.key)
             if monitor is None:
                 monitor = EngineMonitor(self.name, engine.key, self.profile, self._catalogue)
@@ -313,18 +369,46 @@ class TargetMonitor:
             diagnosis = monitor.page(t_s, page, engine, binding.process_start, gpus)
             if diagnosis is not None:
                 found.append(diagnosis)
-        if len(binding.engines) < len(self._engines):
-            found += self._vanished(t_s, {engine.key for engine in binding.engines})
+        if len(told) < len(self._engines):
+            found += self._vanished(t_s, [self._engines[engine.key] for engine in told])
+        return self._with_limit(found)
+
+    def _room(self, engines: Sequence[EngineBinding]) -> Sequence[EngineBinding]:
+        """The page's engines that are judged, known ones first; room is made for the new ones, by
+        forgetting those that left the page longest ago."""
+        if len(engines) > ENGINES_MAX:
+            engines = sorted(engines, key=lambda engine: engine.key not in self._engines)
+            self._unkept += len(engines) - ENGINES_MAX
+            engines = engines[:ENGINES_MAX]
+        present = {engine.key for engine in engines}
+        over = len(present | self._engines.keys()) - ENGINES_MAX
+        if over > 0:
+            left = [engine for engine in self._engines.values() if engine.key not in present]
+            for engine in sorted(left, key=lambda engine: engine.last_s)[:over]:
+                del self._engines[engine.key]
+            self._unkept += over
+        return engines
+
+    def _with_limit(self, found: list[Diagnosis]) -> list[Diagnosis]:
+        """Diagnoses of which the first says once that there were more engines than are kept."""
+        if self._unkept and found and not self._limit_told:
+            self._limit_told = True
+            line = (
+                f"engines: more than {ENGINES_MAX} in the labels model_name and engine of this "
+                "page; no more are kept"
+            )
+            found[0] = replace(found[0], unknown=[line, *found[0].unknown])
         return found
 
-    def _vanished(self, t_s: float, present: set[EngineKey]) -> list[Diagnosis]:
+    def _vanished(self, t_s: float, present: Sequence[EngineMonitor]) -> list[Diagnosis]:
         """Engines that are no longer on a page that can be read: told for a while, then
         forgotten."""
         found: list[Diagnosis] = []
+        staying = {engine.key for engine in present}
         for key, engine in list(self._engines.items()):
-            if key in present:
+            if key in staying:
                 continue
-            diagnosis = engine.gone(t_s)
+            diagnosis = engine.gone(t_s, present)
             if diagnosis is None:
                 del self._engines[key]
             else:

@@ -26,8 +26,9 @@ AT_ONCE = frozenset(
 ENDS_AT_ONCE = frozenset({"kv_pressure", "engine_restarted"})
 """Causes that end with a state that has a hysteresis of its own."""
 
-LINGERS = frozenset({"queue_saturation", "admission_limit"})
-"""Causes that stay three times as long: a queue at the edge of capacity comes and goes."""
+LINGERS = frozenset({"queue_saturation", "admission_limit", "prefill_interference"})
+"""Causes that stay three times as long: a queue at the edge of capacity comes and goes, and so do
+the pauses behind prompts of a rare length."""
 
 CLEAR_S = 15.0
 """A cause leaves the list once it has not been concluded for this long."""

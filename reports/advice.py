@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value, presently
 from kneewatch.reports.words import duration, number, percent
 
 NUMBERS_SHOWN = 5
@@ -34,8 +34,12 @@ NUMBERS: tuple[Told, ...] = (
 
 
 def advised(diagnosis: Diagnosis, cause: Cause) -> list[Recommendation]:
-    """The recommendations against a cause, best first."""
-    return [made for made in diagnosis.recommendations if made.cause == cause.id]
+    """The recommendations against a cause, best first, with the numbers of this diagnosis."""
+    return [
+        presently(made, diagnosis.values)
+        for made in diagnosis.recommendations
+        if made.cause == cause.id
+    ]
 
 
 def change_words(change: Change) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 
 from kneewatch.diagnose.case import Cause, Evidence
 from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.recommendation import Recommendation, presently
 from kneewatch.rules.cascade import Stage
+from kneewatch.rules.library import RULES
 from kneewatch.rules.state import Finding
 
 SCHEMA = "kneewatch.diagnosis/1"
+LIBRARY_BOUNDS = {rule.id: rule.bounds for rule in RULES}
 LARGEST = sys.float_info.max
 DIGITS = 6
 """Significant digits of numbers in documents: more would be noise of the histograms."""
@@ -33,7 +35,10 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
         "causes": [cause_document(cause) for cause in diagnosis.causes],
         "symptoms": list(diagnosis.symptoms),
         "findings": [finding_document(finding) for finding in diagnosis.findings],
-        "recommendations": [recommendation_document(made) for made in diagnosis.recommendations],
+        "recommendations": [
+            recommendation_document(presently(made, diagnosis.values))
+            for made in diagnosis.recommendations
+        ],
         "signals": signals_document(diagnosis.values),
         "unknown": list(diagnosis.unknown),
         "window_s": round(diagnosis.window_s, 3),
@@ -110,7 +115,8 @@ def recommendation_document(made: Recommendation) -> dict[str, Any]:
 
 
 def finding_document(finding: Finding) -> dict[str, Any]:
-    """A finding; `note` says why an unknown one that lacks no metric is not judged."""
+    """A finding; `note` says why it is not judged, and `bounds` are told where they are not those
+    of the rule library."""
     row: dict[str, Any] = {
         "rule": finding.rule.id,
         "state": finding.state,
@@ -122,6 +128,12 @@ def finding_document(finding: Finding) -> dict[str, Any]:
         row["since"] = round(finding.since_s, 3)
     if finding.note:
         row["note"] = finding.note
+    if finding.clearing is not None:
+        row["clearing_since_s"] = round(finding.clearing.since_s, 3)
+        row["was"] = rounded(finding.clearing.was)
+        row["held"] = finding.held.word
+    if finding.rule.bounds != LIBRARY_BOUNDS.get(finding.rule.id):
+        row["bounds"] = {one.severity.word: rounded(one.threshold) for one in finding.rule.bounds}
     return row
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.gpu import FULLER, GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.diagnosis import NO_STAGE, Diagnosis
 from kneewatch.diagnose.profile import Profile
 
 SHOWN = 6
@@ -44,8 +44,8 @@ SETTING = re.compile(r"\((\S+)\)$")
 
 def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
     """Lines that say what could not be judged, the worst gap first, at most `shown` reasons."""
-    if diagnosis.stage is None:
-        return ["anything: the page could not be read"]
+    if not diagnosis.was_read:
+        return [f"anything: {diagnosis.stage_unknown}"]
     reasons: dict[str, list[str]] = {}
     settings: list[str] = []
     for line in diagnosis.unknown:
@@ -53,7 +53,7 @@ def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
         named = SETTING.search(why)
         if UNSTATED.get(key) == why and named:
             settings.append(named[1])
-        elif key not in OPTIONAL:
+        elif key not in OPTIONAL and not line.startswith(NO_STAGE):
             reasons.setdefault(why, []).append(key)
     lines = [f"{', '.join(keys)}: {why}" for why, keys in reasons.items()]
     if diagnosis.health == "unknown" and diagnosis.values.get(ALWAYS_ON) is None:

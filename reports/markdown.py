@@ -19,6 +19,7 @@ from kneewatch.reports.text import (
     who,
 )
 from kneewatch.reports.words import clock, date, moment, printable, quantity
+from kneewatch.rules.state import Finding
 
 SPECIAL = re.compile(r"([\\`*\[\]<>|])")
 
@@ -49,13 +50,19 @@ def _one(diagnosis: Diagnosis, *, footers: bool) -> str:
     found = notable(diagnosis, "warning", "critical") + notable(diagnosis, "info")
     if found:
         lines += ["", "### Also seen", ""]
-        lines += [f"- {escaped(finding_words(f))}; {f.state}. {f.rule.advice}" for f in found]
+        lines += [_also(finding, diagnosis.t_s) for finding in found]
     if not footers:
         return "\n".join(lines)
     lines += ["", f"Latencies judged against {diagnosis.judged_against}."]
     if left := gaps(diagnosis):
         lines += ["", "Could not be judged:", "", *(f"- {escaped(line)}" for line in left)]
     return "\n".join(lines)
+
+
+def _also(finding: Finding, t_s: float) -> str:
+    said = escaped(finding_words(finding, t_s))
+    advised = "" if finding.clearing else f" {finding.rule.advice}"
+    return f"- {said}; {finding.state}.{advised}"
 
 
 def _cause(place: int, cause: Cause, diagnosis: Diagnosis) -> list[str]:

@@ -20,8 +20,8 @@ from kneewatch.reports.document import SCHEMA
 from kneewatch.rules.cascade import NAMES, Stage
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
-from kneewatch.rules.model import WORDS, Rule, Severity
-from kneewatch.rules.state import UNKNOWN, Finding
+from kneewatch.rules.model import WORDS, Bound, Rule, Severity
+from kneewatch.rules.state import UNKNOWN, Clearing, Finding
 
 LATEST_S = 253_402_300_799.0
 """The end of the year 9999: a later moment cannot be told."""
@@ -33,7 +33,10 @@ STATES = {**SEVERITIES, UNKNOWN: Severity.OK}
 ONE = {"ttft_p99_s": 1.0, "itl_p99_s": 1.0, "benchmark_ttft_p99_s": 1.0, "benchmark_gpu_ratio": 1.0}
 BY_TARGET = slo_rules(**ONE)
 KNOWN = {rule.id: rule for rule in (*RULES, *(replace(rule, bounds=()) for rule in BY_TARGET))}
-"""Rules by id; those of a user's targets without bounds, which no document has."""
+"""Rules by id; those of a user's targets without bounds, which a document may tell."""
+
+TOLD = "setting"
+"""Where a bound comes from that a document tells."""
 
 
 class DocumentError(KneewatchError):
@@ -44,7 +47,7 @@ def diagnosis_of(document: Mapping[str, Any]) -> Diagnosis:
     """The diagnosis that a document tells.
 
     Symptoms that this version does not know are left out. A rule's bounds are those of the rule
-    library: a document does not carry what a user set instead.
+    library where the document does not tell others.
 
     Raises:
         DocumentError: it is none, or a value in it is not of its kind.
@@ -217,6 +220,8 @@ def _finding(part: _Part) -> Finding:
     rule = KNOWN.get(rule_id) or Rule(rule_id, signal, (), "a rule of another version", "", ())
     if signal and rule.signal != signal:
         rule = replace(rule, signal=signal, bounds=())
+    if bounds := part.part("bounds"):
+        rule = replace(rule, bounds=tuple(_bounds(bounds)))
     state = part.word("state", STATES)
     return Finding(
         rule,
@@ -226,7 +231,23 @@ def _finding(part: _Part) -> Finding:
         part.moment("since"),
         part.texts("missing"),
         part.text("note", ""),
+        _clearing(part),
     )
+
+
+def _bounds(part: _Part) -> Iterable[Bound]:
+    for word, severity in SEVERITIES.items():
+        threshold = part.number(word)
+        if severity and threshold is not None:
+            yield Bound(severity, threshold, TOLD)
+
+
+def _clearing(part: _Part) -> Clearing | None:
+    since_s = part.moment("clearing_since_s")
+    if since_s is None:
+        return None
+    held = SEVERITIES[part.word("held", SEVERITIES, Severity.INFO.word)]
+    return Clearing(since_s, part.number("was"), held)
 
 
 def _recommendation(part: _Part) -> Recommendation:

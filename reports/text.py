@@ -13,8 +13,10 @@ from kneewatch.reports import advice
 from kneewatch.reports.gaps import gaps
 from kneewatch.reports.words import (
     WIDTH,
+    clock,
     duration,
     lasting,
+    moment,
     number,
     percent,
     printable,
@@ -97,7 +99,7 @@ def stage_words(diagnosis: Diagnosis) -> str:
     """The stage of the cascade, since when, and what comes next."""
     stage = diagnosis.stage
     if stage is None:
-        return "KV cascade: unknown, the page could not be read"
+        return f"KV cascade: unknown, {diagnosis.stage_unknown}"
     line = f"KV cascade: stage {stage.number} ({stage.name})"
     line += f" {lasting(stage.since_s, diagnosis.t_s)}"
     if stage.forecast_s is not None:
@@ -107,13 +109,22 @@ def stage_words(diagnosis: Diagnosis) -> str:
 
 def now_words(diagnosis: Diagnosis) -> str:
     """The few numbers that tell a cascade; none where nothing could be read."""
-    return ", ".join(_told(diagnosis, NUMBERS))
+    quiet = quiet_notes(diagnosis)
+    return ", ".join(
+        f"{words} ({quiet[key]})" if key in quiet else words
+        for key, words in _told(diagnosis, NUMBERS)
+    )
+
+
+def quiet_notes(diagnosis: Diagnosis) -> dict[str, str]:
+    """What keeps a rule quiet though its value is out of bounds, by signal."""
+    return {f.rule.signal: f.note for f in diagnosis.findings if f.state == "ok" and f.note}
 
 
 def brief_words(diagnosis: Diagnosis, width: int) -> str:
     """As many of them, shorter, as fit a width."""
     line = ""
-    for words in _told(diagnosis, BRIEF_NUMBERS):
+    for _, words in _told(diagnosis, BRIEF_NUMBERS):
         longer = f"{line}, {words}" if line else words
         if len(longer) > width:
             break
@@ -135,10 +146,29 @@ def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
     ]
 
 
-def finding_words(finding: Finding) -> str:
-    """A finding in a line: rule, what it says, the number."""
+def finding_words(finding: Finding, t_s: float) -> str:
+    """A finding in a line: rule, what it says, the number. `t_s` is when it was made."""
     rule = finding.rule
+    if finding.clearing is not None:
+        return f"{rule.id}: {clearing_words(finding, t_s)}"
     return f"{rule.id}: {rule.summary} ({rule.signal} {quantity(rule.signal, finding.value)})"
+
+
+def clearing_words(finding: Finding, t_s: float) -> str:
+    """What a state was and since when it is over; empty where it is not."""
+    rule, clearing = finding.rule, finding.clearing
+    if clearing is None:
+        return ""
+    was = f"{rule.signal} was {quantity(rule.signal, clearing.was)}"
+    was += f" until {moment(clearing.since_s, t_s)}"
+    if finding.note:
+        return f"{was}, now {quantity(rule.signal, finding.value)} and {finding.note}"
+    if finding.value is None:
+        return f"{was}, and has no value since"
+    side, lasted_s = "over" if rule.below else "under", t_s - clearing.since_s
+    how_long = f" for {span(lasted_s)}" if lasted_s >= 1 else ""
+    now = quantity(rule.signal, finding.value)
+    return f"{was}, back {side} its bound{how_long} (now {now})"
 
 
 def told_evidence(cause: Cause) -> tuple[list[str], list[str]]:
@@ -148,10 +178,10 @@ def told_evidence(cause: Cause) -> tuple[list[str], list[str]]:
     return speaks[:EVIDENCE_SHOWN], against[:AGAINST_SHOWN]
 
 
-def _told(diagnosis: Diagnosis, numbers: Sequence[Number]) -> list[str]:
+def _told(diagnosis: Diagnosis, numbers: Sequence[Number]) -> list[tuple[str, str]]:
     values = diagnosis.values
     return [
-        words.format(told(value))
+        (key, words.format(told(value)))
         for key, words, told in numbers
         if (value := values.get(key)) is not None
         and not (value == 0 and key == "preemption_ratio_per_s")
@@ -173,19 +203,22 @@ def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
     if worse:
         lines += ["", "also out of bounds:"]
     for finding in worse:
-        lines += told(f"{finding_words(finding)}; {finding.state}. {finding.rule.advice}", indent=3)
+        said = finding_words(finding, diagnosis.t_s)
+        lines += told(f"{said}; {finding.state}. {finding.rule.advice}", indent=3)
     notes = notable(diagnosis, "info")
     if notes:
         lines += ["", "notes:"]
     for finding in notes:
-        lines += told(finding_words(finding), indent=3)
+        lines += told(finding_words(finding, diagnosis.t_s), indent=3)
     return lines
 
 
 def _verdict(diagnosis: Diagnosis, style: Style) -> str:
     verdict = style.paint(VERDICTS[diagnosis.health], diagnosis.health)
     first = f"  {style.bold(diagnosis.causes[0].id)}" if diagnosis.causes else ""
-    return f"{verdict}{first}  {who(diagnosis)}"
+    # One that fails is asked ever more rarely: durations are counted to its newest scrape.
+    as_of = "" if diagnosis.was_read else f", tried last at {clock(diagnosis.t_s)} UTC"
+    return f"{verdict}{first}  {who(diagnosis)}{as_of}"
 
 
 def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list[str]:
@@ -220,7 +253,7 @@ def unless_words(cause: Cause) -> str:
 
 def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:
     lines: list[str] = []
-    if diagnosis.stage is not None:
+    if diagnosis.was_read:
         lines = wrapped(
             f"window {span(diagnosis.window_s)}; latencies judged against "
             f"{diagnosis.judged_against}",

@@ -109,7 +109,7 @@ def _causes(diagnosis: Diagnosis) -> str:
 
 
 def _numbers(diagnosis: Diagnosis, width: int) -> str:
-    if diagnosis.stage is None and diagnosis.causes:
+    if not diagnosis.was_read and diagnosis.causes:
         return diagnosis.causes[0].summary
     return brief_words(diagnosis, width)
 
@@ -125,7 +125,7 @@ def _told(diagnosis: Diagnosis) -> Told:
 
 def _too_early(diagnosis: Diagnosis) -> bool:
     """One scrape can be read and not yet judged; to begin a timeline with it would be noise."""
-    return diagnosis.health == "unknown" and diagnosis.stage is not None
+    return diagnosis.health == "unknown" and diagnosis.was_read
 
 
 def _badness(diagnosis: Diagnosis) -> tuple[float, ...]:

@@ -27,6 +27,7 @@ TRACKED = (
     "itl_mean_s",
     "ttft_p99_p50_ratio",
     "prefix_hit_ratio",
+    "prefix_hit_tokens_mean",
     "finished_length_ratio",
     "output_tokens_p99",
     "output_tokens_mean",

@@ -35,11 +35,17 @@ PREEMPTIONS_MIN = 3.0
 QUEUE_SHARE_OF_RUNNING = 0.25
 """Stage 3: the queue by capacity is at least this share of the batch, and at least two requests."""
 
+QUEUED_FROM = 0.5
+"""Stage 3 by TTFT: so many wait in the window's mean, and one at least waits now."""
+
 TTFT_DRIFT = 3.0
 """Stage 3 without an SLO: TTFT P99 this many times its quiet baseline."""
 
 EXIT_HOLD_S = 30.0
 """How long the evidence of a stage must be gone; half of it once no request is left."""
+
+NEEDED = ("kv_usage_ratio", "running", "waiting", "preemption_per_s")
+"""Without one of these nobody can say that requests are not being evicted, or will not be soon."""
 
 FORECAST = "kv_exhausted_in_s"
 """The derived signal that says when demand reaches the cache's capacity."""
@@ -106,6 +112,8 @@ class Cascade:
         for held in range(self._number, evidence, -1):
             if now_s - self._seen_s[held] < hold_s:
                 number = held
+                ago_s = now_s - self._seen_s[held]
+                reasons.append(f"stage {held} is held: its evidence was seen {ago_s:.0f} s ago")
                 break
         if number != self._number or self._since_s != self._since_s:
             self._number, self._since_s = number, now_s
@@ -163,18 +171,22 @@ class Cascade:
         running = values.get("running") or 0.0
         if waiting >= max(2.0, QUEUE_SHARE_OF_RUNNING * running):
             reasons.append("requests queue behind the full cache")
+        if not self._queue_is_there(values):
+            return len(reasons) > 1
         ttft_s, drift = values.get("ttft_p99_s"), values.get("ttft_p99_drift_ratio")
         if self._ttft_slo_s is not None:
             if ttft_s is not None and ttft_s > self._ttft_slo_s:
                 reasons.append("TTFT P99 is over its target")
-        elif drift is not None and drift > TTFT_DRIFT and self._queue_was_seen(values):
+        elif drift is not None and drift > TTFT_DRIFT:
             reasons.append("TTFT P99 has left its quiet baseline")
         return len(reasons) > 1
 
     @staticmethod
-    def _queue_was_seen(values: Mapping[str, float | None]) -> bool:
-        # A slower first token alone may be longer prompts; behind evictions it must have queued.
-        return (values.get("waiting_avg") or 0.0) >= 0.5
+    def _queue_is_there(values: Mapping[str, float | None]) -> bool:
+        # A slower first token alone may be longer prompts, or an incident that the window still
+        # holds; behind evictions it must have queued, and somebody must wait now.
+        waiting, waiting_avg = values.get("waiting") or 0.0, values.get("waiting_avg") or 0.0
+        return waiting >= 1 and waiting_avg >= QUEUED_FROM
 
     def _severity(self, number: int, values: Mapping[str, float | None]) -> Severity:
         if number < 2:
@@ -196,6 +208,13 @@ class Cascade:
             return severity
         self._grave_s[severity] = now_s
         return max(s for s, seen_s in self._grave_s.items() if now_s - seen_s < self._hold_s)
+
+
+def lacking(stage: Stage, values: Mapping[str, float | None]) -> tuple[str, ...]:
+    """Signals without which a stage cannot be told; from evicting on it stands on what was seen."""
+    if stage.number >= 2:
+        return ()
+    return tuple(signal for signal in NEEDED if values.get(signal) is None)
 
 
 def forecast_s(values: Mapping[str, float | None]) -> float | None:

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kneewatch.rules.model import Rule, Severity
+from kneewatch.rules.model import Guard, Rule, Severity
 
 UNKNOWN = "unknown"
 NO_OBSERVATION = "requests are in flight, and the window has no observation"
 
 
+class Clearing(NamedTuple):
+    """A state that only its clear time holds: the value has been back inside every bound, or not
+    judged, from `since_s` on. `was` is the last value before, `severity` what the state was."""
+
+    since_s: float
+    was: float | None
+    severity: Severity
+
+
 class Finding(NamedTuple):
     """A rule's state now. `state` is ok, info, warning, critical or unknown; `since_s` its
-    beginning.
+    beginning. A state that is clearing is told as info, for what it says is over.
 
     `missing` names the metrics that an unknown finding lacks; `note` says why else it is not
-    judged.
+    judged, or what keeps it quiet though its value is out of bounds.
     """
 
     rule: Rule
@@ -26,6 +35,12 @@ class Finding(NamedTuple):
     since_s: float | None
     missing: tuple[str, ...] = ()
     note: str = ""
+    clearing: Clearing | None = None
+
+    @property
+    def held(self) -> Severity:
+        """The severity with the clear time: what an alert with the same hysteresis fires at."""
+        return self.severity if self.clearing is None else self.clearing.severity
 
 
 class RuleState:
@@ -38,10 +53,13 @@ class RuleState:
         self._since_s: float | None = None
         self._crossed_s: dict[Severity, float] = {}
         self._calm_s: float | None = None
+        self._outside: float | None = None
+        self._inside_s: float | None = None
 
     def forget(self) -> None:
         """What was seen so far belongs to another process or another clock."""
         self._active, self._since_s, self._calm_s = Severity.OK, None, None
+        self._outside, self._inside_s = None, None
         self._crossed_s.clear()
 
     def judge(
@@ -67,7 +85,9 @@ class RuleState:
             if not guard.holds(values):
                 if guard.ends:
                     self.forget()
-                return self._settle(now_s, Severity.OK, Severity.OK, value)
+                return self._settle(
+                    now_s, Severity.OK, Severity.OK, value, note=self._kept(guard, value)
+                )
         if value is None:
             if not idle or rule.signal in notes:
                 return self._unknown((), notes.get(rule.signal, NO_OBSERVATION))
@@ -80,11 +100,24 @@ class RuleState:
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
         return Finding(self.rule, UNKNOWN, Severity.OK, None, None, lacking, note)
 
+    def _kept(self, guard: Guard, value: float | None) -> str:
+        """Says that a guard keeps the rule quiet, where its value would be worth a warning."""
+        if value is None or self.rule.level(value) < Severity.WARNING:
+            return ""
+        side = "above" if guard.below else "below"
+        return f"not judged while {guard.signal} is {side} {guard.value:g}"
+
     def _settle(
-        self, now_s: float, level: Severity, relaxed: Severity, value: float | None
+        self,
+        now_s: float,
+        level: Severity,
+        relaxed: Severity,
+        value: float | None,
+        *,
+        note: str = "",
     ) -> Finding:
         if not (level or self._active or self._crossed_s):
-            return Finding(self.rule, "ok", Severity.OK, value, None)
+            return Finding(self.rule, "ok", Severity.OK, value, None, (), note)
         for severity in (Severity.INFO, Severity.WARNING, Severity.CRITICAL):
             if level >= severity:
                 self._crossed_s.setdefault(severity, now_s)
@@ -105,7 +138,25 @@ class RuleState:
                 self._since_s = self._since_s if self._active else None
         else:
             self._calm_s = None
-        return Finding(self.rule, self._active.word, self._active, value, self._since_s)
+        return self._told(now_s, level, relaxed, value, note)
+
+    def _told(
+        self, now_s: float, level: Severity, relaxed: Severity, value: float | None, note: str
+    ) -> Finding:
+        active = self._active
+        if not active:
+            self._outside, self._inside_s = None, None
+            if level >= Severity.WARNING:
+                note = f"told once it is out of bounds for {self._for_s:.0f} s"
+            return Finding(self.rule, "ok", Severity.OK, value, None, (), note)
+        if relaxed:
+            self._outside, self._inside_s = value, None
+            return Finding(self.rule, active.word, active, value, self._since_s)
+        if self._inside_s is None:
+            self._inside_s = now_s
+        clearing = Clearing(self._inside_s, self._outside, active)
+        info = Severity.INFO
+        return Finding(self.rule, info.word, info, value, self._since_s, (), note, clearing)
 
 
 class RuleBook:

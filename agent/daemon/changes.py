@@ -54,13 +54,14 @@ class Changes:
     def judged(self, diagnoses: Sequence[Diagnosis]) -> None:
         """What is said of each engine now."""
         for diagnosis in diagnoses:
-            if diagnosis.stage is None:
+            if not diagnosis.was_read:
                 continue  # that it cannot be read was said already
             key = diagnosis.model, diagnosis.engine
             causes = frozenset(cause.id for cause in diagnosis.causes)
             was_stage, was_causes = self._told.get(key, (0, frozenset[str]()))
-            self._told[key] = diagnosis.stage.number, causes
-            if diagnosis.stage.number != was_stage:
+            number = was_stage if diagnosis.stage is None else diagnosis.stage.number
+            self._told[key] = number, causes
+            if number != was_stage:
                 self._stage(diagnosis, was_stage)
             for cause in diagnosis.causes:
                 if cause.id not in was_causes:

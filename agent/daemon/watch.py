@@ -239,7 +239,7 @@ def engine_cycle(
 ) -> EngineCycle:
     """The same for one engine; `engine` is None where none has been seen on a page yet."""
     replica = engine.key.replica if engine else ""
-    if engine is None or diagnosis.stage is None:
+    if engine is None or not diagnosis.was_read:
         return EngineCycle(diagnosis, replica=replica)
     return EngineCycle(
         diagnosis,

@@ -77,7 +77,7 @@ class Event:
 def troubles(state: TargetState, floor: Severity) -> dict[Key, Trouble]:
     """What is at least as bad as `floor` in a target's state."""
     found: dict[Key, Trouble] = {}
-    wide = not any(diagnosis.stage for diagnosis in state.diagnoses)
+    wide = not any(diagnosis.was_read for diagnosis in state.diagnoses)
     for diagnosis in state.diagnoses:
         for trouble in _of_engine(state.name, diagnosis, wide=wide):
             other = found.get(trouble.key)

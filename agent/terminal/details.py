@@ -101,7 +101,7 @@ def _stage(diagnosis: Diagnosis, over: Span, frame: Frame) -> list[Line]:
     """The cascade as a ladder with the stage marked on it, then since when and what comes next."""
     stage = diagnosis.stage
     if stage is None:
-        return _fold(frame, "KV cascade: unknown, the page could not be read", "unknown")
+        return _fold(frame, f"KV cascade: unknown, {diagnosis.stage_unknown}", "unknown")
     pieces: list[Piece] = [("KV cascade ", "")]
     ladder = NAMES if frame.width >= LADDER_FROM else ()
     for at, name in enumerate(ladder):
@@ -214,7 +214,9 @@ def _rest(diagnosis: Diagnosis, frame: Frame) -> list[Line]:
         found = notable(diagnosis, *states)
         lines += [(), ((head, ""),)] if found else []
         for finding in found:
-            lines += _fold(frame, f"{finding_words(finding)}. {finding.rule.advice}", indent=3)
+            lines += _fold(
+                frame, f"{finding_words(finding, diagnosis.t_s)}. {finding.rule.advice}", indent=3
+            )
     if diagnosis.symptoms:
         told = "; ".join(f"{symptom} {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)
         lines += [(), *_fold(frame, f"symptoms: {told}")]

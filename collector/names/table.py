@@ -5,6 +5,7 @@ It reads the packaged `vllm_metrics.toml` once; what the keys mean is said there
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from typing import Any, Literal
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
 Part = Literal["value", "bucket", "sum", "count", "created"]
+
+RATIO_MAX = 1.01
+"""The most that a share may say: one, and what rounding adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,13 @@ class Metric:
     source: str
     note: str
     spellings: tuple[Spelling, ...]
+
+    @property
+    def most(self) -> float:
+        """The greatest value that is possible; the least is 0 for all metrics, for they count,
+        measure or share something."""
+        share = self.kind == "gauge" and self.unit == "ratio"
+        return RATIO_MAX if share else sys.float_info.max
 
     @property
     def since(self) -> str | None:

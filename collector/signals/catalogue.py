@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.collector.history import History
-from kneewatch.collector.signals.expr import Expr, Gauge, Quantile, Rate, Value
+from kneewatch.collector.signals.expr import Expr, Value
 from kneewatch.collector.window import Window
 
 
@@ -35,10 +35,12 @@ class Reading:
 
     `missing` maps each unknown signal to the metrics that the newest page has no value of. A metric
     that has just gone leaves its signals a value for as long as the window holds enough of it.
+    `impossible` has those of them that are on the page with a value that they cannot have.
     """
 
     values: Mapping[str, float | None]
     missing: Mapping[str, tuple[str, ...]]
+    impossible: Mapping[str, float]
 
 
 class SignalSet:
@@ -49,7 +51,6 @@ class SignalSet:
         self._signals, self._history = tuple(signals), history
         self._generation = -1
         self._known: tuple[tuple[str, Value], ...] = ()
-        self._core: tuple[tuple[str, str], ...] = ()
         self._absent: dict[str, None] = {}
         self.missing: dict[str, tuple[str, ...]] = {}
 
@@ -59,13 +60,15 @@ class SignalSet:
             self._bind()
         values = {key: value(window) for key, value in self._known}
         values.update(self._absent)
-        untidy = not self._history.finite
-        blank = {
-            key: (metric,)
-            for key, metric in self._core
-            if (untidy and self._history.blank(metric)) or (values[key] or 0.0) < 0
-        }
-        return Reading(values, {**self.missing, **blank} if blank else self.missing)
+        odd = self._history.impossible
+        return Reading(values, self._without(odd) if odd else self.missing, odd)
+
+    def _without(self, odd: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+        def has(metric: str) -> bool:
+            return metric not in odd and self._history.shows(metric)
+
+        lacking = ((signal.key, signal.expr.lacking(has)) for signal in self._signals)
+        return {key: tuple(dict.fromkeys(metrics)) for key, metrics in lacking if metrics}
 
     def _bind(self) -> None:
         known: list[Signal] = []
@@ -79,9 +82,4 @@ class SignalSet:
             else:
                 known.append(signal)
         self._known = tuple((signal.key, signal.expr.bind(self._history)) for signal in known)
-        self._core = tuple(
-            (signal.key, signal.expr.metric)
-            for signal in known
-            if signal.core and isinstance(signal.expr, Gauge | Rate | Quantile)
-        )
         self._generation = self._history.generation

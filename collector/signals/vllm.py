@@ -24,6 +24,7 @@ from kneewatch.collector.signals.expr import (
     ShareAtMost,
     Slope,
     SlowTimeShare,
+    Sum,
 )
 
 LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
@@ -245,6 +246,12 @@ KV = (
         "guide 7.2, 7.7; " + LOGGERS,
     ),
     Signal(
+        "prefix_hit_tokens_mean",
+        Ratio(Rate("prefix_cache_hits"), ARRIVALS),
+        "Prompt tokens that the prefix cache had, a request.",
+        "guide 7.2; " + LOGGERS,
+    ),
+    Signal(
         "prefix_query_per_s",
         Rate("prefix_cache_queries"),
         "Prompt tokens looked up in the prefix cache a second; zero with caching off.",
@@ -375,6 +382,18 @@ LATENCY = (
         Ratio(PartRate(PREFILL, "sum"), PartRate(E2E, "sum")),
         "Share of request time spent in prefill.",
         "guide 8.4",
+    ),
+    Signal(
+        "prefill_service_ratio",
+        Ratio(PartRate(PREFILL, "sum"), Sum((PartRate(PREFILL, "sum"), PartRate(DECODE, "sum")))),
+        "Share of prefill in the time that requests are served: without the queue.",
+        "guide 8.4; " + LOGGERS,
+    ),
+    Signal(
+        "prefill_long_per_s",
+        AboveRate(PREFILL, STALL_EDGES_S[0]),
+        "Prefills a second of half a second and more, at the requests' ends.",
+        "guide 6.4; " + LOGGERS,
     ),
     Signal(
         "decode_share_ratio",

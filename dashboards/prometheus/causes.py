@@ -21,6 +21,7 @@ from kneewatch.diagnose.causes import (
     transfer,
     workload,
 )
+from kneewatch.diagnose.derived import RECENT_SHARE
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S
 from kneewatch.rules.model import Severity
 
@@ -173,7 +174,7 @@ def _prefix_cache_off(plan: Plan) -> CauseQuery:
         f"{_prefill_heavy()} and on ({plan.process}, engine) {off}",
         (
             Term(_work_ratio(), number(prefix.WORK_RATIO), 1.2),
-            Term(recorded("prefill_share_ratio"), number(prefix.PREFILL_SHARE), 1.0),
+            Term(recorded("prefill_service_ratio"), number(prefix.PREFILL_SHARE), 1.0),
         ),
         0.3,
         ((Severity.WARNING, ""),),
@@ -185,14 +186,16 @@ def _prefix_cache_off(plan: Plan) -> CauseQuery:
 
 def _prefix_reuse_lost(_plan: Plan) -> CauseQuery:
     hits, quiet = recorded("prefix_hit_fewest_ratio"), recorded("prefix_hit_ratio:quiet")
+    tokens = recorded(f"{prefix.HIT_TOKENS}:quiet")
+    as_many = f"{recorded('prefix_hit_fewest_tokens_mean')} > {number(prefix.HALVED)} * {tokens}"
     return CauseQuery(
         "prefix_reuse_lost",
-        f"{_prefill_heavy()} and ({quiet} >= {number(prefix.WAS_SHARED_FROM)})"
+        f"({_prefill_heavy()} and ({quiet} >= {number(prefix.WAS_SHARED_FROM)})"
         f" and ({hits} <= {number(prefix.HALVED)} * {quiet})"
-        f" and ({hits} <= {number(prefix.RESIDUAL_HITS)})",
+        f" and ({hits} <= {number(prefix.RESIDUAL_HITS)})) unless ({as_many})",
         (
             Term(hits, f"{number(prefix.HALVED)} * {quiet}", 2.0, below=True),
-            Term(recorded("prefill_share_ratio"), number(prefix.PREFILL_SHARE), 0.8),
+            Term(recorded("prefill_service_ratio"), number(prefix.PREFILL_SHARE), 0.8),
         ),
         0.5,
         ((Severity.WARNING, ""),),
@@ -226,13 +229,18 @@ def _prefix_never_shared(plan: Plan) -> CauseQuery:
 def _adapter_thrash(plan: Plan) -> CauseQuery:
     deferred = recorded("waiting_deferred")
     held = duration(features.DEFERRED_HELD_S * plan.scale)
-    usage = recorded("kv_usage_avg_ratio")
+    usage, average = recorded("kv_usage_avg_ratio"), recorded("waiting_deferred_avg")
+    swapped = f"{recorded('lora_change_recent_per_s')} * {number(RECENT_SHARE * plan.window_s)}"
+    on_and_off = (
+        f"(({average} >= {number(features.DEFERRED_AVG)})"
+        f" and ({swapped} >= {number(features.SWAPPED_SETS - features.ALMOST)}))"
+    )
     return CauseQuery(
         "adapter_thrash",
-        f"(min_over_time({deferred}[{held}]) >= 1)"
+        f"((min_over_time({deferred}[{held}]) >= 1) or {on_and_off})"
         f" and on ({plan.process}) {plan.dialect.series('lora_requests_info')}",
         (
-            Term(recorded("waiting_deferred_avg"), "1", 1.4),
+            Term(average, "1", 1.4),
             Term(
                 recorded("lora_change_per_s"), "0.1", 0.6, f"{recorded('lora_change_per_s')} > 0.1"
             ),
@@ -269,8 +277,9 @@ def _kv_transfer_slow(_plan: Plan) -> CauseQuery:
     )
 
 
-def _spec_decode_poor(_plan: Plan) -> CauseQuery:
-    ratio = f"({recorded('spec_acceptance_recent_ratio')} or {recorded('spec_acceptance_ratio')})"
+def _spec_decode_poor(plan: Plan) -> CauseQuery:
+    recent = recorded("spec_acceptance_recent_ratio")
+    ratio = f"({recent} or {recorded('spec_acceptance_ratio')})"
     per_draft = recorded("spec_accepted_per_draft_tokens")
     running, mean = recorded("running_avg"), recorded("spec_acceptance_ratio")
     poor = number(drafts.PAYS_FROM)
@@ -279,10 +288,15 @@ def _spec_decode_poor(_plan: Plan) -> CauseQuery:
     pays = (
         f"((1 + {per_draft}) / (1 + {drafted}) >= {number(features.PAYS_WELL)})"
         f" and ({mean} < {poor}) and ({running} < {number(features.LARGE_BATCH)})"
+        f" unless {_surely_below(mean, recent, plan, RECENT_SHARE)}"
+    )
+    surely = " or ".join(
+        _surely_below(poor, told, plan, share)
+        for told, share in ((recent, RECENT_SHARE), (mean, 1))
     )
     return CauseQuery(
         "spec_decode_poor",
-        f"({ratio} < {poor})"
+        f"({ratio} < {poor}) and ({surely})"
         f" and ({recorded('spec_draft_tokens_per_s')} >= {number(features.SPEC_DRAFTS_MIN_PER_S)})",
         (
             Term(ratio, poor, 2.2, below=True),
@@ -303,14 +317,24 @@ def _spec_decode_poor(_plan: Plan) -> CauseQuery:
     )
 
 
+def _surely_below(bound: str, ratio: str, plan: Plan, share: float) -> str:
+    """Where acceptance on this share of the window is below a bound by more than chance."""
+    started = f"{number(share * plan.window_s)} * {value('arrival_per_s')}"
+    requests = f"({value('running_avg')} + {started})"
+    least = f"{number(features.REQUESTS_DIFFER)} / sqrt({requests} > 0)"
+    return f"({ratio} + {least} < {bound})"
+
+
 def _prefill_interference(plan: Plan) -> CauseQuery:
     share, per_s = recorded("itl_stall_time_ratio"), recorded("itl_stall_per_s")
-    long, median = recorded("prefill_p99_s"), recorded("itl_p50_s")
+    long, median = recorded("prefill_long_per_s"), recorded("itl_p50_s")
+    counted = f"{long} * {number(plan.window_s)}"
+    longs = f"({counted} >= {number(latency.LONG_MIN - latency.COUNTED_SHORT)})"
     drift = recorded("itl_p50_drift_ratio")
     stalls = (
         f"(({share} >= {number(latency.STALL_SHARE)})"
-        f" and ({per_s} * {number(plan.window_s)} >= {number(latency.STALLS_MIN - 0.5)})"
-        f" and ({long} >= {number(latency.STALL_S)}))"
+        f" and ({per_s} * {number(plan.window_s)}"
+        f" >= {number(latency.STALLS_MIN - latency.COUNTED_SHORT)}) and {longs})"
     )
     terms = [Term(share, number(latency.STALL_SHARE), 1.8, stalls)]
     when, target_s = stalls, plan.targets.itl_p99_s
@@ -327,7 +351,7 @@ def _prefill_interference(plan: Plan) -> CauseQuery:
             *terms,
             Term(median, None, 0.6, f"{drift} <= {holds}"),
             Term(median, None, -0.6, f"{drift} > {holds}"),
-            Term(long, number(latency.STALL_S), 0.8, f"{long} >= {number(latency.STALL_S)}"),
+            Term(counted, number(latency.LONG_MIN), 0.8, longs),
         ),
         -0.2,
         ((Severity.WARNING, ""),),
@@ -362,11 +386,15 @@ def _prefill_bound(plan: Plan) -> CauseQuery | None:
         return None
     ttft, prefill_s = recorded("ttft_p99_s"), value("prefill_mean_s")
     share = f"({prefill_s} / clamp_min({prefill_s} + {value('queue_mean_s')}, 1e-9))"
-    bound = number(1 - latency.QUEUE_SMALL_SHARE)
+    bound, alone = number(1 - latency.QUEUE_SMALL_SHARE), f"({prefill_s} > {number(target_s)})"
     return CauseQuery(
         "prefill_bound",
-        f"({ttft} > {number(target_s)}) and ({share} > {bound})",
-        (Term(ttft, number(target_s), 1.0), Term(share, bound, 1.5)),
+        f"({ttft} > {number(target_s)}) and (({share} > {bound}) or {alone})",
+        (
+            Term(ttft, number(target_s), 1.0),
+            Term(prefill_s, number(target_s), 1.5, alone),
+            Term(share, bound, 1.5, f"{share} unless {alone}"),
+        ),
         0.0,
         ((Severity.WARNING, ""),),
         "First tokens are late because of prefill, not of the queue",

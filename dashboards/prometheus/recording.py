@@ -77,19 +77,23 @@ def _recent(plan: Plan) -> dict[str, str]:
     quarter_s = max(RECENT_SHARE * plan.window_s, RECENT_SCRAPES * plan.interval_s)
     quarter = _within(plan, quarter_s)
     half = _within(plan, max(quarter_s, 2 * RECENT_SHARE * plan.window_s))
-    hits, spec = _signal(plan, "prefix_hit_ratio"), _signal(plan, "spec_acceptance_ratio")
-    told = [
-        f"({hits.expr.promql(dialect)} and"
-        f" {number(dialect.range_s)} * ({arrivals}) >= {number(RECENT_REQUESTS_MIN)})"
-        for dialect in (quarter, half)
-        if (arrivals := _signal(plan, "arrival_per_s").expr.promql(dialect))
-    ]
-    recent, window = recorded("prefix_hit_recent_ratio"), recorded("prefix_hit_ratio")
-    return {
-        "prefix_hit_recent_ratio": " or ".join(told),
-        "prefix_hit_fewest_ratio": f"({recent} <= {window}) or {window} or {recent}",
-        "spec_acceptance_recent_ratio": spec.expr.promql(quarter) or "",
-    }
+    found: dict[str, str] = {}
+    for kind in ("ratio", "tokens_mean"):
+        hits = _signal(plan, f"prefix_hit_{kind}")
+        told = [
+            f"(({hits.expr.promql(dialect)}) and"
+            f" {number(dialect.range_s)} * ({arrivals}) >= {number(RECENT_REQUESTS_MIN)})"
+            for dialect in (quarter, half)
+            if (arrivals := _signal(plan, "arrival_per_s").expr.promql(dialect))
+        ]
+        found[f"prefix_hit_recent_{kind}"] = " or ".join(told)
+        recent, window = recorded(f"prefix_hit_recent_{kind}"), recorded(hits.key)
+        found[f"prefix_hit_fewest_{kind}"] = f"({recent} <= {window}) or {window} or {recent}"
+    spec = _signal(plan, "spec_acceptance_ratio")
+    found["spec_acceptance_recent_ratio"] = spec.expr.promql(quarter) or ""
+    swaps = _signal(plan, "lora_change_per_s")
+    found["lora_change_recent_per_s"] = _spread(plan, swaps, swaps.expr.promql(quarter) or "")
+    return found
 
 
 def _within(plan: Plan, range_s: float) -> Dialect:

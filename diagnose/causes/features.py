@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import sqrt
 
 from kneewatch.diagnose.adapters import AdapterUse
 from kneewatch.diagnose.case import Case, Cause, Facts
 from kneewatch.diagnose.causes.bound import bound_of
 from kneewatch.diagnose.causes.drafts import PAYS_FROM, WORTH_SPEEDUP, Drafts, drafts_of
+from kneewatch.diagnose.derived import RECENT_SHARE
 from kneewatch.diagnose.sizing.speed.speculation import break_even_acceptance_ratio
 from kneewatch.rules.model import Severity
 
@@ -19,8 +21,22 @@ PAYS_WELL, PAYS_LOG_ODDS = 1.5, -0.8
 """The estimate is the best case: what gives half as much again does pay."""
 
 SPEC_DRAFTS_MIN_PER_S = 5.0
+REQUESTS_DIFFER = 0.25
+"""How far requests lie from each other in what is accepted of their drafts, as a standard
+deviation: half of the most that a share can have."""
+
+ALMOST = 1e-6
+"""What a count loses on its way through a rate."""
+
 LARGE_BATCH = 32.0
 DEFERRED_HELD_S = 10.0
+DEFERRED_AVG = 0.5
+"""So many held back in the mean are no accident, though there are scrapes without one, ..."""
+
+SWAPPED_SETS = 3.0
+"""... while the newest quarter of the window shows so many sets of running adapters: one set that
+comes and goes, with the empty one between, are two."""
+
 TOLD_ADAPTERS = 4
 
 
@@ -30,20 +46,23 @@ def spec_decode_poor(facts: Facts) -> Cause | None:
     Half, or the guide's aim of 60 % where the GPU is compute-bound: there each rejected token
     costs. A note where the draft still pays, which a long one does with less.
     """
-    ratio = facts.recent.get("spec_acceptance_ratio")
-    if ratio is None:
-        ratio = facts.values.get("spec_acceptance_ratio")
+    recent, mean = (told.get("spec_acceptance_ratio") for told in (facts.recent, facts.values))
+    ratio = mean if recent is None else recent
     if ratio is None:
         return None
     bound = bound_of(facts)
     loaded = bound is not None and bound.kind == "compute"
     wanted = SPEC_AIM if loaded else PAYS_FROM
     drafts_per_s = facts.get("spec_draft_tokens_per_s")
-    if ratio >= wanted or drafts_per_s < SPEC_DRAFTS_MIN_PER_S:
+    surely = _surely_below(wanted, recent, facts, RECENT_SHARE) or _surely_below(
+        wanted, mean, facts, 1.0
+    )
+    if ratio >= wanted or not surely or drafts_per_s < SPEC_DRAFTS_MIN_PER_S:
         return None
     running, drafts = facts.get("running_avg"), drafts_of(facts.values)
-    # The window's drafts are from before a fall that its newest part shows.
-    settled = drafts is not None and drafts.share(drafts.tokens) < wanted
+    # The window's drafts are in part from before a fall that its newest part shows.
+    fallen = mean is not None and _surely_below(mean, recent, facts, RECENT_SHARE)
+    settled = drafts is not None and drafts.share(drafts.tokens) < wanted and not fallen
     pays = (
         drafts is not None
         and settled
@@ -86,6 +105,14 @@ def spec_decode_poor(facts: Facts) -> Cause | None:
     return case.close()
 
 
+def _surely_below(bound: float, ratio: float | None, facts: Facts, share: float) -> bool:
+    """Whether acceptance on this share of the window is below a bound by more than the few requests
+    in it differ: tokens of one request are accepted alike, however many they are."""
+    started = facts.get("arrival_per_s") * share * facts.window_s
+    requests = facts.get("running_avg") + started
+    return ratio is not None and requests > 0 and ratio + REQUESTS_DIFFER / sqrt(requests) < bound
+
+
 def _weigh_drafts(case: Case, drafts: Drafts, *, pays: bool) -> None:
     per_draft = drafts.accepted[-1]
     even = break_even_acceptance_ratio(
@@ -122,16 +149,17 @@ def _spec_lever(drafts: Drafts | None, *, pays: bool) -> str:
 
 def adapter_thrash(facts: Facts) -> Cause | None:
     """LoRA adapters compete for too few slots: requests are held back though there is capacity."""
-    slots = facts.values.get("lora_max")
-    deferred = facts.get("waiting_deferred")
-    if slots is None or not facts.held("deferred", DEFERRED_HELD_S):
+    slots, average = facts.values.get("lora_max"), facts.get("waiting_deferred_avg")
+    held = max(facts.get("waiting_deferred"), average)
+    changes_per_s = facts.recent.get("lora_change_per_s") or 0.0
+    swapping = changes_per_s * RECENT_SHARE * facts.window_s >= SWAPPED_SETS - ALMOST
+    on_and_off = average >= DEFERRED_AVG and swapping
+    if slots is None or not (facts.held("deferred", DEFERRED_HELD_S) or on_and_off):
         return None
-    average = facts.get("waiting_deferred_avg")
     case = Case(
         "adapter_thrash",
-        f"Adapters compete for {slots:.0f} slot{'s' if slots != 1 else ''}: {deferred:.0f} "
-        "requests "
-        "are held back while the batch has room.",
+        f"Adapters compete for {slots:.0f} slot{'s' if slots != 1 else ''}: {held:.0f} "
+        "requests are held back while the batch has room.",
         "Raise --max-loras (memory allowing), lower the adapters' rank, or spread adapters over "
         "replicas.",
         ("2.5", "8.5", "9.3"),

@@ -9,6 +9,13 @@ from kneewatch.rules.model import Severity
 STALL_S = 0.5
 """A prefill shorter than this cannot have caused a pause of half a second."""
 
+LONG_MIN = 1.0
+"""Longer ones in the window, however many short ones are between them: of a hundred requests a
+quantile would tell one long prompt by chance."""
+
+COUNTED_SHORT = 0.5
+"""A rate extrapolates to its window's edges: what was counted comes out a little off."""
+
 STALL_SHARE = 0.05
 STALLS_MIN = 3.0
 """Pauses in the window from which their share is more than an accident."""
@@ -36,9 +43,11 @@ def prefill_interference(facts: Facts) -> Cause | None:
     """Decode steps stall behind long prefills: slow ITL buckets fill while the median stays."""
     share, per_s = facts.get("itl_stall_time_ratio"), facts.get("itl_stall_per_s")
     median_s, tail_s = facts.get("itl_p50_s"), facts.get("itl_p99_s")
-    long_s, target_s = facts.get("prefill_p99_s"), facts.targets.itl_p99_s
+    long, target_s = facts.get("prefill_long_per_s") * facts.window_s, facts.targets.itl_p99_s
     stalls = (
-        share >= STALL_SHARE and per_s * facts.window_s >= STALLS_MIN - 0.5 and long_s >= STALL_S
+        share >= STALL_SHARE
+        and per_s * facts.window_s >= STALLS_MIN - COUNTED_SHORT
+        and long >= LONG_MIN - COUNTED_SHORT
     )
     over = target_s is not None and tail_s > target_s and median_s <= target_s / 2
     if not (stalls or over) or facts.get("preemption_per_s") > 0 or facts.stage.number >= 2:
@@ -71,9 +80,13 @@ def prefill_interference(facts: Facts) -> Cause | None:
         case.weigh("itl_p50_s", median_s, None, 0.6, "the median step is as quick as ever")
     elif drift is not None:
         case.weigh("itl_p50_s", median_s, None, -0.6, "the median step is slower too")
-    if long_s >= STALL_S:
+    if long >= LONG_MIN - COUNTED_SHORT:
         case.weigh(
-            "prefill_p99_s", long_s, STALL_S, 0.8, f"the longest prefills take {long_s:.1f} s"
+            "prefill_long_per_s",
+            long / facts.window_s,
+            LONG_MIN / facts.window_s,
+            0.8,
+            f"prefills of {STALL_S:g} s and more in the window: {long:.0f}",
         )
     return case.close()
 
@@ -100,13 +113,14 @@ def slo_conflict(facts: Facts) -> Cause | None:
 
 
 def prefill_bound(facts: Facts) -> Cause | None:
-    """TTFT is prefill time, not queue time, and it is over its target."""
+    """TTFT is over its target, and it is prefill time, not queue time, or prefill alone is over."""
     target_s, ttft_s = facts.targets.ttft_p99_s, facts.get("ttft_p99_s")
     if target_s is None or ttft_s <= target_s:
         return None
     prefill_s, queue_s = facts.get("prefill_mean_s"), facts.get("queue_mean_s")
     share = prefill_s / max(prefill_s + queue_s, 1e-9)
-    if share <= 1 - QUEUE_SMALL_SHARE:
+    alone = prefill_s > target_s
+    if share <= 1 - QUEUE_SMALL_SHARE and not alone:
         return None
     case = Case(
         "prefill_bound",
@@ -118,9 +132,12 @@ def prefill_bound(facts: Facts) -> Cause | None:
         log_odds=0.0,
     )
     case.weigh("ttft_p99_s", ttft_s, target_s, 1.0, f"TTFT P99 {ttft_s:.2f} s")
-    case.weigh(
-        "prefill_mean_s", share, 1 - QUEUE_SMALL_SHARE, 1.5, f"{100 * share:.0f} % of it is prefill"
-    )
+    if alone:
+        text = "prefill alone takes longer than the target, in the mean"
+        case.weigh("prefill_mean_s", prefill_s, target_s, 1.5, text)
+    else:
+        text = f"{100 * share:.0f} % of it is prefill"
+        case.weigh("prefill_mean_s", share, 1 - QUEUE_SMALL_SHARE, 1.5, text)
     if weigh_bound(case, facts, wanted="compute") == "host":
         case.lever = FEED
     return case.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 from kneewatch.collector.base import CollectError
 from kneewatch.diagnose.case import Case, Cause, Evidence, Facts
 from kneewatch.rules.model import Severity
@@ -12,6 +14,9 @@ CRASH_LOOP_S = 600.0
 RESTART_NOTED_S = 60.0
 DOWN_WARNING_FAILURES = 2
 DOWN_CRITICAL_FAILURES = 3
+
+SIGHT = ("running", "waiting", "kv_usage_ratio")
+"""The signals of load and cache: a page without any of them shows nothing."""
 
 
 def engine_stalled(facts: Facts) -> Cause | None:
@@ -67,36 +72,97 @@ def engine_restarted(facts: Facts) -> Cause | None:
     )
 
 
-def metrics_missing(facts: Facts, core: tuple[str, ...]) -> Cause | None:
-    """Core metrics are not on the page: what depends on them cannot be judged."""
+def is_blind(facts: Facts) -> bool:
+    """Whether the page says nothing of load and cache: it is worth no more than an empty one."""
+    return all(signal in facts.missing for signal in SIGHT)
+
+
+def lack_words(metrics: Sequence[str], impossible: Mapping[str, float]) -> str:
+    """Why metrics give nothing: not on the page, or there with a value that they cannot have."""
+    absent = [metric for metric in metrics if metric not in impossible]
+    words = _odd(metrics, impossible)
+    if absent:
+        words.append(f"{', '.join(absent)} is not on the page")
+    return "; ".join(words)
+
+
+def _odd(metrics: Iterable[str], impossible: Mapping[str, float]) -> list[str]:
+    """What impossible values metrics have, a line for each value."""
+    by_value: dict[str, list[str]] = {}
+    for metric in metrics:
+        if metric in impossible:
+            by_value.setdefault(f"{impossible[metric]:g}", []).append(metric)
+    return [
+        f"{', '.join(named)} {'is' if len(named) == 1 else 'are'} "
+        + ("NaN" if value == "nan" else f"{value}, which is impossible")
+        for value, named in by_value.items()
+    ]
+
+
+def metrics_missing(
+    facts: Facts, core: tuple[str, ...], impossible: Mapping[str, float], blind: int
+) -> Cause | None:
+    """Core metrics are not on the page, or say what cannot be: what depends on them cannot be
+    judged. `blind`: scrapes in a row that said nothing of load and cache."""
     lacking = [signal for signal in core if signal in facts.missing]
     if not lacking:
         return None
     metrics = sorted({metric for signal in lacking for metric in facts.missing[signal]})
+    absent = [metric for metric in metrics if metric not in impossible]
+    lacks = [f"The page lacks {', '.join(absent)}"] if absent else []
+    why = "; ".join([*lacks, *_odd(metrics, impossible)])
     return Cause(
         "metrics_missing",
         0.99,
-        Severity.WARNING,
-        f"The page lacks {', '.join(metrics)}: {', '.join(lacking)} cannot be judged.",
-        tuple(Evidence(signal, None, None, "metric is not on the page") for signal in lacking),
+        Severity.CRITICAL if blind >= DOWN_CRITICAL_FAILURES else Severity.WARNING,
+        f"{why}: {', '.join(lacking)} cannot be judged.",
+        tuple(
+            Evidence(signal, None, None, lack_words(facts.missing[signal], impossible))
+            for signal in lacking
+        ),
         (),
         (),
-        "Check the vLLM version and that statistics are not disabled (--disable-log-stats).",
+        "Check the vLLM version and that statistics are not disabled (--disable-log-stats)."
+        if absent
+        else "Look at the page itself: a proxy or an exporter in between may have spoilt it.",
     )
+
+
+def vanished(engine: str, scrapes: int, last_s: float, *, successor: str | None) -> Cause:
+    """An engine is no longer on a page that can be read, for so many scrapes. With a `successor`
+    it was replaced, which is a note; else it died beside others that stayed."""
+    text = f"{engine} is no longer on the page, which can be read"
+    summary = f"E{text[1:]} (missed {scrapes} time{'s' if scrapes > 1 else ''} in a row)."
+    severity, lever = _grave(scrapes), "See whether this engine died: the others still answer."
+    if successor is not None:
+        severity, summary = Severity.INFO, f"E{text[1:]}: {successor} came in its place."
+        lever = "Nothing, where the model or the engine was replaced on purpose."
+    return Cause(
+        "metrics_missing",
+        round(1 - 0.4**scrapes, 2),
+        severity,
+        summary,
+        (Evidence("engine_missed_scrapes", float(scrapes), None, text),),
+        (),
+        (),
+        lever,
+        last_s,
+    )
+
+
+def _grave(failures: int) -> Severity:
+    if failures >= DOWN_CRITICAL_FAILURES:
+        return Severity.CRITICAL
+    return Severity.WARNING if failures >= DOWN_WARNING_FAILURES else Severity.INFO
 
 
 def unreadable(error: CollectError, failures: int, since_s: float) -> Cause:
     """The page could not be had (`target_down`) or is not what it should be (`metrics_missing`)."""
     down = error.kind not in ("no_vllm", "not_metrics", "exposition")
-    severity = Severity.INFO
-    if failures >= DOWN_CRITICAL_FAILURES:
-        severity = Severity.CRITICAL
-    elif failures >= DOWN_WARNING_FAILURES:
-        severity = Severity.WARNING
     return Cause(
         "target_down" if down else "metrics_missing",
         round(1 - 0.4**failures, 2),
-        severity,
+        _grave(failures),
         f"{failures} scrape{'s' if failures > 1 else ''} in a row failed: {error}",
         (Evidence("scrape_failures", float(failures), None, str(error)),),
         (),

@@ -9,15 +9,18 @@ WORK_RATIO = 4.0
 """Prompt tokens computed per token generated from which prefill is the larger part of the work."""
 
 PREFILL_SHARE = 0.05
+"""Of the time that a request is served: a queue makes prefill no lighter."""
+
 WAS_SHARED_FROM = 0.3
-HALVED = 0.5
+HALVED, DROPPED = 0.5, 0.75
 RESIDUAL_HITS = 0.08
 """Below this nothing matches any more; above it prefixes still repeat and some survive."""
 
 NEVER_HITS = 0.02
 NEVER_SHARE = 0.3
-"""Prompts that share nothing, where prefill is this share of a request's time, are worth a note."""
+"""Prompts that share nothing, where prefill is this share of their service, are worth a note."""
 
+HIT_TOKENS = "prefix_hit_tokens_mean"
 SHORT_RESIDENCY_S = 60.0
 PARTIAL_HITS = (0.1, 0.8)
 HITS_AGAIN = 0.85
@@ -42,7 +45,7 @@ def prefill_is_heavy(facts: Facts) -> bool:
     return (
         computed_per_s > 0
         and ratio >= WORK_RATIO
-        and facts.get("prefill_share_ratio") >= PREFILL_SHARE
+        and facts.get("prefill_service_ratio") >= PREFILL_SHARE
     )
 
 
@@ -50,7 +53,7 @@ def prefix_cache_off(facts: Facts) -> Cause | None:
     """Prefix caching is disabled while prefill is much of the work."""
     if facts.config.get("enable_prefix_caching") != "False" or not prefill_is_heavy(facts):
         return None
-    share, work = facts.get("prefill_share_ratio"), _work_ratio(facts)
+    share, work = facts.get("prefill_service_ratio"), _work_ratio(facts)
     case = Case(
         "prefix_cache_off",
         "Prefix caching is off while prompts are most of the work; whether prompts repeat "
@@ -69,23 +72,25 @@ def prefix_cache_off(facts: Facts) -> Cause | None:
         f"{work:.0f} prompt tokens are computed for each token generated",
     )
     case.weigh(
-        "prefill_share_ratio",
+        "prefill_service_ratio",
         share,
         PREFILL_SHARE,
         1.0,
-        f"prefill is {100 * share:.0f} % of a request's time",
+        f"prefill is {100 * share:.0f} % of the time that requests are served",
     )
     return case.close()
 
 
 def prefix_reuse_lost(facts: Facts) -> Cause | None:
     """Prompts stopped sharing prefixes, or (a note) never shared any."""
-    hits, quiet = _fewest_hits(facts), facts.baseline.get("prefix_hit_ratio")
+    hits, quiet = _fewest(facts, "prefix_hit_ratio"), facts.baseline.get("prefix_hit_ratio")
     if hits is None or not _caching(facts) or not prefill_is_heavy(facts):
         return None
     if quiet is None or quiet < WAS_SHARED_FROM:
         return _never_shared(facts, hits)
     if hits > HALVED * quiet or (hits > RESIDUAL_HITS and _turnover_short(facts)):
+        return None
+    if not _fewer_a_request(facts, HALVED):
         return None
     case = Case(
         "prefix_reuse_lost",
@@ -106,6 +111,7 @@ def prefix_reuse_lost(facts: Facts) -> Cause | None:
         f"hit ratio {100 * hits:.0f} % against {100 * quiet:.0f} % in quiet times",
         below=True,
     )
+    _tell_hits_a_request(case, facts)
     if hits > RESIDUAL_HITS:
         case.weigh(
             "prefix_hit_ratio", hits, RESIDUAL_HITS, -0.8, "some prefixes still hit: maybe churn"
@@ -116,7 +122,7 @@ def prefix_reuse_lost(facts: Facts) -> Cause | None:
 
 
 def _never_shared(facts: Facts, hits: float) -> Cause | None:
-    share = facts.get("prefill_share_ratio")
+    share = facts.get("prefill_service_ratio")
     if hits > NEVER_HITS or share < NEVER_SHARE or facts.observed_s < 2 * facts.window_s:
         return None
     case = Case(
@@ -140,7 +146,12 @@ def prefix_churn(facts: Facts) -> Cause | None:
         return None
     if hits <= RESIDUAL_HITS or not _turnover_short(facts) or _hits_again(facts):
         return None
-    dropped = quiet is not None and quiet >= WAS_SHARED_FROM and hits <= 0.75 * quiet
+    dropped = (
+        quiet is not None
+        and quiet >= WAS_SHARED_FROM
+        and hits <= DROPPED * quiet
+        and _fewer_a_request(facts, DROPPED)
+    )
     reused = facts.get("block_reuse_per_s") > 0
     mixed = _all_or_nothing(facts)
     if not dropped and not (PARTIAL_HITS[0] <= hits <= PARTIAL_HITS[1] and (reused or mixed)):
@@ -168,7 +179,7 @@ def prefix_churn(facts: Facts) -> Cause | None:
         case.weigh(
             "prefix_hit_ratio",
             hits,
-            0.75 * quiet,
+            DROPPED * quiet,
             1.5,
             f"hit ratio {100 * hits:.0f} % against {100 * quiet:.0f} % in quiet times",
             below=True,
@@ -247,10 +258,25 @@ def _all_or_nothing(facts: Facts) -> bool:
     return min(hit, miss) >= SIDES_MIN and hit + miss >= ALL_OR_NOTHING_FROM
 
 
-def _fewest_hits(facts: Facts) -> float | None:
-    """The hit ratio on the window or on its newest quarter: a loss shows there first."""
-    ratios = (facts.values.get("prefix_hit_ratio"), facts.recent.get("prefix_hit_ratio"))
-    return min((ratio for ratio in ratios if ratio is not None), default=None)
+def _fewest(facts: Facts, signal: str) -> float | None:
+    """A signal on the window or on its newest quarter: a loss shows there first."""
+    both = (facts.values.get(signal), facts.recent.get(signal))
+    return min((value for value in both if value is not None), default=None)
+
+
+def _fewer_a_request(facts: Facts, share: float) -> bool:
+    """Whether a request hits at most this share of the tokens that it hits in quiet times; true
+    where that is not known. Longer prompts with the same prefix hit as many, of more."""
+    now, quiet = _fewest(facts, HIT_TOKENS), facts.baseline.get(HIT_TOKENS)
+    return now is None or quiet is None or now <= share * quiet
+
+
+def _tell_hits_a_request(case: Case, facts: Facts) -> None:
+    now, quiet = _fewest(facts, HIT_TOKENS), facts.baseline.get(HIT_TOKENS)
+    if now is None or quiet is None:
+        return
+    text = f"a request hits {now:.0f} tokens, {quiet:.0f} in quiet times"
+    case.weigh(HIT_TOKENS, now, HALVED * quiet, 0.0, text, below=True)
 
 
 def _hits_again(facts: Facts) -> bool:
@@ -270,11 +296,11 @@ def _work_ratio(facts: Facts) -> float:
 
 
 def _weigh_prefill(case: Case, facts: Facts) -> None:
-    share = facts.get("prefill_share_ratio")
+    share = facts.get("prefill_service_ratio")
     case.weigh(
-        "prefill_share_ratio",
+        "prefill_service_ratio",
         share,
         PREFILL_SHARE,
         0.8,
-        f"prefill is {100 * share:.0f} % of a request's time",
+        f"prefill is {100 * share:.0f} % of the time that requests are served",
     )

@@ -115,21 +115,17 @@ def kv_memory_bytes(scene: Scene) -> Recommendation | None:
 
 
 def room_shows(scene: Scene, told: dict[str, float]) -> list[str]:
-    """The signals that more room for KV moves."""
+    """The signals that more room for KV moves, and where to: what they are now is in `before`."""
     if scene.cause == "prefix_churn":
-        hits = scene.get("prefix_hit_ratio")
-        return [f"prefix_hit_ratio rises from {hits:.2f} {SETTLE_WORDS}, once the cache is warm"]
-    usage, now = told.get("kv_usage_ratio"), scene.get("kv_usage_avg_ratio")
+        return [f"prefix_hit_ratio rises {SETTLE_WORDS}, once the cache is warm"]
+    usage = told.get("kv_usage_ratio")
     lines: list[str] = []
     if "kv_blocks" in told:
         lines.append(f"num_gpu_blocks in cache_config_info is about {told['kv_blocks']:.0f}")
     if usage is not None and usage < 1:
-        lines.append(f"kv_usage_avg_ratio goes from {now:.2f} to about {usage:.2f} {SETTLE_WORDS}")
+        lines.append(f"kv_usage_avg_ratio goes to about {usage:.2f} {SETTLE_WORDS}")
     if told.get("preemption_per_s") == 0:
-        lines.append(
-            f"preemption_per_s goes from {scene.get('preemption_per_s'):.2g} to 0 and "
-            f"waiting_by_capacity to 0 {SETTLE_WORDS}"
-        )
+        lines.append(f"preemption_per_s and waiting_by_capacity go to 0 {SETTLE_WORDS}")
     else:
         lines.append(f"preemption_per_s falls {SETTLE_WORDS}")
     return lines

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Value = str | float | bool | None
 
 REPLICAS = "replicas"
 """What stands in a change for the number of copies behind the load balancer."""
+
+_PLAIN = (
+    "preemption_per_s", "prefix_hit_ratio", "computed_prompt_tokens_per_s", "prefill_mean_s",
+    "prefill_p99_s", "itl_stall_per_s", "itl_stall_time_ratio", "itl_p99_s", "kv_transfer_mean_s",
+    "output_tokens_p99", "spec_acceptance_ratio", "kv_usage_max_ratio",
+)  # fmt: skip
+MEASURED: Mapping[str, str] = {
+    "kv_usage_ratio": "kv_usage_avg_ratio",
+    "ttft_s": "ttft_mean_s",
+    "itl_s": "itl_mean_s",
+    "waiting_deferred": "waiting_deferred_avg",
+    **{key: key for key in _PLAIN},
+}
+"""What of `before` is measured, and the signal that says what it is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +61,17 @@ class Recommendation:
     guide: tuple[str, ...]
     before: Mapping[str, float] = field(default_factory=dict[str, float])
     unknown: tuple[str, ...] = ()
+
+
+def presently(made: Recommendation, values: Mapping[str, float | None]) -> Recommendation:
+    """The recommendation with what is measured now in `before`, by these signals.
+
+    A change is told unchanged while its load is about the same; the diagnosis that it stands in
+    moves with every scrape, and one document has one truth about now.
+    """
+    before = dict(made.before)
+    for key in MEASURED.keys() & before.keys():
+        value = values.get(MEASURED[key])
+        if value is not None:
+            before[key] = float(f"{value:.6g}")
+    return replace(made, before=before)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kneewatch.diagnose.symptoms import SYMPTOMS
+from kneewatch.reports.advice import advised
 from kneewatch.reports.gaps import gaps
 from kneewatch.reports.text import stage_words
 from kneewatch.reports.triage.axis import Axis
@@ -119,8 +120,8 @@ def first(standing: Standing) -> First | None:
     if found is None or not found.causes:
         return None
     cause = found.causes[0]
-    made = next((made for made in found.recommendations if made.cause == cause.id), None)
-    return First(None if made is None else change_view(made), cause.lever)
+    made = advised(found, cause)
+    return First(change_view(made[0]) if made else None, cause.lever)
 
 
 def last_read(engine: EngineView, moment_s: float) -> IntervalView | None:

@@ -10,7 +10,7 @@ from math import isclose, isfinite
 from kneewatch.diagnose.case import Cause, Evidence
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports.advice import advised
-from kneewatch.reports.text import notable
+from kneewatch.reports.text import clearing_words, notable, quiet_notes
 from kneewatch.reports.triage.axis import Axis
 from kneewatch.reports.triage.changes import ChangeView, change_view
 from kneewatch.reports.triage.charts import Bound, Chart, chart
@@ -56,19 +56,21 @@ class CauseView:
 
 @dataclass(frozen=True, slots=True)
 class VitalView:
-    """One of the few numbers that tell a cascade."""
+    """One of the few numbers that tell a cascade; `note` says what keeps its rule quiet."""
 
     label: str
     signal: str
     value: str
+    note: str
     chart: Chart | None
 
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """A rule that is out of bounds and that no cause tells."""
+    """A rule that is out of bounds and that no cause tells; `words` says what it is, or was."""
 
     finding: Finding
+    words: str
     value: str
     chart: Chart | None
 
@@ -97,11 +99,13 @@ class Reasons:
 
     def vitals(self) -> list[VitalView]:
         """The few numbers that tell a cascade."""
+        quiet = quiet_notes(self.diagnosis)
         return [
             VitalView(
                 LABELS[key],
                 key,
                 quantity(key, self.diagnosis.values.get(key)).removesuffix(" a second"),
+                quiet.get(key, ""),
                 self._chart(key, self._rule_bounds(key)),
             )
             for key in CASCADE_SIGNALS
@@ -112,11 +116,18 @@ class Reasons:
         return [
             FindingView(
                 finding,
-                quantity(finding.rule.signal, finding.value),
-                self._chart(finding.rule.signal, _bounds(finding), since_s=finding.since_s),
+                clearing_words(finding, self.diagnosis.t_s) or finding.rule.summary,
+                "" if finding.clearing else quantity(finding.rule.signal, finding.value),
+                self._finding_chart(finding),
             )
             for finding in notable(self.diagnosis, *states)
         ]
+
+    def _finding_chart(self, finding: Finding) -> Chart | None:
+        until_s = finding.clearing.since_s if finding.clearing else None
+        return self._chart(
+            finding.rule.signal, _bounds(finding), since_s=finding.since_s, until_s=until_s
+        )
 
     def _changes(self, cause: Cause) -> tuple[ChangeView, ...]:
         found = advised(self.diagnosis, cause)
@@ -143,9 +154,14 @@ class Reasons:
                 )
 
     def _chart(
-        self, key: str, bounds: Sequence[Bound], *, since_s: float | None = None
+        self,
+        key: str,
+        bounds: Sequence[Bound],
+        *,
+        since_s: float | None = None,
+        until_s: float | None = None,
     ) -> Chart | None:
-        held = None if since_s is None else (since_s, self.moment_s)
+        held = None if since_s is None else (since_s, until_s or self.moment_s)
         return chart(
             key,
             self.engine.series.get(key),

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports.gaps import gaps
-from kneewatch.reports.text import VERDICTS, notable
+from kneewatch.reports.text import VERDICTS, clearing_words, notable
 from kneewatch.reports.triage.view import EngineView, IntervalView, TargetView, TriageView
 from kneewatch.reports.words import span
+from kneewatch.rules.state import Finding
 
 LATE_INTERVALS = 3.0
 LATE_S = 15.0
@@ -70,6 +71,14 @@ class Standing:
         ]
 
     @property
+    def told_s(self) -> float:
+        """The moment that durations are counted to: what goes on goes on at the page's, also of a
+        target that fails and is asked ever more rarely; what is late is as it was."""
+        if self.late or self.age_s is None or self.target.last_s is None:
+            return 0.0 if self.engine is None else self.engine.diagnosis.t_s
+        return self.target.last_s + self.age_s
+
+    @property
     def who(self) -> str:
         """Which engine of the target; empty where none is known."""
         found = self.diagnosis
@@ -101,16 +110,24 @@ def sentence(words: str) -> str:
 
 
 def _without_cause(found: Diagnosis) -> str:
-    if found.stage is None:
-        return "The page could not be read."
+    if not found.was_read:
+        return sentence(found.stage_unknown)
     if found.health == "unknown":
         left = (gaps(found) or ["wait for the next scrapes"])[0]
         return f"Not enough was seen to judge. {sentence(left)}"
+    over = list[Finding]()
     for state in ("critical", "warning", "info"):
         for finding in notable(found, state):
-            return f"{finding.rule.summary}."
+            if finding.clearing is None:
+                return f"{finding.rule.summary}."
+            over.append(finding)
+    if found.stage is None:
+        return f"The KV cascade's stage is unknown: {sentence(found.stage_unknown)}"
     if found.stage.severity:
         return f"The KV cascade is at stage {found.stage.number} ({found.stage.name})."
+    if over:
+        worst = max(over, key=lambda finding: finding.held)
+        return f"Nothing is wrong now: {clearing_words(worst, found.t_s)}."
     return "Nothing wrong was found."
 
 

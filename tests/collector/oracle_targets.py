@@ -39,6 +39,9 @@ LABEL_VALUES: Mapping[str, tuple[str, ...]] = {
 BARE = frozenset({"corrupted_requests"})
 """Counters shown without _total, as Ray does."""
 
+GAUGE_MAX = 200.0
+"""No generated gauge is above this."""
+
 OWNER_LABELS = {"engine": ("engine", "model_name"), "model": ("model_name",), "page": ()}
 
 
@@ -91,14 +94,22 @@ def spellings(layout: Layout) -> dict[str, str]:
 def _grow(values: list[float], engine: EngineBinding, count: int) -> None:
     for slot in itertools.chain.from_iterable(engine.counters.values()):
         values[slot.position] += count * (slot.position % 7)
-    for slot in itertools.chain.from_iterable(engine.gauges.values()):
-        values[slot.position] += (count * (slot.position % 5)) % 11
+    for metric, slots in engine.gauges.items():
+        for slot in slots:
+            step = (count * (slot.position % 5)) % 11
+            values[slot.position] += step / 11 if _is_share(metric) else step
     for histogram in itertools.chain.from_iterable(engine.histograms.values()):
         for height, position in enumerate(histogram.buckets, start=1):
             values[position] += count * height
         for at, step in ((histogram.sum, 0.37), (histogram.count, len(histogram.buckets))):
             if at is not None:
                 values[at] += count * step
+
+
+def _is_share(metric: str) -> bool:
+    """Whether a gauge cannot say more than one: what is above is unknown here, not there."""
+    row = metric_table().metrics[metric]
+    return (row.kind, row.unit) == ("gauge", "ratio")
 
 
 def generated(seed: int, metrics: Iterable[str], *, start_ms: int, scrapes: int) -> Target:
@@ -164,6 +175,8 @@ class _Family:
         # A level of 1e12 has no slope to speak of: huge are counters only.
         huge = 1e12 if self.kind == "counter" else 1.0
         self.scale = rng.choice((0.0, 1.0, 1.0, 10.0, 0.001, huge))
+        if _is_share(metric):
+            self.scale /= GAUGE_MAX
         self.values = [0.0] * len(self.names)
         self._reset(rng.choice((0.0, 0.0, 7.0, 1e6, 1e15)))
 

@@ -53,9 +53,9 @@ def sidecar(entries: Iterable[Entry], plan: Plan) -> Iterator[tuple[float, Verdi
                 continue
             verdict = {"stage": diagnosis.stage.number}
             verdict |= {
-                finding.rule.id: int(finding.severity)
+                finding.rule.id: int(finding.held)
                 for finding in diagnosis.findings
-                if finding.severity and finding.rule.id in judged
+                if finding.held and finding.rule.id in judged
             }
             verdict |= {c.id: int(c.severity) for c in diagnosis.causes if c.id in causes}
         yield entry.t_s, verdict

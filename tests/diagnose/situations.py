@@ -35,10 +35,13 @@ HEALTHY: Mapping[str, float | None] = {
     "preemption_per_s": 0.0,
     "preemption_ratio_per_s": 0.0,
     "prefix_hit_ratio": 0.6,
+    "prefix_hit_tokens_mean": 120.0,
     "prompt_tokens_per_s": 400.0,
     "computed_prompt_tokens_per_s": 200.0,
     "generation_tokens_per_s": 500.0,
     "prefill_share_ratio": 0.04,
+    "prefill_service_ratio": 0.04,
+    "prefill_long_per_s": 0.0,
     "decode_share_ratio": 0.95,
     "queue_share_ratio": 0.0,
     "ttft_p50_s": 0.1,
@@ -62,6 +65,7 @@ QUIET: Mapping[str, float] = {
     "ttft_p99_s": 0.2,
     "itl_p50_s": 0.02,
     "prefix_hit_ratio": 0.6,
+    "prefix_hit_tokens_mean": 120.0,
     "finished_length_ratio": 0.3,
     "output_tokens_mean": 200.0,
     "running_avg": 10.0,
@@ -136,7 +140,7 @@ CALM = Situation()
 QUEUED = CALM.but(waiting=30.0, waiting_avg=30.0, waiting_by_capacity=30.0).lasting(queued=30.0)
 SLOW = Targets(ttft_p99_s=1.0, itl_p99_s=0.1)
 HEAVY_PROMPTS = CALM.but(
-    computed_prompt_tokens_per_s=4_000.0, prompt_tokens_per_s=4_000.0, prefill_share_ratio=0.3
+    computed_prompt_tokens_per_s=4_000.0, prompt_tokens_per_s=4_000.0, prefill_service_ratio=0.3
 )
 HOT: Mapping[str, float | None] = {
     "busy_ratio": 0.9,
@@ -166,15 +170,15 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "queue_saturation": QUEUED.but(running_max=12.0, itl_mean_drift_ratio=2.0),
     "admission_limit": QUEUED.but(running_max=10.0),
     "prefix_cache_off": replace(HEAVY_PROMPTS, config={"enable_prefix_caching": "False"}),
-    "prefix_reuse_lost": HEAVY_PROMPTS.but(prefix_hit_ratio=0.0),
-    "prefix_churn": HEAVY_PROMPTS.but(prefix_hit_ratio=0.3),
+    "prefix_reuse_lost": HEAVY_PROMPTS.but(prefix_hit_ratio=0.0, prefix_hit_tokens_mean=0.0),
+    "prefix_churn": HEAVY_PROMPTS.but(prefix_hit_ratio=0.3, prefix_hit_tokens_mean=60.0),
     "adapter_thrash": CALM.but(
         lora_max=1.0, waiting=4.0, waiting_deferred=4.0, waiting_deferred_avg=4.0
     ).lasting(deferred=30.0),
     "kv_transfer_slow": CALM.but(kv_transfer_mean_s=0.08),
     "spec_decode_poor": CALM.but(spec_acceptance_ratio=0.2, spec_draft_tokens_per_s=100.0),
     "prefill_interference": CALM.but(
-        itl_stall_time_ratio=0.2, itl_stall_per_s=0.5, prefill_p99_s=2.0
+        itl_stall_time_ratio=0.2, itl_stall_per_s=0.5, prefill_long_per_s=0.1
     ),
     "slo_conflict": replace(CALM.but(ttft_p99_s=1.5, itl_p99_s=0.15), targets=SLOW),
     "prefill_bound": replace(CALM.but(ttft_p99_s=1.5, prefill_mean_s=0.8), targets=SLOW),

@@ -22,6 +22,7 @@ THRASH, XFER, SPEC, STALLS, STILL = (
         *("prefill_interference", "engine_stalled"),
     )
 )
+SWAPS = {"lora_change_per_s": 6 / 15}
 RUNAWAY, KNEE, OFF = (
     CONCLUSIVE[c] for c in ("runaway_generation", "past_knee", "prefix_cache_off")
 )
@@ -100,11 +101,21 @@ NEAR_MISSES = [
     ),
     # prefix cache
     ("prefix_cache_off", replace(OFF, values=CALM.values), "off, and prefill is light"),
-    ("prefix_cache_off", OFF.but(prefill_share_ratio=0.04), "off, and prefill takes no time"),
+    ("prefix_cache_off", OFF.but(prefill_service_ratio=0.04), "off, and prefill takes no time"),
     ("prefix_cache_off", replace(OFF, config={"enable_prefix_caching": "True"}), "it is on"),
     ("prefix_cache_off", replace(OFF, config={}), "the page does not say"),
     ("prefix_reuse_lost", CALM.but(prefix_hit_ratio=0.0), "lost, and prefill is light"),
     ("prefix_reuse_lost", LOST.but(prefix_hit_ratio=0.31), "more than half of the hits are left"),
+    (
+        "prefix_reuse_lost",
+        LOST.but(prefix_hit_ratio=0.01, prefix_hit_tokens_mean=118.0),
+        "longer prompts with the prefix that they had: each hits as many tokens",
+    ),
+    (
+        "prefix_churn",
+        CHURN.but(prefix_hit_tokens_mean=118.0),
+        "longer prompts with the prefix that they had, and a cache that turns over",
+    ),
     ("prefix_reuse_lost", LOST.but(prefix_hit_ratio=None), "no lookup in the window"),
     ("prefix_reuse_lost", replace(LOST, config={"enable_prefix_caching": "False"}), "off"),
     ("prefix_reuse_lost", CHURN, "some hits are left and the cache turns over quickly"),
@@ -131,7 +142,16 @@ NEAR_MISSES = [
     # features
     ("adapter_thrash", THRASH.but(lora_max=None), "requests are deferred, LoRA is off"),
     ("adapter_thrash", THRASH.lasting(deferred=9.0), "deferred for a moment"),
-    ("adapter_thrash", replace(THRASH, streaks_s={}), "nobody is held back now"),
+    (
+        "adapter_thrash",
+        replace(THRASH, streaks_s={}),
+        "nobody is held back now, and the adapters stay",
+    ),
+    (
+        "adapter_thrash",
+        replace(THRASH, streaks_s={}, recent=SWAPS).but(waiting_deferred_avg=0.3),
+        "adapters take turns, and next to nobody waits",
+    ),
     ("kv_transfer_slow", XFER.but(kv_transfer_mean_s=0.02), "as quick as ever"),
     (
         "kv_transfer_slow",
@@ -140,6 +160,18 @@ NEAR_MISSES = [
     ),
     ("kv_transfer_slow", XFER.but(kv_transfer_mean_s=None), "no connector"),
     ("spec_decode_poor", SPEC.but(spec_acceptance_ratio=0.5), "half is accepted"),
+    (
+        "spec_decode_poor",
+        replace(SPEC, recent={"spec_acceptance_ratio": 0.46}).but(
+            spec_acceptance_ratio=0.52, running_avg=1.5, arrival_per_s=0.1
+        ),
+        "a few requests whose drafts suit less: chance",
+    ),
+    (
+        "spec_decode_poor",
+        SPEC.but(spec_acceptance_ratio=0.45, running_avg=1.5, arrival_per_s=0.1),
+        "less than half of seven requests: chance",
+    ),
     ("spec_decode_poor", SPEC.but(spec_draft_tokens_per_s=4.0), "hardly anything is drafted"),
     ("spec_decode_poor", SPEC.but(spec_acceptance_ratio=None), "no speculation"),
     (
@@ -148,7 +180,7 @@ NEAR_MISSES = [
         "it pays again in the newest quarter of the window",
     ),
     # latency
-    ("prefill_interference", STALLS.but(prefill_p99_s=0.3), "stalls, and no long prefill"),
+    ("prefill_interference", STALLS.but(prefill_long_per_s=0.0), "stalls, and no long prefill"),
     ("prefill_interference", STALLS.but(itl_stall_per_s=0.03), "two stalls in the window"),
     ("prefill_interference", STALLS.but(itl_stall_time_ratio=0.04), "little time is lost"),
     ("prefill_interference", STALLS.but(preemption_per_s=0.1), "the pauses are preemptions"),
@@ -169,6 +201,11 @@ NEAR_MISSES = [
     ("slo_conflict", CONCLUSIVE["slo_conflict"].but(itl_p99_s=None), "ITL unknown"),
     ("prefill_bound", CONCLUSIVE["prefill_bound"].but(ttft_p99_s=1.0), "TTFT at its target"),
     ("prefill_bound", CONCLUSIVE["prefill_bound"].but(queue_mean_s=0.4), "a third is queue"),
+    (
+        "prefill_bound",
+        CONCLUSIVE["prefill_bound"].but(prefill_mean_s=1.0, queue_mean_s=2.0),
+        "prefill at the target, and most is queue",
+    ),
     ("prefill_bound", replace(CONCLUSIVE["prefill_bound"], targets=Targets()), "no target"),
     ("decode_bound", CONCLUSIVE["decode_bound"].but(itl_p50_s=0.1), "the median is at target"),
     ("decode_bound", replace(CONCLUSIVE["decode_bound"], targets=Targets()), "no target"),
@@ -252,7 +289,7 @@ def test_prompts_that_never_shared_a_prefix_are_a_note() -> None:
 
 
 def test_a_loss_of_hits_shows_in_the_newest_quarter_of_the_window_first() -> None:
-    lost = replace(HEAVY_PROMPTS, recent={"prefix_hit_ratio": 0.0})
+    lost = replace(HEAVY_PROMPTS, recent={"prefix_hit_ratio": 0.0, "prefix_hit_tokens_mean": 0.0})
     assert HEAVY_PROMPTS.causes() == {}
     assert lost.causes()["prefix_reuse_lost"].severity == Severity.WARNING
 
@@ -289,9 +326,48 @@ def test_past_the_knee_without_a_target_is_a_note() -> None:
     assert KNEE.causes()["past_knee"].severity == Severity.WARNING
 
 
+def test_adapters_that_take_turns_are_told_though_some_scrapes_hold_nobody_back() -> None:
+    on_and_off = replace(THRASH, streaks_s={}, recent=SWAPS).but(
+        waiting_deferred=0.0, waiting_deferred_avg=1.2
+    )
+    assert "1 requests are held back" in on_and_off.causes()["adapter_thrash"].summary
+    steady = replace(on_and_off, recent={"lora_change_per_s": 2 / 15})
+    assert "adapter_thrash" not in steady.causes()
+
+
+def test_one_long_prompt_among_hundreds_stalls_decode() -> None:
+    rare = STALLS.but(prefill_long_per_s=1 / 60, prefill_p99_s=0.3)
+    evidence = rare.causes()["prefill_interference"].evidence
+    assert "prefills of 0.5 s and more in the window: 1" in [one.text for one in evidence]
+
+
+def test_a_queue_makes_prefill_no_lighter() -> None:
+    queued = LOST.but(prefill_share_ratio=0.003, queue_share_ratio=0.96)
+    assert "prefix_reuse_lost" in queued.causes()
+
+
+def test_prefill_that_takes_longer_than_the_target_is_told_behind_a_queue_too() -> None:
+    queued = CONCLUSIVE["prefill_bound"].but(prefill_mean_s=2.0, queue_mean_s=1.5)
+    assert "prefill alone takes longer than the target" in (
+        queued.causes()["prefill_bound"].evidence[-1].text
+    )
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pytest.param({"prefix_hit_tokens_mean": None}, id="not now"),
+        pytest.param({"prefix_hit_tokens_mean": 10.0}, id="fewer of the tokens as well"),
+    ],
+)
+def test_hits_a_request_are_asked_where_they_are_known(gone: dict[str, float | None]) -> None:
+    assert "prefix_reuse_lost" in LOST.but(prefix_hit_ratio=0.01, **gone).causes()
+
+
 def test_itl_over_its_target_with_a_quick_median_is_interference() -> None:
     over = replace(
-        CALM.but(itl_p99_s=0.3, itl_p50_s=0.02, prefill_p99_s=1.0), targets=Targets(itl_p99_s=0.1)
+        CALM.but(itl_p99_s=0.3, itl_p50_s=0.02, prefill_long_per_s=0.1),
+        targets=Targets(itl_p99_s=0.1),
     )
     assert "prefill_interference" in over.causes()
 

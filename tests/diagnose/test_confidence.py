@@ -15,6 +15,7 @@ from kneewatch.rules.model import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, Situation
 
 REUSED = CONCLUSIVE["prefix_churn"].but(block_reuse_per_s=1.0)
+OFF, STALLS = CONCLUSIVE["prefix_cache_off"], CONCLUSIVE["prefill_interference"]
 LOST = CONCLUSIVE["prefix_reuse_lost"].but(kv_capacity_tokens=1e7)
 RISING: list[tuple[str, str, Situation, list[float]]] = [
     ("kv_pressure", "preemption_ratio_per_s", CONCLUSIVE["kv_pressure"], [0.001, 0.05, 0.1]),
@@ -24,7 +25,7 @@ RISING: list[tuple[str, str, Situation, list[float]]] = [
     ("queue_saturation", "itl_mean_drift_ratio", CONCLUSIVE["queue_saturation"], [0.5, 1.6, 3]),
     ("queue_saturation", "waiting_slope_per_s", CONCLUSIVE["queue_saturation"], [0, 0.11, 0.3]),
     ("admission_limit", "itl_mean_drift_ratio", CONCLUSIVE["admission_limit"], [1.5, 1, 0.5]),
-    ("prefix_cache_off", "prefill_share_ratio", CONCLUSIVE["prefix_cache_off"], [0.05, 0.08, 0.2]),
+    ("prefix_cache_off", "prefill_service_ratio", OFF, [0.05, 0.08, 0.2]),
     ("prefix_reuse_lost", "prefix_hit_ratio", LOST, [0.29, 0.2, 0.05, 0.0]),
     ("prefix_churn", "prefix_hit_ratio", CONCLUSIVE["prefix_churn"], [0.44, 0.3, 0.2]),
     ("prefix_churn", "block_eviction_per_s", REUSED, [0.1, 5, 20]),
@@ -35,7 +36,7 @@ RISING: list[tuple[str, str, Situation, list[float]]] = [
     ("spec_decode_poor", "spec_acceptance_ratio", CONCLUSIVE["spec_decode_poor"], [0.49, 0.3, 0]),
     ("spec_decode_poor", "running_avg", CONCLUSIVE["spec_decode_poor"], [1, 32, 64]),
     ("prefill_interference", "itl_stall_time_ratio", CONCLUSIVE["prefill_interference"], [0.05, 1]),
-    ("prefill_interference", "prefill_p99_s", CONCLUSIVE["prefill_interference"], [0.5, 0.7, 5]),
+    ("prefill_interference", "prefill_long_per_s", STALLS, [0.0, 0.02, 1]),
     ("slo_conflict", "itl_p99_s", CONCLUSIVE["slo_conflict"], [0.11, 0.15, 0.3]),
     ("prefill_bound", "ttft_p99_s", CONCLUSIVE["prefill_bound"], [1.1, 1.5, 3]),
     ("decode_bound", "itl_p50_s", CONCLUSIVE["decode_bound"], [0.11, 0.15, 0.3]),

@@ -37,7 +37,7 @@ def concluded(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Facts, C
     ("recording", "cause_id", "signal"),
     [
         ("spec_bad", "spec_decode_poor", "spec_acceptance_ratio"),
-        ("prefix_off", "prefix_cache_off", "prefill_share_ratio"),
+        ("prefix_off", "prefix_cache_off", "prefill_service_ratio"),
         ("queue_overload", "admission_limit", "waiting_by_capacity"),
         ("itl_spikes_no_chunked", "prefill_interference", "itl_stall_time_ratio"),
     ],

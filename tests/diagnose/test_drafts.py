@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,16 @@ def test_a_fall_in_the_newest_part_is_not_excused_by_the_drafts_before_it() -> N
     cause = told(Situation(values=fallen.values, recent={"spec_acceptance_ratio": 0.1}))
     assert cause is not None
     assert cause.severity == Severity.WARNING
+
+
+def test_half_a_window_from_before_a_fall_is_no_excuse() -> None:
+    falling = drafting((0.46,) * 4, arrival_per_s=2.0)
+    fell, steady = (
+        told(replace(falling, recent={"spec_acceptance_ratio": recent})) for recent in (0.1, 0.42)
+    )
+    assert fell is not None
+    assert steady is not None
+    assert (fell.severity, steady.severity) == (Severity.WARNING, Severity.INFO)
 
 
 def test_without_counts_by_position_each_token_has_one_chance() -> None:

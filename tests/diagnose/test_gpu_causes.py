@@ -327,7 +327,10 @@ def test_heat_without_loss_is_a_note() -> None:
 
 
 def test_of_gpus_that_may_be_anothers_nothing_pages() -> None:
-    page: dict[str, At] = {labels(0): {}, labels(1): {**SLOW_PAGE, "DEV_CLOCKS_EVENT_REASONS": HEAT}}
+    page: dict[str, At] = {
+        labels(0): {},
+        labels(1): {**SLOW_PAGE, "DEV_CLOCKS_EVENT_REASONS": HEAT},
+    }
     later = {**page, labels(0): {"DEV_XID_ERRORS": 79}}
     found = told(read(page, page, page, later))
     assert {cause.severity for cause in found.values()} == {Severity.INFO}

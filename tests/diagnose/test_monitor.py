@@ -8,7 +8,7 @@ import pytest
 
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.monitor import VANISHED_KEPT_S, TargetMonitor
+from kneewatch.diagnose.monitor import ENGINES_MAX, VANISHED_KEPT_S, TargetMonitor
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
 from kneewatch.rules.model import Severity
 from tests.collector.name_pages import labelled, recorded
@@ -73,7 +73,7 @@ def test_an_engine_that_vanishes_is_missed_and_not_forgotten_soon() -> None:
     assert (gone.engine, gone.model) == ("1", "tiny")
     assert gone.health == "unknown", "one page may be a torn one"
     assert cause_ids(gone) == ["metrics_missing"]
-    assert "engine 1" in gone.causes[0].summary
+    assert "Engine 1 of tiny is no longer on the page, which can be read" in gone.causes[0].summary
     assert gone.stage is None
     assert gone.values == {}
     (again,) = [d for d in target.take(both[1]) if d.engine == "1"]
@@ -82,6 +82,170 @@ def test_an_engine_that_vanishes_is_missed_and_not_forgotten_soon() -> None:
     assert [(d.engine, d.health) for d in later[-1]][1] == ("1", "critical")
     target.now_s += VANISHED_KEPT_S
     assert [d.engine for d in target.take(NEXT)] == ["0"]
+
+
+def test_another_model_in_an_engines_place_replaced_it() -> None:
+    target = Target(window_s=15.0)
+    target.take(FIRST, NEXT)
+    told = [target.take(labelled(grown(NEXT, 1 + n / 9), model_name="other")) for n in range(5)]
+    for here, gone in told:
+        assert (here.model, gone.model) == ("other", "tiny")
+        (note,) = gone.causes
+        assert (note.id, note.severity) == ("metrics_missing", Severity.INFO)
+        assert "engine 0 of other came in its place" in note.summary
+        assert "fail" not in note.summary
+        assert "could not be read" not in " ".join((*gone.unknown, gone.judged_against))
+    target.now_s += 15.0
+    assert [d.model for d in target.take(labelled(NEXT, model_name="other"))] == ["other"]
+
+
+def test_a_page_whose_engines_are_all_new_replaced_the_old_ones() -> None:
+    target = Target(window_s=15.0)
+    target.take(FIRST, NEXT)
+    told = target.take(*[labelled(NEXT, model_name="other", engine="7")] * 4)
+    assert (told[-1].model, told[-1].severity) == ("tiny", Severity.INFO)
+
+
+def test_an_engine_that_died_beside_others_is_critical_in_true_words() -> None:
+    target = Target(window_s=15.0)
+    second, third = (engine_only(labelled(NEXT, engine=number)) for number in "12")
+    other = engine_only(labelled(NEXT, engine="2", model_name="beside"))
+    target.take(*[NEXT + second + third + other] * 2)
+    told = [target.take(NEXT + second + other) for _ in range(3)]
+    severities = [found[-1].causes[0].severity for found in told]
+    assert severities == [Severity.INFO, Severity.WARNING, Severity.CRITICAL]
+    dead = told[-1][-1]
+    assert (dead.model, dead.engine) == ("tiny", "2")
+    assert "no longer on the page, which can be read" in dead.causes[0].summary
+    assert "missed 3 times" in dead.causes[0].summary
+
+
+def test_labels_that_change_with_every_scrape_do_not_take_all_memory() -> None:
+    target = Target(window_s=15.0)
+
+    def page(scrape: int) -> str:
+        return NEXT + "".join(
+            f'vllm:num_requests_running{{engine="{n}",model_name="m{scrape}"}} 1\n'
+            for n in range(300)
+        )
+
+    told = [target.take(page(n)) for n in range(4)]
+    engines = target.stream.monitor.engines
+    assert len(engines) == ENGINES_MAX
+    kept = {engine.key.model for engine in engines}
+    assert {"tiny", "m3"} <= kept, "those on the page stay"
+    assert "m0" not in kept, "those that left first go first"
+    lines = [line for found in told for d in found for line in d.unknown if "no more are" in line]
+    assert len(lines) == 1
+    assert str(ENGINES_MAX) in lines[0]
+
+
+def test_of_a_page_with_too_many_engines_known_ones_are_judged() -> None:
+    target = Target(window_s=15.0)
+    target.take(FIRST)
+    many = "".join(
+        f'vllm:num_requests_running{{engine="{n}",model_name="a"}} 1\n' for n in range(ENGINES_MAX)
+    )
+    told = target.take(many + NEXT)
+    assert len(told) == ENGINES_MAX
+    assert "tiny" in {d.model for d in told}
+
+
+# What cannot be judged
+
+
+@pytest.mark.parametrize(
+    "lost", [*[(gauge,) for gauge in GAUGES], GAUGES, ("num_preemptions",)], ids="+".join
+)
+@pytest.mark.parametrize("value", [None, math.nan, -5.0, math.inf])
+def test_a_stage_that_cannot_be_judged_is_unknown_and_says_why(
+    lost: tuple[str, ...], value: float | None
+) -> None:
+    def page(body: str) -> str:
+        if value is None:
+            return without(body, *lost)
+        return with_values(body, {f"{name}(?:_total)?": value for name in lost})
+
+    told = Target().one(page(FIRST), page(NEXT), page(NEXT))
+    assert told.was_read
+    assert told.stage is None
+    assert told.values["cascade_stage"] is None
+    (line,) = (line for line in told.unknown if line.startswith("cascade_stage: "))
+    assert line.removeprefix("cascade_stage: ") == told.stage_unknown
+    assert "it needs" in told.stage_unknown
+    assert Target().one(page(FIRST), FIRST, NEXT).stage is not None
+
+
+def test_the_first_scrape_has_no_stage() -> None:
+    target = Target()
+    first = target.one(FIRST)
+    assert (first.stage, first.health) == (None, "unknown")
+    assert "one scrape" in first.stage_unknown
+    second = target.one(NEXT)
+    assert second.stage is not None
+    assert second.stage_unknown == ""
+
+
+def test_evictions_that_were_seen_are_a_stage_whatever_else_is_missing() -> None:
+    target = Target(window_s=15.0)
+    blind = [without(body, "kv_cache_usage_perc") for body in bodies("kv_pressure_cascade")]
+    stages = [told.stage.number for body in blind for told in target.take(body) if told.stage]
+    assert 3 in stages
+    assert min(stages) >= 2
+
+
+@pytest.mark.parametrize("value", [math.nan, None, -1.0])
+def test_a_page_that_says_nothing_of_load_and_cache_is_as_bad_as_an_empty_one(
+    value: float | None,
+) -> None:
+    target = Target()
+    body = (
+        without(NEXT, *GAUGES) if value is None else with_values(NEXT, dict.fromkeys(GAUGES, value))
+    )
+    told = [target.one(body) for _ in range(4)]
+    assert [d.health for d in told] == ["warning", "warning", "critical", "critical"]
+    assert told[-1].severity == Severity.CRITICAL
+    assert target.one(*[NEXT] * 10).health == "ok"
+    assert target.one(body).health == "warning", "it begins anew"
+
+
+@pytest.mark.parametrize(
+    ("metric", "signal", "value", "words"),
+    [
+        ("kv_cache_usage_perc", "kv_usage_ratio", 5.0, "kv_cache_usage_perc is 5, which is imp"),
+        ("kv_cache_usage_perc", "kv_usage_ratio", math.inf, "kv_cache_usage_perc is inf, which"),
+        ("kv_cache_usage_perc", "kv_usage_ratio", math.nan, "kv_cache_usage_perc is NaN"),
+        ("num_requests_running", "running", -5.0, "num_requests_running is -5, which is imp"),
+        ("num_requests_waiting", "waiting", -math.inf, "num_requests_waiting is -inf, which"),
+    ],
+)
+def test_a_value_that_cannot_be_is_unknown_and_named(
+    metric: str, signal: str, value: float, words: str
+) -> None:
+    told = Target().one(FIRST, *[with_values(NEXT, {metric: value})] * 12)
+    assert cause_ids(told) == ["metrics_missing"]
+    assert told.causes[0].summary.startswith(words)
+    assert "not on the page" not in told.causes[0].evidence[0].text
+    assert not told.recommendations
+    assert any(line.startswith(f"{signal}: {words}") for line in told.unknown)
+    assert told.values[signal] is None
+    assert all(math.isfinite(number) for number in told.values.values() if number is not None)
+
+
+def test_a_share_a_little_above_one_is_full() -> None:
+    told = Target().one(FIRST, with_values(NEXT, {"kv_cache_usage_perc": 1.0000001}))
+    assert told.values["kv_usage_ratio"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("value", [math.inf, -7.0, math.nan])
+def test_a_counter_that_cannot_be_leaves_its_rate_to_the_other_scrapes(value: float) -> None:
+    target = Target()
+    pages = [counted(FIRST, 100.0 * n) for n in range(10)]
+    pages[4] = with_values(pages[4], {"generation_tokens_total": value})
+    assert "metrics_missing" in cause_ids(target.one(*pages[:5]))
+    after = target.one(*pages[5:], *[counted(FIRST, 100.0 * n) for n in range(10, 20)])
+    assert after.values["generation_tokens_per_s"] == pytest.approx(50.0)
+    assert after.health == "ok"
 
 
 # What is not on the page

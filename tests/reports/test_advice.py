@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
-from kneewatch.reports.advice import change_words, rows
+from kneewatch.diagnose.recommend.recommendation import MEASURED, Change, Recommendation
+from kneewatch.reports.advice import advised, change_words, rows
 from kneewatch.reports.document import document
 from kneewatch.reports.markdown import markdown
 from kneewatch.reports.text import Style, text
-from tests.reports.made import SICK
+from tests.recordings import CAPTURES, diagnoses
+from tests.reports.made import SICK, changed
 from tests.reports.schema import problems
 
 FP8 = Recommendation(
@@ -57,6 +59,28 @@ def test_markdown_says_the_same() -> None:
     assert "**Do first:** --kv-cache-dtype auto -\\> fp8. The same memory" in told
     assert "**Verify:** preemption_per_s goes to 0" in told
     assert "**Also:** replicas 1 -\\> 3" in told
+
+
+def test_one_document_has_one_truth_about_now() -> None:
+    told = 0
+    for diagnosis in diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz"):
+        for made in document(diagnosis)["recommendations"]:
+            assert not re.search(r"from [0-9.]+ ", " ".join(made["verify"]))
+            for key, signal in MEASURED.items():
+                if key in made["before"]:
+                    now = diagnosis.values[signal]
+                    assert made["before"][key] == pytest.approx(now, rel=1e-5), (key, made["id"])
+                    told += 1
+    assert told > 100
+
+
+def test_the_numbers_of_now_are_those_of_the_diagnosis() -> None:
+    values = {**SICK.values, "kv_usage_avg_ratio": 0.89, "preemption_per_s": 6.5}
+    told = changed(ADVISED, values=values)
+    (cause,) = told.causes
+    for rendered in (text([told], Style()), markdown([told]).replace("\\", "")):
+        assert "KV usage 89 % -> 80 %; preemptions a second 6.5 -> 0" in rendered
+    assert advised(told, cause)[0].changes == ADVISED.recommendations[0].changes
 
 
 def test_the_document() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, presently
 from kneewatch.reports.document import document
 from kneewatch.reports.markdown import markdown
 from kneewatch.reports.reading import DocumentError, diagnosis_of
@@ -21,8 +21,10 @@ from kneewatch.reports.text import Style, text
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.model import Severity
+from kneewatch.rules.state import Clearing
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
+from tests.reports.schema import problems
 
 EVERY = 7
 """Recordings are sampled: every so many scrapes, and the last."""
@@ -117,9 +119,9 @@ def test_recommendations_read_back() -> None:
     found = [d for d in diagnoses(CAPTURES / "kv_pressure_cascade.jsonl.gz") if d.recommendations]
     assert found
     for diagnosis in found[::EVERY]:
-        assert list(diagnosis_of(sent(diagnosis)).recommendations) == list(
-            diagnosis.recommendations
-        )
+        assert list(diagnosis_of(sent(diagnosis)).recommendations) == [
+            presently(made, diagnosis.values) for made in diagnosis.recommendations
+        ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -128,12 +130,25 @@ def test_rules_are_those_of_the_library(rule: Any) -> None:  # noqa: ANN401
     assert diagnosis_of(sent(made)).findings[0].rule == rule
 
 
-def test_a_rule_of_a_target_has_no_bounds_that_were_not_told() -> None:
+def test_a_rule_of_a_target_has_the_bounds_that_were_told() -> None:
     (rule,) = slo_rules(ttft_p99_s=2.0, itl_p99_s=None)[:1]
     made = finding("KV-EVICT", "warning", 3.0)._replace(rule=rule)
-    read = diagnosis_of(sent(changed(SICK, findings=[made]))).findings[0].rule
+    told = sent(changed(SICK, findings=[made]))
+    assert problems(told) == []
+    read = diagnosis_of(told).findings[0].rule
     assert (read.id, read.summary, read.advice) == (rule.id, rule.summary, rule.advice)
-    assert read.bounds == ()
+    assert [(one.severity, one.threshold) for one in read.bounds] == [(Severity.WARNING, 2.0)]
+    del told["findings"][0]["bounds"]
+    assert diagnosis_of(told).findings[0].rule.bounds == (), "a document of an older version"
+
+
+def test_a_state_that_is_clearing_reads_back() -> None:
+    over = Clearing(NOW_S - 9, 5.1, Severity.CRITICAL)
+    for was in (over, over._replace(was=None)):
+        made = finding("KV-EVICT", "info", 0.0, clearing=was)
+        told = sent(changed(SICK, findings=[made]))
+        assert problems(told) == []
+        assert diagnosis_of(told).findings[0] == made
 
 
 def test_another_version_s_rule_is_a_plain_one() -> None:

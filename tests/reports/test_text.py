@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,19 @@ from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports.gaps import gaps, not_in_use
 from kneewatch.reports.markdown import markdown
 from kneewatch.reports.text import COLOURS, VERDICTS, Style, brief_words, text
+from kneewatch.rules.model import Severity
+from kneewatch.rules.state import Clearing
 from tests.recordings import CAPTURES, diagnoses
-from tests.reports.made import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
+from tests.reports.made import (
+    HEALTHY,
+    NOW_S,
+    NUMBERS,
+    PRESSURE,
+    SICK,
+    UNREADABLE,
+    changed,
+    finding,
+)
 
 PLAIN = Style()
 
@@ -62,7 +74,10 @@ def test_a_healthy_engine_is_told_in_a_few_lines() -> None:
 
 def test_a_page_that_cannot_be_read_says_why_once() -> None:
     told = text([UNREADABLE], PLAIN)
-    assert told.startswith("CRITICAL  target_down  http://gpu-7:8000 (model llama, engine 0)\n")
+    assert told.startswith(
+        "CRITICAL  target_down  http://gpu-7:8000 (model llama, engine 0), tried last at "
+        "00:06:40 UTC\n"
+    )
     assert told.count("connection refused") == 1
     assert "KV cascade: unknown, the page could not be read" in told
     assert told.endswith("could not be judged:\n   anything: the page could not be read")
@@ -71,7 +86,7 @@ def test_a_page_that_cannot_be_read_says_why_once() -> None:
 
 def test_a_target_that_was_never_read_has_no_engine() -> None:
     told = text([changed(UNREADABLE, model="", engine="")], PLAIN)
-    assert told.startswith("CRITICAL  target_down  http://gpu-7:8000\n")
+    assert told.startswith("CRITICAL  target_down  http://gpu-7:8000, tried last at ")
 
 
 def test_a_forecast() -> None:
@@ -98,6 +113,39 @@ def test_findings_that_no_cause_speaks_of() -> None:
     )
     assert "critical. Read the server's log." in " ".join(told.split())
     assert "KV-EVICT" not in told, "the cause says it with its number"
+
+
+@pytest.mark.parametrize(
+    ("now", "more", "said"),
+    [
+        pytest.param(0.0, {}, "back under its bound for 9 s (now 0 % a second)", id="inside"),
+        pytest.param(None, {}, "and has no value since", id="nothing observed"),
+        pytest.param(
+            0.3, {"note": "not judged while cascade_stage is below 2"},
+            "now 30 % a second and not judged while cascade_stage is below 2", id="not judged",
+        ),
+    ],
+)  # fmt: skip
+def test_what_only_a_clear_time_holds_is_told_as_over(
+    now: float | None, more: dict[str, Any], said: str
+) -> None:
+    over = Clearing(NOW_S - 9, 0.41, Severity.CRITICAL)
+    made = finding("KV-EVICT", "info", now, clearing=over, **more)
+    diagnosis = changed(HEALTHY, health="info", findings=[made])
+    for told in (as_text(diagnosis), as_markdown(diagnosis)):
+        whole = " ".join(told.replace("\\", "").split())
+        assert "preemption_ratio_per_s was 41 % a second until 00:06:31 UTC" in whole
+        assert said in whole
+        assert made.rule.summary not in whole, "it is not so now"
+        assert made.rule.advice not in whole
+        assert "CRITICAL" not in whole.upper().replace("HEALTHY", "")
+
+
+def test_what_keeps_a_rule_quiet_stands_beside_its_number() -> None:
+    quiet = finding("KV-EVICT", "ok", 0.14, note="not judged while preempted_in_window is below 3")
+    values = {"running": 7.0, "preemption_ratio_per_s": 0.14}
+    told = as_text(changed(HEALTHY, findings=[quiet], values=values))
+    assert "now: 7 running, 14 % evicted a second (not judged while preempted_in_window is" in told
 
 
 def test_the_worst_engine_comes_first_and_what_all_lack_is_said_once() -> None:

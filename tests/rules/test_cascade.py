@@ -115,11 +115,20 @@ def test_how_bad_evicting_is(ratio_per_s: float | None, severity: Severity) -> N
         ),
         pytest.param({"waiting_by_capacity": 2.0, "running": 2.0}, 3, id="two are"),
         pytest.param(
-            {"ttft_p99_drift_ratio": TTFT_DRIFT + 0.1, "waiting_avg": 0.5}, 3,
-            id="first tokens left their baseline and a queue was seen",
+            {"ttft_p99_drift_ratio": TTFT_DRIFT + 0.1, "waiting": 1.0, "waiting_avg": 0.5}, 3,
+            id="first tokens left their baseline and a queue is there",
         ),
         pytest.param(
-            {"ttft_p99_drift_ratio": TTFT_DRIFT, "waiting_avg": 0.5}, 2, id="within the baseline"
+            {"ttft_p99_drift_ratio": 50.0, "waiting_avg": 4.0}, 2,
+            id="the window holds a queue that is gone",
+        ),
+        pytest.param(
+            {"ttft_p99_drift_ratio": 50.0, "waiting": 1.0, "waiting_avg": 0.1}, 2,
+            id="the request that was just preempted is no queue",
+        ),
+        pytest.param(
+            {"ttft_p99_drift_ratio": TTFT_DRIFT, "waiting": 1.0, "waiting_avg": 0.5}, 2,
+            id="within the baseline",
         ),
         pytest.param(
             {"ttft_p99_drift_ratio": 50.0, "waiting_avg": 0.0}, 2,
@@ -146,8 +155,23 @@ def test_with_a_target_first_tokens_are_held_against_it(
     ttft_s: float | None, drift: float, number: int
 ) -> None:
     run = Run(ttft_slo_s=2.0)
-    values = {"ttft_p99_s": ttft_s, "ttft_p99_drift_ratio": drift, "waiting_avg": 1.0}
-    assert run.at(0.0, 1, **FULL, **values).number == number
+    values = {"ttft_p99_s": ttft_s, "ttft_p99_drift_ratio": drift}
+    assert run.at(0.0, 1, **FULL, **values, waiting=1.0, waiting_avg=1.0).number == number
+
+
+def test_an_eviction_behind_an_incident_that_is_over_is_no_queue() -> None:
+    run = Run(ttft_slo_s=2.0)
+    for waiting_avg in (0.0, 6.0):
+        stage = run.at(0.0, 1, **FULL, ttft_p99_s=9.0, waiting=0.0, waiting_avg=waiting_avg)
+        assert (stage.number, stage.severity) == (2, Severity.INFO)
+
+
+def test_a_stage_that_is_only_held_says_so() -> None:
+    run = Run()
+    assert run.at(0.0, 1, **QUEUE).number == 3
+    held = run.at(12.0)
+    assert held.number == 3
+    assert held.reasons == ("stage 3 is held: its evidence was seen 12 s ago",)
 
 
 # Stage 4: collapsing

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.rules.model import Bound, Guard, Rule, Severity
-from kneewatch.rules.state import Finding, RuleBook
+from kneewatch.rules.state import Clearing, Finding, RuleBook
 from tests.rules.judged import ALL, BY_BOUND, BY_ID, START_S, Judge, back, beyond, milder
 
 
@@ -66,8 +66,8 @@ def test_a_state_ends_only_a_tenth_back_and_after_a_while(rule: Rule, bound: Bou
             assert inside.severity == bound.severity, "not back by a tenth"
         start_s += 20 * rule.clear_s
     calm = back(rule, bound, 1.01 * rule.clear_ratio) if bound.threshold else 0.0
-    assert judge.at(start_s + 1, calm).severity == bound.severity
-    assert judge.at(start_s + rule.clear_s + 0.5, calm).severity == bound.severity
+    assert judge.at(start_s + 1, calm).held == bound.severity
+    assert judge.at(start_s + rule.clear_s + 0.5, calm).held == bound.severity
     ended = judge.at(start_s + rule.clear_s + 1, calm)
     assert ended.severity <= milder(rule, bound)
     if ended.severity == Severity.OK:
@@ -85,7 +85,7 @@ def test_durations_stretch_with_the_window(rule: Rule, bound: Bound, scale: floa
     assert judge.at(for_s, over).severity == bound.severity
     calm = back(rule, bound, 0.5) if bound.threshold else 0.0
     judge.at(for_s + 1, calm)
-    assert judge.at(for_s + 1 + 0.99 * clear_s, calm).severity == bound.severity
+    assert judge.at(for_s + 1 + 0.99 * clear_s, calm).held == bound.severity
     assert judge.at(for_s + 1 + clear_s, calm).severity < bound.severity
 
 
@@ -95,7 +95,7 @@ def test_an_input_that_flaps_makes_no_state_that_flaps(rule: Rule, bound: Bound)
     over = beyond(rule, bound)
     calm = back(rule, bound, 0.5) if bound.threshold else 0.0
     interval_s = min(rule.clear_s, rule.for_s or rule.clear_s) / 3
-    seen = [judge.at(n * interval_s, over if n % 2 else calm).severity for n in range(200)]
+    seen = [judge.at(n * interval_s, over if n % 2 else calm).held for n in range(200)]
     if rule.for_s:
         assert max(seen) < bound.severity, "never crossed for long enough"
         return
@@ -111,8 +111,8 @@ def test_a_fired_rule_stays_while_its_input_flaps(rule: Rule) -> None:
     judge.at(rule.for_s, over)
     interval_s = rule.clear_s / 3
     values = (over if n % 2 else calm for n in range(50))
-    seen = {judge.at(rule.for_s + n * interval_s, v).state for n, v in enumerate(values, start=1)}
-    assert seen == {bound.severity.word}
+    seen = {judge.at(rule.for_s + n * interval_s, v).held for n, v in enumerate(values, start=1)}
+    assert seen == {bound.severity}
 
 
 GUARDED = [rule for rule in ALL if rule.guards]
@@ -130,14 +130,16 @@ def test_a_rule_is_not_judged_where_a_guard_does_not_hold(rule: Rule, *, unknown
 
 
 @pytest.mark.parametrize(
-    ("ends", "state"), [(False, "warning"), (True, "ok")], ids=["after a while", "at once"]
+    ("ends", "held"),
+    [(False, Severity.WARNING), (True, Severity.OK)],
+    ids=["after a while", "at once"],
 )
-def test_a_state_ends_with_its_guard(*, ends: bool, state: str) -> None:
+def test_a_state_ends_with_its_guard(*, ends: bool, held: Severity) -> None:
     guard = Guard("stage", 2.0, ends=ends)
     judge = Judge(replace(steps((Severity.WARNING, 10.0)), guards=(guard,)))
     judge.at(0.0, 15.0)
     assert judge.at(10.0, 15.0).state == "warning"
-    assert judge.at(12.0, 15.0, stage=1.0).state == state
+    assert judge.at(12.0, 15.0, stage=1.0).held == held
     assert judge.at(42.0, 15.0, stage=1.0).state == "ok"
 
 
@@ -176,6 +178,35 @@ def test_a_state_grows_worse_and_better_step_by_step_and_keeps_its_beginning() -
     judge.at(120.0, 15.0)
     again = judge.at(130.0, 15.0)
     assert (again.state, again.since_s) == ("warning", START_S + 120.0)
+
+
+def test_a_state_that_only_its_clear_time_holds_is_told_as_over() -> None:
+    judge = Judge(steps((Severity.WARNING, 10.0), (Severity.CRITICAL, 20.0)))
+    judge.at(0.0, 50.0)
+    told = judge.at(10.0, 50.0)
+    assert (told.severity, told.clearing) == (Severity.CRITICAL, None)
+    milder = judge.at(12.0, 15.0)
+    assert (milder.severity, milder.clearing) == (Severity.CRITICAL, None), "still out of bounds"
+    for t_s in (14.0, 23.0):
+        over = judge.at(t_s, 1.0)
+        assert (over.state, over.severity, over.held) == ("info", Severity.INFO, Severity.CRITICAL)
+        assert over.clearing == Clearing(START_S + 14.0, 15.0, Severity.CRITICAL)
+    again = judge.at(24.0, 25.0)
+    assert (again.severity, again.clearing) == (Severity.CRITICAL, None)
+    assert judge.at(26.0, 1.0).clearing == Clearing(START_S + 26.0, 25.0, Severity.CRITICAL)
+    ended = judge.at(56.0, 1.0)
+    assert (ended.state, ended.clearing) == ("ok", None)
+
+
+def test_what_keeps_a_rule_quiet_over_its_bound_is_said() -> None:
+    guard = Guard("requests", 3.0)
+    judge = Judge(replace(steps((Severity.INFO, 5.0), (Severity.WARNING, 10.0)), guards=(guard,)))
+    assert judge.at(0.0, 15.0, requests=2.0).note == "not judged while requests is below 3"
+    assert not judge.at(1.0, 7.0, requests=2.0).note, "no more than a note would be told"
+    judge.at(2.0, 15.0)
+    assert judge.at(6.0, 15.0).note == "told once it is out of bounds for 10 s"
+    assert not judge.at(12.0, 15.0).note
+    assert judge.at(14.0, 15.0, requests=2.0).note, "also while it clears"
 
 
 def test_a_new_process_begins_with_a_clean_sheet() -> None:

@@ -12,7 +12,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from kneewatch.reports.triage.view import EngineView, TriageView
 from tests.browser import Seen, browser, opened
-from tests.reports.made import HEALTHY, PRESSURE, changed
+from tests.reports.made import HEALTHY, PRESSURE, SICK, changed
+from tests.reports.test_advice import FP8
 from tests.reports.triage import views
 from tests.reports.triage.page_server import PageServer, serving
 from tests.reports.triage.test_page import hostile
@@ -253,8 +254,8 @@ def test_ages_grow_while_nothing_comes(browser: Browser) -> None:
 
 def test_the_readers_own_time_stands_beside_utc(browser: Browser) -> None:
     with looking(browser, still(views.cascade())) as (page, _, _):
-        since = page.locator(".verdict dd", has_text="for 34 s").first
-        expect(since).to_have_text("00:03:04 UTC (01:03:04 CET), for 34 s")
+        since = page.locator(".verdict dd", has_text="for 35 s").first
+        expect(since).to_have_text("00:03:04 UTC (01:03:04 CET), for 35 s")
 
 
 def test_the_page_can_be_held(browser: Browser) -> None:
@@ -326,6 +327,23 @@ def test_a_name_without_a_blank_breaks_no_layout(browser: Browser) -> None:
     for one in (True, False):
         with looking(browser, still(views.view(target, one=one)), width=360) as (page, _, _):
             assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_no_number_is_broken_where_there_is_little_room(browser: Browser) -> None:
+    numbers = dict.fromkeys(("usd_per_million_tokens_at_least", "kv_capacity_tokens"), 12_256_512.0)
+    made = replace(FP8, before=numbers, predicted={key: 2 * now for key, now in numbers.items()})
+    view = views.view(views.target("a", EngineView(changed(SICK, recommendations=(made,)))))
+    with looking(browser, still(view), width=360) as (page, _, _):
+        broken = page.evaluate(
+            """[...document.querySelectorAll('.numbers td')].filter(td => {
+                const range = document.createRange();
+                range.selectNodeContents(td);
+                return new Set([...range.getClientRects()].map(r => r.top)).size > 1;
+            }).map(td => td.textContent)"""
+        )
+        assert page.locator(".numbers td").count() == 4
+        assert broken == []
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
 def test_on_paper_nothing_is_folded_away(browser: Browser) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from kneewatch.diagnose.case import Evidence
 from kneewatch.diagnose.recommend.recommendation import Change
+from kneewatch.reports.document import document
+from kneewatch.reports.reading import diagnosis_of
 from kneewatch.reports.triage.page import ASSETS, asset, render
 from kneewatch.reports.triage.view import (
     EngineView,
@@ -20,6 +22,9 @@ from kneewatch.reports.triage.view import (
     TargetView,
     TriageView,
 )
+from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.model import Severity
+from kneewatch.rules.state import Clearing, Finding
 from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.triage import views
 from tests.reports.triage.html_tree import Node, read, tree
@@ -85,9 +90,9 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
     )
     assert facts == {
         "Where": "kv_pressure_cascade, model tiny, engine 0",
-        "Since": "00:03:04 UTC, for 34 s",
+        "Since": "00:03:04 UTC, for 35 s",
         "Cause": "kv_pressure, confidence 0.99",
-        "Stage": "3 of 4, queueing, for 34 s, since 00:03:04 UTC",
+        "Stage": "3 of 4, queueing, for 35 s, since 00:03:04 UTC",
     }
     assert verdict.one("h2").text == "Do first"
     typed = verdict.one(css="typed")
@@ -273,6 +278,49 @@ def test_findings_that_no_cause_tells() -> None:
     assert told[0].startswith("critical Requests end in an error: 20 % ERRORS finished_error_ratio")
     assert "Read the server's log." in told[0]
     assert told[1].startswith("info The KV cache is above its target band: 93 %")
+
+
+@pytest.mark.parametrize("percent", [50, 99])
+def test_a_target_is_drawn_where_its_rule_is_out_of_bounds(percent: int) -> None:
+    rules = {rule.id: rule for rule in slo_rules(ttft_p99_s=2.0, itl_p99_s=None)}
+    found = list(views.until("kv_pressure_cascade", 100))
+    rule = rules[f"TTFT-P{percent}"]
+    made = Finding(rule, "critical", Severity.CRITICAL, 5.1, found[-1].t_s - 20)
+    found[-1] = changed(found[-1], causes=[], recommendations=(), findings=[made])
+    read = diagnosis_of(document(found[-1]))
+    shown = replace(views.engine(found), diagnosis=read)
+    item = page(alone(shown)).one("li", css="finding")
+    assert [line.attributes["class"] for line in item.every("line", css="bound")] == ["bound"]
+    assert " 2.0 s" in item.one("p", css="bounds").text
+
+
+def test_what_is_over_is_told_as_over_and_its_stretch_ends() -> None:
+    found = list(views.until("kv_pressure_cascade", 100))
+    t_s = found[-1].t_s
+    over = finding("KV-EVICT", "info", 0.0, clearing=Clearing(t_s - 9, 0.4, Severity.CRITICAL))
+    over = over._replace(since_s=t_s - 40)
+    drawn = [over, over._replace(clearing=None)]
+    widths: list[float] = []
+    for one in drawn:
+        found[-1] = changed(
+            found[-1], health="info", causes=[], recommendations=(), findings=[one],
+            stage=HEALTHY.stage,
+        )  # fmt: skip
+        root = page(alone(views.engine(found)))
+        item = root.one("li", css="finding")
+        widths.append(float(item.one("rect", css="held").attributes["width"].rstrip("%")))
+        assert ("was 40 % a second until" in item.text) == (one is over)
+        assert (over.rule.summary in root.text) == (one is not over)
+    assert widths[0] < widths[1] * 0.9
+
+
+def test_what_keeps_a_rule_quiet_stands_by_its_vital_sign() -> None:
+    note = "not judged while preempted_in_window is below 3"
+    quiet = finding("KV-EVICT", "ok", 0.14, note=note)
+    values = {**HEALTHY.values, "preemption_ratio_per_s": 0.14}
+    root = page(alone(EngineView(changed(HEALTHY, findings=[quiet], values=values))))
+    (said,) = [vital for vital in root.one(css="vitals").every("li") if note in vital.text]
+    assert "evicted a second" in said.text
 
 
 def test_evidence_that_weighs_something_else_has_no_bound_in_the_signals_chart() -> None:

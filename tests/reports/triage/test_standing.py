@@ -10,7 +10,8 @@ from kneewatch.reports.text import VERDICTS
 from kneewatch.reports.triage.standing import RANKS, TALLY, Standing, sentence, standings, tally
 from kneewatch.reports.triage.view import EngineView
 from kneewatch.rules.model import Severity
-from tests.reports.made import HEALTHY, SICK, UNREADABLE, changed, finding
+from kneewatch.rules.state import Clearing
+from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
 from tests.reports.triage import views
 
 
@@ -75,3 +76,23 @@ def test_headlines() -> None:
 )
 def test_sentence(words: str, told: str) -> None:
     assert sentence(words) == told
+
+
+def test_a_state_that_is_over_is_no_headline() -> None:
+    over = finding("KV-EVICT", "info", 0.0, clearing=Clearing(NOW_S - 9, 0.41, Severity.CRITICAL))
+    (standing,) = stands(EngineView(changed(HEALTHY, health="info", findings=[over])))
+    assert standing.headline == (
+        "Nothing is wrong now: preemption_ratio_per_s was 41 % a second until 00:06:31 UTC, back "
+        "under its bound for 9 s (now 0 % a second)."
+    )
+    note = finding("KV-FULL", "info", 0.93)
+    (standing,) = stands(EngineView(changed(HEALTHY, health="info", findings=[over, note])))
+    assert standing.headline == "The KV cache is above its target band."
+
+
+def test_durations_of_a_target_that_fails_are_counted_to_the_page_s_moment() -> None:
+    (failing,) = stands(EngineView(UNREADABLE), last_s=NOW_S - 2, later_s=3.0)
+    assert failing.told_s == pytest.approx(NOW_S - 2 + 1.4 + 3)
+    (late,) = stands(EngineView(UNREADABLE), later_s=600.0)
+    assert late.told_s == UNREADABLE.t_s
+    assert stands()[0].told_s == 0.0

@@ -118,7 +118,7 @@ def healthy() -> TriageView:
 def unreadable() -> TriageView:
     """A real server that has just died."""
     found = recorded("restart_mid_run")
-    down = max(n for n, one in enumerate(found) if one.stage is None)
+    down = max(n for n, one in enumerate(found) if not one.was_read)
     return view(target("restart_mid_run", engine(found[: down + 1])))
 
 
