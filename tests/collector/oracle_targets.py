@@ -15,7 +15,7 @@ from kneewatch.collector.names.page import find_prefix, read_names
 from kneewatch.collector.names.resolver import EngineBinding, resolve
 from kneewatch.collector.names.table import metric_table
 from kneewatch.collector.samples import Layout, Page, Series
-from kneewatch.collector.signals.vllm import ITL, TTFT
+from kneewatch.collector.signals.vllm import ITL, PREFILL, TTFT
 from tests.collector.oracle import Target
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -24,6 +24,7 @@ INF = math.inf
 BOUNDS: Mapping[str, tuple[float, ...]] = {
     ITL: (*(0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, INF),),
     TTFT: (0.1, 0.5, 1.0, 2.5, 10.0, INF),
+    PREFILL: (0.3, 0.5, 0.8, 1.0, 2.5, 10.0, INF),
 }
 LABEL_VALUES: Mapping[str, tuple[str, ...]] = {
     "reason": ("capacity", "deferred"),
