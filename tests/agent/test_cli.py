@@ -71,7 +71,7 @@ def test_every_line_of_a_replay(main: Main, captures: list[Path]) -> None:
 def test_a_cascade_is_told(main: Main) -> None:
     told = main("replay", CASCADE, *JSON)
     assert (told.status, told.err) == (1, "")
-    worst = max(told.documents, key=lambda document: document["stage"]["number"])
+    worst = max(told.documents, key=lambda document: document["stage"]["number"] or 0)
     assert worst["stage"]["number"] >= 3
     assert worst["causes"][0]["id"] == "kv_pressure"
     assert told.documents[-1]["causes"] == []

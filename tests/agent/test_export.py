@@ -12,8 +12,9 @@ from tests.programs import require
 def test_rules_and_their_tests(main: Main, tmp_path: Path) -> None:
     told = main("export", "prometheus-tests", str(tmp_path / "out"), "--slo-ttft", "2s")
     assert told.status == 0
-    rules, wrapped, tests = (Path(line) for line in told.out.splitlines())
+    rules, wrapped, unkept, tests = (Path(line) for line in told.out.splitlines())
     assert wrapped.is_file()
+    assert "keep_firing_for" not in unkept.read_text()
     for command in (["check", "rules", str(rules)], ["test", "rules", str(tests)]):
         subprocess.run([require("promtool"), *command], check=True, capture_output=True)
 
