@@ -97,8 +97,8 @@ def _grow(values: list[float], engine: EngineBinding, count: int) -> None:
         values[slot.position] += count * (slot.position % 7)
     for metric, slots in engine.gauges.items():
         for slot in slots:
-            step = (count * (slot.position % 5)) % 11
-            values[slot.position] += step / 11 if _is_share(metric) else step
+            wobble = (count * (slot.position % 5)) % 11
+            values[slot.position] += wobble / 11 if _is_share(metric) else wobble
     for histogram in itertools.chain.from_iterable(engine.histograms.values()):
         for height, position in enumerate(histogram.buckets, start=1):
             values[position] += count * height

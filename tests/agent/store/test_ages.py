@@ -186,9 +186,9 @@ def test_a_clock_that_is_set_by_an_hour_loses_nothing(tmp_path: Path, hours: flo
     assert {("health", START_S, before[-1].t_s), ("health", after[0].t_s, None)} < told
     assert all(one.end_s is None or one.end_s <= before[-1].t_s for one in found)
     for one in (before[3], after[-1]):
-        told = reader.document(engine.id, one.t_s)
-        assert told is not None
-        assert told["t"] == one.t_s
+        document = reader.document(engine.id, one.t_s)
+        assert document is not None
+        assert document["t"] == one.t_s
     reader.close()
 
 

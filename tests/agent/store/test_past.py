@@ -21,7 +21,7 @@ def test_evidence_that_is_older_than_its_moment_says_so() -> None:
     def unknown(*, averaged: bool, exact: bool, t_s: float = later_s) -> list[str]:
         told = at_scrape(stored, t_s, values, averaged=averaged, exact=exact)
         assert told["signals"] == values
-        return told["unknown"]
+        return list(told["unknown"])
 
     older = "causes: they and their evidence are as of 11:06:40"
     mean = "signals: so long ago, they are means of a minute"
