@@ -113,8 +113,8 @@ def _rows(connection: sqlite3.Connection, *, moved_s: float, later: int) -> None
     before_s = START_S + DAY_S
     mask = (1 << SEQUENCE_BITS) - 1
     connection.execute(
-        "INSERT INTO documents (id, engine_id, t_s, base_id, body)"
-        " SELECT id + ?, engine_id, t_s + ?, base_id + ?, body FROM documents"
+        "INSERT INTO documents (id, engine_id, t_s, base_id, body, exact)"
+        " SELECT id + ?, engine_id, t_s + ?, base_id + ?, body, exact FROM documents"
         " WHERE t_s < ? AND (id & ?) + ? <= ?",
         (later, moved_s, later, before_s, mask, later, mask),
     )
