@@ -75,10 +75,14 @@ class Glyphs:
         return text + " " * (width - cells(text))
 
     def folded(self, text: str, width: int, *, indent: int = 0, more: int = 2) -> list[str]:
-        """Text in lines of at most so many cells, the later ones indented by `more`."""
+        """Text in lines of at most so many cells, the later ones indented by `more`.
+
+        A width with no room beside the indent is taken as one character more than it.
+        """
         text = self.clean(text)
         if cells(text) > len(text):
             width = max(width // 2, indent + more + 8)  # characters of two cells: wrapped early
+        width = max(width, indent + more + 1)  # without room for a character textwrap never ends
         lines = textwrap.wrap(
             UNIT.sub(GLUE, text),
             width,

@@ -56,6 +56,14 @@ def test_folded_lines_fit_and_lose_nothing(
     assert "".join("".join(lines).split()) == "".join(glyphs.clean(text).split())
 
 
+@BOTH
+@pytest.mark.parametrize("width", range(-1, 8))
+@pytest.mark.parametrize("text", [" é", "  a b", "", " ", " 模型"])
+def test_folding_ends_where_there_is_no_room(glyphs: Glyphs, text: str, width: int) -> None:
+    lines = glyphs.folded(text, width, indent=3)
+    assert "".join("".join(lines).split()) == "".join(glyphs.clean(text).split())
+
+
 def test_a_number_keeps_its_unit() -> None:
     text = "KV usage 97 % and 12 ms and 4 s more"
     for width in range(20, 40):
