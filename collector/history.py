@@ -8,14 +8,18 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter, le, lt
-from typing import cast
+from operator import itemgetter, lt
+from typing import NamedTuple, cast
 
 from kneewatch.collector.names.resolver import EngineBinding
 from kneewatch.collector.names.table import metric_table
 from kneewatch.collector.samples import Page
 
 NAN = math.nan
+LARGEST = sys.float_info.max
+ANY = (-LARGEST, LARGEST)
+"""The possible range of what no table describes: any number."""
+
 FRAMES_MAX = 4_000
 """More scrapes than this are not kept, however short the interval (an hour at one a second)."""
 
@@ -32,9 +36,12 @@ Where = tuple[tuple[str, str], ...]
 """Label values that a series must carry; empty for all series of a metric."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One series of one engine: its metric, labels and (for a histogram's part) which part."""
+class Column(NamedTuple):
+    """One series of one engine: its metric, labels and (for a histogram's part) which part.
+
+    A page has hundreds, and each layout looks them all up: a named tuple is made and hashed in a
+    fraction of a dataclass's time.
+    """
 
     metric: str
     labels: Labels
@@ -76,8 +83,8 @@ class Table:
         self.columns: dict[Column, int] = {}
         self.by_metric: dict[str, list[tuple[Column, int]]] = {}
         self.absent: list[int] = []
-        self._least: list[float] = []
-        self._most: list[float] = []
+        self._bounds: list[tuple[float, float]] = []
+        self._shares: list[tuple[int, float]] = []
         self._read: Callable[[list[float]], tuple[float, ...]] = lambda _values: ()
 
     def __len__(self) -> int:
@@ -86,13 +93,14 @@ class Table:
     def bind(self, places: Mapping[Column, int]) -> int:
         """Take a page's layout: positions by column. Returns how many columns are new."""
         before = len(self.columns)
+        known = metric_table().metrics
         for column in places:
-            if column not in self.columns:
-                self.columns[column] = len(self.columns)
-                self.by_metric.setdefault(column.metric, []).append((column, self.columns[column]))
-                metric = metric_table().metrics.get(column.metric)
-                self._least.append(-sys.float_info.max if metric is None else 0.0)
-                self._most.append(sys.float_info.max if metric is None else metric.most)
+            at = self.columns.setdefault(column, len(self.columns))
+            if at == len(self._bounds):
+                self.by_metric.setdefault(column.metric, []).append((column, at))
+                metric = known.get(column.metric)
+                self._bounds.append(ANY if metric is None else (0.0, metric.most))
+        self._shares = [(at, most) for at, (_, most) in enumerate(self._bounds) if most < LARGEST]
         # -1 is the NaN that `read` puts behind the page's values: a column the page lacks.
         positions = [places.get(column, -1) for column in self.columns]
         self.absent = [index for index, position in enumerate(positions) if position < 0]
@@ -109,14 +117,14 @@ class Table:
     def impossible(self, row: tuple[float, ...]) -> list[int]:
         """Columns whose value is outside their metric's possible range, or no number at all;
         those that the page lacks are left out."""
-        if all(map(le, row, self._most)) and all(map(le, self._least, row)):
+        # A finite sum has finite parts only: no page pays for looking at its values one by one.
+        plain = sum(row) <= LARGEST and min(row, default=0.0) >= 0
+        if plain and all(row[at] <= most for at, most in self._shares):
             return []
         absent = set(self.absent)
         return [
             at
-            for at, (least, value, most) in enumerate(
-                zip(self._least, row, self._most, strict=True)
-            )
+            for at, ((least, most), value) in enumerate(zip(self._bounds, row, strict=True))
             if not least <= value <= most and at not in absent
         ]
 
@@ -153,6 +161,7 @@ class History:
         self._bucket_columns: dict[str, BucketColumns] = {}
         self._selected: dict[tuple[str, Where, str | None], tuple[int, ...]] = {}
         self._binding: EngineBinding | None = None
+        self._shown: frozenset[str] = frozenset()
         self._started: frozenset[float] = frozenset()
         self._start_at: tuple[int, ...] = ()
         self._start_is_created = False
@@ -238,11 +247,7 @@ class History:
 
     def shows(self, metric: str) -> bool:
         """Whether the newest page has the metric."""
-        binding = self._binding
-        return binding is not None and any(
-            metric in kind
-            for kind in (binding.counters, binding.gauges, binding.histograms, binding.infos)
-        )
+        return metric in self._shown
 
     @property
     def started_s(self) -> float | None:
@@ -271,6 +276,9 @@ class History:
                 for index in range(len(self.counters) - new_counters, len(self.counters)):
                     self._mark_uneven(index, self.times[-1])
         self._binding = binding
+        self._shown = frozenset(
+            (*binding.counters, *binding.gauges, *binding.histograms, *binding.infos)
+        )
         start_at = (process_start,) if process_start is not None else binding.created
         if (process_start is None) != self._start_is_created:
             self._started, self._start_is_created = frozenset(), process_start is None

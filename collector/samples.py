@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """A sample's name and its labels, sorted by label name: two spellings of one series are
-    equal."""
+    equal. A named tuple: a page has hundreds."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()

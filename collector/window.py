@@ -121,7 +121,8 @@ class Window:
         bounds = buckets.bounds
         if not bounds or self.scrapes < 2:
             return None
-        if buckets.read is not None and self._uneven.isdisjoint(buckets.single):
+        even = not self._uneven or self._uneven.isdisjoint(buckets.single)
+        if buckets.read is not None and even:
             return Buckets.of(bounds, buckets.read(self.rates))
         summed = [self.total_rate(group) for group in buckets.columns]
         known = [(le, rate) for le, rate in zip(bounds, summed, strict=True) if rate is not None]
@@ -180,7 +181,8 @@ class Window:
         """The values of each gauge column, oldest first; no column without any."""
         known = self._gauges.get(columns)
         if known is None:
-            each = ([v for f in self.frames if (v := f.gauges[at]) == v] for at in columns)
+            rows = [frame.gauges for frame in self.frames]
+            each = [[value for row in rows if (value := row[at]) == value] for at in columns]
             known = self._gauges[columns] = [values for values in each if values]
         return known
 

@@ -55,6 +55,7 @@ class RuleState:
         self._calm_s: float | None = None
         self._outside: float | None = None
         self._inside_s: float | None = None
+        self._unjudged = Finding(rule, UNKNOWN, Severity.OK, None, None)
 
     def forget(self) -> None:
         """What was seen so far belongs to another process or another clock."""
@@ -76,11 +77,11 @@ class RuleState:
         `notes` says of a signal without a value why it has none. `idle`: no request is in flight,
         and a signal without an observation is no worry.
         """
-        rule = self.rule
-        lacking = missing.get(rule.signal)
-        if lacking is not None or rule.signal not in values:
-            return self._unknown(lacking or (rule.signal,), "")
-        value = values[rule.signal]
+        rule, signal = self.rule, self.rule.signal
+        lacking = missing.get(signal)
+        if lacking is not None or signal not in values:
+            return self._unknown(lacking or (signal,), "")
+        value = values[signal]
         for guard in rule.guards:
             if not guard.holds(values):
                 if guard.ends:
@@ -89,8 +90,8 @@ class RuleState:
                     now_s, Severity.OK, Severity.OK, value, note=self._kept(guard, value)
                 )
         if value is None:
-            if not idle or rule.signal in notes:
-                return self._unknown((), notes.get(rule.signal, NO_OBSERVATION))
+            if not idle or signal in notes:
+                return self._unknown((), notes.get(signal, NO_OBSERVATION))
             return self._settle(now_s, Severity.OK, Severity.OK, value)
         level = rule.level(value)
         # The relaxed bounds matter to a state that has begun.
@@ -98,7 +99,11 @@ class RuleState:
         return self._settle(now_s, level, relaxed, value)
 
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
-        return Finding(self.rule, UNKNOWN, Severity.OK, None, None, lacking, note)
+        # A page lacks the same from scrape to scrape: it is told by the same finding.
+        told = self._unjudged
+        if told.missing != lacking or told.note != note:
+            told = self._unjudged = told._replace(missing=lacking, note=note)
+        return told
 
     def _kept(self, guard: Guard, value: float | None) -> str:
         """Says that a guard keeps the rule quiet, where its value would be worth a warning."""

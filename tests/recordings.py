@@ -10,12 +10,15 @@ from pathlib import Path
 from kneewatch.agent.source import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.parser import Limits
+from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.profile import Profile
 
 CAPTURES = Path(__file__).parent / "fixtures" / "captures"
 WINDOW_S = 15.0
 """The phases last 20 to 60 s: a window of a minute would blur them."""
+
+NO_TARGETS = Targets()
 
 QUIET_AFTER_S = 17.0
 """A quiet phase is judged once a window and a scrape lie inside it."""
@@ -89,7 +92,10 @@ def phases(folder: Path = CAPTURES) -> Iterator[Phase]:
                 )
 
 
-def diagnoses(capture: Path, *, window_s: float = WINDOW_S) -> list[Diagnosis]:
+def diagnoses(
+    capture: Path, *, window_s: float = WINDOW_S, targets: Targets = NO_TARGETS
+) -> list[Diagnosis]:
     """Every diagnosis over a capture, oldest first."""
-    stream = TargetStream(capture_name(capture), Profile(window_s=window_s), Limits())
+    profile = Profile(window_s=window_s, targets=targets)
+    stream = TargetStream(capture_name(capture), profile, Limits())
     return [found for entry in CaptureReader(capture) for found in stream.replay(entry)]

@@ -154,7 +154,7 @@ class _FullReader:
         self._series: list[Series] = []
         self._types: dict[str, str] = {}
         self._repeated: set[int] = set()
-        self._seen: set[tuple[str, Labels]] = set()
+        self._seen: set[Series] = set()
         self._blocks: dict[str, tuple[str | None, Labels]] = {}  # buckets share them: read once
 
     def take(self, line: str) -> None:
@@ -189,11 +189,11 @@ class _FullReader:
         known = self._blocks.get(block)
         if known is None:
             known = self._blocks[block] = read_labels(block, limits)
-        key = (series_name(name, known[0], limits), known[1])
-        if key in self._seen:
+        series = Series(series_name(name, known[0], limits), known[1])
+        if series in self._seen:
             self._repeated.add(position)
-        self._seen.add(key)
-        self._series.append(Series(*key))
+        self._seen.add(series)
+        self._series.append(series)
         return position
 
     def layout(self) -> Layout:

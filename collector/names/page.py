@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kneewatch.collector.names.table import MetricTable, SampleName
 from kneewatch.collector.samples import Layout
@@ -43,9 +44,8 @@ class EngineKey:
     replica: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A series of the page that the table knows."""
+class Found(NamedTuple):
+    """A series of the page that the table knows. A named tuple: a page has hundreds."""
 
     position: int
     sample: SampleName
@@ -147,8 +147,7 @@ def find_engines(found: Sequence[Found]) -> Engines:
     return Engines(ordered, tuple(owners[part] for part in partial), target)
 
 
-@dataclass(frozen=True, slots=True)
-class _Partial:
+class _Partial(NamedTuple):
     """Those parts of an engine's key that a series carries."""
 
     model: str | None
@@ -180,7 +179,7 @@ class _KeyReader:
             if label == "model_name":
                 model = value
             elif label == "engine":
-                listed = _LISTED_ENGINE.fullmatch(value)
+                listed = None if value.isdecimal() else _LISTED_ENGINE.fullmatch(value)
                 engine = listed[1] if listed else value
         if self._replica:
             labels = dict(found.labels)

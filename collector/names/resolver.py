@@ -174,7 +174,8 @@ def _bind(
         kept, times = _newest(all_spellings)
         created += times
         metric = all_spellings[0].sample.metric
-        labelled = [(f, _own_labels(f, drop)) for f in kept]
+        not_own = drop.difference(metric.labels)
+        labelled = [(f, tuple([p for p in f.labels if p[0] not in not_own])) for f in kept]
         if metric.kind == "histogram":
             good, damage = read_histograms(labelled)
             if good:
@@ -200,11 +201,6 @@ def _newest(found: Sequence[Found]) -> tuple[list[Found], list[int]]:
     best = min((f.sample.rank for f in values), default=0)
     kept = [f for f in values if f.sample.rank == best]
     return kept, [f.position for f in found if f.sample.part == "created"]
-
-
-def _own_labels(found: Found, drop: frozenset[str]) -> Labels:
-    own = found.sample.metric.labels
-    return tuple(pair for pair in found.labels if pair[0] not in drop or pair[0] in own)
 
 
 def _absent(page: PageNames, page_fit: PageFit) -> Iterable[Missing]:

@@ -90,10 +90,20 @@ FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Gauge:
-    """The newest scrape's value, summed over an engine's series."""
+class OfMetric:
+    """An expression over one metric: without it there is no value."""
 
     metric: str
+
+    def lacking(self, has: Has) -> tuple[str, ...]:
+        """The metric, where `has` denies it."""
+        return () if has(self.metric) else (self.metric,)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(OfMetric):
+    """The newest scrape's value, summed over an engine's series."""
+
     where: Where = ()
 
     def bind(self, history: History) -> Value:
@@ -108,15 +118,11 @@ class Gauge:
     def promql(self, dialect: Dialect) -> str | None:
         return dialect.sum(dialect.series(self.metric, where=self.where))
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class Count(OfMetric):
     """What a counter has counted in all up to the newest scrape, summed over its series."""
 
-    metric: str
     where: Where = ()
     suffix: str = "_total"
 
@@ -132,15 +138,11 @@ class Count:
     def promql(self, dialect: Dialect) -> str | None:
         return dialect.sum(dialect.series(self.metric, self.suffix, self.where))
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 @dataclass(frozen=True, slots=True)
-class Across:
+class Across(OfMetric):
     """The newest scrape's values over an engine's series (GPUs): `fold` is avg, min, max or sum."""
 
-    metric: str
     fold: str
 
     def bind(self, history: History) -> Value:
@@ -155,18 +157,14 @@ class Across:
     def promql(self, dialect: Dialect) -> str | None:
         return f"{self.fold} by ({', '.join(dialect.by)}) ({dialect.series(self.metric)})"
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 @dataclass(frozen=True, slots=True)
-class OverTime:
+class OverTime(OfMetric):
     """A gauge over the window: `fold` is avg, min or max (avg_over_time and its kin).
 
     Several series are folded one by one and then summed.
     """
 
-    metric: str
     fold: str
     where: Where = ()
 
@@ -183,18 +181,14 @@ class OverTime:
         series = dialect.series(self.metric, where=self.where)
         return dialect.sum(f"{self.fold}_over_time({series}[{dialect.range}])")
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 @dataclass(frozen=True, slots=True)
-class BitShare:
+class BitShare(OfMetric):
     """Share of the window's scrapes in which a gauge that is a bit mask has a bit of `mask`.
 
     Of several series the greatest share.
     """
 
-    metric: str
     mask: int
     where: Where = ()
 
@@ -212,15 +206,11 @@ class BitShare:
         del dialect
         return None
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 @dataclass(frozen=True, slots=True)
-class Slope:
+class Slope(OfMetric):
     """A gauge's change per second by least squares over the window: deriv()."""
 
-    metric: str
     where: Where = ()
 
     def bind(self, history: History) -> Value:
@@ -237,28 +227,26 @@ class Slope:
         series = dialect.series(self.metric, where=self.where)
         return dialect.sum(f"deriv({series}[{dialect.range}])")
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 def rate_of(columns: tuple[int, ...]) -> Value:
-    """The rate of counter columns, summed. Most metrics have one column: that is the short way."""
-    if len(columns) != 1:
-        return lambda window: window.total_rate(columns)
-    (at,) = columns
+    """The rate of counter columns, summed. The rates of a page's even columns are all at hand."""
 
     def value(window: Window) -> float | None:
-        rate = window.rates[at]
-        return rate if rate is not None and rate == rate else window.total_rate(columns)
+        total, rates = 0.0, window.rates
+        for at in columns:
+            rate = rates[at]
+            if rate is None or rate != rate:
+                return window.total_rate(columns)
+            total += rate
+        return total if columns else None
 
     return value
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(OfMetric):
     """Per-second increase of a counter over the window, resets counted as Prometheus does."""
 
-    metric: str
     where: Where = ()
     suffix: str = "_total"
 
@@ -269,15 +257,11 @@ class Rate:
         series = dialect.series(self.metric, self.suffix, self.where)
         return dialect.sum(f"rate({series}[{dialect.range}])")
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 @dataclass(frozen=True, slots=True)
-class PartRate:
+class PartRate(OfMetric):
     """Per-second increase of a histogram's `sum` or `count`."""
 
-    metric: str
     part: str
 
     def bind(self, history: History) -> Value:
@@ -285,9 +269,6 @@ class PartRate:
 
     def promql(self, dialect: Dialect) -> str | None:
         return dialect.sum(f"rate({dialect.series(self.metric, '_' + self.part)}[{dialect.range}])")
-
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,10 +378,9 @@ class FirstOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantile:
+class Quantile(OfMetric):
     """A histogram's q-quantile over the window: histogram_quantile of the bucket rates."""
 
-    metric: str
     q: float
 
     def bind(self, history: History) -> Value:
@@ -417,15 +397,11 @@ class Quantile:
         # `>= 0` drops the NaN that an empty histogram gives: no observation is no value.
         return f"histogram_quantile({self.q}, {dialect.sum(rate, 'le')}) >= 0"
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 @dataclass(frozen=True, slots=True)
-class ShareAtMost:
+class ShareAtMost(OfMetric):
     """Share of a histogram's observations up to a bucket bound."""
 
-    metric: str
     bound: float
 
     def bind(self, history: History) -> Value:
@@ -442,9 +418,6 @@ class ShareAtMost:
         count = dialect.series(self.metric, "_count")
         total = dialect.sum(f"rate({count}[{dialect.range}])")
         return f"{dialect.sum(f'rate({below}[{dialect.range}])')} / ({total} > 0)"
-
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
 
 
 def number_of_current(
@@ -464,10 +437,9 @@ def number_of_current(
 
 
 @dataclass(frozen=True, slots=True)
-class InfoNumber:
+class InfoNumber(OfMetric):
     """A number that a label of an info metric spells."""
 
-    metric: str
     label: str
 
     def bind(self, history: History) -> Value:
@@ -483,15 +455,11 @@ class InfoNumber:
         del dialect
         return None
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 @dataclass(frozen=True, slots=True)
-class InfoNames:
+class InfoNames(OfMetric):
     """How many comma-separated names a label of an info metric's current series holds."""
 
-    metric: str
     label: str
 
     def bind(self, history: History) -> Value:
@@ -506,15 +474,10 @@ class InfoNames:
         del dialect
         return None
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
 
 @dataclass(frozen=True, slots=True)
-class InfoChanges:
+class InfoChanges(OfMetric):
     """Changes per second of an info metric whose value is the time it was last current."""
-
-    metric: str
 
     def bind(self, history: History) -> Value:
         columns = history.gauge_columns(self.metric)
@@ -530,9 +493,6 @@ class InfoChanges:
         # With `bool`, old series alone are no change; without, they would be no value.
         by = ", ".join(one for one in dialect.by if one not in ENGINE_LABELS)
         return f"sum by ({by}) ({series} > bool (time() - {range_s!r})) / {range_s!r}"
-
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -651,14 +611,13 @@ def least_squares_slope(points: list[tuple[float, float]]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class SlowTimeShare:
+class SlowTimeShare(OfMetric):
     """Least share of a histogram's total time that went into observations above the first edge.
 
     Each observation between two edges counts with the lower one, so the share is a lower bound.
     `edges` must be bucket bounds, ascending; one that the histogram lacks adds nothing.
     """
 
-    metric: str
     edges: tuple[float, ...]
 
     def bind(self, history: History) -> Value:
@@ -683,9 +642,6 @@ class SlowTimeShare:
         ]
         return f"({' + '.join(terms)}) / (({total_s}) > 0)"
 
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
-
     def _weights(self) -> list[tuple[float, float]]:
         steps = zip(self.edges, (0.0, *self.edges), strict=False)
         return [(edge - before, edge) for edge, before in steps]
@@ -696,10 +652,9 @@ class SlowTimeShare:
 
 
 @dataclass(frozen=True, slots=True)
-class AboveRate:
+class AboveRate(OfMetric):
     """Observations per second of a histogram above a bucket bound."""
 
-    metric: str
     bound: float
 
     def bind(self, history: History) -> Value:
@@ -717,9 +672,6 @@ class AboveRate:
         at_most = dialect.sum(f"rate({bucket}[{dialect.range}])")
         # Extrapolation may give a bucket a little more than the count.
         return f"clamp_min({count} - {at_most}, 0)"
-
-    def lacking(self, has: Has) -> tuple[str, ...]:
-        return () if has(self.metric) else (self.metric,)
 
 
 def bound_matcher(bound: float) -> str:

@@ -543,6 +543,12 @@ LORA = (
     ),
 )
 
+
+def _of_connector(counted: str) -> Expr:
+    """What the KV connector counts a second, by either connector's name for it."""
+    return FirstOf((Rate(f"nixl_{counted}"), Rate(f"mooncake_{counted}")))
+
+
 TRANSFER = (
     Signal(
         "kv_transfer_mean_s",
@@ -570,7 +576,7 @@ TRANSFER = (
     ),
     Signal(
         "kv_transfer_failed_per_s",
-        FirstOf((Rate("nixl_num_failed_transfers"), Rate("mooncake_num_failed_transfers"))),
+        _of_connector("num_failed_transfers"),
         "KV transfers that failed a second.",
         "vllm/distributed/kv_transfer (0.32)",
         needs=CONNECTOR,
@@ -591,7 +597,7 @@ TRANSFER = (
     ),
     Signal(
         "kv_expired_per_s",
-        FirstOf((Rate("nixl_num_kv_expired_reqs"), Rate("mooncake_num_kv_expired_reqs"))),
+        _of_connector("num_kv_expired_reqs"),
         "Requests a second whose KV expired on the prefill side before it was fetched.",
         "vllm/distributed/kv_transfer (0.32)",
         needs=CONNECTOR,

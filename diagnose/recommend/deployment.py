@@ -38,6 +38,11 @@ class Stated:
     usd_per_gpu_hour: float | None = None
     gpus: int | None = None
 
+    @property
+    def seats(self) -> float | None:
+        """Requests that may run at once, where the command line says."""
+        return None if self.launch is None else self.launch.count("--max-num-seqs")
+
 
 NOTHING = Stated()
 

@@ -69,9 +69,9 @@ def presently(made: Recommendation, values: Mapping[str, float | None]) -> Recom
     A change is told unchanged while its load is about the same; the diagnosis that it stands in
     moves with every scrape, and one document has one truth about now.
     """
-    before = dict(made.before)
-    for key in MEASURED.keys() & before.keys():
-        value = values.get(MEASURED[key])
-        if value is not None:
-            before[key] = float(f"{value:.6g}")
-    return replace(made, before=before)
+    now = {
+        key: float(f"{value:.6g}")
+        for key in made.before
+        if key in MEASURED and (value := values.get(MEASURED[key])) is not None
+    }
+    return replace(made, before={**made.before, **now}) if now else made
