@@ -10,13 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kneewatch.diagnose.adapters import AdapterUse
+from kneewatch.diagnose.drift import Drift
 from kneewatch.diagnose.gpu_health import GpuState
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.model import Severity
 from kneewatch.rules.state import Finding
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.knee import LearnedKnee  # it is learned for targets, which are here
 
 CONCLUDED_FROM = 0.5
 """A case below even odds is not concluded."""
@@ -53,6 +58,9 @@ class Facts:
     `observed_s` how long this process has been watched. `gpus` are the target's GPUs one by one, or
     with `gpus_guessed` those that may be; `gpus_lost` has a line for each that does not answer.
     `adapters` had a slot in the window; they are looked for only while requests are held back.
+    `lengths` is how far answers are from those of quiet times, looked for only while many more than
+    then end at their limit; None where too few are known. `knee` is what this engine carries, as
+    far as its own loads have told.
     """
 
     now_s: float
@@ -73,6 +81,8 @@ class Facts:
     gpus_guessed: bool = False
     gpus_lost: Sequence[str] = ()
     adapters: Sequence[AdapterUse] = ()
+    lengths: Drift | None = None
+    knee: LearnedKnee | None = None
 
     def get(self, signal: str, default: float = 0.0) -> float:
         """A signal's value, or `default` where it has none."""

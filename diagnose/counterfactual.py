@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kneewatch.diagnose.case import Cause, Counterfactual, Evidence, Facts
+from kneewatch.diagnose.gpu_moves import moved, on_gpus
 
 Examine = Callable[[Facts], Cause | None]
 
@@ -26,6 +27,8 @@ def counterfactuals(examine: Examine, facts: Facts, cause: Cause) -> tuple[Count
     found: dict[str, Counterfactual] = {}
     for evidence in cause.evidence:
         now = facts.values.get(evidence.signal)
+        if on_gpus(evidence.signal, facts.gpus):
+            now = evidence.value
         if now is None or evidence.signal in found:
             continue
         point = _turning(examine, facts, evidence, now)
@@ -40,26 +43,37 @@ def _turning(
     high = FAR * max(abs(now), abs(evidence.threshold or 0.0), 1e-9)
     if evidence.signal.endswith("_ratio") and now <= 1:
         high = 1.0
+    stands = _tried(examine, facts, evidence.signal)
     for end in (0.0, high):
-        if not _stands(examine, facts, evidence.signal, end):
-            at = _halved(examine, facts, evidence.signal, stands=now, falls=end)
+        if not stands(end):
+            at = _halved(stands, holds=now, falls=end)
             return Counterfactual(evidence.signal, now, at, above=end > now)
     return None
 
 
-def _halved(examine: Examine, facts: Facts, signal: str, *, stands: float, falls: float) -> float:
+def _halved(stands: Callable[[float], bool], *, holds: float, falls: float) -> float:
     for _ in range(HALVINGS):
-        middle = (stands + falls) / 2
-        if _stands(examine, facts, signal, middle):
-            stands = middle
+        middle = (holds + falls) / 2
+        if stands(middle):
+            holds = middle
         else:
             falls = middle
     return falls
 
 
-def _stands(examine: Examine, facts: Facts, signal: str, value: float) -> bool:
-    recent = facts.recent
-    if signal in recent:
-        recent = {**recent, signal: value}
-    changed = replace(facts, values={**facts.values, signal: value}, recent=recent)
-    return examine(changed) is not None
+def _tried(examine: Examine, facts: Facts, signal: str) -> Callable[[float], bool]:
+    """Tells whether the cause stands with a signal at some value and all else as it is."""
+    if on_gpus(signal, facts.gpus):
+        gpus = facts.gpus
+        return lambda value: examine(replace(facts, gpus=moved(signal, value, gpus))) is not None
+    # One copy of the facts serves all values that are tried.
+    values, recent = dict(facts.values), dict(facts.recent)
+    copied = replace(facts, values=values, recent=recent)
+
+    def stands(value: float) -> bool:
+        values[signal] = value
+        if signal in recent:
+            recent[signal] = value
+        return examine(copied) is not None
+
+    return stands

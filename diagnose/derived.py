@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from kneewatch.collector.history import History
 from kneewatch.collector.signals.catalogue import Reading
 from kneewatch.collector.signals.expr import InfoChanges
+from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.case import Targets
 from kneewatch.rules.baseline import DRIFTS, Baseline
@@ -42,6 +43,12 @@ HELP: dict[str, str] = {
     "kv_exhausted_in_s": "seconds until that reaches 1 at its trend; nothing without a trend",
     "kv_exhausted_soonest_s": "the same at the steepest likely trend",
     "kv_exhausted_latest_s": "the same at the flattest likely trend, nothing beyond half an hour",
+    "slo_breaks_in_s": "seconds until first tokens come later than the TTFT target at the present "
+    "trend; nothing without a trend or a target",
+    "slo_breaks_soonest_s": "the same at the steepest likely trend",
+    "slo_breaks_latest_s": "the same at the flattest likely trend, nothing beyond half an hour",
+    "prefill_busy_ratio": "prompts under computation at a time, arrivals a second times "
+    "prefill_mean_s",
     "prompt_tail_ratio": "longest prompts (P99) over the P95",
     "prompt_p99_kv_share_ratio": "P99 prompt length over the KV cache's capacity",
     "queue_wait_estimate_ratio": "the queue's wait by Little's law over the TTFT target",
@@ -77,6 +84,9 @@ def derive(
     for key, per_s in COUNTED:
         rate = values.get(per_s)
         derived[key] = None if rate is None else rate * window.range_s
+    derived["prefill_busy_ratio"] = _times(
+        values.get("arrival_per_s"), values.get("prefill_mean_s")
+    )
     derived["prefix_hit_quiet_ratio"] = baseline.get("prefix_hit_ratio")
     wait_s = _over(values.get("waiting"), values.get("completed_per_s"))
     derived["queue_wait_estimate_ratio"] = _over(wait_s, targets.ttft_p99_s)
@@ -94,17 +104,16 @@ def recent(history: History, now_s: float, window_s: float) -> dict[str, float |
     interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
     range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
     window = Window(history, now_s=now_s, range_s=range_s)
-    looked_up, drafted = (
-        window.rate("prefix_cache_queries"),
-        window.rate("spec_decode_num_draft_tokens"),
-    )
+    drafted = window.rate("spec_decode_num_draft_tokens")
     accepted = _over(window.rate("spec_decode_num_accepted_tokens"), drafted)
     swapped_per_s = ADAPTER_CHANGES.bind(history)(window)
-    if not _enough(window):
+    started = window.part_rate(TTFT, "count")
+    if not _enough(started, window):
         window = Window(history, now_s=now_s, range_s=max(range_s, 2 * RECENT_SHARE * window_s))
-        looked_up = window.rate("prefix_cache_queries") if _enough(window) else None
-    hits = window.rate("prefix_cache_hits")
-    started = window.part_rate("time_to_first_token_seconds", "count")
+        started = window.part_rate(TTFT, "count")
+    known = _enough(started, window)
+    looked_up = window.rate("prefix_cache_queries") if known else None
+    hits = window.rate("prefix_cache_hits") if known else None
     return {
         "prefix_hit_ratio": _over(hits, looked_up),
         "prefix_hit_tokens_mean": None if looked_up is None else _over(hits, started),
@@ -113,9 +122,8 @@ def recent(history: History, now_s: float, window_s: float) -> dict[str, float |
     }
 
 
-def _enough(window: Window) -> bool:
-    started = window.part_rate("time_to_first_token_seconds", "count") or 0.0
-    return started * window.range_s >= RECENT_REQUESTS_MIN
+def _enough(started_per_s: float | None, window: Window) -> bool:
+    return (started_per_s or 0.0) * window.range_s >= RECENT_REQUESTS_MIN
 
 
 UNFORGIVING = frozenset({"stalled"})
@@ -201,6 +209,10 @@ def _prefill_sides(
 
 def _over(value: float | None, by: float | None) -> float | None:
     return value / by if value is not None and by is not None and by > 0 else None
+
+
+def _times(value: float | None, by: float | None) -> float | None:
+    return value * by if value is not None and by is not None else None
 
 
 def _less(value: float | None, by: float | None) -> float | None:

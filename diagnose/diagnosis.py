@@ -65,7 +65,7 @@ class Diagnosis:
 def worst_of(causes: Sequence[Cause], stage: Stage | None, findings: Sequence[Finding]) -> Severity:
     """The worst severity among them; ok where there are none."""
     staged = stage.severity if stage else Severity.OK
-    return max(staged, *(c.severity for c in causes), *(f.severity for f in findings), Severity.OK)
+    return max([staged, *[c.severity for c in causes], *[f.severity for f in findings]])
 
 
 def health(severity: Severity, *, readable: bool) -> str:

@@ -43,9 +43,11 @@ class Drift:
         return abs(self.shift_ratio) > max(self.chance_ratio, SHIFT_MIN)
 
 
-def drift(before: Buckets, now: Buckets, *, false_alarm: float = FALSE_ALARM) -> Drift | None:
+def drift(
+    before: Buckets, now: Buckets, *, false_alarm: float = FALSE_ALARM, alike: float = ALIKE
+) -> Drift | None:
     """How far `now` is from `before`; None where one of them is empty or is no histogram, or where
-    their edges differ."""
+    their edges differ. So many observations count as one that are `alike`."""
     edges = sorted(before)
     if edges != sorted(now) or not edges or edges[-1] != inf:
         return None
@@ -54,7 +56,7 @@ def drift(before: Buckets, now: Buckets, *, false_alarm: float = FALSE_ALARM) ->
         return None
     shifts = [(before[edge] / counts[0] - now[edge] / counts[1], edge) for edge in edges]
     shift, edge = max(shifts, key=lambda one: abs(one[0]))
-    return Drift(shift, edge, sum(_band(count / ALIKE, false_alarm / 2) for count in counts))
+    return Drift(shift, edge, sum(_band(count / alike, false_alarm / 2) for count in counts))
 
 
 def _band(count: float, chance: float) -> float:

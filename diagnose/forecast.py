@@ -73,9 +73,11 @@ def demand_ratio(values: Mapping[str, float | None]) -> float | None:
 
 
 class Forecaster:
-    """The demand of one engine over its last minutes. `window_s` is the short window."""
+    """The demand of one engine over its last minutes. `window_s` is the short window; from
+    `come_at` on there is nothing to foresee."""
 
-    def __init__(self, *, window_s: float) -> None:
+    def __init__(self, *, window_s: float, come_at: float = 1.0) -> None:
+        self._come_at = come_at
         self._trends = tuple(_Trend(spacing * window_s) for spacing in SPACINGS)
 
     def forget(self) -> None:
@@ -90,7 +92,7 @@ class Forecaster:
             self.forget()
             return None
         made = [trend.update(now_s, demand) for trend in self._trends]
-        if demand >= 1 or not self._trends[0].rises:
+        if demand >= self._come_at or not self._trends[0].rises:
             return None
         return min((one for one in made if one is not None), key=_expected, default=None)
 
@@ -122,22 +124,22 @@ class _Trend:
         if self._forecast is None:
             return None
         made_s, made = self._forecast
-        return _later(made, now_s - made_s)
+        return later(made, now_s - made_s)
 
     def _made(self, demand: float) -> Forecast | None:
-        if len(self._samples) < SAMPLES_MIN or not DEMAND_MIN <= demand < 1:
+        if len(self._samples) < SAMPLES_MIN or demand < DEMAND_MIN:
             return None
         slope, error, level = _line(self._samples)
         if slope <= 0 or slope < TREND_MIN * error or not self._goes_on(slope, level):
             return None
-        left = 1 - level
-        expected_s = max(0.0, left / slope)
+        left = max(0.0, 1 - level)
+        expected_s = left / slope
         if expected_s > HORIZON_S:
             return None
         slow = slope - 2 * error
         latest_s = left / slow if slow > 0 else float("inf")
         return Forecast(
-            soonest_s=max(0.0, left / (slope + 2 * error)),
+            soonest_s=left / (slope + 2 * error),
             expected_s=expected_s,
             latest_s=latest_s if latest_s <= HORIZON_S else float("inf"),
             demand_ratio=demand,
@@ -168,7 +170,7 @@ def _line(samples: deque[tuple[float, float]]) -> tuple[float, float, float]:
     return slope, error, mean + slope * (samples[-1][0] - mean_t)
 
 
-def _later(made: Forecast, age_s: float) -> Forecast:
+def later(made: Forecast, age_s: float) -> Forecast:
     """A forecast as it stands some seconds after it was made."""
     return Forecast(
         max(0.0, made.soonest_s - age_s),

@@ -19,6 +19,9 @@ from statistics import median, quantiles
 from kneewatch.diagnose.case import Targets
 
 STEPS_PER_DOUBLING = 2
+HALF_A_STEP = 2 ** (0.5 / STEPS_PER_DOUBLING)
+"""From the middle of a step to its edge."""
+
 POINTS_KEPT = 48
 POINTS_MIN = 3
 STEPS_MIN = 3
@@ -70,6 +73,14 @@ class LearnedKnee:
     points: int
     steps: int
 
+    def is_past(self, in_flight: float) -> bool:
+        """Whether so many requests in flight are surely more than it carries."""
+        return self.reached and in_flight > self.c_max.high * HALF_A_STEP
+
+    def is_before(self, in_flight: float) -> bool:
+        """Whether so many are surely not."""
+        return in_flight <= self.c_max.low * HALF_A_STEP
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
@@ -88,10 +99,10 @@ class _Step:
 
 
 class CurveLearner:
-    """The points of one engine (or of a tier's engines together)."""
+    """The points of one engine (or of a tier's engines together), of each step the newest."""
 
-    def __init__(self, *, window_s: float) -> None:
-        self._window_s = window_s
+    def __init__(self, *, window_s: float, kept: int = POINTS_KEPT) -> None:
+        self._window_s, self._kept = window_s, kept
         self._last_s = float("-inf")
         self._steps: dict[int, deque[Point]] = {}
 
@@ -108,7 +119,7 @@ class CurveLearner:
     def take(self, point: Point) -> None:
         """Take a window that was kept, as `points` gave it."""
         step = step_of(point.in_flight)
-        self._steps.setdefault(step, deque(maxlen=POINTS_KEPT)).append(point)
+        self._steps.setdefault(step, deque(maxlen=self._kept)).append(point)
 
     def points(self) -> list[Point]:
         """Every point kept, for the store."""

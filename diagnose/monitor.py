@@ -15,13 +15,18 @@ from kneewatch.collector.window import Window
 from kneewatch.diagnose.adapters import adapters_seen
 from kneewatch.diagnose.case import Cause, Counterfactual, Facts
 from kneewatch.diagnose.causes import EXAMINE, UNDISTURBING, conclude, observer, ranked
+from kneewatch.diagnose.causes.workload import rambling
 from kneewatch.diagnose.counterfactual import counterfactuals
 from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent
 from kneewatch.diagnose.diagnosis import NO_STAGE, Diagnosis, health, judged_against, worst_of
 from kneewatch.diagnose.forecast import Forecaster, demand_ratio, forecast_values
 from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
+from kneewatch.diagnose.lengths import OutputLengths
+from kneewatch.diagnose.live_knee import LiveKnee
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
 from kneewatch.diagnose.recommend.adviser import Adviser
+from kneewatch.diagnose.room import Room
+from kneewatch.diagnose.slo_forecast import SloForecaster
 from kneewatch.diagnose.symptoms import symptoms
 from kneewatch.diagnose.tracker import CauseTracker
 from kneewatch.rules.baseline import Baseline
@@ -37,11 +42,6 @@ SCRAPES_IN_WINDOW = 2.2
 VANISHED_KEPT_S = 3600.0
 """How long an engine that left a page which can be read is told; a replica that an orchestrator
 names is forgotten sooner, for those are replaced."""
-
-ENGINES_MAX = 512
-"""Engines kept of one target, vanished ones included: labels that change with every scrape must not
-take all memory."""
-
 
 UNREAD = "the page could not be read"
 GONE = "the engine is not on the page"
@@ -85,7 +85,16 @@ class EngineMonitor:
         self._streaks = Streaks()
         self._tracker = CauseTracker(scale=profile.scale)
         self._adviser = Adviser(profile.stated)
+        self._lengths = OutputLengths(
+            window_s=profile.window_s, longest_s=LONG_WINDOWS * profile.window_s
+        )
+        self._knee = LiveKnee(window_s=profile.window_s, targets=profile.targets)
         self._forecaster = Forecaster(window_s=profile.window_s)
+        self._slo_forecaster = SloForecaster(
+            window_s=profile.window_s,
+            ttft_p99_s=profile.targets.ttft_p99_s,
+            seats=profile.stated.seats,
+        )
         self._unless: tuple[str, float, tuple[Counterfactual, ...]] = ("", 0.0, ())
         self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
         self._vanished, self._blind = 0, 0
@@ -102,6 +111,10 @@ class EngineMonitor:
     def knows_week(self, peak_requests: float | None) -> None:
         """Take the most requests that ran or waited here within the last week; None: not known."""
         self._adviser.weekly_peak_requests = peak_requests
+
+    def knows_season(self, usual: Mapping[str, float]) -> None:
+        """Take how the baseline's signals usually are at this hour of the week."""
+        self._baseline.season = usual
 
     def page(
         self,
@@ -207,6 +220,7 @@ class EngineMonitor:
         self._streaks.forget()
         self._tracker.forget()
         self._forecaster.forget()
+        self._slo_forecaster.forget()
         self._adviser.restarted()
 
     def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
@@ -214,6 +228,7 @@ class EngineMonitor:
         derived, notes = derive(reading, window, self._baseline, profile.targets)
         demand = demand_ratio(reading.values)
         forecast = forecast_values(demand, self._forecaster.update(t_s, demand))
+        forecast |= self._slo_forecaster.update(t_s, reading.values)
         values = {**reading.values, **derived, **forecast, **gpus.values}
         idle = not (values.get("running_max") or values.get("waiting"))
         stage = self._cascade.judge(
@@ -241,8 +256,10 @@ class EngineMonitor:
             gpus_guessed=gpus.guess,
             gpus_lost=gpus.lost,
             adapters=adapters_seen(window) if values.get("waiting_deferred") else (),
+            knee=self._knee.update(t_s, values),
+            lengths=self._lengths.drift(self.history, window) if rambling(values) else None,
         )
-        causes, lacks_core = self._causes(facts, findings, reading)
+        causes, lacks_core = self._causes(facts, findings, reading, window)
         told = None if unjudged else stage
         readable = not lacks_core and window.scrapes > 1
         return Diagnosis(
@@ -270,7 +287,7 @@ class EngineMonitor:
         )
 
     def _causes(
-        self, facts: Facts, findings: list[Finding], reading: Reading
+        self, facts: Facts, findings: list[Finding], reading: Reading, window: Window
     ) -> tuple[list[Cause], bool]:
         concluded = conclude(facts)
         self._blind = self._blind + 1 if observer.is_blind(facts) else 0
@@ -279,7 +296,7 @@ class EngineMonitor:
         )
         if missing is not None:
             concluded.append(missing)
-        self._learn(facts, concluded, findings)
+        self._learn(facts, concluded, findings, window)
         told = ranked(self._tracker.update(facts.now_s, concluded))
         if told:
             told[0] = replace(told[0], unless=self._turning_points(facts, told[0]))
@@ -295,18 +312,21 @@ class EngineMonitor:
             self._unless = (first.id, facts.now_s, points)
         return points
 
-    def _learn(self, facts: Facts, concluded: list[Cause], findings: list[Finding]) -> None:
+    def _learn(
+        self, facts: Facts, concluded: list[Cause], findings: list[Finding], window: Window
+    ) -> None:
         disturbed = (
             any(cause.id not in UNDISTURBING for cause in concluded)
             or facts.stage.number >= 2
             or facts.get("waiting_avg") >= QUIET_WAITING
-            or any(finding.held >= Severity.WARNING for finding in findings)
+            or any(finding.held >= Severity.WARNING for finding in findings if finding.severity)
         )
         if disturbed:
             self._disturbed_s = facts.now_s
         settled = facts.now_s - self._disturbed_s > facts.window_s
         if settled and facts.observed_s >= self.profile.window_s / 2 and facts.get("arrival_per_s"):
             self._baseline.learn(facts.now_s, facts.values)
+            self._lengths.learn(facts.now_s, window)
 
     def _unknowns(self, reading: Reading) -> list[str]:
         if self._unknown[0] is not reading.missing:
@@ -343,7 +363,7 @@ class TargetMonitor:
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._bound: tuple[Layout, Binding] | None = None
         self._failures, self._failing_since_s = 0, 0.0
-        self._unkept, self._limit_told = 0, False
+        self._room = Room()
         self.last_error: CollectError | None = None
         """Why the newest scrape gave nothing; None where it gave a page."""
 
@@ -360,7 +380,9 @@ class TargetMonitor:
             return self.failed(t_s, error)
         self._failures, self.last_error = 0, None
         found: list[Diagnosis] = []
-        told = self._room(binding.engines)
+        told = self._room.judged(binding.engines, self._engines)
+        for key in self._room.leaving(told, self._engines):
+            del self._engines[key]
         for engine in told:
             monitor = self._engines.get(engine.key)
             if monitor is None:
@@ -373,30 +395,10 @@ class TargetMonitor:
             found += self._vanished(t_s, [self._engines[engine.key] for engine in told])
         return self._with_limit(found)
 
-    def _room(self, engines: Sequence[EngineBinding]) -> Sequence[EngineBinding]:
-        """The page's engines that are judged, known ones first; room is made for the new ones, by
-        forgetting those that left the page longest ago."""
-        if len(engines) > ENGINES_MAX:
-            engines = sorted(engines, key=lambda engine: engine.key not in self._engines)
-            self._unkept += len(engines) - ENGINES_MAX
-            engines = engines[:ENGINES_MAX]
-        present = {engine.key for engine in engines}
-        over = len(present | self._engines.keys()) - ENGINES_MAX
-        if over > 0:
-            left = [engine for engine in self._engines.values() if engine.key not in present]
-            for engine in sorted(left, key=lambda engine: engine.last_s)[:over]:
-                del self._engines[engine.key]
-            self._unkept += over
-        return engines
-
     def _with_limit(self, found: list[Diagnosis]) -> list[Diagnosis]:
         """Diagnoses of which the first says once that there were more engines than are kept."""
-        if self._unkept and found and not self._limit_told:
-            self._limit_told = True
-            line = (
-                f"engines: more than {ENGINES_MAX} in the labels model_name and engine of this "
-                "page; no more are kept"
-            )
+        line = self._room.told_once() if found else None
+        if line is not None:
             found[0] = replace(found[0], unknown=[line, *found[0].unknown])
         return found
 

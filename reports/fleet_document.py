@@ -34,6 +34,18 @@ def document(found: FleetDiagnosis) -> dict[str, Any]:
             {**recommendation_document(one.made), "pool": one.pool, "tier": one.tier or None}
             for one in found.advice
         ],
+        "splits": [
+            {
+                "pool": one.pool,
+                "tier": one.tier or None,
+                "prefill_replicas": one.prefill,
+                "decode_replicas": one.decode,
+                "needed": one.needed,
+                "prefill_used_ratio": rounded(one.used[0]),
+                "decode_used_ratio": rounded(one.used[1]),
+            }
+            for one in found.splits
+        ],
         "targets": [_engine(engine) for engine in found.engines],
         "gone": [
             {"replica": one.replica, "pool": one.pool, "down": one.down} for one in observed.gone

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kneewatch.diagnose.fleet.advice import FleetAdvice
 from kneewatch.diagnose.fleet.judging import Engine
 from kneewatch.diagnose.fleet.sizing import TierSize
+from kneewatch.diagnose.fleet.split import Split
 from kneewatch.diagnose.fleet.spread import Spread
 from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
 from kneewatch.reports.advice import changes_words, numbers_words
@@ -41,6 +42,8 @@ def text(found: FleetDiagnosis, style: Style) -> str:
         lines += wrapped(size_words(size), width=style.width, indent=3)
         for one in tier.spreads:
             lines += wrapped(spread_words(one), width=style.width, indent=3)
+    for split in found.splits:
+        lines += ["", *wrapped(split_words(split), width=style.width)]
     for place, cause in enumerate(found.causes, 1):
         lines += ["", *_cause(place, cause, style)]
     if found.advice:
@@ -97,6 +100,16 @@ def state(found: FleetDiagnosis) -> list[str]:
 def tier_words(tier: Tier) -> str:
     """A tier and its size."""
     return f"{tier.name}: {tier.replicas} replicas, {len(tier.engines)} engines"
+
+
+def split_words(split: Split) -> str:
+    """Prefill to decode of a tier: what is there, what the work asks for."""
+    used = split.used
+    where = f"{split.pool or '?'} on {split.tier}" if split.tier else split.pool or "?"
+    return (
+        f"{where}: {split.prefill}:{split.decode} replicas prefill and decode, the work is "
+        f"{split.needed} (prefill {used[0]:.0%} taken, decode {used[1]:.0%})"
+    )
 
 
 def size_words(size: TierSize) -> str:

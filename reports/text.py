@@ -104,7 +104,23 @@ def stage_words(diagnosis: Diagnosis) -> str:
     line += f" {lasting(stage.since_s, diagnosis.t_s)}"
     if stage.forecast_s is not None:
         line += f"; full in about {span(stage.forecast_s)} at the present trend"
-    return line
+    return line + slo_words(diagnosis)
+
+
+def slo_words(diagnosis: Diagnosis) -> str:
+    """When the TTFT target breaks at the present trend, to be added to a line; empty without."""
+    left_s, soonest_s, latest_s = (
+        diagnosis.values.get(f"slo_breaks_{which}_s") for which in ("in", "soonest", "latest")
+    )
+    if left_s is None:
+        return ""
+    if left_s < 1:
+        return "; TTFT P99 may pass its target any moment at the present trend"
+    between = ""
+    if soonest_s is not None:
+        late = f"at most {span(latest_s)}" if latest_s is not None else "or never"
+        between = f" ({span(soonest_s)} at least, {late})"
+    return f"; TTFT P99 over its target in about {span(left_s)}{between} at the present trend"
 
 
 def now_words(diagnosis: Diagnosis) -> str:

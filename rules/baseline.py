@@ -1,6 +1,7 @@
 """What an engine looks like when nothing is wrong: medians of its own quiet scrapes. Pure.
 
-Where no SLO is set a target is compared with itself. A scrape counts as quiet when there was
+Where no SLO is set a target is compared with itself, and with how it usually is at this hour of
+the week: what is no worse than either is no anomaly. A scrape counts as quiet when there was
 traffic, no queue, no preemption and nothing diagnosed. One sample is taken each half window, so
 that neighbouring windows that share most of their observations do not count as independent.
 """
@@ -35,6 +36,8 @@ TRACKED = (
     "generation_tokens_per_s",
     "running_avg",
 )
+
+MORE_IS_BETTER = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
 
 DRIFTS = (
     ("ttft_p99_drift_ratio", "ttft_p99_s"),
@@ -78,12 +81,15 @@ class Baseline:
     _samples: dict[str, Samples]
     _last_s: float
     _medians: dict[str, float]
+    season: Mapping[str, float]
+    """Signals as they usually are at this hour of the week; none where that is not known."""
 
     def __init__(self, *, window_s: float) -> None:
         self.spacing_s = window_s / 2
         self._samples = {key: Samples() for key in TRACKED}
         self._last_s = float("-inf")
         self._medians = {}
+        self.season = {}
 
     def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
         """Take a quiet scrape into account, at most one each half window."""
@@ -98,13 +104,17 @@ class Baseline:
                     self._medians[key] = samples.median()
 
     def get(self, key: str) -> float | None:
-        """The quiet median of a signal; None before there is one."""
-        return self._medians.get(key)
+        """What a signal is to be held against: its quiet median, or what is usual at this hour of
+        the week where that is worse; None before there is either."""
+        quiet, usual = self._medians.get(key), self.season.get(key)
+        if quiet is None or usual is None:
+            return usual if quiet is None else quiet
+        return min(quiet, usual) if key in MORE_IS_BETTER else max(quiet, usual)
 
     def drifts(self, values: Mapping[str, float | None]) -> dict[str, float | None]:
         """Each derived signal: value over baseline, None where either is not known."""
         found: dict[str, float | None] = {}
         for key, of in DRIFTS:
-            value, quiet = values.get(of), self._medians.get(of)
+            value, quiet = values.get(of), self.get(of)
             found[key] = value / quiet if value is not None and quiet else None
         return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.rules.model import Severity
-from tests import kvtruth, throughput
+from tests import kvtruth, slo_ramps, throughput
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
 from tests.recordings import CAPTURES, Phase, diagnoses, phases
 
@@ -215,7 +215,8 @@ def main() -> None:
     print(cascade_times(told), "\n")
     print(beside_doctor(verdicts), "\n")
     print(kvtruth.report(), "\n")
-    print(throughput.report())
+    print(throughput.report(), "\n")
+    print(slo_ramps.report())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Labelled hard cases from the simulator, judged by kneewatch: `make accuracy`'s second part.
 
-    python -m tests.hard_cases [--seed N] [--weeks N] [--only TEXT] [--verbose]
+    python -m tests.hard_cases [--seed N] [--weeks N] [--jobs N] [--only TEXT] [--verbose]
 
 A case's server is healthy at first, then its faults begin. A cause counts as told when it is told
 at warning or worse in half of the scrapes from 150 s after the beginning on, by itself or within
@@ -13,6 +13,7 @@ import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from os import cpu_count
 from random import Random
 
 from kneewatch.agent.source import TargetStream
@@ -263,6 +264,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--weeks", type=float, default=traces.WEEKS, help="engine-weeks watched")
+    parser.add_argument(
+        "--jobs", type=int, default=cpu_count() or 1, help="processes for the weeks"
+    )
+    parser.add_argument("--detailed", action="store_true", help="weeks step by step: far slower")
     parser.add_argument("--only", default="", help="cases with this in group, name or machine")
     parser.add_argument("--verbose", action="store_true", help="a line for every case")
     given = parser.parse_args()
@@ -276,7 +281,7 @@ def main() -> None:
         print(f"\n{by_group(judged)}\n\n{by_cause(judged)}\n\n{calibration(judged)}\n")
         print(f"healthy minutes before the fault: a warning in {early} of {len(judged)} cases\n")
     if given.weeks:
-        print(traces.report(given.seed, given.weeks))
+        print(traces.report(given.seed, given.weeks, detailed=given.detailed, jobs=given.jobs))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
@@ -66,6 +66,14 @@ class KnowsPeaks(Protocol):
         ...
 
 
+class KnowsSeasons(Protocol):
+    """The history of weeks, as a cycle sees it."""
+
+    def usual(self, target: str, key: EngineKey, t_s: float) -> Mapping[str, float]:
+        """Signals of an engine as they usually are at this hour of the week."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sinks:
     """Where the results of cycles go, and where GPU signals and the week's peaks come from."""
@@ -75,6 +83,7 @@ class Sinks:
     notifier: TakesStates | None = None
     gpus: GpuReadings | None = None
     peaks: KnowsPeaks | None = None
+    seasons: KnowsSeasons | None = None
 
 
 class Watch:
@@ -136,6 +145,9 @@ class Watch:
         if self._sinks.peaks:
             for engine in before.engines:
                 engine.knows_week(self._sinks.peaks.peak_requests(self.spec.name, engine.key))
+        if self._sinks.seasons:
+            for engine in before.engines:
+                engine.knows_season(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
         page = self._pages.take(self._stream, t_s)
         diagnoses = self._stream.judge(t_s, page)
         over = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None

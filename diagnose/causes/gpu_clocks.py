@@ -32,6 +32,16 @@ QUEUED_S = 10.0
 AT_LIMIT, LOWERED = 0.95, 0.9
 """Shares of the power limit: drawn, so that it binds; of the usual one, so that it was lowered."""
 
+HEATS = ("gpu_thermal_throttle_ratio", "gpu_heat_bit_ratio")
+BRAKES = (
+    "gpu_power_brake_ratio",
+    "gpu_power_brake_bit_ratio",
+    "gpu_board_limit_ratio",
+    "gpu_hw_slowdown_ratio",
+)
+POWERS = ("gpu_power_throttle_ratio", "gpu_power_bit_ratio")
+"""Signals that say the same, by exporter: the most of them counts."""
+
 
 MAX_SM_CLOCK_HZ = {
     "A100": 1410e6,
@@ -140,7 +150,7 @@ def _held(gpu: GpuState, working: Sequence[GpuState]) -> Held:
         if peer is not gpu and peer.model == gpu.model and (hz := peer.get("gpu_sm_clock_hz"))
     ]
     peers_hz = median(peers) if len(peers) > 1 else None
-    full_hz, now_hz = _full_clock_hz(gpu) or peers_hz, gpu.values.get("gpu_sm_clock_hz")
+    full_hz, now_hz = full_clock_hz(gpu) or peers_hz, gpu.values.get("gpu_sm_clock_hz")
     most_hz = gpu.get("gpu_sm_clock_most_hz")
     low = bool(full_hz and 0 < most_hz < LOW_CLOCK * full_hz)
     return Held(
@@ -148,12 +158,9 @@ def _held(gpu: GpuState, working: Sequence[GpuState]) -> Held:
         ratio=now_hz / full_hz if now_hz and full_hz else None,
         low=low,
         behind=bool(peers_hz and 0 < most_hz < PEERS_CLOCK * peers_hz),
-        heat=max(gpu.get("gpu_thermal_throttle_ratio"), gpu.get("gpu_heat_bit_ratio")),
-        brake=max(
-            gpu.get(f"gpu_{name}_ratio")
-            for name in ("power_brake", "power_brake_bit", "board_limit", "hw_slowdown")
-        ),
-        power=max(gpu.get("gpu_power_throttle_ratio"), gpu.get("gpu_power_bit_ratio")),
+        heat=max(map(gpu.get, HEATS)),
+        brake=max(map(gpu.get, BRAKES)),
+        power=max(map(gpu.get, POWERS)),
         setting=gpu.get("gpu_clock_setting_ratio") >= HELD_FROM,
         usual_watts=_usual_watts(gpu) if low else None,
     )
@@ -167,7 +174,7 @@ def _usual_watts(gpu: GpuState) -> float | None:
     return None if known is None else known.power_watts
 
 
-def _full_clock_hz(gpu: GpuState) -> float | None:
+def full_clock_hz(gpu: GpuState) -> float | None:
     """What it could have: its own maximum, or that of its kind."""
     own_hz = gpu.values.get("gpu_sm_clock_max_hz")
     if own_hz:

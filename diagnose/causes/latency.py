@@ -169,31 +169,58 @@ def decode_bound(facts: Facts) -> Cause | None:
 
 
 def past_knee(facts: Facts) -> Cause | None:
-    """P99 leaves P50 behind as concurrency rises."""
-    drift = facts.values.get("ttft_p99_p50_drift_ratio")
-    quiet_load = facts.baseline.get("running_avg")
+    """More load than the knee of this engine's own curve, where that is known, with P99 over its
+    target; or P99 leaves P50 behind as concurrency rises."""
     target_s, tail_s = facts.targets.ttft_p99_s, facts.get("ttft_p99_s")
     over = target_s is not None and tail_s > target_s
-    if drift is None or drift < KNEE_DRIFT or not quiet_load:
+    in_flight, knee = facts.get("running_avg") + facts.get("waiting_avg"), facts.knee
+    drift, growth = facts.values.get("ttft_p99_p50_drift_ratio"), _batch_growth(facts)
+    if facts.stage.number >= 2 or growth < KNEE_LOAD_GROWTH:
         return None
-    growth = facts.get("running_avg") / quiet_load
-    if growth < KNEE_LOAD_GROWTH or facts.stage.number >= 2 or not (over or _queue_shows(facts)):
+    left = drift is not None and drift >= KNEE_DRIFT and (over or _queue_shows(facts))
+    beyond = over and knee is not None and knee.is_past(in_flight)
+    if not (left or beyond):
         return None
     case = Case(
         "past_knee",
         f"The tail of TTFT has left its middle behind ({drift:.1f} times the quiet ratio) as "
-        "the batch "
-        f"grew to {growth:.1f} times its quiet size.",
+        f"the batch grew to {growth:.1f} times its quiet size."
+        if left
+        else f"{in_flight:.0f} requests in flight are more than this engine carries: TTFT P99 is "
+        f"{tail_s:.2f} s.",
         "Take load away from this replica: more replicas, or quantization to move the knee.",
         ("8.1", "8.5"),
         Severity.WARNING if over else Severity.INFO,
         log_odds=-0.2,
     )
-    case.weigh("ttft_p99_p50_ratio", drift, KNEE_DRIFT, 1.2, "P99 over P50 against quiet times")
+    if left:
+        case.weigh("ttft_p99_p50_ratio", drift, KNEE_DRIFT, 1.2, "P99 over P50 against quiet times")
     case.weigh("running_avg", growth, KNEE_LOAD_GROWTH, 0.6, "batch size against quiet times")
     if over:
         case.weigh("ttft_p99_s", tail_s, target_s, 1.0, f"TTFT P99 {tail_s:.2f} s is over target")
+    _weigh_knee(case, facts, in_flight)
     return case.close()
+
+
+def _batch_growth(facts: Facts) -> float:
+    """The batch over its quiet size; 0 where that is not known."""
+    quiet = facts.baseline.get("running_avg")
+    return facts.get("running_avg") / quiet if quiet else 0.0
+
+
+def _weigh_knee(case: Case, facts: Facts, in_flight: float) -> None:
+    """Where the load lies against the knee that this engine's own history has."""
+    knee = facts.knee
+    if knee is None or not (knee.is_past(in_flight) or knee.is_before(in_flight)):
+        return
+    past, c_max = knee.is_past(in_flight), knee.c_max
+    text = (
+        f"{in_flight:.0f} requests in flight; its knee is at {c_max.expected:.0f} "
+        f"({c_max.low:.0f} to {c_max.high:.0f}, learned from {knee.points} windows: {knee.basis})"
+    )
+    case.weigh(
+        "running_avg", in_flight, c_max.expected if past else None, 1.2 if past else -1.2, text
+    )
 
 
 def _queue_shows(facts: Facts) -> bool:

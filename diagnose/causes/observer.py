@@ -158,7 +158,7 @@ def _grave(failures: int) -> Severity:
 
 def unreadable(error: CollectError, failures: int, since_s: float) -> Cause:
     """The page could not be had (`target_down`) or is not what it should be (`metrics_missing`)."""
-    down = error.kind not in ("no_vllm", "not_metrics", "exposition")
+    down = error.kind not in ("no_vllm", "not_metrics", "exposition", "stale")
     return Cause(
         "target_down" if down else "metrics_missing",
         round(1 - 0.4**failures, 2),

@@ -11,6 +11,10 @@ WORK_RATIO = 4.0
 PREFILL_SHARE = 0.05
 """Of the time that a request is served: a queue makes prefill no lighter."""
 
+PREFILL_BUSY = 0.3
+"""Of the engine's time: a large model that decodes many requests at once, each of them for long,
+may compute prompts for half of it, and yet prefill is little of a request's time."""
+
 WAS_SHARED_FROM = 0.3
 HALVED, DROPPED = 0.5, 0.75
 RESIDUAL_HITS = 0.08
@@ -45,7 +49,10 @@ def prefill_is_heavy(facts: Facts) -> bool:
     return (
         computed_per_s > 0
         and ratio >= WORK_RATIO
-        and facts.get("prefill_service_ratio") >= PREFILL_SHARE
+        and (
+            facts.get("prefill_service_ratio") >= PREFILL_SHARE
+            or facts.get("prefill_busy_ratio") >= PREFILL_BUSY
+        )
     )
 
 
@@ -53,7 +60,7 @@ def prefix_cache_off(facts: Facts) -> Cause | None:
     """Prefix caching is disabled while prefill is much of the work."""
     if facts.config.get("enable_prefix_caching") != "False" or not prefill_is_heavy(facts):
         return None
-    share, work = facts.get("prefill_service_ratio"), _work_ratio(facts)
+    work = _work_ratio(facts)
     case = Case(
         "prefix_cache_off",
         "Prefix caching is off while prompts are most of the work; whether prompts repeat "
@@ -71,13 +78,7 @@ def prefix_cache_off(facts: Facts) -> Cause | None:
         1.2,
         f"{work:.0f} prompt tokens are computed for each token generated",
     )
-    case.weigh(
-        "prefill_service_ratio",
-        share,
-        PREFILL_SHARE,
-        1.0,
-        f"prefill is {100 * share:.0f} % of the time that requests are served",
-    )
+    _weigh_prefill(case, facts, 1.0)
     return case.close()
 
 
@@ -295,12 +296,12 @@ def _work_ratio(facts: Facts) -> float:
     return computed_per_s / max(facts.get("generation_tokens_per_s"), 1e-9)
 
 
-def _weigh_prefill(case: Case, facts: Facts) -> None:
-    share = facts.get("prefill_service_ratio")
-    case.weigh(
-        "prefill_service_ratio",
-        share,
-        PREFILL_SHARE,
-        0.8,
-        f"prefill is {100 * share:.0f} % of the time that requests are served",
-    )
+def _weigh_prefill(case: Case, facts: Facts, weight: float = 0.8) -> None:
+    """How heavy prompts are, for their requests or for the engine: whichever says more."""
+    share, busy = facts.get("prefill_service_ratio"), facts.get("prefill_busy_ratio")
+    if share / PREFILL_SHARE >= busy / PREFILL_BUSY or share >= PREFILL_SHARE:
+        text = f"prefill is {100 * share:.0f} % of the time that requests are served"
+        case.weigh("prefill_service_ratio", share, PREFILL_SHARE, weight, text)
+    else:
+        text = f"prompts are computed for {100 * min(busy, 1.0):.0f} % of the engine's time"
+        case.weigh("prefill_busy_ratio", busy, PREFILL_BUSY, weight, text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kneewatch.diagnose.case import Case, Cause, Facts
 from kneewatch.rules.model import Severity
 
@@ -12,13 +14,22 @@ REQUESTS_MIN = 40.0
 LONGER_OUTPUTS = 1.3
 
 
+def rambling(values: Mapping[str, float | None]) -> bool:
+    """Whether so many more outputs than in quiet times end at their limit that it matters."""
+    return (values.get("finished_length_drift_points") or 0.0) >= LENGTH_POINTS
+
+
 def runaway_generation(facts: Facts) -> Cause | None:
-    """Outputs hit their cap far more often than before."""
+    """Outputs hit their cap far more often than before, and are longer: by a two-sample test of
+    their lengths where a histogram tells them."""
     now = facts.values.get("finished_length_ratio")
     before = facts.baseline.get("finished_length_ratio")
     if now is None or before is None or now - before < LENGTH_POINTS:
         return None
     if facts.get("completed_per_s") * facts.window_s < REQUESTS_MIN:
+        return None
+    shift = facts.lengths
+    if shift is not None and not (shift.real and shift.shift_ratio > 0):
         return None
     case = Case(
         "runaway_generation",
@@ -38,6 +49,12 @@ def runaway_generation(facts: Facts) -> Cause | None:
         1.5,
         f"{100 * (now - before):.0f} points more requests end at their limit",
     )
+    if shift is not None:
+        text = (
+            f"{shift.shift_ratio:.0%} more outputs than in quiet times are above {shift.edge:g} "
+            f"tokens; chance makes {shift.chance_ratio:.0%} at most"
+        )
+        case.weigh("output_tokens_mean", shift.shift_ratio, shift.chance_ratio, 0.6, text)
     length, quiet = facts.values.get("output_tokens_mean"), facts.baseline.get("output_tokens_mean")
     if length is not None and quiet:
         longer = length / quiet

@@ -10,9 +10,11 @@ from kneewatch.diagnose.fleet.balance import cold_replicas, replica_imbalance, u
 from kneewatch.diagnose.fleet.judging import Engine, engines_of, left_to_rules
 from kneewatch.diagnose.fleet.nodes import bad_nodes
 from kneewatch.diagnose.fleet.observed import Gone, Observed
+from kneewatch.diagnose.fleet.parallelism import tp_overhead
 from kneewatch.diagnose.fleet.routing import mixed_tiers, routing_dilution
 from kneewatch.diagnose.fleet.shape import Group
 from kneewatch.diagnose.fleet.sizing import sizes_of
+from kneewatch.diagnose.fleet.split import splits_of
 from kneewatch.diagnose.fleet.spread import spread
 from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
 from kneewatch.diagnose.fleet.workload import workload_drift
@@ -43,6 +45,7 @@ FLEET_CAUSES = (
     "cold_replica",
     "underused",
     "workload_drift",
+    "tp_overhead",
     OF_A_POOL,
 )
 """Every cause across replicas."""
@@ -60,6 +63,7 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
         causes += bad_nodes(tier)
         drifted = workload_drift(tier, observed.past)
         causes += [drifted] if drifted else []
+    causes += tp_overhead(tiers)
     for pool, role in sorted({(tier.pool, tier.role) for tier in tiers}):
         mixed = mixed_tiers([tier for tier in tiers if (tier.pool, tier.role) == (pool, role)])
         causes += [mixed] if mixed else []
@@ -69,7 +73,8 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
     stated, targets = profile.stated, profile.targets
     blind = bool(observed.warnings or observed.failed)
     sizes = sizes_of(tiers, observed, ranked, stated, targets, blind=blind)
-    advice = () if blind else advice_of(tiers, sizes, ranked, stated, targets)
+    splits = splits_of(tiers, stated, targets)
+    advice = () if blind else advice_of(tiers, sizes, ranked, splits, stated, targets)
     return FleetDiagnosis(
         observed,
         tuple(tiers),
@@ -78,6 +83,7 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
         tuple(notes),
         tuple(sizes),
         tuple(advice),
+        tuple(splits),
     )
 
 

@@ -159,7 +159,8 @@ def _judged(
             known.setdefault(count, values[per_s] * window_s)
     found = tuple(one for rule in rules if (one := _finding(rule, known)) is not None)
     worst = max((one.severity for one in found), default=Severity.OK)
-    return Engine(member, known, gpus, config, stage, max(worst, _staged(stage, known)), found)
+    severity = max(worst, stage_severity(stage, known))
+    return Engine(member, known, gpus, config, stage, severity, found)
 
 
 def stage_of(values: Values) -> int | None:
@@ -180,7 +181,7 @@ def stage_of(values: Values) -> int | None:
     return 1 if usage >= FILLING_FROM_RATIO else 0
 
 
-def _staged(stage: int | None, values: Mapping[str, float]) -> Severity:
+def stage_severity(stage: int | None, values: Mapping[str, float]) -> Severity:
     """The severity of a stage (rules/cascade.py)."""
     recorded = values.get("cascade_severity")
     if recorded is not None:

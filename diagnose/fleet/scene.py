@@ -57,12 +57,13 @@ def averaged(tier: Tier) -> dict[str, float | None]:
 
 
 def server_of(tier: Tier, stated: Stated) -> Deployment:
-    """The server that each replica of the tier is: by what is stated, else by its series.
+    """The server that each engine of the tier is: by what is stated, else by its series.
 
     The model is the one that `model_name` names, the GPU the one of the tier's name, and DCGM
-    counts the GPUs of each pod.
+    counts the GPUs of each pod, which its data-parallel engines share evenly.
     """
-    gpus = middle(engine.gpus.get("gpus") for engine in tier.engines)
+    pod = middle(engine.gpus.get("gpus") for engine in tier.engines)
+    gpus = pod / (tier.engines_each or 1) if pod else 0.0
     each = int(gpus) if gpus and gpus == int(gpus) else None
     launch = stated.launch
     split = stated.tensor_parallel or (launch and launch.count("--tensor-parallel-size")) or each

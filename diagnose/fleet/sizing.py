@@ -6,7 +6,7 @@ The arithmetic and the guards are the sidecar's (diagnose/recommend), for the ti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -67,23 +67,23 @@ def _size(
     No number is told at all where some of the answer is missing (`blind`), or where replicas of
     the pool are `down`: those that answer are not all there are, and nobody is to scale to them.
     """
-    server, now = server_of(tier, stated), tier.replicas
-    hourly = server.usd_per_hour
+    server, now, engines = server_of(tier, stated), tier.replicas, tier.engines_each
+    hourly, gpus = server.usd_per_hour, server.gpus
     plain = TierSize(
         tier,
         now,
         None,
         peak,
         None,
-        server.gpus,
-        None if hourly is None else hourly * now,
+        None if gpus is None or engines is None else gpus * engines,
+        None if hourly is None else hourly * len(tier.engines),
     )
     if blind or any(engine.stage is None for engine in tier.engines):
         return replace(plain, why="not all of it can be seen")
     if down:
         return replace(plain, why=f"{down} more of its pool do not answer")
-    if len(tier.engines) != now:
-        return replace(plain, why="replicas of several data-parallel engines are not sized")
+    if engines is None:
+        return replace(plain, why="its replicas have unlike numbers of data-parallel engines")
     if tier.role == "prefill":
         # Its cache is a passage: what it carries is compute, which the P:D ratio weighs.
         return replace(plain, needed=now, why="prefill replicas are sized by the P:D ratio")
@@ -96,7 +96,7 @@ def _sized(
     plain: TierSize, server: Deployment, targets: Targets, peak: Peak, trouble: str
 ) -> TierSize:
     tier, now = plain.tier, plain.present
-    each = peak.requests / now
+    each = peak.requests / len(tier.engines)
     scene = scene_of(tier, server, targets, "underused", peak=each if peak.weekly else None)
     used = used_ratio(scene, each)
     if used is None:
@@ -104,7 +104,7 @@ def _sized(
     sized = replace(plain, used_ratio=used)
     if (more := _more(scene, tier, each)) is not None:
         told = f"{_peak_words(peak, used)}. {more.summary}"
-        return replace(sized, needed=_count(more), advice=replace(more, summary=told))
+        return replace(sized, needed=_count(more), advice=_whole(replace(more, summary=told), tier))
     if ceil(round(now * used * (1 + HEADROOM_LOW_RATIO), 6)) >= now:
         return replace(sized, needed=now, why=f"{_peak_words(peak, used)}: the size is right")
     if trouble:
@@ -116,11 +116,30 @@ def _sized(
         return replace(sized, needed=now, why="nothing runs at this moment that ITL could tell of")
     fewer = fewer_replicas(scene)
     if fewer is None or not fewer.changes:
-        why = f"{_peak_words(peak, used)}. {fewer.summary}" if fewer else _peak_words(peak, used)
+        of_each = " Of each engine:" if tier.engines_each != 1 else ""
+        said = f".{of_each} {fewer.summary}" if fewer else ""
+        why = f"{_peak_words(peak, used)}{said}"
         return replace(sized, needed=now, why=why)
     total = _count(fewer)
     told = f"{_peak_words(peak, used)}: {total} carry it with {HEADROOM_HIGH_RATIO:.0%} on top."
-    return replace(sized, needed=total, advice=replace(fewer, summary=told))
+    return replace(sized, needed=total, advice=_whole(replace(fewer, summary=told), tier))
+
+
+def _whole(made: Recommendation, tier: Tier) -> Recommendation:
+    """What is said of one engine's server, in the dollars of replicas that have several."""
+    engines = tier.engines_each or 1
+
+    def dollars(told: Mapping[str, float]) -> dict[str, float]:
+        times = {"usd_per_hour": engines}
+        return {key: value * times.get(key, 1) for key, value in told.items()}
+
+    cost = made.cost_usd_per_hour
+    return replace(
+        made,
+        before=dollars(made.before),
+        predicted=dollars(made.predicted),
+        cost_usd_per_hour=None if cost is None else cost * engines,
+    )
 
 
 def _more(scene: Scene, tier: Tier, each: float) -> Recommendation | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     # They are made of what is here.
     from kneewatch.diagnose.fleet.advice import FleetAdvice
     from kneewatch.diagnose.fleet.sizing import TierSize
+    from kneewatch.diagnose.fleet.split import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,12 @@ class Tier:
         """How many replicas it has."""
         return len({engine.member.replica for engine in self.engines})
 
+    @property
+    def engines_each(self) -> int | None:
+        """Data-parallel engines of each replica; None where replicas differ."""
+        counts = set(Counter(engine.member.replica for engine in self.engines).values())
+        return counts.pop() if len(counts) == 1 else None
+
 
 @dataclass(frozen=True, slots=True)
 class FleetDiagnosis:
@@ -57,7 +65,7 @@ class FleetDiagnosis:
 
     `lost` says since when and why there is no newer answer, empty where there is none to miss.
     `notes` say what could not be judged, and what else a reader must know. `sizes` are in the order
-    of `tiers`.
+    of `tiers`; `splits` are of those that prefill and decode apart.
     """
 
     observed: Observed
@@ -67,6 +75,7 @@ class FleetDiagnosis:
     notes: tuple[str, ...]
     sizes: tuple[TierSize, ...]
     advice: tuple[FleetAdvice, ...]
+    splits: tuple[Split, ...] = ()
     lost: str = ""
 
     @property

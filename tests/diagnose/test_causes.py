@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.causes import CAUSES, TELLS, conclude
+from kneewatch.diagnose.causes import CAUSES, TELLS, conclude, latency
+from kneewatch.diagnose.knee import LearnedKnee, Range
 from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, NOW_S, QUEUED, Situation
@@ -377,3 +378,47 @@ def test_the_rules_that_causes_tell_exist() -> None:
     known = {examine.__name__ for examine in CAUSES}
     assert set(TELLS) <= known
     assert {rule for told in TELLS.values() for rule in told} <= rules
+
+
+def carries(low: float, expected: float, high: float, *, reached: bool = True) -> LearnedKnee:
+    """A knee learned at so many requests in flight."""
+    usable = Range(5.0, 5.5, 6.0)
+    return LearnedKnee(Range(low, expected, high), usable, reached, "P99 within the targets", 40, 6)
+
+
+@pytest.mark.parametrize(
+    ("knee", "told"),
+    [
+        pytest.param(None, False, id="no knee is known"),
+        pytest.param(carries(14.0, 16.0, 20.0), True, id="beyond its knee"),
+        pytest.param(carries(14.0, 16.0, 28.0), False, id="perhaps beyond"),
+        pytest.param(carries(14.0, 16.0, 20.0, reached=False), False, id="no load past it seen"),
+    ],
+)
+def test_the_learned_knee_tells_what_is_too_much(knee: LearnedKnee | None, told: bool) -> None:
+    late = KNEE.but(ttft_p99_p50_drift_ratio=None)
+    found = latency.past_knee(replace(late.facts(), knee=knee))
+    assert (found is not None) == told
+    if found is not None:
+        assert "its knee is at 16 (14 to 20, learned from 40 windows" in found.evidence[-1].text
+    kept = replace(late.but(ttft_p99_s=0.5).facts(), knee=knee)
+    assert latency.past_knee(kept) is None, "the target is kept"
+
+
+def test_a_load_short_of_the_knee_speaks_against_it() -> None:
+    plain, short = (replace(KNEE.facts(), knee=one) for one in (None, carries(40.0, 50.0, 60.0)))
+    sure, doubtful = latency.past_knee(plain), latency.past_knee(short)
+    assert sure is not None
+    assert doubtful is None or doubtful.confidence < sure.confidence
+
+
+def test_prompts_that_fill_the_engine_are_heavy_though_answers_take_longer() -> None:
+    quick = HEAVY_PROMPTS.but(
+        prefix_hit_ratio=0.0, prefix_hit_tokens_mean=0.0, prefill_service_ratio=0.025
+    )
+    assert "prefix_reuse_lost" not in quick.causes()
+    filled = quick.but(prefill_busy_ratio=0.5).causes()["prefix_reuse_lost"]
+    assert "prompts are computed for 50 % of the engine's time" in [
+        one.text for one in filled.evidence
+    ]
+    assert "prefix_reuse_lost" not in quick.but(prefill_busy_ratio=0.2).causes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,9 @@ from kneewatch.diagnose import monitor
 from kneewatch.diagnose.case import Cause, Facts
 from kneewatch.diagnose.causes import EXAMINE, conclude
 from kneewatch.diagnose.counterfactual import counterfactuals
+from kneewatch.diagnose.gpu_moves import moved
 from kneewatch.diagnose.profile import Profile
+from tests.diagnose.situations import CALM, on_gpu
 from tests.recordings import CAPTURES, WINDOW_S
 
 
@@ -37,7 +40,7 @@ def concluded(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Facts, C
     ("recording", "cause_id", "signal"),
     [
         ("spec_bad", "spec_decode_poor", "spec_acceptance_ratio"),
-        ("prefix_off", "prefix_cache_off", "prefill_service_ratio"),
+        ("prefix_off", "prefix_cache_off", "computed_prompt_tokens_per_s"),
         ("queue_overload", "admission_limit", "waiting_by_capacity"),
         ("itl_spikes_no_chunked", "prefill_interference", "itl_stall_time_ratio"),
     ],
@@ -72,3 +75,52 @@ def test_evidence_that_decides_nothing_alone_is_not_told(monkeypatch: pytest.Mon
     sure = [(facts, cause) for facts, cause in rows if cause.confidence > 0.97]
     assert sure
     assert any(counterfactuals(EXAMINE[cause.id], facts, cause) == () for facts, cause in sure)
+
+
+COLD: Mapping[str, float | None] = {
+    "busy_ratio": 0.9,
+    "gpu_sm_clock_hz": 1_000e6,
+    "gpu_sm_clock_most_hz": 1_000e6,
+    "gpu_sm_clock_max_hz": 2_000e6,
+}
+
+
+@pytest.mark.parametrize(
+    ("cause_id", "values", "signal", "at"),
+    [
+        pytest.param("gpu_throttled", COLD, "gpu_sm_clock_ratio", 0.75, id="its clock alone"),
+        pytest.param(
+            "gpu_throttled",
+            {**COLD, "gpu_sm_clock_hz": 1_950e6, "gpu_sm_clock_most_hz": 1_950e6,
+             "gpu_heat_bit_ratio": 0.9},
+            "gpu_thermal_throttle_ratio",
+            0.124,
+            id="heat, by the other name, at nearly full clock",
+        ),
+        pytest.param(
+            "gpu_fault", {"gpu_pcie_replay_per_s": 9.0}, "gpu_pcie_replay_per_s", None, id="PCIe"
+        ),
+    ],
+)  # fmt: skip
+def test_a_gpu_has_turning_points(
+    cause_id: str, values: Mapping[str, float | None], signal: str, at: float | None
+) -> None:
+    well = on_gpu({**COLD, "gpu_sm_clock_hz": 1_990e6, "gpu_sm_clock_most_hz": 1_990e6}, index="0")
+    facts = replace(CALM, gpus=(well, on_gpu(values))).facts()
+    cause = EXAMINE[cause_id](facts)
+    assert cause is not None
+    points = {one.signal: one for one in counterfactuals(EXAMINE[cause_id], facts, cause)}
+    point = points[signal]
+    if at is not None:
+        assert point.at == pytest.approx(at, rel=0.01)
+    for value, stands in ((point.now, True), (point.at, False)):
+        there = replace(facts, gpus=moved(signal, value, facts.gpus))
+        assert (EXAMINE[cause_id](there) is not None) == stands
+
+
+def test_a_gpu_held_down_by_two_things_hangs_on_neither() -> None:
+    values = {**COLD, "gpu_thermal_throttle_ratio": 0.6}
+    facts = replace(CALM, gpus=(on_gpu(values),)).facts()
+    cause = EXAMINE["gpu_throttled"](facts)
+    assert cause is not None
+    assert counterfactuals(EXAMINE["gpu_throttled"], facts, cause) == ()

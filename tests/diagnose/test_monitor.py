@@ -8,8 +8,9 @@ import pytest
 
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.monitor import ENGINES_MAX, VANISHED_KEPT_S, TargetMonitor
+from kneewatch.diagnose.monitor import VANISHED_KEPT_S, TargetMonitor
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
+from kneewatch.diagnose.room import ENGINES_MAX
 from kneewatch.rules.model import Severity
 from tests.collector.name_pages import labelled, recorded
 from tests.diagnose.streams import START_S, Target, alarming, bodies, cause_ids

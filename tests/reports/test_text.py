@@ -12,7 +12,7 @@ import pytest
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports.gaps import gaps, not_in_use
 from kneewatch.reports.markdown import markdown
-from kneewatch.reports.text import COLOURS, VERDICTS, Style, brief_words, text
+from kneewatch.reports.text import COLOURS, VERDICTS, Style, brief_words, slo_words, text
 from kneewatch.rules.model import Severity
 from kneewatch.rules.state import Clearing
 from tests.recordings import CAPTURES, diagnoses
@@ -94,6 +94,21 @@ def test_a_forecast() -> None:
     stage = replace(HEALTHY.stage, number=1, forecast_s=240.0)
     told = text([changed(HEALTHY, stage=stage)], PLAIN)
     assert "stage 1 (filling) for 90 s, since 00:05:10 UTC; full in about 4 min at the" in told
+
+
+def test_a_target_that_will_break() -> None:
+    breaks = {"slo_breaks_in_s": 300.0, "slo_breaks_soonest_s": 120.0, "slo_breaks_latest_s": 900.0}
+    told = text([changed(HEALTHY, values={**HEALTHY.values, **breaks})], PLAIN)
+    assert "TTFT P99 over its target in about 5 min (2 min at least, at most 15 min)" in flat(told)
+    breaks = {"slo_breaks_in_s": 0.0}
+    told = text([changed(HEALTHY, values={**HEALTHY.values, **breaks})], PLAIN)
+    assert "TTFT P99 may pass its target any moment" in flat(told)
+    assert "target" not in slo_words(HEALTHY)
+
+
+def flat(told: str) -> str:
+    """A text without its line breaks."""
+    return " ".join(told.split())
 
 
 def test_a_note_says_what_it_is_about() -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.recordings import CAPTURES
-from tests.simulator.engine import Work
 from tests.simulator.recorded import Scrape, finished, scrapes
+from tests.simulator.work import Work
 
 REQUEST_S = 0.003
 """HTTP and tokens to text, on a machine that the load generator shared."""

@@ -7,51 +7,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from tests.simulator.counters import Counters
+from tests.simulator.ended import observe_end
 from tests.simulator.requests import Request, Source
 from tests.simulator.scheduler import Launch, Scheduler
+from tests.simulator.work import Steps, Work
 
 POSITIONS = 8
 TOGETHER_MAX = 256
 """Steps taken together at most: the context grows meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a step does: `decodes` sequences that attend to `context_tokens` together, and a
-    prompt's tokens that attend to `pairs` token pairs. `verified`: tokens a decode."""
-
-    decodes: int
-    context_tokens: float
-    prompt_tokens: float
-    pairs: float
-    verified: int
-
-
-class Steps(Protocol):
-    """How long work takes."""
-
-    @property
-    def request_s(self) -> float:
-        """Spent on a request outside the engine: HTTP, tokens to text."""
-        ...
-
-    @property
-    def load_adapter_s(self) -> float:
-        """Spent on bringing an adapter into its slot."""
-        ...
-
-    def step_s(self, work: Work) -> float:
-        """Seconds of one step."""
-        ...
-
-    def worked(self, work: Work, steps: int, step_s: float) -> None:
-        """So many such steps were done (for the GPU's counters)."""
-        ...
 
 
 class Engine:
@@ -285,31 +251,8 @@ class Engine:
     def _finish(self, request: Request) -> None:
         self.scheduler.finish(request)
         self._blocked = False
-        self._observe(request)
+        observe_end(self.counters, request, self.now_s, self.steps.request_s)
         self.source.ended(request, self.now_s + self.steps.request_s)
-
-    def _observe(self, request: Request) -> None:
-        histograms, counts = self.counters.histograms, self.counters.counts
-        reason = "length" if request.capped else "stop"
-        counts[f"request_success_total|finished_reason={reason}"] += 1
-        queue_s = request.scheduled_s - request.arrived_s
-        prefill_s = request.first_s - request.scheduled_s
-        decode_s = self.now_s - request.first_s
-        seconds = (queue_s, prefill_s + decode_s, prefill_s, decode_s)
-        for part, value_s in zip(("queue", "inference", "prefill", "decode"), seconds, strict=True):
-            histograms[f"request_{part}_time_seconds"].add(value_s)
-        e2e_s = sum(seconds[::2]) + decode_s + self.steps.request_s
-        histograms["e2e_request_latency_seconds"].add(e2e_s)
-        between_s = decode_s / max(1, request.output_tokens - 1)
-        histograms["request_time_per_output_token_seconds"].add(between_s)
-        histograms["request_num_preemptions"].add(request.preempted)
-        histograms["request_params_n"].add(1)
-        histograms["request_prompt_tokens"].add(request.prompt_tokens)
-        histograms["request_prefill_kv_computed_tokens"].add(
-            request.prompt_tokens - request.hit_tokens
-        )
-        for name in ("generation_tokens", "max_num_generation_tokens", "params_max_tokens"):
-            histograms[f"request_{name}"].add(request.output_tokens)
 
     def _note_adapters(self) -> None:
         if self.launch.max_loras:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kneewatch.diagnose.case import Targets
-from tests.simulator.engine import Work
 from tests.simulator.gpus import GpuSteps
 from tests.simulator.server import DOCUMENTS, SUMMARIES, Begin, Server, Setting
+from tests.simulator.work import Work
 
 Start = Callable[[Setting], None]
 PEAK_RATIO, DOCUMENTS_PEAK_RATIO = 4.0, 1.6

@@ -15,7 +15,7 @@ from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.sizing.speed.costs import Costs, costs
 from kneewatch.diagnose.sizing.speed.efficiency import DEFAULT
 from kneewatch.diagnose.sizing.speed.step_time import StepModel, step_model
-from tests.simulator.engine import Work
+from tests.simulator.work import Work
 
 GIB = 1024**3
 RESERVED_BYTES = 5 * GIB

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
 from tests.simulator.counters import OF_LENGTH, Counters
-from tests.simulator.engine import Engine
 from tests.simulator.scheduler import Launch
+from tests.simulator.shown import Shown
 
 PAGES = Path(__file__).parents[1] / "fixtures" / "pages"
 SAMPLE = re.compile(r"(vllm:)?(\w+)(?:\{(.*)\})? (\S+)$")
@@ -39,16 +39,26 @@ WITH_SPECULATION = "0.32.0-spec"
 class PageWriter:
     """Writes the pages of one engine."""
 
-    def __init__(self, engine: Engine, *, model: str, form: str = NEWEST) -> None:
+    def __init__(self, engine: Shown, *, model: str, form: str = NEWEST) -> None:
         self._engine = engine
         self._lines = tuple(_lines(_form(form), engine, model))
+        self._samples = tuple(
+            line[1] if isinstance(line, tuple) else float(line.rsplit(" ", 1)[1])
+            for line in self._lines
+            if not isinstance(line, str) or not line.startswith("#")
+        )
+
+    def samples(self) -> list[float]:
+        """The values of the page's samples, in its order; adapters are left out."""
+        values = _values(self._engine)
+        return [values.get(one, 0.0) if isinstance(one, str) else one for one in self._samples]
 
     def page(self) -> str:
         """The page now."""
         values = _values(self._engine)
         engine = self._engine
         made = [
-            line if isinstance(line, str) else line[0] + _number(line[1](values)) + "\n"
+            line if isinstance(line, str) else line[0] + _number(values.get(line[1], 0.0)) + "\n"
             for line in self._lines
         ]
         if engine.launch.max_loras:
@@ -56,8 +66,8 @@ class PageWriter:
         return "".join(made)
 
 
-Value = Callable[[Mapping[str, float]], float]
-Line = str | tuple[str, Value]
+Line = str | tuple[str, str]
+"""A line as it is, or what stands before a value and the value's key."""
 
 
 @cache
@@ -66,7 +76,7 @@ def _form(name: str) -> tuple[str, ...]:
     return tuple(line for line in text.splitlines() if not line.startswith("# vLLM"))
 
 
-def _lines(form: tuple[str, ...], engine: Engine, model: str) -> Iterator[Line]:
+def _lines(form: tuple[str, ...], engine: Shown, model: str) -> Iterator[Line]:
     widened, config_seen = set[str](), False
     for text in form:
         found = None if text.startswith("#") else SAMPLE.match(text)
@@ -109,33 +119,26 @@ def _widened(name: str, labels: str, counters: Counters) -> Iterator[Line]:
     edges = [*map(float, counters.histograms[family].edges), float("inf")]
     for place, edge in enumerate(edges):
         le = "+Inf" if edge == float("inf") else repr(edge)
-        yield f'vllm:{name}{{{rest},le="{le}"}} ', _looked_up(f"{family}|{place}")
+        yield f'vllm:{name}{{{rest},le="{le}"}} ', f"{family}|{place}"
 
 
-def _value(name: str, labels: str) -> Value:
+def _value(name: str, labels: str) -> str:
+    """The key of a sample's value."""
     own = {k: v for k, v in LABEL.findall(labels) if k not in ("engine", "model_name")}
     if name.endswith("_bucket"):
         family = name.removesuffix("_bucket")
-        family = OLD_NAMES.get(family, family)
-        return _at_most(family, float(own["le"].replace("+Inf", "inf")))
+        edge = float(own["le"].replace("+Inf", "inf"))
+        # A bucket by its edge: versions differ in the edges that they have.
+        return f"{OLD_NAMES.get(family, family)}|le={edge}"
     for ending in ("_sum", "_count"):
         if name.endswith(ending):
             family = name.removesuffix(ending)
-            return _looked_up(OLD_NAMES.get(family, family) + ending)
+            return OLD_NAMES.get(family, family) + ending
     key = OLD_NAMES.get(name, name)
-    return _looked_up(key + "".join(f"|{k}={v}" for k, v in own.items()))
+    return key + "".join(f"|{k}={v}" for k, v in own.items())
 
 
-def _looked_up(key: str) -> Value:
-    return lambda values: values.get(key, 0.0)
-
-
-def _at_most(family: str, edge: float) -> Value:
-    """A bucket by its edge: versions differ in the edges that they have."""
-    return lambda values: values.get(f"{family}|le={edge}", 0.0)
-
-
-def _values(engine: Engine) -> dict[str, float]:
+def _values(engine: Shown) -> dict[str, float]:
     scheduler, counters = engine.scheduler, engine.counters
     waiting, deferred = len(scheduler.waiting), scheduler.deferred
     values: dict[str, float] = {name: int(count) for name, count in counters.counts.items()}
@@ -152,11 +155,19 @@ def _values(engine: Engine) -> dict[str, float]:
     for name, histogram in counters.histograms.items():
         at_most = list(accumulate(histogram.own))
         values[f"{name}_sum"], values[f"{name}_count"] = histogram.sum, at_most[-1]
+        places, edges = _keys(name, histogram.edges)
         if name in OF_LENGTH:
-            values |= {f"{name}|{place}": count for place, count in enumerate(at_most)}
-        edges = (*histogram.edges, float("inf"))
-        values |= {f"{name}|le={float(edge)}": n for edge, n in zip(edges, at_most, strict=True)}
+            values.update(zip(places, at_most, strict=True))
+        values.update(zip(edges, at_most, strict=True))
     return values
+
+
+@cache
+def _keys(name: str, edges: tuple[float, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A histogram's buckets by place and by edge."""
+    bounds = (*edges, float("inf"))
+    by_place = tuple(f"{name}|{place}" for place in range(len(bounds)))
+    return by_place, tuple(f"{name}|le={float(edge)}" for edge in bounds)
 
 
 def _number(value: float) -> str:
@@ -180,7 +191,7 @@ def _config(labels: str, launch: Launch) -> str:
     return f"vllm:cache_config_info{{{inside}}} 1.0\n"
 
 
-def _adapter_lines(engine: Engine) -> Iterator[str]:
+def _adapter_lines(engine: Shown) -> Iterator[str]:
     yield "# HELP vllm:lora_requests_info Running stats on lora requests.\n"
     yield "# TYPE vllm:lora_requests_info gauge\n"
     for names, seen_s in engine.adapters_seen.items():

@@ -8,11 +8,12 @@ from random import Random
 
 from kneewatch.collector.captures.entries import Entry
 from tests.simulator.blocks import Chain
-from tests.simulator.engine import Engine, Work
+from tests.simulator.engine import Engine
 from tests.simulator.gpus import Exporter, GpuSteps, Hardware
 from tests.simulator.page import NEWEST, START_S, PageWriter
 from tests.simulator.requests import Kind, Open, lengths
 from tests.simulator.scheduler import Launch
+from tests.simulator.work import Work
 
 SCRAPE_S, GPU_SCRAPE_S = 5.0, 15.0
 _ROUNDS = 20

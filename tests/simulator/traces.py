@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import get_context
 from random import Random
 
 from kneewatch.agent.source import TargetStream
@@ -20,12 +22,12 @@ from kneewatch.diagnose.monitor import Catalogue
 from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import Severity
 from tests.simulator.cases import MACHINES
-from tests.simulator.gpus import chunk_tokens, hardware
-from tests.simulator.page import WITH_SPECULATION
-from tests.simulator.scheduler import Launch
-from tests.simulator.server import DOCUMENTS, Server, Setting, Shape
+from tests.simulator.days import DAY_S, KINDS, WEEK_S, load, setting_of
+from tests.simulator.page import START_S
+from tests.simulator.quick import QuickEngine
+from tests.simulator.quick_pages import QuickPages
+from tests.simulator.server import Server, Setting
 
-DAY_S, WEEK_S = 86_400.0, 604_800.0
 SCRAPE_S = 15.0
 WEEKS = 0.5
 """Engine-weeks watched without --weeks."""
@@ -35,43 +37,6 @@ PART_S = DAY_S / 2
 
 APART_S = 300.0
 """A cause that was gone for so long and comes back is another page."""
-
-Change = Callable[[Setting], None]
-
-
-def _plain(setting: Setting) -> None:
-    setting.running = 10.0
-
-
-def _documents(setting: Setting) -> None:
-    setting.shape, setting.running = replace(DOCUMENTS, output=300.0), 4.0
-
-
-def _drafting(setting: Setting) -> None:
-    setting.launch.num_speculative_tokens, setting.draft_cost_ratio = 3, 0.05
-    setting.shape, setting.form = replace(setting.shape, acceptance_ratio=0.75), WITH_SPECULATION
-    setting.running = 5.0
-
-
-def _adapters(setting: Setting) -> None:
-    setting.launch.max_loras, setting.running = 8, 8.0
-    setting.shape = replace(setting.shape, adapters=6)
-
-
-def _reasoning(setting: Setting) -> None:
-    # Long answers: few requests fill much of the cache.
-    setting.shape = Shape(prompt=800.0, output=3000.0, output_cap=12_000, prefixes=2)
-    setting.running = 16.0
-    setting.launch.num_gpu_blocks = int(7.0 * 16 * setting.shape.held_tokens / 16)
-
-
-KINDS: tuple[tuple[str, Change], ...] = (
-    ("chat", _plain),
-    ("documents", _documents),
-    ("speculation", _drafting),
-    ("adapters", _adapters),
-    ("reasoning", _reasoning),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,56 +54,34 @@ class Trace:
     peak_kv_ratio: float
 
 
-def busy_at(t_s: float, rng_phase: float) -> float:
-    """How busy a moment of the week is, about 1 in its mean, 1.75 at its peak."""
-    hour = (t_s % DAY_S) / 3600
-    weekend = 0.55 if t_s % WEEK_S >= 5 * DAY_S else 1.0
-    day = 1 + 0.6 * math.sin((hour - 9) / 24 * 2 * math.pi)
-    swell = 1 + 0.1 * math.sin(t_s / 1700 + rng_phase)
-    return weekend * day * swell
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of one server to be watched; `detailed`: step by step (engine.py)."""
+
+    kind: str
+    machine: str
+    from_s: float
+    seed: int
+    detailed: bool = False
+    lasts_s: float = PART_S
 
 
-def bursts(rng: Random, for_s: float) -> list[tuple[float, float, float]]:
-    """Bursts: from, to, and how much more comes; about one in half an hour."""
-    made, at_s = list[tuple[float, float, float]](), 0.0
-    while at_s < for_s:
-        at_s += rng.expovariate(1 / 1800)
-        lasts_s = rng.uniform(40, 240)
-        made.append((at_s, at_s + lasts_s, rng.uniform(1.3, 1.8)))
-    return made
-
-
-def watch(kind: str, change: Change, machine: str, from_s: float, seed: int) -> Trace:
+def watch(part: Part) -> Trace:
     """Half a day of one server, scraped each 15 s, judged by the real monitor."""
-    found = hardware(*MACHINES[machine])
-    setting = Setting(
-        hardware=found,
-        launch=Launch(num_gpu_blocks=found.blocks(), max_num_batched_tokens=chunk_tokens(found)),
-    )
-    change(setting)
-    rng = Random(f"{seed} {kind} {machine} {from_s}")
-    server = Server(setting, rng)
-    usual, phase = server.rate_per_s, rng.uniform(0, 6)
-    extra = bursts(rng, PART_S)
-
-    def rate(now_s: float) -> float:
-        burst = max((much for start, end, much in extra if start <= now_s < end), default=1.0)
-        return usual * busy_at(from_s + now_s, phase) * burst
-
-    server.source.rate = rate
+    setting = setting_of(dict(KINDS)[part.kind], part.machine)
+    rng = Random(f"{part.seed} {part.kind} {part.machine} {part.from_s}")
     books = _Books()
-    said = _said(server, books)
-    pages, warnings = counted(said)
-    counts = server.engine.counters.counts
+    pages = _detailed if part.detailed else _quick
+    told, warned = counted(pages(setting, part, rng, books))
     return Trace(
-        f"{kind} on {machine}",
-        from_s,
-        PART_S / 3600,
-        pages,
-        warnings,
+        f"{part.kind} on {part.machine}",
+        part.from_s,
+        part.lasts_s / 3600,
+        told,
+        warned,
         books.queued / books.scrapes,
-        counts["num_preemptions_total"],
-        server.steps.busy.engine_s / PART_S,
+        books.preemptions,
+        books.busy_s / part.lasts_s,
         books.peak_kv_ratio,
     )
 
@@ -147,26 +90,55 @@ def watch(kind: str, change: Change, machine: str, from_s: float, seed: int) -> 
 class _Books:
     scrapes: int = 0
     queued: int = 0
+    preemptions: float = 0.0
+    busy_s: float = 0.0
     peak_kv_ratio: float = 0.0
 
+    def note(self, waiting: int, usage_ratio: float) -> None:
+        """A scrape's truth."""
+        self.scrapes += 1
+        self.queued += waiting > 0
+        self.peak_kv_ratio = max(self.peak_kv_ratio, usage_ratio)
 
-def _said(server: Server, books: _Books) -> Iterator[Diagnosis]:
+
+def _stream() -> TargetStream:
     profile = Profile()
-    stream = TargetStream("trace", profile, Limits(), Catalogue.of(profile))
-    for turn in range(1, round(PART_S / SCRAPE_S) + 1):
+    return TargetStream("trace", profile, Limits(), Catalogue.of(profile))
+
+
+def _detailed(
+    setting: Setting, part: Part, rng: Random, books: _Books
+) -> Iterator[Sequence[Diagnosis]]:
+    server, stream = Server(setting, rng), _stream()
+    server.source.rate = load(server.rate_per_s, part.from_s, rng, for_s=part.lasts_s)
+    for turn in range(1, round(part.lasts_s / SCRAPE_S) + 1):
         entry = server.scrape(turn * SCRAPE_S)
         scheduler = server.engine.scheduler
-        books.scrapes += 1
-        books.queued += len(scheduler.waiting) > 0
-        books.peak_kv_ratio = max(books.peak_kv_ratio, scheduler.blocks.usage_ratio)
-        yield from stream.replay(entry)
+        books.note(len(scheduler.waiting), scheduler.blocks.usage_ratio)
+        yield stream.replay(entry)
+    books.preemptions = server.engine.counters.counts["num_preemptions_total"]
+    books.busy_s = server.steps.busy.engine_s
 
 
-def counted(said: Iterator[Diagnosis]) -> tuple[Counter[str], Counter[str]]:
+def _quick(
+    setting: Setting, part: Part, rng: Random, books: _Books
+) -> Iterator[Sequence[Diagnosis]]:
+    server, stream = Server(setting, rng), _stream()
+    rate = load(server.rate_per_s, part.from_s, rng, for_s=part.lasts_s)
+    engine = QuickEngine(setting.launch, server.steps, server.source.kind, rate, rng)
+    pages = QuickPages(engine, form=setting.form)
+    for turn in range(1, round(part.lasts_s / SCRAPE_S) + 1):
+        engine.run(turn * SCRAPE_S)
+        books.note(len(engine.scheduler.waiting), engine.scheduler.usage_ratio)
+        yield stream.judge(START_S + turn * SCRAPE_S, pages.page())
+    books.preemptions, books.busy_s = float(engine.overfull), engine.busy_s
+
+
+def counted(said: Iterator[Sequence[Diagnosis]]) -> tuple[Counter[str], Counter[str]]:
     """Pages (critical) and warnings by cause: how often each began anew."""
     pages, warnings = Counter[str](), Counter[str]()
     seen_s: dict[tuple[str, Severity], float] = {}
-    for diagnosis in said:
+    for diagnosis in chain.from_iterable(said):
         for cause in diagnosis.causes:
             for severity, made in ((Severity.CRITICAL, pages), (Severity.WARNING, warnings)):
                 if cause.severity < severity:
@@ -177,20 +149,28 @@ def counted(said: Iterator[Diagnosis]) -> tuple[Counter[str], Counter[str]]:
     return pages, warnings
 
 
-def traces(seed: int, weeks: float) -> Iterator[Trace]:
+def parts(seed: int, weeks: float, *, detailed: bool = False) -> Iterator[Part]:
     """So many engine-weeks, half a day at a time, over kinds, machines and hours in turn."""
     rng = Random(f"{seed} traces")
     machines = list(MACHINES)
     for turn in range(max(1, round(weeks * WEEK_S / PART_S))):
-        kind, change = KINDS[turn % len(KINDS)]
+        kind = KINDS[turn % len(KINDS)][0]
         machine = machines[(turn + turn // len(KINDS)) % len(machines)]
-        from_s = rng.randrange(14) * PART_S
-        yield watch(kind, change, machine, from_s, seed + turn)
+        yield Part(kind, machine, rng.randrange(14) * PART_S, seed + turn, detailed)
 
 
-def report(seed: int, weeks: float) -> str:
+def traces(given: Sequence[Part], *, jobs: int = 1) -> Iterator[Trace]:
+    """What was said of each, by so many processes."""
+    if jobs == 1:
+        yield from map(watch, given)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(watch, given)
+
+
+def report(seed: int, weeks: float, *, detailed: bool = False, jobs: int = 1) -> str:
     """A line for each kind, what was paged, and the rate with its bound."""
-    made = list(traces(seed, weeks))
+    made = list(traces(list(parts(seed, weeks, detailed=detailed)), jobs=jobs))
     lines = [f"{'healthy busy trace':14}{'hours':>7}{'busy':>6}{'peak KV':>9}{'queued':>8}"
              f"{'preempted':>11}  pages; warnings"]  # fmt: skip
     for kind, _ in KINDS:

@@ -55,6 +55,6 @@ def test_a_recording_goes_on_from_turn_to_turn(name: str) -> None:
 def test_growing_pages_are_made_once_a_turn() -> None:
     growing = Growing("healthy_light")
     page = growing.page(1_000)
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     assert growing.page(1_000) is page
-    assert time.perf_counter() - began_s < 0.01
+    assert time.process_time() - began_s < 0.01

@@ -156,7 +156,7 @@ def test_configuration_in_the_catalogue_and_in_a_file_agree() -> None:
 def test_first_model_is_found_quickly() -> None:
     program = (
         "import time; from kneewatch.diagnose.catalogue.models import model;"
-        "start = time.perf_counter(); model('Qwen/Qwen3-8B'); print(time.perf_counter() - start)"
+        "start = time.process_time(); model('Qwen/Qwen3-8B'); print(time.process_time() - start)"
     )
     command = [sys.executable, "-c", program]
     times_s = [float(subprocess.check_output(command)) for _ in range(3)]

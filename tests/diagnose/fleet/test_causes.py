@@ -8,6 +8,7 @@ from math import inf
 import pytest
 
 from kneewatch.diagnose.fleet.observed import Gone
+from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.rules.model import Severity
 from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
 
@@ -181,3 +182,59 @@ def test_a_busier_hour_of_the_same_requests_is_no_drift() -> None:
 
 def test_a_few_other_requests_are_no_drift() -> None:
     assert drifted({100.0: 0.0, 1000.0: 0.0, inf: 30.0}) == {}
+
+
+QUEUED = {"waiting": 6.0, "waiting_by_capacity": 6.0}
+PER_GPU = {1: 1000.0, 4: 500.0}
+
+
+def split_fleet(per_gpu: Mapping[int, float] = PER_GPU, **more: float) -> FleetDiagnosis:
+    """Two replicas each on so many GPUs, with so many tokens a second and GPU, and queues."""
+    rows: list[Row] = []
+    for gpus, tokens in per_gpu.items():
+        made = {**QUEUED, "generation_tokens_per_s": gpus * tokens}
+        made["computed_prompt_tokens_per_s"] = 0.75 * gpus * tokens
+        rows += [(pod(f"tp{gpus}-{at}", tier="H100"), {**made, **more}) for at in range(2)]
+    counts = {str(labels["pod"]): float(labels["pod"][2]) for labels, _ in rows}
+    return verdict(*rows, gpus={name: {"gpus": count} for name, count in counts.items()})
+
+
+def test_tensor_parallelism_that_halves_what_a_gpu_gives() -> None:
+    found = split_fleet()
+    (one,) = [one for one in found.causes if one.cause.id == "tp_overhead"]
+    assert one.replicas == ("tp4-0", "tp4-1")
+    assert one.cause.severity == Severity.INFO
+    assert "the split costs 50%" in one.cause.summary
+
+
+def test_of_several_splits_each_is_held_against_the_best_below_it() -> None:
+    found = split_fleet({1: 1000.0, 2: 900.0, 8: 300.0})
+    assert [one.replicas for one in found.causes if one.cause.id == "tp_overhead"] == [
+        ("tp8-0", "tp8-1")
+    ]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(split_fleet({1: 1000.0, 4: 800.0}), id="hardly less"),
+        pytest.param(split_fleet({1: 500.0, 4: 1000.0}), id="more a GPU"),
+        pytest.param(split_fleet(waiting_by_capacity=0.0), id="no queue"),
+        pytest.param(split_fleet({4: 500.0}), id="nothing to hold it against"),
+        pytest.param(verdict(*[(pod("a"), {**QUEUED}), (pod("b"), {**QUEUED})]), id="no GPUs"),
+    ],
+)
+def test_no_overhead_without_proof(found: FleetDiagnosis) -> None:
+    assert "tp_overhead" not in causes(found)
+
+
+def test_other_requests_are_no_proof() -> None:
+    wide = {**QUEUED, "generation_tokens_per_s": 2000.0, "computed_prompt_tokens_per_s": 1500.0}
+    narrow = {**QUEUED, "generation_tokens_per_s": 1000.0, "computed_prompt_tokens_per_s": 100.0}
+    gpus = {"wide": {"gpus": 4.0}, "narrow": {"gpus": 1.0}}
+    found = verdict((pod("wide"), wide), (pod("narrow"), narrow), gpus=gpus)
+    assert "tp_overhead" not in causes(found)
+    alike = {**narrow, "computed_prompt_tokens_per_s": 750.0}
+    assert "tp_overhead" in causes(
+        verdict((pod("wide"), wide), (pod("narrow"), alike), gpus=gpus)
+    ), "with alike requests they are"

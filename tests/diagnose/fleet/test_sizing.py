@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,9 @@ from kneewatch.diagnose.fleet.sizing import TierSize
 from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.diagnose.profile import Profile
 from kneewatch.diagnose.recommend.deployment import Stated
+from kneewatch.reports.fleet_document import document
+from kneewatch.reports.fleet_text import text
+from kneewatch.reports.text import Style
 from tests.diagnose.fleet.made import Row, fleet, pod, verdict
 
 GROUP = ("prod/m", "", "")
@@ -151,10 +156,42 @@ def test_without_a_past_nothing_is_said() -> None:
     assert size.needed is None
 
 
-def test_data_parallel_engines_are_not_sized() -> None:
+def of_engines(most: float, engines: int) -> tuple[FleetDiagnosis, TierSize]:
+    """Ten replicas of so many engines on two GPUs each, as DCGM counts them, at so many requests
+    an engine."""
+    found = verdict(
+        *(
+            (pod(f"r{at}", engine=str(engine)), SIZED)
+            for at in range(10)
+            for engine in range(engines)
+        ),
+        peaks={GROUP: peak(most * 10 * engines)},
+        profile=Profile(stated=replace(KNOWN.stated, tensor_parallel=None)),
+        gpus={f"r{at}": {"gpus": 2.0 * engines} for at in range(10)},
+    )
+    (size,) = found.sizes
+    return found, size
+
+
+@pytest.mark.parametrize(("most", "needed"), [(10.0, 2), (100.0, 10), (200.0, 17)])
+def test_data_parallel_engines_are_counted_in_replicas(most: float, needed: int) -> None:
+    (plain, one), (found, four) = of_engines(most, 1), of_engines(most, 4)
+    assert (four.present, four.needed, four.gpus_each) == (10, needed, 8)
+    assert (one.needed, one.gpus_each) == (needed, 2)
+    assert four.used_ratio == pytest.approx(one.used_ratio)
+    assert four.usd_per_hour == pytest.approx(10 * 8 * 3.0)
+    for alone, made in zip(plain.advice, found.advice, strict=True):
+        assert made.made.cost_usd_per_hour == pytest.approx((needed - 10) * 8 * 3.0)
+        assert made.made.predicted["usd_per_hour"] == pytest.approx(needed * 8 * 3.0)
+        key = "usd_per_million_tokens"
+        assert made.made.before[key] == pytest.approx(alone.made.before[key])
+
+
+def test_replicas_that_lack_engines_are_not_sized() -> None:
     engines: list[Row] = [(pod("a", engine=str(at)), SIZED) for at in range(4)]
-    _, size = sized(peak(4.0), *engines)
-    assert size.needed is None
+    _, size = sized(peak(4.0), *engines, *rows(2))
+    assert (size.needed, size.gpus_each, size.usd_per_hour) == (None, None, pytest.approx(18.0))
+    assert "unlike" in size.why
 
 
 @given(st.floats(1.0, 5000.0), st.integers(2, 60))
@@ -205,6 +242,19 @@ def test_pools_of_a_disaggregated_fleet_are_split_by_their_work() -> None:
 )
 def test_a_split_that_suits_the_work_is_left_alone(busy: float, held_ratio: float) -> None:
     assert not disaggregated(4, 4, busy=busy, held_ratio=held_ratio).advice
+
+
+def test_the_split_is_told_beside_what_the_work_asks_for() -> None:
+    found = disaggregated(2, 6, busy=0.6, held_ratio=0.6)
+    (split,) = found.splits
+    assert (split.prefill, split.decode, split.needed) == (2, 6, "1:3")
+    assert split.used == pytest.approx((0.6, 0.6), rel=0.02)
+    assert "2:6 replicas prefill and decode, the work is 1:3" in " ".join(
+        text(found, Style()).split()
+    )
+    (told,) = document(found)["splits"]
+    assert (told["prefill_replicas"], told["needed"]) == (2, "1:3")
+    assert verdict(*rows(4)).splits == (), "nobody says who prefills"
 
 
 def test_a_peak_counts_what_was_seen() -> None:

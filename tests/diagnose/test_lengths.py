@@ -1,0 +1,97 @@
+"""Answers that ramble: a two-sample test of their lengths, with a bounded rate of false alarms."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from kneewatch.collector.buckets import Buckets
+from kneewatch.collector.history import History
+from kneewatch.collector.window import Window
+from kneewatch.diagnose.causes.workload import runaway_generation
+from kneewatch.diagnose.drift import Drift
+from kneewatch.diagnose.lengths import ANSWERS_MIN, METRIC, OutputLengths
+from tests.diagnose.situations import CONCLUSIVE
+
+WINDOW_S = 60.0
+EDGES = (50.0, 100.0, 200.0, 500.0, 1000.0, inf)
+
+
+class Counted(Window):
+    """A window in which answers of these lengths were finished."""
+
+    def __init__(self, lengths: Sequence[float], now_s: float = 0.0) -> None:
+        super().__init__(History(keep_s=WINDOW_S), now_s=now_s, range_s=WINDOW_S)
+        rates = tuple(sum(one <= edge for one in lengths) / WINDOW_S for edge in EDGES)
+        self._buckets[METRIC] = Buckets.of(EDGES, rates)
+
+
+def learned(windows: Sequence[Sequence[float]]) -> OutputLengths:
+    """Quiet windows with answers of these lengths."""
+    lengths = OutputLengths(window_s=WINDOW_S, longest_s=5 * WINDOW_S)
+    for turn, answers in enumerate(windows):
+        lengths.learn(WINDOW_S * turn, Counted(answers))
+    return lengths
+
+
+def drawn(dice: random.Random, count: int, *, capped_ratio: float = 0.0) -> list[float]:
+    """So many answers, of which a share goes on to the cap."""
+    return [
+        1024.0 if dice.random() < capped_ratio else dice.gammavariate(2, 125) for _ in range(count)
+    ]
+
+
+def found(lengths: OutputLengths, answers: Sequence[float]) -> Drift | None:
+    return lengths.drift(History(keep_s=WINDOW_S), Counted(answers))
+
+
+def test_the_same_answers_are_called_longer_no_oftener_than_stated() -> None:
+    dice, tries, alarms = random.Random(7), 1000, 0
+    lengths = learned([drawn(dice, 200) for _ in range(5)])
+    for _ in range(tries):
+        one = found(lengths, drawn(dice, 200))
+        assert one is not None
+        alarms += abs(one.shift_ratio) > one.chance_ratio
+    assert alarms <= 4, "one in a thousand is stated; five come by a chance of 0.4 %"
+
+
+def test_half_of_them_at_the_cap_are_longer() -> None:
+    dice = random.Random(7)
+    lengths = learned([drawn(dice, 200) for _ in range(3)])
+    told = found(lengths, drawn(dice, 200, capped_ratio=0.5))
+    assert told is not None
+    assert told.real
+    assert told.shift_ratio > 0.3
+
+
+def test_too_few_quiet_answers_say_nothing() -> None:
+    dice = random.Random(7)
+    assert found(learned([]), drawn(dice, 300)) is None
+    few = learned([drawn(dice, int(ANSWERS_MIN) - 1)])
+    assert found(few, drawn(dice, 300)) is None
+
+
+def test_neighbouring_windows_count_once() -> None:
+    lengths = OutputLengths(window_s=WINDOW_S, longest_s=5 * WINDOW_S)
+    for turn in range(5):
+        lengths.learn(5.0 * turn, Counted([100.0] * 30))
+    assert found(lengths, [100.0] * 300) is None, "thirty answers, five times seen"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "concluded"),
+    [
+        pytest.param(None, True, id="no histogram tells"),
+        pytest.param(Drift(0.4, 500.0, 0.2), True, id="longer, surely"),
+        pytest.param(Drift(0.2, 500.0, 0.3), False, id="chance may make it"),
+        pytest.param(Drift(0.1, 500.0, 0.05), False, id="hardly longer"),
+        pytest.param(Drift(-0.4, 500.0, 0.2), False, id="shorter"),
+    ],
+)
+def test_the_cause_hangs_on_the_test(lengths: Drift | None, concluded: bool) -> None:
+    facts = replace(CONCLUSIVE["runaway_generation"].facts(), lengths=lengths)
+    assert (runaway_generation(facts) is not None) == concluded

@@ -1,0 +1,111 @@
+"""A broken TTFT target, foreseen from what requests ask for and from how late they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+from statistics import median
+
+import pytest
+
+from kneewatch.diagnose.slo_forecast import SloForecaster, slo_loads
+from tests.slo_ramps import KINDS, climbs, run
+
+TARGET_S = 2.0
+Values = dict[str, float | None]
+
+
+def idle(**but: float | None) -> Values:
+    """An engine with next to no load."""
+    values: Values = {"kv_usage_avg_ratio": 0.1, "running_avg": 4.0, "completed_per_s": 1.0}
+    return {**values, "ttft_mean_s": 0.05, "ttft_p99_s": 0.1, **but}
+
+
+def told(
+    at: Callable[[float], Values], *, target_s: float | None = TARGET_S, seats: float | None = None
+) -> list[float | None]:
+    """What is foreseen at each scrape of ten minutes."""
+    forecaster = SloForecaster(window_s=60.0, ttft_p99_s=target_s, seats=seats)
+    return [forecaster.update(t, at(t))["slo_breaks_in_s"] for t in range(0, 601, 5)]
+
+
+def slower(t_s: float) -> Values:
+    """A server whose load climbs to all that it can do within 20 minutes."""
+    return idle(ttft_mean_s=0.05 / (1 - t_s / 1200))
+
+
+def test_the_inverse_of_latency_is_followed_to_the_target() -> None:
+    # The mean is at target / ln 100 once 1 - t / 1200 is 0.05 ln 100 / 2: 1062 s.
+    breaks_s = 1200 * (1 - 0.05 * log(100) / TARGET_S)
+    left = told(lambda t: slower(min(1.7 * t, 1000.0)))
+    at = next(n for n, one in enumerate(left) if one is not None)
+    assert left[at] == pytest.approx(breaks_s / 1.7 - 5 * at, rel=0.1)
+    assert 5 * at < 480, "the target breaks at 625 s"
+
+
+def test_seats_run_out_for_one_in_a_hundred_first() -> None:
+    climbing = told(lambda t: idle(running_avg=20 + t / 20), seats=64)
+    # 49 in flight and 2.33 times 7 more are 65.
+    assert climbing[-1] is not None
+    assert climbing[-1] < 20
+    assert told(lambda t: idle(running_avg=20 + t / 20))[-1] is None, "seats are not known"
+
+
+def test_kv_runs_out() -> None:
+    climbing = told(lambda t: idle(running_avg=100.0, kv_usage_avg_ratio=0.3 + t / 1500))
+    assert climbing[60] == pytest.approx((1 / 1.233 - 0.5) * 1500, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(idle(), id="no load"),
+        pytest.param(idle(running_avg=60.0), id="seats are taken, steadily"),
+        pytest.param(idle(ttft_mean_s=0.42, ttft_p99_s=1.9), id="latency is high, steadily"),
+        pytest.param({}, id="nothing is known"),
+        pytest.param(idle(ttft_mean_s=None, kv_usage_avg_ratio=None), id="little is known"),
+    ],
+)
+def test_no_trend_is_silence(values: Values) -> None:
+    assert set(told(lambda _t: values, seats=64)) == {None}
+
+
+def test_without_a_target_there_is_nothing_to_break() -> None:
+    assert set(told(slower, target_s=None)) == {None}
+
+
+def test_a_broken_target_is_not_foreseen() -> None:
+    left = told(lambda t: {**slower(1.7 * min(t, 600.0)), "ttft_p99_s": 3.0 if t > 500 else 0.2})
+    assert left[100] is not None
+    assert set(left[101:]) == {None}
+
+
+def test_a_dip_does_not_end_a_forecast_and_an_end_does() -> None:
+    forecaster = SloForecaster(window_s=60.0, ttft_p99_s=TARGET_S)
+    left = [forecaster.update(t, slower(1.7 * min(t, 530.0))) for t in range(0, 801, 5)]
+    stood = [one["slo_breaks_in_s"] is not None for one in left]
+    assert all(stood[94:106])
+    assert not any(stood[-10:]), "what has ended is forgotten"
+    forecaster = SloForecaster(window_s=60.0, ttft_p99_s=TARGET_S)
+    for t in range(0, 531, 5):
+        forecaster.update(t, slower(1.7 * t))
+    dips = [forecaster.update(t, slower(1.7 * 400)) for t in range(535, 561, 5)]
+    assert [one["slo_breaks_in_s"] for one in dips if one["slo_breaks_in_s"] is None] == []
+    forecaster.forget()
+    assert forecaster.update(565, slower(1.7 * 565))["slo_breaks_in_s"] is None
+
+
+def test_who_waits_is_late_though_none_of_them_has_started() -> None:
+    loads = slo_loads(idle(waiting_by_capacity=2.0), target_s=TARGET_S, seats=None)
+    assert loads["latency"] == pytest.approx(1.0), "two wait at one a second: as long as the target"
+    assert loads["seats"] is None
+
+
+def test_slow_ramps_leave_time_to_scale() -> None:
+    runs = [
+        run(kind, climbs(kind, 20, quiet_s=300), for_s=1800, seed=seed)
+        for kind in KINDS
+        for seed in range(2)
+    ]
+    assert [made for made in runs if made.exhausted_s is None] == []
+    assert median(made.lead_s or 0.0 for made in runs) >= 120

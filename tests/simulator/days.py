@@ -1,0 +1,95 @@
+"""What healthy servers are asked for, by the hour and the day of the week, with bursts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from tests.simulator.cases import MACHINES
+from tests.simulator.gpus import chunk_tokens, hardware
+from tests.simulator.page import WITH_SPECULATION
+from tests.simulator.scheduler import Launch
+from tests.simulator.server import DOCUMENTS, Setting, Shape
+
+DAY_S, WEEK_S = 86_400.0, 604_800.0
+Change = Callable[[Setting], None]
+
+
+def _plain(setting: Setting) -> None:
+    setting.running = 10.0
+
+
+def _documents(setting: Setting) -> None:
+    setting.shape, setting.running = replace(DOCUMENTS, output=300.0), 4.0
+
+
+def _drafting(setting: Setting) -> None:
+    setting.launch.num_speculative_tokens, setting.draft_cost_ratio = 3, 0.05
+    setting.shape, setting.form = replace(setting.shape, acceptance_ratio=0.75), WITH_SPECULATION
+    setting.running = 5.0
+
+
+def _adapters(setting: Setting) -> None:
+    setting.launch.max_loras, setting.running = 8, 8.0
+    setting.shape = replace(setting.shape, adapters=3)
+
+
+def _reasoning(setting: Setting) -> None:
+    # Long answers: few requests fill much of the cache.
+    setting.shape = Shape(prompt=800.0, output=3000.0, output_cap=12_000, prefixes=2)
+    setting.running = 16.0
+    setting.launch.num_gpu_blocks = int(7.0 * 16 * setting.shape.held_tokens / 16)
+
+
+KINDS: tuple[tuple[str, Change], ...] = (
+    ("chat", _plain),
+    ("documents", _documents),
+    ("speculation", _drafting),
+    ("adapters", _adapters),
+    ("reasoning", _reasoning),
+)
+
+
+def busy_at(t_s: float, rng_phase: float) -> float:
+    """How busy a moment of the week is, about 1 in its mean, 1.75 at its peak."""
+    hour = (t_s % DAY_S) / 3600
+    weekend = 0.55 if t_s % WEEK_S >= 5 * DAY_S else 1.0
+    day = 1 + 0.6 * math.sin((hour - 9) / 24 * 2 * math.pi)
+    swell = 1 + 0.1 * math.sin(t_s / 1700 + rng_phase)
+    return weekend * day * swell
+
+
+def bursts(rng: Random, for_s: float) -> list[tuple[float, float, float]]:
+    """Bursts: from, to, and how much more comes; about one in half an hour."""
+    made, at_s = list[tuple[float, float, float]](), 0.0
+    while at_s < for_s:
+        at_s += rng.expovariate(1 / 1800)
+        lasts_s = rng.uniform(40, 240)
+        made.append((at_s, at_s + lasts_s, rng.uniform(1.3, 1.8)))
+    return made
+
+
+def setting_of(change: Change, machine: str) -> Setting:
+    """What a trace's server is started with."""
+    found = hardware(*MACHINES[machine])
+    setting = Setting(
+        hardware=found,
+        launch=Launch(num_gpu_blocks=found.blocks(), max_num_batched_tokens=chunk_tokens(found)),
+    )
+    change(setting)
+    return setting
+
+
+def load(
+    usual_per_s: float, from_s: float, rng: Random, *, for_s: float
+) -> Callable[[float], float]:
+    """Requests a second for so long, from a moment of the week on."""
+    phase, extra = rng.uniform(0, 6), bursts(rng, for_s)
+
+    def rate(now_s: float) -> float:
+        burst = max((much for start, end, much in extra if start <= now_s < end), default=1.0)
+        return usual_per_s * busy_at(from_s + now_s, phase) * burst
+
+    return rate

@@ -1,0 +1,86 @@
+"""What the quick engine keeps of its requests, and what it counts when they end."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from tests.simulator.counters import Counters
+from tests.simulator.requests import Request
+
+OF_ENDED = (
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "e2e_request_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "request_prompt_tokens",
+    "request_prefill_kv_computed_tokens",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_params_max_tokens",
+    "request_num_preemptions",
+    "request_params_n",
+)
+"""What is observed of a request when it has ended."""
+
+
+@dataclass(slots=True)
+class QuickBooks:
+    """What the page writer wants to know of a scheduler."""
+
+    usage_ratio: float = 0.0
+    waiting: range = range(0)
+    running: range = range(0)
+    deferred: int = 0
+    queried_tokens: float = 0.0
+    hit_tokens: float = 0.0
+
+    @property
+    def blocks(self) -> QuickBooks:
+        """The cache's books are here as well."""
+        return self
+
+
+@dataclass(slots=True)
+class Active:
+    """A request that decodes; `end` and `began` in turns."""
+
+    request: Request
+    arrived_s: float
+    scheduled_s: float
+    first_s: float
+    began: float
+    fresh: int
+    accepted: tuple[float, ...]
+    pace: float
+
+
+class Ended:
+    """Counts requests that were answered; as `ended.py`, in a quarter of the time."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counts = counters.counts
+        self._histograms = tuple(counters.histograms[name] for name in OF_ENDED)
+
+    def observe(self, one: Active, now_s: float, request_s: float) -> None:
+        """Count a request; `request_s` was spent outside the engine."""
+        request, decode_s = one.request, now_s - one.first_s
+        reason = "length" if request.capped else "stop"
+        self._counts[f"request_success_total|finished_reason={reason}"] += 1
+        length = request.output_tokens
+        values = (
+            one.scheduled_s - one.arrived_s,
+            one.first_s - one.scheduled_s,
+            decode_s,
+            now_s - one.scheduled_s,
+            now_s - one.arrived_s + request_s,
+            decode_s / max(1, length - 1),
+            request.prompt_tokens,
+            one.fresh,
+            *(length, length, length, 0, 1),
+        )
+        for histogram, value in zip(self._histograms, values, strict=True):
+            histogram.own[bisect_left(histogram.edges, value)] += 1
+            histogram.sum += value

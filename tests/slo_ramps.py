@@ -1,0 +1,196 @@
+"""Loads that climb on simulated servers: how early a broken TTFT target is forecast, and how often
+in vain. `python -m tests.slo_ramps` prints the figures of `make accuracy`.
+
+The target breaks at the first scrape at which TTFT P99 of the window is over it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from kneewatch.agent.source import TargetStream
+from kneewatch.collector.exposition.parser import Limits
+from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.monitor import Catalogue
+from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.recommend.deployment import Stated
+from kneewatch.diagnose.recommend.launch import Launch as Stating
+from tests.ramps import BROKEN_S, Outcome, Rate, ramp, steady
+from tests.recordings import diagnoses, phases
+from tests.simulator.cases import MACHINES
+from tests.simulator.faults import prompt_bound_per_s
+from tests.simulator.gpus import Hardware, chunk_tokens, hardware
+from tests.simulator.page import START_S
+from tests.simulator.scheduler import Launch
+from tests.simulator.server import SUMMARIES, Server, Setting
+
+MACHINE = "70B on 4 H100"
+SCRAPE_S = 5.0
+SEATS = 64
+STEADY = (0.0, 0.2, 0.3)
+"""Loads that stay, between a ramp's low and high: the target holds."""
+
+RECORDED_TARGETS = Targets(ttft_p99_s=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A server whose load climbs: what limits it, and its loads in requests a second."""
+
+    name: str
+    setting: Callable[[], Setting]
+    low_per_s: Callable[[Setting], float]
+    high_per_s: Callable[[Setting], float]
+    target_s: float = 2.0
+
+
+@cache
+def _hardware() -> Hardware:
+    return hardware(*MACHINES[MACHINE])
+
+
+def _plain() -> Setting:
+    found = _hardware()
+    return Setting(
+        hardware=found,
+        launch=Launch(num_gpu_blocks=found.blocks(), max_num_batched_tokens=chunk_tokens(found)),
+        running=16.0,
+    )
+
+
+def _small_cache() -> Setting:
+    setting = _plain()
+    shape = setting.shape
+    tokens = SEATS * shape.held_tokens + shape.prefixes * shape.prefix_tokens
+    setting.launch.num_gpu_blocks = int(tokens / setting.launch.block_size)
+    return setting
+
+
+def _few_seats() -> Setting:
+    setting = _plain()
+    setting.launch.max_num_seqs = SEATS
+    return setting
+
+
+def _summaries() -> Setting:
+    setting = _plain()
+    setting.shape = replace(SUMMARIES)
+    return setting
+
+
+def _of_running(factor: float) -> Callable[[Setting], float]:
+    return lambda setting: setting.rate_for(factor * setting.running)
+
+
+def _of_prompts(ratio: float) -> Callable[[Setting], float]:
+    return lambda setting: ratio * prompt_bound_per_s(setting, SUMMARIES.prompt)
+
+
+KINDS = (
+    Kind("KV cache", _small_cache, _of_running(1.0), _of_running(3.5)),
+    Kind("seats", _few_seats, _of_running(1.0), _of_running(3.5)),
+    Kind("prefill", _summaries, _of_prompts(0.2), _of_prompts(1.1), target_s=5.0),
+)
+
+
+def scrapes(
+    kind: Kind, rate: Callable[[Setting], Rate], *, for_s: float, seed: int
+) -> Iterator[tuple[float, bool, float | None]]:
+    """Each scrape's time, whether the target is broken, and the forecast."""
+    setting = kind.setting()
+    server = Server(setting, Random(f"{seed} {kind.name}"))
+    server.source.rate = rate(setting)
+    seats = Stating(flags={"--max-num-seqs": str(setting.launch.max_num_seqs)}, complete=False)
+    profile = Profile(targets=Targets(ttft_p99_s=kind.target_s), stated=Stated(launch=seats))
+    stream = TargetStream("ramp", profile, Limits(), Catalogue.of(profile))
+    for turn in range(1, round(for_s / SCRAPE_S) + 1):
+        for told in stream.replay(server.scrape(turn * SCRAPE_S)):
+            late_s = told.values.get("ttft_p99_s")
+            over = late_s is not None and late_s > kind.target_s
+            yield told.t_s - START_S, over, told.values.get("slo_breaks_in_s")
+
+
+def run(
+    kind: Kind,
+    rate: Callable[[Setting], Rate],
+    *,
+    for_s: float,
+    seed: int,
+) -> Outcome:
+    """A run until the target breaks: since when that had been forecast, and how long in all."""
+    forecast_s: float | None = None
+    alarmed_s, last_s = 0.0, -math.inf
+    for now_s, over, left_s in scrapes(kind, rate, for_s=for_s, seed=seed):
+        if over:
+            return Outcome(now_s, forecast_s, alarmed_s, now_s)
+        if left_s is not None:
+            alarmed_s += SCRAPE_S
+            if forecast_s is None or now_s - last_s > BROKEN_S:
+                forecast_s = now_s
+            last_s = now_s
+    return Outcome(None, forecast_s, alarmed_s, for_s)
+
+
+def climbs(kind: Kind, minutes: float, *, quiet_s: float = 900.0) -> Callable[[Setting], Rate]:
+    """A load from low to high within so many minutes."""
+    return lambda setting: ramp(
+        kind.low_per_s(setting), kind.high_per_s(setting), 60.0 * minutes, quiet_s=quiet_s
+    )
+
+
+def stays(kind: Kind, ratio: float) -> Callable[[Setting], Rate]:
+    """A load between low (0) and high (1)."""
+    return lambda setting: steady(
+        (1 - ratio) * kind.low_per_s(setting) + ratio * kind.high_per_s(setting)
+    )
+
+
+def quiet_recordings() -> tuple[int, int]:
+    """Scrapes of the recordings' quiet phases that had a forecast, and all of them."""
+    told: dict[Path, list[Diagnosis]] = {}
+    alarmed = judged = 0
+    for phase in phases():
+        if phase.first_causes:
+            continue
+        if phase.capture not in told:
+            told[phase.capture] = diagnoses(phase.capture, targets=RECORDED_TARGETS)
+        inside = [d for d in told[phase.capture] if phase.judged_from_s <= d.t_s <= phase.to_s]
+        judged += len(inside)
+        alarmed += sum(d.values.get("slo_breaks_in_s") is not None for d in inside)
+    return alarmed, judged
+
+
+def report(*, seeds: int = 4, minutes: Sequence[float] = (10, 20), hours: float = 4) -> str:
+    """Lead times on ramps, false forecasts on loads that stay and on quiet recordings."""
+    lines = [f"{'TTFT target broken by':22}{'ramp':>8}{'median lead':>13}{'from':>7}{'to':>7}"]
+    for kind in KINDS:
+        for over in minutes:
+            runs = [run(kind, climbs(kind, over), for_s=4500, seed=seed) for seed in range(seeds)]
+            leads = sorted(one.lead_s or 0.0 for one in runs if one.exhausted_s is not None)
+            lines.append(
+                f"{kind.name:22}{over:>4} min{median(leads):>11.0f} s{leads[0]:>5.0f} s"
+                f"{leads[-1]:>5.0f} s"
+            )
+    for kind in KINDS:
+        stood = [run(kind, stays(kind, ratio), for_s=hours * 3600, seed=9) for ratio in STEADY]
+        alarmed, lasted = (
+            sum(getattr(one, key) for one in stood) for key in ("alarmed_s", "lasted_s")
+        )
+        lines.append(
+            f"{kind.name}, load that stays: a forecast stood for {alarmed:.0f} s in "
+            f"{lasted / 3600:.1f} h"
+        )
+    alarmed, judged = quiet_recordings()
+    lines.append(f"quiet phases of the recordings: a forecast in {alarmed} of {judged} scrapes")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(report())
