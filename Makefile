@@ -11,10 +11,11 @@ FOR ?=
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
+# setuptools warns at each editable installation, also at one whose folders can hide nothing.
 $(BIN)/kneewatch: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable .
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 # The links let type checkers follow the mapped packages (kneewatch.collector is ./collector).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from importlib.resources import files
 from itertools import chain
 
@@ -226,24 +226,24 @@ def completion(cli: click.Command, shell: str) -> int:
     return OK
 
 
-def moment(told: str | None) -> float | None:
-    """A time as unix seconds; one without a zone is UTC, as all times that kneewatch prints."""
+def moment(told: str | None, zone: tzinfo = UTC) -> float | None:
+    """A time as unix seconds; one without a zone is in `zone`, UTC as what kneewatch prints."""
     if told is None:
         return None
     try:
         t_s = float(told)
     except ValueError:
-        t_s = _iso_moment(told)
+        t_s = _iso_moment(told, zone)
     if not math.isfinite(t_s):
         raise SettingsError(f"{told!r} is no time")
     return t_s
 
 
-def _iso_moment(told: str) -> float:
+def _iso_moment(told: str, zone: tzinfo) -> float:
     try:
         moment = datetime.fromisoformat(told)
     except ValueError as exc:
         raise SettingsError(
             f"{told!r} is neither unix seconds nor an ISO 8601 time such as 2026-11-21T00:03:00Z"
         ) from exc
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=zone)).timestamp()

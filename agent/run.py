@@ -33,14 +33,16 @@ from kneewatch.agent.daemon.fleet import Fleet
 from kneewatch.agent.daemon.gpu_job import GPU_JOB, GpuJob
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.roster import Roster
+from kneewatch.agent.daemon.seasons import EVERY_S as SEASONS_EVERY_S
+from kneewatch.agent.daemon.seasons import SEASONS_JOB, Seasons
 from kneewatch.agent.daemon.state_folder import STORE_NAME, store_path
 from kneewatch.agent.daemon.supervisor import Parts, Supervisor
 from kneewatch.agent.daemon.systemd import Systemd
+from kneewatch.agent.daemon.taking_up import TakingUp
 from kneewatch.agent.daemon.watch import Sinks
 from kneewatch.agent.daemon.weekly_peaks import EVERY_S, PEAKS_JOB, WeeklyPeaks
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.printing import OK
-from kneewatch.agent.report.schedule import add_report_job
 from kneewatch.agent.settings import Settings
 from kneewatch.agent.store.model import Retention
 from kneewatch.agent.store.reader import Reader
@@ -49,6 +51,7 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.base import SettingsError
 
 if TYPE_CHECKING:
+    from kneewatch.agent.fleet.job import FleetJob
     from kneewatch.agent.fleet.watch import FleetWatch
 
 log = logging.getLogger(__name__)
@@ -61,18 +64,6 @@ STOP_S = 2.5
 
 FLUSH_S = 0.4
 """The history has at least so long to write what is queued."""
-
-FIXED = (
-    "listen",
-    "store.",
-    "http.",
-    "report.",
-    "gpu_interval_s",
-    "fleet.interval_s",
-    "fleet.queries",
-    "fleet.query_timeout_s",
-)
-"""What a running daemon does not take up: beginnings of keys."""
 
 
 def run(
@@ -145,18 +136,25 @@ class Daemon:
             self._reader = Reader(store_file)
             parts.callback(self._reader.close)
             self._notifier = Notifier.of(settings, store=store_file)
-            if self._notifier:
-                notifier = self._notifier
-                parts.callback(lambda: notifier.close(self._left_s(0.3)))
+            parts.callback(lambda: self._notifier.close(self._left_s(0.3)))
             self._gpus = GpuSources(roster.specs(), settings)
             parts.callback(self._close_gpus)
+            self._fleet_job = None if fleet_watch is None else self._job_of(fleet_watch)
             self._clockwork = Clockwork()
             parts.callback(self._end_cycles)
-            reports = add_report_job(self._clockwork.scheduler, settings, store_file)
-            if reports is not None:
-                parts.callback(reports.stop)
+            self._taking_up = TakingUp(
+                settings,
+                scheduler=self._clockwork.scheduler,
+                store_file=store_file,
+                notifier=self._notifier,
+                fleet_watch=fleet_watch,
+            )
+            parts.callback(self._taking_up.stop)
             self._peaks = WeeklyPeaks(self._reader, lambda: self._fleet.specs())
-            sinks = Sinks(self._board, self._store, self._notifier, self._gpus, self._peaks)
+            self._seasons = Seasons(self._reader, lambda: self._fleet.specs())
+            sinks = Sinks(
+                self._board, self._store, self._notifier, self._gpus, self._peaks, self._seasons
+            )
             self._fleet = Fleet(self._clockwork, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
             parts.callback(lambda: self._server.stop(self._left_s(0.7)))
@@ -174,7 +172,7 @@ class Daemon:
                 board=self._board,
                 systemd=systemd,
                 reload=settings_of,
-                take_up=self._take_up,
+                take_up=self._taking_up,
                 address=f"{self._server.url}/triage",
             )
         )
@@ -189,9 +187,12 @@ class Daemon:
                 first_in_s=0.0,
             )
             self._clockwork.put(PEAKS_JOB, self._peaks, interval_s=EVERY_S, first_in_s=30.0)
-            if self._fleet_watch is not None:
+            self._clockwork.put(
+                SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
+            )
+            if self._fleet_watch is not None and self._fleet_job is not None:
                 every_s = self._fleet_watch.state.interval_s
-                self._clockwork.put("fleet", self._fleet_watch, interval_s=every_s, first_in_s=0.0)
+                self._clockwork.put("fleet", self._fleet_job, interval_s=every_s, first_in_s=0.0)
             self._server.start()
             click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
             if self._fleet_watch is not None:
@@ -210,23 +211,21 @@ class Daemon:
             store=self._store,
             notifier=self._notifier,
             fleet=self._fleet_watch,
+            restart_needed=lambda: self._taking_up.restart_needed,
         )
 
     def _retarget(self, specs: Sequence[TargetSpec]) -> None:
         self._gpus.update(specs)
-        if self._notifier:
-            self._notifier.watching([spec.name for spec in specs])
+        self._tell_watched()
 
-    def _take_up(self, settings: Settings) -> None:
-        """Follow settings that were read again, as far as that can be done."""
-        logs.configure(form=settings["log.format"], level=settings["log.level"])
-        if self._fleet_watch is not None:
-            self._fleet_watch.adopt(settings)
-        for setting, effective in settings.rows():
-            if setting.key.startswith(FIXED) and effective.value != self._settings[setting.key]:
-                log.warning("a restart is needed to take up a setting key=%s", setting.key)
-        if settings.tables.get("notify") != self._settings.tables.get("notify"):
-            log.warning("a restart is needed to take up a setting key=%s", "notify")
+    def _tell_watched(self) -> None:
+        names = [spec.name for spec in self._fleet.specs()]
+        self._notifier.watching([*names, *(self._fleet_job.names if self._fleet_job else ())])
+
+    def _job_of(self, watch: FleetWatch) -> FleetJob:
+        from kneewatch.agent.fleet.job import FleetJob  # here: only this needs requests
+
+        return FleetJob(watch, self._notifier, on_names=self._tell_watched)
 
     def _end_cycles(self) -> None:
         self._clockwork.stop()

@@ -19,8 +19,13 @@ from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.gpus import NO_GPUS, GpuMonitor, GpuReading
 from kneewatch.diagnose.monitor import Catalogue, TargetMonitor
 from kneewatch.diagnose.profile import Profile
+from kneewatch.reports.words import span
 
 STATUS_OK = 200
+
+FAR_OFF_S = 300.0
+"""A sample that says to be of another time than this is none of now: after so long Prometheus takes
+a series for stale."""
 
 
 class ReadsGpus(Protocol):
@@ -49,7 +54,7 @@ class TargetStream:
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None
     ) -> list[Diagnosis]:
         """The diagnoses after a page; one that cannot be read counts as a failed scrape."""
-        return self.judge(t_s, self._page(body, content_type, status))
+        return self.judge(t_s, self._page(t_s, body, content_type, status))
 
     def replay(self, entry: Entry) -> list[Diagnosis]:
         """The diagnoses after a recorded scrape."""
@@ -59,7 +64,7 @@ class TargetStream:
         """The page of a recorded scrape, or why there is none. Pages are read in their order."""
         if entry.body is None:
             return CollectError(entry.error or "the scrape failed", kind="recorded")
-        return self._page(entry.body, entry.content_type, entry.status)
+        return self._page(entry.t_s, entry.body, entry.content_type, entry.status)
 
     def judge(self, t_s: float, page: Page | CollectError) -> list[Diagnosis]:
         """The diagnoses after a page that was read, or after a scrape that gave none."""
@@ -68,27 +73,44 @@ class TargetStream:
         return self.monitor.page(t_s, page, self.gpus.reading(t_s) if self.gpus else NO_GPUS)
 
     def _page(
-        self, body: str | bytes, content_type: str, status: int | None
+        self, t_s: float, body: str | bytes, content_type: str, status: int | None
     ) -> Page | CollectError:
         if status not in (None, STATUS_OK):
             return CollectError(f"HTTP status {status}", kind="http_status")
         try:
-            return self._parser.parse(body, content_type=content_type)
+            page = self._parser.parse(body, content_type=content_type)
         except CollectError as error:
             return error
+        return _not_of_now(page, t_s) or page
 
     def scrape(self, fetcher: Fetcher) -> list[Diagnosis]:
         """The diagnoses after one GET of a live page."""
         t_s = time.time()
-        return self.judge(t_s, self.fetch(fetcher))
+        return self.judge(t_s, self.fetch(fetcher, t_s))
 
-    def fetch(self, fetcher: Fetcher) -> Page | CollectError:
-        """The page after one GET, or why there is none."""
+    def fetch(self, fetcher: Fetcher, t_s: float) -> Page | CollectError:
+        """The page after one GET at `t_s`, or why there is none."""
         try:
             fetched = fetcher.get()
         except CollectError as error:
             return error
-        return self._page(fetched.body, fetched.content_type, None)
+        return self._page(t_s, fetched.body, fetched.content_type, None)
+
+
+def _not_of_now(page: Page, t_s: float) -> CollectError | None:
+    """Why a page tells nothing of now: vLLM stamps no samples, but what passes its page on may hand
+    out an old one with the times at which it was read. None where it does tell."""
+    for position, at_s in page.timestamps_s.items():
+        name = page.layout.series[position].name
+        if abs(at_s - t_s) > FAR_OFF_S and "vllm" in name:
+            way = "before" if at_s < t_s else "after"
+            return CollectError(
+                f"{name} carries a time {span(abs(at_s - t_s))} {way} the scrape: the page does "
+                "not tell what is now",
+                kind="stale",
+                hint="See what passes the page on, and the clocks on the way.",
+            )
+    return None
 
 
 class GpuStream:

@@ -42,6 +42,14 @@ class TargetSpec:
         """The address without credentials."""
         return self.address if self.played else shown_url(self.address)
 
+    @property
+    def awaited(self) -> str:
+        """What is waited for before its first scrape, in words."""
+        if self.played:
+            return f"the first page of {self.address} is waited for"
+        most_s = self.settings["fetch.connect_timeout_s"] + self.settings["fetch.read_timeout_s"]
+        return f"{self.shown_address} is waited for, up to {most_s:g} s"
+
 
 def target_name(target: str) -> str:
     """A server's name in diagnoses: its URL without credentials and without the usual path.

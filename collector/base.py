@@ -19,7 +19,7 @@ class CollectError(KneewatchError):
     """A source could not be read.
 
     `kind` is a stable word for counting (url, refused, dns, tls, timeout, auth, not_found,
-    redirect, http_status, not_metrics, no_vllm, truncated, too_large, exposition, recorded,
+    redirect, http_status, not_metrics, no_vllm, truncated, too_large, exposition, stale, recorded,
     no_gpu, gpus_lost, driver, internal);
     `hint` is what to try.
     """

@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from kneewatch.agent.api.forms import HTML, JSON, MEDIA_TYPES
 from kneewatch.agent.api.guard import Guard, Policy
-from kneewatch.agent.api.problems import Problem, response_of
+from kneewatch.agent.api.problems import Problem
+from kneewatch.agent.api.refusals import refused
 from kneewatch.agent.api.routes import Routes
 from kneewatch.agent.api.service import Service
 
@@ -108,16 +109,14 @@ async def _stylesheet() -> Response:
 
 
 async def _problem(request: Request, problem: Exception) -> Response:
-    del request
     if not isinstance(problem, Problem):
         raise problem
-    return response_of(problem)
+    return refused(problem, request.scope)
 
 
 async def _unrouted(request: Request, trouble: Exception) -> Response:
     """No such path, or no such method on it."""
-    del request
     if not isinstance(trouble, HTTPException):
         raise trouble
     status = HTTPStatus(trouble.status_code)
-    return response_of(Problem(status, "see /docs for what there is", trouble.headers))
+    return refused(Problem(status, "see /docs for what there is", trouble.headers), request.scope)

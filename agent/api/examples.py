@@ -107,6 +107,6 @@ def triage_json() -> dict[str, Any]:
 
 def triage_told(form: str) -> str:
     """The same as text or Markdown."""
-    first = head(form, [DIAGNOSIS], t_s=NOW_S, past=False, late=(), pending=())
+    first = head(form, [DIAGNOSIS], t_s=NOW_S, past=False, late=(), pending={})
     parts = [first, body(form, [DIAGNOSIS], alone=True), *([HINT] if form == TEXT else [])]
     return "\n\n".join(parts) + "\n"

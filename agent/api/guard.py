@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kneewatch.agent.api.access import ADMIN, READ, Access, Scopes
 from kneewatch.agent.api.hosts import host_name, is_address, known_hosts
-from kneewatch.agent.api.problems import Problem, response_of
+from kneewatch.agent.api.problems import Problem
 from kneewatch.agent.api.rate import Buckets
+from kneewatch.agent.api.refusals import refused
 from kneewatch.agent.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Guard:
             await self.app(inner, self._bounded(receive), told)
         except Problem as problem:
             if not began:
-                await response_of(problem)(scope, receive, told)
+                await refused(problem, scope)(scope, receive, told)
         except ClientDisconnect:
             log.debug("a client left before its request was complete")
         except Exception:
@@ -113,7 +114,7 @@ class Guard:
             if began:
                 raise
             failed = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the log of kneewatch says more")
-            await response_of(failed)(scope, receive, told)
+            await refused(failed, scope)(scope, receive, told)
 
     def _admitted(self, scope: Scope) -> Scope:
         """The request as the app gets it, with the scopes it was granted.

@@ -56,7 +56,7 @@ class OwnMetrics(Collector):
             from kneewatch.agent.api.fleet_metrics import fleet_families  # here: few watch one
 
             yield from fleet_families(self._service.fleet.state, now_s)
-        if self._service.notifier is not None:
+        if self._service.notifier:
             yield from _messages(self._service.notifier.stats_by_receiver())
 
     def _replicas(self, told: Mapping[Labels, tuple[TargetState, Diagnosis]]) -> GaugeMetricFamily:

@@ -11,6 +11,7 @@ from kneewatch.agent.api.forms import JSON, MARKDOWN, MEDIA_TYPES, TEXT
 from kneewatch.agent.api.openapi_alerts import ALERTS, ALERTS_EXAMPLE, ANSWER, ANSWER_EXAMPLE
 from kneewatch.agent.api.openapi_size import size_body, size_example, size_parameters
 from kneewatch.agent.api.problems import PROBLEM_TYPE
+from kneewatch.agent.api.refusals import API
 from kneewatch.agent.api.schemas import COMPONENTS, components, fleet_schema
 
 Json = dict[str, Any]
@@ -18,7 +19,8 @@ Json = dict[str, Any]
 ABOUT = (
     "What is wrong with the watched vLLM servers, since when, how we know, what to change. Times "
     "are UTC. Where a token is set, send it as `Authorization: Bearer TOKEN` or as the password of "
-    "Basic authentication. What is wrong with a request is told as an RFC 9457 problem."
+    "Basic authentication. What is wrong with a request is told as an RFC 9457 problem, "
+    "and outside /api to a browser as a page."
 )
 PLAIN, JSON_TYPE = MEDIA_TYPES[TEXT].partition(";")[0], MEDIA_TYPES[JSON]
 MARKDOWN_TYPE = MEDIA_TYPES[MARKDOWN].partition(";")[0]
@@ -89,9 +91,9 @@ def completed(document: Json) -> Json:
     if "/api/v1/fleet" in paths:
         _fleet(paths["/api/v1/fleet"]["get"])
     _plain(paths)
-    for operations in paths.values():
+    for path, operations in paths.items():
         for operation in operations.values():
-            operation["responses"]["default"] = _problem()
+            operation["responses"]["default"] = _problem(page=not path.startswith(API))
             operation.pop("summary", None)
             operation["security"] = [{}, {"bearer": []}, {"basic": []}]
     document["components"] = {
@@ -234,11 +236,17 @@ def _plain(paths: Json) -> None:
         "properties": {
             "ready": {"type": "boolean"},
             "reasons": {"type": "array", "items": {"type": "string"}},
+            "restart_needed": {
+                "description": "Settings that were read again and are not in force.",
+                "type": "array",
+                "items": {"type": "string"},
+            },
         },
     }
-    not_yet = {"ready": False, "reasons": [f"{examples.TARGET}: not scraped yet"]}
+    well: Json = {"ready": True, "reasons": [], "restart_needed": ["listen"]}
+    not_yet: Json = {"ready": False, "reasons": [f"{examples.TARGET}: not scraped yet"]}
     rows: Mapping[str, tuple[str, Json]] = {
-        "200": ("Every target has had a cycle.", {"ready": True, "reasons": []}),
+        "200": ("Every target has had a cycle.", well),
         "503": ("Not yet; the reasons are for those who may read.", not_yet),
     }
     paths["/readyz"]["get"]["responses"] = {
@@ -259,9 +267,9 @@ def _plain(paths: Json) -> None:
     page["responses"] = {
         "200": {
             "description": "The page for people; it works without JavaScript.",
-            "content": {"text/html": _text("<!doctype html> ...")},
+            "content": PAGE,
         },
-        "404": _problem("No such target."),
+        "404": _problem("No such target.", page=True),
     }
 
 
@@ -273,9 +281,10 @@ def _text(example: str) -> Json:
     return {"schema": {"type": "string"}, "example": example}
 
 
-def _problem(words: str = "Refused, and why.") -> Json:
+def _problem(words: str = "Refused, and why.", *, page: bool = False) -> Json:
     example = {"type": "about:blank", "title": "...", "status": 400, "detail": words}
-    return {
-        "description": words,
-        "content": {PROBLEM_TYPE: {"schema": {"$ref": f"{COMPONENTS}Problem"}, "example": example}},
-    }
+    told = {PROBLEM_TYPE: {"schema": {"$ref": f"{COMPONENTS}Problem"}, "example": example}}
+    return {"description": words, "content": told | (PAGE if page else {})}
+
+
+PAGE: Json = {"text/html": _text("<!doctype html> ...")}

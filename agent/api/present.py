@@ -13,6 +13,7 @@ from kneewatch.agent.api.problems import dumped
 from kneewatch.agent.api.standings import late, shown, worst_first
 from kneewatch.agent.api.telling import body
 from kneewatch.agent.board import TargetState
+from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports.document import document
 
@@ -57,6 +58,18 @@ class Present:
         default_factory=dict[str, tuple[TargetState, bool, list[tuple[Diagnosis, bytes]]]]
     )
     _lock: Lock = field(default_factory=Lock)
+    _watched: Sequence[TargetSpec] = ()
+
+    def only(self, specs: Sequence[TargetSpec]) -> None:
+        """Forget what is kept of targets that are not among these; the same object as last time
+        stands for the same targets."""
+        if specs is self._watched:
+            return
+        with self._lock:
+            self._watched = specs
+            names = {"", *(spec.name for spec in specs)}
+            self._kept = {key: told for key, told in self._kept.items() if key[1] in names}
+            self._documents = {n: told for n, told in self._documents.items() if n in names}
 
     def kept(self, form: str, target: str, moment: Moment) -> bytes | None:
         """What was rendered of this moment, if it was."""

@@ -14,16 +14,25 @@ from starlette.responses import Response
 PROBLEM_TYPE = "application/problem+json"
 LONGEST = 2000
 NAMES_SHOWN = 20
+NO_SUCH = "there is no such target"
 
 
 class Problem(Exception):  # noqa: N818 - the RFC's word
-    """A request that is refused. `detail` is for the person who made it, and is shown to them."""
+    """A request that is refused. `detail` is for the person who made it, and is shown to them;
+    where that is in names that would have done, a page shows `brief` and links to the `known`."""
 
     def __init__(
-        self, status: HTTPStatus, detail: str, headers: Mapping[str, str] | None = None
+        self,
+        status: HTTPStatus,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        brief: str = "",
+        known: Sequence[str] = (),
     ) -> None:
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers or {}
+        self.brief, self.known = brief or detail[:LONGEST], known
 
 
 def response_of(problem: Problem) -> Response:
@@ -35,7 +44,7 @@ def response_of(problem: Problem) -> Response:
         "detail": problem.detail[:LONGEST],
     }
     return Response(
-        dumped(document),
+        dumped(document) + b"\n",
         status_code=problem.status,
         headers=dict(problem.headers),
         media_type=PROBLEM_TYPE,
@@ -47,7 +56,8 @@ def no_such_target(names: Sequence[str]) -> Problem:
     known = ", ".join(quote(clean(name), safe="") for name in names[:NAMES_SHOWN]) or "none"
     more = len(names) - NAMES_SHOWN
     rest = f" and {more} more" if more > 0 else ""
-    return Problem(HTTPStatus.NOT_FOUND, f"there is no such target; there are: {known}{rest}")
+    told = f"{NO_SUCH}; there are: {known}{rest}"
+    return Problem(HTTPStatus.NOT_FOUND, told, brief=NO_SUCH, known=names)
 
 
 def dumped(document: object) -> bytes:

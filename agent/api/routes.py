@@ -55,7 +55,8 @@ class Routes:
         told: dict[str, Any] = {"ready": not why}
         if READ in _granted(request):
             told["reasons"] = why
-        return Response(dumped(told), status, media_type=MEDIA_TYPES[JSON])
+            told["restart_needed"] = list(self._service.restart_needed())
+        return Response(dumped(told) + b"\n", status, media_type=MEDIA_TYPES[JSON])
 
     async def metrics(self) -> Response:
         """kneewatch's own metrics."""

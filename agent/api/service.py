@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Service:
     """The running daemon as a request sees it. `reader` and `store` are None where no history is
     kept, `notifier` where nobody is told, `fleet` where no metrics system is asked. `targets` gives
-    what is configured now."""
+    what is configured now, `restart_needed` the keys of settings that were read and are not in
+    force."""
 
     board: Board
     settings: Settings
@@ -34,4 +35,5 @@ class Service:
     store: Store | None = None
     notifier: Notifier | None = None
     fleet: FleetWatch | None = None
+    restart_needed: Callable[[], Sequence[str]] = tuple
     clock: Callable[[], float] = time.time

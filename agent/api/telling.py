@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.agent.api.forms import MARKDOWN
@@ -66,25 +66,36 @@ def head(
     t_s: float,
     past: bool,
     late: Sequence[tuple[str, float]],
-    pending: Sequence[str],
+    pending: Mapping[str, str],
     notices: Sequence[str] = (),
 ) -> str:
     """What comes first: the moment, how many engines stand how, and whom there is no news of.
 
     `late` are names of targets with the seconds since their newest scrape, `pending` those that
-    have had none, `notices` say what is wrong with kneewatch itself.
+    have had none with what is waited for, `notices` say what is wrong with kneewatch itself.
     """
     counts = Counter(one.health for one in diagnoses)
     tally = ", ".join(f"{counts[word]} {words}" for word, words in TALLY.items() if counts[word])
     when = f"{date(t_s)} {clock(t_s)} UTC{' (the past)' if past else ''}"
-    lines = [f"{when}: {tally or 'nothing to tell'}"]
+    lines = [f"{when}: {tally or _nothing(len(pending), past=past)}"]
     lines += [f"no news for {span(age_s)} of {name}: what it said need not be so now"
               for name, age_s in late]  # fmt: skip
     lines += notices
-    lines += [f"not scraped yet, so nothing is known of it: {name}" for name in pending]
+    lines += [
+        f"not scraped yet, so nothing is known of it: {name}; {awaited}"
+        for name, awaited in pending.items()
+    ]
     if form == MARKDOWN:
         return "\n\n".join([f"# {lines[0]}", *(escaped(line) for line in lines[1:])])
     return "\n".join(part for line in lines for part in wrapped(line))
+
+
+def _nothing(pending: int, *, past: bool) -> str:
+    if past:
+        return "nothing to tell"
+    if not pending:
+        return "no target is watched"
+    return f"waiting for the first scrape of {pending} target{'' if pending == 1 else 's'}"
 
 
 def past(form: str, stretches: Sequence[Stretch], *, since_s: float, t_s: float) -> str:

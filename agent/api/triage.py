@@ -3,7 +3,7 @@ is in the store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -82,21 +82,25 @@ class Triage:
             told = await run_in_threadpool(self._present.render, asked.form, asked.target, seen)
         return _response(asked, seen, pending, told, self._history.notices(asked.now_s))
 
-    def _seen(self, asked: Asked) -> tuple[Moment, list[str]]:
-        """The targets' newest states, and the names of those that have none yet."""
-        service = self._service
-        configured = [spec.name for spec in service.targets()]
+    def _seen(self, asked: Asked) -> tuple[Moment, dict[str, str]]:
+        """The targets' newest states, and the names of those that have none yet with what is
+        waited for."""
+        service, specs = self._service, self._service.targets()
+        self._present.only(specs)
+        configured = {spec.name: spec.awaited for spec in specs}
         if not asked.target:
             states = service.board.states()
             names = {state.name for state in states if state.diagnoses}
-            pending = sorted(name for name in configured if name not in names)
+            pending = {name: configured[name] for name in sorted(configured.keys() - names)}
             return Moment.of(states, asked.now_s), pending
         state = service.board.get(asked.target)
         if state is None and asked.target not in configured:
-            raise no_such_target(configured)
+            raise no_such_target(list(configured))
         states = [] if state is None else [state]
-        known = state is not None and state.diagnoses
-        return Moment.of(states, asked.now_s), [] if known else [asked.target]
+        if state is not None and state.diagnoses:
+            return Moment.of(states, asked.now_s), {}
+        awaited = configured.get(asked.target, "it is watched no more")
+        return Moment.of(states, asked.now_s), {asked.target: awaited}
 
     def _then(self, asked: Asked) -> Response:
         engines = self._history.engines(asked.target or None)
@@ -124,7 +128,7 @@ class Triage:
 def _response(
     asked: Asked,
     seen: Moment,
-    pending: Sequence[str],
+    pending: Mapping[str, str],
     told: bytes,
     notices: Sequence[str],
     stretches: Sequence[Stretch] | None = None,
@@ -156,13 +160,13 @@ def _past_response(
             HTTPStatus.SERVICE_UNAVAILABLE,
             "what is stored of that moment cannot be told by this version; ask for ?format=json",
         ) from exc
-    first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending=(),
+    first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending={},
                  notices=notices)  # fmt: skip
     told_text = body(asked.form, diagnoses, alone=bool(asked.target))
     return _text(asked, [first, told_text], stretches)
 
 
-def _about(pending: Sequence[str], notices: Sequence[str]) -> dict[str, Any]:
+def _about(pending: Iterable[str], notices: Sequence[str]) -> dict[str, Any]:
     return {"pending": list(pending), **({"notices": list(notices)} if notices else {})}
 
 
@@ -174,7 +178,7 @@ def _json(
         envelope["since"] = round(asked.since_s or 0.0, 3)
         envelope["intervals"] = [stretch_document(one) for one in stretches]
     # The envelope's closing brace gives way to what was rendered before.
-    return Response(dumped(envelope)[:-1] + b"," + told + b"}", media_type=MEDIA_TYPES[JSON])
+    return Response(dumped(envelope)[:-1] + b"," + told + b"}\n", media_type=MEDIA_TYPES[JSON])
 
 
 def _text(asked: Asked, parts: Sequence[str], stretches: Sequence[Stretch] | None) -> Response:

@@ -129,12 +129,13 @@ class Views:
 
     def _now(self, asked: Shown, past: _Past) -> list[TargetView]:
         board = self._service.board
-        configured = {spec.name for spec in self._service.targets()}
+        configured = {spec.name: spec.awaited for spec in self._service.targets()}
         found: list[TargetView] = []
         for name in self._names(asked, past):
             state = board.get(name)
             if state is None:
-                found.append(self._without(name, NOT_YET if name in configured else NO_MORE))
+                why = f"{NOT_YET}: {configured[name]}" if name in configured else NO_MORE
+                found.append(self._without(name, why))
             else:
                 engines = [past.engine(one) for one in state.diagnoses]
                 found.append(_target(state, engines, state.t_s, sources=True))

@@ -7,13 +7,52 @@ from collections.abc import Sequence
 
 from kneewatch.collector.base import CollectError
 from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.room import ENGINES_MAX
 
 log = logging.getLogger(__name__)
 
 LONGER = 1.3
 """By so much a wait has grown and not only varied."""
 
+LINES_MAX, LINES_S = 100, 600.0
+"""So many lines about a target's engines are written within so long: labels that change with every
+scrape must not fill a disk with them. What is left out is counted."""
+
 Key = tuple[str, str]
+
+
+class Lines:
+    """What the log takes of one target's engines."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._since_s = 0.0
+        self._written = self._left_out = 0
+
+    def begin(self, t_s: float) -> None:
+        """A cycle begins at `t_s`; a while that is over ends with the number of lines left out."""
+        if 0 <= t_s - self._since_s < LINES_S:
+            return
+        if self._left_out:
+            log.warning(
+                "changes were left out of the log target=%s lines=%s", self._name, self._left_out
+            )
+        self._since_s, self._written, self._left_out = t_s, 0, 0
+
+    def say(self, message: str, *args: object) -> None:
+        """Write a line, or count it."""
+        if self._written < LINES_MAX:
+            self._written += 1
+            log.info(message, *args)
+            return
+        if not self._left_out:
+            log.warning(
+                "too many changes for the log, more are only counted target=%s most=%s in_s=%.0f",
+                self._name,
+                LINES_MAX,
+                LINES_S,
+            )
+        self._left_out += 1
 
 
 class Changes:
@@ -25,6 +64,7 @@ class Changes:
         self._interval_s = 0.0
         self._failed = 0
         self._told: dict[Key, tuple[int | None, frozenset[str]]] = {}
+        self._lines = Lines(name)
 
     def scraped(self, error: CollectError | None, interval_s: float) -> None:
         """A scrape gave a page (`error` is None) or none; the next one follows in `interval_s`."""
@@ -53,6 +93,9 @@ class Changes:
 
     def judged(self, diagnoses: Sequence[Diagnosis]) -> None:
         """What is said of each engine now."""
+        if diagnoses:
+            self._lines.begin(diagnoses[0].t_s)
+        self._forget(diagnoses)
         for diagnosis in diagnoses:
             if not diagnosis.was_read:
                 continue  # that it cannot be read was said already
@@ -65,7 +108,7 @@ class Changes:
                 self._stage(diagnosis, was_stage)
             for cause in diagnosis.causes:
                 if cause.id not in was_causes:
-                    log.info(
+                    self._lines.say(
                         "cause begins target=%s model=%s engine=%s cause=%s severity=%s "
                         "confidence=%s summary=%s",
                         self._name,
@@ -76,12 +119,20 @@ class Changes:
                         cause.summary,
                     )
             for gone in sorted(was_causes - causes):
-                log.info("cause ends target=%s model=%s engine=%s cause=%s", self._name, *key, gone)
+                self._lines.say(
+                    "cause ends target=%s model=%s engine=%s cause=%s", self._name, *key, gone
+                )
+
+    def _forget(self, diagnoses: Sequence[Diagnosis]) -> None:
+        """Keep no more engines than a target may have: first those that nothing is said of."""
+        if len(self._told) > ENGINES_MAX:
+            now = {(one.model, one.engine) for one in diagnoses}
+            self._told = {key: told for key, told in self._told.items() if key in now}
 
     def _stage(self, diagnosis: Diagnosis, before: int | None) -> None:
         stage = diagnosis.stage
         if stage is not None:
-            log.info(
+            self._lines.say(
                 "stage changes target=%s model=%s engine=%s before=%s now=%s name=%s severity=%s",
                 self._name,
                 diagnosis.model,

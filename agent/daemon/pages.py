@@ -37,8 +37,7 @@ class LivePages:
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
         """The page as it is now, or why there is none."""
-        del now_s
-        return stream.fetch(self._fetcher)
+        return stream.fetch(self._fetcher, now_s)
 
     def due_in_s(self) -> float | None:
         """None: a server answers at any time."""

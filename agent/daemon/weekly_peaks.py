@@ -23,6 +23,9 @@ WEEK_S = 7 * 86_400.0
 LEAST_SHARE = 0.9
 """Of the week's hours so many must have been seen: a peak may lie in those that were not."""
 
+SEEN_S = 86_400.0
+"""An engine that nobody has seen for longer needs no peak; of those that left there may be many."""
+
 KEYS = ("running", "waiting")
 
 
@@ -64,6 +67,7 @@ class WeeklyPeaks:
                 for spec in self._targets()
                 if (spec.settings["replicas"] or 1) > 1
                 for one in self._history.engines(spec.name)
+                if now_s - one.last_s < SEEN_S
             }
         except StoreError as error:
             log.warning("weekly peaks stay as they were error=%s", error)

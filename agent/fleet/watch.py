@@ -79,6 +79,7 @@ class FleetWatch:
             KneewatchError: the URL, the selector or a setting is wrong.
         """
         self._selector, self._wall = selector, wall
+        self.asked = url, selector
         self._source = PrometheusSource(url, source_settings(settings))
         self.state = FleetState(self._source.url, settings["fleet.interval_s"])
         self.adopt(settings)
@@ -126,6 +127,10 @@ class FleetWatch:
     def crashed(self, error: Exception) -> float | None:
         """There is a bug: what was seen before says nothing of now."""
         return self._failed(f"kneewatch itself failed: {type(error).__name__}")
+
+    def now_s(self) -> float:
+        """The time."""
+        return self._wall()
 
     def close(self) -> None:
         """Close the connections."""

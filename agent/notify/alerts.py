@@ -58,7 +58,7 @@ def answer(payload: Mapping[str, Any], service: Known) -> dict[str, Any]:
     # Those that fire first: what is left out of a long answer is what is over.
     answered = [answering.of(a) for a in sorted(posted.alerts, key=lambda a: a.status)]
     sent = None
-    if service.notifier is not None:
+    if service.notifier:
         sent = service.notifier.pass_on([one for one in answered if one.targets], now_s)
     matched = sum(bool(one.targets) for one in answered)
     many = "" if len(answered) == 1 else "s"

@@ -57,6 +57,11 @@ class Channel:
             for target in sorted(set(self._ledger.targets()).difference(targets)):
                 self._gather(self._ledger.drop(target, t_s))
 
+    def held(self) -> list[str]:
+        """The names of the targets that something is held of."""
+        with self._changed:
+            return self._ledger.targets()
+
     def pass_on(self, answered: Sequence[Answered], now_s: float) -> int:
         """Send on the alerts that this receiver has not been told of; how many these are."""
         with self._changed:

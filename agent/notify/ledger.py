@@ -14,9 +14,14 @@ from typing import Any
 from kneewatch.agent.board import TargetState
 from kneewatch.agent.notify.receiver import Receiver
 from kneewatch.agent.notify.troubles import Event, Key, Trouble, What, is_over, troubles
+from kneewatch.diagnose.room import ENGINES_MAX
 from kneewatch.rules.model import WORDS, Severity
 
 SEVERITIES = {word: severity for severity, word in WORDS.items()}
+HELD_MAX = ENGINES_MAX
+"""Troubles held of one target: labels that change with every scrape have no end of them. A message
+names fewer."""
+
 GONE_SCRAPES = 2
 """A trouble is missed by this many scrapes at least, however far apart the clock says they are."""
 
@@ -153,6 +158,8 @@ class Ledger:
 
     def _seen(self, trouble: Trouble, t_s: float) -> Event | None:
         key, held = trouble.key, self._held.get(trouble.key)
+        if held is None and len(self._by_target.get(key.target, ())) >= HELD_MAX:
+            return None
         if held is None or held.ended_s is not None:
             held = Held(trouble.severity, trouble.stage, trouble.since_s)
             self._keep(key, held)

@@ -55,11 +55,17 @@ class Message:
     source: str = "kneewatch"
     events: tuple[Mapping[str, Any], ...] = field(default=())
 
+FLEET = "fleet"
+"""What begins the names under which a fleet is told (agent/fleet/telling.py)."""
+
 
 def link(base: str, target: str, at_s: float | None = None) -> str:
-    """The triage page of a target, now or at a past moment; empty where there is no base."""
+    """The triage page of a target, now or at a past moment, or a fleet's verdict, which has no
+    past; empty where there is no base."""
     if not base:
         return ""
+    if target.split("/")[0] == FLEET:
+        return f"{base}/api/v1/fleet"
     at = f"&at={date(at_s)}T{clock(at_s)}Z" if at_s is not None else ""
     return f"{base}/triage?target={quote(target, safe='')}{at}"
 

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from kneewatch.agent.report.cron import cron_of
-from kneewatch.agent.report.order import order
+from kneewatch.agent.report.order import FleetAsked, order
 from kneewatch.agent.report.sending import receivers_of
 from kneewatch.agent.settings import Settings
 
@@ -48,8 +48,9 @@ class ReportJob:
         *,
         clock: Callable[[], float] = time.time,
         limit_s: float = LIMIT_S,
+        fleet: FleetAsked | None = None,
     ) -> None:
-        self._settings, self._store = settings, store
+        self._settings, self._store, self._fleet = settings, store, fleet
         self._clock, self._limit_s = clock, limit_s
         self._turn, self._lock = Lock(), Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,6 +69,10 @@ class ReportJob:
         finally:
             self._turn.release()
 
+    def adopt(self, settings: Settings) -> None:
+        """Make the next reports by these settings."""
+        self._settings = settings
+
     def stop(self) -> None:
         """End a report that is being made, and make none any more."""
         with self._lock:
@@ -77,7 +82,13 @@ class ReportJob:
 
     def _make(self) -> None:
         folder = folder_of(self._settings, self._store)
-        told = order(self._settings, store=self._store, folder=folder, due_s=self._clock())
+        told = order(
+            self._settings,
+            store=self._store,
+            folder=folder,
+            due_s=self._clock(),
+            fleet=self._fleet,
+        )
         process = self._begin()
         if process is None:
             return
@@ -127,9 +138,12 @@ def add_report_job(
     store: Path,
     *,
     clock: Callable[[], float] = time.time,
+    before: ReportJob | None = None,
+    fleet: FleetAsked | None = None,
 ) -> ReportJob | None:
     """Plan the reports with an APScheduler scheduler. Returns their job, to be stopped at the end;
-    None where none are asked for.
+    None where none are asked for. `before`, planned with other settings, goes on with these.
+    `fleet` is what reports are of where the history knows no engine.
 
     Raises:
         SettingsError: the schedule, the time zone or a receiver cannot be.
@@ -138,6 +152,7 @@ def add_report_job(
     if cron is None:
         return None
     receivers_of(settings)
-    job = ReportJob(settings, store, clock=clock)
+    job = before or ReportJob(settings, store, clock=clock, fleet=fleet)
+    job.adopt(settings)
     scheduler.add_job(job, cron, id=JOB_ID, replace_existing=True)
     return job

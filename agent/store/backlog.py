@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 from kneewatch.agent.store.cycle import Cycle
@@ -81,6 +82,11 @@ class Backlog:
                     self._waiting[at] = replace(cycle, engines=engines)
                 return
         self._packer.forget(name)
+
+    def unwritten(self, names: Iterable[EngineName]) -> None:
+        """These engines of cycles that are written were left out: their next documents are told."""
+        for name in names:
+            self._packer.forget(name)
 
     def begin_anew(self) -> None:
         """A new file has been begun: it has no document yet."""

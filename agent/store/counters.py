@@ -7,7 +7,8 @@ comes out is what went in, to the last bit.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -80,6 +81,24 @@ class Opened:
     other: bytes
     columns: Sequence[tuple[ColumnRow, float | str]]
 
+    def check(self, times: int) -> None:
+        """That there are as many times as snapshots.
+
+        Raises:
+            DamagedError: there are not.
+        """
+        if times != self.rows:
+            raise DamagedError(f"{times} times for {self.rows} snapshots")
+
+
+@contextmanager
+def decoding() -> Generator[None]:
+    """Of bytes that are not what was written: whatever goes wrong is a DamagedError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DamagedError(f"the counters cannot be read: {error}") from error
+
 
 def opened(read: Read) -> Opened:
     """A chunk's pieces.
@@ -88,7 +107,7 @@ def opened(read: Read) -> Opened:
         DamagedError: the bytes are not what was written.
     """
     body = Body(read)
-    try:
+    with decoding():
         directory = body.directory
         return Opened(
             int(directory["rows"]),
@@ -97,8 +116,6 @@ def opened(read: Read) -> Opened:
             body.piece(directory["other"]),
             directory["columns"],
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"the counters cannot be read: {error}") from error
 
 
 def unpack_counters(read: Read) -> Iterator[RawSnapshot]:
@@ -108,16 +125,12 @@ def unpack_counters(read: Read) -> Iterator[RawSnapshot]:
         DamagedError: the bytes are not what was written.
     """
     chunk = opened(read)
-    rows = chunk.rows
-    try:
+    with decoding():
         times = unpack_times(chunk.times)
         whole = unpack_integers(chunk.whole)
         bits = unpack_integers(chunk.other)
-        columns = _columns(chunk.columns, rows, whole, from_bits(bits))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DamagedError(f"the counters cannot be read: {error}") from error
-    if len(times) != rows:
-        raise DamagedError(f"{len(times)} times for {rows} snapshots")
+        columns = _columns(chunk.columns, chunk.rows, whole, from_bits(bits))
+    chunk.check(len(times))
     places = {column: at for at, (column, _) in enumerate(columns)}
     table = zip(*(values for _, values in columns), strict=True) if columns else repeat(())
     for t_s, row in zip(times, table, strict=False):

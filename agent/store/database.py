@@ -44,18 +44,31 @@ class Lock:
                 f"{path} has more names than this one (hard links), so nothing could keep a second "
                 "kneewatch from writing to it; copy it, or name another file (--store FILE)"
             )
-        self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        self._name = Path(f"{path}.lock")
+        self._made = not self._name.exists()
+        self._file = self._locked(path)
+        while not os.fstat(self._file).st_nlink:  # taken away since it was opened: it keeps nobody
             os.close(self._file)
+            self._file = self._locked(path)
+
+    def release(self, *, unused: bool = False) -> None:
+        """Let others have it. `unused`: nothing was written, so no file stays that was not there
+        before."""
+        if unused and self._made:
+            with contextlib.suppress(OSError):
+                self._name.unlink()
+        os.close(self._file)
+
+    def _locked(self, path: Path) -> int:
+        file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(file)
             raise StoreError(
                 f"another kneewatch writes to {path}; stop it, or name another file (--store FILE)"
             ) from error
-
-    def release(self) -> None:
-        """Let others have it."""
-        os.close(self._file)
+        return file
 
 
 def connect(path: Path) -> sqlite3.Connection:

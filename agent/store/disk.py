@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kneewatch.agent.store.database import connect, identity, is_damage, is_ours, move_aside
 from kneewatch.agent.store.ledger import Ledger
-from kneewatch.agent.store.packing import PackedCycle
+from kneewatch.agent.store.packing import EngineName, PackedCycle
 from kneewatch.agent.store.upkeep import Upkeep, transaction
 from kneewatch.agent.store.writing import Writing
 
@@ -41,8 +41,8 @@ class Disk:
         self._oldest_looked_s = float("-inf")
         self._take(connection)
 
-    def write(self, cycles: Sequence[PackedCycle]) -> None:
-        """Write cycles, all or none.
+    def write(self, cycles: Sequence[PackedCycle]) -> set[EngineName]:
+        """Write cycles, all or none. Gives the engines for which there was no room.
 
         Raises:
             sqlite3.Error, OSError: the disk does not take them; they can be tried again.
@@ -53,6 +53,8 @@ class Disk:
                 self._writing.cycle(cycle)
         self._ledger.committed()
         self._look_for_oldest(connection)
+        refused, self._ledger.refused = self._ledger.refused, set()
+        return refused
 
     def tidy(self) -> bool:
         """Do one thing of the upkeep; whether there was anything to do.

@@ -4,7 +4,7 @@ I/O edge."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import orjson
@@ -72,9 +72,14 @@ class KnownEngine:
 
 
 def load_engine(
-    connection: sqlite3.Connection, target_id: int, name: EngineName, t_s: float
-) -> KnownEngine:
-    """An engine as the file knows it, made where it does not."""
+    connection: sqlite3.Connection,
+    target_id: int,
+    name: EngineName,
+    t_s: float,
+    *,
+    room: Callable[[], bool],
+) -> KnownEngine | None:
+    """An engine as the file knows it, made where it does not; None where there is no room to."""
     execute = connection.execute
     named = (target_id, name.model, name.engine, name.replica)
     row = execute(
@@ -83,6 +88,8 @@ def load_engine(
         named,
     ).fetchone()
     if row is None:
+        if not room():
+            return None
         made = execute(
             "INSERT INTO engines (target_id, model, engine, replica, labels, first_s, last_s)"
             " VALUES (?, ?, ?, ?, '{}', ?, ?)",

@@ -84,7 +84,7 @@ class Store:
             upkeep = Upkeep(retention, clock=clock, monotonic=monotonic)
             disk = Disk(path, opened(path), upkeep, monotonic)
         except BaseException:
-            lock.release()
+            lock.release(unused=True)
             raise
         return cls(path, disk, lock)
 
@@ -179,7 +179,7 @@ class Store:
 
     def _write(self, batch: Sequence[PackedCycle]) -> None:
         try:
-            self._disk.write(batch)
+            refused = self._disk.write(batch)
         except Exception as error:
             if of_disk(error):
                 raise
@@ -193,6 +193,7 @@ class Store:
         else:
             self._backlog.written(len(batch))
             self._written += len(batch)
+            self._backlog.unwritten(refused)
 
     def _trouble(self, error: Exception) -> None:
         """Wait longer each time; a damaged file is moved aside first."""

@@ -102,16 +102,24 @@ class Upkeep:
         return min(self._clock(), math.inf if newest_s is None else newest_s)
 
     def _close(self, connection: sqlite3.Connection, ledger: Ledger) -> bool:
-        """Close what is open of engines that nobody scrapes any more."""
+        """Close what is open of engines that nobody scrapes any more, and forget them."""
         now_s = self._monotonic()
         writing = Writing(connection, ledger, self._monotonic)
+        gone = [
+            (target, name, known)
+            for target in ledger.targets.values()
+            for name, known in target.engines.items()
+            if known.session and now_s - known.seen_s > BRIDGED_S
+        ]
         with transaction(connection):
-            for target in ledger.targets.values():
-                for known in target.engines.values():
-                    if known.session and now_s - known.seen_s > BRIDGED_S:
-                        writing.close(known)
+            for _, _, known in gone:
+                writing.close(known)
             if now_s - self._since_s > BRIDGED_S:
                 self._close_unseen(connection, ledger.session)
+        for target, name, known in gone:
+            del target.engines[name]
+            ledger.session.discard(known.id)
+        ledger.drop_empty()
         return False
 
     def _close_unseen(self, connection: sqlite3.Connection, session: set[int]) -> None:

@@ -40,11 +40,14 @@ class Writing:
         target.rows += 1
         if target.rows >= SEAL_ROWS:
             self._ledger.due_targets[target.id] = target
+        written = 0
         for engine in cycle.engines:
             known = self._ledger.engine(target, engine.name, engine.t_s, cycle.labels)
-            self._engine(known, row_id(known.id, sequence), engine)
+            if known is not None:
+                self._engine(known, row_id(known.id, sequence), engine)
+                written += 1
         # A cycle without engines and without an error was not newer than the last one.
-        if cycle.error is None and 0 < len(cycle.engines) < len(target.engines):
+        if cycle.error is None and cycle.engines and written < len(target.engines):
             self._gone(target, cycle)
 
     def close(self, known: KnownEngine) -> None:
@@ -129,4 +132,6 @@ class Writing:
     def _gone(self, target: KnownTarget, cycle: PackedCycle) -> None:
         present = {engine.name for engine in cycle.engines}
         for name in [name for name in target.engines if name not in present]:
-            self.close(target.engines.pop(name))
+            known = target.engines.pop(name)
+            self.close(known)
+            self._ledger.left.add(known.id)

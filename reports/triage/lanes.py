@@ -17,6 +17,9 @@ NEAR = 0.4
 
 GAP_SEEN = 0.5
 CAUSE_LANES = 8
+DOWN = "target_down"
+"""The cause that says that there is no page."""
+
 TOLD = 12
 
 
@@ -62,7 +65,7 @@ def lanes(intervals: Iterable[IntervalView], axis: Axis, moment_s: float) -> Lan
     for one in seen:
         if one.kind == "cause":
             causes.setdefault(one.id, []).append(one)
-    gaps = _gaps(stages, [one for one in seen if one.kind == "health"], axis)
+    gaps = _gaps(stages, [one for one in seen if one.kind == "health"], causes.get(DOWN, []), axis)
     shown = sorted(causes, key=lambda name: -causes[name][-1].start_s)[:CAUSE_LANES]
     return Lanes(
         tuple(
@@ -133,18 +136,35 @@ def _bar(group: Sequence[IntervalView], axis: Axis, moment_s: float) -> Bar:
     return Bar(x, width, max(kinds, key=lambda word: RANKS[word]), words)
 
 
-def _gaps(stages: Sequence[IntervalView], health: Sequence[IntervalView], axis: Axis) -> list[Bar]:
-    """Where no stage is known: the page could not be read, or nobody looked."""
+def _gaps(
+    stages: Sequence[IntervalView],
+    health: Sequence[IntervalView],
+    down: Sequence[IntervalView],
+    axis: Axis,
+) -> list[Bar]:
+    """Where no stage is known: the target was down, its page told too little, or nobody looked."""
     watched = _union(_stretches(health, axis))
+    # The outage is known from its first failed scrape, the stage to the last one before it.
+    lost = _union((a - GAP_SEEN, b + GAP_SEEN) for a, b in _stretches(down, axis))
     found: list[Bar] = []
     for start, end in _between(_union(_stretches(stages, axis))):
-        seen = [(max(start, a), min(end, b)) for a, b in watched if a < end and b > start]
-        unread = [Bar(a, b - a, "unread", "the page could not be read") for a, b in seen]
-        unseen = [
-            Bar(a, b - a, "unseen", "not watched") for a, b in _between(seen, start=start, end=end)
-        ]
-        found += sorted((*unread, *unseen), key=lambda bar: bar.x)
-    return [bar for bar in found if bar.width >= GAP_SEEN]
+        unseen = _between(_within(watched, start, end), start=start, end=end)
+        found += [Bar(a, b - a, "unseen", "not watched") for a, b in unseen]
+        for first, last in _within(watched, start, end):
+            unread = _within(lost, first, last)
+            found += [Bar(a, b - a, "unread", "the page could not be read") for a, b in unread]
+            unjudged = _between(unread, start=first, end=last)
+            found += [
+                Bar(a, b - a, "unjudged", "the stage could not be judged") for a, b in unjudged
+            ]
+    return sorted((bar for bar in found if bar.width >= GAP_SEEN), key=lambda bar: bar.x)
+
+
+def _within(
+    stretches: Iterable[tuple[float, float]], start: float, end: float
+) -> list[tuple[float, float]]:
+    """The parts of stretches that lie between two edges."""
+    return [(max(start, a), min(end, b)) for a, b in stretches if a < end and b > start]
 
 
 def _stretches(seen: Iterable[IntervalView], axis: Axis) -> list[tuple[float, float]]:

@@ -42,12 +42,12 @@ class Links:
         """The page of a target ("": of all) at a moment (None: now)."""
         name = self.target if target is None else target
         since = since or self.view.since
-        query = {
+        asked = {
             **({"target": name} if name else {}),
             **({} if at_s is None else {"at": stamp(at_s)}),
             **({} if since == SINCE_DEFAULT else {"since": since}),
         }
-        return f"?{_query(query)}"
+        return f"?{query(asked)}"
 
     def here(self, *, target: str | None = None, since: str = "") -> str:
         """The same moment of another target, or with another timeline."""
@@ -74,10 +74,11 @@ class Links:
         """The same as text, JSON or Markdown."""
         name = f"/{quote(self.target, safe='', errors='replace')}" if self.target else ""
         at = {} if self.view.at_s is None else {"at": stamp(self.view.at_s)}
-        return f"api/v1/triage{name}?{_query({**at, 'format': form})}"
+        return f"api/v1/triage{name}?{query({**at, 'format': form})}"
 
 
-def _query(values: Mapping[str, str]) -> str:
+def query(values: Mapping[str, str]) -> str:
+    """The query of a link."""
     return urlencode(values, errors="replace")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -13,7 +14,7 @@ from kneewatch.reports.triage import parts
 from kneewatch.reports.triage.axis import axis_of, tick_label
 from kneewatch.reports.triage.charts import TALL, WIDE
 from kneewatch.reports.triage.lanes import interval_name
-from kneewatch.reports.triage.links import Links, local_stamp
+from kneewatch.reports.triage.links import Links, local_stamp, query
 from kneewatch.reports.triage.standing import Standing, tally
 from kneewatch.reports.triage.view import SINCE_DEFAULT, TriageView
 from kneewatch.reports.words import date, moment, span
@@ -38,6 +39,7 @@ FILTERS: dict[str, Any] = {
     "interval_name": interval_name,
     "local_stamp": local_stamp,
     "moment": moment,
+    "query": query,
     "span": span,
     "tick_label": tick_label,
 }
@@ -68,6 +70,16 @@ def render(view: TriageView) -> str:
         counts=tally(row.worst for row in rows),
         ticks=axis.ticks(),
         reload_s=max(REFRESH_WITHOUT_SCRIPT_S, round(view.refresh_s)),
+    )  # fmt: skip
+
+
+def refusal(
+    *, status: int, title: str, words: str, known: Sequence[str], more: int, up: str
+) -> str:
+    """The page in place of one that cannot be had: why, and of an address without a target the
+    `known` ones, of which there are `more`. `up` leads from that address to the root."""
+    return _environment().get_template("refusal.html.j2").render(
+        status=status, title=title, words=words, known=known, more=more, up=up, health="unknown",
     )  # fmt: skip
 
 

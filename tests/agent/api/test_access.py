@@ -162,7 +162,10 @@ def test_tokens_over_http(tmp_path: Path) -> None:
     files = token_file(tmp_path / "read", READER), token_file(tmp_path / "admin", BOSS)
     settings = settings_of(http__token_file=str(files[0]), http__admin_token_file=str(files[1]))
     reader, boss = f"Bearer {READER.decode()}", f"Bearer {BOSS.decode()}"
-    with asking(service_of(names=["secret-name"], settings=settings)) as client:
+    service = service_of(
+        names=["secret-name"], settings=settings, restart_needed=lambda: ["listen"]
+    )
+    with asking(service) as client:
         assert client.get("/healthz").status_code == 200
         for path in ("/api/v1/triage", "/triage", "/metrics", "/docs", "/openapi.json", "/nothing",
                      "/triage/triage.css", "/api/v1/size", "/"):  # fmt: skip
@@ -173,8 +176,9 @@ def test_tokens_over_http(tmp_path: Path) -> None:
             assert client.get(path, authorization=reader).status_code != 401
         assert "Basic" in client.get("/triage", accept="text/html").headers["www-authenticate"]
         assert client.get("/readyz").json() == {"ready": False}
-        told = client.get("/readyz", authorization=reader).json()["reasons"]
-        assert told == ["secret-name: not scraped yet"]
+        told = client.get("/readyz", authorization=reader).json()
+        assert told["reasons"] == ["secret-name: not scraped yet"]
+        assert told["restart_needed"] == ["listen"]
         assert client.post("/api/v1/alerts", {}).status_code == 401
         assert client.post("/api/v1/alerts", {}, authorization=reader).status_code == 403
         assert client.post("/api/v1/alerts", {}, authorization=boss).status_code == 422

@@ -23,6 +23,7 @@ from tests.agent.api.serving import (
     asking,
     service_of,
     settings_of,
+    spec_of,
     state_of,
 )
 from tests.agent.api.test_access import READER, token_file
@@ -99,6 +100,16 @@ def test_a_target_without_a_cycle_is_pending_and_not_healthy() -> None:
     assert empty["pending"] == ["r8"]
     assert "not scraped yet, so nothing is known of it: r9" in plain
     assert "1 healthy" in plain.splitlines()[0]
+
+
+def test_before_the_first_scrape_it_says_what_is_waited_for() -> None:
+    with asking(service_of(names=["r8", "r9"])) as client:
+        lines = " ".join(client.get(TRIAGE).text.split())
+        one = " ".join(client.get(f"{TRIAGE}/r9").text.split())
+    assert "waiting for the first scrape of 2 targets" in lines
+    assert "r8; http://gpu-7:8000/metrics is waited for, up to 13 s" in lines
+    assert "waiting for the first scrape of 1 target not scraped" in one
+    assert "r8" not in one
 
 
 def test_a_target_without_news_is_unknown_unless_it_was_worse() -> None:
@@ -185,7 +196,7 @@ def test_a_page_that_could_not_be_read_is_told_with_its_cause() -> None:
 def test_without_targets_it_says_so() -> None:
     with asking(service_of()) as client:
         assert told(client)["targets"] == []
-        assert "nothing to tell" in client.get(TRIAGE).text
+        assert "no target is watched" in client.get(TRIAGE).text
         assert client.get("/triage").status_code == 200
 
 
@@ -285,3 +296,18 @@ def test_no_secret_is_in_any_answer(tmp_path: Path) -> None:
             assert answer.status_code == 200
             for secret in ("hunter2", "/secret/path", READER.decode(), str(tmp_path)):
                 assert secret not in answer.text
+
+
+def test_nothing_is_kept_of_targets_that_are_watched_no_more() -> None:
+    present, moment = Present(), Moment.of([SICK_STATE, WELL_STATE], NOW_S)
+    sick, well = (spec_of(state.name, settings_of()) for state in (SICK_STATE, WELL_STATE))
+    present.only((sick, well))
+    for form in ("json", "text"):
+        for target in ("", SICK_STATE.name, WELL_STATE.name):
+            present.render(form, target, moment)
+    assert present.kept("json", SICK_STATE.name, moment) is not None
+    present.only((well,))
+    assert present.kept("json", SICK_STATE.name, moment) is None
+    assert present.kept("json", WELL_STATE.name, moment) is not None
+    kept = present._documents  # pyright: ignore[reportPrivateUsage]
+    assert list(kept) == [WELL_STATE.name]

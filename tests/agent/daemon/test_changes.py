@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
 
-from kneewatch.agent.daemon.changes import Changes
+from kneewatch.agent.daemon.changes import LINES_MAX, LINES_S, Changes
 from kneewatch.collector.base import CollectError
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.room import ENGINES_MAX
 from tests.agent.running import capture
 from tests.recordings import diagnoses
+from tests.reports.made import SICK
 
 ERROR = CollectError("connection refused", kind="refused", hint="start it")
 
@@ -61,3 +65,44 @@ def test_what_cannot_be_read_ends_no_cause(said: pytest.LogCaptureFixture) -> No
     for diagnosis in found:
         changes.judged([diagnosis])
     assert "target_down" not in said.text, "that it is down is told as such"
+
+
+def flood(number: int, t_s: float) -> list[Diagnosis]:
+    """A cycle of engines that nobody saw before, each with a cause."""
+    return [
+        replace(SICK, engine=f"{number}.{engine}", t_s=t_s, stage=None)
+        for engine in range(ENGINES_MAX)
+    ]
+
+
+def test_labels_that_change_with_every_scrape_do_not_fill_the_log(
+    said: pytest.LogCaptureFixture,
+) -> None:
+    changes = Changes("t")
+    for number in range(10):
+        changes.judged(flood(number, 1000.0 + 5.0 * number))
+    (warning,) = [one for one in said.records if one.levelno == logging.WARNING]
+    assert warning.getMessage().startswith("too many changes for the log, more are only counted")
+    assert len(said.records) == LINES_MAX + 1
+    said.clear()
+    changes.judged([replace(SICK, engine="a", t_s=1000.0 + LINES_S, stage=None)])
+    lines = [record.getMessage() for record in said.records]
+    left_out = 10 * ENGINES_MAX - LINES_MAX
+    assert lines[0] == f"changes were left out of the log target=t lines={left_out}"
+    assert lines[1].startswith("cause begins target=t model=llama engine=a")
+
+
+def test_no_more_engines_are_remembered_than_a_target_may_have() -> None:
+    changes = Changes("t")
+    for number in range(5):
+        changes.judged(flood(number, 1000.0 + 5.0 * number))
+    told = changes._told  # pyright: ignore[reportPrivateUsage]
+    assert len(told) <= 2 * ENGINES_MAX
+
+
+def test_a_clock_that_is_set_back_does_not_silence_the_log(said: pytest.LogCaptureFixture) -> None:
+    changes = Changes("t")
+    changes.judged(flood(0, 9000.0))
+    said.clear()
+    changes.judged([replace(SICK, engine="a", t_s=1000.0, stage=None)])
+    assert "cause begins target=t model=llama engine=a" in said.text

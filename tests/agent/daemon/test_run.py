@@ -16,7 +16,7 @@ import pytest
 
 from tests.agent.daemon.made import until
 from tests.agent.daemon.running import Daemon
-from tests.agent.running import Main, bodies, capture, in_turn, run
+from tests.agent.running import Main, bodies, in_turn, run
 from tests.collector.servers import Start
 
 HEALTHY = bodies("healthy_light", 10, 30)
@@ -53,11 +53,6 @@ def test_it_ends_in_time_while_targets_hang(serving: Start, tmp_path: Path) -> N
         assert daemon.end() < 3.0
     assert "Traceback" not in daemon.log
     assert "maximum number of running instances" not in daemon.log
-
-
-def test_a_time_to_run(serving: Start, tmp_path: Path) -> None:
-    with Daemon(tmp_path, serving(in_turn(HEALTHY)).url, *QUICK, "--for", "1s") as daemon:
-        assert daemon.process.wait(30) == 0
 
 
 def seen_s(daemon: Daemon, name: str) -> float:
@@ -103,10 +98,13 @@ def test_reload_without_losing_a_window(serving: Start, tmp_path: Path) -> None:
         until(lambda: len(kept.requests) > before + 2)
         assert daemon.diagnoses().keys() == {"kept", "added"}
 
-        write(f'url = "{kept.url}"\nname = "kept"\nwindow_s = 5')
+        config.write_text(
+            f'store.keep_s = 86400\n[[targets]]\nurl = "{kept.url}"\nname = "kept"\nwindow_s = 5\n'
+        )
         daemon.process.send_signal(signal.SIGHUP)
         daemon.wait_for("settings were read again", 2)
         until(lambda: seen_s(daemon, "kept") <= 5)
+        assert json.loads(daemon.get("/readyz"))["restart_needed"] == ["store.keep_s"]
         assert daemon.end() < 3.0
     assert len(gone.requests) == asked
     assert kept.connections == 2, "one until it was judged by something else"
@@ -174,22 +172,15 @@ def test_systemd_is_told(serving: Start, tmp_path: Path) -> None:
             assert daemon.process.wait(10) == 0
 
 
-def test_a_capture_is_played(tmp_path: Path) -> None:
-    cascade = capture("kv_pressure_cascade")
-    with Daemon(tmp_path, cascade, "--window", "15s", "--gpu-metrics", "none") as daemon:
-        until(lambda: "kv_pressure_cascade" in daemon.diagnoses())
-        one = daemon.diagnoses()["kv_pressure_cascade"]
-        assert abs(one["t"] - time.time()) < 10, "as if it were now"
-        until(lambda: daemon.diagnoses()["kv_pressure_cascade"]["t"] > one["t"])
-        assert daemon.end() < 3.0
-
-
-def test_the_demo(tmp_path: Path) -> None:
+def test_captures_are_played_and_the_demo_leaves_nothing(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
-    with Daemon(tmp_path, "--demo", "--for", "3s", store=False, env=env) as daemon:
+    with Daemon(tmp_path, "--demo", store=False, env=env) as daemon:
         until(lambda: "demo" in daemon.diagnoses())
         assert len(list(tmp_path.glob("kneewatch-demo-*/kneewatch.db"))) == 1
-        assert daemon.process.wait(30) == 0
+        one = daemon.diagnoses()["demo"]
+        assert abs(one["t"] - time.time()) < 10, "as if it were now"
+        until(lambda: daemon.diagnoses()["demo"]["t"] > one["t"])
+        assert daemon.end() < 3.0
     assert not list(tmp_path.glob("kneewatch-demo-*"))
     assert not (tmp_path / "state").exists()
 
@@ -209,22 +200,31 @@ def test_hostile_pages_make_no_lines_in_the_log(serving: Start, tmp_path: Path) 
     assert daemon.said("stage changes")[0]["model"].startswith("ti\\nny\\u001b")
 
 
-def test_json_logs(serving: Start, tmp_path: Path) -> None:
+def test_for_a_time_with_json_logs_and_the_history_in_the_state_folder(
+    serving: Start, tmp_path: Path
+) -> None:
     url = serving(in_turn(HEALTHY)).url.replace("//", "//me:sesame@")
-    with Daemon(tmp_path, url, *QUICK, env={"KNEEWATCH_LOG_FORMAT": "json"}) as daemon:
-        until(lambda: '"msg": "ready"' in daemon.log)
-        daemon.end()
-    lines = [json.loads(line) for line in daemon.log.splitlines()]
-    assert {"targets are watched", "listening", "ready", "stopping"} <= {
+    told = run(
+        "run", url, "--listen", "127.0.0.1:0", "--for", "1s", *QUICK,
+        cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "state"), KNEEWATCH_LOG_FORMAT="json",
+    )  # fmt: skip
+    assert told.status == 0
+    lines = [json.loads(line) for line in told.err.splitlines()]
+    assert {"targets are watched", "listening", "ready", "target answers"} <= {
         one["msg"] for one in lines
     }
-    assert "sesame" not in daemon.log
+    assert "sesame" not in told.err + told.out
+    folder = tmp_path / "state" / "kneewatch"
+    assert f"history  {folder}/kneewatch.db" in told.out
+    assert (folder / "kneewatch.db").exists()
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("quiet")
+def test_a_port_that_is_taken(main: Main, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        told = run("run", "a:1", "--listen", listen, "--store", tmp_path / "k.db", cwd=tmp_path)
+        told = main("run", "a:1", "--listen", listen, "--store", tmp_path / "k.db")
     assert (told.status, told.out) == (2, "")
     assert f"kneewatch: flag --listen: listen = '{listen}': Address already in use" in told.err
     assert "Traceback" not in told.err
@@ -265,18 +265,6 @@ def test_what_is_refused(main: Main, tmp_path: Path, kind: str) -> None:
     assert told.err.startswith("kneewatch: ")
     assert says in told.err
     assert "Traceback" not in told.err
-
-
-def test_the_history_is_in_the_state_folder(serving: Start, tmp_path: Path) -> None:
-    told = run(
-        "run", serving(in_turn(HEALTHY)).url, "--listen", "127.0.0.1:0", "--for", "1s", *QUICK,
-        cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "state"),
-    )  # fmt: skip
-    assert told.status == 0
-    folder = tmp_path / "state" / "kneewatch"
-    assert f"history  {folder}/kneewatch.db" in told.out
-    assert (folder / "kneewatch.db").exists()
-    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_second_signal_ends_it_at_once(serving: Start, tmp_path: Path) -> None:

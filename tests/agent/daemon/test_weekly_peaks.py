@@ -69,6 +69,19 @@ def test_the_peak_is_known_after_a_week(
     reader.close()
 
 
+def test_an_engine_that_left_days_ago_is_not_looked_for(tmp_path: Path) -> None:
+    spec = target("http://127.0.0.1:9", replicas=4)
+    reader = Reader(history(tmp_path, spec.name, days=7.5))
+    later = WeeklyPeaks(reader, lambda: [spec], wall=lambda: NOW_S + 12 * 3600)
+    much_later = WeeklyPeaks(reader, lambda: [spec], wall=lambda: NOW_S + 36 * 3600)
+    for peaks in (later, much_later):
+        peaks.cycle()
+    key = EngineKey("tiny", "0")
+    assert later.peak_requests(spec.name, key) == 42.0
+    assert much_later.peak_requests(spec.name, key) is None
+    reader.close()
+
+
 def test_hours_that_nobody_saw_may_hold_the_peak() -> None:
     hours = array("d", [NOW_S - WEEK_S + 3600 * at for at in range(168)])
     ones, nan = array("d", [1.0] * 168), float("nan")

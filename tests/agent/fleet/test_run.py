@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.error
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import fleets
 from tests.agent.daemon.made import until
 from tests.agent.daemon.running import Daemon
+from tests.agent.notify.web import Taker
 from tests.agent.running import run
 from tests.collector.oracle import LOOPBACK, running
 from tests.programs import require
@@ -25,6 +27,7 @@ LIVE_S = 150
 """The made-up fleet lasts so much longer than now: the daemon sees it as it goes on."""
 
 QUICK = ("--fleet-interval", "1s", "--fleet-queries-per-s", "1000", "--gpu-metrics", "none")
+HOOK = '[[notify]]\nkind = "webhook"\nseverity = "warning"\ngroup_wait_s = 0.1\n'
 Series = dict[str, list[tuple[dict[str, str], float]]]
 
 
@@ -64,11 +67,27 @@ def answered(daemon: Daemon) -> bool:
         return False
 
 
-def test_a_prometheus_that_is_killed_and_comes_back(blocks: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def taker() -> Iterator[Taker]:
+    made = Taker()
+    yield made
+    made.close()
+
+
+def ids(taker: Taker) -> set[tuple[str, str]]:
+    """What a receiver has been told of."""
+    return {(one["target"], one["id"]) for post in taker.posts for one in post.body["events"]}
+
+
+def test_a_prometheus_that_is_killed_and_comes_back(
+    blocks: Path, tmp_path: Path, taker: Taker
+) -> None:
     made = fleets.fleet(REPLICAS)
+    config = tmp_path / "told.toml"
+    config.write_text(f'{HOOK}url = "{taker.url}"\n')
     with running(require("prometheus"), blocks=blocks) as server:
         port = server.port
-        with_fleet = ("--prometheus", f"http://{LOOPBACK}:{port}", *QUICK)
+        with_fleet = ("--prometheus", f"http://{LOOPBACK}:{port}", *QUICK, "--config", str(config))
         daemon = Daemon(tmp_path, *with_fleet).__enter__()
         try:
             until(lambda: answered(daemon))
@@ -108,6 +127,9 @@ def test_a_prometheus_that_is_killed_and_comes_back(blocks: Path, tmp_path: Path
         assert "NOTHING IS KNOWN OF NOW" in daemon.get("/api/v1/fleet")
         with pytest.raises(urllib.error.HTTPError, match="503"):
             daemon.get("/readyz")
+        until(lambda: ("fleet", "metrics_system_down") in ids(taker))
+        (hot,) = made.planted("kv_pressure")
+        assert any(t.endswith(f"/{hot}") and i == "kv_pressure" for t, i in ids(taker))
         with running(require("prometheus"), blocks=blocks, port=port):
             until(lambda: answered(daemon))
             assert told(daemon)["lost"] is None

@@ -182,11 +182,11 @@ def test_closing_sends_what_is_left(starting: Starting, taking: Taking) -> None:
     assert notifier.stats().queued == 0
 
 
-def test_no_receivers_no_notifier(tmp_path: Path) -> None:
-    assert Notifier.of(settings(tmp_path, ""), store=tmp_path / "kneewatch.db") is None
+def test_without_receivers_nobody_is_told(tmp_path: Path) -> None:
+    assert not Notifier.of(settings(tmp_path, ""), store=tmp_path / "kneewatch.db")
     text = '[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1:9/"'
     notifier = Notifier.of(settings(tmp_path, text), store=tmp_path / "kneewatch.db")
-    assert notifier is not None
+    assert notifier
     notifier.offer(state(sick()))
     notifier.close(0.5)
     assert (tmp_path / "kneewatch.notify.json").exists()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.board import TargetState
 from kneewatch.agent.notify.events import message
-from kneewatch.agent.notify.ledger import Ledger
+from kneewatch.agent.notify.ledger import HELD_MAX, Ledger
 from kneewatch.agent.notify.receiver import Receiver
 from kneewatch.agent.notify.render import text
 from kneewatch.agent.notify.settings import receivers
@@ -224,3 +224,14 @@ def test_recordings_of_a_real_server_give_few_messages(
     made = [message([event], receiver="x", base="").headline for event in events]
     assert len(made) == len(headlines)
     assert all(a.startswith(b) for a, b in zip(made, headlines, strict=True)), made
+
+
+def test_troubles_without_end_are_not_all_held(who: Receiver) -> None:
+    ledger = Ledger(who)
+    for number in range(2):
+        engines = [sick(engine=f"{number}.{engine}") for engine in range(HELD_MAX)]
+        told(ledger, state(*engines, after_s=5.0 * number))
+    assert len(ledger.rows()) == HELD_MAX
+    later = [("ended", "kv_pressure")] * HELD_MAX + [("began", "kv_pressure")]
+    calm = [state(healthy(engine="0"), after_s=HOLD_S * number) for number in (1, 2, 3)]
+    assert told(ledger, *calm, state(sick(), after_s=4 * HOLD_S)) == later

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from kneewatch.agent.notify.settings import receivers
 from kneewatch.rules.model import Severity
 from tests.agent.notify.conftest import Starting
-from tests.agent.notify.made import cause, healthy, sick, state
+from tests.agent.notify.made import cause, healthy, settings, sick, state
 from tests.agent.notify.telling import LONG_WAIT_S, WAIT_S, ended, settle, webhook
 from tests.agent.notify.web import Taking
 
@@ -145,6 +147,45 @@ def test_what_nobody_watches_any_more_is_told(starting: Starting, taking: Taking
     body = taker.wait(2)[1].body
     assert body["status"] == "unwatched"
     assert body["title"].startswith("NO LONGER WATCHED: kv_pressure on r0")
+
+
+def test_other_receivers_are_taken_up_and_nobody_is_told_twice(
+    starting: Starting, taking: Taking, tmp_path: Path
+) -> None:
+    stays, changes, leaves, comes = (taking() for _ in range(4))
+    before = webhook(stays, 'name = "stays"') + webhook(changes, 'name = "changes"')
+    notifier = starting(before + webhook(leaves, 'name = "leaves"'))
+    notifier.watching(["r0"])
+    notifier.offer(state(sick()))
+    settle(notifier)
+    after = webhook(stays, 'name = "stays"') + webhook(comes, 'name = "comes"')
+    after += webhook(changes, 'name = "changes"\ngive_up_s = 60')
+    notifier.adopt(receivers(settings(tmp_path, after)))
+    assert set(notifier.stats_by_receiver()) == {"stays", "changes", "comes"}
+    notifier.offer(state(sick(), after_s=5))
+    settle(notifier)
+    assert [len(one.posts) for one in (stays, changes, leaves, comes)] == [1, 1, 1, 1]
+    ended(notifier, from_s=10.0)
+    for taker in (stays, changes, comes):
+        assert taker.wait(2)[1].body["status"] == "resolved"
+    assert len(leaves.posts) == 1
+    notifier.adopt([])
+    assert not notifier
+
+
+def test_a_receiver_that_comes_back_learns_of_what_was_dropped_meanwhile(
+    starting: Starting, taking: Taking, tmp_path: Path
+) -> None:
+    taker = taking()
+    text = webhook(taker)
+    notifier = starting(text)
+    notifier.watching(["r0", "r1"])
+    notifier.offer(state(sick()))
+    settle(notifier)
+    notifier.adopt([])
+    notifier.watching(["r1"])
+    notifier.adopt(receivers(settings(tmp_path, text)))
+    assert taker.wait(2)[1].body["status"] == "unwatched"
 
 
 def test_slack_gets_its_own_form(starting: Starting, taking: Taking) -> None:

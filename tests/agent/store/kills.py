@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +35,8 @@ RUN_S = (0.02, 0.25)
 """A child lives so long, from its first cycle on."""
 
 SIGNALS = 60
-PROGRAM = [sys.executable, "-m", "tests.agent.store.kills", "--child"]
+Popen = subprocess.Popen[str]
+PROGRAM = [sys.executable, "-m", "tests.agent.store.kills", "--nursery"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,35 +103,63 @@ def found_in(path: Path) -> int:
     return count
 
 
-def kill_once(path: Path, rng: random.Random) -> Left:
+def nursery(path: Path) -> None:
+    """Fork a child for each line of input: what it imports takes longer than it lives."""
+    for _ in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            child(path)
+        print("pid", pid, flush=True)
+        os.waitpid(pid, 0)
+        print("ended", 0, flush=True)
+
+
+@contextmanager
+def children(path: Path) -> Generator[Popen]:
+    """A nursery; whatever is alive of it ends with the pipe that it tells into."""
+    with subprocess.Popen(
+        [*PROGRAM, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def kill_once(running: Popen, path: Path, rng: random.Random) -> Left:
     """One child, killed."""
-    running = subprocess.Popen([*PROGRAM, path], stdout=subprocess.PIPE, text=True)
+    assert running.stdin is not None
     assert running.stdout is not None
-    said = [running.stdout.readline()]
-    time.sleep(rng.uniform(*RUN_S))
-    os.kill(running.pid, signal.SIGKILL)
-    said += running.stdout.read().splitlines()
-    running.wait()
-    running.stdout.close()
-    assert said[0], "the child did not start"
+    running.stdin.write("begin\n")
+    running.stdin.flush()
     numbers: dict[str, int] = {"put": -1, "written": -1}
-    for word, _, number in (line.partition(" ") for line in said):
-        if number.strip().isdigit():
-            numbers[word] = int(number)
+    while "pid" not in numbers or numbers["put"] < 0:
+        _take(running.stdout.readline(), numbers)
+    time.sleep(rng.uniform(*RUN_S))
+    os.kill(numbers["pid"], signal.SIGKILL)
+    while "ended" not in numbers:
+        _take(running.stdout.readline(), numbers)
     found = found_in(path)
     return Left(numbers["put"] + 1, found, max(0, numbers["written"] + 1 - found))
+
+
+def _take(line: str, numbers: dict[str, int]) -> None:
+    assert line, "the child did not start"
+    word, _, number = line.partition(" ")
+    numbers[word] = int(number)
 
 
 def kill_often(path: Path, times: int, *, seed: int = 1) -> list[Left]:
     """So many children, one after the other on one file."""
     rng = random.Random(seed)
-    return [kill_once(path, rng) for _ in range(times)]
+    with children(path) as running:
+        return [kill_once(running, path, rng) for _ in range(times)]
 
 
 def main() -> None:
     """Kill, and print the figures."""
-    if sys.argv[1:2] == ["--child"]:
-        child(Path(sys.argv[2]))
+    if sys.argv[1:2] == ["--nursery"]:
+        nursery(Path(sys.argv[2]))
         return
     times = int(sys.argv[1]) if sys.argv[1:] else 200
     with tempfile.TemporaryDirectory() as folder:

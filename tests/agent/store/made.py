@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from kneewatch.agent.source import TargetStream, capture_name
 from kneewatch.agent.store.cycle import Cycle, EngineCycle, Raw
+from kneewatch.agent.store.ledger import Ledger
 from kneewatch.agent.store.model import Retention
 from kneewatch.agent.store.store import Store
 from kneewatch.collector.captures.capture import CaptureReader
@@ -92,6 +93,11 @@ def settle(store: Store) -> None:
     while store.stats().queued:
         assert time.monotonic() < until_s, store.stats()
         time.sleep(0.002)
+
+
+def ledger_of(store: Store) -> Ledger:
+    """What the writer keeps in memory."""
+    return store._disk._ledger  # pyright: ignore[reportPrivateUsage]
 
 
 def written(path: Path, *cycles: Cycle, retention: Retention = KEEP_ALL) -> None:

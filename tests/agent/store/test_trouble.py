@@ -372,3 +372,4 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError):
         Reader(path)
     assert path.is_dir() or path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["file"], "nothing is left beside it"

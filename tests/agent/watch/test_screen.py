@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -273,6 +274,14 @@ def test_nothing_to_show_yet() -> None:
     driven(view_of(Wall()), press_all)
 
 
+@cache
+def busy() -> Wall:
+    """A wall with a cascade on it, which takes a while to play."""
+    wall = three()
+    played(wall, "kv_pressure_cascade", 70)
+    return wall
+
+
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 5), (10, 3), (1, 1), (300, 90)], ids=str)
 def test_any_size(size: tuple[int, int]) -> None:
     async def press_all(pilot: Pilot[None]) -> None:
@@ -290,9 +299,7 @@ def test_any_size(size: tuple[int, int]) -> None:
             await pilot.press(key)
         await settled(pilot)
 
-    wall = three()
-    played(wall, "kv_pressure_cascade", 70)
-    driven(view_of(wall), press_all, size)
+    driven(view_of(busy()), press_all, size)
 
 
 def test_hostile_names() -> None:

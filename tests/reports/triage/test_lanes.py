@@ -46,12 +46,21 @@ def test_what_is_current_is_what_holds_at_the_moment_shown() -> None:
 
 def test_gaps_are_told_apart() -> None:
     health = IntervalView("health", "critical", "critical", 300, 600)
-    found = made(stage(0, 100, 300), health, stage(0, 600, None))
-    assert [(gap.kind, gap.x, gap.width) for gap in found.gaps] == [
-        ("unseen", 0.0, 10.0),
-        ("unread", 30.0, 30.0),
+    down = IntervalView("cause", "target_down", "critical", 304, 500)
+    found = made(stage(0, 100, 300), health, down, stage(0, 600, None))
+    assert [(gap.kind, gap.x, gap.width, gap.words) for gap in found.gaps] == [
+        ("unseen", 0.0, 10.0, "not watched"),
+        ("unread", 30.0, 20.5, "the page could not be read"),
+        ("unjudged", 50.5, 9.5, "the stage could not be judged"),
     ]
-    assert found.desc.endswith("2 gaps in which no stage is known.")
+    assert found.desc.endswith("3 gaps in which no stage is known.")
+
+
+def test_a_page_that_was_read_is_not_told_as_unreadable() -> None:
+    health = IntervalView("health", "unknown", "unknown", 300, 600)
+    lacks = IntervalView("cause", "metrics_missing", "warning", 300, 600)
+    found = made(stage(0, 0, 300), health, lacks, stage(0, 600, None))
+    assert [gap.words for gap in found.gaps] == ["the stage could not be judged"]
 
 
 def test_nothing_known() -> None:

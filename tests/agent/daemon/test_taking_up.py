@@ -1,0 +1,113 @@
+"""Settings that were read again: what goes into force, and that the rest is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
+    BackgroundScheduler,
+)
+
+from kneewatch.agent.daemon.taking_up import TakingUp
+from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.report.schedule import JOB_ID
+from kneewatch.agent.settings import Settings
+from kneewatch.agent.settings_sources import load
+
+MONDAY, TUESDAY = '[report]\ncron = "0 6 * * mon"\n', '[report]\ncron = "0 6 * * tue"\n'
+RECEIVER = '[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1:9/"\nname = "oncall"\n'
+Made = Callable[[str], Settings]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    def settings(text: str) -> Settings:
+        file = tmp_path / "kneewatch.toml"
+        file.write_text(text)
+        return load(file=file, environ={}, flags={})
+
+    return settings
+
+
+@pytest.fixture
+def notifier() -> Iterator[Notifier]:
+    notifier = Notifier([], memory=None)
+    yield notifier
+    notifier.close(0.5)
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Any]:
+    scheduler = cast("Any", BackgroundScheduler(timezone="UTC"))
+    scheduler.start(paused=True)
+    yield scheduler
+    scheduler.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What is done to the log is undone."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def taking_up(
+    made: Made,
+    notifier: Notifier,
+    scheduler: Any,  # noqa: ANN401
+    tmp_path: Path,
+) -> TakingUp:
+    return TakingUp(
+        made(MONDAY), scheduler=scheduler, store_file=tmp_path / "k.db", notifier=notifier
+    )
+
+
+def due(scheduler: Any) -> str:  # noqa: ANN401 - APScheduler has no types
+    """The reports' plan; empty where there is none."""
+    job = scheduler.get_job(JOB_ID)
+    return "" if job is None else str(job.trigger)
+
+
+def test_what_needs_a_restart_is_told_until_it_is_taken_back(
+    taking_up: TakingUp, made: Made, capfd: pytest.CaptureFixture[str]
+) -> None:
+    taking_up(made('listen = "127.0.0.1:9999"\nstore.keep_s = 86400\n' + MONDAY))
+    assert taking_up.restart_needed == ("listen", "store.keep_s")
+    assert '"a restart is needed to take up a setting" key=listen' in capfd.readouterr().err
+    taking_up(made("window_s = 30\n" + MONDAY))
+    assert not taking_up.restart_needed
+
+
+def test_reports_are_planned_anew(
+    taking_up: TakingUp,
+    made: Made,
+    scheduler: Any,  # noqa: ANN401
+) -> None:
+    monday = due(scheduler)
+    taking_up(made(TUESDAY))
+    tuesday = due(scheduler)
+    assert monday
+    assert tuesday not in ("", monday)
+    assert len(scheduler.get_jobs()) == 1
+    taking_up(made(""))
+    assert due(scheduler) == ""
+    taking_up(made(MONDAY))
+    assert due(scheduler) == monday
+
+
+def test_receivers_are_taken_up_and_wrong_ones_change_nothing(
+    taking_up: TakingUp, made: Made, notifier: Notifier, capfd: pytest.CaptureFixture[str]
+) -> None:
+    taking_up(made(RECEIVER))
+    assert list(notifier.stats_by_receiver()) == ["oncall"]
+    taking_up(made(RECEIVER + 'severity = "purple"\n'))
+    assert list(notifier.stats_by_receiver()) == ["oncall"]
+    assert 'level=error msg="settings stay as they were" of=notify error=' in capfd.readouterr().err

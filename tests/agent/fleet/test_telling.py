@@ -1,0 +1,126 @@
+"""Receivers are told of a fleet as of any target: begins, worse, ended; unknown is not over."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.fleet.job import FleetJob
+from kneewatch.agent.fleet.telling import SYSTEM_DOWN, lost_state, states_of
+from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.notify.events import message
+from kneewatch.agent.notify.ledger import Ledger
+from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.notify.render import text, webhook
+from kneewatch.agent.notify.settings import receivers
+from kneewatch.agent.notify.troubles import Event
+from kneewatch.diagnose.fleet.observed import Gone
+from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
+from tests.agent.api.serving import settings_of
+from tests.agent.notify.made import receiver, settings
+from tests.diagnose.fleet.made import fleet, pod, verdict
+
+STEP_S, HOLD_S = 60.0, 120.0
+FULL = {"kv_usage_ratio": 0.99, "preemption_per_s": 0.5, "preemption_ratio_per_s": 0.06}
+QUEUE = {"waiting": 20.0, "waiting_by_capacity": 20.0}
+HOOK = 'kind = "webhook"\nurl = "http://127.0.0.1:1/"\nseverity = "warning"\n'
+DOWN = (Gone("r1", "prod", down=True),)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(receiver(tmp_path, f"{HOOK}hold_s = {HOLD_S}"))
+
+
+def later(found: FleetDiagnosis, steps: int) -> FleetDiagnosis:
+    return replace(found, observed=replace(found.observed, t_s=found.observed.t_s + STEP_S * steps))
+
+
+def told(ledger: Ledger, *answers: FleetDiagnosis) -> list[Event]:
+    """What answers a minute apart give to tell; all of it arrives."""
+    events: list[Event] = []
+    for at, answer in enumerate(answers):
+        for state in states_of(later(answer, at), interval_s=STEP_S):
+            found = ledger.update(state)
+            for event in found:
+                assert ledger.sent(event)
+                ledger.delivered(event)
+            events += found
+    return events
+
+
+def words(events: list[Event]) -> list[tuple[str, str, str]]:
+    return [(one.what, one.key.target, one.key.id) for one in events]
+
+
+def ill(**more: float) -> FleetDiagnosis:
+    return verdict(*fleet(3), (pod("hot"), {**FULL, **more}))
+
+
+WELL = verdict(*fleet(3), (pod("hot"), {}))
+
+
+def test_a_replicas_cascade_begins_gets_worse_and_ends(ledger: Ledger) -> None:
+    events = told(ledger, WELL, ill(), ill(**QUEUE), *[WELL] * 5)
+    hot = [one for one in words(events) if one[1].endswith("/hot")]
+    assert [what for what, _, _ in hot] == ["began", "worse", "ended"]
+    assert {(target, id_) for _, target, id_ in hot} == {("fleet/prod/m/hot", "kv_pressure")}
+    said = text(message(events[:1], receiver="hook", base="https://k.example"))
+    assert "KV cascade: stage 2" in said
+    assert "https://k.example/api/v1/fleet" in said
+
+
+def test_a_cause_across_replicas_is_told_once(ledger: Ledger) -> None:
+    down = verdict(*fleet(3), gone=DOWN)
+    events = told(ledger, down, down, down)
+    assert words(events) == [("began", "fleet/prod", "target_down")]
+    json.dumps(webhook(message(events, receiver="hook", base="")), allow_nan=False)
+
+
+def test_what_a_partial_answer_lacks_is_not_over(ledger: Ledger) -> None:
+    partial = verdict(*fleet(3), (pod("hot"), {}), warnings=["a shard is down"])
+    assert "ended" not in {one.what for one in told(ledger, ill(**QUEUE), *[partial] * 6)}
+
+
+def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: Ledger) -> None:
+    t_s = WELL.observed.t_s
+    assert told(ledger, ill(**QUEUE))
+    lost = [
+        lost_state("http://p", "refused", t_s=t_s + STEP_S * at, interval_s=STEP_S)
+        for at in range(1, 8)
+    ]
+    events = [event for state in lost for event in ledger.update(state)]
+    assert words(events) == [("began", "fleet", SYSTEM_DOWN)]
+    said = message(events, receiver="hook", base="")
+    assert "refused" in text(said)
+    json.dumps(webhook(said), allow_nan=False)
+    assert ledger.sent(events[0])
+    back = [later(ill(**QUEUE), at) for at in range(8, 12)]
+    ended = [e for one in back for s in states_of(one, interval_s=1) for e in ledger.update(s)]
+    assert words(ended) == [("ended", "fleet", SYSTEM_DOWN)]
+
+
+def test_the_job_names_what_is_told_and_keeps_it_while_an_answer_is_partial(
+    tmp_path: Path,
+) -> None:
+    memory = tmp_path / "store.notify.json"
+    old = {"target": "fleet/prod/m/r9", "model": "m", "engine": "0", "id": "kv_pressure"}
+    row = {**old, "severity": "critical", "stage": 3, "since": 1.0, "told": 1.0, "ended": None}
+    made = receivers(settings(tmp_path, f"[[notify]]\n{HOOK}"))
+    kept = {"troubles": [{**row, "how": ""}], "heard": []}
+    memory.write_text(
+        json.dumps({"schema": "kneewatch.notify/1", "receivers": {made[0].name: kept}})
+    )
+    notifier = Notifier(made, memory=memory)
+    changes: list[frozenset[str]] = []
+    watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
+    job = FleetJob(watch, notifier, on_names=lambda: changes.append(job.names))
+    try:
+        assert job.names == {"fleet/prod/m/r9"}, "told before the restart"
+        job.cycle()
+        assert (changes, watch.state.failing) == ([], 1), "an answer that is missing names nobody"
+    finally:
+        notifier.close(0.2)

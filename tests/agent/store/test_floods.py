@@ -1,0 +1,91 @@
+"""Engines without end, as of labels that change with every scrape: the file stays small."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.store import ledger as ledgers
+from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.store.ledger import NEW_ENGINES_S
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.store import Store
+from tests.agent.store.made import (
+    KEEP_ALL,
+    PATIENCE_S,
+    START_S,
+    STEP_S,
+    cycle,
+    diagnosis,
+    ledger_of,
+    settle,
+)
+
+MOST = 10
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledgers, "NEW_ENGINES_MAX", MOST)
+
+
+def of(names: Sequence[str], at_s: float) -> Cycle:
+    """A cycle of these engines, all well."""
+    t_s = START_S + at_s
+    return cycle(*[diagnosis(t_s, engine=name, stage_since_s=START_S) for name in names])
+
+
+def flood(number: int) -> Cycle:
+    """A cycle of one engine that stays and others that nobody saw before."""
+    return of(["stays", *[f"{number}.{n}" for n in range(8)]], STEP_S * number)
+
+
+def test_new_engines_are_bounded_and_known_ones_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.open(tmp_path / "store.db", retention=KEEP_ALL)
+    for number in range(20):
+        store.put(flood(number))
+    settle(store)
+    reader = Reader(store.path)
+    engines = {one.engine: one for one in reader.engines()}
+    assert len(engines) == MOST
+    assert engines["stays"].last_s == START_S + STEP_S * 19
+    (told,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert "too many new engines" in told.getMessage()
+    assert ledger_of(store).session == {engines["stays"].id}, "those that left are forgotten"
+    store.close(PATIENCE_S)
+    reader.close()
+
+
+def test_there_is_room_again_and_then_all_is_told(tmp_path: Path) -> None:
+    store, names = (
+        Store.open(tmp_path / "store.db", retention=KEEP_ALL),
+        [f"{n}" for n in range(15)],
+    )
+    for at_s in (0.0, STEP_S, NEW_ENGINES_S + STEP_S, NEW_ENGINES_S + 2 * STEP_S):
+        store.put(of(names, at_s))
+        settle(store)
+    reader = Reader(store.path)
+    engines = reader.engines()
+    assert {one.engine for one in engines} == set(names)
+    for one in engines:
+        assert reader.document(one.id, START_S + NEW_ENGINES_S + 3 * STEP_S) is not None, one.engine
+    store.close(PATIENCE_S)
+    reader.close()
+
+
+def test_that_there_are_too_many_is_told_once_also_where_none_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.open(tmp_path / "store.db", retention=KEEP_ALL)
+    for number in range(5):
+        names = [f"{number}.{n}" for n in range(2 * MOST)]
+        store.put(of(names, STEP_S * number))
+        settle(store)
+        ledger_of(store).drop_empty()
+    assert len(caplog.records) == 1
+    store.close(PATIENCE_S)
