@@ -224,6 +224,14 @@ def config(**given: Any) -> int:  # noqa: ANN401
 @click.option("--selector", default="", metavar="MATCHERS", help='only these series: cluster="a"')
 @click.option("--label", "labels", multiple=True, metavar="NAME", help="a further label to keep")
 @click.option("--triage-url", default="", metavar="URL", help="where triage pages are, for links")
+@click.option(
+    "--gpu-join",
+    "gpu_joins",
+    multiple=True,
+    metavar="LABEL=DCGM_LABEL",
+    help="a server's label and DCGM's that say whose a GPU is: pod=exported_pod",
+)
+@click.option("--gpu-selector", default="", metavar="MATCHERS", help="only these of DCGM's series")
 def export_command(kind: str, folder: Path, **given: Any) -> int:  # noqa: ANN401
     """Write recording and alerting rules, their promtool tests, Grafana dashboards, or what
     dcgm-exporter should be given, to FOLDER.
@@ -296,9 +304,10 @@ def report_command(to_time: str | None, compare: str | None, **given: Any) -> in
     from kneewatch.agent.report import command  # here: no other command pays for pandas
 
     since_s: float = given["since_s"]
+    settings = effective(given)
     return command.run(
-        effective(given),
-        to_s=commands.moment(to_time),
+        settings,
+        to_s=command.end_s(to_time, settings),
         compare_s=command.compared_s(compare, since_s),
         **given,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib.resources import files
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.printing import OK
 from kneewatch.agent.settings import Settings
 from kneewatch.collector.base import SettingsError
@@ -19,6 +21,12 @@ from kneewatch.dashboards.prometheus.scenarios import promtool_files
 
 LEAST_EVALUATIONS = 3
 """A window that holds fewer evaluations than this cannot tell a rate from an accident."""
+
+LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NOT_KEPT = ("__name__", "le")
+"""Labels that a rule's result cannot keep: its own name's, and a bucket's bound."""
+
+PREFIX = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 
 Files = Callable[[Plan], Mapping[str, str]]
 
@@ -47,12 +55,14 @@ def plan_of(
     selector: str,
     labels: tuple[str, ...],
     triage_url: str,
+    gpu_joins: tuple[str, ...],
+    gpu_selector: str,
 ) -> Plan:
     """What rules are made for, from settings and flags.
 
     Raises:
-        SettingsError: the window is too short for the evaluation interval, or a threshold names
-            no rule.
+        SettingsError: the window is too short for the evaluation interval, a threshold names no
+            rule, a label that GPUs are joined by is not kept, or a name or selector is none.
     """
     profile = settings.profile()
     if profile.window_s < LEAST_EVALUATIONS * evaluation_s:
@@ -62,15 +72,33 @@ def plan_of(
             "shorter --evaluation-interval"
         )
     profile.rules()
+    if not PREFIX.fullmatch(prefix):
+        raise SettingsError(f"--prefix: no metric's name begins with {prefix!r}: vllm:")
+    for label in labels:
+        if not LABEL.fullmatch(label) or label in NOT_KEPT:
+            raise SettingsError(f"--label: {label!r} is no name of a label to keep: zone")
+    kept = (*LABELS, *(label for label in labels if label not in LABELS))
     return Plan(
         **{one.name: getattr(profile, one.name) for one in fields(profile)},
         interval_s=evaluation_s,
         objective_ratio=settings["slo.objective_ratio"],
-        labels=(*LABELS, *(label for label in labels if label not in LABELS)),
+        labels=kept,
         prefix=prefix,
-        selector=selector,
+        selector=checked_selector(selector, "--selector"),
         triage_url=triage_url,
+        gpu_join=tuple(_join(text, kept) for text in gpu_joins),
+        gpu_selector=checked_selector(gpu_selector, "--gpu-selector"),
     )
+
+
+def _join(text: str, labels: tuple[str, ...]) -> tuple[str, str]:
+    """An engine's label and DCGM's, of LABEL=DCGM_LABEL."""
+    label, _, other = text.partition("=")
+    if not (LABEL.fullmatch(label) and LABEL.fullmatch(other)):
+        raise SettingsError(f"--gpu-join: {text!r} is not LABEL=DCGM_LABEL: pod=exported_pod")
+    if label not in labels:
+        raise SettingsError(f"--gpu-join: the rules do not keep {label!r}: state --label {label}")
+    return label, other
 
 
 def export(kind: str, folder: Path, plan: Plan) -> int:

@@ -17,6 +17,7 @@ from kneewatch.reports.words import (
     date,
     duration,
     number,
+    plural,
     printable,
     quantity,
     span,
@@ -73,7 +74,7 @@ def counts(found: FleetDiagnosis) -> str:
         if word in words
     ]
     replicas = len({engine.member.replica for engine in found.engines})
-    counted = f"{replicas} replicas, {len(words)} engines"
+    counted = f"{plural(replicas, 'replica')}, {plural(len(words), 'engine')}"
     return f"{counted}: {', '.join(told)}" if told else counted
 
 
@@ -99,7 +100,8 @@ def state(found: FleetDiagnosis) -> list[str]:
 
 def tier_words(tier: Tier) -> str:
     """A tier and its size."""
-    return f"{tier.name}: {tier.replicas} replicas, {len(tier.engines)} engines"
+    engines = plural(len(tier.engines), "engine")
+    return f"{tier.name}: {plural(tier.replicas, 'replica')}, {engines}"
 
 
 def split_words(split: Split) -> str:

@@ -10,6 +10,7 @@ from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.gpus import joined
 from kneewatch.agent.fleet.past import past_of
 from kneewatch.agent.fleet.queries import Asking
+from kneewatch.agent.fleet.scrapes import Failing
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.prometheus.answers import Answer, Sample
 from kneewatch.collector.prometheus.source import PrometheusSource
@@ -225,20 +226,16 @@ def _standing(
     answers = {
         key: told.samples(key, answer) for key, answer in source.instants(asked, at_s).items()
     }
-    failing = {_scrape(sample.labels) for sample in answers["up"]}
+    failing = Failing(sample.labels for sample in answers["up"])
     vanished = shape_of((sample.labels for sample in answers["vanished"]), names)
-    left = [member for member in shape.members if _scrape(member.labels) not in failing]
+    left = [member for member in shape.members if member.labels not in failing]
     standing = {(member.replica, member.pool) for member in left}
     gone: dict[tuple[str, str], Gone] = {}
     for member in (*vanished.members, *shape.members):
-        name, down = (member.replica, member.pool), _scrape(member.labels) in failing
+        name, down = (member.replica, member.pool), member.labels in failing
         if name not in standing:
             gone[name] = Gone(*name, down or (name in gone and gone[name].down))
     return replace(shape, members=tuple(left)), list(gone.values())
-
-
-def _scrape(labels: Labels) -> tuple[str, str]:
-    return labels.get("job", ""), labels.get("instance", "")
 
 
 def _nothing(source: PrometheusSource, wanted: Wanted) -> CollectError:

@@ -26,7 +26,7 @@ def joined(
     for key, samples in answers.items():
         fold = min if GPUS.get(key, ("max",))[0] == "min" else max
         for sample in samples:
-            for place in _places(sample.labels):
+            for place in places(sample.labels):
                 if key == COUNTED and place[0] != "pod":
                     continue
                 figures = by_place.setdefault(place, {})
@@ -36,7 +36,7 @@ def joined(
     members: list[Member] = []
     found: dict[Key, dict[str, float]] = {}
     for member in shape.members:
-        at = next((one for one in _wanted(member) if one in by_place), None)
+        at = next((one for one in places_of(member) if one in by_place), None)
         if at is None:
             members.append(member)
             continue
@@ -47,20 +47,25 @@ def joined(
     return replace(shape, members=tuple(members)), found
 
 
-def _places(labels: Labels) -> Iterable[Place]:
+def places(labels: Labels) -> Iterable[Place]:
     """Where a GPU is. Without honorLabels the workload's own labels are the exported ones."""
     pod = labels.get("exported_pod") or labels.get("pod", "")
     namespace = labels.get("exported_namespace") or labels.get("namespace", "")
+    cluster = labels.get("cluster", "")
     if pod and (labels.get("exported_pod") or "dcgm" not in pod):
-        yield "pod", namespace, pod
+        yield "pod", cluster, namespace, pod
     for node in dict.fromkeys(labels[name] for name in NODE if labels.get(name)):
-        yield "node", node
+        yield "node", cluster, node
 
 
-def _wanted(member: Member) -> Iterable[Place]:
+def places_of(member: Member) -> Iterable[Place]:
+    """Where the GPUs of an engine may be, the best known first: in its cluster, whose pods and
+    nodes others may have by the same names, or where DCGM's series name none."""
     labels = member.labels
+    clusters = dict.fromkeys((labels.get("cluster", ""), ""))
     if labels.get("pod"):
-        yield "pod", labels.get("namespace", ""), labels["pod"]
+        for cluster in clusters:
+            yield "pod", cluster, labels.get("namespace", ""), labels["pod"]
     for node in (member.node, labels.get("instance", "").rpartition(":")[0]):
-        if node:
-            yield "node", node
+        for cluster in clusters if node else ():
+            yield "node", cluster, node

@@ -30,6 +30,7 @@ LENGTHS = ("prompt_tokens_mean", "output_tokens_mean")
 """Signals of the last hour: a size is for usual requests, and a minute of few has none."""
 
 GPU_LABELS = (
+    "cluster",
     "exported_namespace",
     "exported_pod",
     "namespace",
@@ -52,7 +53,11 @@ COUNTED = "gpus"
 EXPORTED = ("namespace", "pod", "container")
 """Labels of a workload that DCGM's series carry too, as exported_*."""
 
-MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)\s*(=~|!~|!=|=)\s*("(?:[^"\\]|\\.)*")\s*(?:,|$)')
+_VALUE = r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)"""
+MATCHER = re.compile(
+    rf"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*{_VALUE}\s*(?:,\s*|$)",
+)
+"""A label matcher as PromQL writes it; a list may end with a comma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +91,13 @@ def checked_selector(text: str, origin: str) -> str:
     inner = text.strip()
     if inner.startswith("{") and inner.endswith("}"):
         inner = inner[1:-1].strip()
-    quoted = False
-    for at, letter in enumerate(inner):
-        if letter == '"' and inner[at - 1 : at] != "\\":
-            quoted = not quoted
-        if not quoted and letter in "{}()":
+    at = 0
+    while at < len(inner):
+        found = MATCHER.match(inner, at)
+        if found is None:
             raise SettingsError(f'{origin}: {text!r} is no list of matchers such as namespace="a"')
-    if quoted or (inner and "=" not in inner):
-        raise SettingsError(f'{origin}: {text!r} is no list of matchers such as namespace="a"')
-    return inner.rstrip(",")
+        at = found.end()
+    return inner.rstrip(",").rstrip()
 
 
 def presence(asking: Asking) -> str:

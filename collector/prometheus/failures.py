@@ -94,7 +94,7 @@ def bad_status(
             hint=NARROW_HINT if "too many" in told or "exceed" in told else "see the selector",
         )
     if status in (401, 403):
-        hint = "a token: --bearer-token-file; a user: https://USER:PASSWORD@host"
+        hint = "a token: --bearer-token-file; user and password: --header-file Authorization=FILE"
         if "org id" in told.lower() or "tenant" in told.lower():
             hint = TENANT_HINT
         return CollectError(f"{url}: {status}: {told}", kind="auth", hint=hint)

@@ -27,9 +27,9 @@ IDLE_BIT, SETTING_BIT, POWER_CAP_BIT = 0x1, 0x2, 0x4
 HW_SLOWDOWN_BIT, HEAT_BITS, POWER_BRAKE_BIT = 0x8, 0x20 | 0x40, 0x80
 
 
-def health_signals(gpu: str) -> tuple[Signal, ...]:
-    """The signals of the GPU whose columns carry this `gpu` label."""
-    of: Where = (("gpu", gpu),)
+def health_signals(gpu: str | None) -> tuple[Signal, ...]:
+    """The signals of the GPU whose columns carry this `gpu` label; None: of each, for PromQL."""
+    of: Where = () if gpu is None else (("gpu", gpu),)
 
     def gauge(field: str) -> Expr:
         return Gauge(DEV + field, of)

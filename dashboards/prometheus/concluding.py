@@ -3,7 +3,8 @@ Pure."""
 
 from __future__ import annotations
 
-from kneewatch.dashboards.prometheus.causes import CauseQuery, cause_queries
+from kneewatch.dashboards.prometheus.causes import cause_queries
+from kneewatch.dashboards.prometheus.causes.model import CauseQuery
 from kneewatch.dashboards.prometheus.findings import triage_link
 from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, Record, number, recorded
 from kneewatch.dashboards.prometheus.odds import confidence

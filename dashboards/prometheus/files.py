@@ -9,9 +9,12 @@ from typing import Any
 import yaml
 
 from kneewatch.dashboards.prometheus.burning import burn_groups
-from kneewatch.dashboards.prometheus.causes import INEXPRESSIBLE
+from kneewatch.dashboards.prometheus.causes import inexpressible as inexpressible_causes
 from kneewatch.dashboards.prometheus.concluding import cause_groups
 from kneewatch.dashboards.prometheus.findings import expressible, finding_group, firing_of
+from kneewatch.dashboards.prometheus.gpus import gpu_group, joined_group
+from kneewatch.dashboards.prometheus.hourly import hourly_group
+from kneewatch.dashboards.prometheus.metricsql import metricsql
 from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, Record, duration
 from kneewatch.dashboards.prometheus.observing import stage_group, vanished_group
 from kneewatch.dashboards.prometheus.recording import (
@@ -27,15 +30,19 @@ LEFT_OUT = "# Left to the sidecar, for PromQL cannot say it: {}\n"
 RULES_FILE = "kneewatch.rules.yml"
 OBJECT_FILE = "kneewatch.prometheusrule.yml"
 UNKEPT_FILE = "kneewatch.unkept.rules.yml"
-"""For rulers that do not know `keep_firing_for`: Prometheus before 2.42, vmalert before 1.92."""
+"""For rulers that do not know `keep_firing_for`: Prometheus before 2.42."""
+
+VICTORIA_FILE = "kneewatch.victoriametrics.rules.yml"
+"""For vmalert of any version on VictoriaMetrics: without `keep_firing_for`, and in MetricsQL."""
 
 
 def groups(plan: Plan) -> tuple[Group, ...]:
     """All rules as one group: each sees what those before it recorded at the same moment, and
-    what is recorded last is the next evaluation's quiet."""
+    what is recorded last is the next evaluation's quiet. Beside them those that need none of it."""
     parts = (
         signal_group(plan),
         derived_group(plan),
+        joined_group(plan),
         cascade_group(plan),
         *cause_groups(plan),
         finding_group(plan),
@@ -43,7 +50,13 @@ def groups(plan: Plan) -> tuple[Group, ...]:
         calm_group(plan),
     )
     rules = tuple(rule for part in parts for rule in part.rules)
-    return (Group("kneewatch", rules), *burn_groups(plan), vanished_group(plan))
+    return (
+        Group("kneewatch", rules),
+        *burn_groups(plan),
+        gpu_group(plan),
+        vanished_group(plan),
+        hourly_group(plan),
+    )
 
 
 def rule_files(plan: Plan) -> dict[str, str]:
@@ -51,6 +64,10 @@ def rule_files(plan: Plan) -> dict[str, str]:
     made = groups(plan)
     body = {"groups": [_group(plan, group) for group in made]}
     unkept = {"groups": [_group(plan, _unkept(plan, group)) for group in made]}
+    unordered = replace(plan, ordered=False)
+    victoria = {
+        "groups": [_group(plan, _in_metricsql(_unkept(plan, group))) for group in groups(unordered)]
+    }
     wrapped = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -62,6 +79,7 @@ def rule_files(plan: Plan) -> dict[str, str]:
         RULES_FILE: head + _yaml(body),
         OBJECT_FILE: head + _yaml(wrapped),
         UNKEPT_FILE: head + _yaml(unkept),
+        VICTORIA_FILE: head + _yaml(victoria),
     }
 
 
@@ -70,7 +88,12 @@ def left_out(plan: Plan) -> list[str]:
     _, rules = expressible(plan)
     lines = [f"signal {key} (a number inside a label)" for key in inexpressible(plan)]
     lines += [f"rule {rule.id} (needs {signal})" for rule, signal in rules]
-    return lines + [f"cause {cause} ({why})" for cause, why in INEXPRESSIBLE.items()]
+    return lines + [f"cause {cause} ({why})" for cause, why in inexpressible_causes(plan).items()]
+
+
+def _in_metricsql(group: Group) -> Group:
+    rules = tuple(replace(rule, expr=metricsql(rule.expr)) for rule in group.rules)
+    return replace(group, rules=rules)
 
 
 def _unkept(plan: Plan, group: Group) -> Group:
@@ -86,14 +109,14 @@ def _without_keep(plan: Plan, rule: Record | Alert) -> Record | Alert:
     lately_s = rule.keep_s + plan.interval_s / 2
     lately = f"[{duration(lately_s)}:{duration(plan.interval_s)}]"
     firing = firing_of(rule.name, rule.labels["severity"])
-    kept = f"last_over_time(({rule.expr}){lately}) and on ({plan.engine}) {firing}"
+    kept = f"last_over_time(({rule.expr}){lately}) and on ({rule.by or plan.engine}) {firing}"
     return replace(rule, expr=f"({rule.expr}) or ({kept})", keep_s=0.0)
 
 
 def _group(plan: Plan, group: Group) -> dict[str, Any]:
     return {
         "name": group.name,
-        "interval": duration(plan.interval_s),
+        "interval": duration(group.interval_s or plan.interval_s),
         "rules": [_rule(rule) for rule in group.rules],
     }
 

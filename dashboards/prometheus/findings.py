@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kneewatch.dashboards.prometheus.gpus.joined import FOUND
 from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, number, recorded
 from kneewatch.dashboards.prometheus.recording import derived, inexpressible
 from kneewatch.rules.model import Bound, Guard, Rule
@@ -19,6 +20,7 @@ def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
     it lacks."""
     known = {s.key for s in plan.signals()} - set(inexpressible(plan))
     known |= set(derived(plan)) | {STAGE} | set(SEEN_ELSEWHERE)
+    known |= set(FOUND) if plan.gpu_join else set()
     can: list[Rule] = []
     cannot: list[tuple[Rule, str]] = []
     for rule in plan.rules():

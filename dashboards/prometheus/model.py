@@ -29,7 +29,9 @@ class Plan(Profile):
 
     `interval_s` is the evaluation interval. `objective_ratio` of the requests must meet the
     targets. `prefix` begins vLLM's metric names. `triage_url` is where the triage page of a target
-    is: its `instance` is put behind it.
+    is: its `instance` is put behind it. `gpu_join` has the engine's labels, and those of DCGM's
+    series that say the same: without it no GPU is an engine's. `gpu_selector` restricts DCGM's.
+    `ordered`: a rule sees what those before it recorded at the same moment; vmalert's do not.
     """
 
     interval_s: float = 15.0
@@ -38,6 +40,9 @@ class Plan(Profile):
     prefix: str = "vllm:"
     selector: str = ""
     triage_url: str = ""
+    gpu_join: tuple[tuple[str, str], ...] = ()
+    gpu_selector: str = ""
+    ordered: bool = True
 
     @property
     def dialect(self) -> Dialect:
@@ -66,7 +71,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alerting rule; `keep_s` is how long it goes on firing after its expression has ended."""
+    """An alerting rule; `keep_s` is how long it goes on firing after its expression has ended, `by`
+    are the labels of what it is about (none: an engine's)."""
 
     name: str
     expr: str
@@ -74,14 +80,19 @@ class Alert:
     keep_s: float
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rules that are evaluated one after the other: later ones see what earlier ones recorded."""
+    """Rules that are evaluated one after the other: later ones see what earlier ones recorded.
+
+    `interval_s` is how often, where that is not the plan's.
+    """
 
     name: str
     rules: tuple[Record | Alert, ...]
+    interval_s: float | None = None
 
 
 def duration(seconds: float) -> str:

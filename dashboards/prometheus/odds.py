@@ -23,9 +23,13 @@ class Term:
     below: bool = False
 
 
-def confidence(start: float, terms: Sequence[Term]) -> str:
-    """The confidence of a cause whose log-odds start at `start`."""
-    summed = " + ".join([f"({ZERO} + {number(start)})", *(_told(term) for term in terms)])
+def confidence(start: float | str, terms: Sequence[Term], zero: str = ZERO) -> str:
+    """The confidence of a cause whose log-odds start at `start`, a number or an expression.
+
+    `zero` is nothing for each of what is judged: engines, unless told.
+    """
+    begin = start if isinstance(start, str) else number(start)
+    summed = " + ".join([f"({zero} + {begin})", *(_told(term, zero) for term in terms)])
     return f"1 / (1 + exp(-1 * ({summed})))"
 
 
@@ -34,12 +38,12 @@ def value(key: str) -> str:
     return f"({recorded(key)} or {ZERO})"
 
 
-def _told(term: Term) -> str:
+def _told(term: Term, zero: str) -> str:
     strength = _strength(term)
     weighed = f"{number(term.weight)} * {strength}"
     if term.when:
         weighed = f"({weighed}) and ({term.when})"
-    return f"(({weighed}) or {ZERO})"
+    return f"(({weighed}) or {zero})"
 
 
 def _strength(term: Term) -> str:

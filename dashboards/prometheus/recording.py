@@ -109,41 +109,42 @@ def calm_group(plan: Plan) -> Group:
 
     Evaluated after the alerts, for a finding at warning is not quiet.
     """
+    concluded = recorded(CONFIDENCE)
+    if plan.gpu_join:  # a GPU's errors may stand for weeks
+        concluded += '{cause!~"gpu_fault.*"}'
     disturbed = (
         f"({recorded('waiting_avg')} >= {number(QUIET_WAITING)})"
         f" or ({recorded('cascade_stage')} >= 2)"
         f' or (max by ({plan.engine}) (ALERTS{{kneewatch="finding", alertstate="firing",'
         ' severity=~"warning|critical"}))'
-        f" or (max by ({plan.engine}) ({recorded(CONFIDENCE)} >= {number(CONCLUDED_FROM)}))"
+        f" or (max by ({plan.engine}) ({concluded} >= {number(CONCLUDED_FROM)}))"
     )
     calm = (
         f"({recorded('arrival_per_s')} > 0) unless"
         f" max_over_time({recorded('disturbed')}[{duration(plan.window_s)}])"
     )
     half = duration(plan.window_s / 2)
-    seen = f"count_over_time({recorded('running')}[{half}]) >= {_scrapes(plan)}"
+    # A target that has just appeared has no quiet yet.
+    seen = f"{recorded('running')} offset {half}"
     rules = [
         Record(recorded("disturbed"), disturbed),
         Record(recorded("calm"), f"({calm}) and ({seen})"),
     ]
-    rules += [
-        Record(recorded(f"{key}:calm"), f"{recorded(key)} and {recorded('calm')}")
-        for key in TRACKED
-    ]
+    taken = recorded("calm")
+    if plan.ordered:  # one sample each half window, as the sidecar takes them
+        taken = recorded("sampled")
+        spaced = duration((plan.window_s - plan.interval_s) / 2)
+        rules.append(Record(taken, f"{recorded('calm')} unless last_over_time({taken}[{spaced}])"))
+    rules += [Record(recorded(f"{key}:calm"), f"{recorded(key)} and {taken}") for key in TRACKED]
     return Group("kneewatch-calm", tuple(rules))
-
-
-def _scrapes(plan: Plan) -> str:
-    """Evaluations in half a window: a target that has just appeared has no quiet yet."""
-    return number(max(1, int(plan.window_s / 2 / plan.interval_s)))
 
 
 def _baseline(plan: Plan, key: str) -> str:
     """The median of the quiet values; the last one known while there is no quiet."""
     remembered_s = SAMPLES_MAX * plan.window_s / 2
     calm = f"{recorded(f'{key}:calm')}[{duration(remembered_s)}]"
-    # A subquery at half windows would be the sidecar's sampling; it costs fifty times as much.
-    enough = max(1, round(SAMPLES_MIN * plan.window_s / 2 / plan.interval_s))
+    dense = plan.window_s / 2 / plan.interval_s
+    enough = SAMPLES_MIN if plan.ordered else max(1, round(SAMPLES_MIN * dense))
     return (
         f"(quantile_over_time(0.5, {calm}) and count_over_time({calm}) >= {enough})"
         f" or {recorded(f'{key}:quiet')}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from kneewatch.dashboards.prometheus.files import RULES_FILE
+from kneewatch.dashboards.prometheus.gpus.scenarios import gpu_scenarios
 from kneewatch.dashboards.prometheus.model import Plan, duration, number
 from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S
 
@@ -56,7 +57,15 @@ class Server:
 
     def named(self, metric: str, *labels: str) -> str:
         """A series of the engine."""
-        return f"{self._plan.prefix}{metric}{{{', '.join((ENGINE, *labels))}}}"
+        return f"{self._plan.prefix}{metric}{{{', '.join((ENGINE, *self._joined(), *labels))}}}"
+
+    @property
+    def up(self) -> str:
+        """Whether the server's page can be read."""
+        return "up{" + ", ".join(('instance="a:8000", job="vllm"', *self._joined())) + "}"
+
+    def _joined(self) -> Iterator[str]:
+        return (f'{label}="own"' for label, _ in self._plan.gpu_join)
 
     def busy(
         self,
@@ -80,7 +89,7 @@ class Server:
             self.named("generation_tokens_total"): self.rate(tokens_per_s),
             self.named("prompt_tokens_total"): self.rate(4 * served_per_s),
             self.named("request_success_total", 'finished_reason="stop"'): self.rate(served_per_s),
-            'up{instance="a:8000", job="vllm"}': self.level(1),
+            self.up: self.level(1),
         }
         for name, bounds, value_s, per_s in (
             ("time_to_first_token_seconds", (0.1, 0.25, 1.0), 0.2, served_per_s),
@@ -171,9 +180,13 @@ def scenarios(plan: Plan) -> tuple[Scenario, ...]:
                     name: f"{values.partition('x')[0]}x{half} stale"
                     for name, values in server.busy(running=8).items()
                 },
-                'up{instance="a:8000", job="vllm"}': f"1x{half} 0x{server.steps - half}",
+                server.up: f"1x{half} 0x{server.steps - half}",
             },
             frozenset({("KneewatchTargetDown", "critical")}),
+        ),
+        *(
+            Scenario(name, {**server.busy(running=8), **series}, fires)
+            for name, series, fires in gpu_scenarios(plan, server.steps)
         ),
     )
 

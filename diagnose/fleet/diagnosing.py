@@ -109,7 +109,8 @@ def _gone(gone: Sequence[Gone]) -> list[FleetCause]:
     found: list[FleetCause] = []
     for pool in sorted({one.pool for one in gone if one.down}):
         down = sorted(one.replica for one in gone if one.down and one.pool == pool)
-        text = f"{len(down)} replicas do not answer their scrapes: {', '.join(down[:3])}"
+        what = "replica does not answer its" if len(down) == 1 else "replicas do not answer their"
+        text = f"{len(down)} {what} scrapes: {', '.join(down[:3])}"
         cause = Cause(
             OF_A_POOL,
             0.95,

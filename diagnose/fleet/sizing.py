@@ -81,7 +81,8 @@ def _size(
     if blind or any(engine.stage is None for engine in tier.engines):
         return replace(plain, why="not all of it can be seen")
     if down:
-        return replace(plain, why=f"{down} more of its pool do not answer")
+        answers = "does" if down == 1 else "do"
+        return replace(plain, why=f"{down} more of its pool {answers} not answer")
     if engines is None:
         return replace(plain, why="its replicas have unlike numbers of data-parallel engines")
     if tier.role == "prefill":

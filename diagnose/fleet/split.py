@@ -66,7 +66,9 @@ def splits_of(tiers: Sequence[Tier], stated: Stated, targets: Targets) -> list[S
 
 
 def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Split | None:
-    busy = sum(min(1.0, one) for e in prefill.engines if (one := e.in_flight) is not None)
+    taken_each = [min(1.0, one) for e in prefill.engines if (one := e.in_flight) is not None]
+    # A replica of several engines is taken as they are in the mean.
+    busy = sum(taken_each) * prefill.replicas / len(prefill.engines)
     taken = _decode_work(decode, stated, targets)
     arrivals = _total(prefill, "arrival_per_s")
     computed = _total(prefill, "computed_prompt_tokens_per_s")

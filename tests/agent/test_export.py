@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+import yaml
+
 from tests.agent.running import Main
 from tests.programs import require
 
@@ -12,9 +15,13 @@ from tests.programs import require
 def test_rules_and_their_tests(main: Main, tmp_path: Path) -> None:
     told = main("export", "prometheus-tests", str(tmp_path / "out"), "--slo-ttft", "2s")
     assert told.status == 0
-    rules, wrapped, unkept, tests = (Path(line) for line in told.out.splitlines())
+    rules, wrapped, unkept, victoria, tests = (Path(line) for line in told.out.splitlines())
     assert wrapped.is_file()
     assert "keep_firing_for" not in unkept.read_text()
+    assert "increase_prometheus(" in victoria.read_text()
+    # All of them are run in tests/dashboards/test_rules.py.
+    document = yaml.safe_load(tests.read_text())
+    tests.write_text(yaml.safe_dump({**document, "tests": document["tests"][:1]}))
     for command in (["check", "rules", str(rules)], ["test", "rules", str(tests)]):
         subprocess.run([require("promtool"), *command], check=True, capture_output=True)
 
@@ -29,6 +36,21 @@ def test_flags_reach_the_rules(main: Main, tmp_path: Path) -> None:
     assert "[120s]" in text
     assert "engine, team)" in text
     assert "kneewatch:itl_p99_s > 0.05" in text
+
+
+def test_gpus_are_joined_as_stated(main: Main, tmp_path: Path) -> None:
+    join = ("--gpu-join", "pod=exported_pod", "--gpu-selector", 'cluster="a"')
+    main("export", "prometheus-rules", str(tmp_path), *join)
+    text = (tmp_path / "kneewatch.rules.yml").read_text()
+    assert 'DCGM_FI_DEV_SM_CLOCK{cluster="a",exported_pod!=""}' in text
+    assert "KneewatchCauseGpuThrottled" in text
+
+
+@pytest.mark.parametrize(("join", "said"), [("pod", "LABEL=DCGM"), ("rack=host", "--label rack")])
+def test_a_join_that_cannot_be_is_refused(join: str, said: str, main: Main, tmp_path: Path) -> None:
+    told = main("export", "prometheus-rules", str(tmp_path), "--gpu-join", join)
+    assert told.status == 2
+    assert said in told.err
 
 
 def test_a_window_of_too_few_evaluations_is_refused(main: Main, tmp_path: Path) -> None:
@@ -53,3 +75,23 @@ def test_dashboards_and_what_dcgm_exporter_needs(main: Main, tmp_path: Path) -> 
     assert "DCGM_FI_PROF_SM_ACTIVE, gauge" in Path(fields).read_text()
     config = ["check", "config", "--syntax-only", scrape]
     subprocess.run([require("promtool"), *config], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--label", "a b"),
+        ("--label", ""),
+        ("--label", "le"),
+        ("--prefix", "a b"),
+        ("--selector", "namespace=chat"),
+        ("--gpu-selector", "x}"),
+    ],
+)
+def test_what_would_make_rules_that_no_server_loads_is_refused(
+    main: Main, tmp_path: Path, flag: str, value: str
+) -> None:
+    told = main("export", "prometheus-rules", str(tmp_path / "rules"), flag, value)
+    assert told.status == 2
+    assert f"{flag}: " in told.err
+    assert not (tmp_path / "rules").exists()

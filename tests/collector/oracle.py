@@ -27,6 +27,10 @@ START_S = 20.0
 STALE = struct.pack("<Q", 0x7FF0000000000002)
 """The NaN that marks the end of a series (Prometheus, model/value/value.go)."""
 
+SAMPLE = b"\x12\x10\x09"
+"""Begins a sample, 16 bytes with a time of this century: the value (double), b"\\x10", then the
+milliseconds (varint)."""
+
 BLOCKS = "30d"
 """Longer than everything loaded: the head takes any order of targets and writes no block."""
 
@@ -64,12 +68,19 @@ class Prometheus:
         for target in targets:
             rows = _rows(target)
             loaded += sum(len(samples) for samples in rows.values())
-            body = b"".join(
-                _field(1, _labels(series, target.instance) + b"".join(samples))
+            self.write(
+                (
+                    {**dict(series.labels), "__name__": series.name, "instance": target.instance},
+                    b"".join(samples),
+                )
                 for series, samples in rows.items()
             )
-            self._send("/api/v1/write", _snappy(body), "application/x-protobuf")
         return loaded
+
+    def write(self, series: Iterable[tuple[Mapping[str, str], bytes]]) -> None:
+        """Write series: labels, and samples as remote write has them (`SAMPLE`)."""
+        body = b"".join(_field(1, _labels(labels) + samples) for labels, samples in series)
+        self._send("/api/v1/write", _snappy(body), "application/x-protobuf")
 
     def ask(self, query: str, t_ms: int) -> list[Answer]:
         """The samples that an instant query returns."""
@@ -160,21 +171,20 @@ def _rows(target: Target) -> dict[Series, list[bytes]]:
     rows: dict[Series, list[bytes]] = {}
     before: set[Series] = set()
     for t_ms, page in target.scrapes:
-        # Sample: 1 value (double), 2 timestamp; 16 bytes with a time of this century.
         end = b"\x10" + _varint(t_ms)
         shown = dict(page.samples()) if page is not None else {}
         for series, value in shown.items():
-            rows.setdefault(series, []).append(_field(2, b"\x09" + struct.pack("<d", value) + end))
+            rows.setdefault(series, []).append(SAMPLE + struct.pack("<d", value) + end)
         for series in before.difference(shown):
-            rows[series].append(_field(2, b"\x09" + STALE + end))
+            rows[series].append(SAMPLE + STALE + end)
         before = set(shown)
     return rows
 
 
-def _labels(series: Series, instance: str) -> bytes:
-    pairs = sorted({**dict(series.labels), "__name__": series.name, "instance": instance}.items())
+def _labels(labels: Mapping[str, str]) -> bytes:
     return b"".join(
-        _field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in pairs
+        _field(1, _field(1, name.encode()) + _field(2, value.encode()))
+        for name, value in sorted(labels.items())
     )
 
 

@@ -8,7 +8,6 @@ CPU is measured before the rules are loaded and after.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -22,10 +21,8 @@ from urllib.request import urlopen
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.model import Plan
-from tests.collector.oracle import free_port
 from tests.dashboards.parity import STEP_S
-from tests.dashboards.playing import LOOPBACK, Play, process, staged
-from tests.programs import require
+from tests.dashboards.playing import Play, prometheus, staged
 from tests.recordings import CAPTURES
 
 SCRAPING_S = 30.0
@@ -58,35 +55,21 @@ def measured(replicas: int, folder: Path) -> Cost:
     plan = Plan()
     pages = [list(CaptureReader(CAPTURES / f"{name}.jsonl.gz"))[first:] for name, first in PAGES]
     play = Play({f"r{at}": pages[at % 2] for at in range(replicas)}, STEP_S / plan.interval_s)
-    port = free_port()
-    with staged(play) as stage:
-        rules = folder / "rules.yml"
-        rules.write_text("")
-        config = {"rule_files": ["rules.yml"], "scrape_configs": stage.scrapes()}
-        (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        command = [
-            require("prometheus"),
-            f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address={LOOPBACK}:{port}",
-            "--log.level=warn",
-        ]
-        url = f"http://{LOOPBACK}:{port}"
-        with process(command, ready=f"{url}/-/ready", log=folder / "log") as pid:
-            time.sleep(SCRAPING_S)
-            scraping_cores, _ = _watched(url)
-            rules.write_text(rule_files(plan)[RULES_FILE])
-            os.kill(pid, signal.SIGHUP)
-            time.sleep(SETTLE_S)
-            all_cores, group_s = _watched(url)
-            return Cost(
-                replicas,
-                round(_metric(url, "prometheus_tsdb_head_series")),
-                group_s,
-                scraping_cores,
-                all_cores,
-                _metric(url, "process_resident_memory_bytes"),
-            )
+    with staged(play) as stage, prometheus(stage, folder, "") as (url, pid):
+        time.sleep(SCRAPING_S)
+        scraping_cores, _ = _watched(url)
+        (folder / "rules.yml").write_text(rule_files(plan)[RULES_FILE])
+        os.kill(pid, signal.SIGHUP)
+        time.sleep(SETTLE_S)
+        all_cores, group_s = _watched(url)
+        return Cost(
+            replicas,
+            round(_metric(url, "prometheus_tsdb_head_series")),
+            group_s,
+            scraping_cores,
+            all_cores,
+            _metric(url, "process_resident_memory_bytes"),
+        )
 
 
 def _watched(url: str) -> tuple[float, float]:

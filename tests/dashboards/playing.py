@@ -24,6 +24,7 @@ from urllib.request import urlopen
 from kneewatch.agent.source import STATUS_OK
 from kneewatch.collector.captures.capture import CaptureReader, Entry
 from kneewatch.dashboards.prometheus.model import Plan, duration
+from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.parity import (
     CAUSES,
     FINDINGS,
@@ -35,9 +36,9 @@ from tests.dashboards.parity import (
     sidecar,
     verdict_of,
 )
+from tests.programs import require
 from tests.recordings import CAPTURES, WINDOW_S
 
-LOOPBACK = "127.0.0.1"
 PATIENCE_S = 20.0
 
 
@@ -163,6 +164,26 @@ def process(command: Sequence[str], *, ready: str, log: Path) -> Generator[int]:
     finally:
         started.kill()
         started.wait()
+
+
+@contextmanager
+def prometheus(stage: Stage, folder: Path, rules: str) -> Generator[tuple[str, int]]:
+    """A real Prometheus that scrapes a stage and evaluates rules: its URL, and its process id. Its
+    files are in `folder`, the rules in rules.yml."""
+    port = free_port()
+    config = {"rule_files": ["rules.yml"], "scrape_configs": stage.scrapes()}
+    (folder / "rules.yml").write_text(rules)
+    (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    command = [
+        require("prometheus"),
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address={LOOPBACK}:{port}",
+        "--log.level=warn",
+    ]
+    url = f"http://{LOOPBACK}:{port}"
+    with process(command, ready=f"{url}/-/ready", log=folder / "log") as pid:
+        yield url, pid
 
 
 def _answers(url: str) -> bool:

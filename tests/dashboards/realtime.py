@@ -8,16 +8,13 @@ prints, for each recording, at how many evaluations the two disagree by more tha
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 
 from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
-from tests.collector.oracle import free_port
 from tests.dashboards.parity import Difference
-from tests.dashboards.playing import LOOPBACK, Play, compared, play_of, process, staged, told
-from tests.programs import require
+from tests.dashboards.playing import Play, compared, play_of, prometheus, staged, told
 
 RECORDINGS = ("kv_pressure_cascade", "queue_overload")
 
@@ -25,22 +22,10 @@ RECORDINGS = ("kv_pressure_cascade", "queue_overload")
 def played(play: Play, folder: Path, *, steps: int = 1) -> dict[str, list[Difference]]:
     """Where Prometheus and the sidecar disagree by more than so many evaluations, by recording."""
     plan = play.plan(play.scrape_s)
-    port = free_port()
-    with staged(play) as stage:
-        config = {"rule_files": ["rules.yml"], "scrape_configs": stage.scrapes()}
-        (folder / "rules.yml").write_text(rule_files(plan)[RULES_FILE])
-        (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        command = [
-            require("prometheus"),
-            f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address={LOOPBACK}:{port}",
-            "--log.level=warn",
-        ]
-        url = f"http://{LOOPBACK}:{port}"
-        with process(command, ready=f"{url}/-/ready", log=folder / "log"):
-            stage.wait(after_s=plan.interval_s)
-            return compared(url, play, stage, plan, steps=steps)
+    rules = rule_files(plan)[RULES_FILE]
+    with staged(play) as stage, prometheus(stage, folder, rules) as (url, _):
+        stage.wait(after_s=plan.interval_s)
+        return compared(url, play, stage, plan, steps=steps)
 
 
 def main() -> None:

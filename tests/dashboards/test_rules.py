@@ -16,7 +16,7 @@ from kneewatch.dashboards.prometheus.causes import INEXPRESSIBLE, cause_queries
 from kneewatch.dashboards.prometheus.files import (
     OBJECT_FILE,
     RULES_FILE,
-    UNKEPT_FILE,
+    VICTORIA_FILE,
     rule_files,
 )
 from kneewatch.dashboards.prometheus.findings import expressible
@@ -34,6 +34,7 @@ PLANS = {
     ),
     "short window, other names": Plan(
         window_s=15.0, interval_s=2.0, prefix="ray_vllm_", selector='cluster="a"',
+        gpu_join=(("pod", "exported_pod"),),
         triage_url="https://triage.example/triage",
     ),
 }  # fmt: skip
@@ -56,9 +57,35 @@ def test_promtool_accepts_the_rules(tmp_path: Path, plan: Plan) -> None:
     assert "SUCCESS" in ran.stdout
 
 
-@pytest.mark.parametrize("plan", [PLANS["plain"], PLANS["with targets"]], ids=["plain", "targets"])
-def test_the_exported_tests_pass(tmp_path: Path, plan: Plan) -> None:
-    ran = promtool("test", "rules", str(write(tmp_path, plan) / TESTS_FILE))
+def only(folder: Path, wanted: str) -> list[dict[str, Any]]:
+    """Leave those of the exported tests whose names a pattern finds."""
+    tests: dict[str, Any] = yaml.safe_load((folder / TESTS_FILE).read_text())
+    tests["tests"] = [one for one in tests["tests"] if re.search(wanted, one["name"])]
+    (folder / TESTS_FILE).write_text(yaml.safe_dump(tests))
+    found: list[dict[str, Any]] = tests["tests"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "wanted"),
+    [
+        pytest.param(PLANS["with targets"], "", id="with targets, all"),
+        # They differ where targets are not stated: at a queue, and where all is well.
+        pytest.param(PLANS["plain"], "serves|served|preempted", id="plain"),
+    ],
+)
+def test_the_exported_tests_pass(tmp_path: Path, plan: Plan, wanted: str) -> None:
+    assert len(only(write(tmp_path, plan), wanted)) >= 3
+    ran = promtool("test", "rules", str(tmp_path / TESTS_FILE))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_gpus_that_are_joined_are_told_of_their_server(tmp_path: Path) -> None:
+    plan = Plan(gpu_join=(("namespace", "exported_namespace"), ("pod", "exported_pod")))
+    tests = only(write(tmp_path, plan), "GPU")
+    asked = [one["exp_samples"] for test in tests for one in test["promql_expr_test"]]
+    assert [len(expected) for expected in asked] == [0, 2, 2]
+    ran = promtool("test", "rules", str(tmp_path / TESTS_FILE))
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -66,22 +93,25 @@ def test_the_exported_tests_can_fail(tmp_path: Path) -> None:
     write(tmp_path, Plan())
     rules = tmp_path / RULES_FILE
     rules.write_text(rules.read_text().replace("irate(vllm:num_preemptions", "irate(vllm:gone"))
+    only(tmp_path, "preempted")
     ran = promtool("test", "rules", str(tmp_path / TESTS_FILE))
     assert ran.returncode == 1
     assert "KneewatchCauseKvPressure" in ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_vmalert_accepts_the_rules_without_keep_firing_for(tmp_path: Path, plan: Plan) -> None:
-    rules = write(tmp_path, plan) / UNKEPT_FILE
+def test_vmalert_accepts_its_rules(tmp_path: Path, plan: Plan) -> None:
+    rules = write(tmp_path, plan) / VICTORIA_FILE
     assert vmalert_says(rules) == ""
     document: dict[str, Any] = yaml.safe_load(rules.read_text())
-    longest = max(len(rule["expr"]) for group in document["groups"] for rule in group["rules"])
-    assert longest < 16384, "VictoriaMetrics refuses longer queries (-search.maxQueryLen)"
+    exprs = [rule["expr"] for group in document["groups"] for rule in group["rules"]]
+    assert max(map(len, exprs)) < 16384, "VictoriaMetrics refuses longer queries"
+    own = re.compile(r"\b(rate|increase|changes)\(")
+    assert not any(own.search(expr) for expr in exprs), "they begin before the window"
 
 
 def test_vmalert_refuses_what_it_does_not_understand(tmp_path: Path) -> None:
-    rules = write(tmp_path, Plan()) / UNKEPT_FILE
+    rules = write(tmp_path, Plan()) / VICTORIA_FILE
     rules.write_text(rules.read_text().replace("irate(", "irate(("))
     assert "kneewatch:cascade_evidence" in vmalert_says(rules)
 
@@ -137,7 +167,7 @@ def test_alerts_carry_what_a_person_needs() -> None:
     for alert in alerts:
         assert {"summary", "description", "action", "guide"} <= set(alert["annotations"])
         assert alert["labels"]["severity"] in ("info", "warning", "critical")
-        if alert["alert"] != "KneewatchNoMetrics":
+        if alert["alert"] != "KneewatchNoMetrics" and alert["labels"]["kneewatch"] != "gpu":
             link = alert["annotations"]["triage"]
             assert link == "https://triage.example/triage/{{ $labels.instance }}"
 

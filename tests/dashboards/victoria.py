@@ -13,16 +13,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
 from kneewatch.collector.captures.capture import Entry
 from kneewatch.collector.exposition.parser import Limits, PageParser
-from kneewatch.dashboards.prometheus.files import UNKEPT_FILE, groups, rule_files
+from kneewatch.dashboards.prometheus.files import VICTORIA_FILE, groups, rule_files
 from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, Record
-from tests.collector.oracle import free_port
+from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.parity import Difference
-from tests.dashboards.playing import LOOPBACK, Play, compared, play_of, process, staged, told
+from tests.dashboards.playing import Play, compared, play_of, process, staged, told
 from tests.programs import require
 from tests.recordings import phases
 
@@ -36,7 +37,7 @@ def played(play: Play, folder: Path, *, late_s: float = LATE_S) -> dict[str, lis
     """Where VictoriaMetrics with vmalert and the sidecar disagree, by recording."""
     plan = play.plan(EVALUATION_S)
     with staged(play) as stage:
-        (folder / "rules.yml").write_text(rule_files(plan)[UNKEPT_FILE])
+        (folder / "rules.yml").write_text(rule_files(plan)[VICTORIA_FILE])
         (folder / "scrapes.yml").write_text(json.dumps({"scrape_configs": stage.scrapes()}))
         url, alerting = (f"http://{LOOPBACK}:{free_port()}" for _ in range(2))
         store = [
@@ -77,7 +78,7 @@ def introduce(url: str, play: Play, plan: Plan) -> None:
         f" 0 {before_ms}"
         for name, pages in play.pages.items()
         for engine in _engines(name, pages)
-        for group in groups(plan)
+        for group in groups(replace(plan, ordered=False))
         for rule in group.rules
         for name, labels in _series(group, rule, engine)
     ]

@@ -26,13 +26,28 @@ ASKING = Asking('namespace="a"', 60.0, ("instance", "engine"), ("vllm:",))
         (' {namespace="a",pod=~"x.*"} ', 'namespace="a",pod=~"x.*"'),
         ('pod=~"x{2}(a|b)",', 'pod=~"x{2}(a|b)"'),
         (r'pod="a\"}"', r'pod="a\"}"'),
+        ("pod='a', job!~`b|(c)` , ", "pod='a', job!~`b|(c)`"),
     ],
 )
 def test_matchers_with_or_without_braces(text: str, inner: str) -> None:
     assert checked_selector(text, "--selector") == inner
 
 
-@pytest.mark.parametrize("text", ["up", 'a="b"} or vector(1', 'a="b', "sum(x)", '{a="b"}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "up",
+        'a="b"} or vector(1',
+        'a="b',
+        "sum(x)",
+        '{a="b"}}',
+        "a=b",
+        'a="b" or c="d"',
+        'a="b",,c="d"',
+        'a="b" c="d"',
+        '1a="b"',
+    ],
+)
 def test_what_is_no_list_of_matchers_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="--selector"):
         checked_selector(text, "--selector")
@@ -60,6 +75,7 @@ def test_two_spellings_in_one_fleet_are_one_query() -> None:
         ("", ()),
         ('namespace="a"', ('exported_namespace="a"',)),
         ('pod=~"x{1,2}",model_name="m"', ('exported_pod=~"x{1,2}"',)),
+        ("namespace='a', pod!=`b`", ("exported_namespace='a'", "exported_pod!=`b`")),
         (r'model_name="a,b\"",namespace!="c"', ('exported_namespace!="c"',)),
         ('model_name="m"', ()),
     ],

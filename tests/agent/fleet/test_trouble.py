@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlencode
+from urllib.request import urlopen
 
 import pytest
 
@@ -211,6 +212,7 @@ def test_victoria_metrics_says_the_same(tmp_path: Path, end_s: int) -> None:
             input="\n".join(lines).encode(),
             check=True,
         )
+        urlopen(f"{url}/internal/force_flush").close()  # else found after some seconds
         with PrometheusSource(url, QUICK) as source:
             query = "count(vllm:request_queue_time_seconds_sum)"
             until(lambda: source.instant(query, end_s).samples)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from hypothesis import given
@@ -118,6 +119,7 @@ def test_victoria_metrics_answers_the_same_queries(tmp_path: Path) -> None:
             input="\n".join(lines).encode(),
             check=True,
         )
+        urlopen(f"{url}/internal/force_flush").close()  # else found after some seconds
         with PrometheusSource(url, QUICK) as source:
             samples = until(lambda: source.instant("n_total", start_s + 75).samples)
             assert samples[0].value == 5.0

@@ -187,10 +187,18 @@ def test_data_parallel_engines_are_counted_in_replicas(most: float, needed: int)
         assert made.made.before[key] == pytest.approx(alone.made.before[key])
 
 
+def test_one_is_one_in_words() -> None:
+    gone = [Gone("r1", "prod/m", down=True)]
+    shown = text(verdict(*rows(1), gone=gone), Style())
+    assert "1 replica, 1 engine: " in shown
+    assert "1 replica does not answer its scrapes: r1" in shown
+
+
 def test_replicas_that_lack_engines_are_not_sized() -> None:
     engines: list[Row] = [(pod("a", engine=str(at)), SIZED) for at in range(4)]
     _, size = sized(peak(4.0), *engines, *rows(2))
-    assert (size.needed, size.gpus_each, size.usd_per_hour) == (None, None, pytest.approx(18.0))
+    assert (size.needed, size.gpus_each) == (None, None)
+    assert size.usd_per_hour == pytest.approx(6 * 3.0)
     assert "unlike" in size.why
 
 
@@ -215,10 +223,13 @@ def test_routing_is_advised_with_what_it_would_save() -> None:
     assert made.predicted["computed_prompt_tokens_per_s"] == pytest.approx(2100 * 0.04 / 0.7)
 
 
-def disaggregated(prefill: int, decode: int, *, busy: float, held_ratio: float) -> FleetDiagnosis:
+def disaggregated(
+    prefill: int, decode: int, *, busy: float, held_ratio: float, engines: int = 1
+) -> FleetDiagnosis:
     sides = [
-        *((pod(f"p{at}", role="prefill"), {**SIZED, "running": busy, "running_avg": busy})
-          for at in range(prefill)),
+        *((pod(f"p{at}", role="prefill", engine=str(engine)),
+           {**SIZED, "running": busy, "running_avg": busy})
+          for at in range(prefill) for engine in range(engines)),
         *((pod(f"d{at}", role="decode"),
            {**SIZED, "running": 144 * held_ratio, "running_avg": 144 * held_ratio,
             "kv_usage_avg_ratio": 0.9 * held_ratio}) for at in range(decode)),
@@ -226,8 +237,9 @@ def disaggregated(prefill: int, decode: int, *, busy: float, held_ratio: float) 
     return verdict(*sides)
 
 
-def test_pools_of_a_disaggregated_fleet_are_split_by_their_work() -> None:
-    found = disaggregated(4, 4, busy=0.3, held_ratio=0.9)
+@pytest.mark.parametrize("engines", [1, 4])
+def test_pools_of_a_disaggregated_fleet_are_split_by_their_work(engines: int) -> None:
+    found = disaggregated(4, 4, busy=0.3, held_ratio=0.9, engines=engines)
     (made,) = [one.made for one in found.advice]
     assert made.id == "pd-ratio"
     # 4 x 0.3 of prefill and 4 x 0.9 of decode: 1:3.
