@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kneewatch.agent.store.arrays import DamagedError
 from kneewatch.agent.store.chunk import Body, Read
-from kneewatch.agent.store.counters import ColumnRow, column_of, opened
+from kneewatch.agent.store.counters import ColumnRow, column_of, decoding, opened
 from kneewatch.collector.history import Column
 
 Floats = npt.NDArray[np.float64]
@@ -49,17 +49,13 @@ class Columns:
             DamagedError: the bytes are not what was written.
         """
         chunk = opened(read)
-        count = chunk.rows
-        try:
+        with decoding():
             times = _times(chunk.times)
             self._know([row for row, _ in chunk.columns])
             whole = _integers(chunk.whole)
-            bits = _integers(chunk.other).view(np.float64)
-            values = self._values([kind for _, kind in chunk.columns], count, whole, bits)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DamagedError(f"the counters cannot be read: {error}") from error
-        if len(times) != count:
-            raise DamagedError(f"{len(times)} times for {count} snapshots")
+            other = _integers(chunk.other).view(np.float64)
+            values = self._values([kind for _, kind in chunk.columns], chunk.rows, whole, other)
+        chunk.check(len(times))
         return Counted(times, self._wanted, values)
 
     def _know(self, rows: list[ColumnRow]) -> None:

@@ -12,23 +12,23 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
+from kneewatch.agent import commands
 from kneewatch.agent.daemon.state_folder import store_path
 from kneewatch.agent.options import SPAN
 from kneewatch.agent.printing import FOUND, NO_DATA, OK
 from kneewatch.agent.report.gather import gather
 from kneewatch.agent.report.history import History
 from kneewatch.agent.report.members import Wanted
+from kneewatch.agent.report.periods import periods, zone_of
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.report.stated import stated_of
 from kneewatch.agent.settings import Settings
 from kneewatch.collector.base import SettingsError
 from kneewatch.reports.weekly.build import build
 from kneewatch.reports.weekly.document import render_json
-from kneewatch.reports.weekly.grid import Grid, earlier, grid
 from kneewatch.reports.weekly.model import WeeklyReport
 from kneewatch.reports.weekly.verdict import SEVERITY
 from kneewatch.rules.model import Severity
@@ -59,8 +59,7 @@ def run(
     Raises:
         KneewatchError: there is no history, or a setting cannot be.
     """
-    if out != STDOUT and not Path(out).parent.is_dir():
-        raise SettingsError(f"{out} cannot be written: there is no folder {Path(out).parent}")
+    _check_writable(out)
     if selector and prometheus is None:
         raise SettingsError("--selector goes with --prometheus")
     render = renderer(form or BY_ENDING.get(Path(out).suffix.lower(), "html"))
@@ -82,12 +81,7 @@ def run(
         window_s=settings["window_s"],
     )
     if prometheus is not None:
-        from kneewatch.agent.report.prometheus.making import (
-            made_of,
-        )  # here: the store needs no HTTP
-
-        observed, partial = made_of(prometheus, settings, selector, wanted, progress)
-        report = build(observed, made_s=made_s, version=version("kneewatch"))
+        report, partial = made_of_fleet(prometheus, selector, settings, wanted, made_s=made_s)
         write(render(report), out)
         found = status(report)
         return NO_DATA if partial and found == OK else found
@@ -107,6 +101,18 @@ def compared_s(told: str | None, since_s: float) -> float | None:
     return None if told == NOTHING else SPAN.convert(told, None, None)
 
 
+def end_s(told: str | None, settings: Settings) -> float | None:
+    """The end of the time as unix seconds; without a zone it is by the report's own clocks.
+
+    Raises:
+        SettingsError: it is no time, or there is no such time zone.
+    """
+    try:
+        return commands.moment(told, zone_of(settings["report.timezone"]))
+    except OverflowError as exc:
+        raise SettingsError(f"--to {told}: no calendar has that time: {exc}") from exc
+
+
 def made(store: Path, wanted: Wanted, *, made_s: float) -> WeeklyReport:
     """The report of a store.
 
@@ -120,36 +126,19 @@ def made(store: Path, wanted: Wanted, *, made_s: float) -> WeeklyReport:
     return build(observed, made_s=made_s, version=version("kneewatch"))
 
 
-def periods(
-    timezone: str,
-    *,
-    to_s: float,
-    since_s: float,
-    compare_s: float | None,
-    unit_s: float = 0.0,
-) -> tuple[Grid, Grid | None]:
-    """The time of the report and the one that it is compared with; with `unit_s` both begin and end
-    on multiples of it.
+def made_of_fleet(
+    url: str, selector: str, settings: Settings, wanted: Wanted, *, made_s: float
+) -> tuple[WeeklyReport, bool]:
+    """The report of what a metrics system knows, and whether some of that had no answer.
 
     Raises:
-        SettingsError: there is no such time zone.
+        CollectError: it does not answer, or knew no vLLM server in that time.
+        SettingsError: the selector, or something that is asked for, cannot be.
     """
-    try:
-        zone = ZoneInfo(timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
-        raise SettingsError(
-            f"report.timezone: no time zone {timezone!r}; write one such as Europe/Berlin or UTC"
-        ) from exc
+    from kneewatch.agent.report.prometheus.making import made_of  # here: a store needs no HTTP
 
-    def cut(t_s: float) -> float:
-        return t_s // unit_s * unit_s if unit_s else t_s
-
-    to_s = cut(to_s)
-    now = grid(cut(earlier(to_s, since_s, zone)), to_s, timezone)
-    if compare_s is None:
-        return now, None
-    moved_s = cut(earlier(to_s, compare_s, zone))
-    return now, grid(cut(earlier(moved_s, since_s, zone)), moved_s, timezone)
+    observed, partial = made_of(url, settings, selector, wanted, progress)
+    return build(observed, made_s=made_s, version=version("kneewatch")), partial
 
 
 def renderer(form: str) -> Callable[[WeeklyReport], str]:
@@ -198,6 +187,17 @@ def progress(done: int, steps: int) -> None:
     filled = BAR * done // max(steps, 1)
     bar = "#" * filled + "." * (BAR - filled)
     click.echo(f"\r\x1b[Kreading the history [{bar}] {done} of {steps}", nl=False, err=True)
+
+
+def _check_writable(out: str) -> None:
+    """That a file can be there, before minutes are spent on it."""
+    if out == STDOUT:
+        return
+    path = Path(out)
+    if not path.parent.is_dir():
+        raise SettingsError(f"{out} cannot be written: there is no folder {path.parent}")
+    if not out or path.is_dir():
+        raise SettingsError(f"--out {out or repr(out)}: write the name of a file")
 
 
 def _check(history: History, wanted: Wanted) -> None:

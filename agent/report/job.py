@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,17 @@ from zoneinfo import ZoneInfo
 
 import orjson
 
-from kneewatch.agent.report.command import made, periods, renderer, write
-from kneewatch.agent.report.members import Wanted
+from kneewatch.agent.report.command import made, made_of_fleet, renderer, write
+from kneewatch.agent.report.history import History
+from kneewatch.agent.report.members import Wanted, seen
 from kneewatch.agent.report.order import settings_of
+from kneewatch.agent.report.periods import periods
+from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.report.sending import receivers_of, send
 from kneewatch.agent.report.stated import stated_of
+from kneewatch.agent.settings import Settings
 from kneewatch.collector.base import KneewatchError, SettingsError
+from kneewatch.reports.weekly.model import WeeklyReport
 
 OK, FAILED = 0, 2
 PREFIX = "report-"
@@ -38,11 +43,8 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     settings, folder = settings_of(given), Path(given["folder"])
     to = receivers_of(settings)
     due_s: float = given["due_s"]
-    since_s: float = settings["report.since_s"]
     zone: str = settings["report.timezone"]
-    now, before = periods(zone, to_s=due_s, since_s=since_s, compare_s=since_s)
-    wanted = Wanted(now, before, stated_of(settings), window_s=settings["window_s"])
-    report = made(Path(given["store"]), wanted, made_s=time.time())
+    report = _made(given, settings, due_s)
     day = datetime.fromtimestamp(due_s, ZoneInfo(zone)).strftime("%Y-%m-%d-%H%M")
     page = folder / f"{PREFIX}{day}.html"
     _make(folder)
@@ -57,6 +59,35 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         "sent": [one.name for one in to if one.name not in failed],
         "failed": failed,
     }
+
+
+def _made(given: dict[str, Any], settings: Settings, due_s: float) -> WeeklyReport:
+    """Of the daemon's own history; where that knows no engine in this time, of the fleet that the
+    daemon looks at through a metrics system."""
+    wanted, store = _wanted(settings, due_s), Path(given["store"])
+    if given["fleet"] is None or _watched(store, wanted):
+        return made(store, wanted, made_s=time.time())
+    url, selector = given["fleet"]
+    wanted = _wanted(settings, due_s, unit_s=whole_s(settings["report.since_s"]))
+    report, _ = made_of_fleet(url, selector, settings, wanted, made_s=time.time())
+    return report
+
+
+def _wanted(settings: Settings, due_s: float, *, unit_s: float = 0.0) -> Wanted:
+    since_s: float = settings["report.since_s"]
+    now, before = periods(
+        settings["report.timezone"],
+        to_s=due_s,
+        since_s=since_s,
+        compare_s=since_s,
+        unit_s=unit_s,
+    )
+    return Wanted(now, before, stated_of(settings), window_s=settings["window_s"])
+
+
+def _watched(store: Path, wanted: Wanted) -> bool:
+    with closing(History(store)) as history:
+        return any(seen(engine, wanted.grid) for engine in history.engines())
 
 
 def prune(folder: Path, *, keep: int) -> None:

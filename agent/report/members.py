@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kneewatch.agent.report.history import History
 from kneewatch.agent.store.model import StoredEngine
+from kneewatch.collector.base import SettingsError
 from kneewatch.reports.weekly.grid import Grid
 from kneewatch.reports.weekly.observed import TierStated
 from kneewatch.rules.model import WINDOW_S
@@ -43,7 +44,11 @@ class Member:
 
 
 def members_of(history: History, wanted: Wanted) -> list[Member]:
-    """The engines of both periods that are asked for."""
+    """The engines of both periods that are asked for.
+
+    Raises:
+        SettingsError: there were engines, and none of a tier that is asked for.
+    """
     found: list[Member] = []
     for engine in history.engines():
         if wanted.targets and engine.target not in wanted.targets:
@@ -58,13 +63,21 @@ def members_of(history: History, wanted: Wanted) -> list[Member]:
         else member
         for member in found
     ]
-    if not wanted.tiers:
-        return placed
-    return [
-        member
-        for member in placed
-        if {member.tier, member.engine.labels.get("tier")} & set(wanted.tiers)
-    ]
+    _check_tiers(placed, wanted.tiers)
+    return [one for one in placed if not wanted.tiers or names_of(one) & set(wanted.tiers)]
+
+
+def names_of(member: Member) -> set[str]:
+    """What an engine's tier may be asked for by: as the report names it, or by its label."""
+    return {member.tier, member.engine.labels.get("tier") or member.tier}
+
+
+def _check_tiers(members: Sequence[Member], tiers: Sequence[str]) -> None:
+    known = set[str]().union(*map(names_of, members))
+    for tier in tiers:
+        if members and tier not in known:
+            there = ", ".join(sorted({member.tier for member in members})[:20])
+            raise SettingsError(f"--tier {tier}: no such tier in that time; it has {there}")
 
 
 def seen(engine: StoredEngine, grid: Grid) -> bool:

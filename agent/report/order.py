@@ -9,8 +9,13 @@ import orjson
 
 from kneewatch.agent.settings import Effective, Settings
 
+FleetAsked = tuple[str, str]
+"""A metrics system's URL, and matchers of the series to look at."""
 
-def order(settings: Settings, *, store: Path, folder: Path, due_s: float) -> bytes:
+
+def order(
+    settings: Settings, *, store: Path, folder: Path, due_s: float, fleet: FleetAsked | None = None
+) -> bytes:
     """What the process is to do, as it reads it."""
     values = {setting.key: [one.value, one.origin] for setting, one in settings.rows()}
     return orjson.dumps(
@@ -22,6 +27,7 @@ def order(settings: Settings, *, store: Path, folder: Path, due_s: float) -> byt
             "store": str(store),
             "folder": str(folder),
             "due_s": due_s,
+            "fleet": fleet,
         }
     )
 

@@ -195,8 +195,8 @@ def _unpriced(question: Question) -> Question:
 
 def _missing(launched: Deployment, need: Need) -> str:
     lacking: list[str] = []
-    if launched.setup is None and not launched.misfit:
-        lacking.append(NOT_STATED)
     if need.usable_per_s is None:
         lacking.append("what one engine carries is not known yet: too few loads were seen")
+    if launched.setup is None and not launched.misfit:
+        lacking.append(NOT_STATED)
     return "; ".join(lacking)

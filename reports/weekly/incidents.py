@@ -8,9 +8,9 @@ from typing import Any
 
 from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.figures import Advice, EvidenceLine, Line
+from kneewatch.reports.weekly.advised import advised
+from kneewatch.reports.weekly.figures import EvidenceLine, Line
 from kneewatch.reports.weekly.happened import Episode, EpisodeObserved, Recommended
-from kneewatch.reports.weekly.levers import changes_of
 from kneewatch.reports.weekly.model import CauseSpan, Incident, IncidentCost, StageSpan
 from kneewatch.reports.weekly.observed import TierStated
 from kneewatch.reports.weekly.titles import title
@@ -83,7 +83,7 @@ def _incident(
         cost=cost(one, budget_s),
         evidence=_evidence(cause.get("evidence", ())),
         against=_evidence(cause.get("against", ())),
-        advice=_advice(one, recommended),
+        advice=advised(one, recommended),
         lines=tuple(
             _line(key, times, values) for key, (times, values) in one.series.items()
             if any(value == value for value in values)
@@ -182,41 +182,6 @@ def _evidence(items: Sequence[Mapping[str, Any]]) -> tuple[EvidenceLine, ...]:
     return tuple(
         EvidenceLine(str(item["signal"]), item["value"], item["threshold"], str(item["text"]))
         for item in items
-    )
-
-
-def _advice(one: EpisodeObserved, recommended: Sequence[Recommended]) -> tuple[Advice, ...]:
-    """What was recommended against this cause while it lasted, with what became of it."""
-    episode = one.episode
-    return tuple(
-        advice(made)
-        for made in recommended
-        if (made.target, made.engine) == (one.target, one.engine)
-        and made.document.get("cause") == episode.cause
-        and made.first_s <= episode.until_s
-        and (made.last_s >= episode.start_s or made.first_s >= episode.start_s)
-    )
-
-
-def advice(made: Recommended) -> Advice:
-    """A recommendation and its fate."""
-    document = made.document
-    return Advice(
-        id=str(document["id"]),
-        cause=str(document["cause"]),
-        summary=str(document["summary"]),
-        changes=changes_of(document),
-        fate=made.fate,
-        first_s=made.first_s,
-        last_s=made.last_s,
-        applied_s=made.applied_s,
-        before=document.get("before", {}),
-        predicted=made.predicted,
-        measured=made.measured,
-        cost_usd_per_hour=document.get("cost_usd_per_hour"),
-        risk=str(document.get("risk", "")),
-        verify=tuple(document.get("verify", ())),
-        guide=tuple(document.get("guide", ())),
     )
 
 

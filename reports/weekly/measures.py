@@ -68,7 +68,11 @@ EVICTED = "preemption_ratio_per_s"
 SERVED_ONLY = (KV_USAGE, GPU_BUSY)
 """Those that are also read of the time in which requests ran only."""
 
-GPU_MISSING = "no GPU source: name the GPUs' DCGM exporter (--gpu-metrics), or run on their node"
+GPU_SOURCE = (
+    "name the GPUs' DCGM exporter (--gpu-metrics), run the sidecar on their node, or have the "
+    "metrics system scrape it"
+)
+GPU_MISSING = f"no GPU source: {GPU_SOURCE}"
 NO_SPECULATION = "no speculative decoding in this time"
 
 

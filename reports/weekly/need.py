@@ -74,10 +74,7 @@ def verdict_of(
             return "unknown", (note,)
         return "too small", ()
     if short:
-        note = (
-            "by its peak the tier has room, yet there were incidents of too little capacity: look "
-            "at them first (a burst, uneven load, one engine's limits)"
-        )
+        note = "there were incidents of too little capacity though: look at them first"
         return ("unknown" if needed < replicas else "right"), (note,)
     return ("too large" if needed < replicas else "right"), ()
 

@@ -19,6 +19,7 @@ from kneewatch.reports.weekly.happened import (
     TargetObserved,
 )
 from kneewatch.reports.weekly.spans import Span
+from kneewatch.reports.weekly.trust import Method
 from kneewatch.rules.library import RULES
 from kneewatch.rules.model import Rule
 
@@ -117,7 +118,8 @@ class TierObserved:
 class Observed:
     """Everything. `before_grid` is None where nothing is compared with.
 
-    `notices` are said first in the report, `notes` with the data's quality.
+    `notices` are said first in the report, `notes` with the data's quality; `methods` are those
+    that take the place of METHODS of the same figures.
     """
 
     grid: Grid
@@ -131,3 +133,4 @@ class Observed:
     filters: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()

@@ -12,6 +12,7 @@ from kneewatch.reports.weekly.trust import (
     DataQuality,
     EngineChange,
     Gap,
+    Method,
     TargetQuality,
     UnknownSignal,
 )
@@ -30,8 +31,13 @@ def data_quality(observed: Observed) -> DataQuality:
         changes=tuple(_change(one) for one in observed.configured),
         unknown=_unknown(observed.tiers),
         notes=(*observed.notes, *_bucket_notes(observed.tiers)),
-        methods=METHODS,
+        methods=_methods(observed),
     )
+
+
+def _methods(observed: Observed) -> tuple[Method, ...]:
+    own = {method.figure: method for method in observed.methods}
+    return tuple(own.get(method.figure, method) for method in METHODS)
 
 
 def _target(one: TargetObserved, period_s: float) -> TargetQuality:

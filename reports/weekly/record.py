@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.advised import FOLLOWED, advice
 from kneewatch.reports.weekly.figures import Advice
 from kneewatch.reports.weekly.happened import Recommended
-from kneewatch.reports.weekly.incidents import advice
 from kneewatch.reports.weekly.model import Comparison, TrackRecord, TrackRow
 
 UNKNOWN = "unknown"
-FOLLOWED = ("applied", "kept", "missed", "worsened")
 
 
 def track_record(recommended: Sequence[Recommended]) -> TrackRecord:

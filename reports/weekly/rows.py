@@ -60,22 +60,21 @@ def _gpu_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
                       m.level(m.GPU_BUSY, serving=True), missing=m.GPU_MISSING)  # fmt: skip
     fleet = Measure("gpu_engine_active_mean_ratio", "all hours", "ratio", m.level(m.GPU_BUSY), UP,
                     missing=m.GPU_MISSING)  # fmt: skip
-    source = "name the GPUs' DCGM exporter (--gpu-metrics), or run the sidecar on their node"
     return (
         RowSpec(
             of["GPU memory utilization"], (memory,), "80-90 %",
             "memory used over memory, mean over time and GPUs", 0.8, 0.9,
-            {"GPU-MEMORY-LOW": 0, "GPU-MEMORY-HIGH": 0}, enable=source,
+            {"GPU-MEMORY-LOW": 0, "GPU-MEMORY-HIGH": 0}, enable=m.GPU_SOURCE,
         ),
         RowSpec(
             of["GPU compute utilization"], (serving,), "60-85 % while serving",
             "share of time that the GPU's engine was active, while requests ran", 0.6, 0.85,
-            {"GPU-BUSY-LOW": 0, "GPU-BUSY-FULL": 0}, enable=source,
+            {"GPU-BUSY-LOW": 0, "GPU-BUSY-FULL": 0}, enable=m.GPU_SOURCE,
         ),
         RowSpec(
             of["Fleet utilization"], (fleet,), "60-80 %",
             "share of time that the GPU's engine was active, over all hours", 0.6, 0.8,
-            {"FLEET-LOW": 0, "FLEET-HIGH": 0}, enable=source,
+            {"FLEET-LOW": 0, "FLEET-HIGH": 0}, enable=m.GPU_SOURCE,
         ),
     )  # fmt: skip
 

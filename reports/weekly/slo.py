@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 
@@ -12,8 +13,10 @@ from kneewatch.reports.weekly.grid import Slot
 from kneewatch.reports.weekly.observed import TierStated
 from kneewatch.reports.weekly.service import ErrorBudget, Hour, Latency, TierSlo, WeekdayHour
 from kneewatch.reports.weekly.spans import Span
+from kneewatch.reports.weekly.tally import Tally
 from kneewatch.reports.weekly.totals import in_turn
 from kneewatch.reports.weekly.trends import Measure, Past, trend
+from kneewatch.reports.words import duration
 
 NO_TARGET = "no TTFT target is stated (slo.ttft_p99_s): nothing says which requests were late"
 LATENCIES = (
@@ -24,6 +27,7 @@ LATENCIES = (
     ("prefill", PREFILL),
     ("decode", DECODE),
 )
+PERCENTS = (50, 95, 99)
 
 
 def slo(tier: str, stated: TierStated, now: Past | None, before: Past | None) -> TierSlo:
@@ -60,7 +64,7 @@ def _latency(
             Measure(f"{name}_p{percent}_s", f"P{percent}", "s", m.quantile(metric, percent / 100),
                     DOWN), now, before,
         )
-        for percent in (50, 95, 99)
+        for percent in PERCENTS
     )  # fmt: skip
     tally = now.whole.tallies.get(metric) if now is not None else None
     kept = None if tally is None or budget_s is None else tally.within(budget_s)
@@ -80,8 +84,19 @@ def _latency(
         within_ratio=m.within(metric, budget_s)(whole),
         judged_at_s=None if kept is None else kept[1],
         state=state,
-        missing="" if tally is not None and tally.count else "nothing was observed",
+        missing=_coarse(tally),
     )
+
+
+def _coarse(tally: Tally | None) -> str:
+    """What the buckets do not tell: nothing is known of where in the lowest one a time is."""
+    if tally is None or not tally.count:
+        return "nothing was observed"
+    lowest_s, below = tally.bounds[0], tally.counts[0] / tally.count
+    inside = [f"P{percent}" for percent in PERCENTS if below >= percent / 100]
+    if not inside or not 0 < lowest_s < math.inf:
+        return ""
+    return f"{', '.join(inside)}: anywhere below {duration(lowest_s)}, the lowest bucket"
 
 
 def _budget(stated: TierStated, whole: Span) -> ErrorBudget:

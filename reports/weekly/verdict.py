@@ -13,6 +13,7 @@ from kneewatch.reports.words import duration, number, percent, plural
 from kneewatch.rules.model import WORDS, Severity
 
 SEVERITY = {word: severity for severity, word in WORDS.items()}
+NOT_WATCHED = "not watched in this time"
 MUCH_IDLE_RATIO = 0.3
 """More idle time than this is worth a word (guide 9.2)."""
 
@@ -67,7 +68,7 @@ def _lasted_s(incidents: Sequence[Incident]) -> float:
 
 def _health(of: TierSections, told: Sequence[Incident]) -> str:
     if not of.watched and not told:
-        return "not watched in this time"
+        return NOT_WATCHED
     if told:
         first = _worst(told)
         more = f"; {len(told)} incidents in all" if len(told) > 1 else ""
@@ -90,6 +91,8 @@ def _rows(of: TierSections) -> tuple[TableRow, ...]:
 
 def _size(size: TierSize) -> str:
     present, needed = size.replicas_present, size.replicas_needed
+    if not present:
+        return f"not known: {NOT_WATCHED}"
     if needed is None:
         return "not known: " + (size.missing or "no request was served")
     gpus = f" ({plural(size.gpus_needed, 'GPU')})" if size.gpus_needed is not None else ""
@@ -108,7 +111,7 @@ def _size(size: TierSize) -> str:
 
 def _money(money: TierMoney) -> str:
     if money.usd.value is None:
-        return f"not known: {money.missing}"
+        return f"not known: {money.missing or NOT_WATCHED}"
     said = f"{money.usd.value:,.0f} USD"
     if money.usd_per_million_tokens.value is not None:
         said += f", {money.usd_per_million_tokens.value:,.2f} USD per million generated tokens"
@@ -160,7 +163,7 @@ def _trends(of: TierSections) -> tuple[Trend, ...]:
         _named(ttft.p99, "TTFT P99"),
         _named(itl.p99, "ITL P99"),
         of.money.tokens_per_gpu_hour,
-        of.money.usd_per_million_tokens,
+        _named(of.money.usd_per_million_tokens, "cost of generated tokens"),
     )
 
 

@@ -17,6 +17,7 @@ from kneewatch.agent.report.history import Signals
 from kneewatch.agent.report.members import Wanted
 from kneewatch.agent.report.prometheus.configs import Configs
 from kneewatch.agent.report.prometheus.matrix import Ranges
+from kneewatch.agent.report.prometheus.methods import METHODS
 from kneewatch.agent.report.prometheus.notes import notes_of, notices_of
 from kneewatch.agent.report.prometheus.read import Read, process_names
 from kneewatch.agent.report.prometheus.reading import Reading
@@ -109,6 +110,7 @@ def gather(
         ),
         notices=notices_of(ranges.told, trouble),
         notes=notes_of(known, found, now, source, trouble),
+        methods=METHODS,
     )
     return observed, partial
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kneewatch.agent.report.prometheus.matrix import Told
+from kneewatch.agent.report.prometheus.queries import GPUS
 from kneewatch.agent.report.prometheus.read import Read
 from kneewatch.agent.report.prometheus.reading import CURVES_MOST
 from kneewatch.agent.report.prometheus.resolution import Resolution
 from kneewatch.agent.report.prometheus.roll import Roll
 from kneewatch.collector.prometheus.source import PrometheusSource
+from kneewatch.dashboards.prometheus.hourly import STEP_S
 from kneewatch.reports.words import duration, plural
 
 SAID_MOST = 4
@@ -50,10 +52,10 @@ def notes_of(
 ) -> tuple[str, ...]:
     """How the data was read, and what a metrics system cannot tell."""
     recorded = (
-        f"from recording rules: {', '.join(now.recorded)}; all else from raw series"
+        f"signals from recording rules: {', '.join(now.recorded)}; all others from raw series"
         if now.recorded
-        else "no recording rules of kneewatch were found: all is from raw series (kneewatch export "
-        "prometheus-rules makes them)"
+        else "no signals of kneewatch's recording rules were found: all are from raw series "
+        "(kneewatch export prometheus-rules makes them)"
     )
     again = f", {source.retried} of them again" if source.retried else ""
     return (
@@ -61,6 +63,7 @@ def notes_of(
         f"histograms by the hour, gauges as means of {duration(found.step_s)}, arrivals in steps "
         f"of {duration(found.begun_s)}; highest values are those of these means",
         recorded,
+        *_summed(now),
         f"{plural(looked.looked, 'time')} with signs of trouble (scrapes that fail, preemptions, "
         "queues, no tokens, late first tokens, recorded causes) read sample by sample and judged "
         "as the sidecar judges; a cause without such a sign is not found",
@@ -78,10 +81,38 @@ def notes_of(
             else []
         ),
         "what became of recommendations is unknown: kneewatch run follows them",
-        "GPU figures are not read from a metrics system: kneewatch run has them with --gpu-metrics",
+        _gpus(roll, now),
         f"{plural(source.pace.asked, 'query', 'queries')}{again}",
         *_missing(roll, now),
     )  # fmt: skip
+
+
+def _gpus(roll: Roll, now: Read) -> str:
+    """Of how many engines DCGM tells."""
+    known = {key for figure in GPUS for key in now.gauges.get(figure, {})}
+    told = sum(one.key in known for one in roll.members)
+    if not told:
+        return "GPU figures: the server has no DCGM series of these engines' pods or nodes"
+    return (
+        f"GPU figures of {told} of {plural(len(roll.members), 'engine')}, of DCGM: of the pod's "
+        "GPUs where its series name it, else of all the node's"
+    )
+
+
+def _summed(now: Read) -> list[str]:
+    """Where counters and histograms are from."""
+    hours = len(now.grid.slots)
+    if not now.summed:
+        return [
+            "counters and histograms: from raw series; the sums that recording rules keep "
+            "(kneewatch-hourly) are there for no hour, or cannot tell these engines from others"
+        ]
+    rest = "" if now.summed == hours else "; the other hours from raw series"
+    return [
+        f"counters and histograms: {now.summed} of {plural(hours, 'hour')} from the sums that "
+        f"recording rules keep (kneewatch-hourly), which may end {duration(STEP_S)} before the hour"
+        f" does{rest}"
+    ]
 
 
 def _missing(roll: Roll, now: Read) -> list[str]:

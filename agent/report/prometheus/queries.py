@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from kneewatch.agent.fleet.queries import PREFIXES, PRESENCE, Asking
-from kneewatch.agent.report.counting import BY_SOURCE, FAILED_REASONS, LOCAL
+from kneewatch.agent.fleet.queries import GPU_LABELS, PREFIXES, PRESENCE, Asking
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect, OverTime, bound_matcher
+from kneewatch.collector.signals.gpu import DEV, PROF
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS
+from kneewatch.dashboards.prometheus import hourly
 from kneewatch.dashboards.prometheus.model import duration, recorded
 from kneewatch.reports.weekly.measures import (
-    COMPUTED,
-    COUNTS,
     DEFERRED,
-    FAILED,
     GENERATED,
+    GPU_BUSY,
+    GPU_MEMORY,
     KV_USAGE,
     PREEMPTIONS,
     RUNNING,
@@ -31,6 +31,7 @@ GAUGES: Mapping[str, OverTime] = {
     KV_USAGE: OverTime("kv_cache_usage_perc", "avg"),
     DEFERRED: OverTime("num_requests_waiting_by_reason", "avg", (("reason", "deferred"),)),
 }
+GPUS = (GPU_BUSY, GPU_MEMORY)
 PROCESS = ("model_name", "engine")
 """Labels that what a page says once for all its engines lacks."""
 
@@ -56,35 +57,46 @@ def gauges(asking: Asking, key: str, range_s: float) -> str:
     return _either(asking, range_s, GAUGES[key].promql)
 
 
-def counts(key: str, asking: Asking, by: Sequence[str], range_s: float) -> str:
-    """What a counter gained, added up by some labels."""
-    metric, extra = key, ""
-    if key == COMPUTED:
-        metric, extra = BY_SOURCE, f'{LOCAL[0]}="{LOCAL[1]}"'
-    elif key == FAILED:
-        metric, extra = "request_success", f'finished_reason=~"{"|".join(FAILED_REASONS)}"'
-    return _increase(asking, metric, "_total", by, range_s, extra)
+def gained(key: str, part: str, asking: Asking, by: Sequence[str], range_s: float) -> str:
+    """What a counter (`part` is empty), or a histogram's `bucket`s, `sum` or `count`, gained, added
+    up by some labels."""
+    whole = _with_bounds(part, by)
+    return _either(asking, range_s, lambda one: hourly.increase(one, key, part, whole))
 
 
-COUNTED = (*COUNTS, COMPUTED, FAILED)
-"""The counters, as the report names them."""
+def gained_kept(key: str, part: str, asking: Asking, by: Sequence[str], range_s: float) -> str:
+    """The same of what recording rules added up."""
+    return _kept(asking, hourly.kept(key, part), _with_bounds(part, by), range_s)
 
 
-def parts(metric: str, part: str, asking: Asking, by: Sequence[str], range_s: float) -> str:
-    """What a histogram's `bucket`s, `sum` or `count` gained, added up by some labels."""
-    more = ("le",) if part == "bucket" else ()
-    return _increase(asking, metric, f"_{part}", (*by, *more), range_s)
+def engines_kept(asking: Asking, by: Sequence[str], range_s: float) -> str:
+    """How many engines those sums are of, added up over their evaluations."""
+    return _kept(asking, hourly.ENGINES, by, range_s)
+
+
+def _kept(asking: Asking, name: str, by: Sequence[str], range_s: float) -> str:
+    series = asking.series(name)
+    return f"sum by ({', '.join(by)}) (sum_over_time({series}[{duration(range_s)}]))"
+
+
+def _with_bounds(part: str, by: Sequence[str]) -> tuple[str, ...]:
+    return (*by, "le") if part == "bucket" else tuple(by)
 
 
 def watched(asking: Asking, key: str, late_s: float | None, range_s: float) -> str:
     """What tells on each engine whether a time is worth a closer look."""
     if key == PREEMPTED:
-        return _increase(asking, PREEMPTIONS, "_total", asking.by, range_s)
+        return gained(PREEMPTIONS, "", asking, asking.by, range_s)
     if key == MADE:
-        return _increase(asking, GENERATED, "_total", asking.by, range_s)
-    if key == LATE:
-        return _increase(asking, TTFT, "_bucket", asking.by, range_s, bound_matcher(late_s or 0.0))
-    return _increase(asking, TTFT, "_count", asking.by, range_s)
+        return gained(GENERATED, "", asking, asking.by, range_s)
+    if key == BEGUN:
+        return gained(TTFT, "count", asking, asking.by, range_s)
+
+    def late(one: Dialect) -> str:
+        series = one.series(TTFT, "_bucket", extra=bound_matcher(late_s or 0.0))
+        return one.sum(f"increase({series}[{one.range}])")
+
+    return _either(asking, range_s, late)
 
 
 def recorded_worst(asking: Asking, key: str, range_s: float) -> str:
@@ -138,6 +150,17 @@ def gpu_models(range_s: float) -> str:
     return f"last_over_time(DCGM_FI_DEV_SM_CLOCK[{duration(range_s)}])"
 
 
+def gpus(key: str, range_s: float) -> str:
+    """A figure of the GPUs that DCGM's exporter tells of together: of a pod, or of a node."""
+    over, by = f"[{duration(range_s)}]", ", ".join(GPU_LABELS)
+    if key == GPU_BUSY:
+        return f"avg by ({by}) (avg_over_time({PROF}GR_ENGINE_ACTIVE{over}))"
+    used, free = (
+        f"sum by ({by}) (avg_over_time({DEV}FB_{name}{over}))" for name in ("USED", "FREE")
+    )
+    return f"{used} / ({used} + {free})"
+
+
 def pages(labels: Mapping[str, str], prefix: str, span_s: float) -> str:
     """All that one target's scrapes held over a time, sample by sample."""
     names = f"{prefix}.+|process_start_time_seconds|up"
@@ -158,16 +181,6 @@ def _escaped(value: str) -> str:
 
 def _quoted(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _increase(
-    asking: Asking, metric: str, suffix: str, by: Sequence[str], range_s: float, extra: str = ""
-) -> str:
-    def one(dialect: Dialect) -> str:
-        series = dialect.series(metric, suffix, extra=extra)
-        return f"sum by ({', '.join(by)}) (increase({series}[{dialect.range}]))"
-
-    return _either(asking, range_s, one)
 
 
 def _either(asking: Asking, range_s: float, make: Callable[[Dialect], str | None]) -> str:

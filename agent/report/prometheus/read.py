@@ -21,11 +21,15 @@ MINUTE_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Read:
     """A period. Rows by engine (`gauges`, `signs`, `preempted`), by process (`starts`), by scrape
-    (`up`), by labels of one tier (`counts`, `histograms`, `begun`)."""
+    (`up`), by labels of one tier (`counts`, `histograms`, `begun`).
+
+    `counts` and `histograms` of `summed` of its hours are what recording rules added up.
+    """
 
     grid: Grid
     at: Steps
     gauges: Mapping[str, Rows]
+    summed: int
     preempted: Rows
     counts: Mapping[str, Rows]
     histograms: Mapping[str, tuple[Rows, Rows]]

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 
 from kneewatch.agent.fleet.queries import Asking
 from kneewatch.agent.report.history import Signals
 from kneewatch.agent.report.prometheus import queries
+from kneewatch.agent.report.prometheus.gpus import by_engine
+from kneewatch.agent.report.prometheus.hours import BUCKETS, Hours, together
 from kneewatch.agent.report.prometheus.matrix import Query, Ranges
 from kneewatch.agent.report.prometheus.read import Read, process_names, scrape_of
 from kneewatch.agent.report.prometheus.resolution import (
     Resolution,
-    RowKey,
     Rows,
     Steps,
     steps,
 )
-from kneewatch.agent.report.prometheus.roll import Part, Roll, Rolled, frozen
+from kneewatch.agent.report.prometheus.roll import Roll, Rolled, frozen
 from kneewatch.agent.report.windows import CURVE
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
+from kneewatch.dashboards.prometheus.hourly import COUNTERS
 from kneewatch.diagnose.causes import UNDISTURBING
-from kneewatch.diagnose.fleet.shape import Key, Labels
+from kneewatch.diagnose.fleet.shape import Key
 from kneewatch.reports.weekly.grid import Grid
-from kneewatch.reports.weekly.measures import PREEMPTIONS, TALLIES
-
-BUCKETS = 20
-"""About as many has a histogram of vLLM."""
+from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, TALLIES
 
 CURVES_MOST = 24
 """So many engines of a tier are asked for their curve: a curve keeps no more points than they
 give."""
 
 MINUTE_S = 60.0
-PART = "#"
-"""Stands before the number of a query's part."""
 
 
 class Reading:
@@ -47,19 +43,20 @@ class Reading:
     def __init__(self, ranges: Ranges, roll: Roll, found: Resolution) -> None:
         self._ranges, self._roll, self._found = ranges, roll, found
         self._engines = len(roll.shape.members)
-        self._groups = len({roll.group(one) for one in roll.members})
 
     def period(self, grid: Grid, *, late_s: float | None, closely: bool) -> Read:
         """A period; `closely` with what tells of incidents and of the curve."""
         ranges, asking = self._ranges, self._roll.asking
         at = steps(grid, self._found.step_s)
         begun_at = steps(grid, self._found.begun_s)
-        hourly = _whole(ranges.slots(self._hourly(), grid.slots))
         gauges = ranges.steps(
             {key: self._of_engine(partial(queries.gauges, asking, key)) for key in queries.GAUGES},
             at,
         )
-        begun = self._of_parts("begun", partial(queries.parts, TTFT, "count"), 1)
+        hours = Hours(ranges, self._roll, grid)
+        hourly, summed = hours.read(gauges[RUNNING], at)
+        of_engines = ranges.slots(self._hourly(), grid.slots)
+        begun = hours.of_parts("begun", partial(queries.gained, TTFT, "count"), 1)
         finely: dict[str, Rows] = {}
         curve: dict[Key, Signals] = {}
         recorded: tuple[str, ...] = ()
@@ -69,13 +66,14 @@ class Reading:
         return Read(
             grid=grid,
             at=at,
-            gauges=gauges,
-            preempted=hourly["preempted"],
-            counts={key: hourly[key] for key in queries.COUNTED},
+            gauges={**gauges, **self._gpus(at)},
+            summed=summed,
+            preempted=of_engines["preempted"],
+            counts={key: hourly[key] for key in COUNTERS},
             histograms={
                 metric: (hourly[f"{metric}_bucket"], hourly[f"{metric}_sum"]) for metric in TALLIES
             },
-            begun=_whole(ranges.steps(begun, begun_at))["begun"],
+            begun=together(ranges.steps(begun, begun_at))["begun"],
             begun_s=self._found.begun_s,
             signs={
                 **{key: finely.get(key, {}) for key in SIGNS},
@@ -83,7 +81,7 @@ class Reading:
             },
             up=finely.get("up", {}),
             starts=finely.get("starts", {}),
-            configs=hourly["configs"],
+            configs=of_engines["configs"],
             curve=curve,
             recorded=tuple(
                 key for key in (queries.STAGE_SEVERITY, queries.CONFIDENCE) if finely.get(key)
@@ -91,22 +89,27 @@ class Reading:
             + recorded,
         )
 
+    def _gpus(self, at: Steps) -> dict[str, Rows]:
+        members = [one.member for one in self._roll.members]
+        rows = self._ranges.steps(
+            {
+                key: Query(partial(queries.gpus, key), frozen, self._engines, self._scraped(1))
+                for key in queries.GPUS
+            },
+            at,
+        )
+        return {key: by_engine(found, members) for key, found in rows.items()}
+
     def _hourly(self) -> dict[str, Query]:
         asking = self._roll.asking
-        made: dict[str, Query] = {}
-        for key in queries.COUNTED:
-            made |= self._of_parts(key, partial(queries.counts, key), 1)
-        for metric, part in product(TALLIES, ("bucket", "sum")):
-            made |= self._of_parts(
-                f"{metric}_{part}",
-                partial(queries.parts, metric, part),
-                BUCKETS if part == "bucket" else 1,
-            )
-        made["preempted"] = self._of_engine(partial(queries.counts, PREEMPTIONS, asking, asking.by))
-        made["configs"] = Query(
-            partial(queries.configs, asking), frozen, self._engines, self._scraped(1)
-        )
-        return made
+        return {
+            "preempted": self._of_engine(
+                lambda range_s: queries.gained(PREEMPTIONS, "", asking, asking.by, range_s)
+            ),
+            "configs": Query(
+                partial(queries.configs, asking), frozen, self._engines, self._scraped(1)
+            ),
+        }
 
     def _finely(self, late_s: float | None) -> dict[str, Query]:
         roll, asking = self._roll, self._roll.asking
@@ -178,35 +181,8 @@ class Reading:
     def _of_engine(self, text: Callable[[float], str]) -> Query:
         return Query(text, self._roll.shape.key, self._engines, self._scraped(1))
 
-    def _of_parts(
-        self, name: str, text: Callable[[Asking, Sequence[str], float], str], series: int
-    ) -> dict[str, Query]:
-        """A query for each part that engines are added up by; `series` are those of one engine."""
-        made: dict[str, Query] = {}
-        for at, part in enumerate(self._roll.parts):
-            asking = queries.narrowed(self._roll.asking, part.only)
-            made[f"{name}{PART}{at}"] = Query(
-                partial(text, asking, part.by),
-                partial(_bucket, part) if series > 1 else part.key,
-                self._groups * series,
-                self._scraped(series),
-            )
-        return made
-
     def _scraped(self, parts: int) -> float:
         return self._engines * parts / self._found.scrape_s
-
-
-def _whole(rows: Mapping[str, Rows]) -> dict[str, Rows]:
-    """The rows of all parts of a query together."""
-    made: dict[str, Rows] = {}
-    for name, found in rows.items():
-        made.setdefault(name.partition(PART)[0], {}).update(found)
-    return made
-
-
-def _bucket(part: Part, labels: Labels) -> RowKey:
-    return part.key(labels), float(labels["le"])
 
 
 SIGNS = (queries.PREEMPTED, queries.MADE, queries.LATE, queries.BEGUN, queries.STAGE_SEVERITY)

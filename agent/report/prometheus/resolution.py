@@ -6,8 +6,7 @@ Every hour is read as a whole; what lies inside an hour is read in steps that di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,9 +95,14 @@ def steps(grid: Grid, step_s: float) -> Steps:
 
 
 def hour_runs(slots: Sequence[Slot]) -> list[Steps]:
-    """The hours, those of equal length together: the first and the last may be cut short."""
+    """Hours in order, neighbours of equal length together: the first and the last may be cut
+    short, some may be left out."""
     runs: list[Steps] = []
-    for length_s, same in groupby(slots, key=lambda slot: slot.end_s - slot.start_s):
-        ends = [slot.end_s for slot in same]
-        runs.append(Steps(ends[0], length_s, len(ends)))
+    for slot in slots:
+        length_s = slot.end_s - slot.start_s
+        last = runs[-1] if runs else None
+        if last and (last.step_s, last.last_s) == (length_s, slot.start_s):
+            runs[-1] = replace(last, count=last.count + 1)
+        else:
+            runs.append(Steps(slot.end_s, length_s, 1))
     return runs

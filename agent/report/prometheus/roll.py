@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kneewatch.agent.fleet.gpus import joined
-from kneewatch.agent.fleet.queries import PREFIXES, PRESENCE, Asking
+from kneewatch.agent.fleet.queries import MATCHER, PREFIXES, PRESENCE, Asking
 from kneewatch.agent.report.members import UNNAMED, Wanted
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.matrix import Query, Ranges
 from kneewatch.agent.report.prometheus.resolution import RowKey, Steps
 from kneewatch.collector.base import CollectError, SettingsError
 from kneewatch.collector.prometheus.answers import Sample
+from kneewatch.dashboards.prometheus.hourly import NAMES
 from kneewatch.diagnose.fleet.shape import Key, LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.reports.weekly.grid import DAY_S, HOUR_S
 
@@ -54,11 +55,13 @@ class Rolled:
 @dataclass(frozen=True, slots=True)
 class Part:
     """Series that one query adds up: those with some labels (`only`: matchers), `by` labels whose
-    values are of one tier each."""
+    values are of one tier each. `kept` are matchers of the sums that recording rules keep of the
+    same engines; None: they cannot tell them from others."""
 
     name: str
     only: str
     by: tuple[str, ...]
+    kept: str | None = None
 
     def key(self, labels: Labels) -> RowKey:
         """What a sum is called."""
@@ -120,7 +123,7 @@ def roll(ranges: Ranges, wanted: Wanted, selector: str, names: LabelMap) -> Roll
         shape=shape,
         asking=asking,
         members=members,
-        parts=_parts(everyone, members, names, shape.by),
+        parts=_parts(everyone, members, names, asking),
         scrape_s=_scrape_s(ranges, asking, wanted.grid.from_s, wanted.grid.to_s),
     )
 
@@ -184,26 +187,35 @@ def _asked_for(one: Rolled, wanted: Wanted) -> bool:
 
 
 def _parts(
-    everyone: Sequence[Rolled], members: Sequence[Rolled], names: LabelMap, by: tuple[str, ...]
+    everyone: Sequence[Rolled], members: Sequence[Rolled], names: LabelMap, asking: Asking
 ) -> tuple[Part, ...]:
     """How engines are added up: by the labels that tell tiers apart; else tier by tier, by the
     labels of its engines; else one by one."""
     telling = names.grouping(one.member.labels for one in everyone)
+    sums = {*telling, *(label for label, _, _ in MATCHER.findall(asking.selector))} <= {*NAMES}
     if len(members) == len(everyone) and _apart(everyone, telling):
-        return (Part("", "", telling),)
+        return (Part("", "", telling, "" if sums else None),)
     parts: list[Part] = []
     for tier in dict.fromkeys(one.tier for one in members):
         own = [one for one in members if one.tier == tier]
-        values = {name: {one.member.labels.get(name, "") for one in own} for name in by}
-        reached = [
-            one for one in everyone
-            if all(one.member.labels.get(name, "") in values[name] for name in by)
-        ]  # fmt: skip
-        if len(reached) > len(own):
-            return (Part("", "", by),)
-        only = ",".join(queries.exactly(name, sorted(values[name])) for name in by)
-        parts.append(Part(tier, only, ()))
-    return tuple(parts) or (Part("", "", by),)
+        only = _only(everyone, own, asking.by)
+        if only is None:
+            return (Part("", "", asking.by),)
+        parts.append(Part(tier, only, (), _only(everyone, own, telling) if sums else None))
+    return tuple(parts) or (Part("", "", asking.by),)
+
+
+def _only(everyone: Sequence[Rolled], own: Sequence[Rolled], names: Sequence[str]) -> str | None:
+    """Matchers by some labels of some engines; None where they would reach others too."""
+    values = {name: {one.member.labels.get(name, "") for one in own} for name in names}
+    reached = [
+        one
+        for one in everyone
+        if all(one.member.labels.get(name, "") in values[name] for name in names)
+    ]
+    if len(reached) > len(own):
+        return None
+    return ",".join(queries.exactly(name, sorted(values[name])) for name in names)
 
 
 def _apart(members: Sequence[Rolled], by: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kneewatch.reports.weekly.model import WeeklyReport
-from kneewatch.reports.weekly.page.moments import WEEK_DAYS
+from kneewatch.reports.weekly.page.moments import Calendar
 from kneewatch.reports.weekly.page.telling import RANKS, health
 
 SECTIONS = (
@@ -36,7 +36,8 @@ WORDS = {
 
 def title(report: WeeklyReport) -> str:
     """What the report is called."""
-    return "Weekly health report" if report.period.days == WEEK_DAYS else "Health report"
+    week = Calendar(report.timezone, report.period).week
+    return "Weekly health report" if week else "Health report"
 
 
 def headline(report: WeeklyReport) -> tuple[str, str]:

@@ -71,11 +71,11 @@ def render(report: WeeklyReport) -> str:
     return _environment().get_template("report.html.j2").render(
         report=report,
         calendar=calendar,
-        tiers=tiers,
+        tiers=[part for part in tiers if part.watched],
         worst_first=parts.worst_first(tiers),
         incidents=parts.incident_parts(report, calendar),
         hows=parts.hows(report),
-        rest=[part for part in tiers if not part.full],
+        rest=[part for part in tiers if part.watched and not part.full],
         headline=headline(report),
         title=title(report),
         sections=SECTIONS,

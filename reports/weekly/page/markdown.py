@@ -22,6 +22,7 @@ from kneewatch.reports.weekly.page.parts import OfTier
 from kneewatch.reports.weekly.page.telling import (
     FATES,
     HEALTH,
+    RANKS,
     ending,
     health,
     said,
@@ -61,7 +62,7 @@ def _head(report: WeeklyReport, calendar: Calendar) -> Lines:
     return sections(
         [f"# {title(report)}, {calendar.title}"],
         [
-            f"{plural(report.period.days, 'day')} ({text(report.timezone)} time), watched for "
+            f"{calendar.length} ({text(report.timezone)} time), watched for "
             f"{span(report.period.covered_s)}; compared with {other}. From {text(report.source)}. "
             f"Made {calendar.dated(report.made_s)} by kneewatch {text(report.version)}."
         ],
@@ -72,7 +73,10 @@ def _head(report: WeeklyReport, calendar: Calendar) -> Lines:
 
 def _verdict(report: WeeklyReport) -> Lines:
     by_tier = {verdict.tier: verdict for verdict in report.verdicts}
-    told_of = [(tier, by_tier.get(tier.id)) for tier in report.tiers]
+    told_of = sorted(
+        ((tier, by_tier.get(tier.id)) for tier in report.tiers),
+        key=lambda one: -RANKS[health(one[1].health) if one[1] else "unknown"],
+    )
     heads = ("Tier", "Health", "Size", "Money", "The one thing to do")
     return sections(
         [f"**{headline(report)[1]}**"],
@@ -113,7 +117,7 @@ def _each(
     """A section that has a part for each tier."""
     by_tier = {entry.tier: entry for entry in entries}
     parts: list[Lines] = []
-    for tier in report.tiers:
+    for tier in (one for one in report.tiers if one.engines):
         entry = by_tier.get(tier.id)
         body = ["Nothing is known of it."] if entry is None else told_of(entry, calendar)
         parts.append([f"### {text(tier.id)}", "", *body])

@@ -8,7 +8,7 @@ from functools import cached_property
 from zoneinfo import ZoneInfo
 
 from kneewatch.reports.weekly.figures import Period
-from kneewatch.reports.words import span
+from kneewatch.reports.words import plural, span
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -79,13 +79,26 @@ class Calendar:
 
     @property
     def title(self) -> str:
-        """The period, with its year."""
-        return f"{self.days(self.period)} {self.local(self.period.to_s - 1.0).year}"
+        """The period, with its year, or those of its ends."""
+        years = {self.local(t_s).year for t_s in (self.period.from_s, self.period.to_s - 1.0)}
+        return f"{self.days(self.period)} {'/'.join(map(str, sorted(years)))}"
+
+    @property
+    def length(self) -> str:
+        """How long the period is: in days of the calendar where it has whole ones, else in time."""
+        if self._whole:
+            return plural(self.period.days, "day")
+        return span(self.period.to_s - self.period.from_s)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the period begins and ends at the same time of day."""
+        return self.local(self.period.from_s).time() == self.local(self.period.to_s).time()
 
     @property
     def week(self) -> bool:
         """Whether the period is a week."""
-        return self.period.days == WEEK_DAYS
+        return self._whole and self.period.days == WEEK_DAYS
 
     @property
     def now(self) -> str:

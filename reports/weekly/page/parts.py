@@ -84,6 +84,11 @@ class TierPart:
     full: bool
 
     @property
+    def watched(self) -> bool:
+        """Whether it was in this time; one that was before only stands in the verdict alone."""
+        return bool(self.tier.engines)
+
+    @property
     def rank(self) -> int:
         """How bad, the worst highest; a tier without a verdict is unknown."""
         return RANKS["unknown" if self.verdict is None else health(self.verdict.health)]

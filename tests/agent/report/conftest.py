@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.agent.notify.mail_server import MailServer, Ways
 from tests.weeks import EVERY_S, Week, week
 
 
@@ -21,3 +23,11 @@ def made_store(made_week: Week, tmp_path_factory: pytest.TempPathFactory) -> Pat
     path = tmp_path_factory.mktemp("week") / "week.db"
     made_week.write(path, every_s=EVERY_S)
     return path
+
+
+@pytest.fixture
+def mail() -> Iterator[MailServer]:
+    """A server that takes mail."""
+    server = MailServer(Ways())
+    yield server
+    server.close()

@@ -70,6 +70,18 @@ def test_hours_are_those_of_the_time_zone(main: Main, made_store: Path) -> None:
     assert (hour["weekday"], hour["hour"]) == (0, 5)
 
 
+def test_an_end_without_a_zone_is_by_the_reports_clocks(main: Main, made_store: Path) -> None:
+    given = ("--to", "2026-11-16", "--since", "1d", "--format", "json")
+    for zone, offset_h in (("Europe/Berlin", 1), ("America/New_York", -5)):
+        done = main("report", "--store", made_store, "--timezone", zone, *given)
+        period = json.loads(done.out)["period"]
+        assert period["to_s"] == TO_S - 3600 * offset_h
+        assert period["from_s"] == TO_S - DAY_S - 3600 * offset_h
+    done = main("report", "--store", made_store, "--timezone", "Asia/Tokyo",
+                "--to", "2026-11-16T00:00:00Z", "--format", "json")  # fmt: skip
+    assert json.loads(done.out)["period"]["to_s"] == TO_S, "a zone that is told counts"
+
+
 def test_a_time_in_which_nothing_was_watched(main: Main, made_store: Path) -> None:
     done = main("report", "--store", made_store, "--to", START_S - DAY_S, "--format", "json")
     assert done.status == 2
@@ -80,9 +92,15 @@ def test_a_time_in_which_nothing_was_watched(main: Main, made_store: Path) -> No
     ("more", "said"),
     [
         (("--target", "nobody"), "no such target in the history; it has chat-0"),
+        (("--tier", "nothing"), "no such tier in that time; it has tiny on b200, tiny on h100"),
+        (("--out", ""), "--out '': write the name of a file"),
+        (("--out", "/"), "--out /: write the name of a file"),
         (("--timezone", "Mars/Olympus"), "no time zone 'Mars/Olympus'"),
         (("--compare", "soon"), "not a duration"),
         (("--gpu", "abacus"), "gpu"),
+        (("--to", "1e30"), "no calendar has that time"),
+        (("--to", "0001-01-01"), "no calendar has that time"),
+        (("--since", "367d"), "a year (366d) at most"),
         (("--to", "soon"), "neither unix seconds nor"),
         (("--out", "/no/such/folder/x.html"), "cannot be written"),
         (("--report-profile", "none.toml"), "none.toml"),

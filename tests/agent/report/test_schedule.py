@@ -23,8 +23,9 @@ from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job
 from kneewatch.agent.settings import Settings
 from kneewatch.agent.settings_sources import load
 from kneewatch.collector.base import SettingsError
-from tests.agent.notify.mail_server import MailServer, Ways
+from tests.agent.notify.mail_server import MailServer
 from tests.agent.notify.web import Reply, Taker
+from tests.agent.report.receivers import team
 from tests.weeks import DAY_S, START_S
 
 TO_S = START_S + 7 * DAY_S
@@ -98,13 +99,6 @@ def test_without_an_expression_nothing_is_planned(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def mail() -> Iterator[MailServer]:
-    server = MailServer(Ways())
-    yield server
-    server.close()
-
-
-@pytest.fixture
 def web() -> Iterator[Taker]:
     taker = Taker(Reply())
     yield taker
@@ -124,14 +118,7 @@ def test_a_scheduler_makes_it_keeps_it_and_sends_it(
         folder = "{folder}"
         timezone = "Europe/Berlin"
         send = ["team", "chat"]
-        [[notify]]
-        kind = "email"
-        name = "team"
-        host = "127.0.0.1"
-        port = {mail.port}
-        security = "none"
-        from = "kneewatch@example.org"
-        to = ["owner@example.org"]
+        {team(mail)}
         [[notify]]
         kind = "webhook"
         name = "chat"

@@ -10,7 +10,8 @@ import pytest
 
 from kneewatch.agent.report.sending import TIERS_MOST, message_of, receivers_of, send
 from kneewatch.agent.settings_sources import load
-from tests.agent.notify.mail_server import MailServer, Ways
+from tests.agent.notify.mail_server import MailServer
+from tests.agent.report.receivers import team
 from tests.reports.weekly.page import made
 
 CUT_BYTES = 102 * 1024
@@ -18,28 +19,14 @@ CUT_BYTES = 102 * 1024
 
 
 @pytest.mark.parametrize("tiers", [1, 200])
-def test_the_body_is_short_and_the_page_attached(tmp_path: Path, tiers: int) -> None:
-    mail = MailServer(Ways())
-    try:
-        (tmp_path / "kneewatch.toml").write_text(
-            f"""
-            report.send = ["team"]
-            [[notify]]
-            kind = "email"
-            name = "team"
-            host = "127.0.0.1"
-            port = {mail.port}
-            security = "none"
-            from = "kneewatch@example.org"
-            to = ["owner@example.org"]
-            """
-        )
-        settings = load(file=tmp_path / "kneewatch.toml", environ={}, flags={})
-        page = tmp_path / "report-1.html"
-        page.write_text("<!doctype html>" + "x" * 3 * CUT_BYTES)
-        assert send(receivers_of(settings), made.many(tiers), page) == {}
-    finally:
-        mail.close()
+def test_the_body_is_short_and_the_page_attached(
+    tmp_path: Path, mail: MailServer, tiers: int
+) -> None:
+    (tmp_path / "kneewatch.toml").write_text(f'report.send = ["team"]\n{team(mail)}')
+    settings = load(file=tmp_path / "kneewatch.toml", environ={}, flags={})
+    page = tmp_path / "report-1.html"
+    page.write_text("<!doctype html>" + "x" * 3 * CUT_BYTES)
+    assert send(receivers_of(settings), made.many(tiers), page) == {}
     (taken,) = mail.mails
     parsed = BytesParser(policy=policy.default).parsebytes(taken.data)
     for kind in ("plain", "html"):

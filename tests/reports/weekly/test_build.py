@@ -252,6 +252,44 @@ def test_an_incident_with_its_cost_and_advice() -> None:
     assert report.money[0].savings[0].saves_usd_per_month == pytest.approx(6 * 730)
 
 
+def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() -> None:
+    start_s = WEEK.from_s + 90
+    first = recommended("kv_pressure")
+    again = replace(first, first_s=first.first_s + 60,
+                    document={**first.document, "summary": "larger"})  # fmt: skip
+    other = replace(first, document={**first.document, "id": "replicas", "summary": "more"})
+
+    def told(*made_of: Recommended) -> list[str]:
+        report = made(
+            observed(
+                tier("t", [engine("a")], stated=STATED),
+                episodes=[episode("kv_pressure", Severity.CRITICAL, start_s, start_s + 600)],
+                recommended=made_of,
+            )
+        )
+        assert len(report.track_record.rows) == len(made_of), "all of them are on record"
+        return [advice.summary for advice in report.incidents[0].advice]
+
+    assert told(first, other, again) == ["larger", "more"]
+    kept = replace(first, fate="kept", document={**first.document, "summary": "done"})
+    assert told(kept, again) == ["done"]
+
+
+def test_a_tier_that_vanished_says_so_and_nothing_of_money_or_size() -> None:
+    gone = replace(tier("gone", [], stated=STATED), before=[engine("a")])
+    (line,) = made(observed(gone)).verdicts
+    assert (line.health, line.action) == ("unknown", None)
+    for words in (line.health_text, line.size_text, line.money_text):
+        assert words.endswith("not watched in this time")
+
+
+def test_times_within_the_lowest_bucket_are_not_told_as_known() -> None:
+    report = made(observed(tier("t", [engine("a")], stated=STATED)))
+    by_name = {one.name: one for one in report.slo[0].latencies}
+    assert by_name["itl"].missing == "P50, P95, P99: anywhere below 100 ms, the lowest bucket"
+    assert by_name["e2e"].missing == ""
+
+
 def test_an_outage_loses_what_the_hour_before_served() -> None:
     start_s = WEEK.from_s + 7200
     down = episode("target_down", Severity.CRITICAL, start_s, start_s + 600)

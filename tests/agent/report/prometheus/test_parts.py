@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from kneewatch.agent.report.prometheus.gpus import by_engine
 from kneewatch.agent.report.prometheus.queries import BEGUN, LATE, MADE, PREEMPTED
 from kneewatch.agent.report.prometheus.resolution import (
     Rows,
@@ -25,6 +26,7 @@ from kneewatch.agent.report.prometheus.stretches import (
     stretches,
 )
 from kneewatch.agent.report.prometheus.together import Gauges, added, tallies_of
+from kneewatch.diagnose.fleet.shape import label_map, shape_of
 from kneewatch.reports.weekly.grid import DAY_S, HOUR_S, grid
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 
@@ -98,6 +100,29 @@ def test_the_hottest_engine_is_not_hidden_by_the_mean() -> None:
     assert gauges.watched_s.tolist() == [[3600.0, 0.0], [3600.0, 3600.0]]
     assert gauges.idle_s().tolist() == [[0.0, 0.0], [0.0, 3600.0]]
     assert gauges.levels(RUNNING, serving=True)[1] is None
+
+
+def test_a_gpu_is_its_pods_before_its_nodes() -> None:
+    series = [
+        {"pod": "chat-0", "namespace": "prod", "instance": "n0:8000"},
+        {"pod": "chat-1", "namespace": "prod", "instance": "n1:8000"},
+        {"pod": "chat-2", "namespace": "prod", "instance": "n2:8000"},
+    ]
+    rows: Rows = {
+        tuple(labels.items()): values
+        for labels, values in (
+            ({"exported_pod": "chat-0", "exported_namespace": "prod", "Hostname": "n0"}, row(0.2)),
+            ({"exported_pod": "other", "exported_namespace": "dev", "Hostname": "n0"}, row(0.9)),
+            ({"Hostname": "n1", "gpu": "0"}, row(0.4)),
+            ({"Hostname": "n1", "gpu": "1"}, row(0.6)),
+            ({"Hostname": "n1", "gpu": "2"}, row(NAN)),
+        )
+    }
+    found = by_engine(rows, shape_of(series, label_map({}, "default")).members)
+    assert {key: values.tolist() for key, values in found.items()} == {
+        ("n0:8000",): [0.2],
+        ("n1:8000",): [0.5],
+    }
 
 
 AT = Steps(TO_S + 60.0, 60.0, 6)

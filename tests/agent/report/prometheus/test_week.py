@@ -15,13 +15,26 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
+from kneewatch.agent.report.prometheus.methods import METHODS
+from kneewatch.agent.report.schedule import ReportJob
+from kneewatch.agent.settings_sources import load
+from kneewatch.agent.store.database import connect
 from kneewatch.reports.weekly.tally import Tally
 from tests.agent.fleet.test_trouble import between
 from tests.agent.running import Ended, Main
 from tests.collector.oracle import LOOPBACK, Prometheus, running
 from tests.collector.prometheus.replies import failed
 from tests.collector.servers import Start
-from tests.fleet_weeks import ARRIVAL_PER_S, GPUS, HISTOGRAMS, INCIDENT_S, USUAL_SHARE, FleetWeek
+from tests.fleet_replica import (
+    ARRIVAL_PER_S,
+    BUSY,
+    GPU_MEMORY_RATIO,
+    GPUS,
+    HISTOGRAMS,
+    INCIDENT_S,
+    USUAL_SHARE,
+)
+from tests.fleet_weeks import FleetWeek
 from tests.programs import require
 
 REPLICAS, DAYS, EVERY_S = 10, 0.5, 60
@@ -39,11 +52,9 @@ def week() -> FleetWeek:
 
 
 @pytest.fixture(scope="module")
-def prometheus(week: FleetWeek, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    require("promtool")
-    blocks = tmp_path_factory.mktemp("fleet") / "blocks"
-    week.write(blocks)
-    with running(require("prometheus"), blocks=blocks) as server:
+def prometheus(week: FleetWeek) -> Iterator[Prometheus]:
+    with running(require("prometheus")) as server:
+        week.send(server)
         yield server
 
 
@@ -101,6 +112,11 @@ def test_the_planted_is_named_and_nothing_else_and_the_figures_are_those_made(
         if row["subject"] == "Prefix cache hit rate"
     ]
     assert hits == [pytest.approx(0.7)]
+    rows = {row["subject"]: row for row in of_tier(report["tables"], HOPPER)["monitoring"]}
+    memory, busy = rows["GPU memory utilization"], rows["GPU compute utilization"]
+    load = np.mean([load_of(week, at) for at in range(REPLICAS) if at % 5 != 4])
+    assert memory["figures"][0]["value"] == pytest.approx(GPU_MEMORY_RATIO)
+    assert busy["figures"][0]["value"] == pytest.approx(BUSY * float(load), rel=0.02)
     knee = of_tier(report["knees"], HOPPER)
     assert knee["peak_in_flight"] == pytest.approx(24 + 12), "in the cascade"
     assert of_tier(report["workloads"], AMPERE)["prompt"]["mean"]["value"] == pytest.approx(1200)
@@ -111,7 +127,11 @@ def test_the_planted_is_named_and_nothing_else_and_the_figures_are_those_made(
     assert set(gaps.values()) == {0}
     (change,) = report["data_quality"]["changes"]
     assert change["what"] == "restarted, configuration unchanged"
+    methods = {one["figure"]: one["how"] for one in report["data_quality"]["methods"]}
+    assert methods["incidents"].startswith("The steps of each engine are searched")
+    assert {one.figure for one in METHODS} <= methods.keys()
     notes = " ".join(report["data_quality"]["notes"])
+    assert "GPU figures of 10 of 10 engines" in notes
     assert "scrapes every 60 s" in notes
     assert "gauges as means of 2 min" in notes
     assert "from recording rules: cascade_severity, running_avg" in notes
@@ -121,15 +141,19 @@ def test_the_planted_is_named_and_nothing_else_and_the_figures_are_those_made(
     assert [error.message for error in validator.iter_errors(report)] == []
 
 
+def load_of(week: FleetWeek, at: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """What an engine usually has to do, by scrape."""
+    hour = (week.times % 86_400) / 3600
+    return np.maximum(0.05, 0.55 + 0.45 * np.sin((hour - 9 + at % 3) * math.pi / 12))
+
+
 def made_tally(week: FleetWeek, replicas: Sequence[int]) -> Tally:
     """What a tier's TTFT histogram gained over the time, from the engines' own load."""
     spread = HISTOGRAMS[TTFT]
-    hour = (week.times % 86_400) / 3600
     bounds = (*spread.bounds, math.inf)
     counts = np.zeros(len(bounds))
     for at in replicas:
-        load = np.maximum(0.05, 0.55 + 0.45 * np.sin((hour - 9 + at % 3) * math.pi / 12))
-        begun = ARRIVAL_PER_S * load * week.every_s
+        begun = ARRIVAL_PER_S * load_of(week, at) * week.every_s
         pressed = np.zeros(len(begun), dtype=np.bool_)
         for one in week.planted:
             if one.replica == at and one.cause == "kv_pressure":
@@ -194,6 +218,29 @@ def test_what_has_no_answer_is_unknown_and_said(
     assert "no such thing" in notices
     assert document["slo"][0]["latencies"][0]["p99"]["value"] is None
     assert document["slo"][0]["latencies"][2]["p99"]["value"] is not None
+
+
+def test_a_daemon_without_targets_of_its_own_reports_its_fleet(
+    prometheus: Prometheus, tmp_path: Path
+) -> None:
+    (tmp_path / "kneewatch.toml").write_text(
+        "slo.ttft_p99_s = 1.0\nfleet.queries_per_s = 1000\n"
+        '[report]\ncron = "0 6 * * mon"\nsince_s = 21600.0\ntimezone = "Asia/Kathmandu"\n'
+    )
+    settings = load(file=tmp_path / "kneewatch.toml", environ={}, flags={})
+    connect(tmp_path / "history.db").close()
+    job = ReportJob(
+        settings,
+        tmp_path / "history.db",
+        clock=lambda: END_S + 1799.0,
+        fleet=(url_of(prometheus), 'namespace="prod"'),
+    )
+    job()
+    (page,) = (tmp_path / "reports").glob("report-*.json")
+    report = json.loads(page.read_text())
+    assert report["filters"] == ['selector namespace="prod"']
+    assert {tier["id"] for tier in report["tiers"]} == {HOPPER, AMPERE}
+    assert (report["period"]["from_s"], report["period"]["to_s"]) == (END_S - 21600, END_S)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,38 @@ def test_an_incident_is_told_in_full(fleet: Node) -> None:
     ]  # fmt: skip
 
 
+def test_what_else_was_advised_folds() -> None:
+    report = made.fleet()
+    cascade, *others = report.incidents
+    more = replace(cascade.advice[0], id="replicas")
+    report = replace(report, incidents=(replace(cascade, advice=(*cascade.advice, more)), *others))
+    first, *rest = section(page(report), "incidents").one("article").every(css="advice")
+    assert not list(first.every("details"))
+    assert all("Risk" in one.one("details").text for one in rest)
+    assert all(one.one("details").attributes["class"] == "behind" for one in rest)
+
+
+def test_a_tier_that_was_not_watched_stands_in_the_verdict_alone() -> None:
+    report = made.fleet()
+    chat, code = report.tiers
+    root = page(replace(report, tiers=(chat, replace(code, engines=()))))
+    assert code.id in section(root, "verdict").text
+    assert "Tiers that were not watched" in section(root, "verdict").text
+    for name in ("tables", "slo", "knee", "workload", "size", "money"):
+        assert chat.id in section(root, name).text
+        assert code.id not in section(root, name).text
+
+
+def test_how_to_have_it_is_not_said_twice() -> None:
+    report = made.one()
+    (tables,) = report.tables
+    row = replace(tables.monitoring[0], state="unknown", enable="name it",
+                  missing="no source: name it")  # fmt: skip
+    report = replace(report, tables=(replace(tables, monitoring=(row,)),))
+    note = section(page(report), "tables").one("tr", css="note").text
+    assert note == "No source: name it."
+
+
 def test_every_incident_is_named_though_only_the_worst_are_told_in_full() -> None:
     told = section(page(made.many(1, incidents=30)), "incidents")
     assert len(list(told.one("table", css="index").one("tbody").children)) == 30

@@ -12,8 +12,11 @@ from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element
 
 import pytest
+from html5lib import HTMLParser
 
 from kneewatch.reports.weekly.model import WeeklyReport
 from kneewatch.reports.weekly.page import render
@@ -45,6 +48,31 @@ def _rendered() -> dict[str, Callable[[], str]]:
 
 def _page(report: Callable[[], WeeklyReport]) -> str:
     return render(report())
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_report_parses_as_html_is_defined(pages: dict[str, str], name: str) -> None:
+    parser: Any = HTMLParser(namespaceHTMLElements=False)  # its types leave much unsaid
+    document: Element = parser.parse(pages[name])
+    assert parser.errors == [], "as browsers parse: (line and column, what, of what)"
+    ids = [node.get("id") for node in document.iter() if node.get("id")]
+    assert len(set(ids)) == len(ids)
+    for node in document.iter():
+        for named in (node.get("aria-labelledby") or "").split():
+            assert named in ids
+        where = node.get("href") or ""
+        assert not where.startswith("#") or where[1:] in ids
+
+
+@pytest.mark.parametrize("name", ["an id twice", "what is not closed"])
+def test_what_is_no_html_is_found(pages: dict[str, str], name: str) -> None:
+    page = pages["one target"]
+    broken = {
+        "an id twice": page.replace("<main", '<p id="slo">a</p><main', 1),
+        "what is not closed": page.replace("</table>", "", 1),
+    }
+    with pytest.raises(AssertionError):
+        test_every_report_parses_as_html_is_defined({"one": broken[name]}, "one")
 
 
 @pytest.mark.parametrize("name", REPORTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -72,6 +73,12 @@ def test_the_same_figures_as_in_html() -> None:
         "To have it: Start vLLM with --kv-cache-metrics",
     ):
         assert words in document, words
+
+
+def test_the_worst_tier_stands_first() -> None:
+    report = made.fleet()
+    document = render_markdown(replace(report, tiers=report.tiers[::-1]))
+    assert document.index(f"| **{made.CHAT}**") < document.index(f"| **{made.CODE}**")
 
 
 def test_lines() -> None:

@@ -105,6 +105,7 @@ def calendar(start_s: float, end_s: float, *, days: int = 7) -> Calendar:
 def test_moments_are_those_of_the_time_zone() -> None:
     week = calendar(at(2026, 11, 9), at(2026, 11, 16))
     assert week.title == "Mon 9 Nov to Sun 15 Nov 2026"
+    assert calendar(at(2026, 12, 28), at(2027, 1, 4)).title == "Mon 28 Dec to Sun 3 Jan 2026/2027"
     assert week.moment(at(2026, 11, 10, 14, 3)) == "Tue 10 Nov, 14:03"
     assert week.stretch(at(2026, 11, 10, 14), at(2026, 11, 10, 15)) == "Tue 10 Nov, 14:00 to 15:00"
     assert week.stretch(at(2026, 11, 10, 23), at(2026, 11, 11, 1)) == (
@@ -121,6 +122,13 @@ def test_a_period_that_does_not_begin_at_midnight_is_told_by_its_moments() -> No
     some = calendar(at(2026, 11, 9, 6), at(2026, 11, 9, 18), days=1)
     assert some.title == "Mon 9 Nov, 06:00 to Mon 9 Nov, 18:00 2026"
     assert (some.now, some.before) == ("this period", "the period before")
+    assert some.length == "12.0 h"
+
+
+def test_a_part_of_a_day_is_not_told_as_one() -> None:
+    assert calendar(at(2026, 11, 14, 12), at(2026, 11, 16), days=2).length == "36.0 h"
+    assert calendar(at(2026, 11, 9, 12), at(2026, 11, 16), days=7).week is False
+    assert calendar(at(2026, 10, 19), at(2026, 10, 26)).length == "7 days", "of 169 hours"
 
 
 def test_an_hour_that_is_there_twice_is_told_apart() -> None:

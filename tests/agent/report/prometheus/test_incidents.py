@@ -1,0 +1,93 @@
+"""More incidents than are read sample by sample, and longer ones than are read to their end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kneewatch.agent.report.prometheus.matrix import Told
+from kneewatch.agent.report.prometheus.notes import notices_of
+from kneewatch.agent.report.prometheus.trouble import LOOKED_MOST, LOOKED_S
+from tests.agent.running import Main
+from tests.collector.oracle import LOOPBACK, running
+from tests.fleet_replica import ARRIVAL_PER_S, PREEMPTION_PER_S
+from tests.fleet_weeks import FleetWeek
+from tests.programs import require
+
+END_S = 1_795_262_400
+HOURS, EVERY_S, NEAR_S = 12, 120, 310.0
+"""Known to a step of five minutes."""
+
+SETS, LONG_S = 33, 4500
+
+
+def reported(main: Main, week: FleetWeek) -> Mapping[str, Any]:
+    with running(require("prometheus")) as server:
+        week.send(server)
+        done = main(
+            "report", "--prometheus", f"http://{LOOPBACK}:{server.port}", "--since", f"{HOURS}h",
+            "--to", END_S, "--compare", "none", "--slo-ttft", 1, "--fleet-queries-per-s", 1000,
+            "--format", "json",
+        )  # fmt: skip
+    assert done.status == 1, done.err
+    found: Mapping[str, Any] = json.loads(done.out)
+    return found
+
+
+def test_more_than_are_read_are_all_named_and_nothing_else(main: Main) -> None:
+    week = FleetWeek(10, end_s=END_S, days=HOURS / 24, every_s=EVERY_S, sets=SETS)
+    report = reported(main, week)
+    told = sorted((one["target"], one["start_s"], one["cause"]) for one in report["incidents"])
+    made = sorted((one.pod, one.start_s, one.cause) for one in week.planted)
+    assert [(pod, cause) for pod, _, cause in told] == [(pod, cause) for pod, _, cause in made]
+    for (_, told_s, _), (_, made_s, _) in zip(told, made, strict=True):
+        assert told_s == pytest.approx(made_s, abs=NEAR_S)
+    looks = 2 * SETS
+    notes = " ".join(report["data_quality"]["notes"])
+    assert f"{LOOKED_MOST} times with signs of trouble" in notes
+    assert f"{looks - LOOKED_MOST} more times told from the steps alone" in notes
+    bare = [one for one in report["incidents"] if not one["evidence"] and one["cause"] in CLOSELY]
+    assert len(bare) == looks - LOOKED_MOST
+    assert report["notices"] == [], "what is told from the steps is not left out"
+
+
+CLOSELY = ("kv_pressure", "target_down")
+
+
+def test_a_long_one_is_told_to_its_end(main: Main) -> None:
+    assert LONG_S > LOOKED_S
+    week = FleetWeek(
+        10, end_s=END_S, days=HOURS / 24, every_s=EVERY_S, sets=1, incident_s=LONG_S
+    )  # fmt: skip
+    report = reported(main, week)
+    found = {one["cause"]: one for one in report["incidents"]}
+    assert sorted(found) == sorted(one.cause for one in week.planted)
+    for cause in CLOSELY:
+        lasted_s = found[cause]["end_s"] - found[cause]["start_s"]
+        assert lasted_s == pytest.approx(LONG_S, abs=NEAR_S), cause
+    cascade = found["kv_pressure"]
+    assert cascade["cost"]["preemptions"] == pytest.approx(PREEMPTION_PER_S * LONG_S, rel=0.1)
+    assert cascade["evidence"]
+    late = sum(tier["budget"]["bad_requests"] for tier in report["slo"])
+    assert late == pytest.approx(ARRIVAL_PER_S * LONG_S, rel=0.1)
+
+
+@dataclass
+class Looked:
+    """What was looked into."""
+
+    looked: int = 60
+    coarse: int = 0
+    left_out: int = 0
+    unread: int = 0
+
+
+def test_what_was_not_looked_into_is_said_first() -> None:
+    (notice,) = notices_of(Told(), Looked(left_out=3))
+    assert "3 more times with signs of trouble" in notice
+    assert "not complete" in notice
+    assert notices_of(Told(), Looked(coarse=3)) == ()
