@@ -55,6 +55,7 @@ class Message:
     source: str = "kneewatch"
     events: tuple[Mapping[str, Any], ...] = field(default=())
 
+
 FLEET = "fleet"
 """What begins the names under which a fleet is told (agent/fleet/telling.py)."""
 
