@@ -137,8 +137,8 @@ def made_of_fleet(
     """
     from kneewatch.agent.report.prometheus.making import made_of  # here: a store needs no HTTP
 
-    observed, partial = made_of(url, settings, selector, wanted, progress)
-    return build(observed, made_s=made_s, version=version("kneewatch")), partial
+    observed = made_of(url, settings, selector, wanted, progress)
+    return build(observed, made_s=made_s, version=version("kneewatch")), observed.partial
 
 
 def renderer(form: str) -> Callable[[WeeklyReport], str]:

@@ -42,11 +42,18 @@ class _Sections:
     money: TierMoney
     incidents: tuple[Incident, ...]
 
-    def judged(self) -> TierSections:
+    def judged(self, *, partial: bool) -> TierSections:
         """What the verdict is made of."""
         watched = any(engine.watched_ratio > 0 for engine in self.tier.engines)
         return TierSections(
-            self.tier.id, watched, self.incidents, self.tables, self.slo, self.size, self.money
+            self.tier.id,
+            watched,
+            partial,
+            self.incidents,
+            self.tables,
+            self.slo,
+            self.size,
+            self.money,
         )
 
 
@@ -55,7 +62,7 @@ def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
     stated = {tier.id: tier.stated for tier in observed.tiers}
     told = incidents(observed.episodes, stated, observed.recommended)
     sections = [_sections(tier, observed, told) for tier in observed.tiers]
-    judged = [one.judged() for one in sections]
+    judged = [one.judged(partial=observed.partial) for one in sections]
     worst = max((severity(one) for one in judged), default=Severity.OK)
     return WeeklyReport(
         made_s=made_s,

@@ -119,7 +119,8 @@ class Observed:
     """Everything. `before_grid` is None where nothing is compared with.
 
     `notices` are said first in the report, `notes` with the data's quality; `methods` are those
-    that take the place of METHODS of the same figures.
+    that take the place of METHODS of the same figures. `partial`: something that was asked had no
+    whole answer, so that nothing can be called healthy.
     """
 
     grid: Grid
@@ -134,3 +135,4 @@ class Observed:
     notices: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     methods: tuple[Method, ...] = ()
+    partial: bool = False

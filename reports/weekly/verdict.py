@@ -20,10 +20,12 @@ MUCH_IDLE_RATIO = 0.3
 
 @dataclass(frozen=True, slots=True)
 class TierSections:
-    """A tier's sections, which its verdict is made of; `watched` says whether it was at all."""
+    """A tier's sections, which its verdict is made of; `watched` says whether it was at all,
+    `partial` whether something that was asked had no whole answer."""
 
     tier: str
     watched: bool
+    partial: bool
     incidents: Sequence[Incident]
     tables: TierTables
     slo: TierSlo
@@ -37,7 +39,7 @@ def verdict(of: TierSections) -> Verdict:
     told = [one for one in of.incidents if SEVERITY[one.severity] >= Severity.WARNING]
     return Verdict(
         tier=of.tier,
-        health=worst.word if of.watched or told else "unknown",
+        health=worst.word if told or _judged(of, worst) else "unknown",
         health_text=_health(of, told),
         incidents=len(of.incidents),
         incident_s=_lasted_s(told),
@@ -47,6 +49,11 @@ def verdict(of: TierSections) -> Verdict:
         action=_action(of, told),
         trends=_trends(of),
     )
+
+
+def _judged(of: TierSections, worst: Severity) -> bool:
+    """Whether the tier's health is known: what was not answered may be worse than what was."""
+    return of.watched and not (of.partial and worst < Severity.WARNING)
 
 
 def severity(of: TierSections) -> Severity:
@@ -78,6 +85,8 @@ def _health(of: TierSections, told: Sequence[Incident]) -> str:
         return "no incident, but " + ", ".join(
             dict.fromkeys(f"{row.subject} is {row.state}" for row in bad)
         )
+    if of.partial:
+        return "nothing at warning or worse in the answers, but they are partial"
     return "no incident, nothing at warning or worse"
 
 

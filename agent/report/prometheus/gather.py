@@ -57,9 +57,9 @@ class Asked:
 
 def gather(
     source: PrometheusSource, wanted: Wanted, asked: Asked, tell: Tell = lambda _done, _all: None
-) -> tuple[Observed, bool]:
-    """What a metrics system knows of the period and of the one before; and whether some of it is
-    missing, by the server's own word or because a query failed.
+) -> Observed:
+    """What a metrics system knows of the period and of the one before; partial where some of it
+    is missing, by the server's own word or because a query failed.
 
     Raises:
         CollectError: it does not answer, or knew no vLLM server in that time.
@@ -93,8 +93,7 @@ def gather(
     trouble.look(progress)
     tiers = [_tier(tier, known, wanted, now, before, configs) for tier in known.tiers()]
     tell(1, 1)
-    partial = bool(ranges.told.warnings or ranges.told.failed)
-    observed = Observed(
+    return Observed(
         grid=wanted.grid,
         before_grid=wanted.before,
         source=source.url,
@@ -111,8 +110,8 @@ def gather(
         notices=notices_of(ranges.told, trouble),
         notes=notes_of(known, found, now, source, trouble),
         methods=METHODS,
+        partial=bool(ranges.told.warnings or ranges.told.failed),
     )
-    return observed, partial
 
 
 class _Progress:

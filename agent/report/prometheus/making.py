@@ -13,10 +13,8 @@ from kneewatch.diagnose.fleet.shape import label_map
 from kneewatch.reports.weekly.observed import Observed
 
 
-def made_of(
-    url: str, settings: Settings, selector: str, wanted: Wanted, tell: Tell
-) -> tuple[Observed, bool]:
-    """What a metrics system knows, and whether some of it had no answer.
+def made_of(url: str, settings: Settings, selector: str, wanted: Wanted, tell: Tell) -> Observed:
+    """What a metrics system knows.
 
     Raises:
         CollectError: it does not answer, or knew no vLLM server in that time.

@@ -416,3 +416,16 @@ def test_the_json_holds_every_figure_and_fits_its_schema() -> None:
     assert document["tiers"][0]["id"] == "<script>alert(1)</script>"
     assert document["slo"][1]["served_per_s"]["value"] == report.slo[1].served_per_s.value
     assert report_schema() == (files("kneewatch.reports") / "report.schema.json").read_text()
+
+
+def test_of_partial_answers_nothing_is_called_healthy_and_trouble_is_still_told() -> None:
+    quiet = observed(tier("t", [engine("a")], stated=STATED))
+    assert made(quiet).verdicts[0].health in ("ok", "info")
+    (line,) = made(replace(quiet, partial=True)).verdicts
+    assert line.health == "unknown"
+    assert "partial" in line.health_text
+    start_s = WEEK.from_s + 90
+    sick = replace(
+        quiet, episodes=[episode("kv_pressure", Severity.CRITICAL, start_s, start_s + 600)]
+    )
+    assert made(replace(sick, partial=True)).verdicts == made(sick).verdicts

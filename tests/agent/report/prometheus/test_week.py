@@ -213,6 +213,7 @@ def test_what_has_no_answer_is_unknown_and_said(
     done = asked(main, server.url.removesuffix("/metrics"), "--tier", AMPERE, "--compare", "none")
     assert done.status == 2, "nothing worse is seen, and not all was seen"
     document = json.loads(done.out)
+    assert [one["health"] for one in document["verdicts"]] == ["unknown"]
     notices = " ".join(document["notices"])
     assert "shard 3 is down" in notices
     assert "no such thing" in notices
