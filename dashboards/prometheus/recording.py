@@ -56,6 +56,7 @@ def derived(plan: Plan) -> Mapping[str, str]:
         "preempted_in_window": f"{window} * {recorded('preemption_per_s')}",
         "errors_in_window": f"{window} * {recorded('finished_error_per_s')}",
         "prompt_tail_ratio": over("prompt_tokens_p99", "prompt_tokens_p95"),
+        "prefill_busy_ratio": f"{recorded('arrival_per_s')} * {recorded('prefill_mean_s')}",
     }
     found |= _recent(plan)
     for key in TRACKED:

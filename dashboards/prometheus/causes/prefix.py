@@ -5,9 +5,7 @@ from __future__ import annotations
 from kneewatch.dashboards.prometheus.causes.model import CauseQuery
 from kneewatch.dashboards.prometheus.model import Plan, duration, number, recorded
 from kneewatch.dashboards.prometheus.odds import Term, value
-from kneewatch.diagnose.causes import (
-    prefix,
-)
+from kneewatch.diagnose.causes import prefix
 from kneewatch.rules.model import Severity
 
 
@@ -19,7 +17,7 @@ def prefix_cache_off(plan: Plan) -> CauseQuery:
         f"{_prefill_heavy()} and on ({plan.process}, engine) {off}",
         (
             Term(_work_ratio(), number(prefix.WORK_RATIO), 1.2),
-            Term(recorded("prefill_service_ratio"), number(prefix.PREFILL_SHARE), 1.0),
+            Term(_heaviness(), "1", 1.0),
         ),
         0.3,
         ((Severity.WARNING, ""),),
@@ -41,7 +39,7 @@ def prefix_reuse_lost(_plan: Plan) -> CauseQuery:
         f" and ({hits} <= {number(prefix.RESIDUAL_HITS)})) unless ({as_many})",
         (
             Term(hits, f"{number(prefix.HALVED)} * {quiet}", 2.0, below=True),
-            Term(recorded("prefill_service_ratio"), number(prefix.PREFILL_SHARE), 0.8),
+            Term(_heaviness(), "1", 0.8),
         ),
         0.5,
         ((Severity.WARNING, ""),),
@@ -59,7 +57,7 @@ def prefix_never_shared(plan: Plan) -> CauseQuery:
     return CauseQuery(
         "prefix_reuse_lost",
         f"({_prefill_heavy()} and ({hits} <= {number(prefix.NEVER_HITS)})"
-        f" and ({recorded('prefill_share_ratio')} >= {number(prefix.NEVER_SHARE)})"
+        f" and ({recorded('prefill_service_ratio')} >= {number(prefix.NEVER_SHARE)})"
         f" and {seen})"
         f" unless ({quiet} >= {number(prefix.WAS_SHARED_FROM)})",
         (Term(hits, number(prefix.NEVER_HITS), 0.3, below=True),),
@@ -78,8 +76,18 @@ def _work_ratio() -> str:
 
 
 def _prefill_heavy() -> str:
+    share = recorded("prefill_service_ratio")
     return (
         f"(({_work_ratio()} >= {number(prefix.WORK_RATIO)})"
         f" and ({recorded('computed_prompt_tokens_per_s')} > 0)"
-        f" and ({recorded('prefill_share_ratio')} >= {number(prefix.PREFILL_SHARE)}))"
+        f" and (({share} >= {number(prefix.PREFILL_SHARE)}) or"
+        f" ({recorded('prefill_busy_ratio')} >= {number(prefix.PREFILL_BUSY)})))"
     )
+
+
+def _heaviness() -> str:
+    """How heavy prompts are for their requests, or for the engine where that says more: over its
+    bound."""
+    share = f"({value('prefill_service_ratio')} / {number(prefix.PREFILL_SHARE)})"
+    busy = f"({value('prefill_busy_ratio')} / {number(prefix.PREFILL_BUSY)})"
+    return f"(({share} >= 1) or ({busy} > {share}) or {share})"
