@@ -35,7 +35,7 @@ from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.monitor import Catalogue
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.profile import Profile
 from kneewatch.reports.words import clock, wrapped
 from kneewatch.rules.model import Severity

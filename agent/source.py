@@ -16,8 +16,9 @@ from kneewatch.collector.http.access import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.gpus import NO_GPUS, GpuMonitor, GpuReading
-from kneewatch.diagnose.monitor import Catalogue, TargetMonitor
+from kneewatch.diagnose.monitor import TargetMonitor
 from kneewatch.diagnose.profile import Profile
 from kneewatch.reports.words import span
 

@@ -22,8 +22,8 @@ from kneewatch.collector.gpu_pages import GpuPage, GpuResolver
 from kneewatch.collector.names.gpus import GpuBinding
 from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.gpus import GpuChoice, GpuMonitor
-from kneewatch.diagnose.monitor import Catalogue
 from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import WINDOW_S, Severity
 from tests.simulator import traces

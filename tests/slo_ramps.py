@@ -18,7 +18,7 @@ from kneewatch.agent.source import TargetStream
 from kneewatch.collector.exposition.parser import Limits
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.monitor import Catalogue
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.profile import Profile
 from kneewatch.diagnose.recommend.deployment import Stated
 from kneewatch.diagnose.recommend.launch import Launch as Stating

@@ -33,7 +33,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.parser import Limits
 from kneewatch.collector.samples import Layout, Page, Series
 from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.monitor import Catalogue
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.profile import Profile
 from tests.recordings import CAPTURES
 

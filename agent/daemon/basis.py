@@ -11,7 +11,7 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.base import SettingsError
 from kneewatch.collector.exposition.parser import Limits
 from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.monitor import Catalogue
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.profile import Profile
 
 LEAST_INTERVAL_S = 0.1

@@ -21,8 +21,9 @@ from kneewatch.collector.base import CollectError
 from kneewatch.collector.history import Restart
 from kneewatch.collector.names.page import EngineKey
 from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.engine import EngineMonitor
 from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
-from kneewatch.diagnose.monitor import EngineMonitor, TargetMonitor
+from kneewatch.diagnose.monitor import TargetMonitor
 
 PAGE = "page"
 """What the target's own page is called among its sources."""

@@ -23,7 +23,7 @@ from kneewatch.collector.base import SettingsError
 from kneewatch.collector.captures.capture import CaptureReader, is_capture
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.diagnose.monitor import SCRAPES_IN_WINDOW, Catalogue
+from kneewatch.diagnose.engine import SCRAPES_IN_WINDOW, Catalogue
 from kneewatch.rules.model import Severity
 
 

@@ -14,7 +14,7 @@ from kneewatch.rules.baseline import DRIFTS, SAMPLES_MAX, SAMPLES_MIN, TRACKED
 
 CONFIDENCE = "cause_confidence"
 QUIET_WAITING = 1.0
-"""A queue this long is not quiet (diagnose/monitor.py)."""
+"""A queue this long is not quiet (diagnose/engine.py)."""
 
 
 def inexpressible(plan: Plan) -> list[str]:

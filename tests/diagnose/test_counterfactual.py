@@ -10,7 +10,7 @@ import pytest
 from kneewatch.agent.source import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose import monitor
+from kneewatch.diagnose import engine
 from kneewatch.diagnose.case import Cause, Facts
 from kneewatch.diagnose.causes import EXAMINE, conclude
 from kneewatch.diagnose.counterfactual import counterfactuals
@@ -29,7 +29,7 @@ def concluded(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Facts, C
         found.extend((facts, cause) for cause in causes)
         return causes
 
-    monkeypatch.setattr(monitor, "conclude", noting)
+    monkeypatch.setattr(engine, "conclude", noting)
     stream = TargetStream(name, Profile(window_s=WINDOW_S), Limits())
     for entry in CaptureReader(CAPTURES / f"{name}.jsonl.gz"):
         stream.replay(entry)

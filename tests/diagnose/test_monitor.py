@@ -8,7 +8,8 @@ import pytest
 
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.monitor import VANISHED_KEPT_S, TargetMonitor
+from kneewatch.diagnose.engine import VANISHED_KEPT_S
+from kneewatch.diagnose.monitor import TargetMonitor
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
 from kneewatch.diagnose.room import ENGINES_MAX
 from kneewatch.rules.model import Severity

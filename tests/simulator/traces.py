@@ -18,7 +18,7 @@ from random import Random
 from kneewatch.agent.source import TargetStream
 from kneewatch.collector.exposition.parser import Limits
 from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.monitor import Catalogue
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import Severity
 from tests.simulator.cases import MACHINES

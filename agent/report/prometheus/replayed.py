@@ -22,8 +22,9 @@ from kneewatch.collector.history import Column
 from kneewatch.collector.prometheus.answers import Track
 from kneewatch.collector.samples import Layout, Page, Series
 from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.fleet.shape import Member
-from kneewatch.diagnose.monitor import Catalogue, TargetMonitor
+from kneewatch.diagnose.monitor import TargetMonitor
 from kneewatch.diagnose.profile import Profile
 from kneewatch.reports.document import document
 from kneewatch.reports.weekly.happened import Held

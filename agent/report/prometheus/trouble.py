@@ -21,8 +21,8 @@ from kneewatch.agent.report.prometheus.replayed import SHOWN, Replayed, replayed
 from kneewatch.agent.report.prometheus.roll import Roll, Rolled
 from kneewatch.agent.report.prometheus.stretches import CAUSES, ORDER, Stretch, stretches
 from kneewatch.collector.base import CollectError
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.fleet.shape import Key
-from kneewatch.diagnose.monitor import Catalogue
 from kneewatch.diagnose.profile import Profile
 from kneewatch.reports.weekly.episodes import episodes
 from kneewatch.reports.weekly.grid import HOUR_S

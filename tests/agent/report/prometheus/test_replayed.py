@@ -10,8 +10,8 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.parser import Limits
 from kneewatch.collector.prometheus.answers import Track
 from kneewatch.collector.samples import Page
+from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.fleet.shape import label_map, shape_of
-from kneewatch.diagnose.monitor import Catalogue
 from kneewatch.diagnose.profile import Profile
 from tests.recordings import CAPTURES, WINDOW_S
 

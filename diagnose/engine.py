@@ -1,0 +1,352 @@
+"""From pages to diagnoses: one engine over time. Pure: time comes with each page."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kneewatch.collector.history import Column, History, Restart
+from kneewatch.collector.names.resolver import EngineBinding, EngineKey
+from kneewatch.collector.samples import Page
+from kneewatch.collector.signals.catalogue import Reading, Signal, SignalSet
+from kneewatch.collector.window import Window
+from kneewatch.diagnose.adapters import adapters_seen
+from kneewatch.diagnose.case import Cause, Counterfactual, Facts
+from kneewatch.diagnose.causes import EXAMINE, UNDISTURBING, conclude, observer, ranked
+from kneewatch.diagnose.causes.workload import rambling
+from kneewatch.diagnose.counterfactual import counterfactuals
+from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent
+from kneewatch.diagnose.diagnosis import NO_STAGE, Diagnosis, health, judged_against, worst_of
+from kneewatch.diagnose.forecast import Forecaster, demand_ratio, forecast_values
+from kneewatch.diagnose.gpus import GpuReading
+from kneewatch.diagnose.lengths import OutputLengths
+from kneewatch.diagnose.live_knee import LiveKnee
+from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
+from kneewatch.diagnose.recommend.adviser import Adviser
+from kneewatch.diagnose.slo_forecast import SloForecaster
+from kneewatch.diagnose.symptoms import symptoms
+from kneewatch.diagnose.tracker import CauseTracker
+from kneewatch.rules.baseline import Baseline
+from kneewatch.rules.cascade import Cascade, lacking
+from kneewatch.rules.model import Rule, Severity
+from kneewatch.rules.state import Finding, RuleBook
+
+QUIET_WAITING = 1.0
+RESTARTS_KEPT = 16
+SCRAPES_IN_WINDOW = 2.2
+"""A window holds two scrapes at least, also where they come late."""
+
+VANISHED_KEPT_S = 3600.0
+"""How long an engine that left a page which can be read is told; a replica that an orchestrator
+names is forgotten sooner, for those are replaced."""
+
+UNREAD = "the page could not be read"
+GONE = "the engine is not on the page"
+"""Why nothing is known of an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Signals and rules of a profile, made once and shared by all engines."""
+
+    signals: tuple[Signal, ...]
+    rules: tuple[Rule, ...]
+    core: tuple[str, ...]
+    unstated: Mapping[str, str]
+
+    @classmethod
+    def of(cls, profile: Profile) -> Catalogue:
+        """The catalogue of a profile."""
+        signals = profile.signals()
+        core = tuple(signal.key for signal in signals if signal.core)
+        return cls(signals, profile.rules(), core, profile.unstated())
+
+
+class EngineMonitor:
+    """One engine over time."""
+
+    def __init__(self, target: str, key: EngineKey, profile: Profile, catalogue: Catalogue) -> None:
+        self.target, self.key, self.profile = target, key, profile
+        self._catalogue = catalogue
+        self.history = History(keep_s=LONG_WINDOWS * profile.window_s)
+        self._signals = SignalSet(catalogue.signals, self.history)
+        self._rules = RuleBook(catalogue.rules, scale=profile.scale)
+        evicting = next(rule for rule in catalogue.rules if rule.id == "KV-EVICT")
+        self._cascade = Cascade(
+            scale=profile.scale,
+            ttft_slo_s=profile.targets.ttft_p99_s,
+            warning_per_s=evicting.threshold(Severity.WARNING) or 0.0,
+            critical_per_s=evicting.threshold(Severity.CRITICAL) or 0.0,
+        )
+        self._baseline = Baseline(window_s=profile.window_s)
+        self._streaks = Streaks()
+        self._tracker = CauseTracker(scale=profile.scale)
+        self._adviser = Adviser(profile.stated)
+        self._lengths = OutputLengths(
+            window_s=profile.window_s, longest_s=LONG_WINDOWS * profile.window_s
+        )
+        self._knee = LiveKnee(window_s=profile.window_s, targets=profile.targets)
+        self._forecaster = Forecaster(window_s=profile.window_s)
+        self._slo_forecaster = SloForecaster(
+            window_s=profile.window_s,
+            ttft_p99_s=profile.targets.ttft_p99_s,
+            seats=profile.stated.seats,
+        )
+        self._unless: tuple[str, float, tuple[Counterfactual, ...]] = ("", 0.0, ())
+        self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
+        self._vanished, self._blind = 0, 0
+        self._came_s = float("-inf")
+        self._disturbed_s = float("-inf")
+        self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
+        self.newest: Diagnosis | None = None
+        """What was last said, also of a page that could not be read."""
+        self.restart: Restart | None = None
+        """A restart that the newest page showed."""
+        self._columns: tuple[Column, ...] = ()
+        self._columns_of = -1
+
+    def knows_week(self, peak_requests: float | None) -> None:
+        """Take the most requests that ran or waited here within the last week; None: not known."""
+        self._adviser.weekly_peak_requests = peak_requests
+
+    def knows_season(self, usual: Mapping[str, float]) -> None:
+        """Take how the baseline's signals usually are at this hour of the week."""
+        self._baseline.season = usual
+
+    def page(
+        self,
+        t_s: float,
+        page: Page,
+        binding: EngineBinding,
+        process_start: int | None,
+        gpus: GpuReading,
+    ) -> Diagnosis | None:
+        """The diagnosis after one scrape; None where the scrape is not newer than the last."""
+        steps = self.history.clock_steps
+        before = len(self.history.times), self.history.times[-1:]
+        restart = self.history.append(t_s, page, binding, process_start)
+        if (len(self.history.times), self.history.times[-1:]) == before:
+            return None
+        if restart is not None or self.history.clock_steps != steps:
+            self._begin_anew(t_s, restart)
+        if self._vanished or before[0] == 0:
+            self._came_s = t_s
+        self._vanished = 0
+        window = Window(self.history, now_s=t_s, range_s=self._range_s(t_s))
+        reading = self._signals.read(window)
+        self.newest, self.restart = self._judge(t_s, window, reading, gpus), restart
+        return self.newest
+
+    def counters(self) -> tuple[tuple[Column, ...], tuple[float, ...]]:
+        """The newest page's counters, histogram parts among them; NaN for what it lacks.
+
+        Shapes: both (counters,). The columns are the same object until others come.
+        """
+        if self._columns_of != self.history.generation:
+            columns = tuple(self.history.counters.columns)
+            if columns != self._columns:
+                self._columns = columns
+            self._columns_of = self.history.generation
+        newest = self.history.frames[-1].counters if self.history.frames else ()
+        return self._columns, tuple(newest)
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """The labels of cache_config_info on the newest page."""
+        return self.history.info.get("cache_config_info", {})
+
+    def _range_s(self, t_s: float) -> float:
+        """The window, shorter while less has been seen, longer where scrapes are rare."""
+        times = self.history.times
+        window_s = self.profile.window_s
+        if len(times) < 2:
+            return window_s
+        rare_s = min(SCRAPES_IN_WINDOW * (times[-1] - times[-2]), LONG_WINDOWS * window_s)
+        return min(max(window_s, rare_s), t_s - times[0])
+
+    @property
+    def last_s(self) -> float:
+        """Time of the newest page that had this engine; -inf before the first."""
+        return self.history.times[-1] if self.history.times else float("-inf")
+
+    def gone(self, t_s: float, beside: Collection[EngineMonitor]) -> Diagnosis | None:
+        """The diagnosis while the page can be read and lacks this engine; None once forgotten.
+        `beside` are those on the page."""
+        successor = self._successor(beside)
+        kept_s = VANISHED_KEPT_S
+        if successor is not None:
+            kept_s = self.profile.window_s
+        elif self.key.replica:
+            kept_s = LONG_WINDOWS * self.profile.window_s
+        if t_s - self.last_s > kept_s:
+            return None
+        self._vanished += 1
+        cause = observer.vanished(
+            _named(self.key),
+            self._vanished,
+            self.last_s,
+            successor=None if successor is None else _named(successor.key),
+        )
+        return self.unreadable(t_s, cause, cause.evidence[0].text, GONE)
+
+    def _successor(self, beside: Collection[EngineMonitor]) -> EngineMonitor | None:
+        """The engine that came when this one left, in its place (another model by the same number)
+        or, where none stayed, at all; None where engines stayed and nothing took its place."""
+        came = [one for one in beside if one._came_s > self.last_s]
+        place = self.key.engine, self.key.replica
+        same = [one for one in came if (one.key.engine, one.key.replica) == place]
+        return next(iter(same or (came if len(came) == len(beside) else ())), None)
+
+    def unreadable(self, t_s: float, cause: Cause, why: str, seen: str = UNREAD) -> Diagnosis:
+        """The diagnosis after a scrape that gave nothing of this engine."""
+        self.restart = None
+        self.newest = Diagnosis(
+            t_s, self.target, self.key.engine, self.key.model, None,
+            health(cause.severity, readable=False), None, [cause], [], [], {},
+            [f"every signal: {why}"], 0.0, f"nothing: {seen}",
+        )  # fmt: skip
+        return self.newest
+
+    def _begin_anew(self, t_s: float, restart: Restart | None) -> None:
+        """The process was replaced, or the clock was set back: what was held has no since."""
+        if restart is not None:
+            self._restarts_s.append(restart.t_s)
+        self._disturbed_s = t_s
+        self._rules.forget()
+        self._cascade.forget()
+        self._streaks.forget()
+        self._tracker.forget()
+        self._forecaster.forget()
+        self._slo_forecaster.forget()
+        self._adviser.restarted()
+
+    def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
+        profile = self.profile
+        derived, notes = derive(reading, window, self._baseline, profile.targets)
+        demand = demand_ratio(reading.values)
+        forecast = forecast_values(demand, self._forecaster.update(t_s, demand))
+        forecast |= self._slo_forecaster.update(t_s, reading.values)
+        values = {**reading.values, **derived, **forecast, **gpus.values}
+        idle = not (values.get("running_max") or values.get("waiting"))
+        stage = self._cascade.judge(
+            t_s, values, preempted=increase_since_last(self.history, "num_preemptions")
+        )
+        unjudged = lacking(stage, values)
+        values["cascade_stage"] = None if unjudged else float(stage.number)
+        findings = self._rules.judge(t_s, values, reading.missing, notes, idle=idle)
+        facts = Facts(
+            now_s=t_s,
+            window_s=window.range_s,
+            scale=profile.scale,
+            observed_s=t_s - self.history.first_s,
+            values=values,
+            recent=recent(self.history, t_s, window.range_s),
+            streaks_s=self._streaks.update(t_s, self.history, values),
+            missing=reading.missing,
+            findings={finding.rule.id: finding for finding in findings},
+            stage=stage,
+            baseline=self._baseline,
+            config=self.config,
+            targets=profile.targets,
+            restarts_s=self._restarts_s,
+            gpus=gpus.states,
+            gpus_guessed=gpus.guess,
+            gpus_lost=gpus.lost,
+            adapters=adapters_seen(window) if values.get("waiting_deferred") else (),
+            knee=self._knee.update(t_s, values),
+            lengths=self._lengths.drift(self.history, window) if rambling(values) else None,
+        )
+        causes, lacks_core = self._causes(facts, findings, reading, window)
+        told = None if unjudged else stage
+        readable = not lacks_core and window.scrapes > 1
+        return Diagnosis(
+            t_s=t_s,
+            target=self.target,
+            engine=self.key.engine,
+            model=self.key.model,
+            tier=None,
+            health=health(worst_of(causes, told, findings), readable=readable),
+            stage=told,
+            causes=causes,
+            symptoms=symptoms(facts, causes),
+            findings=findings,
+            values=values,
+            unknown=[
+                *_without_stage(unjudged, window.scrapes),
+                *self._unknowns(reading),
+                *gpus.unknown,
+            ],
+            window_s=window.range_s,
+            judged_against=judged_against(
+                profile.targets, has_baseline=self._baseline.get("ttft_p99_s") is not None
+            ),
+            recommendations=self._adviser.advise(facts, causes) if causes else (),
+        )
+
+    def _causes(
+        self, facts: Facts, findings: list[Finding], reading: Reading, window: Window
+    ) -> tuple[list[Cause], bool]:
+        concluded = conclude(facts)
+        self._blind = self._blind + 1 if observer.is_blind(facts) else 0
+        missing = observer.metrics_missing(
+            facts, self._catalogue.core, reading.impossible, self._blind
+        )
+        if missing is not None:
+            concluded.append(missing)
+        self._learn(facts, concluded, findings, window)
+        told = ranked(self._tracker.update(facts.now_s, concluded))
+        if told:
+            told[0] = replace(told[0], unless=self._turning_points(facts, told[0]))
+        return told, missing is not None
+
+    def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
+        """What the first cause hangs on; worked out anew twice a window, for it takes a while."""
+        cause, made_s, points = self._unless
+        fresh = 0 <= facts.now_s - made_s < self.profile.window_s / 2
+        if cause != first.id or not fresh:
+            examine = EXAMINE.get(first.id)
+            points = counterfactuals(examine, facts, first) if examine else ()
+            self._unless = (first.id, facts.now_s, points)
+        return points
+
+    def _learn(
+        self, facts: Facts, concluded: list[Cause], findings: list[Finding], window: Window
+    ) -> None:
+        disturbed = (
+            any(cause.id not in UNDISTURBING for cause in concluded)
+            or facts.stage.number >= 2
+            or facts.get("waiting_avg") >= QUIET_WAITING
+            or any(finding.held >= Severity.WARNING for finding in findings if finding.severity)
+        )
+        if disturbed:
+            self._disturbed_s = facts.now_s
+        settled = facts.now_s - self._disturbed_s > facts.window_s
+        if settled and facts.observed_s >= self.profile.window_s / 2 and facts.get("arrival_per_s"):
+            self._baseline.learn(facts.now_s, facts.values)
+            self._lengths.learn(facts.now_s, window)
+
+    def _unknowns(self, reading: Reading) -> list[str]:
+        if self._unknown[0] is not reading.missing:
+            wanted = {s.key: s for s in self._catalogue.signals}
+            lines = [
+                f"{key}: {observer.lack_words(metrics, reading.impossible)}"
+                + (f" (needs {wanted[key].needs})" if wanted[key].needs else "")
+                for key, metrics in reading.missing.items()
+            ]
+            lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
+            self._unknown = (reading.missing, lines)
+        return self._unknown[1]
+
+
+def _named(key: EngineKey) -> str:
+    return f"engine {key.engine} of {key.model}"
+
+
+def _without_stage(unjudged: Sequence[str], scrapes: int) -> list[str]:
+    """The line that says why there is no stage; none where there is one."""
+    if not unjudged:
+        return []
+    if scrapes < 2:
+        return [f"{NO_STAGE}the window holds one scrape, it needs two"]
+    return [f"{NO_STAGE}it needs {', '.join(unjudged)}"]
