@@ -39,6 +39,8 @@ PROMPT_LENGTH = "request_prompt_tokens"
 OUTPUT_LENGTH = "request_generation_tokens"
 XFER = "nixl_xfer_time_seconds"
 MOONCAKE_XFER = "mooncake_xfer_time_seconds"
+OFFLOAD_LOAD = "kv_offload_load"
+"""Begins the names of what is loaded back from where KV was offloaded to: seconds, bytes, sizes."""
 
 CONNECTOR = "a KV connector"
 
@@ -549,12 +551,20 @@ def _of_connector(counted: str) -> Expr:
     return FirstOf((Rate(f"nixl_{counted}"), Rate(f"mooncake_{counted}")))
 
 
+LOADING = Rate(f"{OFFLOAD_LOAD}_time")
+
 TRANSFER = (
     Signal(
         "kv_transfer_mean_s",
-        FirstOf((mean(XFER), mean(MOONCAKE_XFER))),
-        "Time of one KV transfer between nodes, mean.",
-        "guide 7.7; vllm/distributed/kv_transfer (0.32)",
+        FirstOf(
+            (
+                mean(XFER),
+                mean(MOONCAKE_XFER),
+                Ratio(LOADING, PartRate(f"{OFFLOAD_LOAD}_size", "count")),
+            )
+        ),
+        "Time of one KV transfer between nodes, or of one load from an offload tier, mean.",
+        "guide 7.6, 7.7; vllm/distributed/kv_transfer (0.32)",
         needs=CONNECTOR,
         optional=True,
     ),
@@ -568,8 +578,8 @@ TRANSFER = (
     ),
     Signal(
         "kv_transfer_busy_ratio",
-        FirstOf((PartRate(XFER, "sum"), PartRate(MOONCAKE_XFER, "sum"))),
-        "Seconds of KV transfer per second: transfers in flight.",
+        FirstOf((PartRate(XFER, "sum"), PartRate(MOONCAKE_XFER, "sum"), LOADING)),
+        "Seconds of KV transfer per second: transfers or loads in flight.",
         "vllm/distributed/kv_transfer (0.32)",
         needs=CONNECTOR,
         optional=True,
@@ -585,12 +595,15 @@ TRANSFER = (
     Signal(
         "kv_transfer_bytes_per_s",
         FirstOf(
-            tuple(
-                Ratio(PartRate(f"{name}_bytes_transferred", "sum"), PartRate(time, "sum"))
-                for name, time in (("nixl", XFER), ("mooncake", MOONCAKE_XFER))
+            (
+                *(
+                    Ratio(PartRate(f"{name}_bytes_transferred", "sum"), PartRate(time, "sum"))
+                    for name, time in (("nixl", XFER), ("mooncake", MOONCAKE_XFER))
+                ),
+                Ratio(Rate(f"{OFFLOAD_LOAD}_bytes"), LOADING),
             )
         ),
-        "Bytes a second that one KV transfer moves while it lasts.",
+        "Bytes a second that one KV transfer, or load, moves while it lasts.",
         "guide 6.5; vllm/distributed/kv_transfer (0.32)",
         needs=CONNECTOR,
         optional=True,

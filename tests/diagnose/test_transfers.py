@@ -11,7 +11,7 @@ from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.causes.transfer import DECODE_POOL, PATH, pool_of
 from kneewatch.rules.model import Severity
 from tests.diagnose.situations import CALM, Situation
-from tests.diagnose.streams import Target, bodies
+from tests.diagnose.streams import INTERVAL_S, Target, bodies
 from tests.recordings import CAPTURES, diagnoses
 
 FETCHING = CALM.but(kv_fetch_waiting=8.0).lasting(fetching=30.0)
@@ -102,6 +102,31 @@ def test_both_connectors_give_the_same_signals(name: str) -> None:
     assert told.values["kv_transfer_bytes_per_s"] == pytest.approx(2e9)
     assert told.values["kv_expired_per_s"] == 0
     assert "XFER-FAIL" in {f.rule.id for f in told.findings if f.severity}
+
+
+OFFLOADED = """# TYPE vllm:kv_offload_load_bytes_total counter
+vllm:kv_offload_load_bytes_total{{engine="0",model_name="tiny"}} {moved}
+# TYPE vllm:kv_offload_load_time_total counter
+vllm:kv_offload_load_time_total{{engine="0",model_name="tiny"}} {seconds}
+# TYPE vllm:kv_offload_load_size histogram
+vllm:kv_offload_load_size_bucket{{engine="0",model_name="tiny",le="+Inf"}} {count}
+vllm:kv_offload_load_size_sum{{engine="0",model_name="tiny"}} {moved}
+vllm:kv_offload_load_size_count{{engine="0",model_name="tiny"}} {count}
+"""
+
+
+def test_loads_from_an_offload_tier_are_transfers_too() -> None:
+    target, pages = Target(window_s=20.0), bodies("healthy_light")[:12]
+    told = target.one(
+        *(
+            page + OFFLOADED.format(count=10 * at, seconds=0.4 * at, moved=8e8 * at)
+            for at, page in enumerate(pages)
+        )
+    )
+    assert told.values["kv_transfer_mean_s"] == pytest.approx(0.04)
+    assert told.values["kv_transfer_bytes_per_s"] == pytest.approx(2e9)
+    assert told.values["kv_transfer_busy_ratio"] == pytest.approx(0.4 / INTERVAL_S)
+    assert told.values["kv_transfer_p95_s"] is None, "no histogram tells of single loads"
 
 
 def test_no_connector_makes_no_signal() -> None:
