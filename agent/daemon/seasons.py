@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from kneewatch.agent.daemon.weekly_peaks import ReadsHistory
+from kneewatch.agent.daemon.weekly_peaks import ReadsHistory, engines_seen
 from kneewatch.agent.store.model import StoredEngine
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.base import StoreError
@@ -21,9 +21,6 @@ SEASONS_JOB = "\0seasons"
 
 EVERY_S = 900.0
 """Four times an hour: the next hour is known before it begins."""
-
-SEEN_S = 86_400.0
-"""An engine that nobody has seen for longer is not judged."""
 
 Habits = Mapping[tuple[str, EngineKey], Mapping[str, float]]
 
@@ -68,10 +65,8 @@ class Seasons:
     def _missing(self, hour_s: float, now_s: float, known: Habits) -> Habits:
         return {
             key: self._read(one, hour_s)
-            for spec in self._targets()
-            for one in self._history.engines(spec.name)
-            if now_s - one.last_s < SEEN_S
-            and (key := (spec.name, EngineKey(one.model, one.engine, one.replica))) not in known
+            for key, one in engines_seen(self._history, self._targets(), now_s)
+            if key not in known
         }
 
     def _read(self, engine: StoredEngine, hour_s: float) -> Mapping[str, float]:

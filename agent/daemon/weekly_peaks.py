@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from kneewatch.agent.store.model import Series, StoredEngine
@@ -24,7 +24,7 @@ LEAST_SHARE = 0.9
 """Of the week's hours so many must have been seen: a peak may lie in those that were not."""
 
 SEEN_S = 86_400.0
-"""An engine that nobody has seen for longer needs no peak; of those that left there may be many."""
+"""Of an engine that nobody has seen for longer nothing is read: of those that left may be many."""
 
 KEYS = ("running", "waiting")
 
@@ -39,6 +39,16 @@ class ReadsHistory(Protocol):
     def signals(self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float) -> Series:
         """Signals of an engine."""
         ...
+
+
+def engines_seen(
+    history: ReadsHistory, targets: Sequence[TargetSpec], now_s: float
+) -> Iterator[tuple[tuple[str, EngineKey], StoredEngine]]:
+    """The engines of some targets that were seen lately, with what the daemon calls them."""
+    for spec in targets:
+        for one in history.engines(spec.name):
+            if now_s - one.last_s < SEEN_S:
+                yield (spec.name, EngineKey(one.model, one.engine, one.replica)), one
 
 
 class WeeklyPeaks:
@@ -61,13 +71,11 @@ class WeeklyPeaks:
     def cycle(self) -> float | None:
         """Read them once."""
         now_s = self._wall()
+        spare = [spec for spec in self._targets() if (spec.settings["replicas"] or 1) > 1]
         try:
             self._peaks = {
-                (spec.name, EngineKey(one.model, one.engine, one.replica)): self._peak(one, now_s)
-                for spec in self._targets()
-                if (spec.settings["replicas"] or 1) > 1
-                for one in self._history.engines(spec.name)
-                if now_s - one.last_s < SEEN_S
+                key: self._peak(one, now_s)
+                for key, one in engines_seen(self._history, spare, now_s)
             }
         except StoreError as error:
             log.warning("weekly peaks stay as they were error=%s", error)
