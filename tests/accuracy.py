@@ -217,6 +217,7 @@ def main() -> None:
     print(kvtruth.report(), "\n")
     print(throughput.report(), "\n")
     print(slo_ramps.report())
+    print(slo_ramps.of_recordings())
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ The target breaks at the first scrape at which TTFT P99 of the window is over it
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -34,6 +35,7 @@ from tests.simulator.server import SUMMARIES, Server, Setting
 MACHINE = "70B on 4 H100"
 SCRAPE_S = 5.0
 SEATS = 64
+STAYS_SEED = 9
 STEADY = (0.0, 0.2, 0.3)
 """Loads that stay, between a ramp's low and high: the target holds."""
 
@@ -51,13 +53,8 @@ class Kind:
     target_s: float = 2.0
 
 
-@cache
-def _hardware() -> Hardware:
-    return hardware(*MACHINES[MACHINE])
-
-
-def _plain() -> Setting:
-    found = _hardware()
+def _plain(machine: str) -> Setting:
+    found = _hardware(machine)
     return Setting(
         hardware=found,
         launch=Launch(num_gpu_blocks=found.blocks(), max_num_batched_tokens=chunk_tokens(found)),
@@ -65,22 +62,29 @@ def _plain() -> Setting:
     )
 
 
-def _small_cache() -> Setting:
-    setting = _plain()
+@cache
+def _hardware(machine: str) -> Hardware:
+    return hardware(*MACHINES[machine])
+
+
+def _small_cache(machine: str, seats: int) -> Setting:
+    setting = _plain(machine)
     shape = setting.shape
-    tokens = SEATS * shape.held_tokens + shape.prefixes * shape.prefix_tokens
+    tokens = seats * shape.held_tokens + shape.prefixes * shape.prefix_tokens
     setting.launch.num_gpu_blocks = int(tokens / setting.launch.block_size)
+    setting.running = seats / 4
     return setting
 
 
-def _few_seats() -> Setting:
-    setting = _plain()
-    setting.launch.max_num_seqs = SEATS
+def _few_seats(machine: str, seats: int) -> Setting:
+    setting = _plain(machine)
+    setting.launch.max_num_seqs = seats
+    setting.running = seats / 4
     return setting
 
 
-def _summaries() -> Setting:
-    setting = _plain()
+def _summaries(machine: str) -> Setting:
+    setting = _plain(machine)
     setting.shape = replace(SUMMARIES)
     return setting
 
@@ -93,11 +97,20 @@ def _of_prompts(ratio: float) -> Callable[[Setting], float]:
     return lambda setting: ratio * prompt_bound_per_s(setting, SUMMARIES.prompt)
 
 
-KINDS = (
-    Kind("KV cache", _small_cache, _of_running(1.0), _of_running(3.5)),
-    Kind("seats", _few_seats, _of_running(1.0), _of_running(3.5)),
-    Kind("prefill", _summaries, _of_prompts(0.2), _of_prompts(1.1), target_s=5.0),
-)
+def kinds(machine: str = MACHINE, seats: int = SEATS) -> tuple[Kind, ...]:
+    """Servers that each thing limits: a cache that holds so many requests, so many seats, and
+    prompts that keep the GPUs busy."""
+    return (
+        Kind("KV cache", partial(_small_cache, machine, seats), _of_running(1.0), _of_running(3.5)),
+        Kind("seats", partial(_few_seats, machine, seats), _of_running(1.0), _of_running(3.5)),
+        Kind(
+            "prefill",
+            partial(_summaries, machine),
+            _of_prompts(0.2),
+            _of_prompts(1.1),
+            target_s=5.0,
+        ),
+    )
 
 
 def scrapes(
@@ -167,19 +180,30 @@ def quiet_recordings() -> tuple[int, int]:
     return alarmed, judged
 
 
-def report(*, seeds: int = 4, minutes: Sequence[float] = (10, 20), hours: float = 4) -> str:
-    """Lead times on ramps, false forecasts on loads that stay and on quiet recordings."""
+def report(
+    *,
+    machine: str = MACHINE,
+    seats: int = SEATS,
+    first_seed: int = 0,
+    seeds: int = 4,
+    minutes: Sequence[float] = (10, 20),
+    hours: float = 4,
+) -> str:
+    """Lead times on ramps, and false forecasts on loads that stay."""
     lines = [f"{'TTFT target broken by':22}{'ramp':>8}{'median lead':>13}{'from':>7}{'to':>7}"]
-    for kind in KINDS:
+    chosen, turns = kinds(machine, seats), range(first_seed, first_seed + seeds)
+    for kind in chosen:
         for over in minutes:
-            runs = [run(kind, climbs(kind, over), for_s=4500, seed=seed) for seed in range(seeds)]
+            runs = [run(kind, climbs(kind, over), for_s=4500, seed=seed) for seed in turns]
             leads = sorted(one.lead_s or 0.0 for one in runs if one.exhausted_s is not None)
-            lines.append(
-                f"{kind.name:22}{over:>4} min{median(leads):>11.0f} s{leads[0]:>5.0f} s"
-                f"{leads[-1]:>5.0f} s"
-            )
-    for kind in KINDS:
-        stood = [run(kind, stays(kind, ratio), for_s=hours * 3600, seed=9) for ratio in STEADY]
+            if not leads:
+                lines.append(f"{kind.name:22}{over:>4} min  the target was kept")
+                continue
+            told = f"{median(leads):.0f} s", f"{leads[0]:.0f} s", f"{leads[-1]:.0f} s"
+            lines.append(f"{kind.name:22}{over:>4} min{told[0]:>13}{told[1]:>7}{told[2]:>7}")
+    for kind in chosen:
+        seed = first_seed + STAYS_SEED
+        stood = [run(kind, stays(kind, ratio), for_s=hours * 3600, seed=seed) for ratio in STEADY]
         alarmed, lasted = (
             sum(getattr(one, key) for one in stood) for key in ("alarmed_s", "lasted_s")
         )
@@ -187,10 +211,29 @@ def report(*, seeds: int = 4, minutes: Sequence[float] = (10, 20), hours: float 
             f"{kind.name}, load that stays: a forecast stood for {alarmed:.0f} s in "
             f"{lasted / 3600:.1f} h"
         )
-    alarmed, judged = quiet_recordings()
-    lines.append(f"quiet phases of the recordings: a forecast in {alarmed} of {judged} scrapes")
     return "\n".join(lines)
 
 
+def of_recordings() -> str:
+    """False forecasts on quiet recordings."""
+    alarmed, judged = quiet_recordings()
+    return f"quiet phases of the recordings: a forecast in {alarmed} of {judged} scrapes"
+
+
+def main() -> None:
+    """Print the figures; other machines, seats and seeds than those that it was made with tell
+    how far they hold."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--machine", choices=list(MACHINES), default=MACHINE)
+    parser.add_argument(
+        "--seats", type=int, default=SEATS, help="requests that cache or seats hold"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first of them")
+    parser.add_argument("--runs", type=int, default=4, help="ramps of each kind")
+    given = parser.parse_args()
+    print(report(machine=given.machine, seats=given.seats, first_seed=given.seed, seeds=given.runs))
+    print(of_recordings())
+
+
 if __name__ == "__main__":
-    print(report())
+    main()

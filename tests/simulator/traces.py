@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
 from random import Random
+from sys import stderr
 
 from kneewatch.agent.source import TargetStream
 from kneewatch.collector.exposition.parser import Limits
@@ -34,6 +35,9 @@ WEEKS = 0.5
 
 PART_S = DAY_S / 2
 """A trace is half a day of one server: more servers and hours of the week in the same time."""
+
+TOLD_EVERY = 20
+"""Traces after which is said how far it is."""
 
 APART_S = 300.0
 """A cause that was gone for so long and comes back is another page."""
@@ -170,7 +174,12 @@ def traces(given: Sequence[Part], *, jobs: int = 1) -> Iterator[Trace]:
 
 def report(seed: int, weeks: float, *, detailed: bool = False, jobs: int = 1) -> str:
     """A line for each kind, what was paged, and the rate with its bound."""
-    made = list(traces(list(parts(seed, weeks, detailed=detailed)), jobs=jobs))
+    given = list(parts(seed, weeks, detailed=detailed))
+    made = list[Trace]()
+    for one in traces(given, jobs=jobs):
+        made.append(one)
+        if len(made) % TOLD_EVERY == 0:
+            print(f"{len(made)} of {len(given)} half-days watched", file=stderr, flush=True)
     lines = [f"{'healthy busy trace':14}{'hours':>7}{'busy':>6}{'peak KV':>9}{'queued':>8}"
              f"{'preempted':>11}  pages; warnings"]  # fmt: skip
     for kind, _ in KINDS:
