@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime, tzinfo
 from importlib.resources import files
-from itertools import chain
 
 import click
 from click.shell_completion import get_completion_class
 
 from kneewatch.agent import settings_table as table
+from kneewatch.agent.ahead import PagesAhead
 from kneewatch.agent.daemon.target_tables import targets_toml
 from kneewatch.agent.deployment import stated
 from kneewatch.agent.notify.settings import as_toml as receivers_toml
@@ -26,7 +26,7 @@ from kneewatch.agent.printing import (
     tell_moment,
     tell_timeline,
 )
-from kneewatch.agent.recording import Captures, Numbered, capture_names, rare_collections
+from kneewatch.agent.recording import Captures, capture_names, rare_collections
 from kneewatch.agent.settings import Settings
 from kneewatch.agent.source import GpuStream, TargetStream, capture_name, ticks
 from kneewatch.agent.targets import target_name
@@ -161,7 +161,7 @@ def replay(
     from_s, to_s = moment(from_time), moment(to_time)
     if from_s is not None and to_s is not None and from_s > to_s:
         raise SettingsError(f"--from {from_time} is later than --to {to_time}")
-    recorded = Captures(captures, from_s=from_s, to_s=to_s)
+    recorded = PagesAhead(Captures(captures, from_s=from_s, to_s=to_s), settings.limits())
     profile = settings.profile(stated=stated(settings))
     found = _replayed(recorded, captures, profile, settings)
     with rare_collections():
@@ -170,16 +170,13 @@ def replay(
 
 
 def _replayed(
-    recorded: Captures, paths: Sequence[str], profile: Profile, settings: Settings
+    recorded: PagesAhead, paths: Sequence[str], profile: Profile, settings: Settings
 ) -> Iterator[list[Diagnosis]]:
     catalogue, limits = Catalogue.of(profile), settings.limits()
     streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]
-    return chain.from_iterable(_judged(streams, handful) for handful in recorded.handfuls())
-
-
-def _judged(streams: Sequence[TargetStream], handful: Sequence[Numbered]) -> list[list[Diagnosis]]:
-    pages = [(streams[at], entry.t_s, streams[at].read(entry)) for at, entry in handful]
-    return [stream.judge(t_s, page) for stream, t_s, page in pages]
+    for handful in recorded:
+        for at, t_s, page in handful:
+            yield streams[at].judge(t_s, page)
 
 
 def demo(settings: Settings, *, form: str) -> int:
@@ -188,9 +185,8 @@ def demo(settings: Settings, *, form: str) -> int:
     window_s = settings["window_s"]
     if settings.origin("window_s") == "default":
         window_s = DEMO_WINDOW_S
-    found = _replayed(
-        Captures([recording]), [recording], settings.profile(window_s=window_s), settings
-    )
+    recorded = PagesAhead(Captures([recording]), settings.limits())
+    found = _replayed(recorded, [recording], settings.profile(window_s=window_s), settings)
     if form == "text":
         introduction = (
             "A recording of a real vLLM 0.32.0 server on CPU with 160 KV blocks: healthy, nearly "

@@ -6,7 +6,7 @@ import gc
 import heapq
 import signal
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import time
@@ -92,7 +92,8 @@ def capture_names(paths: Sequence[str]) -> list[str]:
 
 
 class Captures:
-    """Several captures in the order of time; what cannot be read of them is said on stderr.
+    """Several captures in the order of time; what cannot be read of them is told, on stderr
+    unless `tell` is something else.
 
     `unusable` counts captures that gave nothing; iterating raises CaptureError where none gave
     anything.
@@ -105,7 +106,12 @@ class Captures:
         self, paths: Sequence[str], *, from_s: float | None = None, to_s: float | None = None
     ) -> None:
         self._readers = [CaptureReader(path, from_s=from_s, to_s=to_s) for path in paths]
+        self.tell: Callable[[str], None] = say
         self.unusable = 0
+
+    def __len__(self) -> int:
+        """How many captures there are."""
+        return len(self._readers)
 
     def __iter__(self) -> Iterator[Numbered]:
         """Entries, each with its capture's index."""
@@ -117,7 +123,7 @@ class Captures:
         yield from merged
         for reader in self._readers:
             if reader.damaged:
-                say(
+                self.tell(
                     f"{reader.path}: {reader.damaged} damaged entries left out; "
                     f"the first: {reader.first_damage}"
                 )
@@ -144,4 +150,4 @@ class Captures:
             self.unusable += 1
             if self.unusable == len(self._readers):
                 raise
-            say(str(error))
+            self.tell(str(error))

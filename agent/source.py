@@ -37,15 +37,40 @@ class ReadsGpus(Protocol):
         ...
 
 
+class PageReader:
+    """One target's pages, live or recorded, read in their order."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._parser = PageParser(limits)
+
+    def read(self, entry: Entry) -> Page | CollectError:
+        """The page of a recorded scrape, or why there is none."""
+        if entry.body is None:
+            return CollectError(entry.error or "the scrape failed", kind="recorded")
+        return self.page(entry.t_s, entry.body, entry.content_type, entry.status)
+
+    def page(
+        self, t_s: float, body: str | bytes, content_type: str, status: int | None
+    ) -> Page | CollectError:
+        """The page that a body holds, or why it is none of that moment."""
+        if status not in (None, STATUS_OK):
+            return CollectError(f"HTTP status {status}", kind="http_status")
+        try:
+            page = self._parser.parse(body, content_type=content_type)
+        except CollectError as error:
+            return error
+        return _not_of_now(page, t_s) or page
+
+
 class TargetStream:
-    """One target's parser and monitor."""
+    """One target's pages and monitor."""
 
     def __init__(
         self, name: str, profile: Profile, limits: Limits, catalogue: Catalogue | None = None
     ) -> None:
         self.monitor = TargetMonitor(name, profile, catalogue)
         self.gpus: ReadsGpus | None = None
-        self._parser, self._catalogue = PageParser(limits), catalogue
+        self._pages, self._catalogue = PageReader(limits), catalogue
 
     def begin_anew(self) -> None:
         """Forget what was seen: from now on another process is watched."""
@@ -55,7 +80,7 @@ class TargetStream:
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None
     ) -> list[Diagnosis]:
         """The diagnoses after a page; one that cannot be read counts as a failed scrape."""
-        return self.judge(t_s, self._page(t_s, body, content_type, status))
+        return self.judge(t_s, self._pages.page(t_s, body, content_type, status))
 
     def replay(self, entry: Entry) -> list[Diagnosis]:
         """The diagnoses after a recorded scrape."""
@@ -63,26 +88,13 @@ class TargetStream:
 
     def read(self, entry: Entry) -> Page | CollectError:
         """The page of a recorded scrape, or why there is none. Pages are read in their order."""
-        if entry.body is None:
-            return CollectError(entry.error or "the scrape failed", kind="recorded")
-        return self._page(entry.t_s, entry.body, entry.content_type, entry.status)
+        return self._pages.read(entry)
 
     def judge(self, t_s: float, page: Page | CollectError) -> list[Diagnosis]:
         """The diagnoses after a page that was read, or after a scrape that gave none."""
         if isinstance(page, CollectError):
             return self.monitor.failed(t_s, page)
         return self.monitor.page(t_s, page, self.gpus.reading(t_s) if self.gpus else NO_GPUS)
-
-    def _page(
-        self, t_s: float, body: str | bytes, content_type: str, status: int | None
-    ) -> Page | CollectError:
-        if status not in (None, STATUS_OK):
-            return CollectError(f"HTTP status {status}", kind="http_status")
-        try:
-            page = self._parser.parse(body, content_type=content_type)
-        except CollectError as error:
-            return error
-        return _not_of_now(page, t_s) or page
 
     def scrape(self, fetcher: Fetcher) -> list[Diagnosis]:
         """The diagnoses after one GET of a live page."""
@@ -95,7 +107,7 @@ class TargetStream:
             fetched = fetcher.get()
         except CollectError as error:
             return error
-        return self._page(t_s, fetched.body, fetched.content_type, None)
+        return self._pages.page(t_s, fetched.body, fetched.content_type, None)
 
 
 def _not_of_now(page: Page, t_s: float) -> CollectError | None:

@@ -1,0 +1,140 @@
+"""Recordings read by a process of its own: what comes is what one process would have read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent import ahead
+from kneewatch.agent.ahead import PagesAhead, Read
+from kneewatch.agent.recording import HANDFUL, Captures
+from kneewatch.collector.base import CaptureError, CollectError
+from kneewatch.collector.captures.capture import CaptureWriter
+from kneewatch.collector.captures.entries import Entry
+from kneewatch.collector.exposition.parser import Limits
+from kneewatch.collector.samples import Page
+from tests.recordings import CAPTURES
+
+PAIR = [str(CAPTURES / f"sticky_two_replicas.r{number}.jsonl.gz") for number in (0, 1)]
+
+
+@pytest.fixture(params=[1, 2])
+def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many cores there are: on one, no other process reads."""
+    count: int = request.param
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    return count
+
+
+def told(read: Read) -> object:
+    """What was read, without the objects that held it."""
+    at, t_s, page = read
+    if isinstance(page, CollectError):
+        return at, t_s, str(page), page.kind, page.hint
+    layout = page.layout
+    return at, t_s, page.values, page.timestamps_s, layout.series, layout.types, layout.repeated
+
+
+def pages(paths: list[str]) -> Iterator[Read]:
+    """All pages of some captures."""
+    for handful in PagesAhead(Captures(paths), Limits()):
+        yield from handful
+
+
+def odd(path: Path) -> str:
+    """A capture with scrapes that failed, text that is no page, stamps, damage."""
+    with CaptureWriter(path) as out:
+        for number in range(2 * HANDFUL):
+            out.write(Entry(100.0 + number, f"vllm:num_requests_running {number}\n", status=200))
+        out.write(Entry(200.0, None, "connection refused"))
+        out.write(Entry(201.0, "<html>", status=200))
+        out.write(Entry(202.0, "busy", status=503))
+        out.write(Entry(203.0, "vllm:num_requests_running 1 203000\n", status=200))
+        out.write(Entry(204.0, "vllm:num_requests_running 1\nvllm:more 2\n", status=200))
+    with path.open("ab") as file:
+        file.write(b"no gzip")
+    return str(path)
+
+
+@pytest.mark.usefixtures("cores")
+def test_what_is_read_ahead_is_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [*PAIR, odd(tmp_path / "odd.jsonl.gz"), str(tmp_path / "empty.jsonl")]
+    Path(paths[-1]).touch()
+    recorded = PagesAhead(Captures(paths), Limits())
+    found = [told(read) for handful in recorded for read in handful]
+    here = [told(read) for handful in ahead.handfuls(Captures(paths), Limits()) for read in handful]
+    assert found == here
+    assert len(found) > 4 * HANDFUL
+    assert recorded.unusable == 1
+    said = capsys.readouterr().err
+    assert said.count("1 damaged entries left out") == 2
+    assert said.count("nothing in it can be used (it is empty)") == 2
+    assert active_children() == []
+
+
+def test_a_layout_stays_one_object_while_the_page_keeps_it() -> None:
+    layouts = [page.layout for _, _, page in pages(PAIR[:1]) if isinstance(page, Page)]
+    assert len({id(layout) for layout in layouts}) < 5 < len(layouts)
+
+
+@pytest.mark.usefixtures("cores")
+def test_an_error_comes_after_what_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.touch()
+    with pytest.raises(CaptureError, match="nothing in it can be used"):
+        list(pages([str(path)]))
+    assert active_children() == []
+
+
+def test_a_reader_that_is_killed_is_told() -> None:
+    found = pages(PAIR)
+    next(found)
+    (process,) = active_children()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(CaptureError, match=r"the process that reads the captures ended \(-9\)"):
+        list(found)
+
+
+def test_a_fault_of_the_reader_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Iterator[list[Read]]:
+        raise ZeroDivisionError("a fault")
+        yield []
+
+    monkeypatch.setattr(ahead, "handfuls", broken)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: a fault"):
+        list(pages(PAIR))
+
+
+def test_who_stops_early_leaves_no_process() -> None:
+    found = iter(PagesAhead(Captures(PAIR), Limits()))
+    next(found)
+    assert len(active_children()) == 1
+    del found
+    assert active_children() == []
+
+
+def test_ctrl_c_ends_both(tmp_path: Path) -> None:
+    fifo = tmp_path / "never.jsonl"
+    os.mkfifo(fifo)
+    argv = [sys.executable, "-m", "kneewatch.agent.cli", "replay", str(fifo), "--format", "json"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, start_new_session=True) as process:
+        writer = os.open(fifo, os.O_WRONLY)  # waits until it is read
+        time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=10)
+        os.close(writer)
+    assert b"Traceback" not in said
+    assert process.returncode != 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
