@@ -172,11 +172,10 @@ def replay(
 def _replayed(
     recorded: PagesAhead, paths: Sequence[str], profile: Profile, settings: Settings
 ) -> Iterator[list[Diagnosis]]:
+    """The diagnoses of each scrape; a threshold that cannot be is refused at once."""
     catalogue, limits = Catalogue.of(profile), settings.limits()
     streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]
-    for handful in recorded:
-        for at, t_s, page in handful:
-            yield streams[at].judge(t_s, page)
+    return (streams[at].judge(t_s, page) for handful in recorded for at, t_s, page in handful)
 
 
 def demo(settings: Settings, *, form: str) -> int:
