@@ -67,12 +67,14 @@ class PageNames:
 class Engines:
     """The engines of a page, and for each found series the indices of those it belongs to.
 
-    `target_labels` were put on by the deployment or the scraper, not by vLLM.
+    `target_labels` were put on by the deployment or the scraper, not by vLLM. `unowned` are
+    LMCache's metrics on a page of several engines.
     """
 
     keys: tuple[EngineKey, ...]
     owners: tuple[tuple[int, ...], ...]
     target_labels: frozenset[str]
+    unowned: frozenset[str]
 
 
 def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
@@ -131,7 +133,8 @@ def find_engines(found: Sequence[Found]) -> Engines:
     """The engines that these series are of.
 
     A series without a label that others have, such as `admission_rejections` without `engine`, is
-    of every engine that it does not contradict.
+    of every engine that it does not contradict. LMCache counts what one engine does and does not
+    say which: of several it is nobody's.
     """
     anchors = _anchors(found)
     target = frozenset(label for _, labels in anchors for label, _ in labels) - _OWN
@@ -144,7 +147,16 @@ def find_engines(found: Sequence[Found]) -> Engines:
             keys.add(reader.key(part))
     ordered = tuple(sorted(keys or {EngineKey("", "0")}, key=_order))
     owners = {part: tuple(i for i, key in enumerate(ordered) if part.fits(key)) for part in kinds}
-    return Engines(ordered, tuple(owners[part] for part in partial), target)
+    nobodys = {f.sample.metric.name for f in found if len(ordered) > 1 and _is_lmcache(f)}
+    return Engines(
+        keys=ordered,
+        owners=tuple(
+            () if f.sample.metric.name in nobodys else owners[part]
+            for f, part in zip(found, partial, strict=True)
+        ),
+        target_labels=target,
+        unowned=frozenset(nobodys),
+    )
 
 
 class _Partial(NamedTuple):
@@ -172,8 +184,8 @@ class _KeyReader:
 
     def read(self, found: Found) -> _Partial:
         """What one series says of its engine."""
-        if found.sample.spelling.startswith(_LMCACHE):
-            return _Partial(None, None, None)  # its model_name is LMCache's own
+        if _is_lmcache(found):  # its model_name is LMCache's own
+            return _Partial(None, None, None)
         model = engine = replica = None
         for label, value in found.labels:
             if label == "model_name":
@@ -199,6 +211,10 @@ class _KeyReader:
     def key(self, part: _Partial) -> EngineKey:
         """The engine of a series; the V0 engine has no number and is 0."""
         return EngineKey(part.model or "", part.engine or "0", part.replica or "")
+
+
+def _is_lmcache(found: Found) -> bool:
+    return found.sample.spelling.startswith(_LMCACHE)
 
 
 def _anchors(found: Sequence[Found]) -> list[tuple[Labels, Labels]]:

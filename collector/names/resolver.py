@@ -4,29 +4,29 @@ vLLM renames metrics, deployments prefix and relabel them. `resolve` finds for e
 where the values of each metric stand, under the metric's newest name, and says what is missing.
 
 A metric without an engine label is given to every engine that it may belong to, and named in
-`EngineBinding.shared`; what the server says of itself (http_*, process_*) is `Binding.server`.
+`EngineBinding.shared`; LMCache's, which count what one engine does, to none of several. What the
+server says of itself (http_*, process_*) is `Binding.server`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from kneewatch.collector.base import CollectError
+from kneewatch.collector.names.binding import Binding, EngineBinding, Missing, Slot
 from kneewatch.collector.names.histogram import HistogramSlots, read_histograms
 from kneewatch.collector.names.page import (
     EngineKey,
     Engines,
     Found,
-    Labels,
     PageNames,
     find_engines,
     find_prefix,
     read_names,
 )
+from kneewatch.collector.names.pools import own_pools
 from kneewatch.collector.names.table import metric_table
-from kneewatch.collector.names.versions import PageFit, VersionRange, fit, why_missing
+from kneewatch.collector.names.versions import PageFit, fit, why_missing
 from kneewatch.collector.samples import Layout
 
 __all__ = [
@@ -39,73 +39,8 @@ __all__ = [
     "resolve",
 ]
 
+UNNAMED = "on the page for an engine it does not name"
 _ENGINE_LABELS = frozenset({"model_name", "engine", "le"})
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a value stands in `Page.values`, and the metric's own labels, such as a reason."""
-
-    position: int
-    labels: Labels = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineBinding:
-    """Where the values of one engine stand, by canonical name.
-
-    `infos` are metrics whose labels are the message. `created` are positions of times of creation,
-    which change at a restart. `shared` are metrics that other engines of the page have as well.
-    """
-
-    key: EngineKey
-    gauges: Mapping[str, tuple[Slot, ...]]
-    counters: Mapping[str, tuple[Slot, ...]]
-    histograms: Mapping[str, tuple[HistogramSlots, ...]]
-    infos: Mapping[str, tuple[Slot, ...]]
-    created: tuple[int, ...]
-    shared: frozenset[str]
-
-    def info(self, name: str, values: Sequence[float]) -> Mapping[str, str]:
-        """The labels of an info metric; of several, those with the greatest value, the newest."""
-        slots = [s for s in self.infos.get(name, ()) if not math.isnan(values[s.position])]
-        newest = max(slots, key=lambda slot: values[slot.position], default=Slot(-1))
-        return dict(newest.labels)
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A metric that one would expect and that is not there, or not usable.
-
-    `why` reads: removed in X, new in X, needs FLAG, only on the V1 engine, not counted yet,
-    on the page for other engines only, damaged: ..., or renamed? where nothing explains it.
-    `engine` is set where only that engine lacks it.
-    """
-
-    name: str
-    why: str
-    core: bool
-    engine: EngineKey | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """What a page's layout holds; `version_range` are the vLLM versions that its names fit."""
-
-    prefix: str
-    engines: tuple[EngineBinding, ...]
-    server: Mapping[str, tuple[Slot, ...]]
-    process_start: int | None
-    missing: tuple[Missing, ...]
-    unknown_names: tuple[str, ...]
-    version_range: VersionRange
-
-    def why_missing(self, name: str, engine: EngineKey | None = None) -> str | None:
-        """Why a metric is missing, for an engine or altogether; none where it is not."""
-        for missing in self.missing:
-            if missing.name == name and missing.engine in (None, engine):
-                return missing.why
-        return None
 
 
 def resolve(layout: Layout) -> Binding:
@@ -133,10 +68,15 @@ def resolve(layout: Layout) -> Binding:
     page_fit = fit({f.sample.spelling for f in page.found})
     return Binding(
         prefix=prefix,
-        engines=tuple(bound),
+        engines=tuple(own_pools(bound)),
         server={name: tuple(slots) for name, slots in server.items()},
         process_start=page.process_start,
-        missing=(*_absent(page, page_fit), *_absent_from_some(bound, missing), *missing),
+        missing=(
+            *_absent(page, page_fit),
+            *_absent_from_some(bound, missing),
+            *missing,
+            *(Missing(name, UNNAMED, core=False) for name in sorted(engines.unowned)),
+        ),
         unknown_names=page.unknown,
         version_range=page_fit.versions,
     )

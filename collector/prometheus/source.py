@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any, TypeVar
 
 from prometheus_api_client.prometheus_connect import PrometheusConnect
@@ -69,8 +70,9 @@ class PrometheusSource:
         *,
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
+        pace: Pace | None = None,
     ) -> None:
-        """Nothing is asked yet.
+        """Nothing is asked yet. Sources that are given one `pace` keep its limits together.
 
         Raises:
             CollectError: the URL is none.
@@ -78,7 +80,9 @@ class PrometheusSource:
         address = parse_target(url)
         self.url = _base(address)
         self._settings, self._wall, self._sleep = settings, wall, sleep
-        self.pace = Pace(at_once=settings.at_once, per_s=settings.per_s)
+        self.pace = pace or Pace(at_once=settings.at_once, per_s=settings.per_s)
+        self._counting = Lock()
+        self.asked = 0
         self.retried = 0
         self._session = TimedSession(
             address, settings.fetch, timeout_s=settings.query_timeout_s, at_once=settings.at_once
@@ -193,6 +197,8 @@ class PrometheusSource:
         """An answer's result and warnings; a busy server is asked again."""
         pause_s = self._settings.pause_s
         for left in reversed(range(self._settings.tries)):
+            with self._counting:
+                self.asked += 1
             try:
                 with self.pace.turn():
                     return ask(), self._session.warnings

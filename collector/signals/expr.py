@@ -378,6 +378,57 @@ class FirstOf:
 
 
 @dataclass(frozen=True, slots=True)
+class HereOnly:
+    """What metrics say that name no engine: of the only engine of a page (the resolver gives them
+    to none of several). PromQL cannot tell of which engine they are."""
+
+    of: Expr
+
+    def bind(self, history: History) -> Value:
+        return self.of.bind(history)
+
+    def promql(self, dialect: Dialect) -> str | None:
+        del dialect
+        return None
+
+    def lacking(self, has: Has) -> tuple[str, ...]:
+        return self.of.lacking(has)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """An expression with one beside it over metrics that name no engine, as in `HereOnly`: the
+    `fold` of both, or the one that has a value. PromQL says the first alone."""
+
+    of: Expr
+    here: Expr
+    fold: str
+
+    def bind(self, history: History) -> Value:
+        if self.here.lacking(history.has):
+            return self.of.bind(history)
+        if self.of.lacking(history.has):
+            return self.here.bind(history)
+        of_of, here_of = self.of.bind(history), self.here.bind(history)
+        fold = FOLDS[self.fold]
+
+        def value(window: Window) -> float | None:
+            of, here = of_of(window), here_of(window)
+            if of is None or here is None:
+                return here if of is None else of
+            return fold((of, here))
+
+        return value
+
+    def promql(self, dialect: Dialect) -> str | None:
+        return self.of.promql(dialect)
+
+    def lacking(self, has: Has) -> tuple[str, ...]:
+        lacks = self.of.lacking(has)
+        return lacks if lacks and self.here.lacking(has) else ()
+
+
+@dataclass(frozen=True, slots=True)
 class Quantile(OfMetric):
     """A histogram's q-quantile over the window: histogram_quantile of the bucket rates."""
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import (
     AboveRate,
+    Across,
+    Beside,
     Complement,
     Difference,
     Expr,
     FirstOf,
     Gauge,
+    HereOnly,
     InfoChanges,
     InfoNames,
     InfoNumber,
@@ -42,7 +45,10 @@ MOONCAKE_XFER = "mooncake_xfer_time_seconds"
 OFFLOAD_LOAD = "kv_offload_load"
 """Begins the names of what is loaded back from where KV was offloaded to: seconds, bytes, sizes."""
 
+LMCACHE_RETRIEVE = "lmcache_time_to_retrieve"
+
 CONNECTOR = "a KV connector"
+LMCACHE = "LMCache, and one engine on the page: its metrics name none"
 
 STALL_EDGES_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 """ITL's bucket bounds from half a second up: a pause that a reader of a stream sees as a stall."""
@@ -552,42 +558,56 @@ def _of_connector(counted: str) -> Expr:
 
 
 LOADING = Rate(f"{OFFLOAD_LOAD}_time")
+LMCACHE_FAILED = Rate("lmcache_get_blocking_failed_count", suffix="")
 
 TRANSFER = (
     Signal(
         "kv_transfer_mean_s",
-        FirstOf(
-            (
-                mean(XFER),
-                mean(MOONCAKE_XFER),
-                Ratio(LOADING, PartRate(f"{OFFLOAD_LOAD}_size", "count")),
-            )
+        Beside(
+            FirstOf(
+                (
+                    mean(XFER),
+                    mean(MOONCAKE_XFER),
+                    Ratio(LOADING, PartRate(f"{OFFLOAD_LOAD}_size", "count")),
+                )
+            ),
+            mean(LMCACHE_RETRIEVE),
+            "max",
         ),
-        "Time of one KV transfer between nodes, or of one load from an offload tier, mean.",
+        "Time of one KV transfer between nodes, of one load from an offload tier or of one "
+        "retrieve from LMCache (only in the sidecar), mean; of several the longest.",
         "guide 7.6, 7.7; vllm/distributed/kv_transfer (0.32)",
         needs=CONNECTOR,
         optional=True,
     ),
     Signal(
         "kv_transfer_p95_s",
-        FirstOf((Quantile(XFER, 0.95), Quantile(MOONCAKE_XFER, 0.95))),
-        "Time of one KV transfer between nodes, P95.",
+        Beside(
+            FirstOf((Quantile(XFER, 0.95), Quantile(MOONCAKE_XFER, 0.95))),
+            Quantile(LMCACHE_RETRIEVE, 0.95),
+            "max",
+        ),
+        "Time of one KV transfer between nodes or of one retrieve from LMCache, P95.",
         "guide 7.7; vllm/distributed/kv_transfer (0.32)",
         needs=CONNECTOR,
         optional=True,
     ),
     Signal(
         "kv_transfer_busy_ratio",
-        FirstOf((PartRate(XFER, "sum"), PartRate(MOONCAKE_XFER, "sum"), LOADING)),
-        "Seconds of KV transfer per second: transfers or loads in flight.",
+        Beside(
+            FirstOf((PartRate(XFER, "sum"), PartRate(MOONCAKE_XFER, "sum"), LOADING)),
+            PartRate(LMCACHE_RETRIEVE, "sum"),
+            "sum",
+        ),
+        "Seconds of KV transfer per second: transfers, loads or retrieves in flight.",
         "vllm/distributed/kv_transfer (0.32)",
         needs=CONNECTOR,
         optional=True,
     ),
     Signal(
         "kv_transfer_failed_per_s",
-        _of_connector("num_failed_transfers"),
-        "KV transfers that failed a second.",
+        Beside(_of_connector("num_failed_transfers"), LMCACHE_FAILED, "sum"),
+        "KV transfers, or LMCache's reads from its remote storage, that failed a second.",
         "vllm/distributed/kv_transfer (0.32)",
         needs=CONNECTOR,
         optional=True,
@@ -652,6 +672,44 @@ TRANSFER = (
     ),
 )
 
+LMCACHE_SOURCE = "lmcache/observability.py"
+
+LMCACHE_OWN = tuple(
+    Signal(key, HereOnly(expr), text, LMCACHE_SOURCE, needs=LMCACHE, optional=True)
+    for key, expr, text in (
+        (
+            "lmcache_retrieve_mean_s",
+            mean(LMCACHE_RETRIEVE),
+            "Time of one retrieve of KV from LMCache, of one GPU's share, mean.",
+        ),
+        (
+            "lmcache_retrieve_tokens_per_s",
+            mean("lmcache_retrieve_speed"),
+            "Tokens a second that one retrieve from LMCache moves while it lasts, mean.",
+        ),
+        (
+            "lmcache_retrieved_ratio",
+            Ratio(Rate("lmcache_num_hit_tokens"), Rate("lmcache_num_requested_tokens")),
+            "Share of the tokens whose KV was asked of LMCache that it gave.",
+        ),
+        (
+            "lmcache_store_mean_s",
+            mean("lmcache_time_to_store"),
+            "Time of one store of KV in LMCache, of one GPU's share, mean.",
+        ),
+        (
+            "lmcache_failed_per_s",
+            LMCACHE_FAILED,
+            "LMCache's reads from its remote storage that failed a second.",
+        ),
+        (
+            "lmcache_healthy",
+            Across("lmcache_is_healthy", "min"),
+            "1 while every worker's LMCache says that it is healthy, else 0.",
+        ),
+    )
+)
+
 WORK = (
     Signal(
         "flop_per_s",
@@ -671,7 +729,17 @@ WORK = (
     ),
 )
 
-VLLM_SIGNALS = (*LOAD, *KV, *LATENCY, *WORKLOAD, *SPECULATION, *LORA, *TRANSFER, *WORK)
+VLLM_SIGNALS = (
+    *LOAD,
+    *KV,
+    *LATENCY,
+    *WORKLOAD,
+    *SPECULATION,
+    *LORA,
+    *TRANSFER,
+    *LMCACHE_OWN,
+    *WORK,
+)
 
 
 def within_ttft(target_s: float | None) -> ShareAtMost | None:

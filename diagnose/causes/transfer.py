@@ -19,6 +19,10 @@ ONE_TOKEN = 1.5
 PATH = (
     "Look at the network, RDMA or PCIe path and the peer's log: it is the data path, not the GPU."
 )
+LMCACHE_PATH = (
+    "Look at where LMCache keeps the KV (host memory, disk, a remote server), at the way there and "
+    "at LMCache's log: it is the data path, not the GPU."
+)
 DECODE_POOL = (
     "More decode replicas, or prefill replicas turned into such (a lower P:D ratio): the path is "
     "not what they wait for."
@@ -44,17 +48,24 @@ def kv_transfer_slow(facts: Facts) -> Cause | None:
         Severity.WARNING,
         log_odds=-0.3,
     )
+    # The signals of transfers know LMCache's as well: they are its where they say what it says.
+    retrieved = mean_s is not None and facts.values.get("lmcache_retrieve_mean_s") == mean_s
+    lost = failed_per_s > 0 and facts.get("lmcache_failed_per_s") == failed_per_s
     if share >= TRANSFER_SHARE:
-        text = f"a transfer takes {100 * share:.0f} % of TTFT"
+        move = "a retrieve from LMCache" if retrieved else "a transfer"
+        text = f"{move} takes {100 * share:.0f} % of TTFT"
         case.weigh("kv_transfer_mean_s", share, TRANSFER_SHARE, 1.2, text)
     if drift >= TRANSFER_DRIFT:
-        text = f"transfers take {drift:.1f} times their quiet mean"
+        moves = "retrieves from LMCache" if retrieved else "transfers"
+        text = f"{moves} take {drift:.1f} times their quiet mean"
         case.weigh("kv_transfer_mean_s", drift, TRANSFER_DRIFT, 1.5, text)
     if failed_per_s > 0:
-        text = "transfers fail and are repeated"
+        text = "reads from LMCache's storage fail" if lost else "transfers fail and are repeated"
         case.weigh("kv_transfer_failed_per_s", failed_per_s, 0.0, 1.5, text)
     if fetching:
         _weigh_fetches(case, facts)
+    if (slow and retrieved) or lost:
+        _weigh_lmcache(case, facts)
     _weigh_pools(case, facts)
     return case.close()
 
@@ -82,6 +93,19 @@ def _weigh_fetches(case: Case, facts: Facts) -> None:
         text = f"{queued:.0f} have not begun, and the KV cache here is {100 * usage:.0f} % full"
         case.weigh("kv_fetch_queued", queued, None, -0.8, text)
         case.lever = DECODE_POOL
+
+
+def _weigh_lmcache(case: Case, facts: Facts) -> None:
+    """What LMCache says of itself while it is slow or loses KV."""
+    if case.lever == PATH:
+        case.lever = LMCACHE_PATH
+    rate = facts.values.get("lmcache_retrieve_tokens_per_s")
+    if rate is not None:
+        text = f"while it moves, {rate:.0f} tokens a second do, on each GPU"
+        case.weigh("lmcache_retrieve_tokens_per_s", rate, None, 0.0, text)
+    if facts.get("lmcache_healthy", 1.0) < 1:
+        text = "LMCache says that it is not healthy"
+        case.weigh("lmcache_healthy", 0.0, None, 0.6, text)
 
 
 def _weigh_pools(case: Case, facts: Facts) -> None:

@@ -143,6 +143,17 @@ def test_lmcache_is_found_beside_vllm_under_its_own_prefix() -> None:
     assert binding.unknown_names == ()
 
 
+def test_lmcache_is_of_none_of_several_engines() -> None:
+    body = "".join(labelled(recorded(BUSY), engine=str(n)) for n in range(2))
+    _, binding = resolved(body + 'lmcache:num_hit_tokens_total{worker_id="0"} 3\n')
+    for engine in binding.engines:
+        assert "lmcache_num_hit_tokens" not in engine.counters
+    why = "on the page for an engine it does not name"
+    assert binding.why_missing("lmcache_num_hit_tokens") == why
+    _, alone = resolved(recorded(BUSY) + 'lmcache:num_hit_tokens_total{worker_id="0"} 3\n')
+    assert alone.why_missing("lmcache_num_hit_tokens") is None
+
+
 def test_what_one_engine_lacks_is_said_of_that_engine() -> None:
     quiet = re.sub(r"(?m)^vllm:num_preemptions.*\n", "", labelled(recorded(BUSY), engine="1"))
     _, binding = resolved(recorded(BUSY) + quiet)

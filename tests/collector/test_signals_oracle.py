@@ -26,10 +26,14 @@ CATALOGUE = (
     *VLLM_SIGNALS,
     *configured(ttft_slo_s=2.5, gpus=2, peak_flop_per_s=1e15, peak_bytes_per_s=3e12),
 )
-WITHOUT_PROMQL = (expr.InfoNumber, expr.InfoNames, expr.BitShare)
-"""Numbers and names inside labels, which PromQL cannot count, and bits, which it cannot test."""
+WITHOUT_PROMQL = (expr.InfoNumber, expr.InfoNames, expr.BitShare, expr.HereOnly)
+"""Numbers and names inside labels, which PromQL cannot count, bits, which it cannot test, and what
+names no engine."""
 
 CAPTURES = ("lora_thrash", "spec_mixed", "kv_pressure_cascade", "prefix_churn", "restart_mid_run")
+UNASKED = ("cache_config_info", "lmcache_")
+"""What PromQL says nothing of is not generated: the signals beside it would differ from it."""
+
 STAGES = "num_requests_kv_fetch_by_stage"
 DIRECTIONS = "kv_offload_size"
 BARE = "corrupted_requests"
@@ -59,6 +63,7 @@ KINDS: dict[str, Expr] = {
     "sum": expr.Sum((expr.Rate("num_preemptions"), expr.Gauge(STAGES))),
     "positive": expr.Positive(expr.Rate("num_preemptions")),
     "first": expr.FirstOf((expr.Quantile(TTFT, 0.5), expr.Quantile(DIRECTIONS, 0.5))),
+    "beside": expr.Beside(expr.Rate("num_preemptions"), expr.Rate("lmcache_num_hit_tokens"), "max"),
     "scaled": expr.Scaled(expr.Ratio(expr.Rate("num_preemptions"), expr.Gauge(STAGES), 2.0), 0.3),
 }
 
@@ -185,7 +190,7 @@ def compare_generated(
     instants_s: Sequence[float],
 ) -> Comparison:
     """Signals on targets of all seeds, which are asked for together."""
-    metrics = [metric for metric in metrics_of(signals) if metric != "cache_config_info"]
+    metrics = [metric for metric in metrics_of(signals) if not metric.startswith(UNASKED)]
     targets = [generated(seed, metrics, start_ms=START_MS, scrapes=45) for seed in seeds]
     prometheus.load(targets)
     selector = f'instance=~"{"|".join(target.instance for target in targets)}"'

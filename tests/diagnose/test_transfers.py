@@ -8,7 +8,8 @@ import pytest
 
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.causes.transfer import DECODE_POOL, PATH, pool_of
+from kneewatch.diagnose.causes.transfer import DECODE_POOL, LMCACHE_PATH, PATH, pool_of
+from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.rules.model import Severity
 from tests.diagnose.situations import CALM, Situation
 from tests.diagnose.streams import INTERVAL_S, Target, bodies
@@ -129,8 +130,147 @@ def test_loads_from_an_offload_tier_are_transfers_too() -> None:
     assert told.values["kv_transfer_p95_s"] is None, "no histogram tells of single loads"
 
 
+PREFIXES = ("kv_transfer", "lmcache_")
+LMCACHE_LABELS = 'model_name="/models/tiny",role="worker",served_model_name="tiny",worker_id="{}"'
+LMCACHE_BOUNDS = ("0.01", "0.1", "0.25", "0.5", "1.0", "+Inf")
+LMCACHE_COUNTERS = ("num_requested_tokens", "num_hit_tokens", "num_stored_tokens")
+
+
+def lmcache(
+    *, retrieves: int, retrieve_s: float, failed: int = 0, missed: int = 0, healthy: int = 1
+) -> str:
+    """LMCache's part of a page of two GPUs, as it shows it: a part of the metrics' names, with the
+    labels of LMCacheConnector's workers, which name no engine."""
+    lines: list[str] = []
+    tokens = 256 * retrieves
+    values = {"num_requested_tokens": tokens, "num_hit_tokens": tokens - missed}
+    for worker in range(2):
+        labels = LMCACHE_LABELS.format(worker)
+        for name in LMCACHE_COUNTERS:
+            lines.append(f"lmcache:{name}_total{{{labels}}} {values.get(name, tokens)}")
+        for name, seconds in (("time_to_retrieve", retrieve_s), ("time_to_store", 0.002)):
+            for le in LMCACHE_BOUNDS:
+                count = retrieves if float(le) >= seconds else 0
+                lines.append(f'lmcache:{name}_bucket{{{labels},le="{le}"}} {count}')
+            lines.append(f"lmcache:{name}_sum{{{labels}}} {retrieves * seconds}")
+            lines.append(f"lmcache:{name}_count{{{labels}}} {retrieves}")
+        lines.append(f'lmcache:retrieve_speed_bucket{{{labels},le="+Inf"}} {retrieves}')
+        lines.append(f"lmcache:retrieve_speed_sum{{{labels}}} {tokens / retrieve_s}")
+        lines.append(f"lmcache:retrieve_speed_count{{{labels}}} {retrieves}")
+        lines.append(f"lmcache:get_blocking_failed_count{{{labels}}} {failed if worker else 0}")
+        lines.append(f"lmcache:lmcache_is_healthy{{{labels}}} {healthy if worker else 1}")
+    return "\n".join(lines) + "\n"
+
+
+def retrieving(target: Target, **slow: float) -> Diagnosis:
+    """What is said after some pages of a calm server whose LMCache retrieves ten times a page."""
+    pages = bodies("healthy_light")[:12]
+    per_page = {"retrieve_s": 0.01, **slow}
+    return target.one(
+        *(
+            page
+            + lmcache(
+                retrieves=10 * at,
+                retrieve_s=per_page["retrieve_s"],
+                failed=int(per_page.get("failed", 0)) * at,
+                missed=int(per_page.get("missed", 0)) * at,
+                healthy=int(per_page.get("healthy", 1)),
+            )
+            for at, page in enumerate(pages)
+        )
+    )
+
+
+def test_retrieves_from_lmcache_are_transfers_of_the_only_engine() -> None:
+    told = retrieving(Target(window_s=20.0), retrieve_s=0.4, missed=640)
+    wanted = {
+        "kv_transfer_mean_s": 0.4,
+        "kv_transfer_busy_ratio": 2 * 10 * 0.4 / INTERVAL_S,
+        "lmcache_retrieve_mean_s": 0.4,
+        "lmcache_retrieve_tokens_per_s": 256 / 0.4,
+        "lmcache_retrieved_ratio": 0.75,
+        "lmcache_store_mean_s": 0.002,
+        "kv_transfer_failed_per_s": 0.0,
+        "lmcache_failed_per_s": 0.0,
+        "lmcache_healthy": 1.0,
+    }
+    assert {key: told.values[key] for key in wanted} == pytest.approx(wanted)
+    assert 0.25 < (told.values["kv_transfer_p95_s"] or 0.0) <= 0.5
+
+
+def told_slow(told: Diagnosis) -> Cause | None:
+    return next((cause for cause in told.causes if cause.id == "kv_transfer_slow"), None)
+
+
+def test_slow_retrieves_are_laid_to_lmcache_and_fast_ones_to_nobody() -> None:
+    cause = told_slow(retrieving(Target(window_s=20.0), retrieve_s=0.4, healthy=0))
+    assert cause is not None
+    texts = [one.text for one in cause.evidence]
+    assert any(text.startswith("a retrieve from LMCache takes") for text in texts)
+    assert "while it moves, 640 tokens a second do, on each GPU" in texts
+    assert "LMCache says that it is not healthy" in texts
+    assert cause.lever == LMCACHE_PATH
+    assert told_slow(retrieving(Target(window_s=20.0), retrieve_s=0.001, healthy=0)) is None
+
+
+def test_reads_that_fail_are_laid_to_lmcache() -> None:
+    told = retrieving(Target(window_s=20.0), retrieve_s=0.001, failed=1)
+    assert told.values["kv_transfer_failed_per_s"] == pytest.approx(1 / INTERVAL_S)
+    assert "XFER-FAIL" in {f.rule.id for f in told.findings if f.severity}
+    cause = told_slow(told)
+    assert cause is not None
+    assert "reads from LMCache's storage fail" in [one.text for one in cause.evidence]
+    assert cause.lever == LMCACHE_PATH
+
+
+def test_of_nixl_and_lmcache_the_slower_one_is_told() -> None:
+    pages, nixl = bodies("healthy_light")[:12], {"name": "nixl", "moved": 0, "failed": 0}
+    cases = ((10, 10, 0.4, 0.4), (10, 10, 0.01, 0.04), (0, 10, 0.4, 0.4), (10, 0, 0.4, 0.04))
+    for transfers, retrieves, retrieve_s, told_s in cases:
+        told = Target(window_s=20.0).one(
+            *(
+                page
+                + CONNECTED.format(count=transfers * at, seconds=0.04 * transfers * at, **nixl)
+                + lmcache(retrieves=retrieves * at, retrieve_s=retrieve_s)
+                for at, page in enumerate(pages)
+            )
+        )
+        assert told.values["kv_transfer_mean_s"] == pytest.approx(told_s)
+
+
+def test_of_several_engines_lmcache_is_nobodys_and_that_is_said() -> None:
+    pages = [page + page.replace('engine="0"', 'engine="1"') for page in bodies("healthy_light")]
+    engines = Target(window_s=20.0).take(
+        *(page + lmcache(retrieves=10 * at, retrieve_s=0.4) for at, page in enumerate(pages[:8]))
+    )
+    assert len(engines) == 2
+    for told in engines:
+        assert told.values["lmcache_retrieve_mean_s"] is None
+        assert told.values["kv_transfer_mean_s"] is None
+        (line,) = (line for line in told.unknown if line.startswith("lmcache_retrieve_mean_s"))
+        assert "one engine on the page: its metrics name none" in line
+        assert told_slow(told) is None
+
+
+@pytest.mark.parametrize("capture", ["prefix_churn", "restart_mid_run"])
+def test_lmcache_beside_vllm_changes_no_other_signal(capture: str) -> None:
+    """Even where LMCache's own counters are reset, as its API can."""
+    alone, beside = Target(), Target()
+    for at, page in enumerate(bodies(capture)[:80:2]):
+        more = lmcache(retrieves=10 * (at % 20), retrieve_s=0.4, failed=at % 20)
+        one, other = alone.take(page), beside.take(page + more)
+        assert len(one) == len(other)
+        for told, with_more in zip(one, other, strict=True):
+            rest = {
+                key: value
+                for key, value in with_more.values.items()
+                if not key.startswith(("lmcache_", "kv_transfer_"))
+            }
+            assert rest == {key: told.values[key] for key in rest}
+
+
 def test_no_connector_makes_no_signal() -> None:
-    known = {signal.key for signal in VLLM_SIGNALS if signal.key.startswith("kv_transfer")}
+    known = {signal.key for signal in VLLM_SIGNALS if signal.key.startswith(PREFIXES)}
     told = Target().one(*bodies("healthy_light")[:5])
     assert known
     assert [key for key in known if told.values[key] is not None] == []
