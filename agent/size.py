@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import orjson
 
+from kneewatch.agent.benchmarks import sweeps_of
 from kneewatch.agent.model_files import named_model
 from kneewatch.agent.printing import NO_DATA, OK, say, style
 from kneewatch.agent.size_inputs import asked, choices_of, over_profile, refuse_beside_plan, text_of
+from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Sweep
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
+from kneewatch.diagnose.sizing.benchmark.points import Benchmark
 from kneewatch.diagnose.sizing.benchmark.reading import read_benchmark
+from kneewatch.diagnose.sizing.benchmark.scaling import Scaling, scaling
 from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.plan.profile_reader import example_profile, read_profile
 from kneewatch.diagnose.sizing.plan.text import plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
+from kneewatch.diagnose.sizing.question import Question
 from kneewatch.diagnose.sizing.search.answer import question_of
 from kneewatch.diagnose.sizing.search.report import document, explain
 from kneewatch.diagnose.sizing.search.search import search
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.operating_point import operating_point_document, operating_point_lines
-from kneewatch.reports.size_document import nothing_document, size_document
+from kneewatch.reports.size_document import nothing_document, price_of, size_document
+from kneewatch.reports.size_scaling import scaling_document, scaling_lines
 from kneewatch.reports.size_text import size_markdown, size_text
 
 LARGEST_TEXT_BYTES = 4 * 1024 * 1024
@@ -69,11 +75,19 @@ class Told:
 
 
 def _sized(given: dict[str, Any]) -> Told:
-    """One launch, or with --search the cheapest; with --benchmark at its usable RPS."""
-    point = _operating_point(given)
-    question = asked(given, point.usable_requests_per_s if point else None)
+    """One launch, or with --search the cheapest; with a benchmark at its usable RPS."""
+    sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
+    plain = asked(given, None)
+    point = _operating_point(given, _measured(given, sweeps, plain))
+    question = plain
+    if point is not None and point.usable_requests_per_s is not None:
+        question = replace(plain, usable_requests_per_s=point.usable_requests_per_s)
     extra: dict[str, Any] = {}
     lines: list[str] = []
+    if sweeps:
+        degrees = _scaling(sweeps, question)
+        extra["benchmark_by_tensor_parallel"] = scaling_document(degrees)
+        lines += scaling_lines(degrees)
     if point is not None:
         extra["operating_point"] = operating_point_document(point)
         lines += operating_point_lines(point)
@@ -99,17 +113,40 @@ def _apart(lines: Sequence[str]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _operating_point(given: dict[str, Any]) -> OperatingPoint | None:
-    if given["benchmark"] is None:
+def _measured(
+    given: dict[str, Any], sweeps: Sequence[Sweep], question: Question
+) -> Benchmark | None:
+    """The benchmark of the launch: the one stated, else the sweep of its degree where a target and
+    no usable RPS is stated, which together say what it carries."""
+    if given["benchmark"] is not None:
+        return read_benchmark(text_of(given["benchmark"], "benchmark"))
+    if not question.has_target or given["usable_rps"] is not None:
+        return None
+    tensor = question.setup.parallel.tensor
+    return next((one.benchmark for one in sweeps if one.tensor_parallel == tensor), None)
+
+
+def _operating_point(given: dict[str, Any], measured: Benchmark | None) -> OperatingPoint | None:
+    if measured is None:
         return None
     if given["usable_rps"] is not None:
         raise SizingError(
             "the benchmark gives the usable RPS; state one of them", name="usable_rps"
         )
     return operating_point(
-        benchmark=read_benchmark(text_of(given["benchmark"], "benchmark")),
-        ttft_p99_s=given["ttft_slo"],
-        itl_p99_s=given["itl_slo"],
+        benchmark=measured, ttft_p99_s=given["ttft_slo"], itl_p99_s=given["itl_slo"]
+    )
+
+
+def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
+    if question.setup.parallel.pipeline > 1:
+        raise SizingError("sweeps by degree are of one stage", name="pipeline_parallel")
+    return scaling(
+        sweeps,
+        ttft_p99_s=question.ttft_slo_s,
+        itl_p99_s=question.itl_slo_s,
+        usd_per_gpu_hour=price_of(question),
+        utilization_ratio=question.utilization_ratio,
     )
 
 

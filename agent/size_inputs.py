@@ -231,8 +231,9 @@ def text_of(path: str, name: str) -> str:
 
 def choices_of(given: dict[str, Any]) -> Choices:
     """What the user stated is fixed; the rest is tried, on cards made for data centres."""
-    for flag in ("dp", "dcp", "concurrency", "expert_parallel", "benchmark"):
-        if given[flag] not in (None, False, 1):
+    tried = ("dp", "dcp", "concurrency", "expert_parallel", "benchmark")
+    for flag in (*tried, "benchmark_by_tensor_parallel"):
+        if given[flag] not in (None, False, 1, ()):
             raise SizingError("a search finds that itself, or does not try it", name=flag)
     ids = None
     if given["gpu"] is None:

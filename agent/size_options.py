@@ -8,20 +8,26 @@ from typing import Any, TypeVar
 
 import click
 
-from kneewatch.agent.options import SPAN
+from kneewatch.agent.options import PAIR, SPAN
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of `size`: its type, its default and what it says."""
+    """A flag of `size`: its type, its default and what it says; `multiple`: given several times."""
 
     name: str
     kind: click.ParamType[Any] | type
     help: str
     metavar: str | None = None
     default: Any = None
+    multiple: bool = False
+
+    @property
+    def names_file(self) -> bool:
+        """Whether its value is a file's name, or has one."""
+        return isinstance(self.kind, click.Path) or self.kind is PAIR
 
 
 FLAGS = (
@@ -61,6 +67,14 @@ FLAGS = (
     Flag("--safety", float, "factor on instances; default 1.3"),
     Flag("--usd-per-gpu-hour", float, "default: the catalogue's"),
     Flag("--benchmark", click.Path(), "a measured sweep (CSV, or a tool's JSON): gives usable RPS"),
+    Flag(
+        "--benchmark-by-tensor-parallel",
+        PAIR,
+        "such a sweep for each degree: which gives most a GPU, and the usable RPS of --tp",
+        "TP=FILE",
+        default=(),
+        multiple=True,
+    ),
     Flag("--plan", click.Path(), "a workload profile (TOML): the guide's 13 steps", "PROFILE"),
     Flag("--utilization", float, "average share of the capacity that is used", default=1.0),
 )
@@ -83,7 +97,8 @@ def size_options(command: Command) -> Command:
             flag.name,
             type=flag.kind,
             default=flag.default,
-            show_default=flag.default is not None,
+            show_default=flag.default not in (None, ()),
+            multiple=flag.multiple,
             metavar=flag.metavar,
             help=flag.help,
         )(command)

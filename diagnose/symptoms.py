@@ -17,10 +17,6 @@ SYMPTOMS = {
     "S8": "P99 healthy at low load, spiking at the peak",
 }
 
-NOT_OBSERVABLE = {
-    "S5": "needs several tensor-parallel degrees side by side: a fleet or a benchmark"
-}
-
 LOW_CONCURRENCY = 8.0
 SLOW_DRIFT = 3.0
 GPU_SPARE_BELOW = 0.6
@@ -43,6 +39,7 @@ def symptoms(facts: Facts, causes: Iterable[Cause]) -> list[str]:
         "S2": "prefill_interference" in found,
         "S3": bool(found & {"queue_saturation", "admission_limit"}),
         "S4": "slo_conflict" in found,
+        "S5": "tp_overhead" in found,
         "S6": few and slow_steps and busy is not None and busy < GPU_SPARE_BELOW,
         "S7": "adapter_thrash" in found,
         "S8": "past_knee" in found or (queued and slow_first),

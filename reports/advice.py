@@ -29,6 +29,9 @@ NUMBERS: tuple[Told, ...] = (
     ("output_tokens_p99", "output tokens P99", number),
     ("usd_per_million_tokens", "USD per million tokens", number),
     ("usd_per_million_tokens_at_least", "USD per million tokens at least", number),
+    ("tokens_per_s_per_gpu", "tokens a second and GPU by the benchmark", number),
+    ("requests_per_s_per_gpu", "requests a second and GPU by the benchmark", number),
+    ("usd_per_million_tokens_at_limit", "USD per million tokens there", number),
 )
 """What is worth a person's eye, in this order; the JSON has all of it."""
 

@@ -82,7 +82,7 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
         "ttft_slo_s": question.ttft_slo_s,
         "itl_slo_s": question.itl_slo_s,
         "safety": question.safety,
-        "usd_per_gpu_hour": _price(question),
+        "usd_per_gpu_hour": price_of(question),
         "utilization_ratio": question.utilization_ratio,
         "max_loras": setup.adapters.slots if setup.adapters else None,
         "max_lora_rank": setup.adapters.rank if setup.adapters else None,
@@ -94,7 +94,8 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
     }
 
 
-def _price(question: Question) -> float | None:
+def price_of(question: Question) -> float | None:
+    """Dollars per GPU-hour: as stated, else the catalogue's; None where neither is known."""
     if question.usd_per_gpu_hour is not None:
         return question.usd_per_gpu_hour
     gpu = question.setup.gpu

@@ -131,7 +131,9 @@ SYMPTOM_LIST = (
     Row(
         "8.5",
         "S5 RPS/GPU degrading as TP scales",
-        gap="needs several TP degrees side by side: a fleet or a benchmark",
+        causes=("tp_overhead",),
+        gap="needs several TP degrees side by side: a fleet, or sweeps "
+        "(benchmark.by_tensor_parallel)",
     ),
     Row(
         "8.5",

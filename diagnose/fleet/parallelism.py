@@ -1,29 +1,26 @@
 """What tensor parallelism costs: tokens a second and GPU against servers of the same model that are
-split less. Guide 5.1, 8.2. Pure.
+split less, or against the user's sweeps. Guide 5.1, 8.2. Pure.
 
-Only servers that give all they can are compared, those with a queue: what others give is what they
-are asked for. Their requests must be alike, and their GPUs of one kind.
+Live servers are compared where they give all they can, those with a queue: what others give is what
+they are asked for. Their requests must be alike, and their GPUs of one kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kneewatch.diagnose.case import Case
+from kneewatch.diagnose.causes.parallelism import is_queued, split_case, weigh_live
 from kneewatch.diagnose.fleet.judging import Engine
 from kneewatch.diagnose.fleet.spread import middle
 from kneewatch.diagnose.fleet.verdict import FleetCause, Tier, names_of
+from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import ALIKE, FAR_BELOW
 from kneewatch.rules.model import Severity
 
-FAR_BELOW = 0.75
-"""On PCIe the all-reduce takes 20 to 30 % of a step (guide 5.1): more than that is lost here."""
-
-QUEUED_MIN = 2.0
-QUEUED_SHARE = 0.1
-
-ALIKE = 1.5
-"""Prompt tokens computed for one that is generated, at most so many times the other's."""
+Kind: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +34,12 @@ class Group:
     computed_per_token: float
 
 
-def tp_overhead(tiers: Sequence[Tier]) -> list[FleetCause]:
-    """Servers on more GPUs that give far less a GPU than servers of the same model on fewer."""
+def tp_overhead(tiers: Sequence[Tier], profile: Profile) -> list[FleetCause]:
+    """Servers on more GPUs that give far less a GPU than servers of the same model on fewer, or,
+    where none of those can be seen, than the stated sweeps show of fewer."""
     found: list[FleetCause] = []
     groups = [group for tier in tiers for group in groups_of(tier)]
+    held = set[tuple[Kind, int]]()
     for wide in groups:
         narrow = [
             one
@@ -51,9 +50,72 @@ def tp_overhead(tiers: Sequence[Tier]) -> list[FleetCause]:
             <= ALIKE * min(one.computed_per_token, wide.computed_per_token)
         ]
         best = max(narrow, key=lambda one: one.tokens_per_s_per_gpu, default=None)
-        if best is not None and (told := _told(wide, best)) is not None:
+        if best is None:
+            continue
+        held.add((_kind(wide.tier), wide.gpus))
+        if (told := _told(wide, best)) is not None:
             found.append(told)
+    if profile.stated.sweeps and not several_kinds(tiers):
+        found += [
+            told
+            for tier in tiers
+            for degree, engines in degrees_of(tier, profile.stated.degree).items()
+            if (_kind(tier), degree) not in held
+            and (told := _by_sweeps(tier, degree, engines, profile)) is not None
+        ]
     return found
+
+
+def split_notes(tiers: Sequence[Tier], profile: Profile) -> list[str]:
+    """Why stated sweeps say nothing of some servers."""
+    if not profile.stated.sweeps:
+        return []
+    if several_kinds(tiers):
+        return [
+            "benchmark.by_tensor_parallel: several models or kinds of GPU are served, and it is "
+            "of one (--selector)"
+        ]
+    degrees = {d for tier in tiers for d in degrees_of(tier, profile.stated.degree)}
+    if not degrees:
+        return ["benchmark.by_tensor_parallel: no label says the GPUs (--tensor-parallel)"]
+    whys = [profile.split_at(degree).why for degree in sorted(degrees)]
+    return [f"tp_overhead: {why}" for why in whys if why]
+
+
+def several_kinds(tiers: Sequence[Tier]) -> bool:
+    """Whether more is served than one model on one kind of GPU, which sweeps are of."""
+    return len({_kind(tier)[:2] for tier in tiers}) > 1
+
+
+def degrees_of(tier: Tier, stated: int | None) -> dict[int, list[Engine]]:
+    """The engines of a tier that decodes by tensor-parallel degree: as stated, else their GPUs."""
+    found: dict[int, list[Engine]] = {}
+    each = tier.engines_each
+    for engine in tier.engines if tier.role != "prefill" else ():
+        gpus = (engine.gpus.get("gpus") or 0.0) / each if each else 0.0
+        degree = stated or (int(gpus) if gpus == int(gpus) else 0)
+        if degree:
+            found.setdefault(degree, []).append(engine)
+    return found
+
+
+def _by_sweeps(
+    tier: Tier, degree: int, engines: Sequence[Engine], profile: Profile
+) -> FleetCause | None:
+    split = profile.split_at(degree)
+    case = split_case(split)
+    if case is None:
+        return None
+    queued = [engine for engine in engines if _saturated(engine)]
+    weigh_live(
+        case,
+        split,
+        tokens_per_s=middle(engine.get("generation_tokens_per_s") for engine in queued),
+        tokens_per_request=middle(engine.get("output_tokens_mean") for engine in queued),
+        queued=bool(queued),
+    )
+    cause = case.close()
+    return None if cause is None else FleetCause(cause, tier.pool, tier.tier, names_of(engines))
 
 
 def groups_of(tier: Tier) -> list[Group]:
@@ -74,11 +136,10 @@ def groups_of(tier: Tier) -> list[Group]:
 
 
 def _saturated(engine: Engine) -> bool:
-    waiting, running = engine.get("waiting_by_capacity"), engine.get("running")
-    return waiting is not None and waiting >= max(QUEUED_MIN, QUEUED_SHARE * (running or 0.0))
+    return is_queued(engine.get("waiting_by_capacity"), engine.get("running") or 0.0)
 
 
-def _kind(tier: Tier) -> tuple[str, str, str]:
+def _kind(tier: Tier) -> Kind:
     """Model, GPU and role: what is compared is of one kind."""
     return tier.engines[0].member.model, tier.tier, tier.role
 

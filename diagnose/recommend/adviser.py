@@ -15,6 +15,7 @@ from kneewatch.diagnose.recommend import levers_prefill as prefill
 from kneewatch.diagnose.recommend import levers_reuse as reuse
 from kneewatch.diagnose.recommend import levers_scale_down as scale_down
 from kneewatch.diagnose.recommend import levers_spec as spec
+from kneewatch.diagnose.recommend import levers_split as split
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.deployment import NOTHING, Deployment, Stated, deployment
 from kneewatch.diagnose.recommend.harm import harmless
@@ -73,6 +74,7 @@ LEVERS: Mapping[str, tuple[Lever, ...]] = {
     "engine_stalled": (load.max_model_len,),
     "underused": (scale_down.fewer_replicas,),
     "kv_overprovisioned": (scale_down.fewer_replicas,),
+    "tp_overhead": (split.lower_tensor_parallel,),
 }
 """Levers by cause, in the guide's order (7.4, 7.5, 8.5, 9.3): what costs nothing comes first."""
 

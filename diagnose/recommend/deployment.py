@@ -11,6 +11,7 @@ from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.recommend import labels
 from kneewatch.diagnose.recommend.flags import CACHING_BY_DEFAULT, knows, oldest_version
 from kneewatch.diagnose.recommend.launch import Launch
+from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Sweep
 from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.adapters import DEFAULT_RANK, RANKS, Adapters
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
@@ -18,6 +19,7 @@ from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, Version, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.stated_workload import StatedWorkload
 
 memory_of = lru_cache(maxsize=64)(memory)
 
@@ -26,7 +28,8 @@ memory_of = lru_cache(maxsize=64)(memory)
 class Stated:
     """What the user says about the server; None: not said.
 
-    `usd_per_gpu_hour` falls back on the GPU's price in the catalogue.
+    `usd_per_gpu_hour` falls back on the GPU's price in the catalogue. `sweeps` were measured of
+    this model on this GPU, one at each tensor-parallel degree.
     """
 
     model: Model | None = None
@@ -37,6 +40,14 @@ class Stated:
     replicas: int | None = None
     usd_per_gpu_hour: float | None = None
     gpus: int | None = None
+    workload: StatedWorkload | None = None
+    sweeps: tuple[Sweep, ...] = ()
+
+    @property
+    def degree(self) -> int | None:
+        """The tensor-parallel degree, where it or the command line is stated."""
+        given = None if self.launch is None else self.launch.count("--tensor-parallel-size")
+        return self.tensor_parallel or given
 
     @property
     def seats(self) -> float | None:
@@ -151,7 +162,7 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
     if override is not None and blocks is not None and override != blocks:
         # The page contradicts itself: no size can be computed from it.
         block, blocks, override, size = None, None, None, None
-    tensor = stated.tensor_parallel or launch.count("--tensor-parallel-size")
+    tensor = stated.degree
     pipeline = launch.count("--pipeline-parallel-size") or 1
     data = launch.count("--data-parallel-size") or 1
     gpus = tensor * pipeline if tensor else stated.gpus

@@ -135,7 +135,7 @@ def no_speculation(scene: Scene) -> Recommendation | None:
         if per_draft is None or 1 + per_draft > WORTH_SPEEDUP:
             return None
     else:
-        if drafts.speedup(drafts.tokens) > WORTH_SPEEDUP:
+        if drafts.speedup(drafts.tokens) > drafts.worth:
             retuned = shorter_draft(scene) is not None
             return None if retuned else _watched_speculation(scene, drafts)
         before = _draft_numbers(drafts, drafts.tokens)

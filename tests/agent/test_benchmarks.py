@@ -1,0 +1,211 @@
+"""Sweeps at several tensor-parallel degrees, from files to a diagnosis and to a size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from kneewatch.agent.benchmarks import sweeps_of
+from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import compared, degrees_of
+from kneewatch.diagnose.sizing.inputs import SizingError
+from tests.agent.running import Main
+from tests.diagnose.sizing.test_benchmark import AIPERF, AIPERF_CSV, VLLM, guidellm_run
+from tests.recordings import CAPTURES
+
+HEALTHY = str(CAPTURES / "healthy_light.jsonl.gz")
+SIZE_SCHEMA = json.loads(files("kneewatch.reports").joinpath("size.schema.json").read_text())
+FLAG = "--benchmark-by-tensor-parallel"
+
+
+def csv_of(*rows: tuple[float, float, float]) -> str:
+    """Rows of concurrency, output tokens a second and TTFT P99 in ms; 200 tokens a request."""
+    lines = [f"{c},{tokens / 200},{ms},30,{tokens}" for c, tokens, ms in rows]
+    return "\n".join(["concurrency,rps,ttft_p99_ms,itl_p99_ms,output_tokens_per_s", *lines])
+
+
+ONE = csv_of((8, 500, 200), (64, 1000, 900), (80, 1000, 2400))
+FOUR = csv_of((32, 1000, 200), (256, 2000, 900), (320, 2000, 2400))
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> tuple[str, ...]:
+    """The flags of two sweeps, of which four GPUs give half as much each."""
+    for name, text in (("one.csv", ONE), ("four.csv", FOUR)):
+        (tmp_path / name).write_text(text)
+    return (FLAG, f"1={tmp_path / 'one.csv'}", FLAG, f"4={tmp_path / 'four.csv'}")
+
+
+def csv_at(gpus: int) -> str:
+    """The table of a degree."""
+    return ONE if gpus == 1 else FOUR
+
+
+def vllm_at(gpus: int) -> str:
+    """What `vllm bench serve` writes of one load, with so many times the load and tokens a GPU."""
+    tokens = 2400.0 * gpus / (1 if gpus == 1 else 2)
+    made = {"output_throughput": tokens, "request_throughput": tokens / 200}
+    return json.dumps({**VLLM, **made, "max_concurrency": 48 * gpus})
+
+
+def guidellm_at(gpus: int) -> str:
+    run = guidellm_run({"type_": "concurrent", "streams": 8 * gpus})
+    metrics: dict[str, object] = dict(run["metrics"])  # type: ignore[call-overload]
+    tokens = 600.0 * gpus / (1 if gpus == 1 else 2)
+    metrics["output_tokens_per_second"] = {"successful": {"mean": tokens}}
+    metrics["requests_per_second"] = {"successful": {"mean": tokens / 200}}
+    return json.dumps({"benchmarks": [{**run, "metrics": metrics}]})
+
+
+def aiperf_at(gpus: int) -> str:
+    times = gpus / (1 if gpus == 1 else 2)
+    made: dict[str, object] = {
+        "request_throughput": {"unit": "requests/sec", "avg": 2.0 * times},
+        "output_token_throughput": {"unit": "tokens/sec", "avg": 1100.0 * times},
+        "input_config": {"phases": [{"name": "profiling", "concurrency": 16 * gpus}]},
+    }
+    return json.dumps({**AIPERF, **made})
+
+
+def aiperf_csv_at(gpus: int) -> str:
+    """Twice the latency at as much a GPU of half as much: the load follows by Little's law."""
+    if gpus == 1:
+        return AIPERF_CSV
+    slower = AIPERF_CSV.replace("Request Latency (ms),6726.66", "Request Latency (ms),13453.32")
+    faster = slower.replace(
+        "Output Token Throughput (tokens/sec),1172.15",
+        "Output Token Throughput (tokens/sec),2344.30",
+    )
+    return faster.replace(
+        "Request Throughput (requests/sec),2.16", "Request Throughput (requests/sec),4.32"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(csv_at, id="CSV"),
+        pytest.param(vllm_at, id="vllm bench serve"),
+        pytest.param(guidellm_at, id="guidellm"),
+        pytest.param(aiperf_at, id="aiperf"),
+        pytest.param(aiperf_csv_at, id="aiperf CSV"),
+    ],
+)
+def test_every_tools_files_are_read(text: Callable[[int], str], tmp_path: Path) -> None:
+    """Four GPUs give twice what one gives, at as many requests in flight a GPU."""
+    paths = {str(gpus): tmp_path / f"tp{gpus}" for gpus in (4, 1)}
+    for gpus, path in paths.items():
+        path.write_text(text(int(gpus)))
+    sweeps = sweeps_of((gpus, str(path)) for gpus, path in paths.items())
+    unit, degrees = degrees_of(sweeps, ttft_p99_s=None, itl_p99_s=None)
+    assert unit == "tokens"
+    assert compared(unit, degrees, 4).share_ratio == pytest.approx(0.5)
+
+
+def test_a_file_for_each_load_is_named_by_a_pattern(tmp_path: Path) -> None:
+    for load in (8, 16, 48):
+        (tmp_path / f"c{load}.json").write_text(json.dumps({**VLLM, "max_concurrency": load}))
+    (sweep,) = sweeps_of([("2", str(tmp_path / "c*.json"))])
+    assert [point.concurrency for point in sweep.benchmark.points] == [8, 16, 48]
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ([("four", "x")], "'four' is no tensor-parallel degree"),
+        ([("0", "x")], "'0' is no"),
+        ([("4096", "x")], "'4096' is no"),
+        ([("4", "one.csv"), ("04", "one.csv")], "'04' is there twice"),
+        ([("4", "no.csv")], "TP 4: no.csv is not there"),
+        ([("4", "bad.csv")], "TP 4: bad.csv: no column for requests_per_s"),
+        ([("4", "*.json")], "TP 4: *.json: 0 files"),
+    ],
+)
+def test_what_cannot_be_a_sweep_is_named(
+    named: list[tuple[str, str]], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.csv").write_text(ONE)
+    Path("bad.csv").write_text("concurrency,ttft_p99_ms,itl_p99_ms\n8,200,30\n")
+    with pytest.raises(SizingError) as refused:
+        sweeps_of(named)
+    assert says in str(refused.value)
+
+
+def test_a_recording_is_held_against_the_sweeps(main: Main, named: tuple[str, ...]) -> None:
+    flags = (HEALTHY, "--tensor-parallel", "4", *named)
+    told = main("replay", *flags)
+    assert told.status == 0, "a note is no finding"
+    assert "tp_overhead (info" in told.out
+    assert "TP 4 gave 500 tokens a second and GPU in the benchmark, TP 1 1,000" in told.out
+    assert "S5 requests per second and GPU fall" in told.out
+    last = main("replay", *flags, "--format", "json").documents[-1]
+    assert last["health"] == "info"
+    assert [cause["id"] for cause in last["causes"]] == ["tp_overhead"]
+
+
+def test_a_recording_on_the_smaller_degree_is_well(main: Main, named: tuple[str, ...]) -> None:
+    assert "tp_overhead" not in main("replay", HEALTHY, "--tensor-parallel", "1", *named).out
+    unstated = main("replay", HEALTHY, *named).out
+    assert "tp_overhead (info" not in unstated
+
+
+def test_the_settings_file_names_sweeps(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text(ONE)
+    (tmp_path / "four.csv").write_text(FOUR)
+    path = tmp_path / "kneewatch.toml"
+    path.write_text(
+        'tensor_parallel = 4\n[benchmark.by_tensor_parallel]\n1 = "one.csv"\n4 = "four.csv"\n'
+    )
+    assert "tp_overhead" in main("replay", HEALTHY, "--config", path).out
+    assert '"4" = "four.csv"' in main("config", "--config", path).out
+    path.write_text('[benchmark.by_tensor_parallel]\n4 = "gone.csv"\n')
+    told = main("replay", HEALTHY, "--config", path)
+    assert (told.status, told.out) == (2, "")
+    for said in (str(path), "benchmark.by_tensor_parallel", "TP 4", "gone.csv"):
+        assert said in told.err
+
+
+def test_a_degree_that_is_given_twice_is_refused(main: Main, named: tuple[str, ...]) -> None:
+    told = main("replay", HEALTHY, *named, FLAG, "4=other.csv")
+    assert told.status == 2
+    assert f"{FLAG}: 4 is given twice" in told.err
+
+
+def test_a_size_compares_the_degrees(main: Main, named: tuple[str, ...]) -> None:
+    """One GPU at 3 USD/h and 1,000 tokens/s: 0.83 USD a million; the usable RPS is TP 4's own."""
+    flags = (
+        "size", "--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "l40s", "--tp", "4",
+        "--ttft-slo", "1s", "--usd-per-gpu-hour", "3", *named,
+    )  # fmt: skip
+    told = json.loads(main(*flags, "--format", "json").out)
+    jsonschema.validate(told, SIZE_SCHEMA)
+    found = told["benchmark_by_tensor_parallel"]
+    assert found["cheapest_tensor_parallel"] == 1
+    assert [row["usd_per_million_output_tokens"] for row in found["degrees"]] == [0.8333, 1.6667]
+    assert [row["scaling_efficiency_ratio"] for row in found["degrees"]] == [1.0, 0.5]
+    assert told["inputs"]["usable_requests_per_s"] == 10
+    text = main(*flags).out
+    assert "cheapest: TP 1" in text
+    assert "TP 4 loses 50% a GPU against TP 1" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--search",), "--benchmark-by-tensor-parallel"),
+        (("--pp", "2"), "--pp: sweeps by degree are of one stage"),
+        ((FLAG, "1=again.csv"), "--benchmark-by-tensor-parallel: '1' is there twice"),
+    ],
+)
+def test_what_a_size_cannot_do_with_sweeps(
+    more: tuple[str, ...], says: str, main: Main, named: tuple[str, ...]
+) -> None:
+    flags = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "l40s")
+    told = main("size", *flags, *named, *more, "--input-tokens", "100", "--output-tokens", "10")
+    assert told.status == 2
+    assert says in told.err
