@@ -1,4 +1,5 @@
-"""Whether two histograms of one quantity are samples of one distribution. Pure.
+"""Whether two histograms of one quantity are samples of one distribution, and whether one can be a
+sample of a distribution that is stated by its percentiles. Pure.
 
 The greatest distance between two cumulative shares, as Kolmogorov and Smirnov have it. A sample's
 shares lie within sqrt(ln(2 / a) / 2n) of its distribution's but for a chance of a (Dvoretzky,
@@ -8,7 +9,8 @@ end: two samples of one distribution are further apart than both bands with a ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, log, sqrt
 
@@ -17,6 +19,9 @@ FALSE_ALARM = 1e-4
 
 SHIFT_MIN = 0.15
 """Less than so much of the requests at another length is no other workload, however sure."""
+
+TAIL_SHIFT_MIN = 0.1
+"""The same beyond a percentile that leaves less than SHIFT_MIN: thrice what is stated above P95."""
 
 ALIKE = 10.0
 """Requests of one session or job are alike: so many count as one that is independent."""
@@ -57,6 +62,112 @@ def drift(
     shifts = [(before[edge] / counts[0] - now[edge] / counts[1], edge) for edge in edges]
     shift, edge = max(shifts, key=lambda one: abs(one[0]))
     return Drift(shift, edge, sum(_band(count / alike, false_alarm / 2) for count in counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is stated of a distribution: at most `ratio` of it is below `least`, and at most the
+    rest is above `most`. Of a percentile that is known both are that percentile."""
+
+    ratio: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How far observations are from a stated distribution, at its `point` that they left furthest.
+
+    `shift_ratio` is the share that surely lies beyond the point less what may, positive where they
+    are longer, negative where shorter; 0 where nothing surely does. They are beyond `edge`, a bound
+    of a bucket; `seen_ratio` are. `chance_ratio` is what chance makes of the shift at most.
+    """
+
+    shift_ratio: float
+    point: Point
+    edge: float
+    seen_ratio: float
+    chance_ratio: float
+
+    @property
+    def may_ratio(self) -> float:
+        """The share that may be beyond the point on this side."""
+        return 1 - self.point.ratio if self.shift_ratio > 0 else self.point.ratio
+
+    @property
+    def least_ratio(self) -> float:
+        """What a shift must be more than to be told."""
+        matters = SHIFT_MIN if self.may_ratio >= SHIFT_MIN else TAIL_SHIFT_MIN
+        return max(self.chance_ratio, matters)
+
+    @property
+    def real(self) -> bool:
+        """Whether it is more than chance, and enough to be another workload."""
+        return abs(self.shift_ratio) > self.least_ratio
+
+
+def departure(
+    points: Sequence[Point],
+    now: Buckets,
+    *,
+    false_alarm: float = FALSE_ALARM,
+    alike: float = ALIKE,
+) -> Departure | None:
+    """How far `now` is from what is stated; None where nothing is stated, or it is empty or no
+    histogram. So many observations count as one that are `alike`.
+
+    Of observations that are what is stated no shift is more than its chance but with a probability
+    of `false_alarm`, for all points and both sides together: the cumulative shares are within the
+    band everywhere at once, and between a stated value and the bucket's bound next to it nothing is
+    counted.
+    """
+    edges = sorted(now)
+    if not points or not edges or edges[-1] != inf:
+        return None
+    count = now[inf]
+    if not all(isfinite(one) for one in now.values()) or count <= 0:
+        return None
+    chance = _band(count / alike, false_alarm)
+    found = [side for point in points for side in _sides(point, now, edges, chance)]
+    return max(found, key=lambda one: abs(one.shift_ratio) / one.least_ratio)
+
+
+def _sides(
+    point: Point, now: Buckets, edges: Sequence[float], chance: float
+) -> tuple[Departure, Departure]:
+    """What is surely above the point, and what is surely below."""
+    count = now[inf]
+    high = edges[bisect_left(edges, point.most)]
+    above = 1 - now[high] / count
+    # The percentile itself is not below it, and a bucket holds its own bound.
+    at = bisect_left(edges, point.least) - 1
+    low = edges[at] if at >= 0 else 0.0
+    below = now[low] / count if at >= 0 else 0.0
+    longer = max(0.0, above - (1 - point.ratio))
+    shorter = max(0.0, below - point.ratio)
+    return (
+        Departure(longer, point, high, above, chance),
+        Departure(-shorter, point, low, below, chance),
+    )
+
+
+def more_than_chance(
+    count: float,
+    expected: float,
+    *,
+    false_alarm: float = FALSE_ALARM,
+    alike: float = ALIKE,
+) -> bool:
+    """Whether so many arrivals are more than chance makes of what is expected, but with a
+    probability of `false_alarm` at most.
+
+    Arrivals that are independent of each other, in bunches of `alike`, are n or more of m expected
+    with a probability below exp(-(n ln(n / m) - n + m) / alike) (Chernoff's bound of a Poisson
+    count).
+    """
+    if not count > expected > 0:
+        return False
+    return (count * log(count / expected) - count + expected) / alike > log(1 / false_alarm)
 
 
 def _band(count: float, chance: float) -> float:

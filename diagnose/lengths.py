@@ -1,5 +1,5 @@
-"""How long answers are, against those of quiet times: whole histograms, held by a two-sample test.
-Pure.
+"""How long answers are, against those of quiet times and against what is stated: whole histograms,
+held by a two-sample or a one-sample test. Pure.
 
 One window's histogram is kept a window while all is quiet, so that no answer counts twice. Where a
 minute holds few answers the test looks at the longest window that the history has.
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
 from kneewatch.collector.buckets import Buckets
 from kneewatch.collector.history import History
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.drift import Drift, drift
+from kneewatch.diagnose.drift import Departure, Drift, Point, departure, drift
 
 METRIC = "request_generation_tokens"
 WINDOWS_MAX = 60
@@ -32,12 +33,20 @@ ALIKE = 1.0
 """Each answer counts: a cause hangs on what is told here only where many more answers than before
 end at their limit, and not on this alone."""
 
+ENDLESS = 2.0
+"""Answers beyond so many times the longest that are stated (P99) do not end by themselves: longer
+ones that do are another workload."""
+
 
 class OutputLengths:
-    """One engine's answers. `window_s` is the short window, `longest_s` what its history holds."""
+    """One engine's answers. `window_s` is the short window, `longest_s` what its history holds,
+    `stated` are the percentiles that a size was computed for, none where nobody stated them."""
 
-    def __init__(self, *, window_s: float, longest_s: float) -> None:
+    def __init__(self, *, window_s: float, longest_s: float, stated: Sequence[Point] = ()) -> None:
         self._window_s, self._longest_s = window_s, longest_s
+        self._endless = tuple(
+            Point(one.ratio, one.least, ENDLESS * one.most) for one in stated[-1:]
+        )
         self._bounds: tuple[float, ...] = ()
         self._quiet: deque[array[float]] = deque(maxlen=WINDOWS_MAX)
         self._last_s = float("-inf")
@@ -61,14 +70,27 @@ class OutputLengths:
         before = [sum(counts) for counts in zip(*self._quiet, strict=True)]
         if not before or before[-1] < ANSWERS_MIN:
             return None
-        now = window.buckets(METRIC)
-        if now is not None and now.lifted[-1] * window.range_s < FEW:
-            longest = Window(history, now_s=window.now_s, range_s=self._longest_s)
-            window, now = longest, longest.buckets(METRIC)
-        if now is None or now.bounds != self._bounds:
+        now = self._now(history, window)
+        if now is None or tuple(now) != self._bounds:
             return None
         quiet = dict(zip(self._bounds, before, strict=True))
-        return drift(quiet, _counts(now, window.range_s), false_alarm=FALSE_ALARM, alike=ALIKE)
+        return drift(quiet, now, false_alarm=FALSE_ALARM, alike=ALIKE)
+
+    def endless(self, history: History, window: Window) -> Departure | None:
+        """How many more answers than are stated go far beyond what is stated; None where nothing is
+        stated, or there is no answer."""
+        now = self._now(history, window) if self._endless else None
+        if now is None:
+            return None
+        return departure(self._endless, now, false_alarm=FALSE_ALARM, alike=ALIKE)
+
+    def _now(self, history: History, window: Window) -> dict[float, float] | None:
+        """The answers of the window by upper bound, or of the longest one where these are few."""
+        now = window.buckets(METRIC)
+        if now is not None and now.lifted[-1] * window.range_s < FEW:
+            window = Window(history, now_s=window.now_s, range_s=self._longest_s)
+            now = window.buckets(METRIC)
+        return None if now is None else _counts(now, window.range_s)
 
 
 def _counts(buckets: Buckets, range_s: float) -> dict[float, float]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from kneewatch.agent.daemon.target_tables import table_specs
 from kneewatch.agent.deployment import stated
 from kneewatch.agent.settings import Settings
-from kneewatch.agent.size_inputs import text_of
-from kneewatch.collector.base import SettingsError
+from kneewatch.agent.workload_file import SETTING, named_profile
 from kneewatch.diagnose.recommend.deployment import deployment
-from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.plan.model import average_requests_per_s, planned_peak_per_s
-from kneewatch.diagnose.sizing.plan.profile_reader import read_profile
+from kneewatch.diagnose.sizing.plan.model import (
+    average_requests_per_s,
+    call_lengths,
+    planned_peak_per_s,
+)
 from kneewatch.reports.weekly.observed import TierStated, WorkloadStated
 
 
@@ -25,17 +26,12 @@ def stated_of(settings: Settings) -> Callable[[str], TierStated]:
         SettingsError: a model, GPU, file or table that cannot be.
     """
     own = {spec.name: spec.settings for spec in table_specs(settings)}
-    workload = _workload(settings)
-
-    @cache
-    def of(target: str) -> TierStated:
-        return _stated(own.get(target, settings), workload)
-
-    of("")  # what cannot be is said before anything is read
-    return of
+    made = cache(_stated)
+    made(settings)  # what cannot be is said before anything is read
+    return lambda target: made(own.get(target, settings))
 
 
-def _stated(settings: Settings, workload: WorkloadStated | None) -> TierStated:
+def _stated(settings: Settings) -> TierStated:
     known = stated(settings)
     profile = settings.profile(stated=known)
     price, source = settings["usd_per_gpu_hour"], "stated (usd_per_gpu_hour)"
@@ -49,25 +45,23 @@ def _stated(settings: Settings, workload: WorkloadStated | None) -> TierStated:
         benchmark_ttft_p99_s=settings["benchmark.ttft_p99_s"],
         benchmark_gpu_ratio=settings["benchmark.gpu_ratio"],
         stated=known,
-        workload=workload,
+        workload=_workload(settings),
         rules=profile.rules(),
     )
 
 
 def _workload(settings: Settings) -> WorkloadStated | None:
-    """The workload of the profile that is named."""
-    path: str | None = settings["report.profile"]
-    if path is None:
+    """The workload of the profile that is named, for reports or for all."""
+    key = SETTING if settings["report.profile"] is None else "report.profile"
+    profile = named_profile(settings, key)
+    if profile is None:
         return None
-    try:
-        profile = read_profile(text_of(path, "report.profile"), origin=path)
-    except SizingError as exc:
-        raise SettingsError(f"{settings.origin('report.profile')}: {exc}") from exc
-    lengths = profile.lengths
+    lengths = call_lengths(profile.lengths, profile.session)
     return WorkloadStated(
-        origin=Path(path).name,
+        origin=Path(settings[key]).name,
         input_mean_tokens=lengths.mean_input_tokens,
-        input_p95_tokens=float(lengths.input_p95_tokens),
+        # Of a session's calls only the last one's is known, not that of all.
+        input_p95_tokens=None if profile.session else float(lengths.input_p95_tokens),
         output_mean_tokens=lengths.mean_output_tokens,
         output_p95_tokens=float(lengths.output_p95_tokens),
         average_requests_per_s=average_requests_per_s(profile),

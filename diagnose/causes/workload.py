@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kneewatch.diagnose.case import Case, Cause, Facts
+from kneewatch.diagnose.drift import Departure
+from kneewatch.diagnose.lengths import ENDLESS
 from kneewatch.rules.model import Severity
 
 LENGTH_POINTS = 0.2
@@ -19,29 +21,27 @@ def rambling(values: Mapping[str, float | None]) -> bool:
     return (values.get("finished_length_drift_points") or 0.0) >= LENGTH_POINTS
 
 
+def capped(values: Mapping[str, float | None]) -> bool:
+    """Whether so many outputs end at their limit that it would matter if it were new."""
+    return (values.get("finished_length_ratio") or 0.0) >= LENGTH_POINTS
+
+
 def runaway_generation(facts: Facts) -> Cause | None:
     """Outputs hit their cap far more often than before, and are longer: by a two-sample test of
-    their lengths where a histogram tells them."""
+    their lengths where a histogram tells them. Where they go far beyond what is stated of them,
+    that stands for quiet times: a server may ramble from its start on."""
     now = facts.values.get("finished_length_ratio")
-    before = facts.baseline.get("finished_length_ratio")
-    if now is None or before is None or now - before < LENGTH_POINTS:
+    if now is None or facts.get("completed_per_s") * facts.window_s < REQUESTS_MIN:
         return None
-    if facts.get("completed_per_s") * facts.window_s < REQUESTS_MIN:
+    before, beyond = facts.baseline.get("finished_length_ratio"), facts.endless
+    if beyond is not None and beyond.shift_ratio >= max(LENGTH_POINTS, beyond.chance_ratio):
+        return _endless(now, before, beyond)
+    if before is None or now - before < LENGTH_POINTS:
         return None
     shift = facts.lengths
     if shift is not None and not (shift.real and shift.shift_ratio > 0):
         return None
-    case = Case(
-        "runaway_generation",
-        f"{100 * now:.0f} % of the requests run into their output limit, {100 * before:.0f} % "
-        "did in "
-        "quiet times.",
-        "Look for prompts that make the model ramble or repeat; cap outputs per use case at the "
-        "gateway.",
-        ("9.4",),
-        Severity.WARNING,
-        log_odds=-0.3,
-    )
+    case = _runaway(now, f"{100 * before:.0f} % did in quiet times")
     case.weigh(
         "finished_length_ratio",
         now - before,
@@ -66,6 +66,44 @@ def runaway_generation(facts: Facts) -> Cause | None:
             f"outputs are {longer:.1f} times as long as in quiet times",
             below=longer < LONGER_OUTPUTS,
         )
+    return case.close()
+
+
+def _runaway(now: float, against: str) -> Case:
+    return Case(
+        "runaway_generation",
+        f"{100 * now:.0f} % of the requests run into their output limit, {against}.",
+        "Look for prompts that make the model ramble or repeat; cap outputs per use case at the "
+        "gateway.",
+        ("9.4",),
+        Severity.WARNING,
+        log_odds=-0.3,
+    )
+
+
+def _endless(now: float, before: float | None, beyond: Departure) -> Cause | None:
+    """The case by what is stated of the lengths; a note where it has always been so, for then the
+    profile may be another workload's."""
+    if now < LENGTH_POINTS:
+        return None
+    point = beyond.point
+    case = _runaway(
+        now,
+        f"and {100 * beyond.seen_ratio:.0f} % of the answers go beyond twice the stated "
+        f"P{100 * point.ratio:.0f} of {point.most / ENDLESS:g} tokens",
+    )
+    text = f"{100 * now:.0f} % of the requests end at their limit"
+    case.weigh("finished_length_ratio", now, LENGTH_POINTS, 1.2, text)
+    text = (
+        f"{100 * beyond.seen_ratio:.0f} % of the answers are above {beyond.edge:g} tokens, where "
+        f"the profile has {100 * beyond.may_ratio:.0f} % above {point.most / ENDLESS:g}; chance "
+        f"makes {100 * beyond.chance_ratio:.0f} % more at most"
+    )
+    case.weigh("output_tokens_mean", beyond.shift_ratio, beyond.chance_ratio, 0.9, text)
+    if before is not None and now - before < LENGTH_POINTS:
+        text = f"{100 * before:.0f} % did in quiet times: it may be the profile that is another's"
+        case.weigh("finished_length_ratio", before, None, -0.6, text)
+        case.severity = Severity.INFO
     return case.close()
 
 

@@ -10,14 +10,14 @@ from kneewatch.diagnose.fleet.balance import cold_replicas, replica_imbalance, u
 from kneewatch.diagnose.fleet.judging import Engine, engines_of, left_to_rules
 from kneewatch.diagnose.fleet.nodes import bad_nodes
 from kneewatch.diagnose.fleet.observed import Gone, Observed
-from kneewatch.diagnose.fleet.parallelism import tp_overhead
+from kneewatch.diagnose.fleet.parallelism import split_notes, tp_overhead
 from kneewatch.diagnose.fleet.routing import mixed_tiers, routing_dilution
 from kneewatch.diagnose.fleet.shape import Group
 from kneewatch.diagnose.fleet.sizing import sizes_of
 from kneewatch.diagnose.fleet.split import splits_of
 from kneewatch.diagnose.fleet.spread import spread
 from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
-from kneewatch.diagnose.fleet.workload import workload_drift
+from kneewatch.diagnose.fleet.workload import unprofiled, workload_drift
 from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import Severity
 
@@ -61,15 +61,17 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
         alone = (routing_dilution, replica_imbalance, cold_replicas, underused)
         causes += [one for judge in alone if (one := judge(tier)) is not None]
         causes += bad_nodes(tier)
-        drifted = workload_drift(tier, observed.past)
+        drifted = workload_drift(tier, observed.past, profile.stated, tiers)
         causes += [drifted] if drifted else []
-    causes += tp_overhead(tiers)
+    causes += tp_overhead(tiers, profile)
     for pool, role in sorted({(tier.pool, tier.role) for tier in tiers}):
         mixed = mixed_tiers([tier for tier in tiers if (tier.pool, tier.role) == (pool, role)])
         causes += [mixed] if mixed else []
     ranked = sorted(causes, key=lambda c: (-c.cause.severity, -c.cause.confidence, c.cause.id))
     worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
     notes = _notes(observed, engines, left_to_rules(rules, profile.signals()))
+    notes += split_notes(tiers, profile)
+    notes += unprofiled(tiers, profile.stated)
     stated, targets = profile.stated, profile.targets
     blind = bool(observed.warnings or observed.failed)
     sizes = sizes_of(tiers, observed, ranked, stated, targets, blind=blind)

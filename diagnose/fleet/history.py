@@ -12,6 +12,7 @@ from kneewatch.diagnose.fleet.shape import Group
 STEP_S = 300.0
 """Prometheus looks back so far for a value: every moment of the look-back is covered."""
 
+HOUR_S = 3600.0
 WEEK_S = 7 * 24 * 3600.0
 SEEN_MIN = 0.95
 
@@ -51,7 +52,7 @@ class Past:
     """What is known of the past by group; `missing` says why some of it is not.
 
     `lengths` are the tokens of the last hour's requests and of the same hour a week ago, by
-    signal: (before, now).
+    signal: (before, now). `recent` are those of the last hour, also where no week ago is known.
     """
 
     peaks: Mapping[Group, Peak] = field(default_factory=dict[Group, Peak])
@@ -59,3 +60,6 @@ class Past:
         default_factory=dict[Group, Mapping[str, tuple[Buckets, Buckets]]]
     )
     missing: str = ""
+    recent: Mapping[Group, Mapping[str, Buckets]] = field(
+        default_factory=dict[Group, Mapping[str, Buckets]]
+    )

@@ -30,10 +30,16 @@ def _suspect(engine: Engine, tier: Tier) -> bool:
 
 
 def is_slow(engine: Engine, tier: Tier) -> bool:
-    """Whether tokens come far slower than on its peers though it gets no more requests."""
-    slower, share = over(engine, tier, "itl_p50_s"), over(engine, tier, "arrival_per_s")
-    peers = len(tier.engines) >= PEERS_MIN
-    return peers and slower is not None and slower >= SLOWER and (share or 1.0) <= SAME_ARRIVALS
+    """Whether tokens come far slower than on its peers though it gets no more requests.
+
+    The median of a histogram moves from one bucket's middle to the next one's where tokens cross
+    its edge, so the mean has to say the same where it is known.
+    """
+    slower, mean = over(engine, tier, "itl_p50_s"), over(engine, tier, "itl_mean_s")
+    alike = (over(engine, tier, "arrival_per_s") or 1.0) <= SAME_ARRIVALS
+    if len(tier.engines) < PEERS_MIN or slower is None or not alike:
+        return False
+    return slower >= SLOWER and (mean is None or mean >= SLOWER)
 
 
 def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:

@@ -29,8 +29,8 @@ DRIFT_LIMIT = 1.3
 """A measured figure further from the stated one than this is another workload (9.1 step 13)."""
 
 NO_PROFILE = (
-    "no workload is stated that the size was computed for (report.profile, a file as for "
-    "kneewatch size --plan)"
+    "no workload is stated that the size was computed for (workload_profile or report.profile, a "
+    "file as for kneewatch size --plan)"
 )
 NO_REQUEST = "no request was finished in this time"
 

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.drift import ALIKE, SHIFT_MIN, Buckets, drift
+from kneewatch.diagnose.drift import (
+    ALIKE,
+    SHIFT_MIN,
+    TAIL_SHIFT_MIN,
+    Buckets,
+    Point,
+    departure,
+    drift,
+    more_than_chance,
+)
 
 EDGES = (1.0, 10.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, inf)
 Draw = Callable[[random.Random], float]
@@ -105,3 +114,144 @@ def test_the_same_is_no_drift(steps: list[float]) -> None:
     found = drift(buckets, buckets)
     assert found is not None
     assert found.shift_ratio == 0
+
+
+def percentiles(draw: Draw) -> tuple[Point, ...]:
+    """P50, P95 and P99 of a kind, as of a hundred thousand."""
+    dice = random.Random(3)
+    known = sorted(draw(dice) for _ in range(100_000))
+    found = [(ratio, known[round(ratio * len(known)) - 1]) for ratio in (0.5, 0.95, 0.99)]
+    return tuple(Point(ratio, tokens, tokens) for ratio, tokens in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_as_stated_is_called_a_departure_no_oftener_than_stated(kind: str) -> None:
+    dice, rate, alarms = random.Random(21), 0.1, 0
+    tries = 1000 if kind == "spread over decades" else 200
+    points = percentiles(KINDS[kind])
+    # Bounds of buckets at the percentiles themselves: nothing is hidden between two of them.
+    edges = sorted({*EDGES, *(point.most for point in points), *(p.least - 1e-9 for p in points)})
+    for _ in range(tries):
+        values = [KINDS[kind](dice) for _ in range(60)]
+        buckets = {edge: ALIKE * sum(one <= edge for one in values) for edge in edges}
+        found = departure(points, buckets, false_alarm=rate)
+        assert found is not None
+        alarms += abs(found.shift_ratio) > found.chance_ratio
+    assert alarms <= rate * tries + 3 * sqrt(rate * (1 - rate) * tries)
+
+
+def test_the_band_of_one_sample_is_no_wider_than_its_reason() -> None:
+    found = departure([Point(0.5, 1.0, 1.0)], {1.0: 5000.0, inf: 10_000.0}, false_alarm=0.01)
+    assert found is not None
+    assert found.chance_ratio == pytest.approx(sqrt(log(200) / (2 * 10_000 / ALIKE)))
+
+
+STATED = (Point(0.5, 500.0, 500.0), Point(0.95, 2000.0, 2000.0), Point(0.99, 5000.0, 5000.0))
+
+
+@pytest.mark.parametrize(
+    ("shares", "shift", "ratio"),
+    [
+        pytest.param({500.0: 0.5, 2000.0: 0.95, 5000.0: 0.99}, None, None, id="as stated"),
+        pytest.param({500.0: 0.1, 2000.0: 0.9, 5000.0: 0.99}, 0.4, 0.5, id="a longer middle"),
+        pytest.param({500.0: 0.45, 2000.0: 0.7, 5000.0: 0.99}, 0.25, 0.95, id="thirty above P95"),
+        pytest.param({500.0: 0.45, 2000.0: 0.8, 5000.0: 0.8}, 0.19, 0.99, id="twenty above P99"),
+        pytest.param({200.0: 0.9, 500.0: 0.95, 2000.0: 0.99}, -0.4, 0.5, id="a shorter middle"),
+        pytest.param({500.0: 0.99, 2000.0: 1.0}, None, None, id="shorter, by how much nobody sees"),
+        pytest.param({500.0: 0.4, 2000.0: 0.92, 5000.0: 0.97}, None, None, id="hardly longer"),
+        pytest.param({500.0: 0.5, 2000.0: 0.83, 5000.0: 0.99}, 0.12, 0.95, id="thrice above P95"),
+    ],
+)
+def test_departures_of_many_requests(
+    shares: dict[float, float], shift: float | None, ratio: float | None
+) -> None:
+    count = 1e6
+    buckets: dict[float, float] = {}
+    for edge in EDGES:
+        known = [share for at, share in shares.items() if at <= edge]
+        buckets[edge] = count * (1.0 if edge == inf else max(known, default=0.0))
+    found = departure(STATED, buckets)
+    assert found is not None
+    assert found.real == (shift is not None)
+    if shift is not None:
+        assert found.shift_ratio == pytest.approx(shift)
+        assert found.point.ratio == ratio
+        assert found.least_ratio == (SHIFT_MIN if ratio == 0.5 else TAIL_SHIFT_MIN)
+
+
+def test_between_two_bounds_nothing_is_counted() -> None:
+    """All are 700 long: 600 is stated, and so may 900 be, for all that 500 and 1000 tell."""
+    buckets = {edge: 1e6 * (edge >= 700) for edge in EDGES}
+    for tokens in (600.0, 900.0):
+        found = departure([Point(0.5, tokens, tokens)], buckets)
+        assert found is not None
+        assert found.shift_ratio == 0
+    for tokens, longer in ((400.0, True), (1100.0, False)):
+        found = departure([Point(0.5, tokens, tokens)], buckets)
+        assert found is not None
+        assert found.real
+        assert (found.shift_ratio > 0) == longer
+
+
+def test_requests_that_are_all_of_the_stated_length_are_as_stated() -> None:
+    points = [Point(ratio, 500.0, 500.0) for ratio in (0.5, 0.95, 0.99)]
+    found = departure(points, {edge: 1e6 * (edge >= 500) for edge in EDGES})
+    assert found is not None
+    assert found.shift_ratio == 0
+
+
+@pytest.mark.parametrize(
+    "now",
+    [{}, {1.0: 1.0}, {1.0: 0.0, inf: 0.0}, {1.0: 1.0, inf: float("nan")}],
+    ids=["nothing", "no histogram", "empty", "no number"],
+)
+def test_what_cannot_be_held_against_what_is_stated(now: Buckets) -> None:
+    assert departure(STATED, now) is None
+    assert departure((), {1.0: 1.0, inf: 2.0}) is None
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=2, max_size=12),
+    st.lists(st.floats(0.5, 4000.0), min_size=3, max_size=3),
+    st.integers(0, 1000),
+)
+def test_departures_are_within_what_can_be(
+    steps: list[int], stated: list[float], longer: int
+) -> None:
+    """A shift is a share; longer requests more never make requests shorter."""
+    edges = [float(4**at) for at in range(len(steps) - 1)] + [inf]
+    total, buckets = 0.0, dict[float, float]()
+    for edge, step in zip(edges, steps, strict=True):
+        total += step
+        buckets[edge] = total
+    low, middle, high = sorted(stated)
+    points = [Point(0.5, low, low), Point(0.95, middle, middle), Point(0.99, middle, high)]
+    found = departure(points, buckets)
+    assert (found is None) == (total == 0)
+    if found is None:
+        return
+    ratio = found.point.ratio
+    assert ratio - 1 - 1e-12 <= found.shift_ratio <= ratio + 1e-12
+    assert 0 <= found.seen_ratio <= 1
+    more = departure(points, {**buckets, inf: buckets[inf] + longer})
+    assert more is not None
+    assert more.shift_ratio >= min(found.shift_ratio, 0.0) - 1e-12
+
+
+def test_a_rate_is_called_more_no_oftener_than_stated() -> None:
+    dice, rate, tries, expected = random.Random(22), 0.1, 2000, 40.0
+    alarms = 0
+    for _ in range(tries):
+        at, bunches = dice.expovariate(1.0), 0
+        while at < expected:
+            at, bunches = at + dice.expovariate(1.0), bunches + 1
+        alarms += more_than_chance(ALIKE * bunches, ALIKE * expected, false_alarm=rate)
+    assert 0 < alarms <= rate * tries, "a bound, and one that is passed at times"
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [(0.0, False), (1000.0, False), (1100.0, False), (1500.0, True)]
+)
+def test_arrivals_against_a_thousand(count: float, more: bool) -> None:
+    assert more_than_chance(count, 1000.0) == more
+    assert not more_than_chance(count, 0.0)

@@ -70,6 +70,7 @@ def verdict(
     lacking: Sequence[str] = (),
     peaks: Mapping[Group, Peak] | None = None,
     lengths: Mapping[Group, Mapping[str, tuple[Buckets, Buckets]]] | None = None,
+    recent: Mapping[Group, Mapping[str, Buckets]] | None = None,
     profile: Profile | None = None,
 ) -> FleetDiagnosis:
     """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs by pod."""
@@ -91,7 +92,7 @@ def verdict(
                 for member in shape.members
                 if gpus and member.labels["pod"] in gpus
             },
-            past=Past(peaks or {}, lengths or {}),
+            past=Past(peaks or {}, lengths or {}, recent=recent or {}),
             gone=gone,
             raw=tuple(USUAL),
             warnings=warnings,

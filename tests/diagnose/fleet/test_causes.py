@@ -67,6 +67,13 @@ def test_a_gpu_with_low_clocks_and_xid_makes_the_case_stronger() -> None:
     assert fine.against
 
 
+def test_a_median_beyond_the_edge_of_a_bucket_is_not_slow() -> None:
+    peers = [(labels, {**own, "itl_mean_s": 0.024}) for labels, own in fleet(5)]
+    near = (pod("near"), {**SLOW, "itl_mean_s": 0.026})
+    slow = (pod("slow"), {**SLOW, "itl_mean_s": 0.06})
+    assert causes(verdict(*peers, near, slow)) == {"bad_node": ("slow",)}
+
+
 def test_two_replicas_do_not_say_which_is_slow() -> None:
     assert "bad_node" not in causes(verdict((pod("a"), SLOW), (pod("b"), {})))
 

@@ -1,0 +1,134 @@
+"""The stated workload from a file to what is said, as users run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kneewatch.agent.daemon.basis import Bases
+from kneewatch.agent.daemon.target_tables import table_specs
+from kneewatch.agent.report.stated import stated_of
+from kneewatch.agent.settings import Settings
+from kneewatch.agent.settings_sources import load
+from kneewatch.diagnose.stated_workload import PROMPTS
+from tests.agent.running import Main
+from tests.diagnose.workloads import PROFILE
+from tests.recordings import CAPTURES
+
+OVERLOAD = str(CAPTURES / "queue_overload.jsonl.gz")
+
+
+def with_tokens(text: str, tokens: Mapping[int, int]) -> str:
+    """The profile with other percentiles."""
+    for stated, other in tokens.items():
+        text = text.replace(f"tokens = {stated}\n", f"tokens = {other}\n")
+    return text
+
+
+FAR = with_tokens(PROFILE, {200: 60, 500: 100, 900: 120})
+"""As long as the recorded answers; the prompts are shorter."""
+
+FITS = with_tokens(FAR, {1000: 60, 4000: 100, 8000: 120})
+
+
+@pytest.fixture(autouse=True)
+def profiles(tmp_path: Path) -> None:
+    (tmp_path / "fits.toml").write_text(FITS)
+    (tmp_path / "far.toml").write_text(FAR)
+    (tmp_path / "typo.toml").write_text(PROFILE.replace("input_p95_tokens", "input_p95"))
+
+
+def replayed(main: Main, *flags: str) -> list[dict[str, Any]]:
+    done = main("replay", OVERLOAD, "--window", "15s", "--format", "json", *flags)
+    return done.documents
+
+
+def told(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [c for one in documents for c in one["causes"] if c["id"] == "workload_drift"]
+
+
+def test_a_profile_that_fits_says_nothing(main: Main) -> None:
+    documents = replayed(main, "--workload-profile", "fits.toml", "--replicas", "1")
+    assert told(documents) == []
+    assert documents[-1]["signals"]["prompt_tokens_shift_ratio"] < 0.05
+    assert documents[-1]["signals"]["arrival_peak_ratio"] == pytest.approx(0.49, abs=0.02)
+
+
+def test_a_profile_that_is_far_off_is_told(main: Main) -> None:
+    documents = replayed(main, "--workload-profile", "far.toml")
+    cause = told(documents)[-1]
+    assert cause["severity"] == "info"
+    assert cause["summary"].endswith("was computed for: prompts are shorter.")
+    (unless,) = cause["unless"]
+    assert unless["signal"] == "prompt_tokens_shift_ratio"
+    assert 0 < unless["at"] < unless["now"] == 0.5
+    alone = [[c for c in one["causes"] if c["id"] != "workload_drift"] for one in documents]
+    ids = [[c["id"] for c in causes] for causes in alone]
+    assert ids == [[c["id"] for c in one["causes"]] for one in replayed(main)], (
+        "all else is as ever"
+    )
+
+
+def test_the_text_says_what_to_do(main: Main) -> None:
+    out = main("replay", OVERLOAD, "--window", "15s", "--workload-profile", "far.toml").out
+    assert "workload_drift" in out
+    assert "kneewatch size --plan far.toml" in out
+    assert "state replicas" in out
+
+
+def test_the_shipped_example_is_one(main: Main) -> None:
+    assert told(replayed(main, "--workload-profile", "example"))
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("typo.toml", "typo.toml: lengths.input_p95 is not known; did you mean input_p95_tokens?"),
+        ("none.toml", "none.toml is not there"),
+        (".", ". is no regular file"),
+    ],
+)
+def test_what_cannot_be_is_said(main: Main, path: str, says: str) -> None:
+    done = main("replay", OVERLOAD, "--workload-profile", path)
+    assert done.status == 2
+    assert done.err == f"kneewatch: flag --workload-profile: {says}\n"
+
+
+def settings(tmp_path: Path, text: str) -> Settings:
+    (tmp_path / "k.toml").write_text(text)
+    return load(file=tmp_path / "k.toml", environ={}, flags={})
+
+
+def test_a_target_may_have_its_own(tmp_path: Path) -> None:
+    far, fits = tmp_path / "far.toml", tmp_path / "fits.toml"
+    made = settings(
+        tmp_path,
+        f'workload_profile = "{far}"\n[[targets]]\nurl = "a"\nname = "a"\n'
+        f'[[targets]]\nurl = "b"\nname = "b"\nworkload_profile = "{fits}"\n',
+    )
+    bases = Bases().of(table_specs(made))
+    workloads = {name: basis.profile.stated.workload for name, basis in bases.items()}
+    medians = {
+        name: workload.lengths(None, None)[PROMPTS][0].most
+        for name, workload in workloads.items()
+        if workload
+    }
+    assert medians == {"a": 1000.0, "b": 60.0}
+
+
+def test_a_report_takes_it_too_unless_it_has_one(tmp_path: Path) -> None:
+    far, fits = tmp_path / "far.toml", tmp_path / "fits.toml"
+    stated = f'workload_profile = "{far}"\n'
+    own = stated + f'report.profile = "{fits}"\n'
+    for text, name, p95 in ((stated, "far.toml", 4000.0), (own, "fits.toml", 100.0)):
+        workload = stated_of(settings(tmp_path, text))("any").workload
+        assert workload is not None
+        assert (workload.origin, workload.input_p95_tokens) == (name, p95)
+    far.write_text(FAR + "[session]\ncalls = 5\nadded_tokens = 100\n")
+    session = stated_of(settings(tmp_path, stated))("any").workload
+    assert session is not None
+    assert session.input_p95_tokens is None, "P95 of all calls is not known"
+    assert (session.input_mean_tokens or 0) > 1400

@@ -1,0 +1,97 @@
+"""Workloads that are stated, and pages of servers that had other requests."""
+
+from __future__ import annotations
+
+import random
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from math import exp, inf, log
+
+from kneewatch.diagnose.drift import Point
+from kneewatch.diagnose.sizing.plan.profile_reader import read_profile
+from kneewatch.diagnose.sizing.plan.watched import watched
+from kneewatch.diagnose.stated_workload import ANSWERS, METRICS, PROMPTS, StatedWorkload
+from tests.diagnose.streams import bodies
+from tests.pages import with_values
+
+PROFILE = """
+[lengths]
+input_p50_tokens = 1000
+input_p95_tokens = 4000
+input_p99_tokens = 8000
+output_p50_tokens = 200
+output_p95_tokens = 500
+output_p99_tokens = 900
+[traffic]
+kind = "online"
+archetype = "chat"
+peak_requests_per_s = 8
+growth_ratio = 0.25
+[deployment]
+model = "meta-llama/Llama-3.3-70B-Instruct"
+gpus = ["h100-sxm"]
+"""
+POINTS = (Point(0.5, 1000.0, 1000.0), Point(0.95, 4000.0, 4000.0), Point(0.99, 8000.0, 8000.0))
+"""What it says of inputs."""
+
+BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, inf)
+"""Where the buckets of the recorded server end."""
+
+Draw = Callable[[random.Random], float]
+
+
+def stated(text: str = PROFILE) -> StatedWorkload:
+    """What of a profile is watched."""
+    return watched(read_profile(text), origin="base.toml")
+
+
+def as_stated(dice: random.Random, p50: float, p95: float) -> float:
+    """A length of a log-normal distribution with these percentiles, which P99 follows from."""
+    return p50 * exp(log(p95 / p50) * dice.gauss(0, 1) / 1.6449)
+
+
+def prompt(dice: random.Random) -> float:
+    """A prompt as the profile has them: its P99 is 7,100, below the stated one."""
+    return as_stated(dice, 1000.0, 4000.0)
+
+
+def answer(dice: random.Random) -> float:
+    """An answer as the profile has them."""
+    return as_stated(dice, 200.0, 500.0)
+
+
+class Requests:
+    """Pages of a server that had requests of these lengths; `draws` may be changed on the way."""
+
+    def __init__(self, *, prompts: Draw = prompt, answers: Draw = answer, seed: int = 5) -> None:
+        self.draws = {PROMPTS: prompts, ANSWERS: answers}
+        self._dice, self._count = random.Random(seed), 0
+        self._counts: dict[str, Counter[float]] = {PROMPTS: Counter(), ANSWERS: Counter()}
+
+    def page(self, more: int) -> str:
+        """The page after so many more requests."""
+        body = _first()
+        self._count += more
+        for side, counts in self._counts.items():
+            lengths = [self.draws[side](self._dice) for _ in range(more)]
+            counts.update(BOUNDS[bisect_left(BOUNDS, length)] for length in lengths)
+            body = _with_lengths(body, METRICS[side], counts)
+        return with_values(body, {"time_to_first_token_seconds_count": self._count})
+
+
+@cache
+def _first() -> str:
+    return bodies("healthy_light")[0]
+
+
+def _with_lengths(body: str, metric: str, counts: Counter[float]) -> str:
+    def counted(line: re.Match[str]) -> str:
+        return f"{line[1]} {sum(count for le, count in counts.items() if le <= float(line[2]))}"
+
+    named = rf'(?m)^(vllm:{metric}_bucket{{.*le="([^"]+)".*}}) \S+$'
+    body, found = re.subn(named, counted, body)
+    assert found == len(BOUNDS)
+    return with_values(body, {f"{metric}_count": counts.total()})
