@@ -23,6 +23,7 @@ from kneewatch.agent.setting_options import (
     FETCHING,
     FLEET,
     JUDGING,
+    SWEEPS,
     effective,
     loader,
     setting_options,
@@ -72,7 +73,9 @@ def cli() -> None:
 @click.option("--prometheus", metavar="URL", help="a fleet as a metrics system shows it now")
 @click.option("--selector", default="", metavar="MATCHERS", help='of it only: namespace="a"')
 @click.option("--at", metavar="T", help="the fleet at a past time: unix seconds or ISO 8601, UTC")
-@setting_options("watch_s", "interval_s", "gpu_metrics", *JUDGING, *DEPLOYMENT, *FETCHING, *FLEET)
+@setting_options(
+    "watch_s", "interval_s", "gpu_metrics", SWEEPS, *JUDGING, *DEPLOYMENT, *FETCHING, *FLEET
+)
 @form_option
 def diagnose(
     target: str | None,
@@ -145,7 +148,7 @@ def run(
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")
 @click.argument("captures", nargs=-1, required=True, type=click.Path())
-@setting_options(*JUDGING, *DEPLOYMENT)
+@setting_options(SWEEPS, *JUDGING, *DEPLOYMENT)
 @form_option
 @click.option("--from", "from_time", metavar="T", help="first time: unix seconds or ISO 8601, UTC")
 @click.option("--to", "to_time", metavar="T", help="last time: unix seconds or ISO 8601, UTC")
@@ -246,7 +249,7 @@ def export_command(kind: str, folder: Path, **given: Any) -> int:  # noqa: ANN40
 
 @cli.command(short_help="A live view of servers, or of a running daemon, in the terminal.")
 @click.argument("targets", nargs=-1, type=Target())
-@setting_options("interval_s", "gpu_metrics", *JUDGING, *DEPLOYMENT, *FETCHING)
+@setting_options("interval_s", "gpu_metrics", SWEEPS, *JUDGING, *DEPLOYMENT, *FETCHING)
 @click.option("--attach", metavar="URL", help="show what the daemon at URL watches")
 @click.option("--token-file", type=click.Path(), help="file with the daemon's token")
 @click.option(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kneewatch.agent.benchmarks import stated_sweeps
 from kneewatch.agent.model_files import named_model
 from kneewatch.agent.settings import Settings
+from kneewatch.agent.workload_file import stated_workload
 from kneewatch.collector.base import SettingsError
 from kneewatch.diagnose.catalogue.gpus import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.models import Model
@@ -36,6 +38,8 @@ def stated(settings: Settings) -> Stated:
         replicas=settings["replicas"],
         usd_per_gpu_hour=settings["usd_per_gpu_hour"],
         gpus=settings["gpus"],
+        workload=stated_workload(settings),
+        sweeps=stated_sweeps(settings),
     )
     _check_layout(settings, made)
     return made

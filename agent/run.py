@@ -32,6 +32,8 @@ from kneewatch.agent.daemon.clockwork import Clockwork
 from kneewatch.agent.daemon.fleet import Fleet
 from kneewatch.agent.daemon.gpu_job import GPU_JOB, GpuJob
 from kneewatch.agent.daemon.gpu_sources import GpuSources
+from kneewatch.agent.daemon.knees import EVERY_S as KNEES_EVERY_S
+from kneewatch.agent.daemon.knees import KNEES_JOB, Knees
 from kneewatch.agent.daemon.roster import Roster
 from kneewatch.agent.daemon.seasons import EVERY_S as SEASONS_EVERY_S
 from kneewatch.agent.daemon.seasons import SEASONS_JOB, Seasons
@@ -152,8 +154,15 @@ class Daemon:
             parts.callback(self._taking_up.stop)
             self._peaks = WeeklyPeaks(self._reader, lambda: self._fleet.specs())
             self._seasons = Seasons(self._reader, lambda: self._fleet.specs())
+            self._knees = Knees(self._reader)
             sinks = Sinks(
-                self._board, self._store, self._notifier, self._gpus, self._peaks, self._seasons
+                board=self._board,
+                store=self._store,
+                notifier=self._notifier,
+                gpus=self._gpus,
+                peaks=self._peaks,
+                seasons=self._seasons,
+                knees=self._knees,
             )
             self._fleet = Fleet(self._clockwork, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
@@ -190,6 +199,7 @@ class Daemon:
             self._clockwork.put(
                 SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
             )
+            self._clockwork.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
             if self._fleet_watch is not None and self._fleet_job is not None:
                 every_s = self._fleet_watch.state.interval_s
                 self._clockwork.put("fleet", self._fleet_job, interval_s=every_s, first_in_s=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from kneewatch.agent import settings_table as table
 from kneewatch.agent.options import PAIR, SPAN
 from kneewatch.agent.settings import Settings
 from kneewatch.agent.settings_sources import load
+from kneewatch.collector.base import SettingsError
 
 DEPLOYMENT = (
     "model",
@@ -22,7 +23,9 @@ DEPLOYMENT = (
     "launch_file",
     "replicas",
     "usd_per_gpu_hour",
+    "workload_profile",
 )
+SWEEPS = "benchmark.by_tensor_parallel"
 JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
 FETCHING = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
 FLEET = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fleet."))
@@ -86,6 +89,20 @@ def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Cal
     for key, row in table.BY_KEY.items():
         value = given.pop(parameter(key), None)
         if row.kind in ("pairs", "texts") and value is not None:
-            value = (dict(value) if row.kind == "pairs" else list(value)) or None
+            value = (_paired(row, value) if row.kind == "pairs" else list(value)) or None
         flags[key] = value
     return lambda: load(file=file, environ=os.environ, flags=flags, defaults=defaults)
+
+
+def _paired(row: table.Setting, given: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The pairs of a repeated flag.
+
+    Raises:
+        SettingsError: a name is given twice, of which one would be lost.
+    """
+    paired = dict(given)
+    if len(paired) < len(given):
+        names = [name for name, _ in given]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SettingsError(f"flag {row.option}: {twice} is given twice")
+    return paired

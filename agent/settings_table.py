@@ -93,6 +93,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("launch_file", "text", None, "file with the server's command line (vllm serve ...)"),
     Setting("replicas", "count", None, "copies of this server behind the load balancer", most=1e6),
     Setting(
+        "workload_profile",
+        "text",
+        None,
+        "workload that the size was computed for, size's --plan: live requests are held against it",
+    ),
+    Setting(
         "usd_per_gpu_hour",
         "number",
         None,
@@ -102,6 +108,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("benchmark.ttft_p99_s", "seconds", None, "TTFT P99 the size was computed from"),
     Setting(
         "benchmark.gpu_ratio", "number", None, "GPU activity in that benchmark, 0 to 1", most=1.0
+    ),
+    Setting(
+        "benchmark.by_tensor_parallel",
+        "pairs",
+        None,
+        "sweeps at several tensor-parallel degrees, as size --benchmark reads them: 4=tp4.csv",
     ),
     Setting("fetch.connect_timeout_s", "seconds", 3.0, "to connect"),
     Setting("fetch.read_timeout_s", "seconds", 10.0, "for the whole read"),
@@ -211,9 +223,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("report.keep", "count", 26, "how many reports stay there, the newest"),
     Setting("report.since_s", "seconds", 7 * DAY_S, "how long a time a report of run is about"),
     Setting("report.send", "texts", None, "receivers ([[notify]] names) that a report is sent to"),
-    Setting(
-        "report.profile", "text", None, "workload that the size was computed for: size's --plan"
-    ),
+    Setting("report.profile", "text", None, "the same for reports alone; unset: workload_profile"),
     Setting("log.format", "text", "logfmt", "how run logs to stderr", choices=("logfmt", "json")),
     Setting(
         "log.level",

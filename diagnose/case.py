@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kneewatch.diagnose.adapters import AdapterUse
-from kneewatch.diagnose.drift import Drift
+from kneewatch.diagnose.drift import Departure, Drift
 from kneewatch.diagnose.gpu_health import GpuState
+from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Comparison
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.model import Severity
@@ -22,6 +23,7 @@ from kneewatch.rules.state import Finding
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.knee import LearnedKnee  # it is learned for targets, which are here
+    from kneewatch.diagnose.workload_watch import LiveWorkload
 
 CONCLUDED_FROM = 0.5
 """A case below even odds is not concluded."""
@@ -59,8 +61,10 @@ class Facts:
     with `gpus_guessed` those that may be; `gpus_lost` has a line for each that does not answer.
     `adapters` had a slot in the window; they are looked for only while requests are held back.
     `lengths` is how far answers are from those of quiet times, looked for only while many more than
-    then end at their limit; None where too few are known. `knee` is what this engine carries, as
-    far as its own loads have told.
+    then end at their limit; None where too few are known. `endless` is how many go far beyond what
+    is stated, looked for while many end at their limit, `workload` all requests of an hour against
+    what is stated; None where nothing is. `knee` is what this engine carries, as far as its own
+    loads have told. `split` is what stated sweeps say of its tensor-parallel degree.
     """
 
     now_s: float
@@ -82,7 +86,10 @@ class Facts:
     gpus_lost: Sequence[str] = ()
     adapters: Sequence[AdapterUse] = ()
     lengths: Drift | None = None
+    endless: Departure | None = None
+    workload: LiveWorkload | None = None
     knee: LearnedKnee | None = None
+    split: Comparison | None = None
 
     def get(self, signal: str, default: float = 0.0) -> float:
         """A signal's value, or `default` where it has none."""

@@ -38,6 +38,10 @@ HELP: dict[str, str] = {
     **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
     "kv_transfer_drift_ratio": "kv_transfer_mean_s over its quiet baseline",
     "finished_length_drift_points": "finished_length_ratio less its quiet baseline",
+    "prompt_tokens_shift_ratio": "share of an hour's prompts that surely lies beyond one of "
+    "workload_profile's percentiles, less what may",
+    "output_tokens_shift_ratio": "the same of the answers",
+    "arrival_peak_ratio": "an hour's arrivals over this engine's share of workload_profile's peak",
     "cascade_stage": "number of the KV memory-pressure cascade's stage, 0 to 4",
     "kv_demand_ratio": "KV tokens that requests in flight ask for over the cache's capacity",
     "kv_exhausted_in_s": "seconds until that reaches 1 at its trend; nothing without a trend",
@@ -175,6 +179,14 @@ def progressed(history: History) -> bool:
     before, now = history.frames[-2], history.frames[-1]
     columns = history.gauge_columns("kv_cache_usage_perc")
     return any(before.gauges[at] != now.gauges[at] for at in columns)
+
+
+def unused(history: History) -> bool:
+    """Whether the process has not had a token to work on since it began; false where that is not
+    known."""
+    columns = [history.counters.by_metric.get(metric, ()) for metric in PROGRESS]
+    newest = history.frames[-1].counters
+    return all(columns) and not any(newest[at] for found in columns for _, at in found)
 
 
 def increase_since_last(history: History, metric: str) -> float:

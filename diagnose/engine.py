@@ -14,20 +14,16 @@ from kneewatch.collector.window import Window
 from kneewatch.diagnose.adapters import adapters_seen
 from kneewatch.diagnose.case import Cause, Counterfactual, Facts
 from kneewatch.diagnose.causes import EXAMINE, UNDISTURBING, conclude, observer, ranked
-from kneewatch.diagnose.causes.workload import rambling
 from kneewatch.diagnose.counterfactual import counterfactuals
-from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent
+from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent, unused
 from kneewatch.diagnose.diagnosis import NO_STAGE, Diagnosis, health, judged_against, worst_of
-from kneewatch.diagnose.forecast import Forecaster, demand_ratio, forecast_values
 from kneewatch.diagnose.gpus import GpuReading
-from kneewatch.diagnose.lengths import OutputLengths
-from kneewatch.diagnose.live_knee import LiveKnee
+from kneewatch.diagnose.learned import Learned
 from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
 from kneewatch.diagnose.recommend.adviser import Adviser
-from kneewatch.diagnose.slo_forecast import SloForecaster
+from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Comparison
 from kneewatch.diagnose.symptoms import symptoms
 from kneewatch.diagnose.tracker import CauseTracker
-from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Cascade, lacking
 from kneewatch.rules.model import Rule, Severity
 from kneewatch.rules.state import Finding, RuleBook
@@ -54,13 +50,14 @@ class Catalogue:
     rules: tuple[Rule, ...]
     core: tuple[str, ...]
     unstated: Mapping[str, str]
+    split: Comparison | None = None
 
     @classmethod
     def of(cls, profile: Profile) -> Catalogue:
         """The catalogue of a profile."""
         signals = profile.signals()
         core = tuple(signal.key for signal in signals if signal.core)
-        return cls(signals, profile.rules(), core, profile.unstated())
+        return cls(signals, profile.rules(), core, profile.unstated(), profile.split())
 
 
 class EngineMonitor:
@@ -79,20 +76,10 @@ class EngineMonitor:
             warning_per_s=evicting.threshold(Severity.WARNING) or 0.0,
             critical_per_s=evicting.threshold(Severity.CRITICAL) or 0.0,
         )
-        self._baseline = Baseline(window_s=profile.window_s)
+        self.learned = Learned(profile)
         self._streaks = Streaks()
         self._tracker = CauseTracker(scale=profile.scale)
         self._adviser = Adviser(profile.stated)
-        self._lengths = OutputLengths(
-            window_s=profile.window_s, longest_s=LONG_WINDOWS * profile.window_s
-        )
-        self._knee = LiveKnee(window_s=profile.window_s, targets=profile.targets)
-        self._forecaster = Forecaster(window_s=profile.window_s)
-        self._slo_forecaster = SloForecaster(
-            window_s=profile.window_s,
-            ttft_p99_s=profile.targets.ttft_p99_s,
-            seats=profile.stated.seats,
-        )
         self._unless: tuple[str, float, tuple[Counterfactual, ...]] = ("", 0.0, ())
         self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
         self._vanished, self._blind = 0, 0
@@ -112,7 +99,7 @@ class EngineMonitor:
 
     def knows_season(self, usual: Mapping[str, float]) -> None:
         """Take how the baseline's signals usually are at this hour of the week."""
-        self._baseline.season = usual
+        self.learned.baseline.season = usual
 
     def page(
         self,
@@ -217,17 +204,17 @@ class EngineMonitor:
         self._cascade.forget()
         self._streaks.forget()
         self._tracker.forget()
-        self._forecaster.forget()
-        self._slo_forecaster.forget()
         self._adviser.restarted()
+        self.learned.begin_anew()
 
     def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
-        profile = self.profile
-        derived, notes = derive(reading, window, self._baseline, profile.targets)
-        demand = demand_ratio(reading.values)
-        forecast = forecast_values(demand, self._forecaster.update(t_s, demand))
-        forecast |= self._slo_forecaster.update(t_s, reading.values)
-        values = {**reading.values, **derived, **forecast, **gpus.values}
+        profile, learned, config = self.profile, self.learned, self.config
+        learned.launched(config)
+        derived, notes = derive(reading, window, learned.baseline, profile.targets)
+        forecasts = learned.forecasts(t_s, reading.values)
+        workload = learned.workload.update(t_s, self.history)
+        values = {**reading.values, **derived, **forecasts, **gpus.values}
+        values |= workload.values() if workload else {}
         idle = not (values.get("running_max") or values.get("waiting"))
         stage = self._cascade.judge(
             t_s, values, preempted=increase_since_last(self.history, "num_preemptions")
@@ -246,16 +233,19 @@ class EngineMonitor:
             missing=reading.missing,
             findings={finding.rule.id: finding for finding in findings},
             stage=stage,
-            baseline=self._baseline,
-            config=self.config,
+            baseline=learned.baseline,
+            config=config,
             targets=profile.targets,
             restarts_s=self._restarts_s,
             gpus=gpus.states,
             gpus_guessed=gpus.guess,
             gpus_lost=gpus.lost,
             adapters=adapters_seen(window) if values.get("waiting_deferred") else (),
-            knee=self._knee.update(t_s, values),
-            lengths=self._lengths.drift(self.history, window) if rambling(values) else None,
+            knee=learned.knee.update(t_s, values),
+            split=self._catalogue.split,
+            lengths=learned.longer(self.history, window, values),
+            endless=learned.endless(self.history, window, values),
+            workload=workload,
         )
         causes, lacks_core = self._causes(facts, findings, reading, window)
         told = None if unjudged else stage
@@ -279,7 +269,7 @@ class EngineMonitor:
             ],
             window_s=window.range_s,
             judged_against=judged_against(
-                profile.targets, has_baseline=self._baseline.get("ttft_p99_s") is not None
+                profile.targets, has_baseline=learned.baseline.get("ttft_p99_s") is not None
             ),
             recommendations=self._adviser.advise(facts, causes) if causes else (),
         )
@@ -290,7 +280,11 @@ class EngineMonitor:
         concluded = conclude(facts)
         self._blind = self._blind + 1 if observer.is_blind(facts) else 0
         missing = observer.metrics_missing(
-            facts, self._catalogue.core, reading.impossible, self._blind
+            facts,
+            self._catalogue.core,
+            reading.impossible,
+            blind=self._blind,
+            unused=unused(self.history),
         )
         if missing is not None:
             concluded.append(missing)
@@ -323,8 +317,7 @@ class EngineMonitor:
             self._disturbed_s = facts.now_s
         settled = facts.now_s - self._disturbed_s > facts.window_s
         if settled and facts.observed_s >= self.profile.window_s / 2 and facts.get("arrival_per_s"):
-            self._baseline.learn(facts.now_s, facts.values)
-            self._lengths.learn(facts.now_s, window)
+            self.learned.quiet(facts.now_s, facts.values, window)
 
     def _unknowns(self, reading: Reading) -> list[str]:
         if self._unknown[0] is not reading.missing:

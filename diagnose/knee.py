@@ -10,11 +10,12 @@ C_max is the last step that keeps them. Only steps that were seen count: nothing
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import log2, nan
 from statistics import median, quantiles
+from typing import NamedTuple
 
 from kneewatch.diagnose.case import Targets
 
@@ -36,8 +37,7 @@ FORGOTTEN_S = 14 * 24 * 3600.0
 """Older points are of another server: versions, models and prompts change."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """One window. `token_s` is a request's whole time over its output tokens."""
 
     t_s: float
@@ -47,6 +47,9 @@ class Point:
     token_s: float
     ttft_p99_s: float | None
     itl_p99_s: float | None
+
+
+FIELDS = len(Point._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +102,15 @@ class _Step:
 
 
 class CurveLearner:
-    """The points of one engine (or of a tier's engines together), of each step the newest."""
+    """The points of one engine (or of a tier's engines together), of each step the newest.
+
+    They are kept as plain numbers: as objects those of 1,000 engines took five times the memory.
+    """
 
     def __init__(self, *, window_s: float, kept: int = POINTS_KEPT) -> None:
         self._window_s, self._kept = window_s, kept
         self._last_s = float("-inf")
-        self._steps: dict[int, deque[Point]] = {}
+        self._steps: dict[int, array[float]] = {}
 
     def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
         """Take a scrape into account: one a window, so that no observation counts twice."""
@@ -118,12 +124,19 @@ class CurveLearner:
 
     def take(self, point: Point) -> None:
         """Take a window that was kept, as `points` gave it."""
-        step = step_of(point.in_flight)
-        self._steps.setdefault(step, deque(maxlen=self._kept)).append(point)
+        kept = self._steps.setdefault(step_of(point.in_flight), array("d"))
+        kept.extend(_packed(point))
+        del kept[: -self._kept * FIELDS]
+
+    def recall(self, points: Sequence[Point]) -> None:
+        """Take windows from before all that were learned, oldest first."""
+        learned, self._steps = self.points(), {}
+        for point in (*points, *learned):
+            self.take(point)
 
     def points(self) -> list[Point]:
         """Every point kept, for the store."""
-        return [point for points in self._steps.values() for point in points]
+        return [point for kept in self._steps.values() for point in _unpacked(kept)]
 
     def knee(self, now_s: float, targets: Targets) -> LearnedKnee | None:
         """The knee as far as it is known; None where too few loads have been seen."""
@@ -136,11 +149,22 @@ class CurveLearner:
 
     def _known(self, now_s: float) -> list[_Step]:
         known: list[_Step] = []
-        for _, points in sorted(self._steps.items()):
-            fresh = [point for point in points if now_s - point.t_s <= FORGOTTEN_S]
+        for _, kept in sorted(self._steps.items()):
+            fresh = [point for point in _unpacked(kept) if now_s - point.t_s <= FORGOTTEN_S]
             if len(fresh) >= POINTS_MIN:
                 known.append(_Step(median(point.in_flight for point in fresh), fresh))
         return known
+
+
+def _packed(point: Point) -> list[float]:
+    return [nan if value is None else value for value in point]
+
+
+def _unpacked(kept: array[float]) -> list[Point]:
+    return [
+        Point(t_s, load, served, tokens, token_s, *(None if x != x else x for x in tails))
+        for t_s, load, served, tokens, token_s, *tails in zip(*[iter(kept)] * FIELDS, strict=True)
+    ]
 
 
 def step_of(in_flight: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.names.resolver import Binding, EngineKey, resolve
@@ -14,6 +15,9 @@ from kneewatch.diagnose.engine import Catalogue, EngineMonitor
 from kneewatch.diagnose.gpus import NO_GPUS, GpuReading
 from kneewatch.diagnose.profile import Profile
 from kneewatch.diagnose.room import Room
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.beside import Beside
 
 
 class TargetMonitor:
@@ -26,6 +30,7 @@ class TargetMonitor:
         self._bound: tuple[Layout, Binding] | None = None
         self._failures, self._failing_since_s = 0, 0.0
         self._room = Room()
+        self._beside: Beside | None = None
         self.last_error: CollectError | None = None
         """Why the newest scrape gave nothing; None where it gave a page."""
 
@@ -53,9 +58,26 @@ class TargetMonitor:
             diagnosis = monitor.page(t_s, page, engine, binding.process_start, gpus)
             if diagnosis is not None:
                 found.append(diagnosis)
+        if len(found) > 1:
+            found = self._among(t_s, found, [self._engines[engine.key] for engine in told])
         if len(told) < len(self._engines):
             found += self._vanished(t_s, [self._engines[engine.key] for engine in told])
         return self._with_limit(found)
+
+    def _among(
+        self, t_s: float, found: list[Diagnosis], engines: Sequence[EngineMonitor]
+    ) -> list[Diagnosis]:
+        """The diagnoses of engines that share a page, with what shows only side by side."""
+        if self._beside is None:
+            # Here: most pages have one engine, and what judges several takes a while to import.
+            from kneewatch.diagnose.beside import Beside
+
+            self._beside = Beside(scale=self.profile.scale)
+        by_newest = {id(engine.newest): engine for engine in engines}
+        among = self._beside.told(t_s, found)
+        for before, after in zip(found, among, strict=True):
+            by_newest[id(before)].newest = after
+        return among
 
     def _with_limit(self, found: list[Diagnosis]) -> list[Diagnosis]:
         """Diagnoses of which the first says once that there were more engines than are kept."""

@@ -9,6 +9,8 @@ from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.recommend.deployment import NOTHING, Stated
+from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Comparison, compared, degrees_of
+from kneewatch.diagnose.workload_watch import unwatched
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.model import WINDOW_S, Rule, with_thresholds
@@ -51,6 +53,21 @@ class Profile:
             ),
         )
 
+    def split(self) -> Comparison | None:
+        """What the stated sweeps say of the stated tensor-parallel degree; None without either."""
+        stated = self.stated
+        if not stated.sweeps or stated.degree is None:
+            return None
+        return self.split_at(stated.degree)
+
+    def split_at(self, tensor_parallel: int) -> Comparison:
+        """What the stated sweeps say of a degree, within the targets."""
+        targets = self.targets
+        unit, degrees = degrees_of(
+            self.stated.sweeps, ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s
+        )
+        return compared(unit, degrees, tensor_parallel)
+
     def unstated(self) -> dict[str, str]:
         """Signals that nobody can compute until the user states something, and what."""
         reasons = {
@@ -59,7 +76,16 @@ class Profile:
             "mfu_ratio": (self.peak_flop_per_s, "GPU peak not stated (peak.flop_per_s)"),
             "mbu_ratio": (self.peak_bytes_per_s, "GPU peak not stated (peak.bytes_per_s)"),
         }
-        return {key: why for key, (stated, why) in reasons.items() if stated is None}
+        lacking = {key: why for key, (stated, why) in reasons.items() if stated is None}
+        return lacking | self._unsplit() | unwatched(self.stated)
+
+    def _unsplit(self) -> dict[str, str]:
+        """Why sweeps that are stated say nothing, by the cause that they are for."""
+        if not self.stated.sweeps:
+            return {}
+        split = self.split()
+        why = "degree not stated (tensor_parallel)" if split is None else split.why
+        return {"tp_overhead": why} if why else {}
 
     def rules(self) -> tuple[Rule, ...]:
         """All rules with the user's thresholds.

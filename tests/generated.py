@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kneewatch.agent.settings_table import SETTINGS
 from kneewatch.collector.signals.catalogue import Signal
-from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.expr import Dialect, HereOnly
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.dashboards.dcgm import dcgm_files
@@ -103,7 +103,8 @@ def row(signal: Signal) -> tuple[str, ...]:
 def promql(signal: Signal, dialect: Dialect) -> str:
     """A list item with a signal's PromQL."""
     query = signal.expr.promql(dialect)
-    return f"- `{signal.key}`: " + (f"`{query}`" if query else "no PromQL: read off a label")
+    unsaid = "names no engine" if isinstance(signal.expr, HereOnly) else "read off a label"
+    return f"- `{signal.key}`: " + (f"`{query}`" if query else f"no PromQL: {unsaid}")
 
 
 def settings_page() -> str:

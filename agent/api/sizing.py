@@ -36,7 +36,7 @@ def parameter(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-FILES = frozenset(parameter(flag.name) for flag in FLAGS if isinstance(flag.kind, click.Path))
+FILES = frozenset(parameter(flag.name) for flag in FLAGS if flag.names_file)
 """Flags that name a file of the user's; a request's user is another one."""
 
 BY_NAME: Mapping[str, Flag] = {

@@ -75,9 +75,17 @@ class KnowsSeasons(Protocol):
         ...
 
 
+class KnowsKnees(Protocol):
+    """The history of loads, as a cycle sees it: it never waits."""
+
+    def ask(self, target: str, engine: EngineMonitor) -> None:
+        """Have an engine's knee told what was seen of it before."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Where the results of cycles go, and where GPU signals and the week's peaks come from."""
+    """Where the results of cycles go, and where GPU signals and what was seen before come from."""
 
     board: Board
     store: TakesCycles | None = None
@@ -85,6 +93,7 @@ class Sinks:
     gpus: GpuReadings | None = None
     peaks: KnowsPeaks | None = None
     seasons: KnowsSeasons | None = None
+    knees: KnowsKnees | None = None
 
 
 class Watch:
@@ -151,6 +160,11 @@ class Watch:
                 engine.knows_season(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
         page = self._pages.take(self._stream, t_s)
         diagnoses = self._stream.judge(t_s, page)
+        # A recording that starts over is not the server that it shows, back again.
+        if self._sinks.knees and not self.spec.played:
+            for engine in self._stream.monitor.engines:
+                if not engine.learned.knee.asked:
+                    self._sinks.knees.ask(self.spec.name, engine)
         over = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
         return self._tell(t_s, diagnoses, began_s, over)
 

@@ -11,8 +11,10 @@ from kneewatch.diagnose.causes import (
     gpu_clocks,
     gpu_faults,
     latency,
+    left_profile,
     memory,
     observer,
+    parallelism,
     prefix,
     transfer,
     workload,
@@ -37,8 +39,10 @@ CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
     latency.decode_bound,
     latency.past_knee,
     workload.runaway_generation,
+    left_profile.workload_drift,
     workload.underused,
     workload.kv_overprovisioned,
+    parallelism.tp_overhead,
     observer.engine_restarted,
 )
 
@@ -65,7 +69,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "admission_limit": ("past_knee", "prefill_bound", "slo_conflict"),
     "spec_decode_poor": ("decode_bound",),
     "slo_conflict": ("prefill_bound", "decode_bound", "past_knee"),
-    "runaway_generation": ("underused",),
+    "runaway_generation": ("underused", "workload_drift"),
 }
 """What follows from a cause is told with it, not beside it."""
 
@@ -87,7 +91,12 @@ TELLS: dict[str, tuple[str, ...]] = {
 }
 """Rules whose findings a cause tells already: they are not listed beside it for a person."""
 
-UNDISTURBING = frozenset({"underused", "kv_overprovisioned", "engine_restarted", "gpu_fault"})
+UNDISTURBING = frozenset(
+    {
+        *("underused", "kv_overprovisioned", "workload_drift", "tp_overhead"),
+        *("engine_restarted", "gpu_fault"),
+    }
+)
 """What does not make a scrape unfit for the quiet baseline: notes, and a GPU's errors, which may
 stand for weeks. What they harm is a cause of its own."""
 

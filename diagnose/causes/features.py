@@ -9,7 +9,7 @@ from math import sqrt
 from kneewatch.diagnose.adapters import AdapterUse
 from kneewatch.diagnose.case import Case, Cause, Facts
 from kneewatch.diagnose.causes.bound import bound_of
-from kneewatch.diagnose.causes.drafts import PAYS_FROM, WORTH_SPEEDUP, Drafts, drafts_of
+from kneewatch.diagnose.causes.drafts import PAYS_FROM, Drafts, drafts_of
 from kneewatch.diagnose.derived import RECENT_SHARE
 from kneewatch.diagnose.sizing.speed.speculation import break_even_acceptance_ratio
 from kneewatch.rules.model import Severity
@@ -140,7 +140,7 @@ def _spec_lever(drafts: Drafts | None, *, pays: bool) -> str:
         return f"Draft {shorter} token{'s' if shorter > 1 else ''} at a time, not {drafts.tokens}."
     if pays:
         return "Keep it while batches are small, and retune the draft for this traffic."
-    if drafts is not None and drafts.speedup(drafts.best) < WORTH_SPEEDUP:
+    if drafts is not None and drafts.speedup(drafts.best) < drafts.worth:
         return "Disable speculation (drop --speculative-config): no length of draft pays."
     return (
         "Disable speculation (drop --speculative-config), draft fewer tokens, or retune the draft."

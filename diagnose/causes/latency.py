@@ -175,9 +175,11 @@ def past_knee(facts: Facts) -> Cause | None:
     over = target_s is not None and tail_s > target_s
     in_flight, knee = facts.get("running_avg") + facts.get("waiting_avg"), facts.knee
     drift, growth = facts.values.get("ttft_p99_p50_drift_ratio"), _batch_growth(facts)
-    if facts.stage.number >= 2 or growth < KNEE_LOAD_GROWTH:
+    # A quiet batch is not known for a while after a start: the knee that is speaks without it.
+    if facts.stage.number >= 2 or (growth is not None and growth < KNEE_LOAD_GROWTH):
         return None
-    left = drift is not None and drift >= KNEE_DRIFT and (over or _queue_shows(facts))
+    apart = growth is not None and drift is not None and drift >= KNEE_DRIFT
+    left = apart and (over or _queue_shows(facts))
     beyond = over and knee is not None and knee.is_past(in_flight)
     if not (left or beyond):
         return None
@@ -202,10 +204,10 @@ def past_knee(facts: Facts) -> Cause | None:
     return case.close()
 
 
-def _batch_growth(facts: Facts) -> float:
-    """The batch over its quiet size; 0 where that is not known."""
+def _batch_growth(facts: Facts) -> float | None:
+    """The batch over its quiet size; None where that is not known."""
     quiet = facts.baseline.get("running_avg")
-    return facts.get("running_avg") / quiet if quiet else 0.0
+    return facts.get("running_avg") / quiet if quiet else None
 
 
 def _weigh_knee(case: Case, facts: Facts, in_flight: float) -> None:

@@ -18,6 +18,11 @@ DOWN_CRITICAL_FAILURES = 3
 SIGHT = ("running", "waiting", "kv_usage_ratio")
 """The signals of load and cache: a page without any of them shows nothing."""
 
+NO_STATISTICS = "Check the vLLM version and that statistics are not disabled (--disable-log-stats)."
+SPOILT = "Look at the page itself: a proxy or an exporter in between may have spoilt it."
+UNUSED = "Nothing: several API servers show load and cache from the first request on."
+"""What to do about a page that lacks metrics, by why it does."""
+
 
 def engine_stalled(facts: Facts) -> Cause | None:
     """Requests are running or waiting, and no token comes out.
@@ -100,10 +105,19 @@ def _odd(metrics: Iterable[str], impossible: Mapping[str, float]) -> list[str]:
 
 
 def metrics_missing(
-    facts: Facts, core: tuple[str, ...], impossible: Mapping[str, float], blind: int
+    facts: Facts,
+    core: tuple[str, ...],
+    impossible: Mapping[str, float],
+    *,
+    blind: int,
+    unused: bool,
 ) -> Cause | None:
     """Core metrics are not on the page, or say what cannot be: what depends on them cannot be
-    judged. `blind`: scrapes in a row that said nothing of load and cache."""
+    judged. `blind`: scrapes in a row that said nothing of load and cache.
+
+    Several API servers (`--data-parallel-size`, `--api-server-count`) show load and cache from the
+    engine's first step on: that an `unused` engine lacks them is a note.
+    """
     lacking = [signal for signal in core if signal in facts.missing]
     if not lacking:
         return None
@@ -111,21 +125,17 @@ def metrics_missing(
     absent = [metric for metric in metrics if metric not in impossible]
     lacks = [f"The page lacks {', '.join(absent)}"] if absent else []
     why = "; ".join([*lacks, *_odd(metrics, impossible)])
-    return Cause(
-        "metrics_missing",
-        0.99,
-        Severity.CRITICAL if blind >= DOWN_CRITICAL_FAILURES else Severity.WARNING,
-        f"{why}: {', '.join(lacking)} cannot be judged.",
-        tuple(
-            Evidence(signal, None, None, lack_words(facts.missing[signal], impossible))
-            for signal in lacking
-        ),
-        (),
-        (),
-        "Check the vLLM version and that statistics are not disabled (--disable-log-stats)."
-        if absent
-        else "Look at the page itself: a proxy or an exporter in between may have spoilt it.",
+    severity = Severity.CRITICAL if blind >= DOWN_CRITICAL_FAILURES else Severity.WARNING
+    summary = f"{why}: {', '.join(lacking)} cannot be judged."
+    lever = NO_STATISTICS if absent else SPOILT
+    if unused and absent == metrics and set(lacking) == set(SIGHT):
+        severity, lever = Severity.INFO, UNUSED
+        summary = f"No request has come yet: {', '.join(absent)} is not on the page before one."
+    evidence = tuple(
+        Evidence(signal, None, None, lack_words(facts.missing[signal], impossible))
+        for signal in lacking
     )
+    return Cause("metrics_missing", 0.99, severity, summary, evidence, (), (), lever)
 
 
 def vanished(engine: str, scrapes: int, last_s: float, *, successor: str | None) -> Cause:

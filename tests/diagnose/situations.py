@@ -7,12 +7,17 @@ from dataclasses import dataclass, field, replace
 
 from kneewatch.diagnose.case import Cause, Facts, Targets
 from kneewatch.diagnose.causes import conclude
+from kneewatch.diagnose.drift import Departure, Point
 from kneewatch.diagnose.gpu_health import GpuState, XidSeen
+from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Comparison, compared, degrees_of
+from kneewatch.diagnose.stated_workload import PROMPTS
+from kneewatch.diagnose.workload_watch import SHIFTS, LiveWorkload
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.library import RULES
 from kneewatch.rules.model import Severity
 from kneewatch.rules.state import Finding
+from tests.diagnose.sweeps import sweep
 
 NOW_S = 1_795_000_000.0
 WINDOW_S = 60.0
@@ -92,6 +97,9 @@ class Situation:
     gpus: tuple[GpuState, ...] = ()
     gpus_guessed: bool = False
     gpus_lost: tuple[str, ...] = ()
+    split: Comparison | None = None
+    endless: Departure | None = None
+    workload: LiveWorkload | None = None
 
     def but(self, **values: float | None) -> Situation:
         """The same with other signals."""
@@ -129,11 +137,24 @@ class Situation:
             gpus=self.gpus,
             gpus_guessed=self.gpus_guessed,
             gpus_lost=self.gpus_lost,
+            split=self.split,
+            endless=self.endless,
+            workload=self.workload,
         )
 
     def causes(self) -> dict[str, Cause]:
         """What is concluded, by id."""
         return {cause.id: cause for cause in conclude(self.facts())}
+
+
+def split_of(per_gpu: Mapping[int, float], *, tensor_parallel: int) -> Comparison:
+    """What sweeps say of a degree, with so many tokens a second and GPU at each."""
+    unit, degrees = degrees_of(
+        [sweep(degree, tokens) for degree, tokens in per_gpu.items()],
+        ttft_p99_s=None,
+        itl_p99_s=None,
+    )
+    return compared(unit, degrees, tensor_parallel)
 
 
 CALM = Situation()
@@ -191,6 +212,21 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "kv_overprovisioned": replace(
         CALM.but(kv_usage_max_ratio=0.2), findings={"KV-UNUSED": Severity.INFO}
     ),
+    "workload_drift": replace(
+        CALM.but(**{SHIFTS[PROMPTS]: 0.4}),
+        workload=LiveWorkload(
+            "base.toml",
+            grown=False,
+            span_s=3600.0,
+            lengths={
+                PROMPTS: Departure(0.4, Point(0.5, 1000.0, 1000.0), 1000.0, 0.9, chance_ratio=0.12)
+            },
+            live={PROMPTS: (2400.0, 9000.0, None)},
+            requests=7200.0,
+            expected=0.0,
+        ),
+    ),
+    "tp_overhead": replace(CALM, split=split_of({1: 1000.0, 4: 500.0}, tensor_parallel=4)),
     "engine_stalled": CALM.lasting(stalled=45.0),
     "engine_restarted": replace(CALM, restarts_s=(NOW_S - 10,)),
 }

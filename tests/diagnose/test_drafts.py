@@ -10,6 +10,7 @@ import pytest
 from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.causes.drafts import drafts_of
 from kneewatch.diagnose.recommend.deployment import NOTHING, Stated
+from kneewatch.diagnose.recommend.launch import parse_launch
 from kneewatch.rules.model import Severity
 from tests.diagnose.recommend.scenes import LLAMA, advised, changes
 from tests.diagnose.situations import CALM, Situation
@@ -122,6 +123,25 @@ def test_the_measured_batch_decides_with_a_stated_gpu(running: float, lever: str
     made = advised("spec_decode_poor", situation=drafting(FLAT, running=running), stated=LLAMA)
     assert list(made) == [lever]
     assert f"at the present batch of {running:.0f}" in made[lever].summary
+
+
+NGRAMS = parse_launch(
+    """vllm serve m -sc '{"method": "ngram", "num_speculative_tokens": 4}'""", origin="f"
+)
+
+
+@pytest.mark.parametrize(
+    ("stated", "first", "lever"),
+    [
+        pytest.param(NOTHING, 0.14, "spec-off", id="1.06 at best, verifying not known"),
+        pytest.param(NOTHING, 0.25, "spec-watch", id="1.16 at best"),
+        pytest.param(LLAMA, 0.14, "spec-watch", id="1.06 with what verifying takes"),
+    ],
+)
+def test_a_best_case_of_a_few_per_cent_is_no_gain(stated: Stated, first: float, lever: str) -> None:
+    poor = drafting((first, 0.01, 0.0, 0.0), running=2.0)
+    made = advised("spec_decode_poor", situation=poor, stated=replace(stated, launch=NGRAMS))
+    assert list(made) == [lever]
 
 
 @pytest.mark.parametrize(("running", "tokens"), [(2.0, 3), (192.0, 1)])

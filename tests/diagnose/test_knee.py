@@ -130,6 +130,20 @@ def test_a_server_that_changed_moves_its_knee() -> None:
     assert abs(log2(knee.c_max.expected / 16)) <= 1.0
 
 
+def test_windows_from_before_do_not_oust_newer_ones() -> None:
+    loads = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    old, _ = learned(loads, knee_at=4, each=60)
+    newer, now_s = learned(loads, knee_at=16, each=60)
+    newer.recall(old.points())
+    knee = newer.knee(now_s, NOTHING)
+    assert knee is not None
+    assert abs(log2(knee.c_max.expected / 16)) <= 1.0
+    few, now_s = learned(loads[:2], knee_at=16)
+    assert few.knee(now_s, NOTHING) is None
+    few.recall(old.points())
+    assert few.knee(now_s, NOTHING) is not None
+
+
 def test_a_target_that_no_load_keeps_has_no_c_max() -> None:
     learner, now_s = learned([1, 2, 4, 8, 16], knee_at=4)
     assert learner.knee(now_s, Targets(ttft_p99_s=0.01, itl_p99_s=None)) is None

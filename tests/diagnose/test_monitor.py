@@ -15,7 +15,7 @@ from kneewatch.diagnose.room import ENGINES_MAX
 from kneewatch.rules.model import Severity
 from tests.collector.name_pages import labelled, recorded
 from tests.diagnose.streams import START_S, Target, alarming, bodies, cause_ids
-from tests.pages import counted, engine_only, grown, with_values, without
+from tests.pages import counted, engine_only, grown, multiprocess, with_values, without
 from tests.recordings import CAPTURES, diagnoses
 
 FIRST, NEXT = recorded("0.32.0-loaded"), recorded("0.32.0-loaded-next")
@@ -248,6 +248,26 @@ def test_a_counter_that_cannot_be_leaves_its_rate_to_the_other_scrapes(value: fl
     after = target.one(*pages[5:], *[counted(FIRST, 100.0 * n) for n in range(10, 20)])
     assert after.values["generation_tokens_per_s"] == pytest.approx(50.0)
     assert after.health == "ok"
+
+
+def test_an_engine_that_no_request_has_reached_yet_is_unknown_and_pages_nobody() -> None:
+    """Several API servers show load and cache from the first request on."""
+    fresh = without(multiprocess(grown(FIRST, 0.0)), *GAUGES)
+    target = Target()
+    told = [target.one(fresh) for _ in range(6)]
+    assert [d.health for d in told] == ["unknown"] * 6
+    assert {(c.id, c.severity) for d in told for c in d.causes} == {
+        ("metrics_missing", Severity.INFO)
+    }
+    assert target.one(*[counted(multiprocess(FIRST), 100.0 * n) for n in range(9)]).health == "ok"
+    dark = [without(counted(multiprocess(FIRST), 1000.0 + n), *GAUGES) for n in range(3)]
+    assert target.one(*dark).health == "critical", "it has served: their loss is blindness"
+
+
+def test_an_unused_engine_whose_page_is_broken_is_no_note() -> None:
+    odd = with_values(grown(FIRST, 0.0), dict.fromkeys(GAUGES, math.nan))
+    assert Target().one(odd, odd).health == "warning"
+    assert Target().one(*[without(grown(FIRST, 0.0), GAUGES[0])] * 2).health == "warning"
 
 
 # What is not on the page

@@ -1,0 +1,238 @@
+"""What each engine carried before this daemon began to watch it, from the history. I/O edge.
+
+A knee is learned from days of loads. The windows of the last two weeks are read again where the
+engine is still the same model, launched as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from kneewatch.agent.daemon.weekly_peaks import ReadsHistory
+from kneewatch.agent.store.model import DAY_S, ConfigChange, Series, StoredEngine
+from kneewatch.collector.base import StoreError
+from kneewatch.collector.names.page import EngineKey
+from kneewatch.diagnose.engine import EngineMonitor
+from kneewatch.diagnose.knee import FORGOTTEN_S, IN_FLIGHT_MIN, Point, point_of, step_of
+from kneewatch.diagnose.launches import same_launch
+from kneewatch.diagnose.live_knee import POINTS_KEPT, LiveKnee
+
+log = logging.getLogger(__name__)
+
+KNEES_JOB = "\0knees"
+"""No target's name: these are printable."""
+
+EVERY_S = 1.0
+RETRY_S = 900.0
+"""A history that cannot be read is left alone for so long."""
+
+REST = 3.0
+"""Reading one of many engines' two weeks rests so much longer than it works: scrapes come first."""
+
+READ_S = 1.0
+"""CPU time that one engine's history is worth; days that take longer stay unread, oldest first."""
+
+LOAD = ("running_avg", "waiting_avg")
+POINT = (
+    *LOAD,
+    "completed_per_s",
+    "generation_tokens_per_s",
+    "e2e_mean_s",
+    "output_tokens_mean",
+    "ttft_p99_s",
+    "itl_p99_s",
+)
+"""Signals that a point of the curve is made of."""
+
+
+class ReadsLaunches(ReadsHistory, Protocol):
+    """The history, as far as it is read here."""
+
+    def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
+        """Starts and changes of configuration of an engine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whose windows are wanted, and how it was launched."""
+
+    target: str
+    key: EngineKey
+    knee: LiveKnee
+    window_s: float
+    before_s: float
+    config: Mapping[str, str]
+
+
+class Knees:
+    """Reads what engines carried before they were watched, a day at a time, each engine once."""
+
+    def __init__(
+        self, history: ReadsLaunches, clock_s: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._history, self._clock_s = history, clock_s
+        self._asked: deque[Asked] = deque()
+        self._reading: Iterator[None] = iter(())
+
+    def ask(self, target: str, engine: EngineMonitor) -> None:
+        """Have an engine's knee told what was seen of it before. Safe between threads."""
+        first_s = engine.learned.knee.first_s
+        if first_s is None:
+            return
+        engine.learned.knee.asked = True
+        window_s = engine.profile.window_s
+        self._asked.append(
+            Asked(target, engine.key, engine.learned.knee, window_s, first_s, engine.config)
+        )
+
+    def cycle(self) -> float | None:
+        """Read one day of one engine. Gives the time until the next; None: nobody waits."""
+        began_s = self._clock_s()
+        try:
+            if next(self._reading, self) is self:
+                if not self._asked:
+                    return None
+                self._reading = self._read(self._asked.popleft())
+        except StoreError as error:
+            log.warning("knees are learned anew for now error=%s", error)
+            return RETRY_S
+        return REST * (self._clock_s() - began_s)
+
+    def crashed(self, error: Exception) -> float | None:
+        """This engine's knee is learned anew; the next one's is read."""
+        del error
+        return None
+
+    def _read(self, one: Asked) -> Iterator[None]:
+        """Reads an engine's days, newest first, until its knee is told.
+
+        Raises:
+            StoreError: the history cannot be read; the engine waits again.
+        """
+        try:
+            yield from self._days(one)
+        except StoreError:
+            self._asked.append(one)
+            raise
+
+    def _days(self, one: Asked) -> Iterator[None]:
+        known = self._history.engines(one.target)
+        engine = next((engine for engine in known if _key(engine) == one.key), None)
+        if engine is None:
+            return
+        launches = self._history.configs(engine.id, from_s=-math.inf, to_s=math.inf)
+        since_s = max(one.before_s - FORGOTTEN_S, launched_s(launches, one.config), engine.first_s)
+        windows, spent_s = Windows(one.window_s), 0.0
+        until_s = math.nextafter(one.before_s, -math.inf)
+        while since_s <= until_s and spent_s < READ_S:
+            began_s = self._clock_s()
+            from_s = max(since_s, until_s - DAY_S)
+            read = partial(self._history.signals, engine.id, from_s=from_s, to_s=until_s)
+            if windows.empty or windows.lacks(read(LOAD)):
+                windows.older(read(POINT))
+            until_s = math.nextafter(from_s, -math.inf)
+            spent_s += self._clock_s() - began_s
+            yield
+        points = windows.points()
+        one.knee.recall(points)
+        if points:
+            log.debug("knee recalled target=%s points=%s", one.target, len(points))
+
+
+class Windows:
+    """Windows of one engine, gathered from the newest to the oldest: of each concurrency as many
+    as a knee keeps."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._steps: dict[int, list[Point]] = {}
+        self._oldest_s = math.inf
+
+    @property
+    def empty(self) -> bool:
+        """Whether none is taken yet."""
+        return not self._steps
+
+    def lacks(self, series: Series) -> bool:
+        """Whether there were loads of which too few windows are taken: most days are like the
+        newest ones, and to read all of a day takes twice as long."""
+        return any(
+            len(self._steps.get(step_of(load), ())) < POINTS_KEPT
+            for load in loads_of(series, self._window_s)
+        )
+
+    def older(self, series: Series) -> None:
+        """Take what was seen before all that was taken so far; no window reaches into another."""
+        fresh: dict[int, list[Point]] = {}
+        oldest_s = self._oldest_s
+        for point in windows_of(series, self._window_s):
+            if point.t_s > oldest_s - self._window_s:
+                break
+            self._oldest_s = min(self._oldest_s, point.t_s)
+            fresh.setdefault(step_of(point.in_flight), []).append(point)
+        for step, points in fresh.items():
+            known = self._steps.setdefault(step, [])
+            room = POINTS_KEPT - len(known)
+            self._steps[step] = [*(points[-room:] if room else ()), *known]
+
+    def points(self) -> list[Point]:
+        """Those that are kept, oldest first."""
+        every = (point for points in self._steps.values() for point in points)
+        return sorted(every, key=lambda point: point.t_s)
+
+
+def loads_of(series: Series, window_s: float) -> Iterator[float]:
+    """Requests in flight, once a window, where there were any."""
+    times = series.times
+    running, waiting = (series.values[key] for key in LOAD)
+    at = 0
+    while at < len(times):
+        load = running[at] + waiting[at]
+        if load >= IN_FLIGHT_MIN:
+            yield load
+        at = bisect_left(times, times[at] + window_s, at + 1)
+
+
+def windows_of(series: Series, window_s: float) -> Iterator[Point]:
+    """The windows that say something about latency under load, none reaching into another."""
+    times, columns = series.times, series.values
+    running, waiting = (columns[key] for key in LOAD)
+    at = 0
+    while at < len(times):
+        if running[at] + waiting[at] < IN_FLIGHT_MIN:  # most of a quiet day; NaN is not less
+            at += 1
+            continue
+        values = {key: _known(column[at]) for key, column in columns.items()}
+        point = point_of(times[at], values, window_s)
+        if point is None:
+            at += 1
+            continue
+        yield point
+        at = bisect_left(times, point.t_s + window_s, at + 1)
+
+
+def launched_s(changes: Sequence[ConfigChange], config: Mapping[str, str]) -> float:
+    """Since when the engine has been launched as it is now; infinite where it never was."""
+    since_s = math.inf
+    for change in reversed(changes):
+        if not same_launch(change.after, config):
+            break
+        since_s = change.t_s
+    return since_s
+
+
+def _key(engine: StoredEngine) -> EngineKey:
+    return EngineKey(engine.model, engine.engine, engine.replica)
+
+
+def _known(value: float) -> float | None:
+    return value if value == value else None

@@ -1,0 +1,105 @@
+"""Data-parallel engines of one page: who carries more than its share, whose KV pool is whose."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.recommend.deployment import deployment
+from kneewatch.rules.model import Severity
+from tests.collector.name_pages import PAGES, labelled
+from tests.diagnose.streams import Target, bodies, cause_ids
+from tests.pages import engine_only, with_values
+
+BUSY, CALM = bodies("queue_overload")[8:30], bodies("healthy_light")[8:30]
+"""Eight run and dozens wait; a few run."""
+
+FEW = CALM[:3]
+
+
+def told_of(*engines: Sequence[str], models: Sequence[str] = ("tiny", "tiny")) -> list[Diagnosis]:
+    """What is said of engines that share the pages of one server, by their number."""
+    target = Target(window_s=15.0)
+    told: list[Diagnosis] = []
+    for pages in zip(*engines, strict=True):
+        body = "".join(
+            engine_only(labelled(page, engine=str(at), model_name=model))
+            for at, (page, model) in enumerate(zip(pages, models, strict=True))
+        )
+        told = target.take(body)
+    return sorted(told, key=lambda one: one.engine)
+
+
+def test_an_engine_that_carries_far_more_than_the_other_is_told() -> None:
+    hot, cool = told_of(BUSY, CALM)
+    (cause,) = [one for one in hot.causes if one.id == "replica_imbalance"]
+    assert cause.severity == Severity.INFO, "what is harmed, its own causes say"
+    assert "1 of 2 data-parallel engines of one replica carry far more" in cause.summary
+    assert "tiny engine 0 holds" in cause.summary
+    assert hot.causes[0].id in {"queue_saturation", "admission_limit"}
+    assert hot.severity >= Severity.WARNING
+    assert "replica_imbalance" not in cause_ids(cool)
+
+
+def test_the_order_of_the_engines_changes_nothing() -> None:
+    cool, hot = told_of(CALM, BUSY)
+    assert "replica_imbalance" in cause_ids(hot)
+    assert "replica_imbalance" not in cause_ids(cool)
+
+
+@pytest.mark.parametrize(
+    ("engines", "models"),
+    [
+        pytest.param((BUSY, BUSY), ("tiny", "tiny"), id="both are as busy"),
+        pytest.param((CALM, CALM), ("tiny", "tiny"), id="both are calm"),
+        pytest.param((BUSY, CALM), ("tiny", "other"), id="two models have loads of their own"),
+    ],
+)
+def test_alike_and_unlike_engines_are_not_told(
+    engines: Sequence[Sequence[str]], models: Sequence[str]
+) -> None:
+    for one in told_of(*engines, models=models):
+        assert "replica_imbalance" not in cause_ids(one)
+
+
+def with_blocks(pages: Sequence[str], blocks: int) -> list[str]:
+    """The pages with so many KV blocks of 32 tokens, as vLLM showed them before 0.27."""
+    plain = re.compile(r'kv_cache_(?:size_tokens|max_concurrency)="[^"]*",|_override="\d+"')
+    return [
+        re.sub(r'num_gpu_blocks="\d+"', f'num_gpu_blocks="{blocks}"', plain.sub("", page))
+        for page in pages
+    ]
+
+
+def test_engines_whose_pools_are_summed_have_their_share() -> None:
+    """512 blocks on the row of each of two engines are 256 of 32 tokens for one."""
+    for one in told_of(with_blocks(FEW, 512), with_blocks(FEW, 512)):
+        assert one.values["kv_capacity_tokens"] == 256 * 32
+
+
+def test_a_real_page_of_two_engines_shows_the_pool_of_each() -> None:
+    """160 blocks were asked for; each row says 320, and a size of 5,120 tokens."""
+    body = gzip.decompress((PAGES / "two-engines-vllm-0.32.0.txt.gz").read_bytes()).decode()
+    assert body.count('num_gpu_blocks="320"') == 2
+    target = Target(window_s=15.0)
+    told = target.take(body, body)
+    assert [(one.engine, one.values["kv_capacity_tokens"]) for one in told] == [
+        ("0", 5120.0), ("1", 5120.0),
+    ]  # fmt: skip
+    for engine in target.stream.monitor.engines:
+        server = deployment(engine.config)
+        assert (server.blocks, server.blocks_override, server.capacity_tokens) == (160, 160, 5088)
+
+
+def test_the_smaller_of_two_pools_binds_its_own_engine() -> None:
+    """With as many requests in each, the engine with fewer blocks is the one that is full."""
+    small = [with_values(page, {"kv_cache_usage_perc": 0.97}) for page in with_blocks(FEW, 100)]
+    full, roomy = told_of(small, with_blocks(FEW, 400))
+    assert full.values["kv_capacity_tokens"] == 100 * 32
+    assert roomy.values["kv_capacity_tokens"] == 400 * 32
+    assert full.values["kv_usage_ratio"] == 0.97
+    assert roomy.values["kv_usage_ratio"] != 0.97
