@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from kneewatch.dashboards.prometheus.causes import cause_queries
 from kneewatch.dashboards.prometheus.causes.model import CauseQuery
+from kneewatch.dashboards.prometheus.causes.nodes import peer_records
 from kneewatch.dashboards.prometheus.findings import triage_link
 from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, Record, number, recorded
 from kneewatch.dashboards.prometheus.odds import confidence
@@ -24,7 +25,11 @@ def cause_groups(plan: Plan) -> tuple[Group, Group]:
         f"{waiting} >= bool clamp_min({number(QUEUED_SHARE_OF_RUNNING)} * {running},"
         f" {number(QUEUED_MIN)})"
     )
-    records = [Record(recorded("queued"), queued), *(_record(query) for query in queries)]
+    records = [
+        Record(recorded("queued"), queued),
+        *peer_records(plan),
+        *(_record(query) for query in queries),
+    ]
     alerts = [alert for query in queries for alert in _alerts(plan, query)]
     return (
         Group("kneewatch-confidence", tuple(records)),
@@ -69,11 +74,12 @@ def _alerts(plan: Plan, query: CauseQuery) -> list[Alert]:
 
 def _alert(plan: Plan, query: CauseQuery, severity: Severity, expr: str) -> Alert:
     at_once, ends = query.id in AT_ONCE, query.id in ENDS_AT_ONCE
+    onset_s = 0.0 if at_once else ONSET_S * plan.scale
     keep_s = CLEAR_S * (3 if query.id in LINGERS else 1) * plan.scale
     return Alert(
         name=cause_name(query.id) + query.note.capitalize(),
         expr=expr,
-        for_s=0.0 if at_once else ONSET_S * plan.scale,
+        for_s=onset_s if query.for_s is None else query.for_s,
         keep_s=0.0 if ends else keep_s,
         labels={
             "severity": severity.word,

@@ -8,13 +8,17 @@ from dataclasses import replace
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect, InfoChanges
 from kneewatch.dashboards.prometheus.model import Group, Plan, Record, duration, number, recorded
+from kneewatch.dashboards.prometheus.seasons import COMPARED, held_against
 from kneewatch.diagnose.case import CONCLUDED_FROM
 from kneewatch.diagnose.derived import RECENT_REQUESTS_MIN, RECENT_SCRAPES, RECENT_SHARE
-from kneewatch.rules.baseline import DRIFTS, SAMPLES_MAX, SAMPLES_MIN, TRACKED
+from kneewatch.rules.baseline import DRIFTS, SAMPLES_MAX, SAMPLES_MIN
 
 CONFIDENCE = "cause_confidence"
 QUIET_WAITING = 1.0
 """A queue this long is not quiet (diagnose/engine.py)."""
+
+AGAIN = ("prefix_hit_tokens_mean", "output_tokens_mean", "running_avg")
+"""Signals whose baseline causes ask for, several times each."""
 
 
 def inexpressible(plan: Plan) -> list[str]:
@@ -59,14 +63,15 @@ def derived(plan: Plan) -> Mapping[str, str]:
         "prefill_busy_ratio": f"{recorded('arrival_per_s')} * {recorded('prefill_mean_s')}",
     }
     found |= _recent(plan)
-    for key in TRACKED:
-        found[f"{key}:quiet"] = _baseline(plan, key)
-    found |= {key: over(of, f"{of}:quiet") for key, of in DRIFTS}
-    found["kv_transfer_drift_ratio"] = over("kv_transfer_mean_s", "kv_transfer_mean_s:quiet")
-    found["finished_length_drift_points"] = (
-        f"{recorded('finished_length_ratio')} - {recorded('finished_length_ratio:quiet')}"
-    )
-    found["prefix_hit_quiet_ratio"] = recorded("prefix_hit_ratio:quiet")
+    for key in COMPARED:
+        found[f"{key}:quiet"] = _quiet(plan, key)
+    for key, of in (*DRIFTS, ("kv_transfer_drift_ratio", "kv_transfer_mean_s")):
+        found[key] = f"{recorded(of)} / ({held_against(plan, of)} > 0)"
+    ended = "finished_length_ratio"
+    found["finished_length_drift_points"] = f"{recorded(ended)} - ({held_against(plan, ended)})"
+    found["prefix_hit_quiet_ratio"] = held_against(plan, "prefix_hit_ratio")
+    for key in AGAIN:
+        found[f"{key}:baseline"] = held_against(plan, key)
     if plan.targets.ttft_p99_s is not None:
         wait = over("waiting", "completed_per_s")
         found["queue_wait_estimate_ratio"] = f"{wait} / {number(plan.targets.ttft_p99_s)}"
@@ -110,9 +115,8 @@ def calm_group(plan: Plan) -> Group:
 
     Evaluated after the alerts, for a finding at warning is not quiet.
     """
-    concluded = recorded(CONFIDENCE)
-    if plan.gpu_join:  # a GPU's errors may stand for weeks
-        concluded += '{cause!~"gpu_fault.*"}'
+    # What may stand for weeks is no less quiet for it: a GPU's errors, and a slower machine.
+    concluded = f'{recorded(CONFIDENCE)}{{cause!~"gpu_fault.*|bad_node"}}'
     disturbed = (
         f"({recorded('waiting_avg')} >= {number(QUIET_WAITING)})"
         f" or ({recorded('cascade_stage')} >= 2)"
@@ -136,11 +140,11 @@ def calm_group(plan: Plan) -> Group:
         taken = recorded("sampled")
         spaced = duration((plan.window_s - plan.interval_s) / 2)
         rules.append(Record(taken, f"{recorded('calm')} unless last_over_time({taken}[{spaced}])"))
-    rules += [Record(recorded(f"{key}:calm"), f"{recorded(key)} and {taken}") for key in TRACKED]
+    rules += [Record(recorded(f"{key}:calm"), f"{recorded(key)} and {taken}") for key in COMPARED]
     return Group("kneewatch-calm", tuple(rules))
 
 
-def _baseline(plan: Plan, key: str) -> str:
+def _quiet(plan: Plan, key: str) -> str:
     """The median of the quiet values; the last one known while there is no quiet."""
     remembered_s = SAMPLES_MAX * plan.window_s / 2
     calm = f"{recorded(f'{key}:calm')}[{duration(remembered_s)}]"

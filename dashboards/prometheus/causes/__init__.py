@@ -13,6 +13,7 @@ from kneewatch.dashboards.prometheus.causes import (
     gpus,
     latency,
     memory,
+    nodes,
     observer,
     prefix,
     transfer,
@@ -25,10 +26,12 @@ UNJOINED = (
     "of an engine, whose GPUs no label says: --gpu-join states it. Each GPU by itself has its alert"
 )
 INEXPRESSIBLE: Mapping[str, str] = {
+    "workload_drift": "the profile that the size was computed for (workload_profile) is no series",
     "gpu_fault": UNJOINED,
     "gpu_throttled": UNJOINED,
     "prefix_churn": "how long a cached block lasts follows from the KV capacity, a number that "
     "stands inside a label of cache_config_info",
+    "tp_overhead": "sweeps are files of the user's, not series",
 }
 
 BUILDERS: tuple[Callable[[Plan], CauseQuery | None], ...] = (
@@ -52,6 +55,7 @@ BUILDERS: tuple[Callable[[Plan], CauseQuery | None], ...] = (
     latency.decode_bound,
     latency.past_knee,
     workload.runaway_generation,
+    nodes.bad_node,
 )
 
 

@@ -113,7 +113,7 @@ def decode_bound(plan: Plan) -> CauseQuery | None:
 def past_knee(plan: Plan) -> CauseQuery:
     """TTFT's tail has left its middle as the load grew."""
     drift = recorded("ttft_p99_p50_drift_ratio")
-    growth = f"({recorded('running_avg')} / ({recorded('running_avg:quiet')} > 0))"
+    growth = f"({recorded('running_avg')} / ({recorded('running_avg:baseline')} > 0))"
     queue = f"(({recorded('queue_share_ratio')} >= 0.2) and ({recorded('waiting_avg')} >= 1))"
     terms = [
         Term(drift, number(latency.KNEE_DRIFT), 1.2),

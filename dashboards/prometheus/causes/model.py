@@ -26,6 +26,8 @@ class CauseQuery:
     guide: tuple[str, ...]
     note: str = ""
     """Another form of the cause, told beside it by a name of its own."""
+    for_s: float | None = None
+    """How long it must hold, where that is not every cause's onset."""
 
     @property
     def series(self) -> str:

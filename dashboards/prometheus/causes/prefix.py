@@ -29,8 +29,8 @@ def prefix_cache_off(plan: Plan) -> CauseQuery:
 
 def prefix_reuse_lost(_plan: Plan) -> CauseQuery:
     """The hit ratio has fallen from what it was in quiet times."""
-    hits, quiet = recorded("prefix_hit_fewest_ratio"), recorded("prefix_hit_ratio:quiet")
-    tokens = recorded(f"{prefix.HIT_TOKENS}:quiet")
+    hits, quiet = recorded("prefix_hit_fewest_ratio"), recorded("prefix_hit_quiet_ratio")
+    tokens = recorded(f"{prefix.HIT_TOKENS}:baseline")
     as_many = f"{recorded('prefix_hit_fewest_tokens_mean')} > {number(prefix.HALVED)} * {tokens}"
     return CauseQuery(
         "prefix_reuse_lost",
@@ -52,7 +52,7 @@ def prefix_reuse_lost(_plan: Plan) -> CauseQuery:
 
 def prefix_never_shared(plan: Plan) -> CauseQuery:
     """Prompts never shared a prefix: a note."""
-    hits, quiet = recorded("prefix_hit_fewest_ratio"), recorded("prefix_hit_ratio:quiet")
+    hits, quiet = recorded("prefix_hit_fewest_ratio"), recorded("prefix_hit_quiet_ratio")
     seen = f"({recorded('running')} offset {duration(2 * plan.window_s)})"
     return CauseQuery(
         "prefix_reuse_lost",

@@ -14,7 +14,7 @@ from kneewatch.rules.model import Severity
 def runaway_generation(plan: Plan) -> CauseQuery:
     """More answers than before end at their limit."""
     points = recorded("finished_length_drift_points")
-    longer = f"({recorded('output_tokens_mean')} / ({recorded('output_tokens_mean:quiet')} > 0))"
+    longer = f"({recorded('output_tokens_mean')} / ({recorded('output_tokens_mean:baseline')} > 0))"
     bound = number(workload.LONGER_OUTPUTS)
     return CauseQuery(
         "runaway_generation",

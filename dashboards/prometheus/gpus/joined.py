@@ -21,6 +21,7 @@ from kneewatch.dashboards.prometheus.gpus.series import (
 )
 from kneewatch.dashboards.prometheus.model import Group, Plan, Record, number, recorded
 from kneewatch.diagnose.causes.gpu_faults import WEIGHTS
+from kneewatch.diagnose.gpu_health import XID
 
 GIVEN = each("given")
 FOUND = ("gpu_memory_used_ratio", "gpu_engine_active_ratio")
@@ -28,6 +29,11 @@ FOUND = ("gpu_memory_used_ratio", "gpu_engine_active_ratio")
 
 THROTTLED_ODDS, FAULT_ODDS = recorded("gpu_throttled_log_odds"), recorded("gpu_fault_log_odds")
 CLOCK_RATIO, UNWANTED = recorded("gpu_throttled_clock_ratio"), recorded("gpu_throttled_unwanted")
+ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID = map(recorded, (
+    "gpu_sm_clock_min_hz", "gpu_temperature_max_c", "gpu_xid_max"
+))  # fmt: skip
+"""Of an engine's GPUs the slowest, the hottest and the greatest XID: what peers are compared by."""
+
 FAULT_SEVERITY, FAULT_AT_WORK = recorded("gpu_fault_severity"), recorded("gpu_fault_at_work")
 
 
@@ -48,6 +54,9 @@ def joined_group(plan: Plan) -> Group:
                 f" ({_engine(plan, 'sum', f'{used} + {free}', own)} > 0)",
             ),
             Record(recorded(FOUND[1]), _engine(plan, "avg", field_of(BUSY), own)),
+            Record(ENGINE_CLOCK, _engine(plan, "min", f"max by ({BOARD}) ({field_of(CLOCK)})")),
+            Record(ENGINE_HEAT, _engine(plan, "max", each("temperature_c"))),
+            Record(ENGINE_XID, _engine(plan, "max", field_of(XID))),
             Record(THROTTLED_ODDS, _engine(plan, "max", f"ln({sure} / (1 - {sure}))")),
             Record(CLOCK_RATIO, _engine(plan, "min", f"{RATIO} and on ({BOARD}) {THROTTLED}")),
             Record(UNWANTED, _engine(plan, "max", f"{sure} unless {WANTED}")),

@@ -24,11 +24,14 @@ BUSY = {
 BLANK = ("DEV_XID_ERRORS", "DEV_PCIE_REPLAY_COUNTER", "DEV_ROW_REMAP_FAILURE", "DEV_GPU_TEMP",
          "DEV_ECC_DBE_VOL_TOTAL")  # fmt: skip
 
+WELL, LOST, HOT = "GPUs that are well", "a GPU falls off the bus", "heat holds a GPU down"
+
 Series = Mapping[str, str]
 
 
 class GpuScenario(NamedTuple):
-    """A server's GPUs, each on a node of its own, and the alerts that fire."""
+    """A server's GPUs, each on a node of its own that is called by the scenario's name and what it
+    is like, and the alerts that fire."""
 
     name: str
     series: Series
@@ -42,12 +45,13 @@ def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
     def level(value: float) -> str:
         return f"{number(value)}x{steps}"
 
-    def gpu(node: str, mig: str = "", **fields: str) -> Series:
-        """A busy H100 of the default fields, on a node named after what it is like."""
+    def gpu(like: str = "", mig: str = "", *, of: str = WELL, **fields: str) -> Series:
+        """A busy H100 of the default fields."""
         shown = {name: level(value) for name, value in BUSY.items()} | fields
+        node = f"{of}: {like}" if like else of
         labels = {"gpu": "0", "UUID": node, "modelName": "NVIDIA H100 80GB HBM3", "Hostname": node}
         labels |= {"GPU_I_ID": mig} if mig else {}
-        labels |= {other: "own" for _, other in plan.gpu_join}
+        labels |= {other: of for _, other in plan.gpu_join}
         inner = ", ".join(f'{name}="{value}"' for name, value in labels.items())
         return {f"DCGM_FI_{name}{{{inner}}}": told for name, told in shown.items()}
 
@@ -61,13 +65,13 @@ def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
         **gpu("MIG", "1"),
         **gpu("MIG", "2"),
     }
-    lost = gpu("bus", DEV_XID_ERRORS=f"0x{half} 79x{half}")
+    lost = gpu(of=LOST, DEV_XID_ERRORS=f"0x{half} 79x{half}")
     held_ns = f"0+{number(0.4e9 * interval_s)}x{steps}"
-    hot = gpu("hot", DEV_SM_CLOCK=level(990), DEV_THERMAL_VIOLATION=held_ns)
+    hot = gpu(of=HOT, DEV_SM_CLOCK=level(990), DEV_THERMAL_VIOLATION=held_ns)
     return (
-        GpuScenario("GPUs that are well", harmless),
-        GpuScenario("a GPU falls off the bus", lost, _fires(plan, "Fault", "critical")),
-        GpuScenario("heat holds a GPU down", hot, _fires(plan, "Throttled", "warning")),
+        GpuScenario(WELL, harmless),
+        GpuScenario(LOST, lost, _fires(plan, "Fault", "critical")),
+        GpuScenario(HOT, hot, _fires(plan, "Throttled", "warning")),
     )
 
 

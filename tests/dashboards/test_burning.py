@@ -1,0 +1,57 @@
+"""How fast the error budget burns: promtool plays six hours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from kneewatch.dashboards.prometheus.burning import burn_groups
+from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
+from kneewatch.dashboards.prometheus.servers import Server
+from kneewatch.diagnose.case import Targets
+from tests.programs import require
+
+BURNING = {
+    "a third is late": ("0+60x1440", "0+90x1440", True),
+    "a third was late, then nobody comes": ("0+60x720 43200x720", "0+90x720 64800x720", False),
+    "all is well": ("0+90x1440", "0+90x1440", False),
+}
+"""First tokens in time and all of them, every 15 s for six hours; whether the alert fires."""
+
+
+def test_the_budget_burns_only_with_traffic(tmp_path: Path) -> None:
+    plan = Plan(targets=Targets(ttft_p99_s=1.0, itl_p99_s=None))
+    series: dict[str, str] = {}
+    for name, (in_time, total, _) in BURNING.items():
+        server = Server(plan, name)
+        series[server.named("time_to_first_token_seconds_bucket", 'le="1.0"')] = in_time
+        series[server.named("time_to_first_token_seconds_count")] = total
+    asked = 'ALERTS{alertname="KneewatchTtftBudgetFastBurn", alertstate="firing"}'
+    firing = [name for name, (_, _, fires) in BURNING.items() if fires]
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f"count by (instance) ({asked})",
+                "eval_time": "5h59m",
+                "exp_samples": [{"labels": f'{{instance="{one}"}}', "value": 1} for one in firing],
+            }
+        ],
+    }
+    (group,) = burn_groups(plan)
+    rules = {"groups": [{"name": group.name, "rules": [written(rule) for rule in group.rules]}]}
+    document = {"rule_files": ["burn.yml"], "evaluation_interval": "15s", "tests": [test]}
+    (tmp_path / "burn.yml").write_text(json.dumps(rules))  # JSON is YAML
+    (tmp_path / "tests.yml").write_text(json.dumps(document))
+    command = [require("promtool"), "test", "rules", str(tmp_path / "tests.yml")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def written(rule: Record | Alert) -> dict[str, Any]:
+    """A rule as a file has it, without the words."""
+    named = {"record": rule.name} if isinstance(rule, Record) else {"alert": rule.name}
+    return {**named, "expr": rule.expr, "labels": dict(rule.labels)}

@@ -1,0 +1,153 @@
+"""A server behind its peers: the exported rule weighs as `diagnose --prometheus` does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kneewatch.dashboards.prometheus.causes.nodes import bad_node, peer_records
+from kneewatch.dashboards.prometheus.files import groups
+from kneewatch.dashboards.prometheus.gpus.joined import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
+from kneewatch.dashboards.prometheus.model import Plan, Record
+from tests.diagnose.fleet.made import USUAL, pod, verdict
+from tests.programs import require
+
+PLAN = Plan(gpu_join=(("pod", "exported_pod"),))
+SIGNALS = (
+    *("running", "running_avg", "waiting", "arrival_per_s"),
+    *("itl_p50_s", "itl_mean_s", "itl_p99_s"),
+)
+FIELDS: Mapping[str, tuple[str, float]] = {
+    "sm_clock_mhz": (ENGINE_CLOCK, 1e6),
+    "temperature_c": (ENGINE_HEAT, 1.0),
+    "xid": (ENGINE_XID, 1.0),
+}
+SURE = 'kneewatch:cause_confidence{cause="bad_node"} >= 0.5'
+ASKED = f"round(100 * max by (model_name, pod) ({SURE}))"
+WELL = {"sm_clock_mhz": 1755.0, "temperature_c": 60.0, "xid": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """Of so many servers the first few: what is not as usual of them, and of their GPUs."""
+
+    own: Mapping[str, float]
+    gpu: Mapping[str, float] | None = None
+    servers: int = 4
+    gpus: bool = False
+    few: int = 1
+
+    def engines(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        """Pods and their signals."""
+        for at in range(self.servers):
+            values = {**USUAL, **(self.own if at < self.few else {})}
+            yield f"p{at}", {"itl_mean_s": values["itl_p50_s"], **values}
+
+    def boards(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        """Pods and the figures of their GPUs; none where DCGM is not there."""
+        if self.gpus or self.gpu is not None:
+            for at in range(self.servers):
+                yield f"p{at}", {**WELL, **(self.gpu or {} if at == 0 else {})}
+
+    def confidence(self) -> float | None:
+        """What `diagnose --prometheus` says."""
+        found = verdict(
+            *((pod(name), own) for name, own in self.engines()), gpus=dict(self.boards())
+        )
+        told = {c.cause.confidence for c in found.causes if c.cause.id == "bad_node"}
+        return told.pop() if told else None
+
+
+SLOW = {"itl_p50_s": 0.05, "itl_p99_s": 0.09}
+CASES = {
+    "slow": Odd(SLOW),
+    "hardly slow enough": Odd({"itl_p50_s": 0.031}),
+    "not slow enough": Odd({"itl_p50_s": 0.029, "itl_p99_s": 0.09}),
+    "on two sides of a bucket's edge": Odd({**SLOW, "itl_mean_s": 0.026}),
+    "slow with more to do": Odd({**SLOW, "arrival_per_s": 3.0}),
+    "slow with somewhat more to do": Odd({**SLOW, "arrival_per_s": 2.5}),
+    "of three": Odd(SLOW, servers=3),
+    "of two": Odd(SLOW, servers=2),
+    "slow, its GPU as the others": Odd(SLOW, gpus=True),
+    "slow and hot": Odd(SLOW, {"temperature_c": 75.0}),
+    "slow with an XID": Odd(SLOW, {"xid": 63.0}),
+    "slow with a low clock": Odd(SLOW, {"sm_clock_mhz": 1200.0}),
+    "a low clock alone": Odd({}, {"sm_clock_mhz": 1000.0}),
+    "a clock that is low enough": Odd({}, {"sm_clock_mhz": 0.85 * 1755}),
+    "a low clock without work": Odd({"running": 0.0, "running_avg": 0.5}, {"sm_clock_mhz": 345.0}),
+}
+GUARDED = {
+    "a kind of GPU": Odd(SLOW, servers=8, few=3),
+}
+"""What only the diagnosis tells, to somebody who looks."""
+
+
+def series(case: str, odd: Odd) -> Iterator[dict[str, str]]:
+    """What is recorded of a case's servers; each case is a model."""
+
+    def level(name: str, where: str, value: float) -> dict[str, str]:
+        labels = {**pod(where), "model_name": case}
+        inner = ", ".join(f'{label}="{told}"' for label, told in labels.items())
+        return {"series": f"{name}{{{inner}}}", "values": f"{value!r} {value!r}"}
+
+    for where, own in odd.engines():
+        yield from (level(f"kneewatch:{key}", where, own[key]) for key in SIGNALS)
+    for where, figures in odd.boards():
+        for key, (name, scale) in FIELDS.items():
+            yield level(name, where, scale * figures[key])
+
+
+def played(tmp_path: Path, cases: Mapping[str, Odd], expected: list[dict[str, Any]]) -> str:
+    """What promtool has against the expectations; nothing where they hold."""
+    cause = bad_node(PLAN).id
+    rules = [
+        *peer_records(PLAN),
+        *(
+            rule
+            for group in groups(PLAN)
+            for rule in group.rules
+            if isinstance(rule, Record) and rule.labels.get("cause") == cause
+        ),
+    ]
+    told = [{"record": r.name, "expr": r.expr, "labels": dict(r.labels)} for r in rules]
+    test = {
+        "interval": "15s",
+        "input_series": [one for case, odd in cases.items() for one in series(case, odd)],
+        "promql_expr_test": [{"expr": ASKED, "eval_time": "15s", "exp_samples": expected}],
+    }
+    document = {"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": [test]}
+    (tmp_path / "rules.yml").write_text(
+        json.dumps({"groups": [{"name": "peers", "rules": told}]})  # JSON is YAML
+    )
+    (tmp_path / "tests.yml").write_text(json.dumps(document))
+    command = [require("promtool"), "test", "rules", str(tmp_path / "tests.yml")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if ran.returncode == 0 else ran.stdout + ran.stderr
+
+
+def test_it_is_as_sure_as_the_diagnosis(tmp_path: Path) -> None:
+    known = {case: odd.confidence() for case, odd in CASES.items()}
+    assert {case for case, sure in known.items() if sure is None} == {
+        "not slow enough",
+        "on two sides of a bucket's edge",
+        "slow with more to do",
+        "of two",
+        "a low clock without work",
+    }
+    expected = [
+        {"labels": f'{{model_name="{case}", pod="p0"}}', "value": round(100 * sure)}
+        for case, sure in known.items()
+        if sure is not None
+    ]
+    assert played(tmp_path, CASES, expected) == ""
+
+
+def test_nobody_is_woken_for_what_is_no_node(tmp_path: Path) -> None:
+    assert all(odd.confidence() is not None for odd in GUARDED.values())
+    few = {"two of eight": Odd(SLOW, servers=8, few=2)}
+    told = [{"labels": f'{{model_name="two of eight", pod="p{at}"}}', "value": 75} for at in (0, 1)]
+    assert played(tmp_path, {**GUARDED, **few}, told) == ""

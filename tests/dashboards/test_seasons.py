@@ -1,0 +1,154 @@
+"""The hour of the week in the exported rules: promtool plays weeks, Python says what is usual."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kneewatch.dashboards.prometheus.files import groups
+from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
+from kneewatch.dashboards.prometheus.seasons import COMPARED
+from kneewatch.rules.baseline import MORE_IS_BETTER, TRACKED
+from kneewatch.rules.seasons import SCRAPES_MIN, WEEKS, hourly, usual
+from tests.programs import require
+
+HOUR = 12
+"""A step is five minutes; rules are evaluated each hour."""
+
+WEEK = 168 * HOUR
+MORNING = 9 * HOUR
+"""The busy hour of the week."""
+
+NIGHT = 2 * HOUR
+NOW = WEEKS * WEEK + MORNING + HOUR
+"""The last moment of the busy hour: what was usual at its beginning holds until then."""
+
+TAIL, HITS = "ttft_p99_p50_ratio", "prefix_hit_ratio"
+WANTED = re.compile(
+    rf"kneewatch:(({TAIL}|{HITS}):(hour|usual|quiet)|ttft_p99_p50_drift_ratio|prefix_hit_quiet_ratio)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weeks:
+    """A signal as it was on the busy mornings before, the last week's last, and is `now`; and in
+    the quiet night before. Each hour before has so many values."""
+
+    before: Sequence[float]
+    now: float
+    night: float | None
+    fires: bool = False
+    known: int = HOUR
+
+    def inverted(self) -> Weeks:
+        """The same of a signal that is bad when it is low."""
+        before = [1 / value for value in self.before]
+        night = None if self.night is None else 1 / self.night
+        return Weeks(before, 1 / self.now, night, known=self.known)
+
+    def series(self, key: str, labels: str) -> Iterator[tuple[str, str]]:
+        """The recorded signal until ten o'clock of the fifth week, and its quiet values, as
+        promtool writes them."""
+        told = ["_"] * NOW
+        for back, value in enumerate(reversed(self.before), 1):
+            begins = NOW - back * WEEK - HOUR + 1
+            told[begins : begins + self.known] = [str(value)] * self.known
+        yield f"kneewatch:{key}{labels}", " ".join([*told, str(self.now)])
+        if self.night is not None:
+            yield f"kneewatch:{key}:calm{labels}", f"_x{NOW - HOUR - NIGHT} {self.night}x{NIGHT}"
+
+    def held_against(self, key: str) -> float | None:
+        """What the sidecar holds it against: the rule of rules/baseline.py."""
+        weeks = [hourly({key: [value] * self.known}) for value in self.before]
+        known = [one for one in (self.night, usual(weeks).get(key)) if one is not None]
+        worse = min if key in MORE_IS_BETTER else max
+        return worse(known) if known else None
+
+
+CASES = {
+    "Mondays alike": Weeks([5.0, 5.6], 5.4, 2.0),
+    "twice as slow as on earlier Mondays": Weeks([5.0, 5.6], 11.0, 2.0, fires=True),
+    "one Monday is no habit": Weeks([5.0], 5.4, 2.0, fires=True),
+    "Mondays with nothing in common": Weeks([5.0, 50.0], 5.4, 2.0, fires=True),
+    "an incident among four": Weeks([5.0, 50.0, 5.2, 4.8], 5.4, 2.0),
+    "too little was seen": Weeks([5.0, 5.6], 5.4, 2.0, fires=True, known=SCRAPES_MIN - 1),
+    "enough was seen": Weeks([5.0, 5.6], 5.4, 2.0, known=SCRAPES_MIN),
+    "better Mondays accuse nobody": Weeks([1.0, 1.0], 3.0, 2.0),
+    "no quiet but Mondays": Weeks([5.0, 5.6], 5.4, None),
+    "nothing to hold it against": Weeks([], 5.4, None),
+}
+
+
+def labels_of(case: str) -> str:
+    return f'{{instance="{case}", job="vllm", model_name="m", engine="0"}}'
+
+
+def asked() -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
+    """What is asked at which step, and the samples that are expected."""
+    drifts: list[dict[str, Any]] = []
+    fewest: list[dict[str, Any]] = []
+    for case, weeks in CASES.items():
+        against = weeks.held_against(TAIL)
+        if against is not None:
+            drifts.append({"labels": labels_of(case), "value": round(1e6 * weeks.now / against)})
+        low = weeks.inverted().held_against(HITS)
+        if low is not None:
+            fewest.append({"labels": labels_of(case), "value": round(1e6 * low)})
+    yield NOW, "round(1e6 * kneewatch:ttft_p99_p50_drift_ratio)", drifts
+    for at in (NOW - HOUR, NOW):  # from the hour's beginning on
+        yield at, "round(1e6 * kneewatch:prefix_hit_quiet_ratio)", fewest
+    fires = [case for case, weeks in CASES.items() if weeks.fires]
+    told = [{"labels": f'{{instance="{case}"}}', "value": 1} for case in fires]
+    yield NOW, 'count by (instance) (ALERTS{alertstate="firing"})', told
+
+
+def test_what_is_usual_at_this_hour_of_the_week_is_no_anomaly(tmp_path: Path) -> None:
+    # One group, seasons first: promtool evaluates groups in any order, once an hour here.
+    rules = [
+        told
+        for group in reversed(groups(Plan()))
+        for rule in group.rules
+        if (told := written(rule))
+    ]
+    series = [
+        {"series": name, "values": values}
+        for case, weeks in CASES.items()
+        for key, shown in ((TAIL, weeks), (HITS, weeks.inverted()))
+        for name, values in shown.series(key, labels_of(case))
+    ]
+    expected = [
+        {"expr": expr, "eval_time": f"{5 * at}m", "exp_samples": samples}
+        for at, expr, samples in asked()
+    ]
+    test = {"interval": "5m", "input_series": series, "promql_expr_test": expected}
+    document = {"rule_files": ["rules.yml"], "evaluation_interval": "1h", "tests": [test]}
+    group = {"name": "all", "rules": rules}
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [group]}))  # JSON is YAML
+    (tmp_path / "tests.yml").write_text(json.dumps(document))
+    command = [require("promtool"), "test", "rules", str(tmp_path / "tests.yml")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def written(rule: Record | Alert) -> dict[str, Any] | None:
+    """A rule as a file has it, if it has to do with these signals."""
+    same = {"expr": rule.expr, "labels": dict(rule.labels)}
+    if isinstance(rule, Record):
+        return {"record": rule.name, **same} if WANTED.fullmatch(rule.name) else None
+    tail = rule.labels.get("rule") == "TTFT-TAIL"
+    return {"alert": rule.name, **same} if tail else None
+
+
+def test_what_is_recorded_is_used() -> None:
+    exprs = [rule.expr for group in groups(Plan()) for rule in group.rules]
+    for key in COMPARED:
+        assert key in TRACKED
+        quiet = re.compile(rf"\bkneewatch:{key}:quiet\b")
+        used = [expr for expr in exprs if quiet.search(expr)]
+        assert len(used) == 2, "its own rule, and what is held against it"
+        assert sum(f"kneewatch:{key}:usual" in expr for expr in used) == 1
