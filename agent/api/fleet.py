@@ -1,4 +1,4 @@
-"""`/api/v1/fleet`: the fleet that `kneewatch run --prometheus` watches, as it is now."""
+"""`/api/v1/fleet`: the fleet that `kneewatch run --prometheus` watches, as it is now or was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kneewatch.agent.api.fleet_past import SINCE, FleetPast
 from kneewatch.agent.api.forms import JSON, MARKDOWN, MEDIA_TYPES, TEXT, form_of
+from kneewatch.agent.api.moments import moment
 from kneewatch.agent.api.problems import Problem, clean, dumped
 from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.reports.fleet_document import document
@@ -30,20 +32,26 @@ class FleetAnswers:
 
     def __init__(self, watch: FleetWatch, now_s: Callable[[], float]) -> None:
         self._watch, self._now_s = watch, now_s
+        self._past = FleetPast(watch.at)
         self._lock = Lock()
         self._kept: dict[str, tuple[FleetState, str, bytes]] = {}
 
     async def answer(self, request: Request) -> Response:
-        """What is wrong with the fleet that a metrics system shows.
+        """What is wrong with the fleet that a metrics system shows, now or at a moment.
 
         Raises:
-            Problem: there was no answer yet, or a parameter is wrong.
+            Problem: there is no answer, or a parameter is wrong.
         """
-        form = form_of(
-            request.query_params.get("format"), request.headers.get("accept"), FLEET_FORMS
-        )
+        query, now_s = request.query_params, self._now_s()
+        form = form_of(query.get("format"), request.headers.get("accept"), FLEET_FORMS)
+        if query.get("since"):
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, SINCE)
         state = self._watch.state
-        found = state.told(self._now_s())
+        if at := query.get("at"):
+            then = await self._past.at(moment("at", at, now_s=now_s))
+            made = await run_in_threadpool(_rendered, form, state, then, past=True)
+            return Response(made, media_type=MEDIA_TYPES[form])
+        found = state.told(now_s)
         if found is None:
             why = f"the metrics system has not answered yet: {state.error or 'it was not asked'}"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, clean(why))
@@ -60,16 +68,21 @@ class FleetAnswers:
             return made
 
 
-def _rendered(form: str, state: FleetState, found: FleetDiagnosis) -> bytes:
+def _rendered(form: str, state: FleetState, found: FleetDiagnosis, *, past: bool = False) -> bytes:
     """A verdict in a form; each tells how the asking goes as well."""
     if form == JSON:
         return dumped({**document(found), "watch": _watched(state)})
     told = markdown(found) if form == MARKDOWN else text(found, Style())
-    load = (
-        f"asked every {state.interval_s:g} s: {found.observed.load.queries} queries the last time, "
+    load = found.observed.load
+    asked = (
+        f"asked every {state.interval_s:g} s: {load.queries} queries the last time, "
         f"{state.queries} since the start; {state.failures} times there was no answer"
     )
-    return clean(f"{told}\n\n{load}\n").encode("utf-8", "replace")
+    if past:
+        asked = (
+            f"as it was then, by the settings of now: {load.queries} queries, {load.seconds:.1f} s"
+        )
+    return clean(f"{told}\n\n{asked}\n").encode("utf-8", "replace")
 
 
 def _watched(state: FleetState) -> dict[str, float | int | str]:

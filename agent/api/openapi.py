@@ -137,7 +137,7 @@ def _triage(operation: Json, words: str, *, known: bool = False) -> None:
                 MARKDOWN_TYPE: _text(examples.triage_told(MARKDOWN)),
             },
         },
-        "307": {"description": "To the page, for a browser."},
+        "307": {"description": "To the page, for a browser; to a fleet's past."},
         "404": _problem(
             "Nothing is stored of that moment" + (", or no such target." if known else ".")
         ),
@@ -150,28 +150,32 @@ def _triage(operation: Json, words: str, *, known: bool = False) -> None:
 def _fleet(operation: Json) -> None:
     operation["description"] = (
         "The fleet that a metrics system shows, with causes across replicas and the replicas that "
-        "each tier needs. `health` is unknown while the metrics system does not answer."
+        "each tier needs. `health` is unknown while the metrics system does not answer. With `at` "
+        "the metrics system is asked for that moment: one at a time, kept for a minute."
     )
     operation["parameters"] = [
+        PARAMETERS["at"],
         {
             "name": "format",
             "in": "query",
             "description": "Goes before the Accept header. Whoever accepts anything gets text.",
             "schema": {"type": "string", "enum": list(FLEET_FORMS)},
             "example": JSON,
-        }
+        },
     ]
     told: Json = {"schema": {"type": "string"}}
     operation["responses"] = {
         "200": {
-            "description": "The newest verdict.",
+            "description": "The newest verdict, or that of the moment.",
             "content": {
                 JSON_TYPE: {"schema": fleet_schema()}, PLAIN: told, MARKDOWN_TYPE: told
             },
         },
+        "404": _problem("Nothing is known of that moment."),
         "406": _problem("None of the forms is accepted."),
-        "422": _problem("A parameter is wrong."),
-        "503": _problem("The metrics system has not answered yet."),
+        "422": _problem("A parameter is wrong; `since` is not told of a fleet."),
+        "503": _problem("The metrics system does not answer, or another moment is asked for."),
+        "504": _problem("The metrics system takes long to tell that moment."),
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from http import HTTPStatus
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Path
@@ -44,6 +45,10 @@ class Routes:
         self._pages = CapacityLimiter(PAGES_AT_ONCE)
         self._scrapes = CapacityLimiter(1)
 
+    @property
+    def _only_fleet(self) -> bool:
+        return self._service.fleet is not None and not self._service.targets()
+
     async def healthz(self) -> Response:
         """The process answers."""
         return Response("ok\n", media_type="text/plain; charset=utf-8")
@@ -64,7 +69,9 @@ class Routes:
         return Response(made, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def triage(self, request: Request) -> Response:
-        """What is wrong with all targets."""
+        """What is wrong with all targets; where only a fleet is watched, the past is a fleet's."""
+        if self._only_fleet and {"at", "since"} & request.query_params.keys():
+            return _to_fleet(request, "../../")
         return await self._triage(request)
 
     async def triage_target(self, request: Request, target: TargetName) -> Response:
@@ -96,8 +103,8 @@ class Routes:
 
     async def page(self, request: Request) -> Response:
         """The page for people; where only a fleet is watched, the way to what is told of it."""
-        if self._service.fleet is not None and not self._service.targets():
-            return RedirectResponse("api/v1/fleet", HTTPStatus.TEMPORARY_REDIRECT)
+        if self._only_fleet:
+            return _to_fleet(request, "")
         asked = shown(request.query_params, self._service.clock())
 
         def made() -> str:
@@ -117,3 +124,11 @@ class Routes:
 def _granted(request: Request) -> frozenset[str]:
     granted: frozenset[str] = getattr(request.state, GRANTED)
     return granted
+
+
+def _to_fleet(request: Request, up: str) -> Response:
+    """The way to what is told of the fleet; `up` leads to its root."""
+    query = {name: request.query_params[name] for name in ("at", "since", "format") if name in
+             request.query_params}  # fmt: skip
+    asked = f"?{urlencode(query)}" if query else ""
+    return RedirectResponse(f"{up}api/v1/fleet{asked}", HTTPStatus.TEMPORARY_REDIRECT)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.gpus import joined
 from kneewatch.agent.fleet.past import past_of
+from kneewatch.agent.fleet.pools import own_pools
 from kneewatch.agent.fleet.queries import Asking
 from kneewatch.agent.fleet.scrapes import Failing
 from kneewatch.collector.base import CollectError
@@ -60,7 +61,7 @@ def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
     Raises:
         CollectError: it does not answer, or knows no vLLM server.
     """
-    started_s, asked, retried = time.monotonic(), source.pace.asked, source.retried
+    started_s, asked, retried = time.monotonic(), source.asked, source.retried
     clock, told = source.clock(), Told()
     at_s = clock.server_s if wanted.at_s is None else wanted.at_s
     asking = Asking(wanted.selector, wanted.window_s)
@@ -106,9 +107,7 @@ def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
         failed=told.failed,
         warnings=tuple(told.warnings),
         skew_s=clock.skew_s if skewed else None,
-        load=Load(
-            source.pace.asked - asked, source.retried - retried, time.monotonic() - started_s
-        ),
+        load=Load(source.asked - asked, source.retried - retried, time.monotonic() - started_s),
     )
 
 
@@ -195,7 +194,7 @@ def _configs(shape: Shape, samples: Sequence[Sample]) -> dict[Key, Labels]:
         member.key: told.get(tuple(member.labels.get(one, "") for one in names))
         for member in shape.members
     }
-    return {key: labels for key, labels in found.items() if labels}
+    return own_pools({key: labels for key, labels in found.items() if labels}, shape.members)
 
 
 def capacity_tokens(labels: Mapping[str, str]) -> float | None:

@@ -15,12 +15,13 @@ from kneewatch.collector.prometheus.source import PrometheusSource
 from kneewatch.diagnose.drift import Buckets
 from kneewatch.diagnose.fleet.history import STEP_S, Past, Peak, peak_of
 from kneewatch.diagnose.fleet.shape import Group, Labels, Shape
-from kneewatch.diagnose.fleet.workload import OUTPUTS, PROMPTS
+from kneewatch.diagnose.fleet.workload import SIGNALS
 
 PARTS = 4
 """A server evaluates one query on one core: days are asked for in parts, at once."""
 
 Lengths = dict[Group, dict[str, tuple[Buckets, Buckets]]]
+Recent = dict[Group, dict[str, Buckets]]
 
 
 class _Groups:
@@ -61,13 +62,13 @@ def past_of(
     groups = _Groups(shape, names)
     if not len(groups):
         return Past()
-    lengths, missing = _lengths(source, asking, groups, names, at_s)
+    lengths, recent, missing = _lengths(source, asking, groups, names, at_s)
     query = queries.in_flight(asking, names, recorded_only=recorded_only)
     try:
         peaks = _peaks(source, query, groups, at_s=at_s, span_s=lookback_s)
     except CollectError as exc:
-        return Past({}, lengths, str(exc))
-    return Past(peaks, lengths, missing)
+        return Past({}, lengths, str(exc), recent)
+    return Past(peaks, lengths, missing, recent)
 
 
 def _peaks(
@@ -104,23 +105,26 @@ def _peaks(
 
 def _lengths(
     source: PrometheusSource, asking: Asking, groups: _Groups, names: Sequence[str], at_s: float
-) -> tuple[Lengths, str]:
-    """The lengths of requests now and a week ago, and why there are none."""
+) -> tuple[Lengths, Recent, str]:
+    """The lengths of requests now and a week ago, those of now, and why there are none."""
     asked = {f"{key} {ago}": query for (key, ago), query in queries.lengths(asking, names).items()}
     answers = source.instants(asked, at_s)
     read: dict[str, Mapping[Group, Buckets]] = {}
     for key, answer in answers.items():
         if isinstance(answer, CollectError):
-            return {}, f"lengths of requests: {answer}"
+            return {}, {}, f"lengths of requests: {answer}"
         if answer.warnings:
-            return {}, f"lengths of requests: partial: {answer.warnings[0]}"
+            return {}, {}, f"lengths of requests: partial: {answer.warnings[0]}"
         read[key] = _buckets(answer.samples, groups)
     found: Lengths = {}
-    for key in (PROMPTS, OUTPUTS):
+    recent: Recent = {}
+    for key in SIGNALS.values():
         before, now = read[f"{key} True"], read[f"{key} False"]
-        for group in before.keys() & now.keys():
-            found.setdefault(group, {})[key] = before[group], now[group]
-    return found, ""
+        for group, buckets in now.items():
+            recent.setdefault(group, {})[key] = buckets
+            if group in before:
+                found.setdefault(group, {})[key] = before[group], buckets
+    return found, recent, ""
 
 
 def _buckets(samples: Sequence[Sample], groups: _Groups) -> dict[Group, dict[float, float]]:

@@ -11,13 +11,13 @@ from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect, Expr, Quantile
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.dashboards.prometheus.model import duration, recorded
-from kneewatch.diagnose.fleet.history import WEEK_S
+from kneewatch.diagnose.fleet.history import HOUR_S, WEEK_S
 from kneewatch.diagnose.fleet.judging import REMEMBERED, SIGNALS
-from kneewatch.diagnose.fleet.workload import OUTPUTS, PROMPTS
+from kneewatch.diagnose.fleet.workload import SIGNALS as LENGTH_SIGNALS
+from kneewatch.diagnose.stated_workload import METRICS
 
 PREFIXES = ("vllm:", "ray_vllm_", "ray_vllm:", "kserve_vllm:", "kserve_vllm_", "vllm_")
 PRESENCE, WAITING = "num_requests_running", "num_requests_waiting"
-HOUR_S = 3600.0
 PREFILL = "request_prefill_kv_computed_tokens"
 
 OWN: Mapping[str, Expr] = {
@@ -182,10 +182,10 @@ def lengths(asking: Asking, groups: Iterable[str]) -> dict[tuple[str, bool], str
     a week ago (True)."""
     by, hour = ", ".join((*groups, "le")), duration(HOUR_S)
     found: dict[tuple[str, bool], str] = {}
-    for key, metric in ((PROMPTS, "request_prompt_tokens"), (OUTPUTS, "request_generation_tokens")):
+    for side, metric in METRICS.items():
         for ago in (False, True):
             offset = f" offset {duration(WEEK_S)}" if ago else ""
-            found[key, ago] = " or ".join(
+            found[LENGTH_SIGNALS[side], ago] = " or ".join(
                 f"sum by ({by}) (increase({one.series(metric, '_bucket')}[{hour}]{offset}))"
                 for one in asking.dialects()
             )

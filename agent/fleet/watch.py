@@ -80,7 +80,9 @@ class FleetWatch:
         """
         self._selector, self._wall = selector, wall
         self.asked = url, selector
-        self._source = PrometheusSource(url, source_settings(settings))
+        asking = source_settings(settings)
+        self._source = PrometheusSource(url, asking)
+        self._past = PrometheusSource(url, asking, pace=self._source.pace)
         self.state = FleetState(self._source.url, settings["fleet.interval_s"])
         self.adopt(settings)
 
@@ -124,6 +126,15 @@ class FleetWatch:
         )
         return None
 
+    def at(self, at_s: float) -> FleetDiagnosis:
+        """The verdict of a past moment, by the settings of now. It is asked for beside the cycles,
+        within the same limits, and changes nothing.
+
+        Raises:
+            CollectError: the metrics system does not answer, or knows no vLLM server then.
+        """
+        return diagnose(observe(self._past, replace(self._wanted, at_s=at_s)), self._profile)
+
     def crashed(self, error: Exception) -> float | None:
         """There is a bug: what was seen before says nothing of now."""
         return self._failed(f"kneewatch itself failed: {type(error).__name__}")
@@ -135,6 +146,7 @@ class FleetWatch:
     def close(self) -> None:
         """Close the connections."""
         self._source.close()
+        self._past.close()
 
     def _failed(self, why: str) -> float:
         counted = self._counted()
@@ -160,5 +172,5 @@ class FleetWatch:
             self.state,
             cycles=self.state.cycles + 1,
             queries=self._source.pace.asked,
-            retried=self._source.retried,
+            retried=self._source.retried + self._past.retried,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from kneewatch.collector.samples import Layout, Page, Series
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, Prometheus, Target, running
+from tests.diagnose.workloads import PROFILE
 from tests.programs import require
 
 END_S = 1_795_000_000
@@ -108,6 +110,27 @@ def test_prompts_that_grew_within_the_week_are_told(main: Main, prometheus: Prom
     assert evidence["value"] == pytest.approx(0.9 - SHORT_NOW, abs=0.01)
     assert "above 1000 tokens" in evidence["text"]
     assert cause["severity"] == "info"
+
+
+def test_a_stated_profile_is_looked_at_beside_the_week(
+    main: Main, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    """Four replicas finish one request a second each; 2.5 a second were planned for."""
+    (tmp_path / "p.toml").write_text(
+        PROFILE.replace("p50_tokens = 1000", "p50_tokens = 500")
+        .replace("p95_tokens = 4000", "p95_tokens = 1000")
+        .replace("requests_per_s = 8", "requests_per_s = 2")
+    )
+    found = sized(main, prometheus, "--workload-profile", "p.toml")["causes"]
+    (cause,) = [one for one in found if one["id"] == "workload_drift"]
+    assert "a week ago. Against the profile p.toml: prompts are longer" in cause["summary"]
+    assert "arrivals are 1.6 times its peak" in cause["summary"]
+    shifts = {one["signal"]: one["value"] for one in cause["evidence"]}
+    assert shifts["prompt_tokens_shift_ratio"] == pytest.approx(0.95 - SHORT_NOW, abs=0.01)
+    assert shifts["arrival_peak_ratio"] == pytest.approx(4 / 2.5, rel=0.01)
+    wrong = main("diagnose", "--prometheus", "http://127.0.0.1:1", "--workload-profile", "q.toml")
+    assert wrong.status == 2
+    assert "q.toml is not there" in wrong.err
 
 
 def test_the_stated_price_counts(main: Main, prometheus: Prometheus) -> None:

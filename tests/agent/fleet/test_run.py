@@ -14,12 +14,14 @@ import pytest
 from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
+from kneewatch.reports.fleet_document import document
 from tests import fleets
 from tests.agent.daemon.made import until
 from tests.agent.daemon.running import Daemon
+from tests.agent.fleet.watching import watched
 from tests.agent.notify.web import Taker
 from tests.agent.running import run
-from tests.collector.oracle import LOOPBACK, running
+from tests.collector.oracle import LOOPBACK, Prometheus, running
 from tests.programs import require
 
 REPLICAS = 24
@@ -74,6 +76,19 @@ def taker() -> Iterator[Taker]:
     made.close()
 
 
+def check_the_past(daemon: Daemon, server: Prometheus) -> None:
+    """A past moment is told as `diagnose --prometheus --at` tells it, by either address."""
+    at_s = int(time.time()) - 20
+    then: dict[str, Any] = json.loads(daemon.get(f"/api/v1/triage?at={at_s}&format=json"))
+    assert (then["t"], then["partial"], then["lost"]) == (at_s, False, None)
+    same = document(watched(server, at_s=float(at_s)))
+    assert {**then, "load": 0, "watch": 0} == {**same, "load": 0, "watch": 0}
+    assert then["load"]["queries"] == same["load"]["queries"], "those of the cycles are not counted"
+    assert "as it was then" in daemon.get(f"/api/v1/fleet?at={at_s}")
+    assert "as it was then" in daemon.get(f"/api/v1/fleet?at={at_s}&format=markdown")
+    assert told(daemon)["t"] > at_s, "now is told as before"
+
+
 def ids(taker: Taker) -> set[tuple[str, str]]:
     """What a receiver has been told of."""
     return {(one["target"], one["id"]) for post in taker.posts for one in post.body["events"]}
@@ -91,16 +106,16 @@ def test_a_prometheus_that_is_killed_and_comes_back(
         daemon = Daemon(tmp_path, *with_fleet).__enter__()
         try:
             until(lambda: answered(daemon))
-            document, found = told(daemon), metrics(daemon)
-            causes = {one["id"]: one["replicas"] for one in document["causes"]}
+            shown, found = told(daemon), metrics(daemon)
+            causes = {one["id"]: one["replicas"] for one in shown["causes"]}
             for cause in ("bad_node", "routing_dilution", "replica_imbalance"):
                 assert sorted(causes[cause]) == sorted(made.planted(cause)), cause
             schema = json.loads(
                 files("kneewatch.reports").joinpath("fleet.schema.json").read_bytes()
             )
             validator: Any = Draft202012Validator(schema)  # its stubs leave an argument untyped
-            validator.validate(document)
-            assert document["watch"]["queries_per_s"] == document["load"]["queries"]
+            validator.validate(shown)
+            assert shown["watch"]["queries_per_s"] == shown["load"]["queries"]
             assert value(found, "kneewatch_fleet_up") == 1
             assert {
                 labels["pool"].split("/")[0]: number
@@ -110,17 +125,18 @@ def test_a_prometheus_that_is_killed_and_comes_back(
                 labels["cause"] for labels, number in found["kneewatch_fleet_cause"] if number
             }
             assert active == causes.keys()
+            check_the_past(daemon, server)
             until(lambda: told(daemon)["watch"]["cycles"] >= 3)
             asked = told(daemon)["load"]["queries"]
-            assert asked < document["load"]["queries"], "peaks of days are not asked each time"
+            assert asked < shown["load"]["queries"], "peaks of days are not asked each time"
         except BaseException:
             daemon.__exit__()
             raise
     with daemon:
         until(lambda: told(daemon)["health"] == "unknown")
-        document, found = told(daemon), metrics(daemon)
-        assert "Connection refused" in document["lost"]
-        assert document["watch"]["failing"] >= 1
+        shown, found = told(daemon), metrics(daemon)
+        assert "Connection refused" in shown["lost"]
+        assert shown["watch"]["failing"] >= 1
         assert value(found, "kneewatch_fleet_up") == 0
         assert "kneewatch_recommended_replicas" not in found
         assert "kneewatch_fleet_cause" not in found
