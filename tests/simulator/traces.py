@@ -179,7 +179,8 @@ def report(seed: int, weeks: float, *, detailed: bool = False, jobs: int = 1) ->
     for one in traces(given, jobs=jobs):
         made.append(one)
         if len(made) % TOLD_EVERY == 0:
-            print(f"{len(made)} of {len(given)} half-days watched", file=stderr, flush=True)
+            so_far = f"{len(made)} of {len(given)} half-days watched"
+            print(f"{so_far}; {_false_words(made)}", file=stderr, flush=True)
     lines = [f"{'healthy busy trace':14}{'hours':>7}{'busy':>6}{'peak KV':>9}{'queued':>8}"
              f"{'preempted':>11}  pages; warnings"]  # fmt: skip
     for kind, _ in KINDS:
@@ -197,17 +198,30 @@ def report(seed: int, weeks: float, *, detailed: bool = False, jobs: int = 1) ->
             f"{sum(one.queued_ratio for one in rows) / len(rows):>8.3f}"
             f"{sum(one.preemptions for one in rows):>11.0f}  {_told(pages)}; {_told(warned)}"
         )
-    # A burst that the cache could not hold is no healthy trace: what was told of it was true.
-    sound = [one for one in made if not one.preemptions]
+    sound = _sound(made)
     lines.append(f"left out, for requests were preempted: {len(made) - len(sound)} of {len(made)}")
     watched = max(sum(one.hours for one in sound), 1.0) * 3600 / WEEK_S
     for word, attribute in (("pages (critical)", "pages"), ("warnings", "warnings")):
-        count = sum(sum(getattr(one, attribute).values()) for one in sound)
+        count = _count(sound, attribute)
         lines.append(
             f"false {word}: {count} in {watched:.2f} engine-weeks, {count / watched:.2f} a week; "
             f"at most {_most(count) / watched:.2f} a week with 95 % confidence"
         )
     return "\n".join(lines)
+
+
+def _sound(made: Sequence[Trace]) -> list[Trace]:
+    """Those without a burst that the cache could not hold: what was told of such a one was true."""
+    return [one for one in made if not one.preemptions]
+
+
+def _count(made: Sequence[Trace], attribute: str) -> int:
+    return sum(sum(getattr(one, attribute).values()) for one in made)
+
+
+def _false_words(made: Sequence[Trace]) -> str:
+    sound = _sound(made)
+    return f"{_count(sound, 'pages')} false pages, {_count(sound, 'warnings')} false warnings"
 
 
 def _told(counts: Counter[str]) -> str:
