@@ -10,8 +10,8 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 
-from kneewatch.collector.buckets import Buckets
 from kneewatch.collector.history import History
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.drift import Departure, Drift, Point, departure, drift
@@ -28,6 +28,10 @@ FEW = 150.0
 
 FALSE_ALARM = 1e-3
 """The chance, at most, that a comparison of independent answers calls one distribution two."""
+
+LOOKS = 2
+"""At the window, which shows at once what is plain, and at the longest one, which holds enough for
+what is not but also what was before: each may err half as often."""
 
 ALIKE = 1.0
 """Each answer counts: a cause hangs on what is told here only where many more answers than before
@@ -70,11 +74,13 @@ class OutputLengths:
         before = [sum(counts) for counts in zip(*self._quiet, strict=True)]
         if not before or before[-1] < ANSWERS_MIN:
             return None
-        now = self._now(history, window)
-        if now is None or tuple(now) != self._bounds:
-            return None
         quiet = dict(zip(self._bounds, before, strict=True))
-        return drift(quiet, now, false_alarm=FALSE_ALARM, alike=ALIKE)
+        looks = [
+            drift(quiet, now, false_alarm=FALSE_ALARM / LOOKS, alike=ALIKE)
+            for now in (_answers(window), self._now(history, window))
+            if now is not None and tuple(now) == self._bounds
+        ]
+        return max(filter(None, looks), key=_margin_ratio, default=None)
 
     def endless(self, history: History, window: Window) -> Departure | None:
         """How many more answers than are stated go far beyond what is stated; None where nothing is
@@ -86,12 +92,20 @@ class OutputLengths:
 
     def _now(self, history: History, window: Window) -> dict[float, float] | None:
         """The answers of the window by upper bound, or of the longest one where these are few."""
-        now = window.buckets(METRIC)
-        if now is not None and now.lifted[-1] * window.range_s < FEW:
-            window = Window(history, now_s=window.now_s, range_s=self._longest_s)
-            now = window.buckets(METRIC)
-        return None if now is None else _counts(now, window.range_s)
+        now = _answers(window)
+        if now is None or now[inf] >= FEW:
+            return now
+        return _answers(Window(history, now_s=window.now_s, range_s=self._longest_s))
 
 
-def _counts(buckets: Buckets, range_s: float) -> dict[float, float]:
-    return {le: rate * range_s for le, rate in zip(buckets.bounds, buckets.lifted, strict=True)}
+def _answers(window: Window) -> dict[float, float] | None:
+    """How many answers the window holds up to each bound."""
+    found = window.buckets(METRIC)
+    if found is None:
+        return None
+    counts = (rate * window.range_s for rate in found.lifted)
+    return dict(zip(found.bounds, counts, strict=True))
+
+
+def _margin_ratio(found: Drift) -> float:
+    return abs(found.shift_ratio) - found.chance_ratio

@@ -49,6 +49,18 @@ def found(lengths: OutputLengths, answers: Sequence[float]) -> Drift | None:
     return lengths.drift(History(keep_s=WINDOW_S), Counted(answers))
 
 
+def test_few_answers_that_are_plainly_longer_are_told_by_the_window_alone() -> None:
+    """The longest window holds those of before as well, and says so only minutes later."""
+    dice = random.Random(3)
+    lengths = learned([drawn(dice, 50) for _ in range(5)])
+    far = found(lengths, [1024.0] * 45)
+    assert far is not None
+    assert far.real
+    near = found(lengths, drawn(dice, 45))
+    assert near is not None
+    assert not near.real
+
+
 def test_the_same_answers_are_called_longer_no_oftener_than_stated() -> None:
     dice, tries, alarms = random.Random(7), 1000, 0
     lengths = learned([drawn(dice, 200) for _ in range(5)])
