@@ -48,7 +48,7 @@ OFFLOAD_LOAD = "kv_offload_load"
 LMCACHE_RETRIEVE = "lmcache_time_to_retrieve"
 
 CONNECTOR = "a KV connector"
-LMCACHE = "LMCache, and one engine on the page: its metrics name none"
+LMCACHE = "LMCache (on a page of one engine)"
 
 STALL_EDGES_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 """ITL's bucket bounds from half a second up: a pause that a reader of a stream sees as a stall."""
@@ -466,6 +466,12 @@ WORKLOAD = (
         "Tokens generated a second.",
         "guide 9.3; " + LOGGERS,
         core=True,
+    ),
+    Signal(
+        "large_step_per_s",
+        AboveRate("iteration_tokens_total", 256),
+        "Steps a second of more than 256 tokens: with fewer there is no prompt to split.",
+        "guide 6.4; " + LOGGERS,
     ),
     Signal(
         "iteration_tokens_mean",

@@ -54,15 +54,21 @@ def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
 
 
 def vanished_group(plan: Plan) -> Group:
-    """Dead-man alerts: silence is not health."""
+    """Dead-man alerts: silence is not health.
+
+    Several API servers show load and cache from the first request on, tokens from the start: such a
+    server is there, and has lost nothing, while it has had no prompt.
+    """
     running = plan.dialect.series("num_requests_running")
+    prompts = plan.dialect.series("prompt_tokens", "_total")
+    unused = f"(sum by ({plan.process}) ({prompts}) == 0)"
     gone_s = max(5 * plan.window_s, 20 * plan.interval_s)
     return Group(
         "kneewatch-observer",
         (
             Alert(
                 name="KneewatchNoMetrics",
-                expr=f"absent({running})",
+                expr=f"absent({running}) and absent({prompts})",
                 for_s=gone_s,
                 keep_s=0.0,
                 labels={"severity": "critical", "kneewatch": "observer"},
@@ -77,7 +83,8 @@ def vanished_group(plan: Plan) -> Group:
                 name="KneewatchMetricsVanished",
                 expr=f"sum by ({plan.process})"
                 f" (max_over_time({running}[1h]) unless {running})"
-                f" and on ({plan.process}) (up == 1)",
+                f" and on ({plan.process}) (up == 1)"
+                f" unless on ({plan.process}) {unused}",
                 for_s=gone_s,
                 keep_s=0.0,
                 labels={"severity": "warning", "kneewatch": "observer"},

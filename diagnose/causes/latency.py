@@ -48,6 +48,7 @@ def prefill_interference(facts: Facts) -> Cause | None:
         share >= STALL_SHARE
         and per_s * facts.window_s >= STALLS_MIN - COUNTED_SHORT
         and long >= LONG_MIN - COUNTED_SHORT
+        and _prompts_are_large(facts)
     )
     over = target_s is not None and tail_s > target_s and median_s <= target_s / 2
     if not (stalls or over) or facts.get("preemption_per_s") > 0 or facts.stage.number >= 2:
@@ -89,6 +90,13 @@ def prefill_interference(facts: Facts) -> Cause | None:
             f"prefills of {STALL_S:g} s and more in the window: {long:.0f}",
         )
     return case.close()
+
+
+def _prompts_are_large(facts: Facts) -> bool:
+    """Whether a step had more tokens than the smallest chunk; true where that is not known. A short
+    prompt that took half a second waited for the machine, and a smaller chunk would not cure it."""
+    per_s = facts.values.get("large_step_per_s")
+    return per_s is None or per_s * facts.window_s >= LONG_MIN - COUNTED_SHORT
 
 
 def slo_conflict(facts: Facts) -> Cause | None:

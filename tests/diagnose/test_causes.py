@@ -182,6 +182,7 @@ NEAR_MISSES = [
     ),
     # latency
     ("prefill_interference", STALLS.but(prefill_long_per_s=0.0), "stalls, and no long prefill"),
+    ("prefill_interference", STALLS.but(large_step_per_s=0.0), "no step with a large prompt"),
     ("prefill_interference", STALLS.but(itl_stall_per_s=0.03), "two stalls in the window"),
     ("prefill_interference", STALLS.but(itl_stall_time_ratio=0.04), "little time is lost"),
     ("prefill_interference", STALLS.but(preemption_per_s=0.1), "the pauses are preemptions"),

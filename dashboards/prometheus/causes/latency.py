@@ -21,7 +21,9 @@ def prefill_interference(plan: Plan) -> CauseQuery:
     stalls = (
         f"(({share} >= {number(latency.STALL_SHARE)})"
         f" and ({per_s} * {number(plan.window_s)}"
-        f" >= {number(latency.STALLS_MIN - latency.COUNTED_SHORT)}) and {longs})"
+        f" >= {number(latency.STALLS_MIN - latency.COUNTED_SHORT)}) and {longs}"
+        f" unless ({recorded('large_step_per_s')} * {number(plan.window_s)}"
+        f" < {number(latency.LONG_MIN - latency.COUNTED_SHORT)}))"
     )
     terms = [Term(share, number(latency.STALL_SHARE), 1.8, stalls)]
     when, target_s = stalls, plan.targets.itl_p99_s
