@@ -28,7 +28,7 @@ def _documents(setting: Setting) -> None:
 def _drafting(setting: Setting) -> None:
     setting.launch.num_speculative_tokens, setting.draft_cost_ratio = 3, 0.05
     setting.shape, setting.form = replace(setting.shape, acceptance_ratio=0.75), WITH_SPECULATION
-    setting.running = 5.0
+    setting.running = 3.0
 
 
 def _adapters(setting: Setting) -> None:

@@ -82,6 +82,7 @@ class QuickEngine:
         self.overfull |= books.usage_ratio > FULL_RATIO
         books.waiting = range(len(self._pending))
         books.running = range(len(self._ends))
+        books.longest_wait_s = until_s - self._pending[0][0] if self._pending else 0.0
         if self.launch.max_loras:
             names = sorted({one.request.adapter for _, _, one in self._ends})
             self.adapters_seen = {",".join(names): self.now_s}
@@ -106,17 +107,20 @@ class QuickEngine:
             self._next_s += self._rng.expovariate(self._rate)
 
     def _prefill(self, arrived_s: float, request: Request) -> None:
-        """Compute a prompt, a step's budget at a time, with all that decode in the same steps."""
-        began_s, decodes = self.now_s, len(self._ends)
-        verified, hit = 1 + self._drafted, self._hits(request)
+        """Compute a prompt, a step's budget at a time, with all that decode in the same steps.
+
+        Where these take the whole budget, it waits until one of them ends.
+        """
+        began_s, verified, hit = self.now_s, 1 + self._drafted, self._hits(request)
         fresh = left = request.prompt_tokens - hit
-        budget = self.launch.max_num_batched_tokens - decodes * verified
         while left > 0:
-            tokens = min(left, budget)
+            decodes = len(self._ends)
+            tokens = min(left, max(0, self.launch.max_num_batched_tokens - decodes * verified))
             done = request.prompt_tokens - left + tokens
             pairs = tokens * (done - tokens / 2)
             step_s = self.steps.step_s(Work(decodes, self._context, tokens, pairs, verified))
             self._advance(1, step_s, tokens)
+            self._end()
             left -= tokens
         counts, histograms = self.counters.counts, self.counters.histograms
         histograms["time_to_first_token_seconds"].add(self.now_s - arrived_s + self.steps.request_s)
@@ -158,8 +162,7 @@ class QuickEngine:
         for at, ratio in enumerate(one.accepted):
             self._accepted[at] += ratio
         self._held += request.prompt_tokens - self._prefix_tokens(request)
-        if request.output_tokens <= 1:
-            self._end()
+        self._end()
 
     def _decode(self, until_s: float) -> None:
         """Steps that are alike, until somebody ends or comes."""
@@ -170,8 +173,7 @@ class QuickEngine:
         turns = math.ceil(max(0.0, until_s - self.now_s) / step_s)
         turns = max(1, min(turns, math.ceil(self._ends[0][0] - self._turn)))
         self._advance(turns, step_s, 0)
-        if self._ends[0][0] <= self._turn:
-            self._end()
+        self._end()
 
     def _measured(self, decodes: int) -> tuple[float, float]:
         """A step's seconds without context, and those of a token of context."""
@@ -208,6 +210,7 @@ class QuickEngine:
             counts[f"spec_decode_num_accepted_tokens_per_pos_total|position={at}"] += accepted
 
     def _end(self) -> None:
+        """End what has all its tokens."""
         while self._ends and self._ends[0][0] <= self._turn:
             _, _, one = heapq.heappop(self._ends)
             request, pace = one.request, one.pace

@@ -33,6 +33,7 @@ class QuickBooks:
     usage_ratio: float = 0.0
     waiting: range = range(0)
     running: range = range(0)
+    longest_wait_s: float = 0.0
     deferred: int = 0
     queried_tokens: float = 0.0
     hit_tokens: float = 0.0

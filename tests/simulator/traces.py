@@ -36,6 +36,9 @@ WEEKS = 0.5
 PART_S = DAY_S / 2
 """A trace is half a day of one server: more servers and hours of the week in the same time."""
 
+WAITS_S = 10.0
+"""A server that lets a request wait for longer is overloaded, by the simulator's own books."""
+
 TOLD_EVERY = 20
 """Traces after which is said how far it is."""
 
@@ -54,6 +57,7 @@ class Trace:
     warnings: Counter[str]
     queued_ratio: float
     preemptions: float
+    longest_wait_s: float
     busy_ratio: float
     peak_kv_ratio: float
 
@@ -85,6 +89,7 @@ def watch(part: Part) -> Trace:
         warned,
         books.queued / books.scrapes,
         books.preemptions,
+        books.longest_wait_s,
         books.busy_s / part.lasts_s,
         books.peak_kv_ratio,
     )
@@ -95,13 +100,15 @@ class _Books:
     scrapes: int = 0
     queued: int = 0
     preemptions: float = 0.0
+    longest_wait_s: float = 0.0
     busy_s: float = 0.0
     peak_kv_ratio: float = 0.0
 
-    def note(self, waiting: int, usage_ratio: float) -> None:
-        """A scrape's truth."""
+    def note(self, waiting: int, wait_s: float, usage_ratio: float) -> None:
+        """A scrape's truth: requests in the queue, and how long the first has been there."""
         self.scrapes += 1
         self.queued += waiting > 0
+        self.longest_wait_s = max(self.longest_wait_s, wait_s)
         self.peak_kv_ratio = max(self.peak_kv_ratio, usage_ratio)
 
 
@@ -117,8 +124,9 @@ def _detailed(
     server.source.rate = load(server.rate_per_s, part.from_s, rng, for_s=part.lasts_s)
     for turn in range(1, round(part.lasts_s / SCRAPE_S) + 1):
         entry = server.scrape(turn * SCRAPE_S)
-        scheduler = server.engine.scheduler
-        books.note(len(scheduler.waiting), scheduler.blocks.usage_ratio)
+        waiting, blocks = server.engine.scheduler.waiting, server.engine.scheduler.blocks
+        wait_s = turn * SCRAPE_S - waiting[0].arrived_s if waiting else 0.0
+        books.note(len(waiting), wait_s, blocks.usage_ratio)
         yield stream.replay(entry)
     books.preemptions = server.engine.counters.counts["num_preemptions_total"]
     books.busy_s = server.steps.busy.engine_s
@@ -133,7 +141,8 @@ def _quick(
     pages = QuickPages(engine, form=setting.form)
     for turn in range(1, round(part.lasts_s / SCRAPE_S) + 1):
         engine.run(turn * SCRAPE_S)
-        books.note(len(engine.scheduler.waiting), engine.scheduler.usage_ratio)
+        known = engine.scheduler
+        books.note(len(known.waiting), known.longest_wait_s, known.usage_ratio)
         yield stream.judge(START_S + turn * SCRAPE_S, pages.page())
     books.preemptions, books.busy_s = float(engine.overfull), engine.busy_s
 
@@ -199,7 +208,10 @@ def report(seed: int, weeks: float, *, detailed: bool = False, jobs: int = 1) ->
             f"{sum(one.preemptions for one in rows):>11.0f}  {_told(pages)}; {_told(warned)}"
         )
     sound = _sound(made)
-    lines.append(f"left out, for requests were preempted: {len(made) - len(sound)} of {len(made)}")
+    lines.append(
+        f"left out, for requests were preempted or waited for more than {WAITS_S:.0f} s: "
+        f"{len(made) - len(sound)} of {len(made)}"
+    )
     watched = max(sum(one.hours for one in sound), 1.0) * 3600 / WEEK_S
     for word, attribute in (("pages (critical)", "pages"), ("warnings", "warnings")):
         count = _count(sound, attribute)
@@ -211,8 +223,9 @@ def report(seed: int, weeks: float, *, detailed: bool = False, jobs: int = 1) ->
 
 
 def _sound(made: Sequence[Trace]) -> list[Trace]:
-    """Those without a burst that the cache could not hold: what was told of such a one was true."""
-    return [one for one in made if not one.preemptions]
+    """Those without a burst that cache or GPUs could not take: what was told of such a one was
+    true."""
+    return [one for one in made if not one.preemptions and one.longest_wait_s <= WAITS_S]
 
 
 def _count(made: Sequence[Trace], attribute: str) -> int:
