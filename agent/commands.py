@@ -116,7 +116,7 @@ def _watch(
         say("interrupted: this is what was seen until now")
     progress([], 0.0, 0.0)
     if worst is not None and worst.severity > max(d.severity for d in last):
-        first = worst.causes[0].id if worst.causes else "findings"
+        first = worst.headline or "findings"
         say(f"this is how it ended; at {clock(worst.t_s)} UTC it was {worst.health} ({first})")
     return last
 

@@ -91,6 +91,8 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise SettingsError(f"settings file {file}: {exc.strerror or exc}") from exc
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise SettingsError(f"settings file {file}: {exc}") from exc
+    except RecursionError as exc:  # a reload must not end the daemon
+        raise SettingsError(f"settings file {file}: is nested too deeply") from exc
     return flattened(document)
 
 

@@ -57,6 +57,18 @@ class Diagnosis:
         )
 
     @property
+    def headline(self) -> str:
+        """What the verdict rests on, in a word: the first cause's id, or the worst finding's rule
+        where that cause is a note beside something worse. Empty where there is no cause."""
+        if not self.causes:
+            return ""
+        if self.causes[0].severity >= min(self.severity, Severity.WARNING):
+            return self.causes[0].id
+        worst = max(self.findings, key=lambda finding: finding.severity, default=None)
+        graver = worst is not None and worst.severity >= Severity.WARNING
+        return worst.rule.id if worst is not None and graver else ""
+
+    @property
     def severity(self) -> Severity:
         """The worst of causes, stage and findings."""
         return worst_of(self.causes, self.stage, self.findings)

@@ -231,7 +231,7 @@ def _body(diagnosis: Diagnosis, style: Style) -> list[str]:
 
 def _verdict(diagnosis: Diagnosis, style: Style) -> str:
     verdict = style.paint(VERDICTS[diagnosis.health], diagnosis.health)
-    first = f"  {style.bold(diagnosis.causes[0].id)}" if diagnosis.causes else ""
+    first = f"  {style.bold(diagnosis.headline)}" if diagnosis.headline else ""
     # One that fails is asked ever more rarely: durations are counted to its newest scrape.
     as_of = "" if diagnosis.was_read else f", tried last at {clock(diagnosis.t_s)} UTC"
     return f"{verdict}{first}  {who(diagnosis)}{as_of}"

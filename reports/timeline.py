@@ -92,7 +92,7 @@ def progress(
 ) -> str:
     """One line while watching, no longer than the terminal is wide."""
     worst = max(diagnoses, key=lambda diagnosis: diagnosis.severity)
-    first = f"  {worst.causes[0].id}" if worst.causes else ""
+    first = f"  {worst.headline}" if worst.headline else ""
     line = f"watching {elapsed_s:.0f} of {span(watch_s)}  {SHORT_VERDICTS[worst.health]}{first}  "
     return cut(line + brief_words(worst, width - len(line)), width).rstrip()
 
@@ -102,10 +102,11 @@ def _heading(mark: str, what: str, t_s: float) -> str:
 
 
 def _causes(diagnosis: Diagnosis) -> str:
-    if not diagnosis.causes:
+    first = diagnosis.headline
+    if not first:
         return "-"
-    more = len(diagnosis.causes) - 1
-    return diagnosis.causes[0].id + (f" +{more}" if more else "")
+    more = sum(cause.id != first for cause in diagnosis.causes)
+    return first + (f" +{more}" if more else "")
 
 
 def _numbers(diagnosis: Diagnosis, width: int) -> str:

@@ -113,8 +113,9 @@ def _verdict(diagnosis: Diagnosis | None) -> str:
     if diagnosis is None:
         return ""
     told = VERDICTS[diagnosis.health]
-    if diagnosis.causes:
-        told += f" {diagnosis.causes[0].id}: {diagnosis.causes[0].summary}"
+    if first := diagnosis.headline:
+        causes = {cause.id: f": {cause.summary}" for cause in diagnosis.causes}
+        told += f" {first}{causes.get(first, '')}"
     stage = diagnosis.stage
     return f"{told} (KV cascade stage {stage.number}, {stage.name})" if stage else told
 

@@ -103,7 +103,7 @@ def _first(row: Row) -> str:
         return f"silent for {span(row.quiet_s)}"
     if row.diagnosis is None:
         return "no scrape yet"
-    return row.diagnosis.causes[0].id if row.diagnosis.causes else "-"
+    return row.diagnosis.headline or "-"
 
 
 def _numbers(width: int) -> Sequence[tuple[str, str, int, Callable[[float], str]]]:

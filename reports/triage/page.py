@@ -105,7 +105,7 @@ def _title(worst: Standing | None) -> str:
     if worst is None:
         return "no targets"
     found = worst.diagnosis
-    cause = f" {found.causes[0].id}" if found and found.causes else ""
+    cause = f" {found.headline}" if found and found.headline else ""
     return f"{worst.verdict}{cause} · {worst.target.name}"
 
 
