@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -73,6 +74,9 @@ class TargetMonitor:
             from kneewatch.diagnose.beside import Beside
 
             self._beside = Beside(scale=self.profile.scale)
+        replicas = Counter((engine.key.model, engine.key.replica) for engine in engines)
+        for engine in engines:
+            engine.learned.workload.beside(replicas[engine.key.model, engine.key.replica])
         by_newest = {id(engine.newest): engine for engine in engines}
         among = self._beside.told(t_s, found)
         for before, after in zip(found, among, strict=True):

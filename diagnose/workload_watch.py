@@ -87,8 +87,13 @@ class WorkloadWatch:
         self._grown = workload is not None and workload.grown
         self.points = points_of(stated)
         self._peak_per_s = _peak_per_s(stated)
+        self._engines = _stated_engines(stated)
         self._step_s = STEP_WINDOWS * window_s
         self._kept: deque[_Counts] = deque(maxlen=STEPS + 1)
+
+    def beside(self, engines: int) -> None:
+        """Take how many engines of the page share the replica's requests."""
+        self._engines = max(self._engines, engines)
 
     def forget(self) -> None:
         """The process was replaced: its counters begin anew."""
@@ -125,7 +130,7 @@ class WorkloadWatch:
             lengths,
             live,
             now.requests - first.requests,
-            (peak_per_s or 0.0) * span_s,
+            (peak_per_s or 0.0) / self._engines * span_s,
         )
 
 
@@ -162,13 +167,15 @@ def _quantile(
 
 
 def _peak_per_s(stated: Stated) -> float | None:
-    """One engine's share of the stated peak, requests/s; None where nobody knows it."""
+    """One replica's share of the stated peak, requests/s; None where nobody knows it."""
     workload = stated.workload
     if workload is None or workload.peak_requests_per_s is None or stated.replicas is None:
         return None
-    launch = stated.launch
-    engines = (launch and launch.count("--data-parallel-size")) or 1
-    return workload.peak_requests_per_s / (stated.replicas * engines)
+    return workload.peak_requests_per_s / stated.replicas
+
+
+def _stated_engines(stated: Stated) -> int:
+    return (stated.launch and stated.launch.count("--data-parallel-size")) or 1
 
 
 def _counts(t_s: float, history: History) -> _Counts:

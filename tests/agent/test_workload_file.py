@@ -39,6 +39,7 @@ def profiles(tmp_path: Path) -> None:
     (tmp_path / "fits.toml").write_text(FITS)
     (tmp_path / "far.toml").write_text(FAR)
     (tmp_path / "typo.toml").write_text(PROFILE.replace("input_p95_tokens", "input_p95"))
+    (tmp_path / "deep.toml").write_text(f"name = {'[' * 5000}")
 
 
 def replayed(main: Main, *flags: str) -> list[dict[str, Any]]:
@@ -88,6 +89,7 @@ def test_the_shipped_example_is_one(main: Main) -> None:
     [
         ("typo.toml", "typo.toml: lengths.input_p95 is not known; did you mean input_p95_tokens?"),
         ("none.toml", "none.toml is not there"),
+        ("deep.toml", "deep.toml: is nested too deeply"),
         (".", ". is no regular file"),
     ],
 )

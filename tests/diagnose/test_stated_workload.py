@@ -24,10 +24,11 @@ from kneewatch.diagnose.recommend.launch import parse_launch
 from kneewatch.diagnose.stated_workload import ANSWERS, PROMPTS
 from kneewatch.diagnose.workload_watch import RATE, SHIFTS
 from kneewatch.rules.model import Severity
+from tests.collector.name_pages import labelled
 from tests.diagnose.situations import CALM, CONCLUSIVE
 from tests.diagnose.streams import START_S
 from tests.diagnose.workloads import POINTS, PROFILE, Requests, answer, as_stated, prompt, stated
-from tests.pages import restarted
+from tests.pages import engine_only, restarted
 
 MINUTE_S = 60.0
 TIERS = """
@@ -142,6 +143,17 @@ def test_a_share_is_by_data_parallel_engines_too() -> None:
     known = Stated(workload=stated(), replicas=2, launch=launch)
     told = watch(Requests(), minutes=8, each=150, known=known)
     assert told[-1].values[RATE] == pytest.approx(1.0)
+
+
+def test_engines_of_one_page_share_the_peak_whatever_the_launch_says() -> None:
+    requests = Requests()
+    stream = TargetStream("tiny", Profile(stated=Stated(workload=stated(), replicas=2)), Limits())
+    told = list[Diagnosis]()
+    for minute in range(8):
+        page = requests.page(150)
+        both = "".join(engine_only(labelled(page, engine=name)) for name in ("0", "1"))
+        told += stream.take(START_S + minute * MINUTE_S, both, "")
+    assert [one.values[RATE] for one in told[-2:]] == pytest.approx([1.0, 1.0])
 
 
 def test_what_a_rate_needs_is_said_where_it_is_lacking() -> None:

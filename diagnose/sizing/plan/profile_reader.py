@@ -56,6 +56,8 @@ def read_profile(
         document: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise SettingsError(f"{origin}: {exc}") from exc
+    except RecursionError as exc:
+        raise SettingsError(f"{origin}: is nested too deeply") from exc
     for place, values in (stated or {}).items():
         own: object = document.get(place, {})
         if isinstance(own, dict):
