@@ -25,6 +25,7 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
     ITL: (*(0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, INF),),
     TTFT: (0.1, 0.5, 1.0, 2.5, 10.0, INF),
     PREFILL: (0.3, 0.5, 0.8, 1.0, 2.5, 10.0, INF),
+    "iteration_tokens_total": (1.0, 8.0, 256.0, 512.0, INF),
 }
 LABEL_VALUES: Mapping[str, tuple[str, ...]] = {
     "reason": ("capacity", "deferred"),
