@@ -13,14 +13,21 @@ import orjson
 from kneewatch.agent.benchmarks import sweeps_of
 from kneewatch.agent.model_files import named_model
 from kneewatch.agent.printing import NO_DATA, OK, say, style
-from kneewatch.agent.size_inputs import asked, choices_of, over_profile, refuse_beside_plan, text_of
+from kneewatch.agent.size_inputs import (
+    asked,
+    choices_of,
+    over_profile,
+    profile_text,
+    refuse_beside_plan,
+    text_of,
+)
 from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Sweep
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark
 from kneewatch.diagnose.sizing.benchmark.reading import read_benchmark
 from kneewatch.diagnose.sizing.benchmark.scaling import Scaling, scaling
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.plan.profile_reader import example_profile, read_profile
+from kneewatch.diagnose.sizing.plan.profile_reader import read_profile
 from kneewatch.diagnose.sizing.plan.text import plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.question import Question
@@ -151,9 +158,9 @@ def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
 
 
 def _plan(given: dict[str, Any]) -> Told:
-    """The guide's thirteen steps for a workload profile; `example` is the shipped one."""
+    """The guide's thirteen steps for a workload profile."""
     path = given["plan"]
-    text = example_profile() if path == "example" else text_of(path, "plan")
+    text = profile_text(path, "plan")
     refuse_beside_plan(given)
     profile = read_profile(text, origin=path, stated=over_profile(given))
     folder = Path(path).parent

@@ -17,6 +17,7 @@ from kneewatch.diagnose.sizing.memory.draft import Draft
 from kneewatch.diagnose.sizing.memory.setup import Setup
 from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, parse_version
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, Parallel
+from kneewatch.diagnose.sizing.plan.profile_reader import example_profile
 from kneewatch.diagnose.sizing.question import Question
 from kneewatch.diagnose.sizing.search.space import Choices
 
@@ -208,6 +209,15 @@ def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
     if given["kv_cache_dtype"] != "auto":
         stated.setdefault("deployment", {})["kv_cache_dtype"] = given["kv_cache_dtype"]
     return stated
+
+
+def profile_text(path: str, name: str) -> str:
+    """The text of a workload profile; `example` is the shipped one.
+
+    Raises:
+        SizingError: as `text_of`.
+    """
+    return example_profile() if path == "example" else text_of(path, name)
 
 
 def text_of(path: str, name: str) -> str:

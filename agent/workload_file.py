@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from kneewatch.diagnose.stated_workload import StatedWorkload
 
 SETTING = "workload_profile"
-EXAMPLE = "example"
 
 
 def stated_workload(settings: Settings) -> StatedWorkload | None:
@@ -41,12 +40,11 @@ def named_profile(settings: Settings, key: str = SETTING) -> WorkloadProfile | N
     if path is None:
         return None
     # Here: no daemon without a profile pays for the plan's modules.
-    from kneewatch.agent.size_inputs import text_of
+    from kneewatch.agent.size_inputs import profile_text
     from kneewatch.diagnose.sizing.inputs import SizingError
-    from kneewatch.diagnose.sizing.plan.profile_reader import example_profile, read_profile
+    from kneewatch.diagnose.sizing.plan.profile_reader import read_profile
 
     try:
-        text = example_profile() if path == EXAMPLE else text_of(path, key)
-        return read_profile(text, origin=path)
+        return read_profile(profile_text(path, key), origin=path)
     except (SettingsError, SizingError) as exc:
         raise SettingsError(f"{settings.origin(key)}: {exc}") from exc

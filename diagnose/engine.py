@@ -284,7 +284,7 @@ class EngineMonitor:
             self._catalogue.core,
             reading.impossible,
             blind=self._blind,
-            unused=unused(self.history),
+            unused=self._blind > 0 and unused(self.history),
         )
         if missing is not None:
             concluded.append(missing)

@@ -52,6 +52,19 @@ class Point(NamedTuple):
 FIELDS = len(Point._fields)
 
 
+LOAD_SIGNALS = ("running_avg", "waiting_avg")
+SERVED_SIGNALS = (
+    "completed_per_s",
+    "generation_tokens_per_s",
+    "e2e_mean_s",
+    "output_tokens_mean",
+)
+"""Signals without which a window is no point."""
+
+POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
+"""Signals that `point_of` makes a point of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """A figure with the middle half of its windows."""

@@ -77,25 +77,26 @@ class OutputLengths:
         quiet = dict(zip(self._bounds, before, strict=True))
         looks = [
             drift(quiet, now, false_alarm=FALSE_ALARM / LOOKS, alike=ALIKE)
-            for now in (_answers(window), self._now(history, window))
-            if now is not None and tuple(now) == self._bounds
+            for now in self._looks(history, window)
+            if tuple(now) == self._bounds
         ]
         return max(filter(None, looks), key=_margin_ratio, default=None)
 
     def endless(self, history: History, window: Window) -> Departure | None:
         """How many more answers than are stated go far beyond what is stated; None where nothing is
         stated, or there is no answer."""
-        now = self._now(history, window) if self._endless else None
-        if now is None:
+        looks = self._looks(history, window) if self._endless else []
+        if not looks:
             return None
-        return departure(self._endless, now, false_alarm=FALSE_ALARM, alike=ALIKE)
+        return departure(self._endless, looks[-1], false_alarm=FALSE_ALARM, alike=ALIKE)
 
-    def _now(self, history: History, window: Window) -> dict[float, float] | None:
-        """The answers of the window by upper bound, or of the longest one where these are few."""
-        now = _answers(window)
-        if now is None or now[inf] >= FEW:
-            return now
-        return _answers(Window(history, now_s=window.now_s, range_s=self._longest_s))
+    def _looks(self, history: History, window: Window) -> list[dict[float, float]]:
+        """The answers of the window by upper bound, and of the longest one where these are few."""
+        looks = [_answers(window)]
+        if looks[0] is not None and looks[0][inf] < FEW:
+            longest = Window(history, now_s=window.now_s, range_s=self._longest_s)
+            looks.append(_answers(longest))
+        return [now for now in looks if now is not None]
 
 
 def _answers(window: Window) -> dict[float, float] | None:

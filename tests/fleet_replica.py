@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.agent.report.windows import CURVE
 from kneewatch.dashboards.prometheus.model import recorded
+from kneewatch.diagnose.knee import POINT_SIGNALS
 from tests.fleets import ITL_LE, SECONDS_LE, TOKENS_LE, TTFT_LE
 
 Floats = npt.NDArray[np.float64]
@@ -196,7 +196,7 @@ class Replica:
             "itl_p99_s": np.where(self.pressed, 0.3, 0.04),
             "cascade_severity": np.where(self.pressed, 3.0, 0.0),
         }
-        for key in (*CURVE, "cascade_severity"):
+        for key in (*POINT_SIGNALS, "cascade_severity"):
             yield recorded(key), self.labels, self._seen(kept[key])
 
 

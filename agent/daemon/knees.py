@@ -17,11 +17,19 @@ from functools import partial
 from typing import Protocol
 
 from kneewatch.agent.daemon.weekly_peaks import ReadsHistory
-from kneewatch.agent.store.model import DAY_S, ConfigChange, Series, StoredEngine
+from kneewatch.agent.store.model import DAY_S, ConfigChange, Series
 from kneewatch.collector.base import StoreError
 from kneewatch.collector.names.page import EngineKey
 from kneewatch.diagnose.engine import EngineMonitor
-from kneewatch.diagnose.knee import FORGOTTEN_S, IN_FLIGHT_MIN, Point, point_of, step_of
+from kneewatch.diagnose.knee import (
+    FORGOTTEN_S,
+    IN_FLIGHT_MIN,
+    LOAD_SIGNALS,
+    POINT_SIGNALS,
+    Point,
+    point_of,
+    step_of,
+)
 from kneewatch.diagnose.launches import same_launch
 from kneewatch.diagnose.live_knee import POINTS_KEPT, LiveKnee
 
@@ -39,18 +47,6 @@ REST = 3.0
 
 READ_S = 1.0
 """CPU time that one engine's history is worth; days that take longer stay unread, oldest first."""
-
-LOAD = ("running_avg", "waiting_avg")
-POINT = (
-    *LOAD,
-    "completed_per_s",
-    "generation_tokens_per_s",
-    "e2e_mean_s",
-    "output_tokens_mean",
-    "ttft_p99_s",
-    "itl_p99_s",
-)
-"""Signals that a point of the curve is made of."""
 
 
 class ReadsLaunches(ReadsHistory, Protocol):
@@ -126,7 +122,7 @@ class Knees:
 
     def _days(self, one: Asked) -> Iterator[None]:
         known = self._history.engines(one.target)
-        engine = next((engine for engine in known if _key(engine) == one.key), None)
+        engine = next((engine for engine in known if engine.key == one.key), None)
         if engine is None:
             return
         launches = self._history.configs(engine.id, from_s=-math.inf, to_s=math.inf)
@@ -137,8 +133,8 @@ class Knees:
             began_s = self._clock_s()
             from_s = max(since_s, until_s - DAY_S)
             read = partial(self._history.signals, engine.id, from_s=from_s, to_s=until_s)
-            if windows.empty or windows.lacks(read(LOAD)):
-                windows.older(read(POINT))
+            if windows.empty or windows.lacks(read(LOAD_SIGNALS)):
+                windows.older(read(POINT_SIGNALS))
             until_s = math.nextafter(from_s, -math.inf)
             spent_s += self._clock_s() - began_s
             yield
@@ -193,7 +189,7 @@ class Windows:
 def loads_of(series: Series, window_s: float) -> Iterator[float]:
     """Requests in flight, once a window, where there were any."""
     times = series.times
-    running, waiting = (series.values[key] for key in LOAD)
+    running, waiting = (series.values[key] for key in LOAD_SIGNALS)
     at = 0
     while at < len(times):
         load = running[at] + waiting[at]
@@ -205,7 +201,7 @@ def loads_of(series: Series, window_s: float) -> Iterator[float]:
 def windows_of(series: Series, window_s: float) -> Iterator[Point]:
     """The windows that say something about latency under load, none reaching into another."""
     times, columns = series.times, series.values
-    running, waiting = (columns[key] for key in LOAD)
+    running, waiting = (columns[key] for key in LOAD_SIGNALS)
     at = 0
     while at < len(times):
         if running[at] + waiting[at] < IN_FLIGHT_MIN:  # most of a quiet day; NaN is not less
@@ -228,10 +224,6 @@ def launched_s(changes: Sequence[ConfigChange], config: Mapping[str, str]) -> fl
             break
         since_s = change.t_s
     return since_s
-
-
-def _key(engine: StoredEngine) -> EngineKey:
-    return EngineKey(engine.model, engine.engine, engine.replica)
 
 
 def _known(value: float) -> float | None:

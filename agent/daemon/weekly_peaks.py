@@ -48,7 +48,7 @@ def engines_seen(
     for spec in targets:
         for one in history.engines(spec.name):
             if now_s - one.last_s < SEEN_S:
-                yield (spec.name, EngineKey(one.model, one.engine, one.replica)), one
+                yield (spec.name, one.key), one
 
 
 class WeeklyPeaks:

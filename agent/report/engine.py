@@ -12,9 +12,10 @@ from kneewatch.agent.report.bulk import Floats
 from kneewatch.agent.report.counting import BY_SOURCE, Increases
 from kneewatch.agent.report.history import History, Signals
 from kneewatch.agent.report.levels import gap_s, hours
-from kneewatch.agent.report.windows import CURVE, in_flight, points
+from kneewatch.agent.report.windows import in_flight, points
 from kneewatch.agent.store.model import StoredEngine
 from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.diagnose.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.grid import HOUR_S, Grid
 from kneewatch.reports.weekly.happened import Episode, EpisodeObserved
 from kneewatch.reports.weekly.measures import (
@@ -64,7 +65,7 @@ class EngineHistory:
     ) -> EngineHistory:
         """Reads them."""
         span = {"from_s": grid.from_s - MARGIN_S, "to_s": grid.to_s + MARGIN_S}
-        keys = tuple(dict.fromkeys((*LEVELS, *CURVE)))
+        keys = tuple(dict.fromkeys((*LEVELS, *POINT_SIGNALS)))
         changes = history.configs(engine.id, **span)
         increases = Increases(
             history.counter_arrays(engine.id, METRICS, **span),

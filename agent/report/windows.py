@@ -6,22 +6,16 @@ import numpy as np
 
 from kneewatch.agent.report.bulk import Floats
 from kneewatch.agent.report.history import Signals
-from kneewatch.diagnose.knee import IN_FLIGHT_MIN, POINTS_KEPT, Point, point_of, step_of
-from kneewatch.reports.weekly.observed import InFlight
-
-CURVE = (
-    "running_avg",
-    "waiting_avg",
-    "completed_per_s",
-    "generation_tokens_per_s",
-    "e2e_mean_s",
-    "output_tokens_mean",
-    "ttft_p99_s",
-    "itl_p99_s",
+from kneewatch.diagnose.knee import (
+    IN_FLIGHT_MIN,
+    POINT_SIGNALS,
+    POINTS_KEPT,
+    SERVED_SIGNALS,
+    Point,
+    point_of,
+    step_of,
 )
-"""Signals that a point is made of."""
-
-NEEDED = CURVE[2:6]
+from kneewatch.reports.weekly.observed import InFlight
 
 
 def in_flight(signals: Signals, *, window_s: float) -> InFlight | None:
@@ -45,7 +39,7 @@ def points(signals: Signals, *, window_s: float) -> list[Point]:
     rows = _one_a_window(signals, window_s)
     load = _load(signals)
     useful = load[rows] >= IN_FLIGHT_MIN
-    for key in NEEDED:
+    for key in SERVED_SIGNALS:
         useful &= signals.values[key][rows] > 0
     by_step: dict[int, list[int]] = {}
     for row in rows[useful].tolist():
@@ -74,6 +68,7 @@ def _load(signals: Signals) -> Floats:
 
 def _point(signals: Signals, row: int, window_s: float) -> Point | None:
     values = {
-        key: None if np.isnan(value := signals.values[key][row]) else float(value) for key in CURVE
+        key: None if np.isnan(value := signals.values[key][row]) else float(value)
+        for key in POINT_SIGNALS
     }
     return point_of(float(signals.times[row]), values, window_s)

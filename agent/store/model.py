@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kneewatch.collector.history import Column
+from kneewatch.collector.names.page import EngineKey
 from kneewatch.rules.model import Severity
 
 KINDS = ("stage", "cause", "health")
@@ -50,6 +51,11 @@ class StoredEngine:
     labels: Mapping[str, str]
     first_s: float
     last_s: float
+
+    @property
+    def key(self) -> EngineKey:
+        """What pages call it."""
+        return EngineKey(self.model, self.engine, self.replica)
 
 
 class StoredScrape(NamedTuple):

@@ -17,7 +17,7 @@ from kneewatch.diagnose.stated_workload import ANSWERS, METRICS, PROMPTS, Stated
 from tests.diagnose.streams import bodies
 from tests.pages import with_values
 
-PROFILE = """
+SMALLEST = """
 [lengths]
 input_p50_tokens = 1000
 input_p95_tokens = 4000
@@ -28,12 +28,14 @@ output_p99_tokens = 900
 [traffic]
 kind = "online"
 archetype = "chat"
-peak_requests_per_s = 8
-growth_ratio = 0.25
+peak_requests_per_s = 120
 [deployment]
 model = "meta-llama/Llama-3.3-70B-Instruct"
 gpus = ["h100-sxm"]
 """
+"""A profile with nothing but what has to be there."""
+
+PROFILE = SMALLEST.replace("_per_s = 120", "_per_s = 8\ngrowth_ratio = 0.25")
 POINTS = (Point(0.5, 1000.0, 1000.0), Point(0.95, 4000.0, 4000.0), Point(0.99, 8000.0, 8000.0))
 """What it says of inputs."""
 

@@ -22,11 +22,11 @@ from kneewatch.agent.report.prometheus.resolution import (
     steps,
 )
 from kneewatch.agent.report.prometheus.roll import Roll, Rolled, frozen
-from kneewatch.agent.report.windows import CURVE
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
 from kneewatch.dashboards.prometheus.hourly import COUNTERS
 from kneewatch.diagnose.causes import UNDISTURBING
 from kneewatch.diagnose.fleet.shape import Key
+from kneewatch.diagnose.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.grid import Grid
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, TALLIES
 
@@ -164,19 +164,19 @@ class Reading:
                 at,
             )
 
-        rows = made(queries.curve_recorded, CURVE[:1]) if roll.shape.recorded else {}
-        first = rows.get(f"curve {CURVE[0]}", {})
+        rows = made(queries.curve_recorded, POINT_SIGNALS[:1]) if roll.shape.recorded else {}
+        first = rows.get(f"curve {POINT_SIGNALS[0]}", {})
         kept = all(one.key in first for one in chosen)
         text = queries.curve_recorded if kept else queries.curve
-        rows = made(text, CURVE)
+        rows = made(text, POINT_SIGNALS)
         nothing = np.full(at.count, np.nan)
         times = at.begins_s + at.step_s
         return {
             one.key: Signals(
-                times, {key: rows[f"curve {key}"].get(one.key, nothing) for key in CURVE}
+                times, {key: rows[f"curve {key}"].get(one.key, nothing) for key in POINT_SIGNALS}
             )
             for one in chosen
-        }, CURVE if kept else ()
+        }, POINT_SIGNALS if kept else ()
 
     def _of_engine(self, text: Callable[[float], str]) -> Query:
         return Query(text, self._roll.shape.key, self._engines, self._scraped(1))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.knees import LOAD, POINT, RETRY_S, Knees, Windows
+from kneewatch.agent.daemon.knees import RETRY_S, Knees, Windows
 from kneewatch.agent.daemon.watch import Watch
 from kneewatch.agent.store.cycle import Cycle
 from kneewatch.agent.store.model import DAY_S, ConfigChange, Retention, Series, StoredEngine
@@ -25,7 +25,7 @@ from kneewatch.collector.base import StoreError
 from kneewatch.collector.names.page import EngineKey
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.engine import Catalogue, EngineMonitor
-from kneewatch.diagnose.knee import LearnedKnee
+from kneewatch.diagnose.knee import LOAD_SIGNALS, POINT_SIGNALS, LearnedKnee
 from kneewatch.diagnose.launches import same_launch
 from kneewatch.diagnose.live_knee import LiveKnee
 from kneewatch.diagnose.profile import Profile
@@ -201,7 +201,7 @@ class Held:
         """A scrape a minute, four of each load."""
         del engine_id
         self.reads += 1
-        self.whole += len(keys) > len(LOAD)
+        self.whole += len(keys) > len(LOAD_SIGNALS)
         first, last = math.ceil(from_s / 60), math.floor(to_s / 60)
         said = [SAID[at // 4 % len(LOADS)] for at in range(first, last + 1)]
         times = array("d", [60.0 * at for at in range(first, last + 1)])
@@ -255,7 +255,7 @@ def test_a_history_that_is_gone_is_asked_again_later(caplog: pytest.LogCaptureFi
 def test_no_window_reaches_into_another() -> None:
     history, windows = Held(), Windows(100.0)
     for end_s in (NOW_S, NOW_S - 3660.0):
-        windows.older(history.signals(7, POINT, from_s=end_s - 3600.0, to_s=end_s))
+        windows.older(history.signals(7, POINT_SIGNALS, from_s=end_s - 3600.0, to_s=end_s))
     times = [point.t_s for point in windows.points()]
     assert len(times) > 40
     assert all(after - before >= 100.0 for before, after in pairwise(times))

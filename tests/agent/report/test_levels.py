@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.report.history import Signals
 from kneewatch.agent.report.levels import gap_s, hours
-from kneewatch.agent.report.windows import CURVE
+from kneewatch.diagnose.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.measures import KV_USAGE, LEVELS
 from kneewatch.reports.weekly.spans import SERVING
 
 
 def signals(times: list[float], **values: list[float]) -> Signals:
     """Signals, those not given unknown."""
-    keys = dict.fromkeys((*LEVELS, *CURVE))
+    keys = dict.fromkeys((*LEVELS, *POINT_SIGNALS))
     return Signals(
         np.array(times),
         {key: np.array(values.get(key, [math.nan] * len(times))) for key in keys},

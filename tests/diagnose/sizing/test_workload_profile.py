@@ -14,25 +14,9 @@ from kneewatch.collector.base import SettingsError
 from kneewatch.diagnose.sizing.plan.profile import Lengths
 from kneewatch.diagnose.sizing.plan.profile_keys import TABLES, TIER
 from kneewatch.diagnose.sizing.plan.profile_reader import example_profile, read_profile
+from tests.diagnose.workloads import SMALLEST
 
 DOCS = Path(__file__).parents[3] / "docs" / "plan.md"
-
-SMALLEST = """
-[lengths]
-input_p50_tokens = 1000
-input_p95_tokens = 4000
-input_p99_tokens = 8000
-output_p50_tokens = 200
-output_p95_tokens = 500
-output_p99_tokens = 900
-[traffic]
-kind = "online"
-archetype = "chat"
-peak_requests_per_s = 120
-[deployment]
-model = "meta-llama/Llama-3.3-70B-Instruct"
-gpus = ["h100-sxm"]
-"""
 
 
 def changed(old: str, new: str) -> str:
