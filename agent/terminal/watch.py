@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -138,6 +139,9 @@ def show(feeds: Sequence[Feed], pace: Pace, *, where: str) -> int:
     view = View(
         wall, pace, where=where, glyphs=glyphs, colour=colour, over=lambda: work.bug is not None
     )
+    # It ends with its terminal also where its parent ignores SIGHUP: textual would read the end of
+    # its input again and again.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     work.start()
     try:
         view.run(mouse=False)

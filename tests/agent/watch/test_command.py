@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.api.serving import SICK_STATE, served, service_of
-from tests.agent.running import Main, bodies, capture, in_turn
+from tests.agent.running import ARGV, PATIENCE_S, Main, bodies, capture, in_turn
 from tests.agent.terminal import on_terminal
 from tests.agent.watch.session import Session
 from tests.collector.servers import Start
@@ -83,11 +83,14 @@ def test_however_it_ends_the_terminal_is_given_back(
         assert session.restored
 
 
-def test_a_terminal_that_goes_away_ends_it(tmp_path: Path) -> None:
-    with Session(WELL, cwd=tmp_path) as session:
+@pytest.mark.parametrize("before", ["", "trap '' HUP; "], ids=["as usual", "SIGHUP ignored"])
+def test_a_terminal_that_goes_away_ends_it(tmp_path: Path, before: str) -> None:
+    """Also where what starts it ignores SIGHUP; the tests themselves may run that way."""
+    program = ("sh", "-c", f'{before}exec "$@"', "sh", *ARGV, "watch")
+    with Session(WELL, cwd=tmp_path, program=program) as session:
         session.shows("healthy_light")
         session.hang_up()
-        assert session.process.wait(20) == -signal.SIGHUP
+        assert session.process.wait(PATIENCE_S) == -signal.SIGHUP
 
 
 def test_live_servers_one_of_them_down(serving: Start, tmp_path: Path) -> None:
