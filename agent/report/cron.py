@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -21,13 +21,31 @@ FIELDS = 5
 
 
 class Cron(CronTrigger):  # type: ignore[misc]
-    """The times of a cron expression; one that a clock leaves out is the next that there is."""
+    """The times of a cron expression; one that a clock leaves out is the next that there is, and
+    one that comes twice is only the first, unless the expression is of every hour."""
+
+    every_hour = False
+
+    def get_next_fire_time(
+        self, previous_fire_time: datetime | None, now: datetime
+    ) -> datetime | None:
+        """The next time, as APScheduler asks for it."""
+        follows = cast("Any", super()).get_next_fire_time
+        found: datetime | None = follows(previous_fire_time, now)
+        while found is not None and _again(found) and not self.every_hour:
+            found = follows(found, found.astimezone(UTC) + timedelta(seconds=1))
+        return found
 
     def after_s(self, now_s: float) -> float:
         """The first time after a time: the daemon's clockwork asks where the clock was set."""
         after = datetime.fromtimestamp(now_s, UTC)
-        found: datetime | None = cast("Any", self).get_next_fire_time(None, after)
+        found = self.get_next_fire_time(None, after)
         return found.timestamp() if found is not None else NEVER_S
+
+
+def _again(t: datetime) -> bool:
+    """Whether the clock has shown this time before."""
+    return t.utcoffset() != t.replace(fold=0).utcoffset()
 
 
 def cron_of(settings: Settings) -> Cron | None:
@@ -55,6 +73,7 @@ def cron_of(settings: Settings) -> Cron | None:
             f"expression ({exc}); write five fields: minute hour day month weekday, such as "
             "0 6 * * mon"
         ) from exc
+    made.every_hour = expression.split()[1].startswith("*")
     return made
 
 

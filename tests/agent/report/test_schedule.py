@@ -68,6 +68,24 @@ def test_when_it_is_due(tmp_path: Path, expression: str, after: str, wanted: str
 
 
 @pytest.mark.parametrize(
+    ("expression", "after", "wanted"),
+    [
+        pytest.param("30 2 * * *", "00:31", "2026-10-26T01:30Z", id="once a day"),
+        pytest.param("30 1-3 * * *", "00:31", "2026-10-25T02:30Z", id="at hours that are named"),
+        pytest.param("0 3 * * *", "01:10", "2026-10-25T02:00Z", id="asked in the hour repeated"),
+        pytest.param("*/30 * * * *", "00:31", "2026-10-25T01:00Z", id="every hour"),
+        pytest.param("30 */2 * * *", "00:31", "2026-10-25T01:30Z", id="every other hour"),
+    ],
+)
+def test_a_time_that_comes_twice_is_due_once(
+    tmp_path: Path, expression: str, after: str, wanted: str
+) -> None:
+    """At 03:00, which is 01:00 UTC, the clock in Berlin goes back to 02:00."""
+    found = due(tmp_path, expression, datetime.fromisoformat(f"2026-10-25T{after}Z"))
+    assert found.timestamp() == datetime.fromisoformat(wanted).timestamp()
+
+
+@pytest.mark.parametrize(
     ("field", "wanted"),
     [
         ("*", "*"), ("1-5", "mon,tue,wed,thu,fri"), ("5-7", "sun,fri,sat"), ("sun-tue",
