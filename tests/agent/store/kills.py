@@ -63,12 +63,18 @@ def child(path: Path) -> None:
     begun = found_in(path)
     for at in range(begun, begun + 1_000_000):
         made = numbered(at)
-        print("put", at, flush=True)
+        say("put", at)
         store.put(made)
         while store.stats().queued:
             time.sleep(0)
         assert store.stats().last_error == ""
-        print("written", at, flush=True)
+        say("written", at)
+
+
+def say(word: str, number: int) -> None:
+    """Write a line in one piece: two processes write to the pipe, and one may be killed between
+    two pieces, which `print` makes where PYTHONUNBUFFERED is set."""
+    os.write(sys.stdout.fileno(), f"{word} {number}\n".encode())
 
 
 def found_in(path: Path) -> int:
@@ -109,9 +115,9 @@ def nursery(path: Path) -> None:
         pid = os.fork()
         if not pid:
             child(path)
-        print("pid", pid, flush=True)
+        say("pid", pid)
         os.waitpid(pid, 0)
-        print("ended", 0, flush=True)
+        say("ended", 0)
 
 
 @contextmanager
