@@ -30,6 +30,7 @@ from kneewatch.agent.setting_options import (
 )
 from kneewatch.agent.size_options import size_options
 from kneewatch.collector.base import CollectError, KneewatchError
+from kneewatch.collector.names.table import VLLM_PREFIX
 
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
@@ -222,7 +223,7 @@ def config(**given: Any) -> int:  # noqa: ANN401
     help="how often rules are evaluated",
 )
 @click.option(
-    "--prefix", default="vllm:", show_default=True, help="what begins vLLM's metric names"
+    "--prefix", default=VLLM_PREFIX, show_default=True, help="what begins vLLM's metric names"
 )
 @click.option("--selector", default="", metavar="MATCHERS", help='only these series: cluster="a"')
 @click.option("--label", "labels", multiple=True, metavar="NAME", help="a further label to keep")

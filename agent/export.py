@@ -14,6 +14,8 @@ from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.printing import OK
 from kneewatch.agent.settings import Settings
 from kneewatch.collector.base import SettingsError
+from kneewatch.collector.names.table import PREFIXES
+from kneewatch.collector.signals.expr import NAME
 from kneewatch.dashboards.dcgm import dcgm_files
 from kneewatch.dashboards.prometheus.files import rule_files
 from kneewatch.dashboards.prometheus.model import LABELS, Plan
@@ -25,8 +27,6 @@ LEAST_EVALUATIONS = 3
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NOT_KEPT = ("__name__", "le")
 """Labels that a rule's result cannot keep: its own name's, and a bucket's bound."""
-
-PREFIX = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 
 Files = Callable[[Plan], Mapping[str, str]]
 
@@ -72,7 +72,7 @@ def plan_of(
             "shorter --evaluation-interval"
         )
     profile.rules()
-    if not PREFIX.fullmatch(prefix):
+    if prefix not in PREFIXES and not NAME.fullmatch(prefix):
         raise SettingsError(f"--prefix: no metric's name begins with {prefix!r}: vllm:")
     for label in labels:
         if not LABEL.fullmatch(label) or label in NOT_KEPT:

@@ -69,8 +69,7 @@ def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
     raw = [s.labels for s in found if s.labels.get("__name__") != RECORDED]
     recorded = [s.labels for s in found if s.labels.get("__name__") == RECORDED]
     shape = shape_of(raw or recorded, wanted.names)
-    prefixes = sorted({str(one["__name__"]).removesuffix(queries.PRESENCE) for one in raw})
-    asking = replace(asking, by=shape.by, prefixes=tuple(prefixes) or queries.PREFIXES)
+    asking = asking.about(shape.by, raw)
     shape, gone = _standing(source, asking, wanted.names, shape, told, at_s)
     if not shape.members and not gone:
         raise _nothing(source, wanted)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kneewatch.collector.base import SettingsError
+from kneewatch.collector.names.table import PREFIXES
 from kneewatch.collector.signals.catalogue import Signal
-from kneewatch.collector.signals.expr import Dialect, Expr, Quantile
+from kneewatch.collector.signals.expr import Dialect, Expr, OverTime, Quantile, any_of
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.dashboards.prometheus.model import duration, recorded
 from kneewatch.diagnose.fleet.history import HOUR_S, WEEK_S
 from kneewatch.diagnose.fleet.judging import REMEMBERED, SIGNALS
+from kneewatch.diagnose.fleet.shape import Labels
 from kneewatch.diagnose.fleet.workload import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.stated_workload import METRICS
 
-PREFIXES = ("vllm:", "ray_vllm_", "ray_vllm:", "kserve_vllm:", "kserve_vllm_", "vllm_")
 PRESENCE, WAITING = "num_requests_running", "num_requests_waiting"
 PREFILL = "request_prefill_kv_computed_tokens"
 
@@ -68,13 +70,25 @@ class Asking:
     selector: str
     window_s: float
     by: tuple[str, ...] = ()
-    prefixes: tuple[str, ...] = ("vllm:",)
+    prefixes: tuple[str, ...] = PREFIXES
 
-    def dialects(self) -> list[Dialect]:
-        """How each prefix's series are spelled."""
-        return [
-            Dialect(self.window_s, self.by, self.selector, {}, prefix) for prefix in self.prefixes
-        ]
+    def about(self, by: tuple[str, ...], running: Iterable[Labels]) -> Asking:
+        """The same, with the labels of engines, and of the prefixes those that series of running
+        requests have; all where they tell of none."""
+        names = {labels.get("__name__", "") for labels in running}
+        present = sorted({name.removesuffix(PRESENCE) for name in names} - {""})
+        return replace(self, by=by, prefixes=tuple(present) or PREFIXES)
+
+    def of_vllm(self, *metrics: str, also: Iterable[str] = ()) -> str:
+        """A selector of vLLM's series of some names, under any of the prefixes."""
+        names = (prefix + metric for prefix in self.prefixes for metric in metrics)
+        return self.series("", any_of("__name__", (*names, *also)))
+
+    def either(self, make: Callable[[Dialect], str | None]) -> str:
+        """A query that any of the prefixes answers; empty where none can be made."""
+        dialects = (Dialect(self.window_s, self.by, self.selector, {}, p) for p in self.prefixes)
+        made = [query for one in dialects if (query := make(one)) is not None]
+        return made[0] if len(made) == 1 else " or ".join(f"({one})" for one in made)
 
     def series(self, name: str, extra: str = "") -> str:
         """A selector of a series that is not vLLM's."""
@@ -101,26 +115,26 @@ def checked_selector(text: str, origin: str) -> str:
 
 
 def presence(asking: Asking) -> str:
-    """All series of running requests, under any known prefix, and the recorded ones."""
-    names = "|".join(f"{prefix}{PRESENCE}" for prefix in PREFIXES)
-    return asking.series("", f'__name__=~"{names}|{recorded("running")}"')
+    """All series of running requests, and the recorded ones."""
+    return asking.of_vllm(PRESENCE, also=(recorded("running"),))
 
 
 def vanished(asking: Asking) -> str:
     """Series of running requests that the last hour had and this moment has not."""
-    parts: list[str] = []
-    for dialect in asking.dialects():
-        series = dialect.series(PRESENCE)
-        parts.append(f"(last_over_time({series}[{duration(HOUR_S)}]) unless {series})")
-    return " or ".join(parts)
+
+    def gone(one: Dialect) -> str:
+        running = one.series(PRESENCE)
+        return f"last_over_time({running}[{duration(HOUR_S)}]) unless {running}"
+
+    return asking.either(gone)
 
 
 def raw_queries(asking: Asking) -> dict[str, str]:
     """A query for each signal that has one, from vLLM's own series."""
     exprs = {**_catalogue(SIGNALS), **OWN}
-    found = {key: _each(asking, expr) for key, expr in exprs.items()}
+    found = {key: asking.either(expr.promql) for key, expr in exprs.items()}
     lengths = replace(asking, window_s=HOUR_S)
-    found |= {key: _each(lengths, expr) for key, expr in _catalogue(LENGTHS).items()}
+    found |= {key: lengths.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
     return {key: query for key, query in found.items() if query}
 
 
@@ -134,26 +148,24 @@ def recorded_queries(asking: Asking) -> dict[str, str]:
 
 def beside(asking: Asking) -> dict[str, str]:
     """What is no signal: ages and the last hour."""
-    by, hour = ", ".join(asking.by), duration(HOUR_S)
+    hour = duration(HOUR_S)
     process = ", ".join(one for one in asking.by if one not in ("model_name", "engine"))
-    running = [dialect.series(PRESENCE) for dialect in asking.dialects()]
+    hourly = replace(asking, window_s=HOUR_S)
     # A page shows the process's start once, without model and engine: joined in Python.
     age = f"max by ({process}) (time() - {asking.series('process_start_time_seconds')})"
     return {
-        "running_hour_avg": " or ".join(
-            f"sum by ({by}) (avg_over_time({one}[{hour}]))" for one in running
+        "running_hour_avg": hourly.either(OverTime(PRESENCE, "avg").promql),
+        "running_hour_max": hourly.either(OverTime(PRESENCE, "max").promql),
+        "running_hour_ago": asking.either(
+            lambda one: one.sum(f"{one.series(PRESENCE)} offset {hour}")
         ),
-        "running_hour_max": " or ".join(
-            f"sum by ({by}) (max_over_time({one}[{hour}]))" for one in running
-        ),
-        "running_hour_ago": " or ".join(f"sum by ({by}) ({one} offset {hour})" for one in running),
         "age_s": age,
     }
 
 
 def configs(asking: Asking) -> str:
     """The cache's configuration, which stands in labels."""
-    return " or ".join(dialect.series("cache_config_info") for dialect in asking.dialects())
+    return asking.either(lambda one: one.series("cache_config_info"))
 
 
 def scrapes_failing(asking: Asking) -> str:
@@ -162,18 +174,16 @@ def scrapes_failing(asking: Asking) -> str:
     `up` has the target's labels and none of the page's: it is joined, not matched.
     """
     hour = duration(HOUR_S)
-    seen = " or ".join(
-        f"last_over_time({dialect.series(PRESENCE)}[{hour}])" for dialect in asking.dialects()
-    )
+    seen = asking.either(lambda one: f"last_over_time({one.series(PRESENCE)}[{hour}])")
     return f"(up == 0) and on (job, instance) ({seen})"
 
 
 def in_flight(asking: Asking, groups: Iterable[str], *, recorded_only: bool) -> str:
     """Requests that run and wait on all replicas of a group together."""
-    names = [f"{prefix}{name}" for prefix in asking.prefixes for name in (PRESENCE, WAITING)]
+    series = asking.of_vllm(PRESENCE, WAITING)
     if recorded_only:
-        names = [recorded("running"), recorded("waiting")]
-    series = asking.series("", f'__name__=~"{"|".join(names)}"')
+        kept = (recorded("running"), recorded("waiting"))
+        series = asking.series("", any_of("__name__", kept))
     return f"sum by ({', '.join(groups)}) ({series})"
 
 
@@ -181,15 +191,15 @@ def lengths(asking: Asking, groups: Iterable[str]) -> dict[tuple[str, bool], str
     """Buckets of the last hour's request lengths on all of a group, by signal, and of the same hour
     a week ago (True)."""
     by, hour = ", ".join((*groups, "le")), duration(HOUR_S)
-    found: dict[tuple[str, bool], str] = {}
-    for side, metric in METRICS.items():
-        for ago in (False, True):
-            offset = f" offset {duration(WEEK_S)}" if ago else ""
-            found[LENGTH_SIGNALS[side], ago] = " or ".join(
-                f"sum by ({by}) (increase({one.series(metric, '_bucket')}[{hour}]{offset}))"
-                for one in asking.dialects()
-            )
-    return found
+
+    def grown(metric: str, offset: str, one: Dialect) -> str:
+        return f"sum by ({by}) (increase({one.series(metric, '_bucket')}[{hour}]{offset}))"
+
+    return {
+        (LENGTH_SIGNALS[side], bool(offset)): asking.either(partial(grown, metric, offset))
+        for side, metric in METRICS.items()
+        for offset in ("", f" offset {duration(WEEK_S)}")
+    }
 
 
 def gpu_queries(selector: str) -> dict[str, str]:
@@ -217,11 +227,6 @@ def _gpu_series(name: str, selector: str, extra: str = "") -> str:
     own = ",".join(['exported_pod!=""', *matchers, *([extra] if extra else [])])
     others = ",".join(['exported_pod=""', *([extra] if extra else [])])
     return f"{name}{{{own}}} or {name}{{{others}}}"
-
-
-def _each(asking: Asking, expr: Expr) -> str:
-    queries = [query for one in asking.dialects() if (query := expr.promql(one)) is not None]
-    return queries[0] if len(queries) == 1 else " or ".join(f"({query})" for query in queries)
 
 
 def _catalogue(keys: Sequence[str]) -> dict[str, Expr]:

@@ -7,14 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kneewatch.collector.names.table import MetricTable, SampleName
+from kneewatch.collector.names.table import PREFIXES, MetricTable, SampleName
 from kneewatch.collector.samples import Layout
 
 Labels = tuple[tuple[str, str], ...]
 
-# Ray puts ray_ in front and, by version, keeps the colon or not; KServe puts kserve_ in front;
-# OpenTelemetry and Datadog turn the colon into an underscore or a dot.
-KNOWN_PREFIXES = ("vllm:", "ray_vllm_", "ray_vllm:", "kserve_vllm:", "vllm_", "vllm.")
 # A prefix not listed needs two of these names: other servers share one of them with vLLM.
 _TELLING = (
     "num_requests_running",
@@ -84,7 +81,7 @@ def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
         hits = (table.samples.get(n[len(prefix) :]) for n in names if n.startswith(prefix))
         return len({hit.metric.name for hit in hits if hit is not None and hit.metric.core})
 
-    best = max(KNOWN_PREFIXES, key=core)
+    best = max(PREFIXES, key=core)
     if core(best):
         return best
     told: dict[str, int] = {}

@@ -16,6 +16,15 @@ from typing import Any, Literal
 Kind = Literal["gauge", "counter", "histogram", "info"]
 Part = Literal["value", "bucket", "sum", "count", "created"]
 
+PREFIXES = ("vllm:", "ray_vllm_", "ray_vllm:", "kserve_vllm:", "kserve_vllm_", "vllm_", "vllm.")
+"""What stands before vLLM's names, on pages and in metrics systems; vLLM's own spelling is first.
+
+Ray puts ray_ in front and, by version, keeps the colon or not; KServe puts kserve_ in front;
+OpenTelemetry and Datadog turn the colon into an underscore or a dot.
+"""
+
+VLLM_PREFIX = PREFIXES[0]
+
 RATIO_MAX = 1.01
 """The most that a share may say: one, and what rounding adds."""
 

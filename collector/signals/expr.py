@@ -7,12 +7,14 @@ no observation, a division by zero. PromQL says the same by returning no sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 from typing import Protocol
 
 from kneewatch.collector.history import History, Where
+from kneewatch.collector.names.table import VLLM_PREFIX
 from kneewatch.collector.window import Window
 
 Has = Callable[[str], bool]
@@ -21,6 +23,9 @@ Has = Callable[[str], bool]
 Value = Callable[[Window], float | None]
 """The number at a window's end, or None."""
 
+
+NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
+"""A metric's name as PromQL writes it before the braces."""
 
 ENGINE_LABELS = ("model_name", "engine")
 """Labels that what a page says once for all its engines does not carry."""
@@ -39,13 +44,15 @@ class Dialect:
     by: tuple[str, ...] = ("instance", "model_name", "engine")
     selector: str = ""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    prefix: str = "vllm:"
+    prefix: str = VLLM_PREFIX
 
     def series(self, metric: str, suffix: str = "", where: Where = (), extra: str = "") -> str:
         """A selector: name, suffix and label matchers."""
         name = self.names.get(metric, self.prefix + metric) + suffix
         matchers = [f'{label}="{value}"' for label, value in where]
         matchers += [part for part in (self.selector, extra) if part]
+        if not NAME.fullmatch(name):  # PromQL takes a name with a dot as a matcher only
+            matchers, name = [f'__name__="{name}"', *matchers], ""
         return f"{name}{{{','.join(matchers)}}}" if matchers else name
 
     @property
@@ -727,5 +734,14 @@ class AboveRate(OfMetric):
 
 def bound_matcher(bound: float) -> str:
     """A label matcher for one bucket, which client libraries write as 1 or as 1.0."""
-    spellings = dict.fromkeys((f"{bound:g}", repr(float(bound))))
-    return 'le=~"' + "|".join(spelling.replace(".", "\\\\.") for spelling in spellings) + '"'
+    return any_of("le", (f"{bound:g}", repr(float(bound))))
+
+
+def any_of(label: str, values: Iterable[str]) -> str:
+    """A matcher of any of some values of a label."""
+    return f'{label}=~"{quoted("|".join(map(re.escape, dict.fromkeys(values))))}"'
+
+
+def quoted(value: str) -> str:
+    """A text as it stands between PromQL's double quotes."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

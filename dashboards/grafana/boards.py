@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kneewatch.collector.names.table import PREFIXES
+from kneewatch.collector.signals.expr import any_of
 from kneewatch.dashboards.grafana.gpu_board import GPUS
 from kneewatch.dashboards.grafana.model import (
     SELECTOR,
@@ -15,6 +17,7 @@ from kneewatch.dashboards.grafana.model import (
 
 TIER = "by (tier, model_name)"
 NAMED = "{{tier}} {{model_name}}"
+ADAPTERS_INFO = any_of("__name__", (f"{prefix}lora_requests_info" for prefix in PREFIXES))
 STAGES = ((1.0, "info"), (2.0, "warning"), (4.0, "critical"))
 WORST = "Worst, spread and count stand beside every sum: a mean hides the hot one."
 
@@ -229,8 +232,7 @@ ADAPTERS = Board(
                 lines("Changes", "How often the set of running adapters changes, a second.",
                       "lora_change_per_s"),
                 Panel("Adapters now", "As the newest series names them.",
-                      (Query('topk by (instance) (1, vllm:lora_requests_info{'
-                             'instance=~"$replica"})',
+                      (Query(f'topk by (instance) (1, {{{ADAPTERS_INFO}, instance=~"$replica"}})',
                              "{{running_lora_adapters}} of {{max_lora}}"),),
                       kind="rows", width=24),
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kneewatch.collector.names.table import VLLM_PREFIX
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.diagnose.profile import Profile
 
@@ -37,7 +38,7 @@ class Plan(Profile):
     interval_s: float = 15.0
     objective_ratio: float = 0.99
     labels: tuple[str, ...] = LABELS
-    prefix: str = "vllm:"
+    prefix: str = VLLM_PREFIX
     selector: str = ""
     triage_url: str = ""
     gpu_join: tuple[tuple[str, str], ...] = ()

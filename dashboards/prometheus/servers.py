@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from kneewatch.collector.signals.expr import Dialect
 from kneewatch.dashboards.prometheus.hourly import NAMES
 from kneewatch.dashboards.prometheus.model import Plan, number
 
@@ -37,7 +38,8 @@ class Server:
 
     def named(self, metric: str, *labels: str) -> str:
         """A series of the engine."""
-        return f"{self._plan.prefix}{metric}{{{', '.join((*pairs(self._engine), *labels))}}}"
+        spelled = Dialect(self._plan.window_s, prefix=self._plan.prefix)
+        return spelled.series(metric, extra=", ".join((*pairs(self._engine), *labels)))
 
     @property
     def up(self) -> str:

@@ -38,6 +38,16 @@ def test_flags_reach_the_rules(main: Main, tmp_path: Path) -> None:
     assert "kneewatch:itl_p99_s > 0.05" in text
 
 
+def test_rules_for_names_with_a_dot_are_rules_that_a_server_loads(
+    main: Main, tmp_path: Path
+) -> None:
+    main("export", "prometheus-rules", str(tmp_path), "--prefix", "vllm.")
+    rules = tmp_path / "kneewatch.rules.yml"
+    assert '{__name__="vllm.num_requests_running"}' in rules.read_text()
+    check = [require("promtool"), "check", "rules", str(rules)]
+    subprocess.run(check, check=True, capture_output=True)
+
+
 def test_gpus_are_joined_as_stated(main: Main, tmp_path: Path) -> None:
     join = ("--gpu-join", "pod=exported_pod", "--gpu-selector", 'cluster="a"')
     main("export", "prometheus-rules", str(tmp_path), *join)
@@ -84,6 +94,7 @@ def test_dashboards_and_what_dcgm_exporter_needs(main: Main, tmp_path: Path) -> 
         ("--label", ""),
         ("--label", "le"),
         ("--prefix", "a b"),
+        ("--prefix", "acme."),
         ("--selector", "namespace=chat"),
         ("--gpu-selector", "x}"),
     ],

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.exposition.parser import parse
-from kneewatch.collector.names.page import KNOWN_PREFIXES
 from kneewatch.collector.names.resolver import Binding, HistogramSlots, resolve
-from kneewatch.collector.names.table import Metric, metric_table
+from kneewatch.collector.names.table import PREFIXES, Metric, metric_table
 from kneewatch.collector.samples import Layout, Page, Series
 from tests.collector.name_pages import kinds, labelled, prefixed, recorded, resolved, slots, values
 
@@ -72,7 +71,7 @@ def test_engines_are_those_that_the_labels_name(keys: set[tuple[str, str, str]],
 
 
 @settings(max_examples=50, deadline=None)
-@given(kept=st.sets(st.sampled_from(LINES)), prefix=st.sampled_from(KNOWN_PREFIXES))
+@given(kept=st.sets(st.sampled_from(LINES)), prefix=st.sampled_from(PREFIXES))
 def test_any_part_of_a_page_resolves_or_is_no_vllm(kept: set[str], prefix: str) -> None:
     page = parse(prefixed("\n".join(kept) + "\n", prefix))
     if not any(table_metric(line).core for line in kept):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from kneewatch.agent.fleet.queries import GPU_LABELS, PREFIXES, PRESENCE, Asking
+from kneewatch.agent.fleet.queries import GPU_LABELS, PRESENCE, Asking
 from kneewatch.collector.signals.catalogue import Signal
-from kneewatch.collector.signals.expr import Dialect, OverTime, bound_matcher
+from kneewatch.collector.signals.expr import Dialect, OverTime, any_of, bound_matcher, quoted
 from kneewatch.collector.signals.gpu import DEV, PROF
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS
 from kneewatch.dashboards.prometheus import hourly
@@ -37,10 +38,8 @@ PROCESS = ("model_name", "engine")
 
 
 def presence(asking: Asking, range_s: float) -> str:
-    """The series of running requests that were there within a time, under any known prefix."""
-    names = "|".join(prefix + PRESENCE for prefix in PREFIXES)
-    series = asking.series("", f'__name__=~"{names}"')
-    return f"last_over_time({series}[{duration(range_s)}])"
+    """The series of running requests that were there within a time."""
+    return f"last_over_time({asking.of_vllm(PRESENCE)}[{duration(range_s)}])"
 
 
 def scrapes(asking: Asking, range_s: float) -> str:
@@ -125,8 +124,7 @@ def curve_recorded(asking: Asking, key: str, only: str, _step_s: float) -> str:
 
 def up(jobs: Sequence[str], range_s: float) -> str:
     """The share of scrapes that worked."""
-    names = "|".join(one.replace("\\", "\\\\").replace('"', '\\"') for one in jobs)
-    only = f'{{job=~"{names}"}}' if names else ""
+    only = f"{{{any_of('job', jobs)}}}" if jobs else ""
     return f"avg by (job, instance) (avg_over_time(up{only}[{duration(range_s)}]))"
 
 
@@ -139,9 +137,10 @@ def starts(asking: Asking, range_s: float) -> str:
 
 def configs(asking: Asking, range_s: float) -> str:
     """The cache's configuration, which stands in labels."""
-    return " or ".join(
-        f"last_over_time({one.series('cache_config_info')}[{duration(range_s)}])"
-        for one in asking.dialects()
+    return _either(
+        asking,
+        range_s,
+        lambda one: f"last_over_time({one.series('cache_config_info')}[{one.range}])",
     )
 
 
@@ -161,30 +160,14 @@ def gpus(key: str, range_s: float) -> str:
     return f"{used} / ({used} + {free})"
 
 
-def pages(labels: Mapping[str, str], prefix: str, span_s: float) -> str:
+def pages(asking: Asking, labels: Mapping[str, str], span_s: float) -> str:
     """All that one target's scrapes held over a time, sample by sample."""
-    names = f"{prefix}.+|process_start_time_seconds|up"
-    only = ",".join(f'{name}="{_quoted(value)}"' for name, value in sorted(labels.items()))
+    begins = "|".join(map(re.escape, asking.prefixes))
+    names = quoted(f"({begins}).+|process_start_time_seconds|up")
+    only = ",".join(f'{name}="{quoted(value)}"' for name, value in sorted(labels.items()))
     return f'{{__name__=~"{names}",{only}}}[{duration(span_s)}]'
 
 
-def exactly(name: str, values: Sequence[str]) -> str:
-    """A matcher of any of some values."""
-    return f'{name}=~"{"|".join(_escaped(value) for value in sorted(set(values)))}"'
-
-
-def _escaped(value: str) -> str:
-    special = "\\.+*?()|[]{}^$"
-    plain = "".join(f"\\{letter}" if letter in special else letter for letter in value)
-    return _quoted(plain)
-
-
-def _quoted(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
 def _either(asking: Asking, range_s: float, make: Callable[[Dialect], str | None]) -> str:
-    """A query that any of the prefixes answers."""
-    dialects = replace(asking, window_s=range_s).dialects()
-    made = [query for one in dialects if (query := make(one)) is not None]
-    return made[0] if len(made) == 1 else " or ".join(f"({one})" for one in made)
+    """A query over a time that any of the prefixes answers."""
+    return replace(asking, window_s=range_s).either(make)

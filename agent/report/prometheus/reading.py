@@ -22,6 +22,7 @@ from kneewatch.agent.report.prometheus.resolution import (
     steps,
 )
 from kneewatch.agent.report.prometheus.roll import Roll, Rolled, frozen
+from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
 from kneewatch.dashboards.prometheus.hourly import COUNTERS
 from kneewatch.diagnose.causes import UNDISTURBING
@@ -145,7 +146,7 @@ class Reading:
         roll = self._roll
         chosen = [one for tier in roll.tiers() for one in _evenly(roll.of(tier), CURVES_MOST)]
         only = ",".join(
-            queries.exactly(name, [one.member.labels.get(name, "") for one in chosen])
+            any_of(name, [one.member.labels.get(name, "") for one in chosen])
             for name in roll.asking.by
         )
         asking = _with_window(roll, self._found.window_s)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from kneewatch.agent.fleet.gpus import joined
-from kneewatch.agent.fleet.queries import MATCHER, PREFIXES, PRESENCE, Asking
+from kneewatch.agent.fleet.queries import MATCHER, PRESENCE, Asking
 from kneewatch.agent.report.members import UNNAMED, Wanted
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.matrix import Query, Ranges
 from kneewatch.agent.report.prometheus.resolution import RowKey, Steps
 from kneewatch.collector.base import CollectError, SettingsError
 from kneewatch.collector.prometheus.answers import Sample
+from kneewatch.collector.signals.expr import any_of
 from kneewatch.dashboards.prometheus.hourly import NAMES
 from kneewatch.diagnose.fleet.shape import Key, LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.reports.weekly.grid import DAY_S, HOUR_S
@@ -112,9 +113,8 @@ def roll(ranges: Ranges, wanted: Wanted, selector: str, names: LabelMap) -> Roll
             hint="does it scrape vLLM's /metrics, and keep them for so long? check --selector; "
             "Mimir and Cortex want a tenant: --header X-Scope-OrgID=TENANT",
         )
-    prefixes = sorted({one.get("__name__", "").removesuffix(PRESENCE) for one in found} - {""})
     shape = shape_of(found, names)
-    asking = replace(asking, by=shape.by, prefixes=tuple(prefixes) or PREFIXES)
+    asking = asking.about(shape.by, found)
     shape, _ = joined(shape, {CLOCKED: _gpus(ranges, from_s, wanted.grid.to_s)})
     everyone = [_rolled(member, wanted) for member in shape.members]
     _check(everyone, wanted)
@@ -215,7 +215,7 @@ def _only(everyone: Sequence[Rolled], own: Sequence[Rolled], names: Sequence[str
     ]
     if len(reached) > len(own):
         return None
-    return ",".join(queries.exactly(name, sorted(values[name])) for name in names)
+    return ",".join(any_of(name, sorted(values[name])) for name in names)
 
 
 def _apart(members: Sequence[Rolled], by: Sequence[str]) -> bool:

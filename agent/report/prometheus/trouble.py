@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kneewatch.agent.fleet.queries import PRESENCE
 from kneewatch.agent.report.engine import spans_of
 from kneewatch.agent.report.members import Wanted
 from kneewatch.agent.report.prometheus import queries
@@ -164,8 +163,7 @@ class Trouble:
     def _read(self, progress: Progress, look: _Look) -> _Look:
         member = look.one.member
         labels = {name: member.labels[name] for name in TARGET if member.labels.get(name)}
-        prefix = member.labels.get("__name__", "vllm:" + PRESENCE).removesuffix(PRESENCE)
-        text = queries.pages(labels or member.labels, prefix, look.to_s - look.from_s)
+        text = queries.pages(self._known.asking, labels or member.labels, look.to_s - look.from_s)
         try:
             piece = self._ranges.source.samples(text, look.to_s)
         except CollectError as exc:

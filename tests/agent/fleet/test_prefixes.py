@@ -1,0 +1,76 @@
+"""Every prefix that a page may have is found in a metrics system as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kneewatch.agent.fleet.queries import Asking, in_flight
+from kneewatch.agent.report.prometheus import queries
+from kneewatch.collector.names.table import PREFIXES, VLLM_PREFIX
+from kneewatch.collector.samples import Layout, Page
+from tests.agent.fleet.watching import watched
+from tests.collector.oracle import Prometheus, Target, running
+from tests.collector.oracle_targets import captured
+from tests.programs import require
+
+RECORDING = captured("sticky_two_replicas.r0")
+AT_MS = RECORDING.scrapes[30][0]
+WINDOW_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[Prometheus]:
+    """One recording under each prefix, which is also what its instance is called."""
+    with running(require("prometheus")) as server:
+        server.load(map(spelled, PREFIXES))
+        yield server
+
+
+def spelled(prefix: str) -> Target:
+    """The recording under a prefix."""
+
+    def renamed(page: Page) -> Page:
+        series = [one._replace(name=one.name.replace(VLLM_PREFIX, prefix))
+                  for one in page.layout.series]  # fmt: skip
+        return Page(Layout(tuple(series), {}), page.values)
+
+    return Target(prefix, [(t, page and renamed(page)) for t, page in RECORDING.scrapes[:40]])
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_fleet_shows_the_same_under_every_prefix(prometheus: Prometheus, prefix: str) -> None:
+    own, plain = (
+        watched(
+            prometheus, at_s=AT_MS / 1000, window_s=WINDOW_S, selector=f'instance="{instance}"'
+        ).engines[0]
+        for instance in (prefix, VLLM_PREFIX)
+    )
+    assert own.member.replica == prefix
+    assert own.values == plain.values
+    assert own.values["running_avg"]
+    assert own.values["ttft_p99_s"]
+
+
+def test_one_fleet_may_have_all_of_them(prometheus: Prometheus) -> None:
+    found = watched(prometheus, at_s=AT_MS / 1000, window_s=WINDOW_S)
+    assert {engine.member.replica for engine in found.engines} == set(PREFIXES)
+    assert all(engine.values["running_avg"] for engine in found.engines)
+
+
+def test_a_report_asks_for_all_of_them(prometheus: Prometheus) -> None:
+    asking = Asking("", WINDOW_S, ("instance",))
+    pages = queries.pages(asking, {"job": ""}, WINDOW_S)
+    asked = {
+        "presence": queries.presence(asking, WINDOW_S),
+        "in flight": in_flight(asking, ("instance",), recorded_only=False),
+        **{key: queries.gauges(asking, key, WINDOW_S) for key in queries.GAUGES},
+        "preempted": queries.watched(asking, queries.PREEMPTED, None, WINDOW_S),
+        "late": queries.watched(asking, queries.LATE, 1.0, WINDOW_S),
+        "configs": queries.configs(asking, WINDOW_S),
+        "pages": f"count by (instance) (last_over_time({pages})) > 100",
+    }
+    for name, query in asked.items():
+        found = {one.labels["instance"] for one in prometheus.ask(query, AT_MS)}
+        assert found == set(PREFIXES), name
