@@ -13,12 +13,9 @@ import pandas as pd
 
 from kneewatch.agent.report.bulk import Floats
 from kneewatch.agent.report.history import Signals
+from kneewatch.agent.report.scraping import gap_s, usual_step_s
 from kneewatch.reports.weekly.measures import LEVELS, SERVED_ONLY
 from kneewatch.reports.weekly.spans import SERVING, Level
-
-GAP_SCRAPES = 3.0
-GAP_LEAST_S = 30.0
-"""Scrapes that lie further apart have a gap between them."""
 
 IDLE_RUNNING = 0.5
 """With fewer requests running, on average over a window, an engine is idle (guide 9.2)."""
@@ -31,16 +28,6 @@ class Hours:
     watched_s: Floats
     idle_s: Floats
     levels: tuple[Mapping[str, Level], ...]
-
-
-def usual_step_s(times: Floats) -> float:
-    """The usual distance of two scrapes; 0 where there are none."""
-    return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
-
-
-def gap_s(times: Floats) -> float:
-    """Scrapes that lie further apart than this have a gap between them."""
-    return max(GAP_SCRAPES * usual_step_s(times), GAP_LEAST_S)
 
 
 def hours(signals: Signals, edges_s: Floats) -> Hours:

@@ -1,12 +1,38 @@
-"""How a target was scraped: how often, what failed, and when nobody looked."""
+"""How a target was scraped: how often, what failed, and when nobody looked. Pure."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from kneewatch.agent.report.bulk import Floats
 from kneewatch.agent.report.history import Scrapes
-from kneewatch.agent.report.levels import gap_s, usual_step_s
 from kneewatch.reports.weekly.happened import TargetObserved, Unread
+
+GAP_SCRAPES = 3.0
+GAP_LEAST_S = 30.0
+"""Scrapes that lie further apart have a gap between them."""
+
+
+def usual_step_s(times: Floats) -> float:
+    """The usual distance of two scrapes; 0 where there are none."""
+    return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+
+
+def gap_s(times: Floats) -> float:
+    """Scrapes that lie further apart than this have a gap between them."""
+    return max(GAP_SCRAPES * usual_step_s(times), GAP_LEAST_S)
+
+
+def runs(holds: npt.NDArray[np.bool_], *, bridged: int = 1) -> list[npt.NDArray[np.intp]]:
+    """The places where something holds, those at most `bridged` apart together. A run begins with
+    its first place and ends with its last one, both included.
+
+    Shape: `holds` (scrapes,) or (steps,).
+    """
+    places = np.flatnonzero(holds)
+    apart = np.flatnonzero(np.diff(places) > bridged) + 1
+    return np.split(places, apart) if len(places) else []
 
 
 def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
@@ -32,17 +58,9 @@ def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float
 
 def _failures(scrapes: Scrapes, usual_s: float) -> list[Unread]:
     """Runs of scrapes that failed, up to the next that did not."""
-    found: list[Unread] = []
-    last = -2
-    for at, why in scrapes.failed:
-        end_s = (
-            float(scrapes.times[at + 1])
-            if at + 1 < len(scrapes.times)
-            else usual_s + float(scrapes.times[at])
-        )
-        if at == last + 1:
-            found[-1] = Unread(found[-1].from_s, end_s, found[-1].why)
-        else:
-            found.append(Unread(float(scrapes.times[at]), end_s, why))
-        last = at
-    return found
+    why = dict(scrapes.failed)
+    times = np.append(scrapes.times, scrapes.times[-1:] + usual_s)
+    return [
+        Unread(float(times[run[0]]), float(times[run[-1] + 1]), why[int(run[0])])
+        for run in runs(np.isin(np.arange(len(scrapes.times)), list(why)))
+    ]

@@ -1,9 +1,18 @@
 """How long stages, causes and healths last: opened and closed by id, from scrape to scrape. Pure.
 
-Where nobody looked (the daemon was restarted, the clock was set) or the page could not be read,
-stages and healths ended when they were last told. Causes are neither over nor known to go on: they
-pause. One goes on if it is there when the page can be read again, soon enough; else it ended when
-it was last seen.
+The daemon's history and a report's replay of a metrics system's samples both take their intervals
+from here.
+
+- Begin: with the first scrape that names it, at the time that this says (`since_s`), but not before
+  the interval before it ended, the page could be read again, or after the scrape.
+- Last seen: the newest scrape that names it. The worst severity stays.
+- End: at the first page that names it no more ("ended"). A process that was replaced took what it
+  had with it, when that was last seen ("restarted"), `target_down` apart.
+- Not known: the page cannot be read, the stage cannot be judged, or nobody looked: the daemon was
+  restarted, the clock was set back, or the next scrape came later than `away_s`. Stages and healths
+  then ended when they were last seen ("unwatched"). Causes are neither over nor known to go on:
+  they pause. One goes on if it is named again within BRIDGED_S of when it was last seen; else, and
+  if pages of GRACE_S do not name it, it ended when it was last seen ("unwatched").
 """
 
 from __future__ import annotations
@@ -12,6 +21,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.rules.model import Severity
@@ -23,10 +33,9 @@ GRACE_S = 60.0
 """So long after a pause a cause may take to be concluded again: rates need a window."""
 
 AWAY_STEPS = 5
-"""So many times as long as from scrape to scrape: nobody looked in between."""
-
 LEAST_STEP_S = 2.0
-STEPS = 3
+TIMES_KEPT = 4
+"""So many of the newest scrapes tell how far apart they come."""
 
 TARGET_DOWN = "target_down"
 """The cause that is over with the first page that can be read."""
@@ -88,12 +97,18 @@ class Change:
     end_s: float = math.nan
 
 
-def verdict(diagnosis: Diagnosis, severity: Severity, *, restarted: bool) -> Verdict:
-    """What a diagnosis of this severity says, as far as intervals go."""
+def away_s(times: Iterable[float]) -> float:
+    """After so long without a scrape nobody looked; `times` are those of the newest ones, in order.
+    The longest of their distances counts: a target in trouble is asked less often."""
+    return AWAY_STEPS * max((LEAST_STEP_S, *(now - before for before, now in pairwise(times))))
+
+
+def verdict(diagnosis: Diagnosis, *, restarted: bool) -> Verdict:
+    """What a diagnosis says, as far as intervals go."""
     t_s, stage = diagnosis.t_s, diagnosis.stage
     return Verdict(
         t_s,
-        Told("health", diagnosis.health, severity, t_s),
+        Told("health", diagnosis.health, diagnosis.severity, t_s),
         None if stage is None else Told("stage", str(stage.number), stage.severity, stage.since_s),
         tuple(Told("cause", c.id, c.severity, c.since_s) for c in diagnosis.causes),
         restarted,
@@ -107,20 +122,24 @@ class IntervalBook:
     def __init__(self, opened: Iterable[Open] = ()) -> None:
         self._open: dict[Name, Open] = {(one.kind, one.id): one for one in opened}
         self._readable_s: float | None = None
-        self._seen_s: float | None = None
-        self._steps_s: deque[float] = deque(maxlen=STEPS)
+        self._seen: deque[float] = deque(maxlen=TIMES_KEPT)
         self._ended_s: dict[str, float] = {}
         """When the last stage and health ended, and the last interval of each cause."""
 
+    @property
+    def opened(self) -> list[Open]:
+        """The intervals that have begun and not ended."""
+        return list(self._open.values())
+
     def pause(self) -> list[Change]:
         """Nobody looks: what is open is not known to go on."""
-        self._readable_s = self._seen_s = None
-        self._steps_s.clear()
-        return self._pause([one for one in self._open.values() if not one.paused])
+        self._readable_s = None
+        self._seen.clear()
+        return self._pause([one for one in self.opened if not one.paused])
 
     def close(self, how: str = UNWATCHED) -> list[Change]:
         """The engine is gone: everything ended when it was last seen."""
-        return [self._end(one, one.last_s, how) for one in list(self._open.values())]
+        return [self._end(one, one.last_s, how) for one in self.opened]
 
     def take(self, seen: Verdict) -> list[Change]:
         """What changes with a diagnosis."""
@@ -137,18 +156,12 @@ class IntervalBook:
 
     def _unwatched(self, t_s: float) -> list[Change]:
         """What is over because nobody looked for a while, or because the clock was set."""
-        before_s = self._seen_s
-        if before_s is None:
-            changes: list[Change] = []
-        elif t_s < before_s:
+        changes: list[Change] = []
+        if self._seen and t_s < self._seen[-1]:
             changes = [*self.pause(), *self.close()]
-        else:
-            longest_s = max(self._steps_s, default=math.inf)
-            away = t_s - before_s > AWAY_STEPS * max(LEAST_STEP_S, longest_s)
-            changes = self.pause() if away else []
-            if not away:
-                self._steps_s.append(t_s - before_s)
-        self._seen_s = t_s
+        elif len(self._seen) > 1 and t_s - self._seen[-1] > away_s(self._seen):
+            changes = self.pause()
+        self._seen.append(t_s)
         return changes
 
     def _over(self, seen: Verdict, gone: list[Open]) -> list[Change]:

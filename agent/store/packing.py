@@ -124,7 +124,7 @@ class Packer:
             to_bytes(array("f", values)),
             () if raw is None else raw.columns,
             b"" if raw is None else to_bytes(array("d", raw.values)),
-            verdict(diagnosis, diagnosis.severity, restarted=cycle.restart is not None),
+            verdict(diagnosis, restarted=cycle.restart is not None),
             _document(last, diagnosis),
             _recommendations(last, diagnosis),
             cycle.config,

@@ -6,37 +6,31 @@ import math
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from kneewatch.agent.store.arrays import DamagedError, floats_of
 from kneewatch.agent.store.chunk import SignalChunk
 from kneewatch.agent.store.documents import CHAIN, at_scrape, expand
 from kneewatch.agent.store.history import ChunkRow, OpenRows, chunk_rows, passed_over, reading
+from kneewatch.agent.store.intervals import AWAY_STEPS, TIMES_KEPT, away_s
 from kneewatch.agent.store.packing import EngineName, PackedCycle, PackedEngine
 from kneewatch.agent.store.rows import rows_of
 from kneewatch.agent.store.schema import SIGNALS
 
-INTERVALS_AWAY = 5
-"""A moment so many intervals after the last scrape was not watched."""
-
-LEAST_S = 2.0
-GAPS = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The newest scrape at or before a moment. `interval_s` is the distance of scrapes there,
-    `values` gives its signals."""
+    """The newest scrape at or before a moment. It tells of `lasts_s` after it, `values` gives its
+    signals."""
 
     t_s: float
-    interval_s: float
+    lasts_s: float
     exact: bool
     values: Callable[[], Mapping[str, float]]
 
     def told(self, at_s: float) -> bool:
         """Whether it tells of a moment: the next one was not due long before."""
-        return at_s - self.t_s <= INTERVALS_AWAY * max(self.interval_s, LEAST_S)
+        return at_s - self.t_s <= self.lasts_s
 
 
 def document_at(
@@ -85,8 +79,8 @@ def document_waiting(
     if not own:
         return None
     last = own[-1]
-    times = [one.t_s for one in own[-GAPS:]]
-    scrape = Scrape(last.t_s, _interval_s(times), exact=True, values=lambda: _values(last))
+    times = [one.t_s for one in own[-TIMES_KEPT:]]
+    scrape = Scrape(last.t_s, away_s(times), exact=True, values=lambda: _values(last))
     if not scrape.told(at_s):
         return None
     told = next((one.document for one in reversed(own) if one.document is not None), None)
@@ -140,7 +134,7 @@ def _scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) -> Scra
                 found.append(_sealed_scrape(connection, row, at_s))
             except DamagedError as error:
                 passed_over("chunk", row.id, error)
-                damage = error if at_s <= row.max_s + INTERVALS_AWAY * LEAST_S else damage
+                damage = error if at_s <= row.max_s + away_s(()) else damage
     known = [one for one in found if one is not None]
     newest_known = max(known, key=lambda one: one.t_s, default=None)
     if damage is not None and (newest_known is None or not newest_known.told(at_s)):
@@ -152,7 +146,7 @@ def _open_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) ->
     rows = connection.execute(
         "SELECT t_s, layout_id, body FROM open_signals WHERE id BETWEEN ? AND ? AND t_s <= ?"
         " ORDER BY t_s DESC, id DESC LIMIT ?",
-        (*rows_of(engine_id), at_s, GAPS),
+        (*rows_of(engine_id), at_s, TIMES_KEPT),
     ).fetchall()
     if not rows:
         return None
@@ -165,7 +159,7 @@ def _open_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) ->
         return {key: found[1][at] for key, at in found[0].items()}
 
     times = [row[0] for row in reversed(rows)]
-    return Scrape(times[-1], _interval_s(times), exact=True, values=values)
+    return Scrape(times[-1], away_s(times), exact=True, values=values)
 
 
 def _sealed_scrape(connection: sqlite3.Connection, row: ChunkRow, at_s: float) -> Scrape | None:
@@ -180,10 +174,6 @@ def _sealed_scrape(connection: sqlite3.Connection, row: ChunkRow, at_s: float) -
         with reading(connection, row.id) as read:
             return SignalChunk(read).values(at)
 
-    interval_s = max(_interval_s(times[max(0, at + 1 - GAPS) : at + 1]), row.step_s)
-    return Scrape(t_s, interval_s, exact=row.step_s == 0, values=values)
-
-
-def _interval_s(times: Sequence[float]) -> float:
-    """The longest of the last distances: a target in trouble is asked less often."""
-    return max((b - a for a, b in pairwise(times)), default=0.0)
+    newest = times[max(0, at + 1 - TIMES_KEPT) : at + 1]
+    lasts_s = max(away_s(newest), AWAY_STEPS * row.step_s)
+    return Scrape(t_s, lasts_s, exact=row.step_s == 0, values=values)

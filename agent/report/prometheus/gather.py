@@ -23,9 +23,9 @@ from kneewatch.agent.report.prometheus.read import Read, process_names
 from kneewatch.agent.report.prometheus.reading import Reading
 from kneewatch.agent.report.prometheus.resolution import Floats, resolution
 from kneewatch.agent.report.prometheus.roll import Roll, Rolled, roll
+from kneewatch.agent.report.prometheus.stretches import targets
 from kneewatch.agent.report.prometheus.together import Gauges, spans
 from kneewatch.agent.report.prometheus.trouble import Trouble
-from kneewatch.agent.report.prometheus.watched import targets
 from kneewatch.agent.report.windows import in_flight, points
 from kneewatch.collector.prometheus.source import PrometheusSource
 from kneewatch.diagnose.fleet.shape import LabelMap

@@ -17,6 +17,7 @@ from kneewatch.agent.report.bulk import Counted, Floats
 from kneewatch.agent.report.counting import Increases
 from kneewatch.agent.report.engine import METRICS
 from kneewatch.agent.report.history import Signals
+from kneewatch.agent.store.intervals import UNWATCHED, IntervalBook, Open, Verdict, verdict
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.history import Column
 from kneewatch.collector.prometheus.answers import Track
@@ -29,22 +30,12 @@ from kneewatch.diagnose.profile import Profile
 from kneewatch.reports.document import document
 from kneewatch.reports.weekly.happened import Held
 from kneewatch.reports.weekly.measures import LEVELS
-from kneewatch.rules.model import Severity
 
 OWN = frozenset({"model_name", "engine"})
 """Labels of the page, not of the target that was scraped."""
 
 SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running", "itl_p99_s", "preemption_per_s")
 KEPT = tuple(dict.fromkeys((*LEVELS, *SHOWN, "running_avg")))
-
-
-@dataclass(slots=True)
-class _Going:
-    """An interval that has begun."""
-
-    start_s: float
-    last_s: float
-    severity: Severity
 
 
 @dataclass(slots=True)
@@ -78,7 +69,12 @@ def replayed(
         if own is None:
             continue
         engine = next((one for one in monitor.engines if one.key.engine == own.engine), None)
-        told.take(own, engine.counters() if engine is not None and page is not None else None)
+        read = engine if page is not None else None
+        told.take(
+            verdict(own, restarted=read is not None and read.restart is not None),
+            own,
+            read.counters() if read is not None else None,
+        )
     return told.made()
 
 
@@ -86,7 +82,7 @@ class _Told:
     """Takes diagnoses, in order."""
 
     def __init__(self) -> None:
-        self._going: dict[tuple[str, str], _Going] = {}
+        self._book = IntervalBook()
         self._ranks: dict[str, tuple[int, float]] = {}
         self._times: list[float] = []
         self._values: dict[str, list[float]] = {key: [] for key in KEPT}
@@ -95,17 +91,13 @@ class _Told:
 
     def take(
         self,
+        seen: Verdict,
         found: Diagnosis,
         counters: tuple[tuple[Column, ...], tuple[float, ...]] | None,
     ) -> None:
-        now: dict[tuple[str, str], Severity] = {("cause", c.id): c.severity for c in found.causes}
-        if found.stage is not None and found.stage.number:
-            now["stage", str(found.stage.number)] = found.stage.severity
-        for key in [key for key in self._going if key not in now]:
-            self._end(key, found.t_s)
-        for key, severity in now.items():
-            going = self._going.setdefault(key, _Going(found.t_s, found.t_s, severity))
-            going.last_s, going.severity = found.t_s, max(going.severity, severity)
+        for change in self._book.take(seen):
+            if change.ended:
+                self._hold(change.interval, change.end_s, change.ended)
         self._keep(found)
         self._made.scrapes += 1
         self._times.append(found.t_s)
@@ -137,16 +129,18 @@ class _Told:
         self._counted[-1][1].append(t_s)
         self._counted[-1][2].append(values)
 
-    def _end(self, key: tuple[str, str], end_s: float | None) -> None:
-        going = self._going.pop(key)
-        self._made.held.append(
-            Held(*key, going.severity, going.start_s, end_s, going.last_s,
-                 "" if end_s is None else "ended")
-        )  # fmt: skip
+    def _hold(self, one: Open, end_s: float | None, ended: str) -> None:
+        if one.kind != "health":
+            self._made.held.append(
+                Held(one.kind, one.id, one.severity, one.start_s, end_s, one.last_s, ended)
+            )
 
     def made(self) -> Replayed:
-        for key in list(self._going):
-            self._end(key, None)
+        for one in self._book.opened:
+            if one.paused:
+                self._hold(one, one.last_s, UNWATCHED)
+            else:
+                self._hold(one, None, "")
         made = self._made
         made.signals = Signals(
             np.array(self._times), {key: np.array(row) for key, row in self._values.items()}

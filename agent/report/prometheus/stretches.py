@@ -1,4 +1,4 @@
-"""The times of an engine that are worth a closer look, by its steps. Pure."""
+"""What an engine's steps show: times worth a closer look, and times without a page. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from kneewatch.agent.report.prometheus.queries import (
     PREEMPTED,
     STAGE_SEVERITY,
 )
+from kneewatch.agent.report.prometheus.read import Read, scrape_of
 from kneewatch.agent.report.prometheus.resolution import Floats, Steps
+from kneewatch.agent.report.prometheus.roll import Roll, Rolled
+from kneewatch.agent.report.scraping import runs
 from kneewatch.diagnose.case import DOUBTFUL_BELOW
 from kneewatch.diagnose.derived import QUEUED_MIN
+from kneewatch.reports.weekly.happened import TargetObserved, Unread
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
 from kneewatch.rules.model import Severity
@@ -45,6 +49,7 @@ LATE_SHARE, LATE_MIN = 0.1, 5.0
 """So many of a step's requests came after the target: the P99's own bound is left by chance."""
 
 BRIDGED_STEPS = 2
+FAILED = "the scrape failed (up is 0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +98,10 @@ def _signs(values: Mapping[str, Floats], up: Floats | None) -> dict[str, Truths]
 
 
 def _runs(why: str, holds: Truths, at: Steps) -> list[Stretch]:
-    places = np.flatnonzero(holds)
-    if len(places) == 0:
-        return []
-    ends = np.flatnonzero(np.diff(places) > BRIDGED_STEPS)
-    firsts = [0, *(ends + 1).tolist()]
-    lasts = [*ends.tolist(), len(places) - 1]
     begins_s = at.begins_s
     return [
-        Stretch(
-            why,
-            float(begins_s[places[first]]),
-            float(begins_s[places[last]]) + at.step_s,
-            last - first + 1,
-        )
-        for first, last in zip(firsts, lasts, strict=True)
+        Stretch(why, float(begins_s[run[0]]), float(begins_s[run[-1]]) + at.step_s, len(run))
+        for run in runs(holds, bridged=BRIDGED_STEPS)
     ]
 
 
@@ -131,3 +125,46 @@ def _merged(found: Sequence[Stretch]) -> list[Stretch]:
 
 def _overlap(one: Stretch, other: Stretch) -> bool:
     return one.from_s <= other.to_s and one.to_s >= other.from_s
+
+
+def targets(known: Roll, now: Read) -> list[TargetObserved]:
+    """How each replica was scraped, by step."""
+    found: dict[str, TargetObserved] = {}
+    running = now.gauges[RUNNING]
+    for one in known.members:
+        row = running.get(one.key)
+        if row is None or one.target in found or np.isnan(row).all():
+            continue
+        found[one.target] = _target(one, row, now.up.get(scrape_of(one.member.labels)), known, now)
+    return list(found.values())
+
+
+def _target(one: Rolled, row: Floats, up: Floats | None, known: Roll, now: Read) -> TargetObserved:
+    at, scrape_s = now.at, known.scrape_s
+    there = ~np.isnan(row)
+    missed = np.nan_to_num(1 - up) if up is not None else np.zeros(at.count)
+    lost: Floats = np.where(there, missed, 1.0)
+    lost[: int(np.flatnonzero(there)[0])] = 0.0
+    each = at.step_s / scrape_s
+    watched = float((1 - lost)[int(np.flatnonzero(there)[0]) :].sum())
+    return TargetObserved(
+        target=one.target,
+        scrapes=round(watched * each),
+        failed=round(float(missed.sum()) * each),
+        interval_s=scrape_s,
+        watched_s=watched * at.step_s,
+        unread=_unread(lost, missed, at),
+    )
+
+
+def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Unread]:
+    """Runs of steps without a page; of the first and the last of a run the share that was lost."""
+    found: list[Unread] = []
+    for run in runs(lost > 0):
+        first, last = int(run[0]), int(run[-1])
+        from_s = float(at.begins_s[first])
+        to_s = float(at.begins_s[last]) + float(lost[last]) * at.step_s
+        if last > first:
+            from_s += (1 - float(lost[first])) * at.step_s
+        found.append(Unread(from_s, to_s, FAILED if failed[run].any() else ""))
+    return found

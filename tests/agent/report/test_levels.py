@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kneewatch.agent.report.history import Signals
-from kneewatch.agent.report.levels import gap_s, hours
+from kneewatch.agent.report.levels import hours
+from kneewatch.agent.report.scraping import gap_s
 from kneewatch.diagnose.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.measures import KV_USAGE, LEVELS
 from kneewatch.reports.weekly.spans import SERVING

@@ -12,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.store.intervals import (
+    AWAY_STEPS,
     BRIDGED_S,
     GRACE_S,
+    LEAST_STEP_S,
+    TARGET_DOWN,
+    TIMES_KEPT,
     Change,
     IntervalBook,
     Open,
@@ -229,3 +233,122 @@ def test_intervals_of_one_kind_never_overlap(
         assert spans == sorted(spans)
         assert all(start_s <= end_s for start_s, end_s in spans)
         assert all(end_s <= start_s for (_, end_s), (start_s, _) in pairwise(spans))
+
+
+# Against a naive definition: each interval by itself, looking ahead from a scrape that names it
+
+
+@dataclass(frozen=True)
+class Naive:
+    """The intervals of verdicts with ascending times, all of which say something."""
+
+    seen: Sequence[Verdict]
+
+    def broken(self, at: int) -> bool:
+        """Whether nobody looked right before a scrape."""
+        chain = [self.seen[0].t_s]
+        for one in self.seen[1 : at + 1]:
+            steps = [b - a for a, b in pairwise(chain[-TIMES_KEPT:])]
+            away = steps and one.t_s - chain[-1] > AWAY_STEPS * max(LEAST_STEP_S, *steps)
+            chain = [one.t_s] if away else [*chain, one.t_s]
+        return at > 0 and len(chain) == 1
+
+    def readable_s(self, at: int) -> float:
+        """Since when pages could be read without a break; -inf where this one cannot be."""
+        since_s = -math.inf
+        for place in range(at, -1, -1):
+            if not self.seen[place].read:
+                break
+            since_s = self.seen[place].t_s
+            if self.broken(place):
+                break
+        return since_s
+
+    def told(self, at: int) -> dict[tuple[str, str], Told]:
+        one = self.seen[at]
+        told = [one.health, *([one.stage] if one.stage else []), *one.causes]
+        return {(each.kind, each.id): each for each in told}
+
+    def after(self, name: tuple[str, str], at: int) -> tuple[int | None, float | None, str]:
+        """Where it is named next and goes on, or when and how it ended."""
+        kind, last_s, paused = name[0], self.seen[at].t_s, False
+        for place, one in enumerate(self.seen[at + 1 :], at + 1):
+            if self.broken(place):
+                if kind != "cause":
+                    return None, last_s, "unwatched"
+                paused = True
+            late = paused and one.t_s - last_s > BRIDGED_S
+            if name in self.told(place) and not late:
+                return place, None, ""
+            if one.restarted and kind != "health" and name[1] != TARGET_DOWN:
+                # Named again so late, it ended before this process.
+                return None, last_s, "unwatched" if name in self.told(place) else "restarted"
+            settled = one.read and (
+                name[1] == TARGET_DOWN or one.t_s - self.readable_s(place) >= GRACE_S
+            )
+            if late or (paused and settled):
+                return None, last_s, "unwatched"
+            if paused:
+                continue
+            if kind == "health" or (one.read and (kind == "cause" or one.stage is not None)):
+                return None, one.t_s, "ended"
+            if kind == "stage":
+                return None, last_s, "unwatched"
+            paused = True
+        return None, None, ""
+
+    def intervals(self) -> list[tuple[str, str, float, float | None, str]]:
+        """Kind, id, start, end and how it ended."""
+        begun: list[tuple[int, tuple[str, str], float | None, str]] = []
+        going_on: set[tuple[int, tuple[str, str]]] = set()
+        for at in range(len(self.seen)):
+            for name in self.told(at):
+                if (at, name) in going_on:
+                    continue
+                place, end_s, how = self.after(name, at)
+                while place is not None:
+                    going_on.add((place, name))
+                    place, end_s, how = self.after(name, place)
+                begun.append((at, name, end_s, how))
+        rows: list[tuple[str, str, float, float | None, str]] = []
+        for at, name, end_s, how in begun:
+            t_s, since_s = self.seen[at].t_s, self.told(at)[name].since_s
+            before_s = [
+                row[3]
+                for row in rows
+                if row[3] is not None
+                and row[0] == name[0]
+                and (name[0] != "cause" or row[1] == name[1])
+            ]
+            start_s = max(
+                since_s if since_s <= t_s else t_s, self.readable_s(at), *before_s, -math.inf
+            )
+            rows.append((*name, min(start_s, t_s), end_s, how))
+        return rows
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> list[Verdict]:
+    made: list[Verdict] = []
+    t_s = 0.0
+    for _ in range(draw(st.integers(1, 25))):
+        t_s += draw(st.sampled_from([1.0, 5.0, 5.0, 5.0, 20.0, 70.0, 300.0, 1000.0]))
+        read = draw(st.sampled_from([True, True, True, False]))
+        stage = draw(st.none() | st.integers(0, 2)) if read else None
+        ago_s = draw(st.sampled_from([0.0, 3.0, 50.0, 2000.0, -10.0]))
+        causes = draw(st.sets(st.sampled_from(["kv", "queue", TARGET_DOWN])))
+        restarted = read and draw(st.sampled_from([False, False, False, True]))
+        health = draw(st.sampled_from(["ok", "warning"]))
+        one = seen(
+            t_s, *sorted(causes), stage=stage, health=health, since_s=t_s - ago_s,
+            restarted=restarted,
+        )  # fmt: skip
+        made.append(replace(one, read=read))
+    return made
+
+
+@given(verdicts())
+def test_intervals_are_those_of_the_naive_definition(made: list[Verdict]) -> None:
+    kept = Kept().take(*made)
+    found = [(one.kind, one.id, one.start_s, end_s, how) for one, end_s, how in kept.rows]
+    assert sorted(found, key=repr) == sorted(Naive(made).intervals(), key=repr)

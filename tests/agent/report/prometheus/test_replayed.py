@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
-from kneewatch.agent.report.prometheus.replayed import replayed
+from kneewatch.agent.report.prometheus.replayed import Replayed, replayed
 from kneewatch.agent.source import TargetStream, capture_name
+from kneewatch.agent.store.model import Interval
+from kneewatch.agent.store.reader import Reader
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.parser import Limits
 from kneewatch.collector.prometheus.answers import Track
@@ -13,6 +18,8 @@ from kneewatch.collector.samples import Page
 from kneewatch.diagnose.engine import Catalogue
 from kneewatch.diagnose.fleet.shape import label_map, shape_of
 from kneewatch.diagnose.profile import Profile
+from kneewatch.reports.weekly.happened import Held
+from tests.agent.store.made import EVER, recorded, written
 from tests.recordings import CAPTURES, WINDOW_S
 
 TARGET = {"instance": "10.0.0.1:8000", "job": "vllm", "pod": "chat-0"}
@@ -36,36 +43,65 @@ def tracks_of(name: str) -> list[Track]:
     return [*found, Track({**TARGET, "__name__": "up"}, up)]
 
 
-def told_by_the_sidecar(name: str) -> dict[str, tuple[float, float]]:
-    """Each cause with the first and the last time that it was told."""
-    path = CAPTURES / f"{name}.jsonl.gz"
-    stream = TargetStream(capture_name(path), PROFILE, Limits())
-    told: dict[str, tuple[float, float]] = {}
-    for entry in CaptureReader(path):
-        for found in stream.replay(entry):
-            for cause in found.causes:
-                first_s, _ = told.get(cause.id, (found.t_s, found.t_s))
-                told[cause.id] = first_s, found.t_s
-    return told
+def kept_by_the_sidecar(name: str, folder: Path) -> list[Interval]:
+    """The stages and causes that a daemon's history has of a recording."""
+    written(folder / "history.db", *recorded(name))
+    return Reader(folder / "history.db").intervals(**EVER, kinds=("stage", "cause"))
+
+
+def judged(tracks: Sequence[Track]) -> Replayed:
+    running = [one.labels for one in tracks if one.labels["__name__"].endswith("requests_running")]
+    member = shape_of(running, label_map({}, "default")).members[0]
+    return replayed(tracks, member, PROFILE, Catalogue.of(PROFILE), "chat-0")
+
+
+def span(one: Held | Interval) -> tuple[object, ...]:
+    return one.kind, one.id, one.severity, one.start_s, one.end_s, one.last_s, one.ended
 
 
 @pytest.mark.parametrize("name", ["kv_pressure_cascade", "queue_overload", "restart_mid_run"])
-def test_causes_and_their_times_are_the_sidecars(name: str) -> None:
+def test_stages_causes_and_their_times_are_the_sidecars(name: str, tmp_path: Path) -> None:
     tracks = tracks_of(name)
-    running = [one.labels for one in tracks if one.labels["__name__"].endswith("requests_running")]
-    member = shape_of(running, label_map({}, "default")).members[0]
-    made = replayed(tracks, member, PROFILE, Catalogue.of(PROFILE), "chat-0")
-    wanted = told_by_the_sidecar(name)
-    assert wanted
-    spans = {
-        cause: (
-            min(held.start_s for held in made.held if held.id == cause and held.kind == "cause"),
-            max(held.last_s for held in made.held if held.id == cause and held.kind == "cause"),
-        )
-        for cause in {held.id for held in made.held if held.kind == "cause"}
-    }
-    assert spans == wanted
+    made = judged(tracks)
+    kept = kept_by_the_sidecar(name, tmp_path)
+    assert sorted(map(span, made.held)) == sorted(map(span, kept))
     assert made.scrapes == len(tracks[-1].points)
-    for cause in wanted:
+    causes = {one.id for one in kept if one.kind == "cause"}
+    assert causes
+    for cause in causes:
         assert cause in {one["id"] for one in made.documents[cause]["causes"]}
     assert made.increases is not None
+
+
+def pressed() -> tuple[list[Track], float]:
+    """A recording up to the middle of its pressure, and when that is."""
+    tracks = tracks_of("kv_pressure_cascade")
+    held = next(one for one in judged(tracks).held if one.id == "kv_pressure")
+    end_s = (held.start_s + held.until_s) / 2
+    cut = [Track(one.labels, [p for p in one.points if p[0] <= end_s]) for one in tracks]
+    return [one for one in cut if one.points], cut[-1].points[-1][0]
+
+
+def test_what_a_process_had_ended_with_it() -> None:
+    tracks, end_s = pressed()
+    first_s = tracks[-1].points[0][0]
+    later_s = end_s + 2.0 - first_s
+    anew: list[Track] = []
+    for one in tracks:
+        began = one.labels["__name__"].endswith(("_created", "process_start_time_seconds"))
+        first = [(t_s, value) for t_s, value in one.points if t_s < first_s + 18.0]
+        again = [(t_s + later_s, value + later_s * began) for t_s, value in first]
+        anew.append(Track(one.labels, [*one.points, *again]))
+    (found,) = [one for one in judged(anew).held if one.id == "kv_pressure"]
+    assert (found.end_s, found.ended) == (end_s, "restarted")
+
+
+def test_what_was_not_seen_to_go_on_ended_when_it_was_last_seen() -> None:
+    tracks, end_s = pressed()
+    up = tracks[-1]
+    failing = [(end_s + 2.0 * at, 0.0) for at in range(1, 9)]
+    found = judged([*tracks[:-1], Track(up.labels, [*up.points, *failing])]).held
+    assert [(one.end_s, one.ended) for one in found if one.id == "kv_pressure"] == [
+        (end_s, "unwatched")
+    ]
+    assert [one.end_s for one in found if one.id == "target_down"] == [None]

@@ -1,0 +1,37 @@
+"""Runs of scrapes or steps, and how a target was scraped."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kneewatch.agent.report.history import Scrapes
+from kneewatch.agent.report.scraping import runs, target_observed
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 3))
+def test_two_places_are_of_one_run_where_no_longer_pause_is_between(
+    holds: list[bool], bridged: int
+) -> None:
+    found = [run.tolist() for run in runs(np.array(holds, dtype=np.bool_), bridged=bridged)]
+    assert [place for run in found for place in run] == [i for i, yes in enumerate(holds) if yes]
+    run_of = {place: at for at, run in enumerate(found) for place in run}
+    for first in run_of:
+        for last in (place for place in run_of if place > first):
+            between = holds[first : last + 1]
+            pause = any(
+                not any(between[at : at + bridged]) for at in range(len(between) - bridged + 1)
+            )
+            assert (run_of[first] == run_of[last]) == (not pause)
+
+
+def test_failures_in_a_row_are_one_time_with_the_first_reason() -> None:
+    times = np.array([0.0, 5.0, 10.0, 15.0, 20.0, 100.0, 105.0])
+    scrapes = Scrapes(times, ((1, "refused"), (2, "timeout"), (6, "reset")))
+    found = target_observed("a", scrapes, from_s=0.0, to_s=110.0)
+    assert [(one.from_s, one.to_s, one.why) for one in found.unread] == [
+        (5.0, 15.0, "refused"), (20.0, 100.0, ""), (105.0, 110.0, "reset"),
+    ]  # fmt: skip
+    assert (found.scrapes, found.failed, found.interval_s) == (7, 3, 5.0)
+    assert found.watched_s == 110 - 10 - 80 - 5
