@@ -6,7 +6,7 @@ PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
 FOR ?=
 
-.PHONY: help run test test-wheel check docs bench soak accuracy lab clean
+.PHONY: help run test test-wheel check docs bench soak accuracy mutations lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -63,6 +63,9 @@ soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/
 accuracy: $(VENV)/.dev  ## expected against given, over labelled recordings and simulated hard cases
 	$(BIN)/python -m tests.accuracy
 	$(BIN)/python -m tests.hard_cases
+
+mutations: $(VENV)/.dev  ## double and halve every number of the causes' records: each must change a verdict
+	$(BIN)/python -m tests.contract.mutations
 
 lab: $(VENV)/.dev  ## a real vLLM on CPU, driven into trouble and out again (minutes; 3.4 GB)
 	sh tests/lab/install.sh

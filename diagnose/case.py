@@ -91,6 +91,32 @@ class Facts:
     knee: LearnedKnee | None = None
     split: Comparison | None = None
 
+    @classmethod
+    def of_moment(
+        cls,
+        values: Mapping[str, float | None],
+        *,
+        config: Mapping[str, str] | None = None,
+        targets: Targets | None = None,
+    ) -> Facts:
+        """Facts without a past: of a tier's average engine, or of one beside its peers."""
+        return cls(
+            now_s=0.0,
+            window_s=0.0,
+            scale=1.0,
+            observed_s=0.0,
+            values=values,
+            recent={},
+            streaks_s={},
+            missing={},
+            findings={},
+            stage=Stage(0, 0.0, Severity.OK, None, ()),
+            baseline=Baseline(window_s=1.0),
+            config=config or {},
+            targets=targets or Targets(),
+            restarts_s=(),
+        )
+
     def get(self, signal: str, default: float = 0.0) -> float:
         """A signal's value, or `default` where it has none."""
         value = self.values.get(signal)
@@ -121,8 +147,10 @@ class Counterfactual:
 class Cause:
     """What we conclude. `lever` is the first thing to do, in words.
 
-    `unless` says, for the first cause of a diagnosis, at which values it would not stand. `apart`:
-    nothing follows from it now, so that it does not stand for what else is wrong.
+    All numbers in it are of one moment, `seen_s`: that of the diagnosis, or where the cause only
+    lingers the last one at which it was concluded. `unless` says, for the first cause of a
+    diagnosis, at which values it would not have stood then. `apart`: nothing follows from it now,
+    so that it explains nothing.
     """
 
     id: str
@@ -134,6 +162,7 @@ class Cause:
     guide: tuple[str, ...]
     lever: str
     since_s: float = math.nan
+    seen_s: float = math.nan
     explains: tuple[str, ...] = ()
     unless: tuple[Counterfactual, ...] = ()
     apart: bool = False

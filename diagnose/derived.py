@@ -12,11 +12,10 @@ from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.case import Targets
 from kneewatch.rules.baseline import DRIFTS, Baseline
+from kneewatch.rules.facts import Holds, Moment
 
 NO_BASELINE = "no quiet baseline yet"
 NO_TARGET = "no TTFT target is set"
-QUEUED_SHARE_OF_RUNNING = 0.1
-QUEUED_MIN = 2.0
 PROGRESS = ("generation_tokens", "prompt_tokens")
 """What moves while an engine works; where the first is not known, nothing is. Finished requests do
 not count: an engine that hangs still counts those that their clients give up."""
@@ -43,6 +42,7 @@ HELP: dict[str, str] = {
     "output_tokens_shift_ratio": "the same of the answers",
     "arrival_peak_ratio": "an hour's arrivals over this engine's share of workload_profile's peak",
     "cascade_stage": "number of the KV memory-pressure cascade's stage, 0 to 4",
+    "cascade_severity": "severity of that stage: 0 ok, 1 info, 2 warning, 3 critical",
     "kv_demand_ratio": "KV tokens that requests in flight ask for over the cache's capacity",
     "kv_exhausted_in_s": "seconds until that reaches 1 at its trend; nothing without a trend",
     "kv_exhausted_soonest_s": "the same at the steepest likely trend",
@@ -135,10 +135,11 @@ UNFORGIVING = frozenset({"stalled"})
 
 
 class Streaks:
-    """How long conditions have held, by scrape; one scrape to the contrary does not end a
-    streak."""
+    """How long conditions have held, by scrape; one scrape to the contrary does not end a streak.
+    `conditions` are those that causes ask for; that of a stalled engine is read off the history."""
 
-    def __init__(self) -> None:
+    def __init__(self, conditions: Mapping[str, Holds], targets: Targets) -> None:
+        self._conditions, self._targets = conditions, targets
         self._since_s: dict[str, float] = {}
         self._doubted: set[str] = set()
 
@@ -151,14 +152,10 @@ class Streaks:
         self, now_s: float, history: History, values: Mapping[str, float | None]
     ) -> dict[str, float]:
         """Seconds that each condition has held; conditions that do not hold are left out."""
-        running, waiting = values.get("running") or 0.0, values.get("waiting") or 0.0
-        by_capacity = values.get("waiting_by_capacity") or 0.0
-        holds = {
-            "queued": by_capacity >= max(QUEUED_MIN, QUEUED_SHARE_OF_RUNNING * running),
-            "deferred": (values.get("waiting_deferred") or 0.0) >= 1,
-            "fetching": (values.get("kv_fetch_waiting") or 0.0) >= 1,
-            "stalled": running + waiting >= 1 and not progressed(history),
-        }
+        moment = Moment(values, self._targets)
+        holds = {name: held(moment) for name, held in self._conditions.items()}
+        in_flight = (values.get("running") or 0.0) + (values.get("waiting") or 0.0)
+        holds["stalled"] = in_flight >= 1 and not progressed(history)
         for name, held in holds.items():
             if held:
                 self._since_s.setdefault(name, now_s)

@@ -13,7 +13,7 @@ from kneewatch.collector.signals.catalogue import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.adapters import adapters_seen
 from kneewatch.diagnose.case import Cause, Counterfactual, Facts
-from kneewatch.diagnose.causes import EXAMINE, UNDISTURBING, conclude, observer, ranked
+from kneewatch.diagnose.causes import BY_ID, STREAKS, conclude, observer, ranked
 from kneewatch.diagnose.counterfactual import counterfactuals
 from kneewatch.diagnose.derived import Streaks, derive, increase_since_last, recent, unused
 from kneewatch.diagnose.diagnosis import NO_STAGE, Diagnosis, health, judged_against, worst_of
@@ -24,11 +24,11 @@ from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Comparison
 from kneewatch.diagnose.symptoms import symptoms
 from kneewatch.diagnose.tracker import CauseTracker
-from kneewatch.rules.cascade import Cascade, lacking
+from kneewatch.rules.baseline import FAMILIES, QUEUE_MOVES, QUIET_WAITING, STAGE_MOVES
+from kneewatch.rules.cascade import EVICTS, Cascade, lacking
 from kneewatch.rules.model import Rule, Severity
 from kneewatch.rules.state import Finding, RuleBook
 
-QUIET_WAITING = 1.0
 RESTARTS_KEPT = 16
 SCRAPES_IN_WINDOW = 2.2
 """A window holds two scrapes at least, also where they come late."""
@@ -70,21 +70,16 @@ class EngineMonitor:
         self._signals = SignalSet(catalogue.signals, self.history)
         self._rules = RuleBook(catalogue.rules, scale=profile.scale)
         evicting = next(rule for rule in catalogue.rules if rule.id == "KV-EVICT")
-        self._cascade = Cascade(
-            scale=profile.scale,
-            ttft_slo_s=profile.targets.ttft_p99_s,
-            warning_per_s=evicting.threshold(Severity.WARNING) or 0.0,
-            critical_per_s=evicting.threshold(Severity.CRITICAL) or 0.0,
-        )
+        self._cascade = Cascade(scale=profile.scale, targets=profile.targets, evicting=evicting)
         self.learned = Learned(profile)
-        self._streaks = Streaks()
+        self._streaks = Streaks(STREAKS, profile.targets)
         self._tracker = CauseTracker(scale=profile.scale)
         self._adviser = Adviser(profile.stated)
-        self._unless: tuple[str, float, tuple[Counterfactual, ...]] = ("", 0.0, ())
+        self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
         self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
         self._vanished, self._blind = 0, 0
         self._came_s = float("-inf")
-        self._disturbed_s = float("-inf")
+        self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
         self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
         self.newest: Diagnosis | None = None
         """What was last said, also of a page that could not be read."""
@@ -190,7 +185,7 @@ class EngineMonitor:
         self.restart = None
         self.newest = Diagnosis(
             t_s, self.target, self.key.engine, self.key.model, None,
-            health(cause.severity, readable=False), None, [cause], [], [], {},
+            health(cause.severity, readable=False), None, [replace(cause, seen_s=t_s)], [], [], {},
             [f"every signal: {why}"], 0.0, f"nothing: {seen}",
         )  # fmt: skip
         return self.newest
@@ -199,7 +194,7 @@ class EngineMonitor:
         """The process was replaced, or the clock was set back: what was held has no since."""
         if restart is not None:
             self._restarts_s.append(restart.t_s)
-        self._disturbed_s = t_s
+        self._disturbed_s = dict.fromkeys(FAMILIES, t_s)
         self._rules.forget()
         self._cascade.forget()
         self._streaks.forget()
@@ -221,6 +216,7 @@ class EngineMonitor:
         )
         unjudged = lacking(stage, values)
         values["cascade_stage"] = None if unjudged else float(stage.number)
+        values["cascade_severity"] = None if unjudged else float(stage.severity)
         findings = self._rules.judge(t_s, values, reading.missing, notes, idle=idle)
         facts = Facts(
             now_s=t_s,
@@ -288,36 +284,46 @@ class EngineMonitor:
         )
         if missing is not None:
             concluded.append(missing)
-        self._learn(facts, concluded, findings, window)
         told = ranked(self._tracker.update(facts.now_s, concluded))
         if told:
             told[0] = replace(told[0], unless=self._turning_points(facts, told[0]))
+        # Last: turning points are of the baseline that the causes were concluded from.
+        self._learn(facts, concluded, findings, window)
         return told, missing is not None
 
     def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
-        """What the first cause hangs on; worked out anew twice a window, for it takes a while."""
-        cause, made_s, points = self._unless
-        fresh = 0 <= facts.now_s - made_s < self.profile.window_s / 2
-        if cause != first.id or not fresh:
-            examine = EXAMINE.get(first.id)
-            points = counterfactuals(examine, facts, first) if examine else ()
-            self._unless = (first.id, facts.now_s, points)
-        return points
+        """What the first cause hangs on, by the numbers that it was concluded from: while it only
+        lingers, those of then."""
+        cause, points = self._unless
+        before = points if cause == first.id else ()
+        if first.seen_s == facts.now_s:
+            before = counterfactuals(BY_ID[first.id].stands, facts, first, before)
+        self._unless = (first.id, before)
+        return before
 
     def _learn(
         self, facts: Facts, concluded: list[Cause], findings: list[Finding], window: Window
     ) -> None:
-        disturbed = (
-            any(cause.id not in UNDISTURBING for cause in concluded)
-            or facts.stage.number >= 2
-            or facts.get("waiting_avg") >= QUIET_WAITING
-            or any(finding.held >= Severity.WARNING for finding in findings if finding.severity)
+        """Add the scrape to the baselines of those families that nothing has moved of late."""
+        disturbed = {family for cause in concluded for family in BY_ID[cause.id].moves}
+        disturbed.update(
+            family
+            for finding in findings
+            if finding.severity and finding.held >= Severity.WARNING
+            for family in finding.rule.moves
         )
-        if disturbed:
-            self._disturbed_s = facts.now_s
-        settled = facts.now_s - self._disturbed_s > facts.window_s
-        if settled and facts.observed_s >= self.profile.window_s / 2 and facts.get("arrival_per_s"):
-            self.learned.quiet(facts.now_s, facts.values, window)
+        if facts.stage.number >= EVICTS:
+            disturbed.update(STAGE_MOVES)
+        if facts.get("waiting_avg") >= QUIET_WAITING:
+            disturbed.update(QUEUE_MOVES)
+        for family in disturbed:
+            self._disturbed_s[family] = facts.now_s
+        if facts.observed_s < self.profile.window_s / 2 or not facts.get("arrival_per_s"):
+            return
+        settled_s = facts.now_s - facts.window_s
+        families = [family for family, t_s in self._disturbed_s.items() if t_s < settled_s]
+        if families:
+            self.learned.quiet(facts.now_s, facts.values, window, families)
 
     def _unknowns(self, reading: Reading) -> list[str]:
         if self._unknown[0] is not reading.missing:

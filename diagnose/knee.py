@@ -89,13 +89,15 @@ class LearnedKnee:
     points: int
     steps: int
 
-    def is_past(self, in_flight: float) -> bool:
-        """Whether so many requests in flight are surely more than it carries."""
-        return self.reached and in_flight > self.c_max.high * HALF_A_STEP
+    @property
+    def past_from(self) -> float | None:
+        """Requests in flight above which it is surely overloaded; None where that was not seen."""
+        return self.c_max.high * HALF_A_STEP if self.reached else None
 
-    def is_before(self, in_flight: float) -> bool:
-        """Whether so many are surely not."""
-        return in_flight <= self.c_max.low * HALF_A_STEP
+    @property
+    def before_to(self) -> float:
+        """Requests in flight up to which it surely is not."""
+        return self.c_max.low * HALF_A_STEP
 
 
 @dataclass(frozen=True, slots=True)

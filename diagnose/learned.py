@@ -3,11 +3,11 @@ of answers, what is stated of the workload, and where the load is going. Pure.""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kneewatch.collector.history import History
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.causes.workload import capped, rambling
+from kneewatch.diagnose.causes.workload import LENGTH_POINTS
 from kneewatch.diagnose.drift import Departure, Drift
 from kneewatch.diagnose.forecast import Forecaster, demand_ratio, forecast_values
 from kneewatch.diagnose.launches import same_launch
@@ -17,7 +17,7 @@ from kneewatch.diagnose.profile import LONG_WINDOWS, Profile
 from kneewatch.diagnose.slo_forecast import SloForecaster
 from kneewatch.diagnose.stated_workload import ANSWERS
 from kneewatch.diagnose.workload_watch import WorkloadWatch
-from kneewatch.rules.baseline import Baseline
+from kneewatch.rules.baseline import LENGTHS, Baseline
 
 Values = Mapping[str, float | None]
 
@@ -57,16 +57,19 @@ class Learned:
 
     def longer(self, history: History, window: Window, values: Values) -> Drift | None:
         """How far answers are from those of quiet times, while many more end at their limit."""
-        return self._lengths.drift(history, window) if rambling(values) else None
+        points = values.get("finished_length_drift_points") or 0.0
+        return self._lengths.drift(history, window) if points >= LENGTH_POINTS else None
 
     def endless(self, history: History, window: Window, values: Values) -> Departure | None:
         """How many answers go far beyond what is stated, while many end at their limit."""
-        return self._lengths.endless(history, window) if capped(values) else None
+        at_limit = values.get("finished_length_ratio") or 0.0
+        return self._lengths.endless(history, window) if at_limit >= LENGTH_POINTS else None
 
-    def quiet(self, t_s: float, values: Values, window: Window) -> None:
-        """Take a scrape of quiet times."""
-        self.baseline.learn(t_s, values)
-        self._lengths.learn(t_s, window)
+    def quiet(self, t_s: float, values: Values, window: Window, families: Collection[str]) -> None:
+        """Add a scrape that is quiet for these families of signals."""
+        self.baseline.learn(t_s, values, families)
+        if LENGTHS in families:
+            self._lengths.learn(t_s, window)
 
     def launched(self, config: Mapping[str, str]) -> None:
         """Take how the server says that it was launched."""

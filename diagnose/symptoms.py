@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kneewatch.diagnose.case import Cause, Facts
+from kneewatch.diagnose.causes import BY_ID
 
 SYMPTOMS = {
     "S1": "TTFT too high at low concurrency",
@@ -33,18 +34,15 @@ def symptoms(facts: Facts, causes: Iterable[Cause]) -> list[str]:
     slow_first = _too_high(facts, "ttft", facts.targets.ttft_p99_s)
     slow_steps = _too_high(facts, "itl", facts.targets.itl_p99_s)
     busy = facts.values.get("gpu_engine_active_ratio")
-    queued = bool(found & {"queue_saturation", "admission_limit", "kv_pressure"})
-    shows = {
-        "S1": few and slow_first and not queued,
-        "S2": "prefill_interference" in found,
-        "S3": bool(found & {"queue_saturation", "admission_limit"}),
-        "S4": "slo_conflict" in found,
-        "S5": "tp_overhead" in found,
-        "S6": few and slow_steps and busy is not None and busy < GPU_SPARE_BELOW,
-        "S7": "adapter_thrash" in found,
-        "S8": "past_knee" in found or (queued and slow_first),
-    }
-    return [symptom for symptom in SYMPTOMS if shows.get(symptom)]
+    queued = any(BY_ID[cause].capacity for cause in found)
+    shown = {symptom for cause in found for symptom in BY_ID[cause].symptoms}
+    if few and slow_first and not queued:
+        shown.add("S1")
+    if few and slow_steps and busy is not None and busy < GPU_SPARE_BELOW:
+        shown.add("S6")
+    if queued and slow_first:
+        shown.add("S8")
+    return [symptom for symptom in SYMPTOMS if symptom in shown]
 
 
 def _too_high(facts: Facts, name: str, target_s: float | None) -> bool:

@@ -75,6 +75,7 @@ def cause_document(cause: Cause) -> dict[str, Any]:
         "confidence": cause.confidence,
         "severity": cause.severity.word,
         "since": round(cause.since_s, 3),
+        "seen": round(cause.seen_s, 3) if isfinite(cause.seen_s) else None,
         "summary": cause.summary,
         "evidence": [_evidence(item) for item in cause.evidence],
         "against": [_evidence(item) for item in cause.against],

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.fleet.judging import Engine
 from kneewatch.diagnose.fleet.sizing import TierSize
 from kneewatch.diagnose.fleet.spread import Spread
-from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+from kneewatch.diagnose.fleet.verdict import FleetCause, Tier
 from kneewatch.reports.document import recommendation_document, rounded
 
 SCHEMA = "kneewatch.fleet/1"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.fleet.sizing import TierSize
 from kneewatch.diagnose.fleet.spread import Spread
-from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+from kneewatch.diagnose.fleet.verdict import FleetCause, Tier
 from kneewatch.reports.fleet_text import (
     ENGINES_SHOWN,
     advice_words,

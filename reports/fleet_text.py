@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kneewatch.diagnose.fleet.advice import FleetAdvice
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.fleet.judging import Engine
 from kneewatch.diagnose.fleet.sizing import TierSize
 from kneewatch.diagnose.fleet.split import Split
 from kneewatch.diagnose.fleet.spread import Spread
-from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+from kneewatch.diagnose.fleet.verdict import FleetCause, Tier
 from kneewatch.reports.advice import changes_words, numbers_words
 from kneewatch.reports.text import AGAINST_SHOWN, VERDICTS, Style
 from kneewatch.reports.words import (

@@ -16,6 +16,7 @@ from kneewatch.reports.text import (
     notable,
     now_words,
     stage_words,
+    summary_words,
     who,
 )
 from kneewatch.reports.words import clock, date, moment, printable, quantity
@@ -66,10 +67,11 @@ def _also(finding: Finding, t_s: float) -> str:
 
 
 def _cause(place: int, cause: Cause, diagnosis: Diagnosis) -> list[str]:
+    said = escaped(summary_words(cause, diagnosis.t_s))
     lines = [
         f"### {place}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f})",
         "",
-        f"{escaped(cause.summary)} Since {moment(cause.since_s, diagnosis.t_s)}.",
+        f"{said} Since {moment(cause.since_s, diagnosis.t_s)}.",
         "",
         "| evidence | signal | value | threshold |",
         "| --- | --- | --- | --- |",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, nan
 from typing import Any, cast
 
 from kneewatch.collector.base import KneewatchError
@@ -187,7 +187,7 @@ def _stage(part: _Part, t_s: float) -> Stage | None:
 
 
 def _cause(part: _Part, t_s: float) -> Cause:
-    since_s = part.moment("since")
+    since_s, seen_s = part.moment("since"), part.moment("seen")
     return Cause(
         id=part.text("id"),
         confidence=part.number("confidence") or 0.0,
@@ -198,6 +198,7 @@ def _cause(part: _Part, t_s: float) -> Cause:
         guide=part.texts("guide"),
         lever=part.text("lever", ""),
         since_s=t_s if since_s is None else since_s,
+        seen_s=nan if seen_s is None else seen_s,
         explains=part.texts("explains"),
         unless=tuple(point for item in part.parts("unless") if (point := _turning(item))),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.causes import TELLS
+from kneewatch.diagnose.causes import BY_ID
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.symptoms import SYMPTOMS
 from kneewatch.reports import advice
@@ -152,7 +152,8 @@ def notable(diagnosis: Diagnosis, *states: str) -> list[Finding]:
     """Findings in one of these states that no cause tells already."""
     signals = {item.signal for cause in diagnosis.causes for item in cause.evidence}
     told = [told for cause in diagnosis.causes for told in (cause.id, *cause.explains)]
-    rules = {rule for cause_id in told for rule in TELLS.get(cause_id, ())}
+    # A diagnosis of another version may name causes that this one lacks.
+    rules = {rule for cause_id in told if cause_id in BY_ID for rule in BY_ID[cause_id].covers}
     return [
         finding
         for finding in diagnosis.findings
@@ -242,7 +243,7 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
     evidence, against = told_evidence(cause)
     made = advice.advised(diagnosis, cause)
     rows = [
-        (cause.summary, 0),
+        (summary_words(cause, diagnosis.t_s), 0),
         *((f"+ {item}", 2) for item in evidence),
         *((f"- {item}", 2) for item in against),
         (f"explains: {', '.join(cause.explains)}" if cause.explains else "", 2),
@@ -258,13 +259,20 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
 
 
 def unless_words(cause: Cause) -> str:
-    """At which values the cause would not stand; empty where that is not known."""
+    """At which values the cause clears; empty where that is not known."""
     points = [
-        f"{point.signal} {'above' if point.above else 'below'} {quantity(point.signal, point.at)}"
-        f" (now {quantity(point.signal, point.now)})"
+        f"{point.signal} {'rises above' if point.above else 'drops below'} "
+        f"{quantity(point.signal, point.at)}"
+        f" (at the time: {quantity(point.signal, point.now)})"
         for point in cause.unless
     ]
-    return f"would not stand with {' or '.join(points)}" if points else ""
+    return f"clears if {' or '.join(points)}" if points else ""
+
+
+def summary_words(cause: Cause, t_s: float) -> str:
+    """A cause's summary; where it only lingers, with how old its numbers are."""
+    ago_s = t_s - cause.seen_s
+    return f"Clearing, last seen {span(ago_s)} ago: {cause.summary}" if ago_s > 0 else cause.summary
 
 
 def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:

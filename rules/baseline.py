@@ -1,16 +1,16 @@
 """What an engine looks like when nothing is wrong: medians of its own quiet scrapes. Pure.
 
 Where no SLO is set a target is compared with itself, and with how it usually is at this hour of
-the week: what is no worse than either is no anomaly. A scrape counts as quiet when there was
-traffic, no queue, no preemption and nothing diagnosed. One sample is taken each half window, so
-that neighbouring windows that share most of their observations do not count as independent.
+the week: what is no worse than either is no anomaly. A scrape counts as quiet for a family of
+signals when there was traffic and nothing that moves that family. One sample is taken each half
+window, because neighbouring windows share most of their observations.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 SAMPLES_MAX = 240
@@ -19,23 +19,26 @@ SAMPLES_MAX = 240
 SAMPLES_MIN = 2
 """Fewer quiet samples than this are no baseline: one window's worth."""
 
-TRACKED = (
-    "ttft_p50_s",
-    "ttft_p99_s",
-    "ttft_mean_s",
-    "itl_p50_s",
-    "itl_p99_s",
-    "itl_mean_s",
-    "ttft_p99_p50_ratio",
-    "prefix_hit_ratio",
-    "prefix_hit_tokens_mean",
-    "finished_length_ratio",
-    "output_tokens_p99",
-    "output_tokens_mean",
-    "kv_transfer_mean_s",
-    "generation_tokens_per_s",
-    "running_avg",
-)
+TTFT, ITL, PREFIX, LENGTHS, LOAD, TRANSFER = "ttft", "itl", "prefix", "lengths", "load", "transfer"
+TRACKED: Mapping[str, tuple[str, ...]] = {
+    TTFT: ("ttft_p50_s", "ttft_p99_s", "ttft_mean_s", "ttft_p99_p50_ratio"),
+    ITL: ("itl_p50_s", "itl_p99_s", "itl_mean_s"),
+    PREFIX: ("prefix_hit_ratio", "prefix_hit_tokens_mean"),
+    LENGTHS: ("finished_length_ratio", "output_tokens_p99", "output_tokens_mean"),
+    LOAD: ("generation_tokens_per_s", "running_avg"),
+    TRANSFER: ("kv_transfer_mean_s",),
+}
+"""Signals that have a baseline, by the family that is disturbed together. A rule and a cause say
+which families they move (`moves`): a queue moves TTFT, and says nothing against the prefix cache's
+hit ratio. A server that is always a little in trouble still has its own normal."""
+
+FAMILIES = tuple(TRACKED)
+TRACKED_SIGNALS = tuple(key for keys in TRACKED.values() for key in keys)
+STAGE_MOVES = (TTFT, ITL, PREFIX, LOAD)
+"""What the cascade moves from its second stage on: preempted requests lose their blocks."""
+
+QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
+"""A queue this long, in the window's mean, is not quiet, and what it moves."""
 
 MORE_IS_BETTER = frozenset({"prefix_hit_ratio", "prefix_hit_tokens_mean"})
 
@@ -79,29 +82,36 @@ class Baseline:
 
     spacing_s: float
     _samples: dict[str, Samples]
-    _last_s: float
+    _last_s: dict[str, float]
     _medians: dict[str, float]
     season: Mapping[str, float]
     """Signals as they usually are at this hour of the week; none where that is not known."""
 
     def __init__(self, *, window_s: float) -> None:
         self.spacing_s = window_s / 2
-        self._samples = {key: Samples() for key in TRACKED}
-        self._last_s = float("-inf")
+        self._samples = {key: Samples() for key in TRACKED_SIGNALS}
+        self._last_s = dict.fromkeys(TRACKED, float("-inf"))
         self._medians = {}
         self.season = {}
 
-    def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
-        """Take a quiet scrape into account, at most one each half window."""
-        if 0 <= now_s - self._last_s < self.spacing_s:
-            return
-        self._last_s = now_s
-        for key, samples in self._samples.items():
-            value = values.get(key)
-            if value is not None and value == value:
-                samples.add(value)
-                if len(samples) >= SAMPLES_MIN:
-                    self._medians[key] = samples.median()
+    def learn(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        families: Collection[str] = FAMILIES,
+    ) -> None:
+        """Add a scrape that is quiet for these families, at most one each half window."""
+        for family in families:
+            if 0 <= now_s - self._last_s[family] < self.spacing_s:
+                continue
+            self._last_s[family] = now_s
+            for key in TRACKED[family]:
+                value = values.get(key)
+                if value is not None and value == value:
+                    samples = self._samples[key]
+                    samples.add(value)
+                    if len(samples) >= SAMPLES_MIN:
+                        self._medians[key] = samples.median()
 
     def get(self, key: str) -> float | None:
         """What a signal is to be held against: its quiet median, or what is usual at this hour of

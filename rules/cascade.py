@@ -14,16 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kneewatch.rules.model import WINDOW_S, Severity
+from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number
+from kneewatch.rules.facts import Moment, Targets
+from kneewatch.rules.model import WINDOW_S, Rule, Severity
+from kneewatch.rules.quantities import Held, LastStep, Signal, Target
 from kneewatch.rules.work import UsefulWork
 
 NAMES = ("steady", "filling", "evicting", "queueing", "collapsing")
+EVICTS = 2
+"""The first stage that harms anybody."""
 
 FILLING_FROM_RATIO = 0.90
 """Upper end of the guide's target band for KV usage (9.3: 75-90 %)."""
-
-FULL_FROM_RATIO = 0.97
-"""So full that a preempted request may be stuck behind it."""
 
 EVICT_WARNING_PER_S = 0.05
 EVICT_CRITICAL_PER_S = 0.20
@@ -32,11 +34,14 @@ EVICT_CRITICAL_PER_S = 0.20
 PREEMPTIONS_MIN = 3.0
 """Fewer in the window are an event, not a rate: they are noted."""
 
+FULL_FROM_RATIO = 0.97
+"""So full that a preempted request may be stuck behind it."""
+
 QUEUE_SHARE_OF_RUNNING = 0.25
 """Stage 3: the queue by capacity is at least this share of the batch, and at least two requests."""
 
 QUEUED_FROM = 0.5
-"""Stage 3 by TTFT: so many wait in the window's mean, and one at least waits now."""
+"""Stage 3 by TTFT: this many are queued in the window's mean, and at least one is now."""
 
 TTFT_DRIFT = 3.0
 """Stage 3 without an SLO: TTFT P99 this many times its quiet baseline."""
@@ -46,6 +51,66 @@ EXIT_HOLD_S = 30.0
 
 NEEDED = ("kv_usage_ratio", "running", "waiting", "preemption_per_s")
 """Without one of these nobody can say that requests are not being evicted, or will not be soon."""
+
+STAGE = Signal("cascade_stage")
+SEVERITY = Signal("cascade_severity")
+KV_USAGE, WAITING = Signal("kv_usage_ratio"), Signal("waiting")
+QUEUE = Signal("waiting_by_capacity")
+PREEMPTED = LastStep("num_preemptions", "preempted_since_scrape") > 0.0
+
+STUCK = (KV_USAGE >= FULL_FROM_RATIO) & (QUEUE >= 1.0) & (STAGE >= 2.0)
+"""So full that a preempted request may be stuck behind it."""
+
+BEHIND = QUEUE >= (QUEUE_SHARE_OF_RUNNING * Signal("running").otherwise(0.0)).at_least(2.0)
+OVER_TARGET = Signal("ttft_p99_s") > Target("ttft_p99_s")
+LEFT_BASELINE = ~Target("ttft_p99_s").known & (Signal("ttft_p99_drift_ratio") > TTFT_DRIFT)
+QUEUED = (WAITING >= 1.0) & (Signal("waiting_avg") >= QUEUED_FROM)
+"""A slower first token alone may be longer prompts, or an incident that the window still holds;
+behind evictions it must have queued, and somebody must wait now."""
+
+RISING = Signal("kv_usage_slope_per_s") > 0.0
+FULL = KV_USAGE >= FILLING_FROM_RATIO
+FILLED = Held("filling", FULL, Number(EXIT_HOLD_S))
+EVICTING = PREEMPTED | STUCK
+QUEUEING = EVICTING & (BEHIND | ((OVER_TARGET | LEFT_BASELINE) & QUEUED))
+
+EVIDENCE: tuple[tuple[int, Condition], ...] = (
+    (4, QUEUEING & (Signal("work_fallen") > 0.0)),
+    (3, QUEUEING),
+    (2, EVICTING),
+    (1, FULL & (RISING | FILLED)),
+)
+"""What each stage is entered by, the worst first; nothing of it is stage 0."""
+
+REASONS: tuple[tuple[int, Condition, str], ...] = (
+    (2, PREEMPTED, "running requests were preempted"),
+    (2, STUCK & ~PREEMPTED, "the cache is still full with requests waiting for it"),
+    (2, BEHIND, "requests queue behind the full cache"),
+    (2, OVER_TARGET & QUEUED, "TTFT P99 is over its target"),
+    (2, LEFT_BASELINE & QUEUED, "TTFT P99 has left its quiet baseline"),
+    (1, RISING, "KV usage is above its band and rising"),
+    (1, ~RISING.assume(unknown=False), "KV usage is above its band"),
+)
+"""What is said of the evidence, from a stage on."""
+
+
+def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
+    """When a stage has which severity, the worst first; `evicting` is the rule of evictions, whose
+    bounds the user may have set."""
+    ratio = Signal(evicting.signal)
+    many = (Signal("preempted_in_window") >= PREEMPTIONS_MIN).assume(unknown=True)
+
+    def over(severity: Severity) -> Condition:
+        bound = evicting.threshold(severity) or 0.0
+        return (STAGE >= 2.0) & many & (ratio > bound)
+
+    return (
+        (Severity.CRITICAL, (STAGE >= 4.0) | over(Severity.CRITICAL)),
+        (Severity.WARNING, (STAGE >= 3.0) | over(Severity.WARNING)),
+        (Severity.INFO, STAGE >= 1.0),
+        (Severity.OK, ALWAYS),
+    )
+
 
 FORECAST = "kv_exhausted_in_s"
 """The derived signal that says when demand reaches the cache's capacity."""
@@ -69,40 +134,32 @@ class Stage:
 
 
 class Cascade:
-    """The stage of one engine over time. `scale` is the short window against its default."""
+    """The stage of one engine over time. `scale` is the short window over its default, `evicting`
+    the rule of evictions."""
 
-    def __init__(
-        self,
-        *,
-        scale: float,
-        ttft_slo_s: float | None,
-        warning_per_s: float = EVICT_WARNING_PER_S,
-        critical_per_s: float = EVICT_CRITICAL_PER_S,
-    ) -> None:
-        self._warning_per_s, self._critical_per_s = warning_per_s, critical_per_s
-        self._hold_s = EXIT_HOLD_S * scale
-        self._ttft_slo_s = ttft_slo_s
+    def __init__(self, *, scale: float, targets: Targets, evicting: Rule) -> None:
+        self._severities = [(s, when.compile(PYTHON)) for s, when in severities(evicting)]
+        self._scale, self._hold_s = scale, EXIT_HOLD_S * scale
+        self._targets = targets
         self._number, self._since_s = 0, float("nan")
-        self._seen_s = {1: float("-inf"), 2: float("-inf"), 3: float("-inf"), 4: float("-inf")}
-        self._filling_since_s: float | None = None
+        self._seen_s = dict.fromkeys(range(1, len(NAMES)), float("-inf"))
+        self._full_since_s: float | None = None
         self._grave_s: dict[Severity, float] = {}
         self._work = UsefulWork(window_s=WINDOW_S * scale)
 
     def forget(self) -> None:
         """The process was replaced: an empty cache has no stage to hold."""
         self._number, self._since_s = 0, float("nan")
-        self._filling_since_s = None
+        self._full_since_s = None
         self._grave_s.clear()
         self._work.forget()
         self._seen_s = dict.fromkeys(self._seen_s, float("-inf"))
 
     def judge(self, now_s: float, values: Mapping[str, float | None], *, preempted: float) -> Stage:
         """The stage at `now_s`. `preempted`: preemptions counted since the scrape before."""
-        reasons: list[str] = []
-        fallen = self._work.judge(now_s, values)
-        evidence = self._evidence(now_s, values, preempted, reasons)
-        if evidence == 3 and fallen is not None:
-            evidence = 4
+        moment, fallen = self._moment(now_s, values, preempted)
+        evidence, reasons = evidence_of(moment)
+        if evidence == len(NAMES) - 1 and fallen is not None:
             reasons.append(fallen)
         for number in range(1, evidence + 1):
             self._seen_s[number] = now_s
@@ -117,102 +174,60 @@ class Cascade:
                 break
         if number != self._number or self._since_s != self._since_s:
             self._number, self._since_s = number, now_s
+        staged = {**moment.values, "cascade_stage": float(number)}
         return Stage(
             number,
             self._since_s,
-            self._held_severity(now_s, self._severity(number, values)),
-            forecast_s(values) if number < 2 else None,
+            self._held_severity(now_s, self._severity(Moment(staged, self._targets))),
+            forecast_s(values) if number < EVICTS else None,
             tuple(reasons),
         )
 
-    def _evidence(
-        self,
-        now_s: float,
-        values: Mapping[str, float | None],
-        preempted: float,
-        reasons: list[str],
-    ) -> int:
+    def _moment(
+        self, now_s: float, values: Mapping[str, float | None], preempted: float
+    ) -> tuple[Moment, str | None]:
+        """What the evidence is read from, and why useful work has fallen (None: it has not)."""
+        fallen = self._work.judge(now_s, values)
         usage = values.get("kv_usage_ratio")
-        stuck = (
-            self._number >= 2
-            and usage is not None
-            and usage >= FULL_FROM_RATIO
-            and (values.get("waiting_by_capacity") or 0) >= 1
-        )
-        if preempted > 0:
-            reasons.append("running requests were preempted")
-        elif stuck:
-            reasons.append("the cache is still full with requests waiting for it")
-        else:
-            return 0 if usage is None else self._filling(now_s, usage, values, reasons)
-        self._filling_since_s = None
-        return 3 if self._queueing(values, reasons) else 2
+        if usage is None or usage < FILLING_FROM_RATIO or self._number >= EVICTS:
+            self._full_since_s = None
+        elif self._full_since_s is None:
+            self._full_since_s = now_s
+        streaks_s = {} if self._full_since_s is None else {"filling": now_s - self._full_since_s}
+        own = {
+            "preempted_since_scrape": preempted,
+            "work_fallen": float(fallen is not None),
+            "cascade_stage": float(self._number),
+        }
+        return Moment({**values, **own}, self._targets, streaks_s, scale=self._scale), fallen
 
-    def _filling(
-        self,
-        now_s: float,
-        usage: float,
-        values: Mapping[str, float | None],
-        reasons: list[str],
-    ) -> int:
-        if usage < FILLING_FROM_RATIO:
-            self._filling_since_s = None
-            return 0
-        if self._filling_since_s is None:
-            self._filling_since_s = now_s
-        rising = (values.get("kv_usage_slope_per_s") or 0) > 0
-        if not rising and now_s - self._filling_since_s < self._hold_s:
-            return 0
-        reasons.append("KV usage is above its band" + (" and rising" if rising else ""))
-        return 1
-
-    def _queueing(self, values: Mapping[str, float | None], reasons: list[str]) -> bool:
-        waiting = values.get("waiting_by_capacity") or 0.0
-        running = values.get("running") or 0.0
-        if waiting >= max(2.0, QUEUE_SHARE_OF_RUNNING * running):
-            reasons.append("requests queue behind the full cache")
-        if not self._queue_is_there(values):
-            return len(reasons) > 1
-        ttft_s, drift = values.get("ttft_p99_s"), values.get("ttft_p99_drift_ratio")
-        if self._ttft_slo_s is not None:
-            if ttft_s is not None and ttft_s > self._ttft_slo_s:
-                reasons.append("TTFT P99 is over its target")
-        elif drift is not None and drift > TTFT_DRIFT:
-            reasons.append("TTFT P99 has left its quiet baseline")
-        return len(reasons) > 1
-
-    @staticmethod
-    def _queue_is_there(values: Mapping[str, float | None]) -> bool:
-        # A slower first token alone may be longer prompts, or an incident that the window still
-        # holds; behind evictions it must have queued, and somebody must wait now.
-        waiting, waiting_avg = values.get("waiting") or 0.0, values.get("waiting_avg") or 0.0
-        return waiting >= 1 and waiting_avg >= QUEUED_FROM
-
-    def _severity(self, number: int, values: Mapping[str, float | None]) -> Severity:
-        if number < 2:
-            return Severity.INFO if number else Severity.OK
-        ratio = values.get("preemption_ratio_per_s") or 0.0
-        counted = values.get("preempted_in_window")
-        few = counted is not None and counted < PREEMPTIONS_MIN
-        if number == 4 or (ratio > self._critical_per_s and not few):
-            return Severity.CRITICAL
-        if number == 3 or (ratio > self._warning_per_s and not few):
-            return Severity.WARNING
-        return Severity.INFO
+    def _severity(self, moment: Moment) -> Severity:
+        return next(severity for severity, holds in self._severities if holds(moment))
 
     def _held_severity(self, now_s: float, severity: Severity) -> Severity:
         """A severity that rises at once and falls only after the hold: a rate swings about its
         bound."""
-        if severity < Severity.INFO or self._number < 2:
+        if severity < Severity.INFO or self._number < EVICTS:
             self._grave_s.clear()
             return severity
         self._grave_s[severity] = now_s
         return max(s for s, seen_s in self._grave_s.items() if now_s - seen_s < self._hold_s)
 
 
+_EVIDENCE = [(number, when.compile(PYTHON)) for number, when in EVIDENCE]
+_REASONS = [(number, when.compile(PYTHON), text) for number, when, text in REASONS]
+
+
+def evidence_of(moment: Moment) -> tuple[int, list[str]]:
+    """The worst stage that the evidence of one moment shows, and what it is, in words."""
+    stage = next((number for number, holds in _EVIDENCE if holds(moment)), 0)
+    kind = min(stage, EVICTS)
+    return stage, [text for least, holds, text in _REASONS if least == kind and holds(moment)]
+
+
 def lacking(stage: Stage, values: Mapping[str, float | None]) -> tuple[str, ...]:
     """Signals without which a stage cannot be told; from evicting on it stands on what was seen."""
-    if stage.number >= 2:
+    if stage.number >= EVICTS:
         return ()
     return tuple(signal for signal in NEEDED if values.get(signal) is None)
 

@@ -71,7 +71,8 @@ class Rule:
 
     A state begins once its bound has been crossed for `for_s`, and ends once the value has been
     back inside the bound, by a tenth of it (`clear_ratio`), for `clear_s`. `scale` of the short
-    window against its default stretches both. `row` names the guide's table rows that it covers.
+    window against its default stretches both. `moves` are the families of signals (rules/baseline)
+    that are not normal while it is at warning or worse.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Rule:
     clear_s: float = 30.0
     clear_ratio: float = 0.1
     guards: tuple[Guard, ...] = ()
+    moves: tuple[str, ...] = ()
 
     def level(self, value: float, *, relax: float = 0.0) -> Severity:
         """The worst severity whose bound the value crosses; `relax` moves the bounds back by a

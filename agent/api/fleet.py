@@ -15,7 +15,7 @@ from kneewatch.agent.api.fleet_past import SINCE, FleetPast
 from kneewatch.agent.api.forms import JSON, MARKDOWN, MEDIA_TYPES, TEXT, form_of
 from kneewatch.agent.api.moments import moment
 from kneewatch.agent.api.problems import Problem, clean, dumped
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.reports.fleet_document import document
 from kneewatch.reports.fleet_markdown import markdown
 from kneewatch.reports.fleet_text import text

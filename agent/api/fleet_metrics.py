@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from kneewatch.agent.api.problems import clean
-from kneewatch.diagnose.fleet.diagnosing import FLEET_CAUSES, OF_A_POOL
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis, Tier
+from kneewatch.diagnose.fleet.diagnosing import FLEET_CAUSES, OF_A_POOL, FleetDiagnosis
+from kneewatch.diagnose.fleet.verdict import Tier
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetState

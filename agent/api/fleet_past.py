@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from kneewatch.agent.api.problems import Problem, clean
 from kneewatch.collector.base import CollectError
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 
 ANSWER_S = 60.0
 """How long a request waits for its answer; the asking goes on behind it."""

@@ -15,11 +15,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kneewatch.agent.api.problems import clean
-from kneewatch.agent.api.schemas import cause_ids
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.api.standings import late, rank, shown
 from kneewatch.agent.board import TargetState
 from kneewatch.agent.notify.outbox import NotifierStats
+from kneewatch.diagnose.causes import BY_ID
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 
@@ -131,7 +131,7 @@ def exposition(service: Service) -> bytes:
 
 
 def _verdicts(told: Sequence[tuple[Labels, Diagnosis]]) -> Iterator[Metric]:
-    causes = cause_ids()
+    causes = tuple(BY_ID)
     health = _family("kneewatch_health", "1 for the verdict's word, 0 for the others.", "health")
     stage = _family("kneewatch_stage", "Stage of the KV cascade, 0 to 4.")
     cause = _family("kneewatch_cause", "1 while a cause is concluded, else 0.", "cause")

@@ -3,7 +3,6 @@ are read from the package."""
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.resources import files
 from typing import Any, cast
 
@@ -16,12 +15,6 @@ NAMED = {
     "Triage": ("kneewatch.agent.api", "triage.schema.json"),
 }
 DROPPED = ("$schema", "$id", "$defs")
-
-
-@cache
-def cause_ids() -> tuple[str, ...]:
-    """Every cause's id, in the order of the schema of diagnoses."""
-    return tuple(_read(*NAMED["Diagnosis"])["$defs"]["cause_id"]["enum"])
 
 
 def components() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from kneewatch.agent.store.model import StoredEngine
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.base import StoreError
 from kneewatch.collector.names.page import EngineKey
-from kneewatch.rules.baseline import TRACKED
+from kneewatch.rules.baseline import TRACKED_SIGNALS
 from kneewatch.rules.seasons import HOUR_S, earlier_hours, hour_start_s, hourly, usual
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ SEASONS_JOB = "\0seasons"
 
 EVERY_S = 900.0
 """Four times an hour: the next hour is known before it begins."""
+
 
 Habits = Mapping[tuple[str, EngineKey], Mapping[str, float]]
 
@@ -71,7 +72,9 @@ class Seasons:
 
     def _read(self, engine: StoredEngine, hour_s: float) -> Mapping[str, float]:
         weeks = [
-            hourly(self._history.signals(engine.id, TRACKED, from_s=from_s, to_s=to_s).values)
+            hourly(
+                self._history.signals(engine.id, TRACKED_SIGNALS, from_s=from_s, to_s=to_s).values
+            )
             for from_s, to_s in earlier_hours(hour_s)
             if to_s > engine.first_s
         ]

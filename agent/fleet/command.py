@@ -11,8 +11,8 @@ from kneewatch.agent.fleet.wanted import source_settings, wanted_of
 from kneewatch.agent.printing import FOUND, NO_DATA, OK, say, style
 from kneewatch.agent.settings import Settings
 from kneewatch.collector.prometheus.source import PrometheusSource
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.fleet.diagnosing import diagnose as diagnosed
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.reports.fleet_document import document
 from kneewatch.reports.fleet_markdown import markdown
 from kneewatch.reports.fleet_text import text

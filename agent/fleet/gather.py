@@ -16,8 +16,11 @@ from kneewatch.collector.base import CollectError
 from kneewatch.collector.prometheus.answers import Answer, Sample
 from kneewatch.collector.prometheus.source import PrometheusSource
 from kneewatch.diagnose.fleet.history import WEEK_S, Past
+from kneewatch.diagnose.fleet.judging import Coverage, coverage
 from kneewatch.diagnose.fleet.observed import Gone, Load, Observed
 from kneewatch.diagnose.fleet.shape import Key, LabelMap, Labels, Shape, shape_of
+from kneewatch.diagnose.profile import Profile
+from kneewatch.rules.model import WORDS, Severity
 
 SKEW_SHOWN_S = 1.0
 RECORDED = "kneewatch:running"
@@ -44,7 +47,8 @@ class Wanted:
     """What to look at: matchers, what labels mean, the window, the moment (None: now), and how far
     back for peaks.
 
-    `past`, where given, is taken as it is: that of a while ago stands for days.
+    `past`, where given, is taken as it is: that of a while ago stands for days. `profile` says
+    which rules are judged, and so what is asked for.
     """
 
     selector: str
@@ -53,6 +57,12 @@ class Wanted:
     at_s: float | None = None
     lookback_s: float = WEEK_S
     past: Past | None = None
+    profile: Profile = field(default_factory=Profile)
+
+    @property
+    def covered(self) -> Coverage:
+        """The rules that are judged, and the signals that they need."""
+        return coverage(self.profile)
 
 
 def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
@@ -75,9 +85,9 @@ def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
         raise _nothing(source, wanted)
     keys = {shape.key(labels) for labels in recorded}
     covered = shape.recorded and all(member.key in keys for member in shape.members)
-    values, sources = _signals(
-        source, asking, shape, told, at_s, recorded=covered and bool(shape.members)
-    )
+    kept = covered and bool(shape.members)
+    values, sources = _signals(source, asking, shape, told, at_s, wanted, recorded=kept)
+    fires = _alerts(source, asking, shape, told, at_s) if kept else {}
     shape, gpus, configs = _beside(source, asking, shape, told, at_s, values)
     past = wanted.past
     if past is None:
@@ -99,6 +109,7 @@ def observe(source: PrometheusSource, wanted: Wanted) -> Observed:
         values=values,
         gpus=gpus,
         configs=configs,
+        alerts=fires,
         past=past,
         gone=gone,
         recorded=sources[0],
@@ -119,14 +130,15 @@ def _signals(
     shape: Shape,
     told: Told,
     at_s: float,
+    wanted: Wanted,
     *,
     recorded: bool,
 ) -> tuple[Values, tuple[list[str], list[str]]]:
     """Signals by engine, and which of them recording rules gave and which raw series."""
     values: Values = {member.key: {} for member in shape.members}
-    raw, kept = queries.raw_queries(asking), list[str]()
+    raw, kept = queries.raw_queries(asking, wanted.covered), list[str]()
     if recorded:
-        answers = source.instants(queries.recorded_queries(asking), at_s)
+        answers = source.instants(queries.recorded_queries(asking, wanted.covered), at_s)
         for key, answer in answers.items():
             samples = told.samples(key, answer)
             if samples:
@@ -136,6 +148,21 @@ def _signals(
     for key, answer in source.instants(raw, at_s).items():
         _spread(values, shape, key, told.samples(key, answer))
     return values, (kept, list(raw))
+
+
+def _alerts(
+    source: PrometheusSource, asking: Asking, shape: Shape, told: Told, at_s: float
+) -> dict[Key, dict[str, Severity]]:
+    """The worst severity at which each rule fires, by engine and rule."""
+    fires: dict[Key, dict[str, Severity]] = {}
+    words = {word: severity for severity, word in WORDS.items()}
+    answers = source.instants({"alerts": queries.alerts(asking)}, at_s)
+    for sample in told.samples("alerts", answers["alerts"]):
+        rule, severity = sample.labels.get("rule", ""), words.get(sample.labels.get("severity", ""))
+        if severity is not None:
+            by_rule = fires.setdefault(shape.key(sample.labels), {})
+            by_rule[rule] = max(severity, by_rule.get(rule, severity))
+    return fires
 
 
 def _beside(

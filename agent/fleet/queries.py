@@ -12,12 +12,12 @@ from kneewatch.collector.names.table import PREFIXES
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect, Expr, OverTime, Quantile, any_of
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.dashboards.prometheus.model import duration, recorded
 from kneewatch.diagnose.fleet.history import HOUR_S, WEEK_S
-from kneewatch.diagnose.fleet.judging import REMEMBERED, SIGNALS
+from kneewatch.diagnose.fleet.judging import Coverage
 from kneewatch.diagnose.fleet.shape import Labels
 from kneewatch.diagnose.fleet.workload import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.stated_workload import METRICS
+from kneewatch.rules.facts import duration, recorded
 
 PRESENCE, WAITING = "num_requests_running", "num_requests_waiting"
 PREFILL = "request_prefill_kv_computed_tokens"
@@ -129,21 +129,27 @@ def vanished(asking: Asking) -> str:
     return asking.either(gone)
 
 
-def raw_queries(asking: Asking) -> dict[str, str]:
+def raw_queries(asking: Asking, covered: Coverage) -> dict[str, str]:
     """A query for each signal that has one, from vLLM's own series."""
-    exprs = {**_catalogue(SIGNALS), **OWN}
+    exprs = {**_catalogue(covered.signals), **OWN}
     found = {key: asking.either(expr.promql) for key, expr in exprs.items()}
     lengths = replace(asking, window_s=HOUR_S)
     found |= {key: lengths.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
     return {key: query for key, query in found.items() if query}
 
 
-def recorded_queries(asking: Asking) -> dict[str, str]:
+def recorded_queries(asking: Asking, covered: Coverage) -> dict[str, str]:
     """A query for each signal that recording rules keep."""
     return {
         key: f"max by ({', '.join(asking.by)}) ({asking.series(recorded(key))})"
-        for key in (*SIGNALS, *REMEMBERED)
+        for key in dict.fromkeys((*covered.signals, *covered.remembered))
     }
+
+
+def alerts(asking: Asking) -> str:
+    """The findings that the exported rules' alerts fire for, by engine, rule and severity."""
+    series = asking.series("ALERTS", 'kneewatch="finding",alertstate="firing"')
+    return f"max by ({', '.join((*asking.by, 'rule', 'severity'))}) ({series})"
 
 
 def beside(asking: Asking) -> dict[str, str]:

@@ -13,8 +13,8 @@ from kneewatch.agent.board import TargetState
 from kneewatch.agent.notify.message import FLEET
 from kneewatch.diagnose.case import Cause, Evidence
 from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.fleet.judging import Engine, stage_severity
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.rules.cascade import NAMES, Stage
 from kneewatch.rules.model import Severity
 
@@ -75,7 +75,7 @@ def _of_engine(found: FleetDiagnosis, name: str, engine: Engine) -> Diagnosis:
         model=member.model,
         engine=member.engine,
         stage=engine.stage,
-        severity=stage_severity(engine.stage, engine.values),
+        severity=stage_severity(engine.values),
         values=engine.values,
         blind=engine.health == "unknown" or found.partial,
     )

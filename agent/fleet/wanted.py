@@ -31,4 +31,5 @@ def wanted_of(settings: Settings, selector: str, *, at_s: float | None = None) -
         settings["window_s"],
         at_s,
         settings["fleet.lookback_s"],
+        profile=settings.profile(),
     )

@@ -15,8 +15,7 @@ from kneewatch.agent.fleet.wanted import source_settings, wanted_of
 from kneewatch.agent.settings import Settings
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.prometheus.source import PrometheusSource
-from kneewatch.diagnose.fleet.diagnosing import diagnose
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis, diagnose
 from kneewatch.reports.triage.standing import LATE_INTERVALS, LATE_S
 from kneewatch.reports.words import clock, date
 

@@ -20,7 +20,7 @@ from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports import advice
 from kneewatch.reports.document import cause_document, recommendation_document, stage_document
-from kneewatch.reports.text import now_words, stage_words, told_evidence
+from kneewatch.reports.text import now_words, stage_words, summary_words, told_evidence
 from kneewatch.reports.words import moment, span
 from kneewatch.rules.cascade import NAMES
 
@@ -110,7 +110,7 @@ def _part(event: Event, base: str, *, full: bool) -> Part:
 
 
 def _lines(event: Event, diagnosis: Diagnosis, cause: Cause | None) -> list[Line]:
-    lines = [Line("", cause.summary)] if cause else []
+    lines = [Line("", summary_words(cause, diagnosis.t_s))] if cause else []
     if event.stage:
         lines.append(Line("", stage_words(diagnosis)))
     if now := now_words(diagnosis):

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from kneewatch.agent.store.arrays import LEVEL, DamagedError
+from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import MEASURED, Recommendation
 from kneewatch.reports.document import document, recommendation_document, rounded
@@ -36,7 +38,7 @@ def said(diagnosis: Diagnosis) -> Hashable:
     return (
         diagnosis.health,
         None if stage is None else (stage.number, stage.severity, stage.since_s, stage.reasons),
-        tuple(diagnosis.causes),
+        tuple([_concluded(cause, diagnosis.t_s) for cause in diagnosis.causes]),
         tuple(diagnosis.symptoms),
         tuple(
             [
@@ -50,6 +52,11 @@ def said(diagnosis: Diagnosis) -> Hashable:
         diagnosis.judged_against,
         diagnosis.tier,
     )
+
+
+def _concluded(cause: Cause, t_s: float) -> Cause:
+    """All of a cause; of one that is concluded at each scrape no moment."""
+    return replace(cause, seen_s=math.inf) if cause.seen_s == t_s else cause
 
 
 def _recommended(made: Recommendation) -> Hashable:
@@ -105,6 +112,9 @@ def at_scrape(
         told_s, made["t"], made["signals"] = float(made["t"]), round(t_s, 3), signals
         _renew(made, signals)
         of_then = exact and not averaged
+        for cause in made["causes"] if of_then else ():
+            if cause.get("seen") == told_s:
+                cause["seen"] = made["t"]
         if made["causes"] and not of_then and told_s != made["t"]:
             made["unknown"].insert(0, f"causes: they and their evidence are as of {clock(told_s)}")
         if averaged:

@@ -16,7 +16,14 @@ from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.diagnose.symptoms import SYMPTOMS
 from kneewatch.reports import advice
 from kneewatch.reports.gaps import gaps
-from kneewatch.reports.text import VERDICTS, finding_words, notable, told_evidence, who
+from kneewatch.reports.text import (
+    VERDICTS,
+    finding_words,
+    notable,
+    summary_words,
+    told_evidence,
+    who,
+)
 from kneewatch.reports.words import clock, date, duration, lasting, number, percent
 from kneewatch.reports.words import span as time_span
 from kneewatch.rules.cascade import (
@@ -190,7 +197,7 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list
     lines: list[Line] = [((head, cause.severity.word), (said, ""))]
     if cells(head) + len(said) > frame.width:
         lines = [((head, cause.severity.word),), *_fold(frame, said.strip(), indent=3, more=0)]
-    lines += _fold(frame, cause.summary, indent=3, more=0)
+    lines += _fold(frame, summary_words(cause, diagnosis.t_s), indent=3, more=0)
     if flags:
         lines += _fold(frame, f"do first: {flags}", "strong", indent=3)
         lines += _fold(frame, first, indent=5, more=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kneewatch.dashboards.prometheus.model import recorded
+from kneewatch.rules.facts import recorded
 from kneewatch.rules.library import RULES
 from kneewatch.rules.model import Severity
 

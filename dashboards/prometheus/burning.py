@@ -11,15 +11,8 @@ from dataclasses import replace
 
 from kneewatch.collector.signals.vllm import ARRIVALS, within_ttft
 from kneewatch.dashboards.prometheus.findings import triage_link
-from kneewatch.dashboards.prometheus.model import (
-    Alert,
-    Group,
-    Plan,
-    Record,
-    duration,
-    number,
-    recorded,
-)
+from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, Record
+from kneewatch.rules.facts import duration, number, recorded
 
 WINDOWS_S = (300.0, 1800.0, 3600.0, 21600.0)
 SPEEDS = (

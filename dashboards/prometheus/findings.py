@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kneewatch.dashboards.prometheus.gpus.joined import FOUND
-from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, number, recorded
-from kneewatch.dashboards.prometheus.recording import derived, inexpressible
+from kneewatch.dashboards.prometheus.model import Alert, Group, Plan
+from kneewatch.dashboards.prometheus.recording import FOUND, derived, inexpressible
+from kneewatch.rules.facts import number, recorded
 from kneewatch.rules.model import Bound, Guard, Rule
 
 STAGE = "cascade_stage"

@@ -9,8 +9,6 @@ from kneewatch.collector.names.table import VLLM_PREFIX
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.diagnose.profile import Profile
 
-PREFIX = "kneewatch:"
-
 LABELS = (
     "cluster",
     "namespace",
@@ -94,19 +92,3 @@ class Group:
     name: str
     rules: tuple[Record | Alert, ...]
     interval_s: float | None = None
-
-
-def duration(seconds: float) -> str:
-    """A PromQL duration, in whole milliseconds."""
-    millis = max(1, round(1000 * seconds))
-    return f"{millis // 1000}s" if millis % 1000 == 0 else f"{millis}ms"
-
-
-def number(value: float) -> str:
-    """A number as PromQL writes it."""
-    return f"{value:.12g}"
-
-
-def recorded(key: str) -> str:
-    """The recorded series of a signal."""
-    return PREFIX + key

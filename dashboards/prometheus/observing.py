@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kneewatch.dashboards.prometheus.findings import triage_link
-from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, duration, recorded
+from kneewatch.dashboards.prometheus.model import Alert, Group, Plan
 from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.facts import duration, recorded
 from kneewatch.rules.model import Severity
 
 STAGE_ADVICE = {

@@ -7,23 +7,64 @@ from dataclasses import replace
 
 from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect, InfoChanges
-from kneewatch.dashboards.prometheus.model import Group, Plan, Record, duration, number, recorded
-from kneewatch.dashboards.prometheus.seasons import COMPARED, held_against
+from kneewatch.dashboards.prometheus.model import Group, Plan, Record
+from kneewatch.dashboards.prometheus.seasons import COMPARED, USUALLY, held_against
 from kneewatch.diagnose.case import CONCLUDED_FROM
+from kneewatch.diagnose.causes import CAUSES
 from kneewatch.diagnose.derived import RECENT_REQUESTS_MIN, RECENT_SCRAPES, RECENT_SHARE
-from kneewatch.rules.baseline import DRIFTS, SAMPLES_MAX, SAMPLES_MIN
+from kneewatch.rules.baseline import (
+    DRIFTS,
+    FAMILIES,
+    QUEUE_MOVES,
+    QUIET_WAITING,
+    SAMPLES_MAX,
+    SAMPLES_MIN,
+    STAGE_MOVES,
+    TRACKED,
+)
+from kneewatch.rules.cascade import EVICTS
+from kneewatch.rules.facts import duration, number, recorded
+from kneewatch.rules.quantities import Usually
 
 CONFIDENCE = "cause_confidence"
-QUIET_WAITING = 1.0
-"""A queue this long is not quiet (diagnose/engine.py)."""
+FAMILY_SERIES = ("disturbed", "sampled")
 
-AGAIN = ("prefix_hit_tokens_mean", "output_tokens_mean", "running_avg")
-"""Signals whose baseline causes ask for, several times each."""
+CASCADE = ("cascade_stage", "cascade_severity", "work_fallen")
+FOUND = ("gpu_memory_used_ratio", "gpu_engine_active_ratio")
+"""Signals of an engine's GPUs that findings judge, where labels join them."""
 
 
 def inexpressible(plan: Plan) -> list[str]:
     """Signals that PromQL cannot express: numbers that stand inside a label."""
     return [s.key for s in plan.signals() if s.expr.promql(plan.dialect) is None]
+
+
+class Recorded:
+    """How conditions are spelled with what a plan's rules record (rules/conditions)."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.window_s, self.interval_s = plan, plan.window_s, plan.interval_s
+        self.scale, self.targets, self.process = plan.scale, plan.targets, plan.process
+        signals = {signal.key for signal in plan.signals()} - set(inexpressible(plan))
+        of_gpus = FOUND if plan.gpu_join else ()
+        self.keys = frozenset({*signals, *derived(plan), *CASCADE, *of_gpus})
+        """What is recorded for each engine."""
+
+    def series(self, key: str) -> str | None:
+        """The recorded series of a signal; None where there is none."""
+        return recorded(key) if key in self.keys else None
+
+    def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
+        """vLLM's own series of a metric."""
+        return self.plan.dialect.series(metric, suffix, extra=extra)
+
+    def summed(self, expr: str) -> str:
+        """An expression over vLLM's own series, summed by engine."""
+        return self.plan.dialect.sum(expr)
+
+    def last_rate(self, metric: str) -> str:
+        """The rate of a counter between its last two scrapes, by engine."""
+        return self.summed(f"irate({self.raw(metric, '_total')}[{self.plan.dialect.range}])")
 
 
 def signal_group(plan: Plan) -> Group:
@@ -69,9 +110,8 @@ def derived(plan: Plan) -> Mapping[str, str]:
         found[key] = f"{recorded(of)} / ({held_against(plan, of)} > 0)"
     ended = "finished_length_ratio"
     found["finished_length_drift_points"] = f"{recorded(ended)} - ({held_against(plan, ended)})"
-    found["prefix_hit_quiet_ratio"] = held_against(plan, "prefix_hit_ratio")
-    for key in AGAIN:
-        found[f"{key}:baseline"] = held_against(plan, key)
+    for key in USUALLY:
+        found[Usually(key).name] = held_against(plan, key)
     if plan.targets.ttft_p99_s is not None:
         wait = over("waiting", "completed_per_s")
         found["queue_wait_estimate_ratio"] = f"{wait} / {number(plan.targets.ttft_p99_s)}"
@@ -111,37 +151,46 @@ def _signal(plan: Plan, key: str) -> Signal:
 
 
 def calm_group(plan: Plan) -> Group:
-    """What the quiet medians are taken of: values of scrapes in which nothing was wrong.
+    """What the quiet medians are taken of: values of scrapes in which nothing moved their family.
 
     Evaluated after the alerts, for a finding at warning is not quiet.
     """
-    # What may stand for weeks is no less quiet for it: a GPU's errors, and a slower machine.
-    concluded = f'{recorded(CONFIDENCE)}{{cause!~"gpu_fault.*|bad_node"}}'
-    disturbed = (
-        f"({recorded('waiting_avg')} >= {number(QUIET_WAITING)})"
-        f" or ({recorded('cascade_stage')} >= 2)"
-        f' or (max by ({plan.engine}) (ALERTS{{kneewatch="finding", alertstate="firing",'
-        ' severity=~"warning|critical"}))'
-        f" or (max by ({plan.engine}) ({concluded} >= {number(CONCLUDED_FROM)}))"
-    )
-    calm = (
-        f"({recorded('arrival_per_s')} > 0) unless"
-        f" max_over_time({recorded('disturbed')}[{duration(plan.window_s)}])"
-    )
-    half = duration(plan.window_s / 2)
+    rules: list[Record] = []
+    half, window = duration(plan.window_s / 2), duration(plan.window_s)
     # A target that has just appeared has no quiet yet.
-    seen = f"{recorded('running')} offset {half}"
-    rules = [
-        Record(recorded("disturbed"), disturbed),
-        Record(recorded("calm"), f"({calm}) and ({seen})"),
-    ]
-    taken = recorded("calm")
-    if plan.ordered:  # one sample each half window, as the sidecar takes them
-        taken = recorded("sampled")
-        spaced = duration((plan.window_s - plan.interval_s) / 2)
-        rules.append(Record(taken, f"{recorded('calm')} unless last_over_time({taken}[{spaced}])"))
-    rules += [Record(recorded(f"{key}:calm"), f"{recorded(key)} and {taken}") for key in COMPARED]
+    seen = f"({recorded('arrival_per_s')} > 0) and ({recorded('running')} offset {half})"
+    for family in FAMILIES:
+        label = {"family": family}
+        disturbed, sampled = (f'{recorded(key)}{{family="{family}"}}' for key in FAMILY_SERIES)
+        on = f"unless on ({plan.engine})"
+        calm = f"({seen}) {on} max_over_time({disturbed}[{window}])"
+        if plan.ordered:  # one sample each half window, as the sidecar takes them
+            spaced = duration((plan.window_s - plan.interval_s) / 2)
+            calm = f"({calm}) {on} last_over_time({sampled}[{spaced}])"
+        rules.append(Record(recorded("disturbed"), _disturbed(plan, family), label))
+        rules.append(Record(recorded("sampled"), calm, label))
+        rules += [
+            Record(recorded(f"{key}:calm"), f"{recorded(key)} and on ({plan.engine}) {sampled}")
+            for key in TRACKED[family]
+            if key in COMPARED
+        ]
     return Group("kneewatch-calm", tuple(rules))
+
+
+def _disturbed(plan: Plan, family: str) -> str:
+    """Where something moves a family of signals: a cause, a finding at warning, the cascade or a
+    queue."""
+    causes = "|".join(record.id for record in CAUSES if family in record.moves)
+    rules = "|".join(rule.id for rule in plan.rules() if family in rule.moves)
+    concluded = f'{recorded(CONFIDENCE)}{{cause=~"({causes})(:.*)?"}} >= {number(CONCLUDED_FROM)}'
+    alerts = f'ALERTS{{rule=~"{rules}", alertstate="firing", severity=~"warning|critical"}}'
+    parts = [f"(max by ({plan.engine}) ({concluded}))"]
+    parts += [f"(max by ({plan.engine}) ({alerts}))"] if rules else []
+    if family in STAGE_MOVES:
+        parts.append(f"({recorded('cascade_stage')} >= {EVICTS})")
+    if family in QUEUE_MOVES:
+        parts.append(f"({recorded('waiting_avg')} >= {number(QUIET_WAITING)})")
+    return " or ".join(parts)
 
 
 def _quiet(plan: Plan, key: str) -> str:

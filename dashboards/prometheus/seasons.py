@@ -6,8 +6,12 @@ the hour that begins came to in the weeks before. A server that keeps 15 days ha
 
 from __future__ import annotations
 
-from kneewatch.dashboards.prometheus.model import Group, Plan, Record, duration, number, recorded
+from kneewatch.dashboards.prometheus.model import Group, Plan, Record
+from kneewatch.diagnose.causes import CAUSES
 from kneewatch.rules.baseline import DRIFTS, MORE_IS_BETTER
+from kneewatch.rules.conditions import nodes
+from kneewatch.rules.facts import duration, number, recorded
+from kneewatch.rules.quantities import Usually
 from kneewatch.rules.seasons import HOUR_S, SCRAPES_MIN, SPREAD_MAX, WEEK_S, WEEKS, WEEKS_MIN
 
 STEP_S = 300.0
@@ -17,14 +21,22 @@ NEW_HOUR = f"(minute() < {round(STEP_S / 60)})"
 """True at the first evaluation in an hour: groups are evaluated at some second of their interval,
 which is not the hour's own."""
 
-COMPARED = (
-    *(of for _, of in DRIFTS),
-    "kv_transfer_mean_s",
-    "finished_length_ratio",
-    "prefix_hit_ratio",
-    "prefix_hit_tokens_mean",
-    "output_tokens_mean",
-    "running_avg",
+USUALLY = tuple(
+    dict.fromkeys(
+        node.key
+        for record in CAUSES
+        for form in record.forms
+        if not (record.sidecar or form.sidecar)
+        for node in nodes((form.gate, form.terms, form.levels))
+        if isinstance(node, Usually)
+    )
+)
+"""Signals that causes compare with their normal values."""
+
+COMPARED = tuple(
+    dict.fromkeys(
+        (*(of for _, of in DRIFTS), "kv_transfer_mean_s", "finished_length_ratio", *USUALLY)
+    )
 )
 """Signals that a rule holds against what they were."""
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.dashboards.prometheus.hourly import NAMES
-from kneewatch.dashboards.prometheus.model import Plan, number
+from kneewatch.dashboards.prometheus.model import Plan
+from kneewatch.rules.facts import number
 
 WINDOWS = 8
 """How many windows a scenario lasts."""
@@ -75,6 +76,7 @@ class Server:
             ("time_to_first_token_seconds", (0.1, 0.25, 1.0), 0.2, served_per_s),
             ("inter_token_latency_seconds", (0.01, 0.025, 0.05, 0.075, 0.5), itl_s, tokens_per_s),
             ("e2e_request_latency_seconds", (1.0, 5.0, 10.0), 4.0, served_per_s),
+            ("request_prefill_time_seconds", (0.1, 0.3, 1.0), 0.05, served_per_s),
         ):
             found |= self._histogram(name, bounds, value_s=value_s, per_s=per_s)
         return found

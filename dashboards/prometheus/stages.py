@@ -6,21 +6,12 @@ a restarted process has nothing to hold.
 
 from __future__ import annotations
 
-from kneewatch.dashboards.prometheus.model import Group, Plan, Record, duration, number, recorded
-from kneewatch.rules.cascade import (
-    EVICT_CRITICAL_PER_S,
-    EVICT_WARNING_PER_S,
-    EXIT_HOLD_S,
-    FILLING_FROM_RATIO,
-    FULL_FROM_RATIO,
-    PREEMPTIONS_MIN,
-    QUEUE_SHARE_OF_RUNNING,
-    QUEUED_FROM,
-    TTFT_DRIFT,
-)
+from kneewatch.dashboards.prometheus.model import Group, Plan, Record
+from kneewatch.dashboards.prometheus.recording import Recorded
+from kneewatch.rules.cascade import EVIDENCE, EXIT_HOLD_S, severities
+from kneewatch.rules.conditions import ToPromQL
+from kneewatch.rules.facts import duration, number, recorded
 from kneewatch.rules.work import FALLS_TO, LOAD_HOLDS_AT, SAMPLES_KEPT
-
-SEVERITIES = ("info", "warning", "critical")
 
 
 def stage_group(plan: Plan) -> Group:
@@ -43,38 +34,10 @@ def stage_group(plan: Plan) -> Group:
 
 
 def _evidence(plan: Plan) -> str:
-    usage, waiting = recorded("kv_usage_ratio"), recorded("waiting_by_capacity")
-    dialect = plan.dialect
-    preemptions = dialect.series("num_preemptions", "_total")
-    preempted = f"{dialect.sum(f'irate({preemptions}[{dialect.range}])')} > 0"
-    stuck = (
-        f"({usage} >= {number(FULL_FROM_RATIO)}) and ({waiting} >= 1)"
-        f" and ({recorded('cascade_stage')} >= 2)"
-    )
-    evicting = f"(({preempted}) or ({stuck}))"
-    queueing = f"({evicting} and ({_queueing(plan)}))"
-    hold = duration(EXIT_HOLD_S * plan.scale)
-    filling = (
-        f"(({usage} >= {number(FILLING_FROM_RATIO)}) and"
-        f" (({recorded('kv_usage_slope_per_s')} > 0)"
-        f" or (min_over_time({usage}[{hold}]) >= {number(FILLING_FROM_RATIO)})))"
-    )
-    collapsing = f"({queueing} and {recorded('work_fallen')} > 0)"
-    return (
-        f"({collapsing} * 0 + 4) or ({queueing} * 0 + 3) or ({evicting} * 0 + 2)"
-        f" or ({filling} * 0 + 1) or ({usage} * 0)"
-    )
-
-
-def _queueing(plan: Plan) -> str:
-    waiting, running = recorded("waiting_by_capacity"), recorded("running")
-    behind = f"({waiting} >= clamp_min({number(QUEUE_SHARE_OF_RUNNING)} * {running}, 2))"
-    target_s = plan.targets.ttft_p99_s
-    slow = f"({recorded('ttft_p99_drift_ratio')} > {number(TTFT_DRIFT)})"
-    if target_s is not None:
-        slow = f"({recorded('ttft_p99_s')} > {number(target_s)})"
-    there = f"({recorded('waiting')} >= 1) and ({recorded('waiting_avg')} >= {number(QUEUED_FROM)})"
-    return f"{behind} or ({slow} and {there})"
+    """The stage that the evidence of this moment shows: the conditions of rules/cascade.py."""
+    to = ToPromQL(Recorded(plan))
+    stages = [f"(({when.compile(to).vector}) * 0 + {stage})" for stage, when in EVIDENCE]
+    return f"{' or '.join(stages)} or ({recorded('kv_usage_ratio')} * 0)"
 
 
 def _work_fallen(plan: Plan) -> str:
@@ -92,18 +55,13 @@ def _work_fallen(plan: Plan) -> str:
 
 def _severity(plan: Plan) -> str:
     """0 ok, 1 info, 2 warning, 3 critical, before the hold."""
-    bounds = plan.thresholds.get("KV-EVICT", {})
-    warning = bounds.get("warning", EVICT_WARNING_PER_S)
-    critical = bounds.get("critical", EVICT_CRITICAL_PER_S)
-    stage, ratio = recorded("cascade_stage"), recorded("preemption_ratio_per_s")
-    many = f"({recorded('preempted_in_window')} >= {number(PREEMPTIONS_MIN)})"
-    return (
-        f"(({stage} == 4) * 0 + 3)"
-        f" or ((({stage} >= 2) and ({ratio} > {number(critical)}) and {many}) * 0 + 3)"
-        f" or (({stage} == 3) * 0 + 2)"
-        f" or ((({stage} >= 2) and ({ratio} > {number(warning)}) and {many}) * 0 + 2)"
-        f" or (({stage} >= 1) * 0 + 1) or ({stage} * 0)"
-    )
+    to = ToPromQL(Recorded(plan))
+    evicting = next(rule for rule in plan.rules() if rule.id == "KV-EVICT")
+    levels = [
+        f"(({when.compile(to).vector or recorded('cascade_stage')}) * 0 + {int(severity)})"
+        for severity, when in severities(evicting)
+    ]
+    return " or ".join(levels)
 
 
 def _held(plan: Plan, key: str) -> str:

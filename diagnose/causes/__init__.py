@@ -1,12 +1,14 @@
-"""Every cause that one target's page can show, and which causes explain which. Pure."""
+"""Every cause there is, and all that follows from the records: what explains what, what is told
+with what, what is learned meanwhile. A cause is added here and nowhere else. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kneewatch.diagnose.case import Cause, Facts
+from kneewatch.diagnose.case import DOUBTFUL_BELOW, Cause, Facts
 from kneewatch.diagnose.causes import (
+    across,
     features,
     gpu_clocks,
     gpu_faults,
@@ -19,113 +21,104 @@ from kneewatch.diagnose.causes import (
     transfer,
     workload,
 )
+from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.rules.conditions import PYTHON, nodes
+from kneewatch.rules.quantities import Held
 
-CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
-    gpu_faults.gpu_fault,
-    gpu_clocks.gpu_throttled,
-    observer.engine_stalled,
-    memory.kv_pressure,
-    memory.queue_saturation,
-    memory.admission_limit,
-    prefix.prefix_cache_off,
-    prefix.prefix_reuse_lost,
-    prefix.prefix_churn,
-    features.adapter_thrash,
-    transfer.kv_transfer_slow,
-    features.spec_decode_poor,
-    latency.prefill_interference,
-    latency.slo_conflict,
-    latency.prefill_bound,
-    latency.decode_bound,
-    latency.past_knee,
-    workload.runaway_generation,
-    left_profile.workload_drift,
-    workload.underused,
-    workload.kv_overprovisioned,
-    parallelism.tp_overhead,
-    observer.engine_restarted,
+CAUSES: tuple[CauseRecord, ...] = (
+    gpu_faults.GPU_FAULT,
+    gpu_clocks.GPU_THROTTLED,
+    observer.ENGINE_STALLED,
+    memory.KV_PRESSURE,
+    memory.QUEUE_SATURATION,
+    memory.ADMISSION_LIMIT,
+    prefix.PREFIX_CACHE_OFF,
+    prefix.PREFIX_REUSE_LOST,
+    prefix.PREFIX_CHURN,
+    features.ADAPTER_THRASH,
+    transfer.KV_TRANSFER_SLOW,
+    features.SPEC_DECODE_POOR,
+    latency.PREFILL_INTERFERENCE,
+    latency.SLO_CONFLICT,
+    latency.PREFILL_BOUND,
+    latency.DECODE_BOUND,
+    latency.PAST_KNEE,
+    workload.RUNAWAY_GENERATION,
+    left_profile.WORKLOAD_DRIFT,
+    workload.UNDERUSED,
+    workload.KV_OVERPROVISIONED,
+    parallelism.TP_OVERHEAD,
+    observer.ENGINE_RESTARTED,
+    observer.TARGET_DOWN,
+    observer.METRICS_MISSING,
+    *across.CAUSES,
 )
 
-EXAMINE = {cause.__name__: cause for cause in CAUSES}
-"""The examination of each cause, by its id."""
+BY_ID = {record.id: record for record in CAUSES}
+EXAMINED = tuple(record for record in CAUSES if record.forms or record.judge is not None)
+"""Those that one engine's facts can show; the others are concluded by whoever sees them."""
 
-SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
-QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")
 
-SLOW_GPU = (*dict.fromkeys((*QUEUES, *SLOW_PROMPTS)), "kv_pressure", "decode_bound")
+def _closed(record: CauseRecord) -> tuple[str, ...]:
+    """What a cause explains, and what that explains in turn."""
+    reached: dict[str, None] = {}
+    ahead = list(record.explains)
+    while ahead:
+        other = ahead.pop(0)
+        if other not in reached and other != record.id:
+            reached[other] = None
+            ahead += BY_ID[other].explains
+    return tuple(reached)
 
-EXPLAINS: dict[str, tuple[str, ...]] = {
-    "gpu_fault": (*SLOW_GPU, "engine_stalled", "kv_transfer_slow", "gpu_throttled"),
-    "gpu_throttled": SLOW_GPU,
-    "engine_stalled": (*QUEUES, "kv_pressure", "adapter_thrash", "kv_transfer_slow"),
-    "kv_pressure": (*QUEUES, *SLOW_PROMPTS, "decode_bound", "prefix_churn"),
-    "prefix_cache_off": (*SLOW_PROMPTS, "queue_saturation", "admission_limit"),
-    "prefix_reuse_lost": (*SLOW_PROMPTS, "queue_saturation", "admission_limit"),
-    "prefix_churn": (*SLOW_PROMPTS, "queue_saturation", "admission_limit"),
-    "adapter_thrash": (*QUEUES,),
-    "kv_transfer_slow": (*QUEUES,),
-    "prefill_interference": ("past_knee",),
-    "queue_saturation": ("past_knee", "prefill_bound", "slo_conflict"),
-    "admission_limit": ("past_knee", "prefill_bound", "slo_conflict"),
-    "spec_decode_poor": ("decode_bound",),
-    "slo_conflict": ("prefill_bound", "decode_bound", "past_knee"),
-    "runaway_generation": ("underused", "workload_drift"),
+
+EXPLAINS = {record.id: _closed(record) for record in CAUSES if record.explains}
+"""What follows from a cause, also by way of another: it is reported under it, not beside it."""
+
+STREAKS = {
+    held.name: held.of.compile(PYTHON)
+    for record in CAUSES
+    for held in nodes(record.forms)
+    if isinstance(held, Held)
 }
-"""What follows from a cause is told with it, not beside it."""
+"""Conditions that must hold for a while before a cause is concluded, by name."""
 
-QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
-
-TELLS: dict[str, tuple[str, ...]] = {
-    "engine_stalled": QUEUE_RULES,
-    "kv_pressure": ("KV-EVICT", "KV-FULL", "ITL-STALL", *QUEUE_RULES),
-    "queue_saturation": QUEUE_RULES,
-    "admission_limit": QUEUE_RULES,
-    "adapter_thrash": ("LORA-WAIT", "LORA-CHANGE", *QUEUE_RULES),
-    "kv_transfer_slow": ("XFER-SLOW", "XFER-FAIL", *QUEUE_RULES),
-    "prefix_cache_off": ("ITL-STALL", "TTFT-TAIL"),
-    "prefix_reuse_lost": ("PREFIX-HIT", "PREFIX-SAVED", "ITL-STALL", "TTFT-TAIL"),
-    "prefix_churn": ("PREFIX-HIT", "PREFIX-SAVED", "KV-RESIDENCY", "ITL-STALL", "TTFT-TAIL"),
-    "prefill_interference": ("ITL-STALL",),
-    "spec_decode_poor": ("SPEC-ACCEPT",),
-    "runaway_generation": ("OUTPUT-CAP",),
-}
-"""Rules whose findings a cause tells already: they are not listed beside it for a person."""
-
-UNDISTURBING = frozenset(
-    {
-        *("underused", "kv_overprovisioned", "workload_drift", "tp_overhead"),
-        *("engine_restarted", "gpu_fault"),
-    }
-)
-"""What does not make a scrape unfit for the quiet baseline: notes, and a GPU's errors, which may
-stand for weeks. What they harm is a cause of its own."""
+_EXAMINE = tuple(record.examine for record in EXAMINED)
 
 
 def conclude(facts: Facts) -> list[Cause]:
     """Every cause that its evidence carries, in no order."""
-    return [cause for examine in CAUSES if (cause := examine(facts)) is not None]
+    return [cause for examine in _EXAMINE if (cause := examine(facts)) is not None]
 
 
 def ranked(causes: Sequence[Cause]) -> list[Cause]:
     """Causes worst and surest first; explained ones are folded into what explains them.
 
-    A cause explains another only when it is at least as severe: a note does not hide a page. One
-    that stands apart explains nothing.
+    A cause that explains another is reported with the worse severity of both: a lost prefix that
+    makes a queue is as bad as the queue, and it is what to act on. A cause that is doubtful, or
+    from which nothing follows now, explains nothing.
     """
-    order = sorted(causes, key=lambda cause: (-cause.severity, -cause.confidence))
-    present = {cause.id: cause for cause in order}
-    explained: set[str] = set()
-    told: list[Cause] = []
-    for cause in order:
-        within = tuple(
-            other
-            for other in EXPLAINS.get(cause.id, ())
-            if other in present
-            and not cause.apart
-            and other not in explained
-            and cause.id not in explained
-            and present[other].severity <= cause.severity
-        )
-        explained.update(within)
-        told.append(replace(cause, explains=within) if within else cause)
-    return [cause for cause in told if cause.id not in explained]
+    present = {cause.id: cause for cause in causes}
+    under = {cause.id: _under(cause, present) for cause in causes}
+    explained = {other.id for others in under.values() for other in others}
+    heads = [
+        _with_explained(cause, under[cause.id]) for cause in causes if cause.id not in explained
+    ]
+    return sorted(heads, key=lambda cause: (-cause.severity, -cause.confidence))
+
+
+def _under(cause: Cause, present: Mapping[str, Cause]) -> list[Cause]:
+    """The causes that are reported under this one, worst first."""
+    if cause.apart or cause.confidence < DOUBTFUL_BELOW:
+        return []
+    under = [present[other] for other in EXPLAINS.get(cause.id, ()) if other in present]
+    return sorted(under, key=lambda other: (-other.severity, -other.confidence))
+
+
+def _with_explained(head: Cause, under: Sequence[Cause]) -> Cause:
+    if not under:
+        return head
+    return replace(
+        head,
+        severity=max(head.severity, under[0].severity),
+        explains=tuple(other.id for other in under),
+    )

@@ -7,14 +7,18 @@ that share a model with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from kneewatch.diagnose.case import Case, Cause, Facts
 from kneewatch.diagnose.catalogue.gpus import recognise
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
+from kneewatch.diagnose.causes.record import CauseRecord, Term, term, weigh
+from kneewatch.diagnose.causes.signals import ITL_DRIFT, SLOW_GPU
 from kneewatch.diagnose.gpu_health import GpuState
+from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.model import Severity
+from kneewatch.rules.quantities import Signal
 
 BUSY_FROM = 0.5
 """A GPU that is idle for half of the time may lower its clocks."""
@@ -128,7 +132,8 @@ def gpu_throttled(facts: Facts) -> Cause | None:
     worst = min(held, key=lambda one: (1.0 if one.ratio is None else one.ratio, -one.heat))
     why, action = worst.why
     where = worst.gpu.node or "the node"
-    clock = "" if worst.ratio is None else f" to {100 * worst.ratio:.0f} % of its clock"
+    severity = _severity(worst, facts)
+    clock = "" if worst.ratio is None else f" to {worst.ratio:.0%} of its clock"
     case = Case(
         "gpu_throttled",
         f"{worst.gpu.name} is held down{clock} {why} while it works"
@@ -136,10 +141,10 @@ def gpu_throttled(facts: Facts) -> Cause | None:
         + ": it is the GPU, not the cache or the batch.",
         f"On {where} {action}." if worst.wanted else f"Drain {where} and {action}.",
         ("9.3",),
-        _severity(worst, facts),
-        apart=facts.get("itl_mean_drift_ratio", SLOWER) < AS_EVER,
+        severity,
+        apart=severity == Severity.INFO or facts.get("itl_mean_drift_ratio", SLOWER) < AS_EVER,
     )
-    _weigh(case, worst, facts)
+    weigh(case, (*BOARD_TERMS, *ENGINE_TERMS), _of_worst(worst, facts))
     return close_of_gpus(case, facts)
 
 
@@ -202,37 +207,74 @@ def _over_target(facts: Facts) -> bool:
     return over_first or over_steps
 
 
-def _weigh(case: Case, worst: Held, facts: Facts) -> None:
-    gpu = worst.gpu
-    for signal, share, text in (
-        ("gpu_thermal_throttle_ratio", worst.heat, "heat holds it down"),
-        ("gpu_power_brake_ratio", worst.brake, "the board holds it down"),
-    ):
-        if share >= HELD_FROM:
-            case.weigh(signal, share, HELD_FROM, 1.6, f"{text} {100 * share:.0f} % of the time")
-    if worst.ratio is not None:
-        clock_hz = gpu.get("gpu_sm_clock_hz")
-        case.weigh(
-            "gpu_sm_clock_ratio",
-            worst.ratio,
-            LOW_CLOCK,
-            1.8 if worst.ratio < NEARLY_FULL else -0.6,
-            f"its SM clock is {clock_hz / 1e6:.0f} MHz, {100 * worst.ratio:.0f} % of what it could",
-            below=worst.ratio < NEARLY_FULL,
-        )
-    if worst.power >= HELD_FROM:
-        watts, limit = gpu.get("gpu_power_watts"), gpu.get("gpu_power_limit_watts")
-        usual = worst.usual_watts or 0.0
-        lowered = f", {usual:.0f} W as delivered" if usual > limit > 0 else ""
-        at_limit = f" ({watts:.0f} of {limit:.0f} W{lowered})" if limit else ""
-        text = f"its power limit holds it down {100 * worst.power:.0f} % of the time{at_limit}"
-        case.weigh("gpu_power_throttle_ratio", worst.power, HELD_FROM, 0.5, text)
-    if worst.heat >= HELD_FROM:
-        heat_c = gpu.values.get("gpu_temperature_c")
-        case.weigh("gpu_temperature_c", heat_c, None, 0.2, f"it is {heat_c or 0:.0f} degrees hot")
-    drift = facts.values.get("itl_mean_drift_ratio")
-    if drift is not None and drift >= SLOWER:
-        text = f"tokens take {drift:.1f} times as long as in quiet times"
-        case.weigh("itl_mean_drift_ratio", drift, SLOWER, 0.8, text)
-    elif drift is not None and drift < AS_EVER:
-        case.weigh("itl_mean_drift_ratio", drift, None, -0.6, "tokens come as quickly as ever")
+HEAT, BRAKE = Signal("gpu_thermal_throttle_ratio"), Signal("gpu_power_brake_ratio")
+POWER, CLOCK = Signal("gpu_power_throttle_ratio"), Signal("gpu_sm_clock_ratio")
+
+
+def _at_limit(facts: Facts) -> str:
+    watts, limit = facts.get("gpu_power_watts"), facts.get("gpu_power_limit_watts")
+    usual = facts.get("gpu_power_usual_watts")
+    lowered = f", {usual:.0f} W as delivered" if usual > limit > 0 else ""
+    at_limit = f" ({watts:.0f} of {limit:.0f} W{lowered})" if limit else ""
+    share = facts.get("gpu_power_throttle_ratio")
+    return f"its power limit holds it down {share:.0%} of the time{at_limit}"
+
+
+def _clock(facts: Facts) -> str:
+    mhz, share = facts.get("gpu_sm_clock_hz") / 1e6, facts.get("gpu_sm_clock_ratio")
+    return f"its SM clock is {mhz:.0f} MHz, {share:.0%} of its maximum"
+
+
+BOARD_TERMS: tuple[Term, ...] = (
+    term(HEAT, HELD_FROM, 1.6, "heat holds it down {value:%} of the time", when=HEAT >= HELD_FROM),
+    term(
+        BRAKE,
+        HELD_FROM,
+        1.6,
+        "the board holds it down {value:%} of the time",
+        when=BRAKE >= HELD_FROM,
+    ),
+    term(CLOCK, LOW_CLOCK, 1.8, _clock, when=CLOCK < NEARLY_FULL, below=True),
+    term(CLOCK, LOW_CLOCK, -0.6, _clock, when=CLOCK >= NEARLY_FULL),
+    term(POWER, HELD_FROM, 0.5, _at_limit, when=POWER >= HELD_FROM),
+    term(
+        Signal("gpu_temperature_c"), None, 0.2, "it is at {value} degrees C", when=HEAT >= HELD_FROM
+    ),
+)
+"""What a board's own signals say; those of several exporters under one name."""
+
+ENGINE_TERMS: tuple[Term, ...] = (
+    term(
+        ITL_DRIFT,
+        SLOWER,
+        0.8,
+        "tokens take {value:.1f}x as long as in quiet times",
+        when=ITL_DRIFT >= SLOWER,
+    ),
+    term(ITL_DRIFT, None, -0.6, "tokens come as fast as usual", when=ITL_DRIFT < AS_EVER),
+)
+
+
+def _of_worst(worst: Held, facts: Facts) -> Facts:
+    """The facts with the signals of the GPU that is held back most."""
+    own = {
+        **worst.gpu.values,
+        HEAT.key: worst.heat,
+        BRAKE.key: worst.brake,
+        POWER.key: worst.power,
+        CLOCK.key: worst.ratio,
+        "gpu_power_usual_watts": worst.usual_watts,
+    }
+    return replace(facts, values={**facts.values, **own})
+
+
+GPU_THROTTLED = CauseRecord(
+    id="gpu_throttled",
+    title="GPU slowed down",
+    means="A GPU that works cannot reach its clocks: heat, power or a setting.",
+    judge=gpu_throttled,
+    explains=SLOW_GPU,
+    moves=(TTFT, ITL, LOAD),
+    sidecar="of an engine, whose GPUs no label says: --gpu-join states it. Each GPU by itself has "
+    "its alert",
+)

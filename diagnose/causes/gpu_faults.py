@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kneewatch.diagnose.case import Case, Cause, Facts
+from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.causes.signals import SLOW_GPU
 from kneewatch.diagnose.gpu_health import GpuState
 from kneewatch.diagnose.xids import DRAINED, LINK, RECOVERY, REPLACE, RESET, XIDS
 from kneewatch.rules.model import Severity
@@ -70,9 +72,9 @@ def gpu_fault(facts: Facts) -> Cause | None:
 
 
 def close_of_gpus(case: Case, facts: Facts) -> Cause | None:
-    """The cause; a note at most where it is a guess that the GPUs are this server's."""
+    """The cause; a note that explains nothing where the GPUs may be another server's."""
     if facts.gpus_guessed:
-        case.severity = Severity.INFO
+        case.severity, case.apart = Severity.INFO, True
         text = "which of the node's GPUs are this server's is a guess"
         case.weigh("gpu_join", 1.0, None, GUESS_LOG_ODDS, text)
     return case.close()
@@ -140,7 +142,7 @@ def _links(gpu: GpuState) -> Iterator[Ailment]:
             "gpu_nvlink_error_per_s",
             errors,
             LINK_ERRORS_PER_S,
-            f"{errors:.0f} NVLink checksum errors a second",
+            f"{errors:.0f} NVLink checksum errors/s",
             LINK,
             Severity.WARNING,
         )
@@ -156,7 +158,19 @@ def _links(gpu: GpuState) -> Iterator[Ailment]:
             "gpu_pcie_replay_per_s",
             replays,
             PCIE_REPLAYS_PER_S,
-            f"{60 * replays:.0f} PCIe replays a minute",
+            f"{60 * replays:.0f} PCIe replays/min",
             "reseat the card or its riser, then look at the slot",
             Severity.WARNING,
         )
+
+
+GPU_FAULT = CauseRecord(
+    id="gpu_fault",
+    title="GPU fault",
+    means="A GPU reports an error of its own, or no longer answers.",
+    judge=gpu_fault,
+    explains=(*SLOW_GPU, "engine_stalled", "kv_transfer_slow", "gpu_throttled"),
+    sidecar="of an engine, whose GPUs no label says: --gpu-join states it. Each GPU by itself has "
+    "its alert",
+)
+"""It moves no baseline: an error may stand for weeks, and what it harms is a cause of its own."""

@@ -2,236 +2,347 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.case import Case, Cause, Facts
-from kneewatch.diagnose.causes.bound import weigh_bound
+from kneewatch.diagnose.case import Facts
+from kneewatch.diagnose.causes.bound import LEVERS, bound_of, bound_terms
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
+from kneewatch.diagnose.causes.signals import (
+    BATCH,
+    ITL_P50_S,
+    ITL_P99_S,
+    ITL_TARGET_S,
+    NOT_EVICTING,
+    STALL_SHARE,
+    TTFT_P99_S,
+    TTFT_TARGET_S,
+    WINDOW_S,
+)
+from kneewatch.rules.baseline import ITL, TTFT
+from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.model import Severity
-
-STALL_S = 0.5
-"""A prefill shorter than this cannot have caused a pause of half a second."""
-
-LONG_MIN = 1.0
-"""Longer ones in the window, however many short ones are between them: of a hundred requests a
-quantile would tell one long prompt by chance."""
+from kneewatch.rules.quantities import Signal, Usually
 
 COUNTED_SHORT = 0.5
-"""A rate extrapolates to its window's edges: what was counted comes out a little off."""
+"""A rate extrapolates to its window's edges: a count comes out a little off."""
 
-STALL_SHARE = 0.05
-STALLS_MIN = 3.0
-"""Pauses in the window from which their share is more than an accident."""
+LONG_PREFILLS = Signal("prefill_long_per_s").otherwise(0.0) * WINDOW_S
+LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNTED_SHORT
+"""One prefill of half a second in the window, however many short ones are between: among a hundred
+requests a quantile would show a single long prompt by chance only."""
 
-MEDIAN_HOLDS_DRIFT = 1.6
-QUEUE_SMALL_SHARE = 0.25
-KNEE_DRIFT = 2.0
-KNEE_LOAD_GROWTH = 1.5
-
-FEED = (
-    "Look at the host first: CPU cores for the engine and its API servers, their clock, logging, "
-    "guided decoding, an eager mode without CUDA graphs."
+PROMPTS_ARE_LARGE = (Signal("large_step_per_s") * WINDOW_S >= 1.0 - COUNTED_SHORT).assume(
+    unknown=True
 )
-LEVERS = {
-    "memory": "Weight quantization or an fp8 KV cache to move fewer bytes, or more bandwidth (more "
-    "or newer GPUs); a smaller batch helps little.",
-    "compute": "A smaller batch (--max-num-seqs or --max-num-batched-tokens), prefill on its own "
-    "servers, or more GPUs: arithmetic is what is short.",
-    "host": FEED,
-}
-"""What to do about slow decode, by what the GPU waits for."""
+"""A step had more tokens than the smallest chunk. A short prompt that took half a second waited for
+the machine, and a smaller chunk would not help."""
+
+STALLS_PER_S = Signal("itl_stall_per_s")
+STALLS = (
+    (STALL_SHARE >= 0.05)
+    & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNTED_SHORT)
+    & LONG_WERE_SEEN
+    & PROMPTS_ARE_LARGE
+)
+TAIL_ONLY = (ITL_P99_S > ITL_TARGET_S) & (ITL_P50_S <= 0.5 * ITL_TARGET_S)
+MEDIAN_HOLDS = Signal("itl_p50_drift_ratio") <= 1.6
+
+PREFILL_INTERFERENCE = CauseRecord(
+    id="prefill_interference",
+    title="Long prefills stalled the streams",
+    means="Decode steps stall behind long prefills: slow ITL buckets fill while the median stays.",
+    forms=(
+        Form(
+            gate=(STALLS | TAIL_ONLY)
+            & (Signal("preemption_per_s").otherwise(0.0) <= 0.0)
+            & NOT_EVICTING,
+            start=Number(-0.2),
+            terms=(
+                term(
+                    STALL_SHARE,
+                    0.05,
+                    1.8,
+                    "{itl_stall_per_s:.1f} outputs/s come more than 0.5 s late",
+                    when=STALLS,
+                ),
+                term(ITL_P99_S, ITL_TARGET_S, 1.5, "ITL P99 is {value:ms}", when=TAIL_ONLY),
+                term(
+                    ITL_P50_S, None, 0.6, "the median step is as fast as usual", when=MEDIAN_HOLDS
+                ),
+                term(ITL_P50_S, None, -0.6, "the median step is slower too", when=~MEDIAN_HOLDS),
+                term(
+                    LONG_PREFILLS,
+                    1.0,
+                    0.8,
+                    "{value} of the window's prefills took 0.5 s or longer",
+                    when=LONG_WERE_SEEN,
+                    signal="prefill_long_per_s",
+                ),
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=(
+                (
+                    STALLS,
+                    "Long prefills stall decoding: streams pause for more than 0.5 s in "
+                    "{itl_stall_time_ratio:%} of decode time, the median step takes "
+                    "{itl_p50_s:ms}.",
+                ),
+                (
+                    ALWAYS,
+                    "ITL P99 is {itl_p99_s:ms} while the median step takes {itl_p50_s:ms}: some "
+                    "steps wait behind prefills.",
+                ),
+            ),
+            summary="Decode stalls behind long prefills",
+            lever="Enable chunked prefill or lower --max-num-batched-tokens; for strict targets "
+            "put prefill on its own servers.",
+            guide=("6.4", "8.5", "9.3"),
+        ),
+    ),
+    explains=("past_knee", "slo_conflict"),
+    covers=("ITL-STALL",),
+    moves=(ITL, TTFT),
+    symptoms=("S2",),
+    levers=("chunked_prefill", "smaller_budget", "long_prefill_threshold", "disaggregation"),
+    enough="itl_stall_per_s",
+    clear_s=Number(45.0),
+)
+
+SLO_CONFLICT = CauseRecord(
+    id="slo_conflict",
+    title="TTFT and ITL targets not both to be met",
+    means="TTFT and ITL targets cannot both be met at this load.",
+    forms=(
+        Form(
+            gate=(TTFT_P99_S > TTFT_TARGET_S) & (ITL_P99_S > ITL_TARGET_S) & NOT_EVICTING,
+            start=Number(0.0),
+            terms=(
+                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:.2f} s"),
+                term(ITL_P99_S, ITL_TARGET_S, 1.0, "ITL P99 {value:ms}"),
+            ),
+            levels=(Level(Severity.CRITICAL),),
+            say=(
+                (
+                    ALWAYS,
+                    "Neither TTFT nor ITL meets its target at this load: what helps one hurts the "
+                    "other.",
+                ),
+            ),
+            summary="Neither TTFT nor ITL meets its target at this load",
+            lever="Separate prefill and decode (P/D disaggregation), or reduce the load.",
+            guide=("6.5", "8.5"),
+        ),
+    ),
+    explains=("prefill_bound", "decode_bound", "past_knee"),
+    symptoms=("S4",),
+    levers=("disaggregation", "more_replicas"),
+)
+
+PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
+PREFILL_OF_WAIT = PREFILL_S / (PREFILL_S + Signal("queue_mean_s").otherwise(0.0)).at_least(1e-9)
+ALONE = PREFILL_S > TTFT_TARGET_S
 
 
-def prefill_interference(facts: Facts) -> Cause | None:
-    """Decode steps stall behind long prefills: slow ITL buckets fill while the median stays."""
-    share, per_s = facts.get("itl_stall_time_ratio"), facts.get("itl_stall_per_s")
-    median_s, tail_s = facts.get("itl_p50_s"), facts.get("itl_p99_s")
-    long, target_s = facts.get("prefill_long_per_s") * facts.window_s, facts.targets.itl_p99_s
-    stalls = (
-        share >= STALL_SHARE
-        and per_s * facts.window_s >= STALLS_MIN - COUNTED_SHORT
-        and long >= LONG_MIN - COUNTED_SHORT
-        and _prompts_are_large(facts)
-    )
-    over = target_s is not None and tail_s > target_s and median_s <= target_s / 2
-    if not (stalls or over) or facts.get("preemption_per_s") > 0 or facts.stage.number >= 2:
-        return None
-    case = Case(
-        "prefill_interference",
-        f"Decode stalls behind long prefills: {100 * share:.0f} % of decode time is pauses of "
-        f"half a second and more, the median step takes {1000 * median_s:.0f} ms."
-        if stalls
-        else f"ITL P99 is {1000 * tail_s:.0f} ms while the median step takes "
-        f"{1000 * median_s:.0f} ms: some steps wait behind prefills.",
-        "Enable chunked prefill or lower --max-num-batched-tokens; for strict targets put prefill "
-        "on its own servers.",
-        ("6.4", "8.5", "9.3"),
-        Severity.WARNING,
-        log_odds=-0.2,
-    )
-    if stalls:
-        case.weigh(
-            "itl_stall_time_ratio",
-            share,
-            STALL_SHARE,
-            1.8,
-            f"{per_s:.1f} outputs a second come half a second late or later",
-        )
-    if over:
-        case.weigh("itl_p99_s", tail_s, target_s, 1.5, f"ITL P99 is {1000 * tail_s:.0f} ms")
-    drift = facts.values.get("itl_p50_drift_ratio")
-    if drift is not None and drift <= MEDIAN_HOLDS_DRIFT:
-        case.weigh("itl_p50_s", median_s, None, 0.6, "the median step is as quick as ever")
-    elif drift is not None:
-        case.weigh("itl_p50_s", median_s, None, -0.6, "the median step is slower too")
-    if long >= LONG_MIN - COUNTED_SHORT:
-        case.weigh(
-            "prefill_long_per_s",
-            long / facts.window_s,
-            LONG_MIN / facts.window_s,
-            0.8,
-            f"prefills of {STALL_S:g} s and more in the window: {long:.0f}",
-        )
-    return case.close()
+def _prefill_lever(facts: Facts) -> str:
+    bound = bound_of(facts)
+    if bound is not None and bound.kind == "host":
+        return LEVERS["host"]
+    return _PREFILL_ACTION
 
 
-def _prompts_are_large(facts: Facts) -> bool:
-    """Whether a step had more tokens than the smallest chunk; true where that is not known. A short
-    prompt that took half a second waited for the machine, and a smaller chunk would not cure it."""
-    per_s = facts.values.get("large_step_per_s")
-    return per_s is None or per_s * facts.window_s >= LONG_MIN - COUNTED_SHORT
+_PREFILL_ACTION = (
+    "Check the prefix cache's hit ratio first, then a higher tensor-parallel degree, then P/D."
+)
 
 
-def slo_conflict(facts: Facts) -> Cause | None:
-    """TTFT and ITL targets cannot both be met at this load."""
-    targets = facts.targets
-    if targets.ttft_p99_s is None or targets.itl_p99_s is None or facts.stage.number >= 2:
-        return None
-    ttft_s, itl_s = facts.get("ttft_p99_s"), facts.get("itl_p99_s")
-    if ttft_s <= targets.ttft_p99_s or itl_s <= targets.itl_p99_s:
-        return None
-    case = Case(
-        "slo_conflict",
-        "Neither TTFT nor ITL meets its target at this load: what helps one hurts the other.",
-        "Separate prefill and decode (P/D disaggregation), or take load away.",
-        ("6.5", "8.5"),
-        Severity.CRITICAL,
-        log_odds=0.0,
-    )
-    case.weigh("ttft_p99_s", ttft_s, targets.ttft_p99_s, 1.0, f"TTFT P99 {ttft_s:.2f} s")
-    case.weigh("itl_p99_s", itl_s, targets.itl_p99_s, 1.0, f"ITL P99 {1000 * itl_s:.0f} ms")
-    return case.close()
+PREFILL_BOUND = CauseRecord(
+    id="prefill_bound",
+    title="Prefill made first tokens late",
+    means="TTFT is over its target by prefill time, not by queue time.",
+    forms=(
+        Form(
+            gate=(TTFT_P99_S > TTFT_TARGET_S) & ((PREFILL_OF_WAIT > 0.75) | ALONE),
+            start=Number(0.0),
+            terms=(
+                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:.2f} s"),
+                term(
+                    PREFILL_S,
+                    TTFT_TARGET_S,
+                    1.5,
+                    "prefill alone takes {value:.2f} s on average, longer than the target",
+                    when=ALONE,
+                    signal="prefill_mean_s",
+                ),
+                term(
+                    PREFILL_OF_WAIT,
+                    0.75,
+                    1.5,
+                    "{value:%} of the time to first token is prefill",
+                    when=~ALONE,
+                    signal="prefill_mean_s",
+                ),
+                *bound_terms("compute"),
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=(
+                (
+                    ALWAYS,
+                    "First tokens are late because prefill takes {prefill_mean_s:.2f} s; the queue "
+                    "takes {queue_s:.2f} s.",
+                ),
+            ),
+            words=(("queue_s", Signal("queue_mean_s").otherwise(0.0)),),
+            summary="First tokens are late because of prefill, not of the queue",
+            lever=_prefill_lever,
+            action="Check the prefix cache's hit ratio first, then a higher tensor-parallel "
+            "degree, then P/D.",
+            guide=("8.5", "9.3"),
+        ),
+    ),
+    levers=("prefix_caching", "tensor_parallel", "disaggregation"),
+)
+
+DECODE_SHARE = Signal("decode_share_ratio")
 
 
-def prefill_bound(facts: Facts) -> Cause | None:
-    """TTFT is over its target, and it is prefill time, not queue time, or prefill alone is over."""
-    target_s, ttft_s = facts.targets.ttft_p99_s, facts.get("ttft_p99_s")
-    if target_s is None or ttft_s <= target_s:
-        return None
-    prefill_s, queue_s = facts.get("prefill_mean_s"), facts.get("queue_mean_s")
-    share = prefill_s / max(prefill_s + queue_s, 1e-9)
-    alone = prefill_s > target_s
-    if share <= 1 - QUEUE_SMALL_SHARE and not alone:
-        return None
-    case = Case(
-        "prefill_bound",
-        f"First tokens are late because prefill takes {prefill_s:.2f} s; the queue takes "
-        f"{queue_s:.2f} s.",
-        "Check the prefix cache's hit ratio first, then a higher tensor-parallel degree, then P/D.",
-        ("8.5", "9.3"),
-        Severity.WARNING,
-        log_odds=0.0,
-    )
-    case.weigh("ttft_p99_s", ttft_s, target_s, 1.0, f"TTFT P99 {ttft_s:.2f} s")
-    if alone:
-        text = "prefill alone takes longer than the target, in the mean"
-        case.weigh("prefill_mean_s", prefill_s, target_s, 1.5, text)
-    else:
-        text = f"{100 * share:.0f} % of it is prefill"
-        case.weigh("prefill_mean_s", share, 1 - QUEUE_SMALL_SHARE, 1.5, text)
-    if weigh_bound(case, facts, wanted="compute") == "host":
-        case.lever = FEED
-    return case.close()
+def _decode_lever(facts: Facts) -> str:
+    bound = bound_of(facts)
+    return LEVERS[bound.kind] if bound is not None else _DECODE_ACTION
 
 
-def decode_bound(facts: Facts) -> Cause | None:
-    """ITL is high at every percentile."""
-    target_s, median_s = facts.targets.itl_p99_s, facts.get("itl_p50_s")
-    if target_s is None or median_s <= target_s:
-        return None
-    case = Case(
-        "decode_bound",
-        f"Decode is slow at every percentile: the median step takes {1000 * median_s:.0f} ms.",
-        "A smaller batch (--max-num-seqs), weight quantization, or GPUs with more bandwidth.",
-        ("3.3", "9.3"),
-        Severity.WARNING,
-        log_odds=0.3,
-    )
-    case.weigh("itl_p50_s", median_s, target_s, 2.0, f"ITL P50 {1000 * median_s:.0f} ms")
-    share = facts.get("decode_share_ratio")
-    if share >= 0.5:
-        case.weigh(
-            "decode_share_ratio", share, 0.5, 0.8, f"{100 * share:.0f} % of request time is decode"
-        )
-    short = weigh_bound(case, facts, wanted="memory")
-    if short in LEVERS:
-        case.lever = LEVERS[short]
-    return case.close()
+_DECODE_ACTION = (
+    "A smaller batch (--max-num-seqs), weight quantization, or GPUs with more bandwidth."
+)
+
+DECODE_BOUND = CauseRecord(
+    id="decode_bound",
+    title="Decode was slow at every percentile",
+    means="ITL is over its target at every percentile.",
+    forms=(
+        Form(
+            gate=ITL_P50_S > ITL_TARGET_S,
+            start=Number(0.3),
+            terms=(
+                term(ITL_P50_S, ITL_TARGET_S, 2.0, "ITL P50 {value:ms}"),
+                term(
+                    DECODE_SHARE,
+                    0.5,
+                    0.8,
+                    "{value:%} of request time is decode",
+                    when=DECODE_SHARE >= 0.5,
+                ),
+                *bound_terms("memory"),
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=(
+                (
+                    ALWAYS,
+                    "Decode is slow at every percentile: the median step takes {itl_p50_s:ms}.",
+                ),
+            ),
+            summary="Decode is slow at every percentile",
+            lever=_decode_lever,
+            action=_DECODE_ACTION,
+            guide=("3.3", "9.3"),
+        ),
+    ),
+    levers=("fp8_weights", "tensor_parallel", "more_replicas"),
+)
+
+TAIL_DRIFT = Signal("ttft_p99_p50_drift_ratio")
+GROWTH = BATCH.otherwise(0.0) / Usually("running_avg")
+"""The batch over its quiet size; unknown for a while after a start."""
+
+OVER = TTFT_P99_S > TTFT_TARGET_S
+QUEUE_SHOWS = (Signal("queue_share_ratio") >= 0.2) & (Signal("waiting_avg") >= 1.0)
+LEFT = (TAIL_DRIFT >= 2.0) & GROWTH.known & (OVER | QUEUE_SHOWS)
+IN_FLIGHT = Signal("running_avg").otherwise(0.0) + Signal("waiting_avg").otherwise(0.0)
+OF_KNEE = "the knee that an engine's own history has is no series"
+KNEE = Sidecar(lambda facts: facts.knee.c_max.expected if facts.knee else None, OF_KNEE)
+PAST_KNEE_FROM = Sidecar(lambda facts: facts.knee.past_from if facts.knee else None, OF_KNEE)
+BEFORE_KNEE_TO = Sidecar(lambda facts: facts.knee.before_to if facts.knee else None, OF_KNEE)
+PAST = (IN_FLIGHT > PAST_KNEE_FROM).assume(unknown=False)
+BEYOND = OVER & PAST
 
 
-def past_knee(facts: Facts) -> Cause | None:
-    """More load than the knee of this engine's own curve, where that is known, with P99 over its
-    target; or P99 leaves P50 behind as concurrency rises."""
-    target_s, tail_s = facts.targets.ttft_p99_s, facts.get("ttft_p99_s")
-    over = target_s is not None and tail_s > target_s
-    in_flight, knee = facts.get("running_avg") + facts.get("waiting_avg"), facts.knee
-    drift, growth = facts.values.get("ttft_p99_p50_drift_ratio"), _batch_growth(facts)
-    # A quiet batch is not known for a while after a start: the knee that is speaks without it.
-    if facts.stage.number >= 2 or (growth is not None and growth < KNEE_LOAD_GROWTH):
-        return None
-    apart = growth is not None and drift is not None and drift >= KNEE_DRIFT
-    left = apart and (over or _queue_shows(facts))
-    beyond = over and knee is not None and knee.is_past(in_flight)
-    if not (left or beyond):
-        return None
-    case = Case(
-        "past_knee",
-        f"The tail of TTFT has left its middle behind ({drift:.1f} times the quiet ratio) as "
-        f"the batch grew to {growth:.1f} times its quiet size."
-        if left
-        else f"{in_flight:.0f} requests in flight are more than this engine carries: TTFT P99 is "
-        f"{tail_s:.2f} s.",
-        "Take load away from this replica: more replicas, or quantization to move the knee.",
-        ("8.1", "8.5"),
-        Severity.WARNING if over else Severity.INFO,
-        log_odds=-0.2,
-    )
-    if left:
-        case.weigh("ttft_p99_p50_ratio", drift, KNEE_DRIFT, 1.2, "P99 over P50 against quiet times")
-    case.weigh("running_avg", growth, KNEE_LOAD_GROWTH, 0.6, "batch size against quiet times")
-    if over:
-        case.weigh("ttft_p99_s", tail_s, target_s, 1.0, f"TTFT P99 {tail_s:.2f} s is over target")
-    _weigh_knee(case, facts, in_flight)
-    return case.close()
-
-
-def _batch_growth(facts: Facts) -> float | None:
-    """The batch over its quiet size; None where that is not known."""
-    quiet = facts.baseline.get("running_avg")
-    return facts.get("running_avg") / quiet if quiet else None
-
-
-def _weigh_knee(case: Case, facts: Facts, in_flight: float) -> None:
-    """Where the load lies against the knee that this engine's own history has."""
+def _knee(facts: Facts) -> str:
     knee = facts.knee
-    if knee is None or not (knee.is_past(in_flight) or knee.is_before(in_flight)):
-        return
-    past, c_max = knee.is_past(in_flight), knee.c_max
-    text = (
-        f"{in_flight:.0f} requests in flight; its knee is at {c_max.expected:.0f} "
+    if knee is None:
+        return ""
+    in_flight, c_max = facts.get("running_avg") + facts.get("waiting_avg"), knee.c_max
+    return (
+        f"{in_flight:.0f} requests in flight; the knee is at {c_max.expected:.0f} "
         f"({c_max.low:.0f} to {c_max.high:.0f}, learned from {knee.points} windows: {knee.basis})"
     )
-    case.weigh(
-        "running_avg", in_flight, c_max.expected if past else None, 1.2 if past else -1.2, text
-    )
 
 
-def _queue_shows(facts: Facts) -> bool:
-    return facts.get("queue_share_ratio") >= 0.2 and facts.get("waiting_avg") >= 1
+PAST_KNEE = CauseRecord(
+    id="past_knee",
+    title="Past the knee of the curve",
+    means="More load than the knee of this engine's own curve, or P99 leaves P50 behind as "
+    "concurrency rises.",
+    forms=(
+        Form(
+            # A quiet batch is not known for a while after a start: a known knee speaks without it.
+            gate=NOT_EVICTING & (GROWTH >= 1.5).assume(unknown=True) & (LEFT | BEYOND),
+            start=Number(-0.2),
+            terms=(
+                term(
+                    TAIL_DRIFT,
+                    2.0,
+                    1.2,
+                    "P99 over P50 is {value:.1f}x the quiet ratio",
+                    when=LEFT,
+                    signal="ttft_p99_p50_ratio",
+                ),
+                term(
+                    GROWTH,
+                    1.5,
+                    0.6,
+                    "the batch is {value:.1f}x its quiet size",
+                    signal="running_avg",
+                ),
+                term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:.2f} s", when=OVER),
+                term(
+                    IN_FLIGHT,
+                    KNEE,
+                    1.2,
+                    _knee,
+                    when=PAST,
+                    signal="running_avg",
+                    sidecar=OF_KNEE,
+                ),
+                term(
+                    IN_FLIGHT,
+                    None,
+                    -1.2,
+                    _knee,
+                    when=IN_FLIGHT <= BEFORE_KNEE_TO,
+                    signal="running_avg",
+                    sidecar=OF_KNEE,
+                ),
+            ),
+            levels=(Level(Severity.WARNING, OVER), Level(Severity.INFO)),
+            say=(
+                (
+                    LEFT,
+                    "TTFT's tail has left its median behind ({ttft_p99_p50_drift_ratio:.1f}x the "
+                    "quiet ratio) as the batch grew to {growth:.1f}x its quiet size.",
+                ),
+                (
+                    ALWAYS,
+                    "{in_flight} requests in flight are more than this engine carries: TTFT P99 is "
+                    "{ttft_p99_s:.2f} s.",
+                ),
+            ),
+            words=(("growth", GROWTH), ("in_flight", IN_FLIGHT)),
+            summary="The tail of TTFT has left its middle behind as the batch grew",
+            lever="Take load away from this replica: more replicas, or quantization to move the "
+            "knee.",
+            guide=("8.1", "8.5"),
+        ),
+    ),
+    moves=(TTFT,),
+    symptoms=("S8",),
+    levers=("more_replicas", "fp8_weights"),
+    enough="waiting",
+    capacity=True,
+)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import copysign
 
 from kneewatch.diagnose.case import Case, Cause, Facts
+from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.drift import FALSE_ALARM, Departure, more_than_chance
 from kneewatch.diagnose.stated_workload import KEYS, RATE_MIN, WORDS
 from kneewatch.diagnose.workload_watch import RATE, SHIFTS, LiveWorkload
@@ -94,3 +95,13 @@ def _lever(live: LiveWorkload, sides: Sequence[str], *, more: bool) -> str:
 def _rounded(tokens: float) -> str:
     """To two digits: within a bucket nobody knows more."""
     return f"{float(f'{tokens:.2g}'):.0f}"
+
+
+WORKLOAD_DRIFT = CauseRecord(
+    id="workload_drift",
+    title="Workload left its profile",
+    means="Lengths of prompts or answers, or a rate, are not the stated profile's.",
+    judge=workload_drift,
+    fleet=True,
+    sidecar="the profile that the size was computed for (workload_profile) is no series",
+)

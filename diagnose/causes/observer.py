@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from kneewatch.collector.base import CollectError
-from kneewatch.diagnose.case import Case, Cause, Evidence, Facts
+from kneewatch.diagnose.case import Cause, Evidence, Facts
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
+from kneewatch.diagnose.causes.signals import QUEUE_RULES, QUEUES, RUNNING, WAITING
+from kneewatch.rules.baseline import FAMILIES
+from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number
+from kneewatch.rules.facts import Holds, Spelling, duration
 from kneewatch.rules.model import Severity
+from kneewatch.rules.quantities import FirstOf
 
 STALLED_S = 30.0
 STALL_NOTED_S = 10.0
+
 CRASH_LOOP_S = 600.0
 RESTART_NOTED_S = 60.0
 DOWN_WARNING_FAILURES = 2
@@ -24,35 +33,96 @@ UNUSED = "Nothing: several API servers show load and cache from the first reques
 """What to do about a page that lacks metrics, by why it does."""
 
 
-def engine_stalled(facts: Facts) -> Cause | None:
-    """Requests are running or waiting, and no token comes out.
+IN_FLIGHT = RUNNING.otherwise(0.0) + WAITING.otherwise(0.0)
 
-    Half a minute is not stretched with the window: a prefill is as long whoever watches. A watch
-    shorter than that can only note it.
+
+@dataclass(frozen=True, slots=True)
+class Stalled(Leaf):
+    """Whether requests have been in flight and nothing moved: no token, no KV block.
+
+    Half a minute is not stretched with the window: a prefill takes as long whoever watches. A watch
+    that is shorter than that can only note it, unless `whole` asks for all of it. False where it is
+    not known: the page lacks the counters.
     """
-    stalled_s = facts.streaks_s.get("stalled", -1.0)
-    if stalled_s < min(STALLED_S, max(STALL_NOTED_S, STALLED_S * facts.scale)):
-        return None
+
+    whole: bool = False
+
+    def holds(self, *, side: bool) -> Holds:
+        def stalled(facts: Facts) -> bool:
+            least_s = STALLED_S
+            if not self.whole:
+                least_s = min(STALLED_S, max(STALL_NOTED_S, STALLED_S * facts.scale))
+            return (facts.streaks_s.get("stalled", -1.0) >= least_s) == side
+
+        return cast(Holds, stalled)
+
+    def promql(self, to: Spelling, *, side: bool) -> Clause:
+        span, step = duration(STALLED_S), duration(to.interval_s)
+        tokens = [
+            f"({to.summed(f'increase({series}[{span}])')} == 0)"
+            for series in (to.raw("generation_tokens", "_total"), to.raw("prompt_tokens", "_total"))
+        ]
+        moved = to.summed(f"changes({to.raw('kv_cache_usage_perc')}[{span}])")
+        in_flight = IN_FLIGHT.promql(to)
+        clause = Clause((
+            f"((min_over_time({in_flight}[{span}:{step}]) >= 1) and {' and '.join(tokens)}"
+            f" and ({moved} == 0))",
+        ))  # fmt: skip
+        return clause if side else clause.negated
+
+
+def _still(facts: Facts) -> str:
+    return f"no token generated or prefilled and no KV block moved for {_stalled_s(facts):.0f} s"
+
+
+def _stalled(facts: Facts) -> str:
     running, waiting = facts.get("running"), facts.get("waiting")
-    case = Case(
-        "engine_stalled",
-        f"No token for {stalled_s:.0f} s with {running:.0f} requests running and {waiting:.0f} "
-        "waiting.",
-        "Restart the engine once its log is saved; a request that can never fit waits for "
-        "ever, so look for one longer than the KV cache.",
-        ("9.4",),
-        Severity.CRITICAL if stalled_s >= STALLED_S else Severity.INFO,
-        log_odds=0.8,
+    return (
+        f"Engine stalled: no token for {_stalled_s(facts):.0f} s with {running:.0f} requests "
+        f"running and {waiting:.0f} queued."
     )
-    case.weigh(
-        "generation_tokens_per_s",
-        stalled_s,
-        STALLED_S,
-        1.5,
-        f"nothing generated or prefilled, no KV block moved for {stalled_s:.0f} s",
-    )
-    case.weigh("running", running + waiting, 1.0, 0.8, "requests are in flight")
-    return case.close()
+
+
+def _stalled_s(facts: Facts) -> float:
+    return facts.streaks_s.get("stalled", 0.0)
+
+
+STALLED_FOR_S = Sidecar(
+    lambda facts: facts.streaks_s.get("stalled"), "PromQL sees it as no increase over the range"
+)
+
+ENGINE_STALLED = CauseRecord(
+    id="engine_stalled",
+    title="Engine stood still",
+    means="Requests are running or waiting, and no token comes out.",
+    forms=(
+        Form(
+            gate=Stalled(),
+            start=Number(0.8),
+            terms=(
+                term(
+                    FirstOf((STALLED_FOR_S, IN_FLIGHT)),
+                    None,
+                    1.5,
+                    _still,
+                    signal="generation_tokens_per_s",
+                ),
+                term(IN_FLIGHT, 1.0, 0.8, "{value} requests are in flight", signal="running"),
+            ),
+            levels=(Level(Severity.CRITICAL, Stalled(whole=True)), Level(Severity.INFO)),
+            say=((ALWAYS, _stalled),),
+            summary="Requests are in flight and no token comes out",
+            lever="Restart the engine once its log is saved. A request that can never fit waits "
+            "for ever, so look for one longer than the KV cache.",
+            guide=("9.4",),
+        ),
+    ),
+    explains=(*QUEUES, "kv_pressure", "adapter_thrash", "kv_transfer_slow"),
+    covers=QUEUE_RULES,
+    moves=FAMILIES,
+    levers=("max_model_len",),
+    onset_s=Number(0.0),
+)
 
 
 def engine_restarted(facts: Facts) -> Cause | None:
@@ -180,3 +250,32 @@ def unreadable(error: CollectError, failures: int, since_s: float) -> Cause:
         error.hint or "See whether the server runs and listens.",
         since_s,
     )
+
+
+ENGINE_RESTARTED = CauseRecord(
+    id="engine_restarted",
+    title="Engine was restarted",
+    means="The process was replaced: a note for a minute, and worse the more often of late.",
+    judge=engine_restarted,
+    onset_s=Number(0.0),
+    clear_s=Number(0.0),
+    sidecar="a new start time is the process's own page; Prometheus has changes() for it",
+)
+TARGET_DOWN = CauseRecord(
+    id="target_down",
+    title="Target was down",
+    fleet=True,
+    means="The page could not be fetched.",
+    explains=("engine_restarted", "metrics_missing", "engine_stalled"),
+    moves=FAMILIES,
+)
+METRICS_MISSING = CauseRecord(
+    id="metrics_missing",
+    title="Metrics were missing",
+    means="Core metrics are not on the page, or have impossible values: what depends on them "
+    "cannot be judged.",
+    moves=FAMILIES,
+    onset_s=Number(0.0),
+    sidecar="a page that lacks metrics is KneewatchMetricsVanished's",
+)
+"""Concluded by whoever fetches the page (`unreadable`, `metrics_missing`)."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kneewatch.diagnose.case import Case, Cause, Facts
+from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.causes.signals import QUEUED_MIN, QUEUED_SHARE
 from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import (
     FAR_BELOW,
     Comparison,
@@ -12,8 +14,6 @@ from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import (
 from kneewatch.diagnose.sizing.steps import figure
 from kneewatch.rules.model import Severity
 
-QUEUED_MIN = 2.0
-QUEUED_SHARE = 0.1
 SWEEPS = "benchmark.by_tensor_parallel"
 """What stands for a signal in the evidence: the setting that the sweeps come from."""
 
@@ -109,3 +109,15 @@ def weigh_live(
     below = share < FAR_BELOW
     weight = 0.5 if below else -1.0
     case.weigh("generation_tokens_per_s", share, FAR_BELOW, weight, text, below=below)
+
+
+TP_OVERHEAD = CauseRecord(
+    id="tp_overhead",
+    title="Tensor parallelism cost throughput",
+    means="The sweeps give far less per GPU at this tensor-parallel degree than at a smaller one.",
+    judge=tp_overhead,
+    fleet=True,
+    symptoms=("S5",),
+    levers=("lower_tensor_parallel",),
+    sidecar="sweeps are files of the user's, not series",
+)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.case import Case, Cause, Facts
-from kneewatch.diagnose.causes.memory import KV_BOUND_FROM
+from kneewatch.diagnose.case import Facts
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, SidecarHolds, term
+from kneewatch.diagnose.causes.signals import KV_USAGE, QUEUE_RULES, QUEUES
+from kneewatch.rules.baseline import TRANSFER, TTFT
+from kneewatch.rules.conditions import ALWAYS, PYTHON, Number
 from kneewatch.rules.model import Severity
-
-FETCHING_HELD_S = 10.0
-TRANSFER_SHARE = 0.3
-TRANSFER_DRIFT = 3.0
+from kneewatch.rules.quantities import Held, Signal
 
 DECODES_FROM = 0.5
 """Of the prompt tokens that a server of the decode pool takes most were computed elsewhere."""
@@ -28,46 +28,33 @@ DECODE_POOL = (
     "not what they wait for."
 )
 
+MEAN_S, DRIFT = Signal("kv_transfer_mean_s"), Signal("kv_transfer_drift_ratio")
+SHARE = MEAN_S / Signal("ttft_mean_s")
+FAILED = Signal("kv_transfer_failed_per_s")
+WAITING, ARRIVED = Signal("kv_fetch_waiting"), Signal("kv_fetch_arrived").otherwise(0.0)
+QUEUED = Signal("kv_fetch_queued").otherwise(0.0)
+FETCHING = Held("fetching", WAITING >= 1.0, Number(10.0))
+LONG, SLOWER = SHARE >= 0.3, DRIFT >= 3.0
+HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
+UNDER_WAY = FETCHING & ~HERE.assume(unknown=False)
+KV_BINDS = UNDER_WAY & (QUEUED > 0.5 * WAITING) & (KV_USAGE >= 0.95)
+EXPIRED = Signal("kv_expired_per_s")
+GB_PER_S = Signal("kv_transfer_bytes_per_s") * 1e-9
 
-def kv_transfer_slow(facts: Facts) -> Cause | None:
-    """KV movement between nodes or tiers is the wait."""
-    mean_s, ttft_s = facts.values.get("kv_transfer_mean_s"), facts.get("ttft_mean_s")
-    quiet_s = facts.baseline.get("kv_transfer_mean_s")
-    failed_per_s = facts.get("kv_transfer_failed_per_s")
-    fetching = facts.held("fetching", FETCHING_HELD_S)
-    share = mean_s / ttft_s if mean_s is not None and ttft_s > 0 else 0.0
-    drift = mean_s / quiet_s if mean_s is not None and quiet_s else 0.0
-    slow = share >= TRANSFER_SHARE or drift >= TRANSFER_DRIFT
-    if not (slow or failed_per_s > 0 or fetching):
-        return None
-    case = Case(
-        "kv_transfer_slow",
-        "Requests wait for KV blocks to arrive from another node or tier.",
-        PATH,
-        ("6.5", "7.7"),
-        Severity.WARNING,
-        log_odds=-0.3,
-    )
-    # The signals of transfers know LMCache's as well: they are its where they say what it says.
-    retrieved = mean_s is not None and facts.values.get("lmcache_retrieve_mean_s") == mean_s
-    lost = failed_per_s > 0 and facts.get("lmcache_failed_per_s") == failed_per_s
-    if share >= TRANSFER_SHARE:
-        move = "a retrieve from LMCache" if retrieved else "a transfer"
-        text = f"{move} takes {100 * share:.0f} % of TTFT"
-        case.weigh("kv_transfer_mean_s", share, TRANSFER_SHARE, 1.2, text)
-    if drift >= TRANSFER_DRIFT:
-        moves = "retrieves from LMCache" if retrieved else "transfers"
-        text = f"{moves} take {drift:.1f} times their quiet mean"
-        case.weigh("kv_transfer_mean_s", drift, TRANSFER_DRIFT, 1.5, text)
-    if failed_per_s > 0:
-        text = "reads from LMCache's storage fail" if lost else "transfers fail and are repeated"
-        case.weigh("kv_transfer_failed_per_s", failed_per_s, 0.0, 1.5, text)
-    if fetching:
-        _weigh_fetches(case, facts)
-    if (slow and retrieved) or lost:
-        _weigh_lmcache(case, facts)
-    _weigh_pools(case, facts)
-    return case.close()
+OF_LMCACHE = "LMCache's metrics name no engine"
+RETRIEVED = SidecarHolds(
+    lambda facts: _is_lmcache(facts, "kv_transfer_mean_s", "retrieve_mean_s"), OF_LMCACHE
+)
+LOST = (FAILED > 0.0) & SidecarHolds(
+    lambda facts: _is_lmcache(facts, "kv_transfer_failed_per_s", "failed_per_s"), OF_LMCACHE
+)
+BY_LMCACHE = ((LONG | SLOWER) & RETRIEVED) | LOST
+
+
+def _is_lmcache(facts: Facts, signal: str, own: str) -> bool:
+    """The signals of transfers know LMCache's as well: they are its where they say what it says."""
+    value = facts.values.get(signal)
+    return value is not None and facts.values.get(f"lmcache_{own}") == value
 
 
 def pool_of(facts: Facts) -> str:
@@ -79,50 +66,117 @@ def pool_of(facts: Facts) -> str:
     return "prefill" if hands_on and length is not None and length <= ONE_TOKEN else ""
 
 
-def _weigh_fetches(case: Case, facts: Facts) -> None:
-    """Requests that wait for KV, by how far it has come: only what is under way is slow."""
-    waiting, arrived = facts.get("kv_fetch_waiting"), facts.get("kv_fetch_arrived")
-    if waiting and arrived > waiting / 2:
-        text = f"the KV of {arrived:.0f} of {waiting:.0f} waiting requests has arrived"
-        case.weigh("kv_fetch_arrived", arrived, None, -0.8, text)
-        case.lever = DECODE_POOL
-        return
-    case.weigh("kv_fetch_waiting", waiting, 1.0, 1.2, f"{waiting:.0f} requests wait for KV")
-    queued, usage = facts.get("kv_fetch_queued"), facts.get("kv_usage_avg_ratio")
-    if queued > waiting / 2 and usage >= KV_BOUND_FROM:
-        text = f"{queued:.0f} have not begun, and the KV cache here is {100 * usage:.0f} % full"
-        case.weigh("kv_fetch_queued", queued, None, -0.8, text)
-        case.lever = DECODE_POOL
+_RETRIEVED, _LOST, _BY_LMCACHE = (each.compile(PYTHON) for each in (RETRIEVED, LOST, BY_LMCACHE))
+_HERE, _KV_BINDS = HERE.compile(PYTHON), KV_BINDS.compile(PYTHON)
 
 
-def _weigh_lmcache(case: Case, facts: Facts) -> None:
-    """What LMCache says of itself while it is slow or loses KV."""
-    if case.lever == PATH:
-        case.lever = LMCACHE_PATH
-    rate = facts.values.get("lmcache_retrieve_tokens_per_s")
-    if rate is not None:
-        text = f"while it moves, {rate:.0f} tokens a second do, on each GPU"
-        case.weigh("lmcache_retrieve_tokens_per_s", rate, None, 0.0, text)
-    if facts.get("lmcache_healthy", 1.0) < 1:
-        text = "LMCache says that it is not healthy"
-        case.weigh("lmcache_healthy", 0.0, None, 0.6, text)
+def _long(facts: Facts) -> str:
+    share = facts.get("kv_transfer_mean_s") / facts.get("ttft_mean_s", 1.0)
+    move = "a retrieve from LMCache" if _RETRIEVED(facts) else "a transfer"
+    return f"{move} takes {share:.0%} of TTFT"
 
 
-def _weigh_pools(case: Case, facts: Facts) -> None:
-    """On which side of a disaggregated pair this is, and which side binds."""
-    expired_per_s, pool = facts.get("kv_expired_per_s"), pool_of(facts)
-    rate = facts.values.get("kv_transfer_bytes_per_s")
-    if rate is not None:
-        case.weigh(
-            "kv_transfer_bytes_per_s", rate, None, 0.0, f"while it moves, {rate / 1e9:.1f} GB/s do"
-        )
-    if pool == "decode":
-        share = facts.get("kv_external_share_ratio")
-        text = f"a decode pool: {100 * share:.0f} % of prompt tokens were computed elsewhere"
-        case.weigh("kv_external_share_ratio", share, None, 0.0, text)
-    if expired_per_s > 0:
-        text = (
-            f"KV of {60 * expired_per_s:.1f} requests a minute expired here before it was fetched"
-        )
-        case.weigh("kv_expired_per_s", expired_per_s, None, 0.6, text)
-        case.lever = DECODE_POOL
+def _slower(facts: Facts) -> str:
+    moves = "retrieves from LMCache" if _RETRIEVED(facts) else "transfers"
+    return f"{moves} take {facts.get('kv_transfer_drift_ratio'):.1f}x their quiet mean"
+
+
+def _failing(facts: Facts) -> str:
+    return (
+        "reads from LMCache's storage fail" if _LOST(facts) else "transfers fail and are repeated"
+    )
+
+
+def _lever(facts: Facts) -> str:
+    if _HERE(facts) or _KV_BINDS(facts) or facts.get("kv_expired_per_s") > 0:
+        return DECODE_POOL
+    return LMCACHE_PATH if _BY_LMCACHE(facts) else PATH
+
+
+def _decode_pool_share(facts: Facts) -> float | None:
+    share = facts.values.get("kv_external_share_ratio")
+    return share if pool_of(facts) == "decode" else None
+
+
+KV_TRANSFER_SLOW = CauseRecord(
+    id="kv_transfer_slow",
+    title="KV transfers were the wait",
+    means="KV movement between nodes or tiers is the wait.",
+    forms=(
+        Form(
+            gate=LONG | SLOWER | (FAILED > 0.0) | FETCHING,
+            start=Number(-0.3),
+            terms=(
+                term(SHARE, 0.3, 1.2, _long, when=LONG, signal="kv_transfer_mean_s"),
+                term(DRIFT, 3.0, 1.5, _slower, when=SLOWER, signal="kv_transfer_mean_s"),
+                term(FAILED, None, 1.5, _failing, when=FAILED > 0.0),
+                term(
+                    ARRIVED,
+                    None,
+                    -0.8,
+                    "the KV of {value} of {kv_fetch_waiting} waiting requests has arrived",
+                    when=HERE,
+                    signal="kv_fetch_arrived",
+                ),
+                term(WAITING, 1.0, 1.2, "{value} requests are waiting for KV", when=UNDER_WAY),
+                term(
+                    QUEUED,
+                    None,
+                    -0.8,
+                    "{value} fetches have not begun, and the KV cache here is "
+                    "{kv_usage_avg_ratio:%} full",
+                    when=KV_BINDS,
+                    signal="kv_fetch_queued",
+                ),
+                term(
+                    Signal("lmcache_retrieve_tokens_per_s"),
+                    None,
+                    0.0,
+                    "a retrieve moves {value} tokens/s on each GPU",
+                    when=BY_LMCACHE,
+                    sidecar=OF_LMCACHE,
+                ),
+                term(
+                    Signal("lmcache_healthy"),
+                    None,
+                    0.6,
+                    "LMCache reports that it is not healthy",
+                    when=BY_LMCACHE & (Signal("lmcache_healthy") < 1.0),
+                    sidecar=OF_LMCACHE,
+                ),
+                term(
+                    Signal("kv_transfer_bytes_per_s"),
+                    None,
+                    0.0,
+                    "a transfer moves {gb_per_s:.1f} GB/s",
+                ),
+                term(
+                    Sidecar(_decode_pool_share, "which pool a server is in is read off its load"),
+                    None,
+                    0.0,
+                    "a decode pool: {value:%} of prompt tokens were computed elsewhere",
+                    signal="kv_external_share_ratio",
+                    sidecar="which pool a server is in is read off its load",
+                ),
+                term(
+                    EXPIRED,
+                    None,
+                    0.6,
+                    "KV of {expired_per_min:.1f} requests/min expired here before it was fetched",
+                    when=EXPIRED > 0.0,
+                ),
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=((ALWAYS, "Requests wait for KV blocks to arrive from another node or tier."),),
+            words=(("expired_per_min", 60.0 * EXPIRED), ("gb_per_s", GB_PER_S)),
+            summary="Requests wait for KV blocks from another node or tier",
+            lever=_lever,
+            action=PATH,
+            guide=("6.5", "7.7"),
+        ),
+    ),
+    explains=QUEUES,
+    covers=("XFER-SLOW", "XFER-FAIL", *QUEUE_RULES),
+    moves=(TRANSFER, TTFT),
+    levers=("transfer_path",),
+)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from kneewatch.diagnose.case import Cause, Evidence
-from kneewatch.diagnose.fleet.advice import advice_of
+from kneewatch.diagnose.causes import CAUSES
+from kneewatch.diagnose.causes.observer import TARGET_DOWN
+from kneewatch.diagnose.fleet.advice import FleetAdvice, advice_of
 from kneewatch.diagnose.fleet.balance import cold_replicas, replica_imbalance, underused
-from kneewatch.diagnose.fleet.judging import Engine, engines_of, left_to_rules
+from kneewatch.diagnose.fleet.judging import Engine, coverage, engines_of
 from kneewatch.diagnose.fleet.nodes import bad_nodes
 from kneewatch.diagnose.fleet.observed import Gone, Observed
 from kneewatch.diagnose.fleet.parallelism import split_notes, tp_overhead
 from kneewatch.diagnose.fleet.routing import mixed_tiers, routing_dilution
 from kneewatch.diagnose.fleet.shape import Group
-from kneewatch.diagnose.fleet.sizing import sizes_of
-from kneewatch.diagnose.fleet.split import splits_of
+from kneewatch.diagnose.fleet.sizing import TierSize, sizes_of
+from kneewatch.diagnose.fleet.split import Split, splits_of
 from kneewatch.diagnose.fleet.spread import spread
-from kneewatch.diagnose.fleet.verdict import FleetCause, FleetDiagnosis, Tier
+from kneewatch.diagnose.fleet.verdict import FleetCause, Tier
 from kneewatch.diagnose.fleet.workload import unprofiled, workload_drift
 from kneewatch.diagnose.profile import Profile
 from kneewatch.rules.model import Severity
@@ -34,27 +37,59 @@ SPREAD_OVER = (
 )
 
 
-OF_A_POOL = "target_down"
+OF_A_POOL = TARGET_DOWN.id
 """The cause that is told of a pool: what does not answer does not say its tier."""
 
-FLEET_CAUSES = (
-    "routing_dilution",
-    "replica_imbalance",
-    "mixed_tiers",
-    "bad_node",
-    "cold_replica",
-    "underused",
-    "workload_drift",
-    "tp_overhead",
-    OF_A_POOL,
-)
+FLEET_CAUSES = tuple(record.id for record in CAUSES if record.fleet)
 """Every cause across replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDiagnosis:
+    """The verdict on a fleet: causes best first, engines worst first.
+
+    `lost` says since when and why there is no newer answer, empty where there is none to miss.
+    `notes` say what could not be judged, and what else a reader must know. `sizes` are in the order
+    of `tiers`; `splits` are of those that prefill and decode apart.
+    """
+
+    observed: Observed
+    tiers: tuple[Tier, ...]
+    engines: tuple[Engine, ...]
+    causes: tuple[FleetCause, ...]
+    notes: tuple[str, ...]
+    sizes: tuple[TierSize, ...]
+    advice: tuple[FleetAdvice, ...]
+    splits: tuple[Split, ...] = ()
+    lost: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of causes and engines."""
+        found = [*(one.cause.severity for one in self.causes), *(e.severity for e in self.engines)]
+        return max(found, default=Severity.OK)
+
+    @property
+    def partial(self) -> bool:
+        """Whether some of the answer is missing: nothing that is not seen is healthy."""
+        return bool(self.observed.warnings or self.observed.failed)
+
+    @property
+    def health(self) -> str:
+        """One word; an engine that cannot be read and an answer that is partial are not ok. Of what
+        was seen before and no more nothing is said."""
+        if self.lost:
+            return "unknown"
+        blind = self.partial or any(engine.health == "unknown" for engine in self.engines)
+        if (blind or not self.engines) and self.severity < Severity.WARNING:
+            return "unknown"
+        return self.severity.word
 
 
 def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
     """The verdict on a fleet."""
-    rules = profile.rules()
-    engines = engines_of(observed, rules)
+    covered = coverage(profile, observed.recorded)
+    engines = engines_of(observed, profile, covered)
     tiers = tiers_of(engines)
     causes = [*_gone(observed.gone)]
     for tier in tiers:
@@ -69,7 +104,7 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
         causes += [mixed] if mixed else []
     ranked = sorted(causes, key=lambda c: (-c.cause.severity, -c.cause.confidence, c.cause.id))
     worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
-    notes = _notes(observed, engines, left_to_rules(rules, profile.signals()))
+    notes = _notes(observed, engines, covered.left_out)
     notes += split_notes(tiers, profile)
     notes += unprofiled(tiers, profile.stated)
     stated, targets = profile.stated, profile.targets
@@ -127,7 +162,7 @@ def _gone(gone: Sequence[Gone]) -> list[FleetCause]:
     return found
 
 
-def _notes(observed: Observed, engines: Sequence[Engine], left: Sequence[str]) -> list[str]:
+def _notes(observed: Observed, engines: Sequence[Engine], unjudged: Mapping[str, str]) -> list[str]:
     notes = [f"{key}: {why}" for key, why in sorted(observed.failed.items())]
     if observed.past.missing:
         notes.append(f"the past, so replicas and drifts: {observed.past.missing}")
@@ -149,8 +184,10 @@ def _notes(observed: Observed, engines: Sequence[Engine], left: Sequence[str]) -
         notes.append("gpu_*: no DCGM series can be joined to the replicas")
     if not observed.recorded:
         notes.append(
-            "stage 4, drifts and rules that must hold for long need a past: load the recording "
-            "rules (kneewatch export prometheus-rules)"
+            "stage 4 needs a past: load the recording rules (kneewatch export prometheus-rules)"
         )
-        notes.append(f"rules not judged on one moment: {', '.join(left)}")
+    by_reason: dict[str, list[str]] = {}
+    for rule, reason in unjudged.items():
+        by_reason.setdefault(reason, []).append(rule)
+    notes += [f"not judged ({reason}): {', '.join(rules)}" for reason, rules in by_reason.items()]
     return notes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.case import Case
+from kneewatch.diagnose.case import Case, Facts
+from kneewatch.diagnose.causes.record import Term, term, weigh
 from kneewatch.diagnose.fleet.judging import Engine
 from kneewatch.diagnose.fleet.spread import middle
 from kneewatch.diagnose.fleet.verdict import FleetCause, Tier, names_of
 from kneewatch.rules.model import Severity
+from kneewatch.rules.quantities import Signal
 
 SLOWER = 1.5
 SAME_ARRIVALS = 1.3
@@ -15,6 +17,73 @@ PEERS_MIN = 3
 
 CLOCK_BELOW = 0.85
 HOTTER_C = 10.0
+
+SLOW, SHARE = Signal("itl_p50_over_peers"), Signal("arrival_over_peers")
+TAIL_ALONE = Signal("itl_p99_worst_s")
+CLOCK, CLOCK_LOW = Signal("gpu_clock_over_peers"), Signal("gpu_clock_low_over_peers")
+XID, HOTTER = Signal("gpu_xid"), Signal("gpu_hotter_than_peers_c")
+"""An engine beside the median of its peers. The second clock is known only where it is low while
+the engine works."""
+
+TERMS: tuple[Term, ...] = (
+    term(
+        SLOW,
+        SLOWER,
+        1.8,
+        "its tokens take {value:.1f}x as long as on the median replica",
+        when=SLOW >= SLOWER,
+        signal="itl_p50_s",
+    ),
+    term(
+        SLOW,
+        SLOWER,
+        -1.0,
+        "its tokens take {value:.1f}x as long as on the median replica",
+        when=SLOW < SLOWER,
+        signal="itl_p50_s",
+    ),
+    term(
+        SHARE,
+        None,
+        0.6,
+        "it gets {value:.1f}x the usual requests",
+        when=SHARE <= SAME_ARRIVALS,
+        signal="arrival_per_s",
+    ),
+    term(
+        TAIL_ALONE,
+        None,
+        0.4,
+        "ITL P99 is {value:ms} there, at most {itl_p99_of_others_s:ms} elsewhere",
+        signal="itl_p99_s",
+    ),
+    term(
+        CLOCK_LOW,
+        CLOCK_BELOW,
+        1.6,
+        "its GPU runs at {value:%} of its peers' clock",
+        below=True,
+        signal="gpu_sm_clock_hz",
+    ),
+    term(XID, None, 1.0, "its driver reports XID {value}", when=XID > 0.0),
+    term(
+        HOTTER,
+        HOTTER_C,
+        0.6,
+        "it is {value} degrees C hotter than its peers",
+        when=HOTTER >= HOTTER_C,
+        signal="gpu_temperature_c",
+    ),
+    term(
+        CLOCK,
+        None,
+        -0.4,
+        "its GPU's clock is like its peers'",
+        when=~CLOCK_LOW.known & ~(XID > 0.0).assume(unknown=False),
+        signal="gpu_sm_clock_hz",
+    ),
+)
+"""The evidence, for `diagnose --prometheus` and for the exported rule alike."""
 
 
 def bad_nodes(tier: Tier) -> list[FleetCause]:
@@ -45,8 +114,6 @@ def is_slow(engine: Engine, tier: Tier) -> bool:
 def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:
     member = engine.member
     where = f" (node {member.node})" if member.node else ""
-    slower, clock = over(engine, tier, "itl_p50_s"), _clock_low(engine, tier)
-    xid = engine.gpus.get("xid") or 0.0
     case = Case(
         "bad_node",
         f"{member.name}{where} is slower than its peers and makes the tier's P99.",
@@ -56,60 +123,35 @@ def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:
         Severity.WARNING,
         log_odds=-1.0,
     )
-    if slower is not None:
-        case.weigh(
-            "itl_p50_s",
-            slower,
-            SLOWER,
-            1.8 if slower >= SLOWER else -1.0,
-            f"its tokens take {slower:.1f} times as long as on the middle replica",
-        )
-    share = over(engine, tier, "arrival_per_s")
-    if share is not None and share <= SAME_ARRIVALS:
-        case.weigh("arrival_per_s", share, None, 0.6, f"with {share:.1f} times the usual requests")
-    _weigh_tail(case, engine, tier)
-    if clock is not None:
-        case.weigh(
-            "gpu_sm_clock_hz",
-            clock,
-            CLOCK_BELOW,
-            1.6,
-            f"its GPU runs at {100 * clock:.0f} % of its peers' clock",
-            below=True,
-        )
-    if xid:
-        case.weigh("gpu_xid", xid, None, 1.0, f"its driver reports XID {xid:.0f}")
-    _weigh_heat(case, engine, tier)
-    if engine.gpus and clock is None and not xid:
-        case.weigh("gpu_sm_clock_hz", 1.0, None, -0.4, "its GPU's clock is as its peers'")
+    weigh(case, TERMS, _beside_peers(engine, tier))
     cause = case.close()
     return None if cause is None else FleetCause(cause, tier.pool, tier.tier, names_of([engine]))
 
 
-def _weigh_tail(case: Case, engine: Engine, tier: Tier) -> None:
-    own = engine.get("itl_p99_s")
-    others = [
+def _beside_peers(engine: Engine, tier: Tier) -> Facts:
+    """The engine's signals against those of the middle engine of its tier."""
+    own_s = engine.get("itl_p99_s")
+    others_s = [
         value for e in tier.engines if e is not engine and (value := e.get("itl_p99_s")) is not None
     ]
-    if own is not None and others and own > max(others):
-        case.weigh(
-            "itl_p99_s",
-            own,
-            None,
-            0.4,
-            f"ITL P99 is {1000 * own:.0f} ms there, at most {1000 * max(others):.0f} ms elsewhere",
-        )
-
-
-def _weigh_heat(case: Case, engine: Engine, tier: Tier) -> None:
-    own, usual = (
-        engine.gpus.get("temperature_c"),
-        middle(e.gpus.get("temperature_c") for e in tier.engines),
+    heat_c = engine.gpus.get("temperature_c")
+    usual_c = middle(e.gpus.get("temperature_c") for e in tier.engines)
+    worst = own_s is not None and bool(others_s) and own_s > max(others_s)
+    clock, usual_mhz = (
+        engine.gpus.get("sm_clock_mhz"),
+        middle(e.gpus.get("sm_clock_mhz") for e in tier.engines),
     )
-    if own is not None and usual is not None and own - usual >= HOTTER_C:
-        case.weigh(
-            "gpu_temperature_c", own - usual, HOTTER_C, 0.6, f"{own - usual:.0f} degrees hotter"
-        )
+    values = {
+        SLOW.key: over(engine, tier, "itl_p50_s"),
+        SHARE.key: over(engine, tier, "arrival_per_s"),
+        TAIL_ALONE.key: own_s if worst else None,
+        "itl_p99_of_others_s": max(others_s, default=None),
+        CLOCK.key: clock / usual_mhz if clock is not None and usual_mhz else None,
+        CLOCK_LOW.key: _clock_low(engine, tier),
+        XID.key: engine.gpus.get("xid"),
+        HOTTER.key: heat_c - usual_c if heat_c is not None and usual_c is not None else None,
+    }
+    return Facts.of_moment(values)
 
 
 def _clock_low(engine: Engine, tier: Tier) -> float | None:

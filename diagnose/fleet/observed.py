@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kneewatch.diagnose.fleet.history import Past
 from kneewatch.diagnose.fleet.shape import Key, Labels, Shape
+from kneewatch.rules.model import Severity
 
 Values = Mapping[str, float]
 
@@ -38,7 +39,7 @@ class Observed:
     are signals that recording rules gave, `raw` those computed from raw series, `failed` those
     that could not be asked, with the reason. `skew_s` is how far the server's clock is ahead,
     None where that is within what measuring it can tell. `configs` are the labels of
-    cache_config_info.
+    cache_config_info, `alerts` the severities of rules whose recorded alerts fire, by rule id.
     """
 
     t_s: float
@@ -48,6 +49,9 @@ class Observed:
     values: Mapping[Key, Values]
     gpus: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
     configs: Mapping[Key, Labels] = field(default_factory=dict[Key, Labels])
+    alerts: Mapping[Key, Mapping[str, Severity]] = field(
+        default_factory=dict[Key, Mapping[str, Severity]]
+    )
     past: Past = field(default_factory=Past)
     gone: Sequence[Gone] = ()
     recorded: Sequence[str] = ()

@@ -14,9 +14,6 @@ from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.deployment import Deployment, Stated, deployment
 from kneewatch.diagnose.recommend.scene import Scene
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.rules.baseline import Baseline
-from kneewatch.rules.cascade import Stage
-from kneewatch.rules.model import Severity
 
 SHARED_OUT = (
     "running",
@@ -93,22 +90,7 @@ def scene_of(
     values = averaged(tier)
     if server.capacity_tokens is None:
         server = replace(server, capacity_tokens=values["kv_capacity_tokens"])
-    facts = Facts(
-        now_s=0.0,
-        window_s=0.0,
-        scale=1.0,
-        observed_s=0.0,
-        values=values,
-        recent={},
-        streaks_s={},
-        missing={},
-        findings={},
-        stage=Stage(0, 0.0, Severity.OK, None, ()),
-        baseline=Baseline(window_s=1.0),
-        config=server.config,
-        targets=targets,
-        restarts_s=(),
-    )
+    facts = Facts.of_moment(values, config=server.config, targets=targets)
     return Scene(cause, facts, server, demand(values, server), weekly_peak_requests=peak)
 
 

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.fleet.judging import Engine
-from kneewatch.diagnose.fleet.observed import Observed
 from kneewatch.diagnose.fleet.spread import Spread
-from kneewatch.rules.model import Severity
-
-if TYPE_CHECKING:
-    # They are made of what is here.
-    from kneewatch.diagnose.fleet.advice import FleetAdvice
-    from kneewatch.diagnose.fleet.sizing import TierSize
-    from kneewatch.diagnose.fleet.split import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,48 +48,6 @@ class Tier:
         """Data-parallel engines of each replica; None where replicas differ."""
         counts = set(Counter(engine.member.replica for engine in self.engines).values())
         return counts.pop() if len(counts) == 1 else None
-
-
-@dataclass(frozen=True, slots=True)
-class FleetDiagnosis:
-    """The verdict on a fleet: causes best first, engines worst first.
-
-    `lost` says since when and why there is no newer answer, empty where there is none to miss.
-    `notes` say what could not be judged, and what else a reader must know. `sizes` are in the order
-    of `tiers`; `splits` are of those that prefill and decode apart.
-    """
-
-    observed: Observed
-    tiers: tuple[Tier, ...]
-    engines: tuple[Engine, ...]
-    causes: tuple[FleetCause, ...]
-    notes: tuple[str, ...]
-    sizes: tuple[TierSize, ...]
-    advice: tuple[FleetAdvice, ...]
-    splits: tuple[Split, ...] = ()
-    lost: str = ""
-
-    @property
-    def severity(self) -> Severity:
-        """The worst of causes and engines."""
-        found = [*(one.cause.severity for one in self.causes), *(e.severity for e in self.engines)]
-        return max(found, default=Severity.OK)
-
-    @property
-    def partial(self) -> bool:
-        """Whether some of the answer is missing: nothing that is not seen is healthy."""
-        return bool(self.observed.warnings or self.observed.failed)
-
-    @property
-    def health(self) -> str:
-        """One word; an engine that cannot be read and an answer that is partial are not ok. Of what
-        was seen before and no more nothing is said."""
-        if self.lost:
-            return "unknown"
-        blind = self.partial or any(engine.health == "unknown" for engine in self.engines)
-        if (blind or not self.engines) and self.severity < Severity.WARNING:
-            return "unknown"
-        return self.severity.word
 
 
 def names_of(engines: Sequence[Engine]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kneewatch.diagnose.case import Cause, Facts
+from kneewatch.diagnose.causes import BY_ID
 from kneewatch.diagnose.recommend import levers_budget as budget
 from kneewatch.diagnose.recommend import levers_features as features
 from kneewatch.diagnose.recommend import levers_fleet as fleet
@@ -37,46 +38,38 @@ MOVED = 1.25
 SLACK = (2.0, 0.5)
 """Requests, and requests a second, that are no movement however small the load is."""
 
-MORE_KV: tuple[Lever, ...] = (
-    budget.kv_blocks,
-    budget.kv_memory_bytes,
-    kv.kv_fp8,
-    kv.gpu_memory_utilization,
-)
-LEVERS: Mapping[str, tuple[Lever, ...]] = {
-    "kv_pressure": (
-        *MORE_KV,
+LEVERS: Mapping[str, Lever] = {
+    lever.__name__: lever
+    for lever in (
+        budget.kv_blocks,
+        budget.kv_memory_bytes,
+        kv.kv_fp8,
+        kv.gpu_memory_utilization,
+        load.more_seqs,
         load.fewer_seqs,
+        load.queue_limit,
+        load.max_model_len,
         fleet.more_replicas,
         fleet.tensor_parallel,
-        load.max_model_len,
-    ),
-    "queue_saturation": (load.more_seqs, fleet.more_replicas, load.queue_limit),
-    "admission_limit": (load.more_seqs, fleet.more_replicas, load.queue_limit),
-    "past_knee": (fleet.more_replicas, prefill.fp8_weights),
-    "prefix_cache_off": (prefill.prefix_caching,),
-    "prefix_reuse_lost": (reuse.prompt_order, reuse.sticky_routing),
-    "prefix_churn": (*MORE_KV, reuse.sticky_routing),
-    "routing_dilution": (reuse.sticky_routing,),
-    "kv_transfer_slow": (reuse.transfer_path,),
-    "prefill_interference": (
+        prefill.prefix_caching,
         prefill.chunked_prefill,
         prefill.smaller_budget,
         prefill.long_prefill_threshold,
         prefill.disaggregation,
-    ),
-    "prefill_bound": (prefill.prefix_caching, fleet.tensor_parallel, prefill.disaggregation),
-    "decode_bound": (prefill.fp8_weights, fleet.tensor_parallel, fleet.more_replicas),
-    "slo_conflict": (prefill.disaggregation, fleet.more_replicas),
-    "spec_decode_poor": (spec.shorter_draft, spec.no_speculation),
-    "adapter_thrash": (features.more_adapter_slots, features.adapter_routing),
-    "runaway_generation": (features.output_cap,),
-    "engine_stalled": (load.max_model_len,),
-    "underused": (scale_down.fewer_replicas,),
-    "kv_overprovisioned": (scale_down.fewer_replicas,),
-    "tp_overhead": (split.lower_tensor_parallel,),
+        prefill.fp8_weights,
+        reuse.prompt_order,
+        reuse.sticky_routing,
+        reuse.transfer_path,
+        spec.shorter_draft,
+        spec.no_speculation,
+        features.more_adapter_slots,
+        features.adapter_routing,
+        features.output_cap,
+        scale_down.fewer_replicas,
+        split.lower_tensor_parallel,
+    )
 }
-"""Levers by cause, in the guide's order (7.4, 7.5, 8.5, 9.3): what costs nothing comes first."""
+"""Every change that can be recommended, by the name that causes list it under (`levers`)."""
 
 
 def recommend(
@@ -111,8 +104,8 @@ def recommend(
             weekly_peak_requests=weekly_peak_requests,
         )
         found: list[Recommendation] = []
-        for lever in LEVERS.get(cause, ()):
-            made = lever(scene)
+        for name in BY_ID[cause].levers:
+            made = LEVERS[name](scene)
             made = None if made is None else harmless(made, scene)
             if made is not None and made.id not in told:
                 found.append(seen.grown(made))
@@ -153,7 +146,7 @@ class Adviser:
         if self._restarted and facts.config:
             self._tracker.restarted(facts.now_s, facts.config, before=self._config)
             self._restarted = False
-        named = tuple([cause.id for cause in causes if cause.id in LEVERS])
+        named = tuple([cause.id for cause in causes if BY_ID[cause.id].levers])
         if "prefix_churn" in named and not _churn_holds(facts, causes):
             named = tuple([cause for cause in named if cause != "prefix_churn"])
         if not named:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, floor, inf
 
-from kneewatch.diagnose.causes.memory import GPU_ROOM_DRIFT
+from kneewatch.diagnose.causes.memory import GPU_BUSY_DRIFT
 from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO, KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.prediction import (
     After,
@@ -138,7 +138,7 @@ def _gpu_is_busy(scene: Scene) -> bool:
     if drift is None:
         # A batch that is not pinned says nothing of room.
         return scene.cause == "queue_saturation"
-    return drift >= GPU_ROOM_DRIFT
+    return drift >= GPU_BUSY_DRIFT
 
 
 def _itl_seats(scene: Scene, now: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from kneewatch.diagnose.causes import BY_ID
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
@@ -16,21 +17,12 @@ QUEUE_LIMIT = "queue-limit"
 
 BUDGET = "max-num-batched-tokens"
 FEWER_SEATS = "max-num-seqs-down"
-ENOUGH = {
-    "kv_pressure": "preemption_per_s",
-    "queue_saturation": "waiting",
-    "admission_limit": "waiting",
-    "past_knee": "waiting",
-    "prefill_interference": "itl_stall_per_s",
-    "adapter_thrash": "waiting_deferred",
-}
-"""What a change must be predicted to bring to 0, by cause; other causes have no such number."""
 
 
 def suffices(made: Recommendation, scene: Scene) -> bool | None:
     """Whether the change alone ends its cause at the present load; None: nothing tells."""
-    key, told = ENOUGH.get(made.cause), made.predicted
-    if key is None:
+    key, told = BY_ID[made.cause].enough, made.predicted
+    if not key:
         return None
     if key == "waiting" and "load_ratio" in told:
         return told["load_ratio"] <= 1

@@ -10,7 +10,7 @@ from math import isclose, isfinite
 from kneewatch.diagnose.case import Cause, Evidence
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports.advice import advised
-from kneewatch.reports.text import clearing_words, notable, quiet_notes
+from kneewatch.reports.text import clearing_words, notable, quiet_notes, summary_words
 from kneewatch.reports.triage.axis import Axis
 from kneewatch.reports.triage.changes import ChangeView, change_view
 from kneewatch.reports.triage.charts import Bound, Chart, chart
@@ -50,6 +50,7 @@ class CauseView:
     place: int
     key: str
     cause: Cause
+    summary: str
     evidence: tuple[EvidenceView, ...]
     changes: tuple[ChangeView, ...]
 
@@ -93,7 +94,14 @@ class Reasons:
         causes = self.diagnosis.causes
         keys = unique([cause.id for cause in causes])
         return [
-            CauseView(place, key, cause, tuple(self._evidence(cause)), self._changes(cause))
+            CauseView(
+                place,
+                key,
+                cause,
+                summary_words(cause, self.diagnosis.t_s),
+                tuple(self._evidence(cause)),
+                self._changes(cause),
+            )
             for place, (key, cause) in enumerate(zip(keys, causes, strict=True), 1)
         ]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports.gaps import gaps
-from kneewatch.reports.text import VERDICTS, clearing_words, notable
+from kneewatch.reports.text import VERDICTS, clearing_words, notable, summary_words
 from kneewatch.reports.triage.view import EngineView, IntervalView, TargetView, TriageView
 from kneewatch.reports.words import span
 from kneewatch.rules.state import Finding
@@ -98,7 +98,7 @@ class Standing:
                 "need not be so now."
             )
         if found.causes:
-            return found.causes[0].summary
+            return summary_words(found.causes[0], found.t_s)
         return _without_cause(found)
 
 

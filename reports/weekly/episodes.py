@@ -27,20 +27,16 @@ EVICTING = 2
 NOTED = frozenset({"engine_restarted"})
 """Causes that are told also as notes."""
 
-OUTAGE = {"target_down": ("engine_restarted", "metrics_missing", "engine_stalled")}
-FOLLOWS = {key: (*EXPLAINS.get(key, ()), *OUTAGE.get(key, ())) for key in (*EXPLAINS, *OUTAGE)}
-"""What is told with a cause: what it explains, and of an outage what the observer then sees."""
-
 CASCADE_CAUSE = "kv_pressure"
 
 
 def _ranks() -> dict[str, int]:
     """Causes in an order in which each comes after all that explain it."""
     order: list[str] = []
-    left = list(dict.fromkeys((*FOLLOWS, *(one for after in FOLLOWS.values() for one in after))))
+    left = list(dict.fromkeys((*EXPLAINS, *(one for after in EXPLAINS.values() for one in after))))
     while left:
         first = next(
-            one for one in left if not any(one in FOLLOWS.get(other, ()) for other in left)
+            one for one in left if not any(one in EXPLAINS.get(other, ()) for other in left)
         )
         order.append(first)
         left.remove(first)
@@ -130,7 +126,7 @@ def _belongs(group: _Group, other: _Group) -> bool:
         return False
     if group.cause == other.cause:
         return True
-    if group.cause not in FOLLOWS.get(other.cause, ()):
+    if group.cause not in EXPLAINS.get(other.cause, ()):
         return False
     apart_s = max(0.0, other.start_s - group.start_s) + max(0.0, group.until_s - other.until_s)
     return apart_s <= max(2 * NEAR_S, 0.5 * (group.until_s - group.start_s))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kneewatch.diagnose.causes import CAUSES
 from kneewatch.diagnose.sizing.fleet.fleet import size_fleet
 from kneewatch.diagnose.sizing.size import Size
 from kneewatch.reports.weekly import measures as m
@@ -12,7 +13,7 @@ from kneewatch.reports.weekly.curve import Curve
 from kneewatch.reports.weekly.planning import TierWorkload
 from kneewatch.rules.model import Severity
 
-SHORT_OF_CAPACITY = ("kv_pressure", "queue_saturation", "past_knee", "admission_limit")
+SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)
 """Incidents of these say that the fleet was too small for its load, for a while."""
 
 

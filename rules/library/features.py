@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kneewatch.rules.baseline import ITL, LOAD, TRANSFER, TTFT
 from kneewatch.rules.model import Bound, Guard, Rule, Severity
 
 RULES = (
@@ -18,6 +19,7 @@ RULES = (
         guide=("6.6", "9.3"),
         for_s=10.0,
         guards=(Guard("spec_draft_tokens_per_s", 5.0),),
+        moves=(ITL,),
     ),
     Rule(
         id="LORA-WAIT",
@@ -28,6 +30,10 @@ RULES = (
         guide=("2.5", "9.3"),
         for_s=10.0,
         guards=(Guard("lora_max", 1.0),),
+        moves=(
+            TTFT,
+            LOAD,
+        ),
     ),
     Rule(
         id="LORA-CHANGE",
@@ -46,6 +52,10 @@ RULES = (
         summary="KV transfers between nodes fail",
         advice="Look at the network and at the peer's log before anything else.",
         guide=("7.7",),
+        moves=(
+            TRANSFER,
+            TTFT,
+        ),
     ),
     Rule(
         id="XFER-SLOW",
@@ -55,5 +65,9 @@ RULES = (
         advice="Look at network or PCIe utilization: the data path, not the GPU.",
         guide=("7.7",),
         for_s=30.0,
+        moves=(
+            TRANSFER,
+            TTFT,
+        ),
     ),
 )

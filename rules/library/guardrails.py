@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, TTFT
 from kneewatch.rules.model import Bound, Guard, Rule, Severity
 
 HOURS = 3600.0
@@ -46,6 +47,10 @@ RULES = (
         guide=("9.4",),
         for_s=30.0,
         guards=(Guard("errors_in_window", 3.0),),
+        moves=(
+            LENGTHS,
+            LOAD,
+        ),
     ),
     Rule(
         id="REJECTED",
@@ -64,6 +69,11 @@ RULES = (
         guide=("9.4",),
         for_s=10.0,
         guards=(Guard("waiting_min", 1.0),),
+        moves=(
+            TTFT,
+            ITL,
+            LOAD,
+        ),
     ),
     Rule(
         id="IDLE-HOURS",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kneewatch.rules.baseline import ITL, LOAD, TTFT
 from kneewatch.rules.model import Bound, Guard, Rule, Severity
 
 QUEUE_SHARE_WARNING = 0.5
@@ -16,6 +17,11 @@ RULES = (
         guide=("9.3",),
         for_s=20.0,
         guards=(Guard("waiting_min", 3.0),),
+        moves=(
+            TTFT,
+            ITL,
+            LOAD,
+        ),
     ),
     Rule(
         id="QUEUE-SHARE",
@@ -29,6 +35,11 @@ RULES = (
         guide=("8.4", "9.3"),
         for_s=15.0,
         guards=(Guard("waiting_min", 1.0),),
+        moves=(
+            TTFT,
+            ITL,
+            LOAD,
+        ),
     ),
     Rule(
         id="TTFT-TAIL",
@@ -51,6 +62,10 @@ RULES = (
         guide=("6.4", "8.5", "9.3"),
         for_s=15.0,
         guards=(Guard("itl_stall_per_s", 0.1),),
+        moves=(
+            ITL,
+            TTFT,
+        ),
     ),
 )
 

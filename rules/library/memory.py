@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import (
     EVICT_CRITICAL_PER_S,
     EVICT_WARNING_PER_S,
@@ -37,6 +38,12 @@ RULES = (
         guide=("7.4", "7.7", "9.3"),
         clear_s=15.0,
         guards=(EVICTING, Guard("preempted_in_window", PREEMPTIONS_MIN)),
+        moves=(
+            TTFT,
+            ITL,
+            PREFIX,
+            LOAD,
+        ),
     ),
     Rule(
         id="KV-FULL",

@@ -13,7 +13,7 @@ import yaml
 from kneewatch.agent.source import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, Entry
 from kneewatch.collector.exposition.parser import Limits
-from kneewatch.dashboards.prometheus.causes import cause_queries
+from kneewatch.dashboards.prometheus.concluding import cause_queries
 from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
 from kneewatch.dashboards.prometheus.findings import expressible
 from kneewatch.dashboards.prometheus.model import Plan
@@ -49,7 +49,7 @@ def sidecar(entries: Iterable[Entry], plan: Plan) -> Iterator[tuple[float, Verdi
     stream = TargetStream("h:1", profile, Limits())
     rules, _ = expressible(plan)
     judged = {rule.id for rule in rules}
-    causes = {query.id for query in cause_queries(plan)}
+    causes = {query.record.id for query in cause_queries(plan)}
     for entry in entries:
         verdict: Verdict | None = None
         for diagnosis in stream.replay(entry):

@@ -23,7 +23,8 @@ from urllib.request import urlopen
 
 from kneewatch.agent.source import STATUS_OK
 from kneewatch.collector.captures.capture import CaptureReader, Entry
-from kneewatch.dashboards.prometheus.model import Plan, duration
+from kneewatch.dashboards.prometheus.model import Plan
+from kneewatch.rules.facts import duration
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.parity import (
     CAUSES,

@@ -75,14 +75,17 @@ def evaluate(
     *,
     step_s: float,
     steps: int,
+    from_step: int = 0,
+    evaluated_each_s: float | None = None,
 ) -> dict[str, list[list[Sample]]]:
-    """What each expression comes to at each step, the rules evaluated at each step before it."""
+    """What each expression comes to at each step (from one on), the rules evaluated at each step
+    before it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rules.yml").write_text(rules)
     step = f"{round(1000 * step_s)}ms"
     document = {
         "rule_files": ["rules.yml"],
-        "evaluation_interval": step,
+        "evaluation_interval": f"{round(1000 * (evaluated_each_s or step_s))}ms",
         "tests": [
             {
                 "interval": step,
@@ -96,7 +99,7 @@ def evaluate(
                         "exp_samples": [{"labels": "nothing", "value": 0}],
                     }
                     for expr in exprs
-                    for at in range(steps)
+                    for at in range(from_step, steps)
                 ],
             }
         ],
@@ -109,25 +112,26 @@ def evaluate(
         text=True,
         check=False,
     )
-    return _answers(ran.stdout + ran.stderr, exprs, step_s=step_s, steps=steps)
+    asked = len(exprs) * (steps - from_step)
+    return _answers(ran.stdout + ran.stderr, exprs, step_s=step_s, steps=steps, asked=asked)
 
 
 def _answers(
-    told: str, exprs: Sequence[str], *, step_s: float, steps: int
+    told: str, exprs: Sequence[str], *, step_s: float, steps: int, asked: int
 ) -> dict[str, list[list[Sample]]]:
     found: dict[str, list[list[Sample]]] = {expr: [[] for _ in range(steps)] for expr in exprs}
     seen = 0
     for block in told.split("expr: ")[1:]:
-        asked = ASKED.match("expr: " + block)
-        assert asked is not None, block[:300]
-        expr = json.loads(f'"{asked["expr"]}"')
-        at = round(_seconds(asked["time"]) / step_s)
+        question = ASKED.match("expr: " + block)
+        assert question is not None, block[:300]
+        expr = json.loads(f'"{question["expr"]}"')
+        at = round(_seconds(question["time"]) / step_s)
         got = block.partition("got:")[2]
         found[expr][at] = [
             Sample(one["labels"], float(one["value"])) for one in SAMPLE.finditer(got)
         ]
         seen += 1
-    assert seen == len(exprs) * steps, told[:2000]
+    assert seen == asked, told[:2000]
     return found
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.causes.nodes import bad_node, peer_records
 from kneewatch.dashboards.prometheus.files import groups
 from kneewatch.dashboards.prometheus.gpus.joined import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
 from kneewatch.dashboards.prometheus.model import Plan, Record
+from kneewatch.dashboards.prometheus.nodes import bad_node, peer_records
 from tests.diagnose.fleet.made import USUAL, pod, verdict
 from tests.programs import require
 
@@ -103,7 +103,7 @@ def series(case: str, odd: Odd) -> Iterator[dict[str, str]]:
 
 def played(tmp_path: Path, cases: Mapping[str, Odd], expected: list[dict[str, Any]]) -> str:
     """What promtool has against the expectations; nothing where they hold."""
-    cause = bad_node(PLAN).id
+    cause = bad_node(PLAN).record.id
     rules = [
         *peer_records(PLAN),
         *(

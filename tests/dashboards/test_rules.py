@@ -15,7 +15,7 @@ import yaml
 
 from kneewatch.collector.base import SettingsError
 from kneewatch.collector.signals.catalogue import Signal
-from kneewatch.dashboards.prometheus.causes import INEXPRESSIBLE, cause_queries
+from kneewatch.dashboards.prometheus.concluding import cause_queries, left_out
 from kneewatch.dashboards.prometheus.files import (
     OBJECT_FILE,
     RULES_FILE,
@@ -184,11 +184,11 @@ def test_every_rule_is_an_alert_or_named_as_left_out() -> None:
     assert "KV-EVICT" in {rule.id for rule in can}
 
 
-def test_every_cause_is_concluded_told_by_a_finding_or_named_as_left_out() -> None:
-    concluded = {query.id for query in cause_queries(PLANS["with targets"])}
-    by_findings = {"underused", "kv_overprovisioned", "engine_restarted"}
-    every = {cause.__name__ for cause in CAUSES}
-    assert every - concluded - by_findings == set(INEXPRESSIBLE)
+def test_every_cause_is_concluded_or_named_as_left_out() -> None:
+    plan = PLANS["with targets"]
+    concluded = {query.record.id for query in cause_queries(plan)}
+    assert {record.id for record in CAUSES} - concluded - {"target_down"} == set(left_out(plan))
+    assert all(left_out(plan).values()), "each with its reason"
 
 
 def test_alerts_carry_what_a_person_needs() -> None:

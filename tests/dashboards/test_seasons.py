@@ -13,7 +13,7 @@ from typing import Any
 from kneewatch.dashboards.prometheus.files import groups
 from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
 from kneewatch.dashboards.prometheus.seasons import COMPARED
-from kneewatch.rules.baseline import MORE_IS_BETTER, TRACKED
+from kneewatch.rules.baseline import MORE_IS_BETTER, TRACKED_SIGNALS
 from kneewatch.rules.seasons import SCRAPES_MIN, WEEKS, hourly, usual
 from tests.programs import require
 
@@ -147,7 +147,7 @@ def written(rule: Record | Alert) -> dict[str, Any] | None:
 def test_what_is_recorded_is_used() -> None:
     exprs = [rule.expr for group in groups(Plan()) for rule in group.rules]
     for key in COMPARED:
-        assert key in TRACKED
+        assert key in TRACKED_SIGNALS
         quiet = re.compile(rf"\bkneewatch:{key}:quiet\b")
         used = [expr for expr in exprs if quiet.search(expr)]
         assert len(used) == 2, "its own rule, and what is held against it"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from kneewatch.diagnose.case import Cause, Facts, Targets
 from kneewatch.diagnose.causes import conclude
-from kneewatch.diagnose.drift import Departure, Point
+from kneewatch.diagnose.drift import Departure, Drift, Point
 from kneewatch.diagnose.gpu_health import GpuState, XidSeen
+from kneewatch.diagnose.knee import LearnedKnee
 from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Comparison, compared, degrees_of
 from kneewatch.diagnose.stated_workload import PROMPTS
 from kneewatch.diagnose.workload_watch import SHIFTS, LiveWorkload
@@ -99,6 +100,8 @@ class Situation:
     gpus_lost: tuple[str, ...] = ()
     split: Comparison | None = None
     endless: Departure | None = None
+    lengths: Drift | None = None
+    knee: LearnedKnee | None = None
     workload: LiveWorkload | None = None
 
     def but(self, **values: float | None) -> Situation:
@@ -119,12 +122,20 @@ class Situation:
             rule_id: Finding(rules[rule_id], severity.word, severity, None, NOW_S)
             for rule_id, severity in self.findings.items()
         }
+        # What the sidecar derives of the values, the baseline and the cascade.
+        derived: dict[str, float | None] = {
+            "cascade_stage": float(self.stage),
+            "cascade_severity": float(self.worst),
+            **baseline.drifts(self.values),
+            "kv_transfer_drift_ratio": self._over("kv_transfer_mean_s"),
+            "finished_length_drift_points": self._more("finished_length_ratio"),
+        }
         return Facts(
             now_s=NOW_S,
             window_s=WINDOW_S * self.scale,
             scale=self.scale,
             observed_s=self.observed_s,
-            values=self.values,
+            values={**derived, **self.values},
             recent=self.recent,
             streaks_s=self.streaks_s,
             missing={},
@@ -139,8 +150,18 @@ class Situation:
             gpus_lost=self.gpus_lost,
             split=self.split,
             endless=self.endless,
+            lengths=self.lengths,
+            knee=self.knee,
             workload=self.workload,
         )
+
+    def _over(self, key: str) -> float | None:
+        value, quiet = self.values.get(key), self.quiet.get(key)
+        return value / quiet if value is not None and quiet else None
+
+    def _more(self, key: str) -> float | None:
+        value, quiet = self.values.get(key), self.quiet.get(key)
+        return value - quiet if value is not None and quiet is not None else None
 
     def causes(self) -> dict[str, Cause]:
         """What is concluded, by id."""

@@ -206,11 +206,65 @@ def test_what_follows_from_a_cause_is_told_with_it(head: str) -> None:
     assert [c.id for c in told] == [head]
 
 
-def test_a_note_does_not_hide_a_page() -> None:
-    note, page = cause("kv_pressure", Severity.INFO), cause("queue_saturation", Severity.WARNING)
-    assert [(c.id, c.explains) for c in ranked([note, page])] == [
-        *(("queue_saturation", ()), ("kv_pressure", ()))
+LOST_PREFIX = cause("prefix_reuse_lost", Severity.WARNING)
+PAGE = cause("queue_saturation", Severity.CRITICAL, 0.99)
+SMALL_QUEUE = cause("queue_saturation", Severity.INFO)
+
+
+@pytest.mark.parametrize("severity", [Severity.INFO, Severity.WARNING, Severity.CRITICAL])
+def test_a_root_cause_is_as_bad_as_what_follows_from_it(severity: Severity) -> None:
+    for order in ([LOST_PREFIX, PAGE], [PAGE, LOST_PREFIX]):
+        (head,) = ranked([replace(c, severity=severity) if c is LOST_PREFIX else c for c in order])
+        assert (head.id, head.explains) == ("prefix_reuse_lost", ("queue_saturation",))
+        assert head.severity == Severity.CRITICAL
+        assert head.confidence == LOST_PREFIX.confidence, "it is no surer for it"
+    (worse,) = ranked([replace(LOST_PREFIX, severity=Severity.CRITICAL), SMALL_QUEUE])
+    assert worse.severity == Severity.CRITICAL, "a small queue makes it no better"
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [
+        pytest.param(replace(LOST_PREFIX, apart=True), id="nothing follows from it now"),
+        pytest.param(replace(LOST_PREFIX, confidence=DOUBTFUL_BELOW - 0.01), id="doubtful"),
+    ],
+)
+def test_what_explains_nothing_stands_beside_the_page_with_its_own_severity(weak: Cause) -> None:
+    assert [(c.id, c.severity, c.explains) for c in ranked([weak, PAGE])] == [
+        ("queue_saturation", Severity.CRITICAL, ()),
+        ("prefix_reuse_lost", Severity.WARNING, ()),
     ]
+    sure = replace(weak, apart=False, confidence=DOUBTFUL_BELOW)
+    assert [c.id for c in ranked([sure, PAGE])] == ["prefix_reuse_lost"]
+
+
+def test_what_explains_nothing_is_still_explained() -> None:
+    apart = replace(PAGE, apart=True, confidence=0.5)
+    assert [c.id for c in ranked([LOST_PREFIX, apart])] == ["prefix_reuse_lost"]
+
+
+@pytest.mark.parametrize("head", list(EXPLAINS))
+def test_what_a_cause_explains_is_all_that_follows(head: str) -> None:
+    for other in EXPLAINS[head]:
+        assert set(EXPLAINS.get(other, ())) <= set(EXPLAINS[head]), other
+
+
+def test_a_cause_is_explained_by_way_of_another_though_that_one_is_not_there() -> None:
+    """Requests that queue behind a slow prefill make both targets fail."""
+    assert "slo_conflict" in EXPLAINS["prefix_reuse_lost"]
+    conflict = cause("slo_conflict", Severity.CRITICAL)
+    (head,) = ranked([conflict, LOST_PREFIX])
+    assert (head.id, head.severity) == ("prefix_reuse_lost", Severity.CRITICAL)
+
+
+def test_who_explains_more_is_reported_worst_first() -> None:
+    others = [
+        PAGE,
+        cause("past_knee", Severity.INFO),
+        cause("slo_conflict", Severity.CRITICAL, 0.7),
+    ]
+    (head,) = ranked([LOST_PREFIX, *others])
+    assert head.explains == ("queue_saturation", "slo_conflict", "past_knee")
 
 
 def test_an_explained_cause_explains_nothing_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.parser import Limits
 from kneewatch.diagnose import engine
 from kneewatch.diagnose.case import Cause, Facts
-from kneewatch.diagnose.causes import EXAMINE, conclude
+from kneewatch.diagnose.causes import BY_ID, conclude
 from kneewatch.diagnose.counterfactual import counterfactuals
 from kneewatch.diagnose.gpu_moves import moved
 from kneewatch.diagnose.profile import Profile
@@ -51,14 +52,15 @@ def test_a_turning_point_turns(
     rows = [row for row in concluded(recording, monkeypatch) if row[1].id == cause_id]
     assert rows
     for facts, cause in rows:
-        examine = EXAMINE[cause_id]
-        points = {one.signal: one for one in counterfactuals(examine, facts, cause)}
+        record = BY_ID[cause_id]
+        points = {one.signal: one for one in counterfactuals(record.stands, facts, cause)}
         point = points[signal]
         for share, stands in ((0.0, True), (0.99, True), (1.0, False), (1.01, False)):
             value = point.now + share * (point.at - point.now)
             recent = {**facts.recent, **({signal: value} if signal in facts.recent else {})}
             moved = replace(facts, values={**facts.values, signal: value}, recent=recent)
-            assert (examine(moved) is not None) == stands, (share, point)
+            assert (record.examine(moved) is not None) == stands, (share, point)
+            assert record.stands(moved) == stands
 
 
 def test_the_first_cause_of_a_diagnosis_carries_its_turning_points() -> None:
@@ -70,11 +72,71 @@ def test_the_first_cause_of_a_diagnosis_carries_its_turning_points() -> None:
     assert all(not cause.unless for one in told for cause in one.causes[1:])
 
 
+def stands_at(facts: Facts, cause_id: str, signal: str, value: float) -> bool:
+    """Whether a cause is concluded of the same facts with another value of a signal."""
+    recent = {**facts.recent, **({signal: value} if signal in facts.recent else {})}
+    moved = replace(facts, values={**facts.values, signal: value}, recent=recent)
+    return BY_ID[cause_id].examine(moved) is not None
+
+
+@pytest.mark.parametrize(
+    ("recording", "lingering", "turning"),
+    [
+        ("queue_overload", "queue_saturation", True),
+        ("queue_overload", "admission_limit", True),
+        ("knee_sweep", "queue_saturation", True),
+        ("prefix_lost", "prefix_reuse_lost", True),
+        ("prefix_churn", "prefix_churn", False),
+        ("lora_thrash", "adapter_thrash", False),
+    ],
+)
+def test_a_verdict_is_of_one_snapshot(
+    recording: str, lingering: str, turning: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[float, tuple[Facts, dict[str, Cause]]] = {}
+
+    def noting(facts: Facts) -> list[Cause]:
+        causes = conclude(facts)
+        # The baseline goes on learning.
+        snapshot = replace(facts, baseline=deepcopy(facts.baseline))
+        seen[facts.now_s] = snapshot, {cause.id: cause for cause in causes}
+        return causes
+
+    monkeypatch.setattr(engine, "conclude", noting)
+    stream = TargetStream(recording, Profile(window_s=WINDOW_S), Limits())
+    entries = CaptureReader(CAPTURES / f"{recording}.jsonl.gz")
+    told = [diagnosis for entry in entries for diagnosis in stream.replay(entry)]
+    kept: list[Cause] = []
+    for diagnosis in told:
+        for cause in diagnosis.causes:
+            assert cause.since_s <= cause.seen_s <= diagnosis.t_s
+            facts, concluded = seen[cause.seen_s]
+            then = concluded[cause.id]
+            assert (cause.summary, cause.confidence) == (then.summary, then.confidence)
+            assert (cause.evidence, cause.against) == (then.evidence, then.against)
+            if cause.seen_s < diagnosis.t_s:
+                assert cause.id not in seen[diagnosis.t_s][1], "it only lingers"
+                kept += [cause] if cause.id == lingering else []
+            for point in cause.unless:
+                values = [item.value for item in cause.evidence if item.signal == point.signal]
+                of_window = facts.values[point.signal]
+                assert point.now == (values[0] if point.signal in facts.recent else of_window)
+                assert stands_at(facts, cause.id, point.signal, point.now), point
+                gap = point.now - point.at
+                assert point.above == (gap < 0)
+                step = min(abs(gap), max(0.01 * abs(gap), 0.002 * abs(point.at)))
+                inside = point.at + (step if gap > 0 else -step)
+                assert stands_at(facts, cause.id, point.signal, inside), point
+                assert not stands_at(facts, cause.id, point.signal, point.at), point
+    assert kept
+    assert any(cause.unless for cause in kept) == turning
+
+
 def test_evidence_that_decides_nothing_alone_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = concluded("kv_pressure_cascade", monkeypatch)
     sure = [(facts, cause) for facts, cause in rows if cause.confidence > 0.97]
     assert sure
-    assert any(counterfactuals(EXAMINE[cause.id], facts, cause) == () for facts, cause in sure)
+    assert any(counterfactuals(BY_ID[cause.id].stands, facts, cause) == () for facts, cause in sure)
 
 
 COLD: Mapping[str, float | None] = {
@@ -107,20 +169,20 @@ def test_a_gpu_has_turning_points(
 ) -> None:
     well = on_gpu({**COLD, "gpu_sm_clock_hz": 1_990e6, "gpu_sm_clock_most_hz": 1_990e6}, index="0")
     facts = replace(CALM, gpus=(well, on_gpu(values))).facts()
-    cause = EXAMINE[cause_id](facts)
+    cause = BY_ID[cause_id].examine(facts)
     assert cause is not None
-    points = {one.signal: one for one in counterfactuals(EXAMINE[cause_id], facts, cause)}
+    points = {one.signal: one for one in counterfactuals(BY_ID[cause_id].stands, facts, cause)}
     point = points[signal]
     if at is not None:
         assert point.at == pytest.approx(at, rel=0.01)
     for value, stands in ((point.now, True), (point.at, False)):
         there = replace(facts, gpus=moved(signal, value, facts.gpus))
-        assert (EXAMINE[cause_id](there) is not None) == stands
+        assert (BY_ID[cause_id].examine(there) is not None) == stands
 
 
 def test_a_gpu_held_down_by_two_things_hangs_on_neither() -> None:
     values = {**COLD, "gpu_thermal_throttle_ratio": 0.6}
     facts = replace(CALM, gpus=(on_gpu(values),)).facts()
-    cause = EXAMINE["gpu_throttled"](facts)
+    cause = BY_ID["gpu_throttled"].examine(facts)
     assert cause is not None
-    assert counterfactuals(EXAMINE["gpu_throttled"], facts, cause) == ()
+    assert counterfactuals(BY_ID["gpu_throttled"].stands, facts, cause) == ()

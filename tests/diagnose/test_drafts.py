@@ -45,7 +45,7 @@ GOOD, LONG, FLAT, NONE = (0.9, 0.8, 0.7), (0.9, 0.8, 0.05, 0.02), (0.45,) * 4, (
         pytest.param(LONG, Severity.INFO, "Draft 2 tokens at a time, not 4.", id="shorten"),
         pytest.param(FLAT, Severity.INFO, "Keep it while batches are small", id="keep, retune"),
         pytest.param((0.5, 0.2, 0.0), Severity.WARNING, "Draft 1 token at a time", id="to one"),
-        pytest.param(NONE, Severity.WARNING, "no length of draft pays", id="disable"),
+        pytest.param(NONE, Severity.WARNING, "no draft length pays", id="disable"),
     ],
 )
 def test_what_to_do_follows_from_the_positions(
@@ -55,8 +55,8 @@ def test_what_to_do_follows_from_the_positions(
     assert cause is not None
     assert cause.severity == severity
     assert cause.lever.startswith(lever) or lever in cause.lever
-    shares = ", ".join(f"{100 * share:.0f}" for share in each)
-    assert f"by position {shares} % are accepted" in [one.text for one in cause.evidence]
+    shares = ", ".join(f"{100 * share:.0f}%" for share in each)
+    assert f"accepted by position: {shares}" in [one.text for one in cause.evidence]
 
 
 def test_what_is_accepted_well_is_kept() -> None:

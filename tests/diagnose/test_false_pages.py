@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.causes import observer
+from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.causes import BY_ID, observer
 from kneewatch.rules.cascade import Cascade
-from kneewatch.rules.model import Severity
+from kneewatch.rules.model import Bound, Severity
 from tests.diagnose.situations import CALM, NOW_S
+from tests.rules.cascade_run import KV_EVICT
 
 STILL = CALM.but(running=8.0, waiting=2.0)
 
@@ -44,7 +46,8 @@ def test_a_single_restart_is_forgotten_after_a_minute() -> None:
 def test_a_stall_is_half_a_minute_whoever_watches(
     scale: float, stalled_s: float, severity: Severity
 ) -> None:
-    told = observer.engine_stalled(replace(STILL, scale=scale).lasting(stalled=stalled_s).facts())
+    still = replace(STILL, scale=scale).lasting(stalled=stalled_s)
+    told = BY_ID["engine_stalled"].examine(still.facts())
     assert told is not None
     assert told.severity == severity
 
@@ -53,7 +56,7 @@ def test_a_stall_is_half_a_minute_whoever_watches(
     ("counted", "severity"), [(1.0, Severity.INFO), (2.9, Severity.INFO), (3.0, Severity.CRITICAL)]
 )
 def test_a_lone_preemption_is_noted_whatever_its_rate(counted: float, severity: Severity) -> None:
-    cascade = Cascade(scale=1.0, ttft_slo_s=None)
+    cascade = Cascade(scale=1.0, targets=Targets(), evicting=KV_EVICT)
     values = {
         "kv_usage_ratio": 0.9,
         "running": 2.0,
@@ -65,6 +68,16 @@ def test_a_lone_preemption_is_noted_whatever_its_rate(counted: float, severity: 
 
 
 def test_thresholds_of_evictions_are_the_settings() -> None:
-    cascade = Cascade(scale=1.0, ttft_slo_s=None, warning_per_s=5.0, critical_per_s=9.0)
     values = {"kv_usage_ratio": 0.9, "running": 2.0, "preemption_ratio_per_s": 0.5}
-    assert cascade.judge(NOW_S, values, preempted=1.0).severity == Severity.INFO
+    for warning, critical, expected in (
+        (0.1, 9.0, Severity.WARNING),
+        (0.1, 0.2, Severity.CRITICAL),
+        (5.0, 9.0, Severity.INFO),
+    ):
+        bounds = (
+            Bound(Severity.WARNING, warning, "a setting"),
+            Bound(Severity.CRITICAL, critical, "a setting"),
+        )
+        stated = replace(KV_EVICT, bounds=bounds)
+        cascade = Cascade(scale=1.0, targets=Targets(), evicting=stated)
+        assert cascade.judge(NOW_S, values, preempted=1.0).severity == expected

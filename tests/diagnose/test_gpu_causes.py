@@ -198,7 +198,7 @@ def test_clocks_held_down_are_told_with_the_reason(
     reading = read(*[page] * 5)
     cause = told(reading)["gpu_throttled"]
     assert said in cause.summary
-    assert "50 % of its clock" in cause.summary
+    assert "50% of its clock" in cause.summary
     assert cause.severity == severity, "what somebody may have set is a note"
     slower = told(reading, CALM.but(itl_mean_drift_ratio=1.5))["gpu_throttled"]
     assert slower.severity == Severity.WARNING
@@ -267,13 +267,13 @@ def test_the_names_of_newer_exporters_say_the_same() -> None:
         for at in range(5)
     ]
     found = told(read(*pages))
-    assert "held down to 50 % of its clock by heat" in found["gpu_throttled"].summary
+    assert "held down to 50% of its clock by heat" in found["gpu_throttled"].summary
     assert "NVLink error (NETIR) (XID 149)" in found["gpu_fault"].summary
 
 
 def test_the_default_fields_alone_show_low_clocks() -> None:
     cause = told(read(*[{H100: {"DEV_SM_CLOCK": 1005}}] * 5))["gpu_throttled"]
-    assert "51 % of its clock for a reason the page does not have" in cause.summary
+    assert "51% of its clock for a reason the page does not have" in cause.summary
     unknown = H100.replace("NVIDIA H100 80GB HBM3", "NVIDIA X1")
     assert told(read(*[{unknown: {"DEV_SM_CLOCK": 1005}}] * 5)) == {}, "nothing says what is full"
 
@@ -292,7 +292,7 @@ def test_one_of_eight_is_found_by_its_peers(clock: float, *, throttled: bool) ->
 
     found = told(read(*[page] * 5, choose=mine))
     assert ("gpu_throttled" in found) == throttled
-    share = f"held down to {100 * clock / 1755:.0f} %"
+    share = f"held down to {100 * clock / 1755:.0f}%"
     said = [cause.summary for cause in found.values()]
     assert all(one.startswith(f"GPU 5 of gpu-node-1 is {share}") for one in said)
 
@@ -323,7 +323,9 @@ def test_a_moment_of_low_clocks_is_no_throttling() -> None:
 
 def test_heat_without_loss_is_a_note() -> None:
     page = {H100: {**SLOW_PAGE, "DEV_SM_CLOCK": 1900, "DEV_CLOCKS_EVENT_REASONS": HEAT}}
-    assert told(read(*[page] * 5))["gpu_throttled"].severity == Severity.INFO
+    slower = CALM.but(itl_mean_drift_ratio=1.2)
+    note = told(read(*[page] * 5), slower)["gpu_throttled"]
+    assert (note.severity, note.apart) == (Severity.INFO, True), "it explains no queue"
 
 
 def test_of_gpus_that_may_be_anothers_nothing_pages() -> None:
@@ -336,6 +338,15 @@ def test_of_gpus_that_may_be_anothers_nothing_pages() -> None:
     assert {cause.severity for cause in found.values()} == {Severity.INFO}
     assert set(found) == {"gpu_fault", "gpu_throttled"}
     assert any("guess" in against.text for against in found["gpu_fault"].against)
+
+
+def test_of_gpus_that_may_be_anothers_nothing_follows() -> None:
+    dead = on_gpu(HOT, XidSeen(79, NOW_S - 5))
+    causes = replace(QUEUED, gpus=(dead,), gpus_guessed=True).causes()
+    assert (causes["gpu_fault"].apart, causes["gpu_throttled"].apart) == (True, True)
+    told = ranked(list(causes.values()))
+    assert [(c.id, c.severity) for c in told[:1]] == [("queue_saturation", Severity.WARNING)]
+    assert {c.severity for c in told[1:]} == {Severity.INFO}
 
 
 def test_a_gpu_that_no_longer_answers_is_a_fault() -> None:

@@ -1,10 +1,19 @@
-"""What is learned of an engine: the knee is that of one launch."""
+"""What is learned of an engine: the knee is that of one launch, a trouble hides its own signals."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import pytest
+
+from kneewatch.agent.source import TargetStream
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.exposition.parser import Limits
 from kneewatch.diagnose.learned import Learned
 from kneewatch.diagnose.profile import Profile
+from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, PREFIX, TRACKED, TTFT
 from tests.diagnose.test_knee import made
+from tests.recordings import WINDOW_S, Phase, phases
 
 LAUNCH = {"num_gpu_blocks": "1000", "block_size": "16", "enable_prefix_caching": "True"}
 LOADS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -39,3 +48,46 @@ def test_a_server_that_was_launched_otherwise_has_another_knee() -> None:
         one.launched({**LAUNCH, **other})
         assert not known(one)
         assert not one.knee.asked, "whoever keeps the past is asked for that of this launch"
+
+
+QUEUE = (TTFT, ITL, LOAD)
+MOVED = {
+    "itl_spikes": (ITL, TTFT),
+    "queueing": QUEUE,
+    "lora_thrash": QUEUE,
+    "spec_ineffective": (ITL,),
+    "prefix_churn": (PREFIX, TTFT, ITL),
+    "preempting": (*QUEUE, PREFIX),
+    "preempting_and_queueing": (*QUEUE, PREFIX),
+}
+"""The families of signals that a phase's trouble moves, by its state."""
+
+OF_FAMILY = {
+    TTFT: "ttft_p50_s",
+    ITL: "itl_mean_s",
+    PREFIX: "prefix_hit_ratio",
+    LENGTHS: "output_tokens_mean",
+    LOAD: "running_avg",
+}
+
+
+@pytest.mark.parametrize(
+    ("phase", "moved"),
+    [
+        pytest.param(phase, MOVED[phase.state], id=f"{phase.capture.name} {phase.name}")
+        for phase in phases()
+        if phase.state in MOVED
+    ],
+)
+def test_a_trouble_that_never_ends_hides_its_own_signals_only(
+    phase: Phase, moved: Collection[str]
+) -> None:
+    stream = TargetStream("tiny", Profile(window_s=WINDOW_S), Limits())
+    for entry in CaptureReader(phase.capture):
+        if phase.from_s <= entry.t_s <= phase.to_s:
+            stream.replay(entry)
+    (engine,) = stream.monitor.engines
+    baseline = engine.learned.baseline
+    assert all(key in TRACKED[family] for family, key in OF_FAMILY.items())
+    unknown = {family for family, key in OF_FAMILY.items() if baseline.get(key) is None}
+    assert unknown == set(moved)

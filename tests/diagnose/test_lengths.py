@@ -12,7 +12,7 @@ import pytest
 from kneewatch.collector.buckets import Buckets
 from kneewatch.collector.history import History
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.causes.workload import runaway_generation
+from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
 from kneewatch.diagnose.drift import Drift
 from kneewatch.diagnose.lengths import ANSWERS_MIN, METRIC, OutputLengths
 from tests.diagnose.situations import CONCLUSIVE
@@ -106,4 +106,4 @@ def test_neighbouring_windows_count_once() -> None:
 )
 def test_the_cause_hangs_on_the_test(lengths: Drift | None, concluded: bool) -> None:
     facts = replace(CONCLUSIVE["runaway_generation"].facts(), lengths=lengths)
-    assert (runaway_generation(facts) is not None) == concluded
+    assert (RUNAWAY_GENERATION.examine(facts) is not None) == concluded

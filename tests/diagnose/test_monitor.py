@@ -76,6 +76,7 @@ def test_an_engine_that_vanishes_is_missed_and_not_forgotten_soon() -> None:
     assert gone.health == "unknown", "one page may be a torn one"
     assert cause_ids(gone) == ["metrics_missing"]
     assert "Engine 1 of tiny is no longer on the page, which can be read" in gone.causes[0].summary
+    assert gone.causes[0].seen_s == gone.t_s
     assert gone.stage is None
     assert gone.values == {}
     (again,) = [d for d in target.take(both[1]) if d.engine == "1"]

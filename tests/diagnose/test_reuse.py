@@ -24,9 +24,7 @@ def test_blocks_that_go_when_they_would_be_used_again_speak_for_churn() -> None:
     near = cause(CHURN.but(kv_reuse_gap_s=6.0, kv_idle_before_evict_s=8.0), "prefix_churn")
     far = cause(CHURN.but(kv_reuse_gap_s=1.0, kv_idle_before_evict_s=60.0), "prefix_churn")
     assert near.confidence > plain > far.confidence
-    assert (
-        near.evidence[-1].text == "blocks are used again after 6.0 s and go once unused for 8.0 s"
-    )
+    assert near.evidence[-1].text == "blocks are reused after 6.0 s and evicted after 8.0 s unused"
     assert [one.signal for one in far.against] == ["kv_reuse_gap_s"]
     assert cause(CHURN.but(kv_reuse_gap_s=6.0), "prefix_churn").confidence == plain, "no evictions"
 
@@ -44,12 +42,19 @@ def test_a_tier_that_has_what_the_gpu_missed_speaks_against(cause_id: str) -> No
     plain = CONCLUSIVE[cause_id]
     beside = cause(plain.but(prefix_saved_ratio=0.9, external_hit_ratio=0.88), cause_id)
     assert beside.confidence < cause(plain, cause_id).confidence
-    assert "another tier has them (it hits 88 % of what it is asked)" in beside.against[-1].text
+    assert "another cache tier has them (hit ratio there 88%)" in beside.against[-1].text
     hits = plain.values["prefix_hit_ratio"]
     assert (
         cause(plain.but(prefix_saved_ratio=hits), cause_id).against
         == cause(plain, cause_id).against
     )
+
+
+def test_a_fresh_loss_is_not_laid_to_another_tier() -> None:
+    lost = {"prefix_hit_ratio": 0.0, "prefix_hit_tokens_mean": 0.0}
+    half = LOST.but(prefix_hit_ratio=0.44, prefix_hit_tokens_mean=90.0, prefix_saved_ratio=0.44)
+    told = cause(replace(half, recent=lost), "prefix_reuse_lost")
+    assert "prefix_saved_ratio" not in [one.signal for one in told.against]
 
 
 UNSHARED = replace(

@@ -10,7 +10,7 @@ import pytest
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.causes import ranked
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.profile import Profile
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.deployment import Stated, deployment

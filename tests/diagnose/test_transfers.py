@@ -67,7 +67,7 @@ def test_kv_that_expires_on_the_prefill_side_blames_the_decode_pool() -> None:
     cause = slow(CALM.but(kv_transfer_mean_s=0.07, kv_expired_per_s=0.1))
     assert cause is not None
     assert cause.lever == DECODE_POOL
-    assert any("KV of 6.0 requests a minute expired" in one.text for one in cause.evidence)
+    assert any("KV of 6.0 requests/min expired" in one.text for one in cause.evidence)
 
 
 CONNECTED = """\
@@ -207,8 +207,8 @@ def test_slow_retrieves_are_laid_to_lmcache_and_fast_ones_to_nobody() -> None:
     assert cause is not None
     texts = [one.text for one in cause.evidence]
     assert any(text.startswith("a retrieve from LMCache takes") for text in texts)
-    assert "while it moves, 640 tokens a second do, on each GPU" in texts
-    assert "LMCache says that it is not healthy" in texts
+    assert "a retrieve moves 640 tokens/s on each GPU" in texts
+    assert "LMCache reports that it is not healthy" in texts
     assert cause.lever == LMCACHE_PATH
     assert told_slow(retrieving(Target(window_s=20.0), retrieve_s=0.001, healthy=0)) is None
 
@@ -287,7 +287,7 @@ def test_adapters_that_take_turns_are_named() -> None:
     ]
     assert texts
     last = texts[-1]
-    assert "adapters came into a slot so often, at least: a" in last
+    assert "adapters took a slot at least this often: a" in last
     assert "has not had one for" in last
     assert not any("3 more" in text for text in texts), "there are six adapters, four are named"
 
@@ -296,9 +296,12 @@ def turns_told(times: int, ran: Callable[[float], dict[str, float]]) -> str:
     """The words about turns after so many pages two seconds apart, with the sets that ran at the
     seconds since the first of them."""
     target, seen = Target(window_s=30.0), dict[str, float]()
-    page = bodies("healthy_light")[30].replace('reason="deferred"} 0.0', 'reason="deferred"} 3.0')
+    pages = [
+        page.replace('reason="deferred"} 0.0', 'reason="deferred"} 3.0')
+        for page in bodies("healthy_light")[30 : 30 + times]
+    ]
     start_s, told = target.now_s, None
-    for at in range(times):
+    for at, page in enumerate(pages):
         seen |= {names: start_s + since_s for names, since_s in ran(2.0 * at).items()}
         lines = "".join(
             f'vllm:lora_requests_info{{max_lora="2",running_lora_adapters="{names}",'
@@ -313,9 +316,9 @@ def turns_told(times: int, ran: Callable[[float], dict[str, float]]) -> str:
 
 def test_turns_between_two_scrapes_are_counted() -> None:
     text = turns_told(12, lambda now_s: {"sql": now_s + 0.5, "chat": now_s + 1.5})
-    assert text.endswith("at least: chat 11, sql 11; sql has not had one for 2 s")
+    assert text.endswith("at least this often: chat 11, sql 11; sql has not had one for 2 s")
 
 
 def test_an_adapter_that_keeps_its_slot_has_one_turn() -> None:
     text = turns_told(12, lambda now_s: {"fr,sql": now_s + 0.5, "chat,sql": now_s + 1.5})
-    assert text.endswith("at least: chat 11, fr 11, sql 1; fr has not had one for 2 s")
+    assert text.endswith("at least this often: chat 11, fr 11, sql 1; fr has not had one for 2 s")

@@ -54,6 +54,7 @@ PLAIN_COUNTS = re.compile(
     r"|_deferred_min)?|lora_(running|waiting|max)|gpu_xid_last"
     r"|kv_fetch_(waiting|queued|moving|arrived)"
     r"|gpu_ecc_uncorrectable|gpu_remapped_rows_uncorrectable|gpu_row_remap_failures|cascade_stage"
+    r"|cascade_severity"
     r"|(preempted|errors)_in_window|lmcache_healthy"
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import orjson
@@ -23,7 +24,7 @@ from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.model import Severity
 from kneewatch.rules.state import Clearing
 from tests.recordings import CAPTURES, diagnoses
-from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
+from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.schema import problems
 
 EVERY = 7
@@ -83,6 +84,7 @@ FP8 = Recommendation(
 )
 FULL = changed(
     SICK,
+    causes=[replace(PRESSURE, seen_s=NOW_S - 8)],
     recommendations=(FP8,),
     findings=[
         finding("KV-EVICT", "critical", 0.24),

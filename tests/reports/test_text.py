@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kneewatch.diagnose.case import Counterfactual
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.reports.gaps import gaps, not_in_use
 from kneewatch.reports.markdown import markdown
@@ -36,6 +38,46 @@ def as_text(diagnosis: Diagnosis) -> str:
 
 def as_markdown(diagnosis: Diagnosis) -> str:
     return markdown([diagnosis])
+
+
+TURNING = (
+    Counterfactual("waiting_by_capacity", 42.0, 29.4, above=False),
+    Counterfactual("kv_usage_avg_ratio", 0.5, 0.95, above=True),
+)
+
+
+def test_a_cause_that_stands_now_says_nothing_of_its_age() -> None:
+    for seen_s in (NOW_S, math.nan):
+        standing = replace(PRESSURE, seen_s=seen_s, unless=TURNING)
+        for told in (as_text, as_markdown):
+            said = told(changed(SICK, causes=[standing]))
+            assert PRESSURE.summary in said
+            assert "last seen" not in said
+
+
+@pytest.mark.parametrize("told", [as_text, as_markdown])
+def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(
+    told: Callable[[Diagnosis], str],
+) -> None:
+    lingering = replace(PRESSURE, seen_s=NOW_S - 8)
+    said = told(changed(SICK, causes=[lingering]))
+    assert f"Clearing, last seen 8 s ago: {PRESSURE.summary}" in said
+
+
+@pytest.mark.parametrize("told", [as_text, as_markdown])
+def test_causes_of_another_version_are_told(told: Callable[[Diagnosis], str]) -> None:
+    newer = replace(PRESSURE, id="quite_new", explains=("newer_still",))
+    said = told(changed(SICK, causes=[newer]))
+    assert "quite_new" in said
+    assert "newer_still" in said
+
+
+def test_what_would_clear_a_cause_is_told_with_the_numbers_of_its_time() -> None:
+    said = as_text(changed(SICK, causes=[replace(PRESSURE, seen_s=NOW_S - 8, unless=TURNING)]))
+    assert (
+        "clears if waiting_by_capacity drops below 29.4 (at the time: 42) or kv_usage_avg_ratio "
+        "rises above 95 % (at the time: 50 %)"
+    ) in " ".join(said.split())
 
 
 def test_a_sick_engine() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from kneewatch.diagnose.case import Targets
 from kneewatch.rules.cascade import Cascade, Stage
+from kneewatch.rules.library.memory import RULES
 
+KV_EVICT = next(rule for rule in RULES if rule.id == "KV-EVICT")
 START_S = 1_795_000_000.0
 LOAD: dict[str, float | None] = {
     "kv_usage_ratio": 0.6,
@@ -28,7 +31,9 @@ class Run:
     """One cascade under a clock that starts at zero; each step is a scrape."""
 
     def __init__(self, *, scale: float = 1.0, ttft_slo_s: float | None = None) -> None:
-        self._cascade = Cascade(scale=scale, ttft_slo_s=ttft_slo_s)
+        self._cascade = Cascade(
+            scale=scale, targets=Targets(ttft_p99_s=ttft_slo_s), evicting=KV_EVICT
+        )
 
     def at(self, t_s: float, preempted: float = 0.0, **values: float | None) -> Stage:
         """The stage at a time."""

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.rules.baseline import DRIFTS, SAMPLES_MAX, SAMPLES_MIN, TRACKED, Baseline
+from kneewatch.rules.baseline import (
+    DRIFTS,
+    ITL,
+    PREFIX,
+    SAMPLES_MAX,
+    SAMPLES_MIN,
+    TRACKED_SIGNALS,
+    Baseline,
+)
 
 WINDOW_S = 60.0
 START_S = 1_795_000_000.0
@@ -52,6 +60,20 @@ def test_it_is_the_median_of_the_newest_samples(values: list[float]) -> None:
     assert learned(*values).get("ttft_p99_s") == expected
 
 
+def test_a_family_is_learned_while_another_is_disturbed() -> None:
+    baseline = Baseline(window_s=WINDOW_S)
+    values = {"prefix_hit_ratio": 0.9, "itl_mean_s": 0.5}
+    for number in range(4):
+        baseline.learn(START_S + number * WINDOW_S / 2, values, [PREFIX])
+    assert baseline.get("prefix_hit_ratio") == 0.9
+    assert baseline.get("itl_mean_s") is None
+    # A scrape that is too soon for one family is the first for the other.
+    for number in range(2):
+        t_s = START_S + 4 * WINDOW_S / 2 - 1 + number * WINDOW_S / 2
+        baseline.learn(t_s, {"prefix_hit_ratio": 0.1, "itl_mean_s": 0.02}, [PREFIX, ITL])
+    assert baseline.get("itl_mean_s") == 0.02
+
+
 @pytest.mark.parametrize("unknown", [None, math.nan])
 def test_an_unknown_value_is_no_sample(unknown: float | None) -> None:
     baseline = learned(1.0, 3.0)
@@ -68,7 +90,7 @@ def test_a_clock_set_back_does_not_stop_the_learning() -> None:
 
 @pytest.mark.parametrize(("drift", "of"), DRIFTS)
 def test_a_drift_is_the_value_over_its_own_median(drift: str, of: str) -> None:
-    assert of in TRACKED
+    assert of in TRACKED_SIGNALS
     baseline = learned(2.0, 2.0, key=of)
     assert baseline.drifts({of: 6.0})[drift] == 3.0
     assert baseline.drifts({of: None})[drift] is None

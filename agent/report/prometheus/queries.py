@@ -12,7 +12,6 @@ from kneewatch.collector.signals.expr import Dialect, OverTime, any_of, bound_ma
 from kneewatch.collector.signals.gpu import DEV, PROF
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS
 from kneewatch.dashboards.prometheus import hourly
-from kneewatch.dashboards.prometheus.model import duration, recorded
 from kneewatch.reports.weekly.measures import (
     DEFERRED,
     GENERATED,
@@ -23,6 +22,7 @@ from kneewatch.reports.weekly.measures import (
     RUNNING,
     WAITING,
 )
+from kneewatch.rules.facts import duration, recorded
 
 PREEMPTED, MADE, LATE, BEGUN = "preempted", "made", "late", "begun"
 STAGE_SEVERITY, CONFIDENCE = "cascade_severity", "cause_confidence"

@@ -25,7 +25,7 @@ from kneewatch.agent.report.prometheus.roll import Roll, Rolled, frozen
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
 from kneewatch.dashboards.prometheus.hourly import COUNTERS
-from kneewatch.diagnose.causes import UNDISTURBING
+from kneewatch.diagnose.causes import BY_ID
 from kneewatch.diagnose.fleet.shape import Key
 from kneewatch.diagnose.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.grid import Grid
@@ -190,11 +190,13 @@ SIGNS = (queries.PREEMPTED, queries.MADE, queries.LATE, queries.BEGUN, queries.S
 
 
 def _disturbing(rows: Rows) -> Rows:
-    """The highest confidence in any cause that is no note, by engine."""
+    """The highest confidence in any cause that moves a baseline, by engine; a cause of another
+    version's rules may move any."""
     found: Rows = {}
     for name, row in rows.items():
         key, cause = name
-        if cause.partition(":")[0] not in UNDISTURBING and ":" not in cause:
+        record = BY_ID.get(cause.partition(":")[0])
+        if (record is None or record.moves) and ":" not in cause:
             before = found.get(key)
             found[key] = row if before is None else np.fmax(before, row)
     return found

@@ -21,7 +21,7 @@ from kneewatch.agent.report.prometheus.resolution import Floats, Steps
 from kneewatch.agent.report.prometheus.roll import Roll, Rolled
 from kneewatch.agent.report.scraping import runs
 from kneewatch.diagnose.case import DOUBTFUL_BELOW
-from kneewatch.diagnose.derived import QUEUED_MIN
+from kneewatch.diagnose.causes.signals import QUEUED_MIN
 from kneewatch.reports.weekly.happened import TargetObserved, Unread
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING

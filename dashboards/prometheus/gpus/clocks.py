@@ -11,13 +11,14 @@ from functools import reduce
 from typing import NamedTuple
 
 from kneewatch.dashboards.prometheus.gpus.series import BOARD, NAME, WHERE, each
-from kneewatch.dashboards.prometheus.model import Alert, Plan, Record, number
-from kneewatch.dashboards.prometheus.odds import Term, confidence
+from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
+from kneewatch.dashboards.prometheus.query import Spelled, confidence, scored
 from kneewatch.diagnose.case import CONCLUDED_FROM, DOUBTFUL_BELOW
 from kneewatch.diagnose.catalogue.gpu_table import plain_name
 from kneewatch.diagnose.catalogue.gpus import gpus
 from kneewatch.diagnose.causes.gpu_clocks import (
     AT_LIMIT,
+    BOARD_TERMS,
     BUSY_FROM,
     HALF_SPEED,
     HELD_FROM,
@@ -27,8 +28,9 @@ from kneewatch.diagnose.causes.gpu_clocks import (
     NEARLY_FULL,
     Held,
 )
+from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
 from kneewatch.diagnose.gpu_health import GpuState
-from kneewatch.diagnose.tracker import CLEAR_S, ONSET_S
+from kneewatch.rules.facts import number
 from kneewatch.rules.model import Severity
 
 THROTTLED = each("throttled_confidence")
@@ -154,23 +156,22 @@ def _reasons() -> tuple[Reason, ...]:
 
 
 REASONS = _reasons()
+BOARDS = Spelled(
+    {
+        "gpu_thermal_throttle_ratio": HEAT,
+        "gpu_power_brake_ratio": BRAKE,
+        "gpu_power_throttle_ratio": POWER,
+        "gpu_sm_clock_ratio": RATIO,
+        "gpu_temperature_c": each("gpu_temperature_c"),
+    }
+)
+"""A board's signals under the names that the evidence has for them."""
 
 
 def _concluded(at: int) -> str:
     """The confidence where this reason is the first that holds."""
-    nearly = number(NEARLY_FULL)
-    sure = confidence(
-        0.0,
-        (
-            Term(HEAT, HELD, 1.6, f"{HEAT} >= {HELD}"),
-            Term(BRAKE, HELD, 1.6, f"{BRAKE} >= {HELD}"),
-            Term(RATIO, number(LOW_CLOCK), 1.8, f"{RATIO} < {nearly}", below=True),
-            Term(RATIO, number(LOW_CLOCK), -0.6, f"{RATIO} >= {nearly}"),
-            Term(POWER, HELD, 0.5, f"{POWER} >= {HELD}"),
-            Term(each("gpu_temperature_c"), None, 0.2, f"{HEAT} >= {HELD}"),
-        ),
-        ZERO,
-    )
+    terms = [made for each in BOARD_TERMS if (made := scored(BOARDS, each)) is not None]
+    sure = confidence(0.0, terms, ZERO)
     own = REASONS[at].when
     held = f" and {own}" if own else ""
     held += "".join(f" unless {before.when}" for before in REASONS[:at])

@@ -14,11 +14,12 @@ from kneewatch.dashboards.prometheus.gpus.series import (
     field_of,
     raw,
 )
-from kneewatch.dashboards.prometheus.model import Alert, Plan, Record, duration, number
+from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
 from kneewatch.diagnose.causes.gpu_faults import LINK_ERRORS_PER_S, PCIE_REPLAYS_PER_S
+from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
 from kneewatch.diagnose.gpu_health import XID, XID_COUNTER, XID_IN_WINDOW, XID_KEPT_S
-from kneewatch.diagnose.tracker import CLEAR_S, ONSET_S
 from kneewatch.diagnose.xids import DRAINED, LINK, RECOVERY, REPLACE, RESET, XIDS
+from kneewatch.rules.facts import duration, number
 from kneewatch.rules.model import Severity
 
 AILMENT = each("ailment")

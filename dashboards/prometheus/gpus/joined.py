@@ -19,14 +19,13 @@ from kneewatch.dashboards.prometheus.gpus.series import (
     raw,
     spellings,
 )
-from kneewatch.dashboards.prometheus.model import Group, Plan, Record, number, recorded
+from kneewatch.dashboards.prometheus.model import Group, Plan, Record
+from kneewatch.dashboards.prometheus.recording import FOUND
 from kneewatch.diagnose.causes.gpu_faults import WEIGHTS
 from kneewatch.diagnose.gpu_health import XID
+from kneewatch.rules.facts import number, recorded
 
 GIVEN = each("given")
-FOUND = ("gpu_memory_used_ratio", "gpu_engine_active_ratio")
-"""Signals of an engine's GPUs that findings judge."""
-
 THROTTLED_ODDS, FAULT_ODDS = recorded("gpu_throttled_log_odds"), recorded("gpu_fault_log_odds")
 CLOCK_RATIO, UNWANTED = recorded("gpu_throttled_clock_ratio"), recorded("gpu_throttled_unwanted")
 ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID = map(recorded, (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kneewatch.dashboards.prometheus.model import Plan, number
+from kneewatch.dashboards.prometheus.model import Plan
+from kneewatch.rules.facts import number
 
 NO_VALUE = 9223372036854775794.0
 """DCGM's way to say that it has none."""

@@ -14,9 +14,10 @@ from kneewatch.collector.names.gpu_table import Field, field_table
 from kneewatch.collector.signals.expr import BitShare, Dialect, Expr
 from kneewatch.collector.signals.gpu import DEV, PROF
 from kneewatch.collector.signals.gpu_health import health_signals
-from kneewatch.dashboards.prometheus.model import PREFIX, Plan, Record, duration, number, recorded
+from kneewatch.dashboards.prometheus.model import Plan, Record
 from kneewatch.diagnose.gpu_health import XID
 from kneewatch.diagnose.gpus import OF_AN_INSTANCE
+from kneewatch.rules.facts import PREFIX, duration, number, recorded
 
 GPU_LABELS = ("cluster", "Hostname", "hostname", "gpu", "UUID", "modelName")
 """What tells boards apart, and their kind; exporters write Hostname or hostname."""

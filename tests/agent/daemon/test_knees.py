@@ -301,7 +301,7 @@ def test_the_next_cycle_is_held_against_it(serving: Start, tmp_path: Path) -> No
     (told,) = kept.states[-1].diagnoses
     texts = [text.text for cause in told.causes for text in cause.evidence]
     assert "past_knee" in [cause.id for cause in told.causes]
-    assert any("its knee is at 16 " in text for text in texts), texts
+    assert any("the knee is at 16 " in text for text in texts), texts
     assert knees.cycle() is None, "it is asked once"
     one.retire()
     reader.close()
@@ -316,7 +316,7 @@ def test_a_daemon_that_was_killed_knows_it_at_once(serving: Start, tmp_path: Pat
     history(tmp_path / "kneewatch.db", "tiny")
     config = tmp_path / "k.toml"
     options = ("--config", config, "--interval", "0.1s", "--gpu-metrics", "none")
-    for said in ('"tiny"', "its knee is at 16 "):
+    for said in ('"tiny"', "the knee is at 16 "):
         config.write_text(
             f"window_s = 10\nslo.ttft_p99_s = {SLO_S}\n[[targets]]\n"
             f'name = "tiny"\nurl = "{serving(in_turn(PAST)).url}"\n'

@@ -15,7 +15,7 @@ from kneewatch.agent.api.fleet_past import KEPT_S, FleetPast
 from kneewatch.agent.api.problems import Problem
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.base import CollectError
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from tests.agent.api.serving import Asker, service_of, settings_of
 from tests.diagnose.fleet.made import fleet, verdict
 

@@ -13,9 +13,12 @@ from kneewatch.agent.fleet.queries import (
     scrapes_failing,
 )
 from kneewatch.collector.base import SettingsError
-from kneewatch.diagnose.fleet.judging import SIGNALS
+from kneewatch.diagnose.fleet.judging import coverage
+from kneewatch.diagnose.profile import Profile
 
 ASKING = Asking('namespace="a"', 60.0, ("instance", "engine"), ("vllm:",))
+
+COVERED = coverage(Profile())
 
 
 @pytest.mark.parametrize(
@@ -54,8 +57,8 @@ def test_what_is_no_list_of_matchers_is_refused(text: str) -> None:
 
 
 def test_each_signal_has_one_query_and_each_is_restricted() -> None:
-    queries = raw_queries(ASKING)
-    assert set(SIGNALS) <= set(queries)
+    queries = raw_queries(ASKING, COVERED)
+    assert set(COVERED.signals) <= set(queries)
     for key, query in queries.items():
         assert query.count('namespace="a"') == query.count("vllm:"), key
         assert "instance, engine" in query, key
@@ -63,7 +66,7 @@ def test_each_signal_has_one_query_and_each_is_restricted() -> None:
 
 
 def test_two_spellings_in_one_fleet_are_one_query() -> None:
-    both = raw_queries(Asking("", 60.0, ("instance",), ("vllm:", "ray_vllm_")))
+    both = raw_queries(Asking("", 60.0, ("instance",), ("vllm:", "ray_vllm_")), COVERED)
     assert "ray_vllm_num_requests_running" in both["running"]
     assert "vllm:num_requests_running" in both["running"]
     assert both["running"].count(" or ") == 1

@@ -17,8 +17,8 @@ from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.render import text, webhook
 from kneewatch.agent.notify.settings import receivers
 from kneewatch.agent.notify.troubles import Event
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.fleet.observed import Gone
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from tests.agent.api.serving import settings_of
 from tests.agent.notify.made import receiver, settings
 from tests.diagnose.fleet.made import fleet, pod, verdict

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from kneewatch.agent.fleet.gather import Wanted, observe
 from kneewatch.collector.prometheus.source import PrometheusSource, SourceSettings
-from kneewatch.diagnose.fleet.diagnosing import diagnose
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.shape import label_map
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.diagnose.profile import Profile
 from tests.collector.oracle import LOOPBACK, Prometheus
 

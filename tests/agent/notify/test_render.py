@@ -17,6 +17,7 @@ from kneewatch.agent.notify.ledger import Ledger
 from kneewatch.agent.notify.message import Line, Message, Part
 from kneewatch.agent.notify.troubles import Event
 from tests.agent.notify.made import receiver, sick, state
+from tests.reports.made import NOW_S, PRESSURE
 
 BASE = "https://ops.example"
 HOSTILE = (
@@ -57,6 +58,12 @@ def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
         "  expected: KV tokens 5,088 -> 10,176",
         "  https://ops.example/triage?target=gpu-7",
     ]
+
+
+def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(tmp_path: Path) -> None:
+    lingering = replace(PRESSURE, seen_s=NOW_S - 8)
+    message = events.message(began(tmp_path, causes=[lingering]), receiver="x", base="")
+    assert f"Clearing, last seen 8 s ago: {PRESSURE.summary}" in render.text(message)
 
 
 def test_without_a_recommendation_the_lever_is_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from kneewatch.agent.store.documents import CHAIN, at_scrape, kept
@@ -29,6 +30,23 @@ def test_evidence_that_is_older_than_its_moment_says_so() -> None:
     assert unknown(averaged=False, exact=False) == [older]
     assert unknown(averaged=False, exact=False, t_s=START_S) == []
     assert unknown(averaged=True, exact=True) == [mean, older]
+
+
+def test_a_cause_that_is_concluded_at_every_scrape_is_kept_once(tmp_path: Path) -> None:
+    path, times_s = tmp_path / "store.db", [START_S + STEP_S * at for at in range(6)]
+    seen_s, held = [*times_s[:3], *[times_s[2]] * 3], cause("kv_pressure", since_s=START_S)
+    cycles = [
+        cycle(diagnosis(t_s, stage_since_s=START_S, causes=[replace(held, seen_s=s)]))
+        for t_s, s in zip(times_s, seen_s, strict=True)
+    ]
+    written(path, *cycles)
+    with closing(sqlite3.connect(path)) as connection:
+        (kept,) = connection.execute("SELECT count(*) FROM documents").fetchone()
+    assert kept == 2, "while it is concluded, and while it only lingers"
+    reader = Reader(path)
+    told = [reader.document(1, t_s) for t_s in times_s]
+    assert [one["causes"][0]["seen"] for one in told if one is not None] == seen_s
+    reader.close()
 
 
 def test_a_store_of_an_earlier_version_says_of_when_its_evidence_is(tmp_path: Path) -> None:

@@ -74,6 +74,12 @@ def test_what_to_do_comes_before_why() -> None:
     assert places == sorted(places)
 
 
+def test_a_cause_that_only_lingers_says_of_when_its_numbers_are() -> None:
+    lingering = changed(SICK, causes=[replace(PRESSURE, seen_s=SICK.t_s - 8)])
+    assert f"   Clearing, last seen 8 s ago: {PRESSURE.summary}" in told(lingering)
+    assert "last seen" not in told(SICK)
+
+
 def test_without_a_recommendation_the_lever() -> None:
     assert "   do first: Give the KV cache more room" in told(SICK)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kneewatch.diagnose.drift import Buckets
-from kneewatch.diagnose.fleet.diagnosing import diagnose
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.history import Past, Peak
 from kneewatch.diagnose.fleet.observed import Gone, Observed
 from kneewatch.diagnose.fleet.shape import Group, Labels, Shape, label_map, shape_of
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.diagnose.profile import Profile
 
 USUAL: Mapping[str, float] = {

@@ -7,8 +7,8 @@ from math import inf
 
 import pytest
 
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.fleet.observed import Gone
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.rules.model import Severity
 from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
 

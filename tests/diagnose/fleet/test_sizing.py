@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpus import gpu
 from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.fleet.history import WEEK_S, Peak, peak_of
 from kneewatch.diagnose.fleet.observed import Gone
 from kneewatch.diagnose.fleet.sizing import TierSize
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.diagnose.profile import Profile
 from kneewatch.diagnose.recommend.deployment import Stated
 from kneewatch.reports.fleet_document import document

@@ -7,8 +7,8 @@ from math import inf
 import pytest
 
 from kneewatch.diagnose.drift import Buckets
+from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
 from kneewatch.diagnose.fleet.shape import Group
-from kneewatch.diagnose.fleet.verdict import FleetDiagnosis
 from kneewatch.diagnose.profile import Profile
 from kneewatch.diagnose.recommend.deployment import Stated
 from tests.diagnose.fleet.made import Row, causes, fleet, pod, verdict

@@ -8,6 +8,7 @@ from dataclasses import replace
 from kneewatch.diagnose.case import Cause
 from kneewatch.diagnose.catalogue.gpus import gpu
 from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.causes import CAUSES
 from kneewatch.diagnose.recommend.adviser import recommend
 from kneewatch.diagnose.recommend.deployment import NOTHING, Stated, deployment
 from kneewatch.diagnose.recommend.recommendation import Recommendation
@@ -55,6 +56,10 @@ LLAMA = Stated(
     version=(0, 32, 0),
     replicas=2,
 )
+
+
+ADVISED = tuple(record.id for record in CAUSES if record.levers)
+"""The causes for which a change can be recommended."""
 
 
 def cause(cause_id: str) -> Cause:

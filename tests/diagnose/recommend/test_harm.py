@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.recommend.adviser import LEVERS, MOST
+from kneewatch.diagnose.recommend.adviser import MOST
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.deployment import Stated, deployment
 from kneewatch.diagnose.recommend.flags import knows
 from kneewatch.diagnose.recommend.harm import harmless
 from kneewatch.diagnose.recommend.scene import Scene, advice
-from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised
+from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised
 from tests.diagnose.situations import Situation
 
 COUNTS = st.one_of(st.floats(0, 5000), st.just(float("inf")))
@@ -66,7 +66,7 @@ TARGETS = st.sampled_from([Targets(), Targets(1.0, 0.05)])
 
 @settings(max_examples=200, deadline=None)
 @given(
-    cause_id=st.sampled_from(sorted(LEVERS)),
+    cause_id=st.sampled_from(ADVISED),
     values=VALUES,
     page=PAGES,
     stated=STATED,

@@ -8,10 +8,11 @@ import pytest
 
 from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.causes import CAUSES
 from kneewatch.diagnose.recommend.adviser import LEVERS
 from kneewatch.diagnose.recommend.deployment import Stated
 from kneewatch.diagnose.recommend.launch import parse_launch
-from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, changes
+from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, advised, changes
 from tests.diagnose.situations import CALM
 
 
@@ -365,8 +366,12 @@ def test_scaling_down_needs_the_weekly_peak() -> None:
 
 @pytest.mark.parametrize("cause_id", ["engine_restarted", "target_down", "metrics_missing"])
 def test_the_observers_own_causes_have_no_lever(cause_id: str) -> None:
-    assert cause_id not in LEVERS
+    assert cause_id not in ADVISED
     assert advised(cause_id) == {}
+
+
+def test_every_lever_is_one_of_some_cause() -> None:
+    assert {name for record in CAUSES for name in record.levers} == set(LEVERS)
 
 
 def test_a_lever_is_told_once() -> None:

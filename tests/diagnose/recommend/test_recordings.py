@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 
 from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.recommend.adviser import LEVERS, MOST
+from kneewatch.diagnose.recommend.adviser import MOST
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.reports.document import document
-from tests.diagnose.recommend.scenes import changes
+from tests.diagnose.recommend.scenes import ADVISED, changes
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.schema import problems
 
@@ -50,7 +50,7 @@ def test_documents_keep_the_schema(name: str) -> None:
         assert problems(document(diagnosis)) == []
         causes = {cause.id for cause in diagnosis.causes}
         made = [(one.id, one.cause) for one in diagnosis.recommendations]
-        assert {cause for _, cause in made} <= causes & LEVERS.keys()
+        assert {cause for _, cause in made} <= causes & set(ADVISED)
         assert len(set(made)) == len(made)
         assert all(len(against(diagnosis, cause)) <= MOST for cause in causes)
 

@@ -172,7 +172,7 @@ def test_the_page_follows_its_target(browser: Browser) -> None:
         expect(page.locator(".word")).to_have_text("HEALTHY")
         server.show(cascade_at(60))
         expect(page.locator(".word")).to_have_text("CRITICAL")
-        expect(page.locator("h1")).to_contain_text("The KV cache is too small")
+        expect(page.locator("h1")).to_contain_text("KV cache full: vLLM preempts")
         expect(page).to_have_title("CRITICAL kv_pressure · cascade · kneewatch")
         assert "b3261e" in str(page.locator("link[rel=icon]").get_attribute("href"))
         expect(page.locator(".stages")).to_contain_text("stage 3 (queueing)")
@@ -220,7 +220,7 @@ def test_a_lost_connection_is_said_and_found_again(browser: Browser) -> None:
         expect(line).to_contain_text("lost at")
         expect(line).to_contain_text("kneewatch answers with status 503")
         expect(page.locator("html")).to_have_class("js is-lost")
-        expect(page.locator("h1")).to_contain_text("The KV cache is too small")
+        expect(page.locator("h1")).to_contain_text("KV cache full: vLLM preempts")
         server.status = 200
         expect(line).to_have_text("")
         expect(page.locator("html")).to_have_class("js")
@@ -234,7 +234,7 @@ def test_no_answer_at_all_and_another_page_instead_of_ours(browser: Browser) -> 
         expect(page.locator("#connection")).to_have_text("")
         page.route("**/triage", lambda route: route.fulfill(body="<p>Sign in</p>"))
         expect(page.locator("#connection")).to_contain_text("you may have to sign in again")
-        expect(page.locator("h1")).to_contain_text("The KV cache is too small")
+        expect(page.locator("h1")).to_contain_text("KV cache full: vLLM preempts")
         assert server.asked
 
 
@@ -283,7 +283,7 @@ def test_a_past_moment_stands_still(browser: Browser) -> None:
 
 def test_without_a_script(browser: Browser) -> None:
     with looking(browser, still(views.cascade()), width=360, script=False) as (page, server, _):
-        expect(page.locator("h1")).to_contain_text("The KV cache is too small")
+        expect(page.locator("h1")).to_contain_text("KV cache full: vLLM preempts")
         expect(page.locator(".typed code").first).to_have_text("--num-gpu-blocks-override 1152")
         expect(page.locator(".copy").first).to_be_hidden()
         expect(page.locator("#pause")).to_be_hidden()

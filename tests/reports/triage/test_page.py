@@ -80,7 +80,9 @@ def test_every_page_is_well_formed(name: str) -> None:
 def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) -> None:
     verdict = cascade.one(css="verdict")
     assert verdict.one(css="word").text == "CRITICAL"
-    assert verdict.one("h1").text.startswith("The KV cache is too small for this load: evicted ")
+    assert verdict.one("h1").text == (
+        "KV cache full: vLLM preempts 4.3 requests/s and requests are queueing."
+    )
     facts = dict(
         zip(
             [node.text for node in verdict.every("dt")],
@@ -430,6 +432,14 @@ def test_a_cause_and_a_health_word_of_another_version_are_shown() -> None:
     root = page(alone(EngineView(strange)))
     assert root.one(css="word").text == "UNKNOWN", "what is not understood is not called healthy"
     assert "quite_new" in root.text
+
+
+def test_a_cause_that_only_lingers_says_of_when_its_numbers_are() -> None:
+    lingering = changed(SICK, causes=[replace(PRESSURE, seen_s=SICK.t_s - 8)])
+    root = page(alone(EngineView(lingering)))
+    words = f"Clearing, last seen 8 s ago: {PRESSURE.summary}"
+    assert root.one("h1").text == words
+    assert f"1. {words}" in root.text
 
 
 def test_unreadable_from_the_start() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kneewatch.dashboards.prometheus.causes.model import CauseQuery
 from kneewatch.dashboards.prometheus.gpus.joined import (
     CLOCK_RATIO,
     FAULT_AT_WORK,
@@ -11,35 +10,36 @@ from kneewatch.dashboards.prometheus.gpus.joined import (
     THROTTLED_ODDS,
     UNWANTED,
 )
-from kneewatch.dashboards.prometheus.model import Plan, duration, number, recorded
-from kneewatch.dashboards.prometheus.odds import Term
+from kneewatch.dashboards.prometheus.model import Plan
+from kneewatch.dashboards.prometheus.query import CauseQuery, Spelled, scored
+from kneewatch.diagnose.causes import BY_ID
 from kneewatch.diagnose.causes.gpu_clocks import (
     AS_EVER,
+    ENGINE_TERMS,
     HALF_SPEED,
     NEARLY_FULL,
     QUEUED_S,
     SLOWER,
 )
+from kneewatch.rules.facts import duration, number, recorded
 from kneewatch.rules.model import Severity
 
 DRIFT = recorded("itl_mean_drift_ratio")
+ENGINES = Spelled({"itl_mean_drift_ratio": DRIFT})
 
 
-def gpu_fault(plan: Plan) -> CauseQuery | None:
-    """A GPU has an error that bears on what it does now."""
-    return _fault(f"{FAULT_AT_WORK} > 0") if plan.gpu_join else None
+def gpu_queries(plan: Plan) -> tuple[CauseQuery, ...]:
+    """An engine's GPUs have an error that bears on what they do now, or the mark of an old one;
+    their clocks are held down and it shows, or tokens come as ever (or somebody wants it so)."""
+    return (
+        _fault(f"{FAULT_AT_WORK} > 0"),
+        _fault(f"{FAULT_SEVERITY} unless {FAULT_AT_WORK}", "apart"),
+        _throttled_and_slow(plan),
+        _throttled_apart(),
+    )
 
 
-def gpu_fault_apart(plan: Plan) -> CauseQuery | None:
-    """A GPU has the mark of an old error: nothing follows from it now."""
-    when = f"{FAULT_SEVERITY} unless {FAULT_AT_WORK}"
-    return _fault(when, "apart") if plan.gpu_join else None
-
-
-def gpu_throttled(plan: Plan) -> CauseQuery | None:
-    """The clocks are held down, nobody may want it so or tokens are slow, and it shows."""
-    if not plan.gpu_join:
-        return None
+def _throttled_and_slow(plan: Plan) -> CauseQuery:
     slow = f"({_slow()})"
     harmed = (
         f"({recorded('cascade_stage')} >= 2)"
@@ -57,10 +57,7 @@ def gpu_throttled(plan: Plan) -> CauseQuery | None:
     )
 
 
-def gpu_throttled_apart(plan: Plan) -> CauseQuery | None:
-    """The clocks are held down and tokens come as ever, or somebody wants it so."""
-    if not plan.gpu_join:
-        return None
+def _throttled_apart() -> CauseQuery:
     levels = ((Severity.WARNING, _grave()), (Severity.INFO, ""))
     when = f"{THROTTLED_ODDS} unless ({_grave()} unless {_apart()})"
     return _throttled(when, levels, "apart")
@@ -68,7 +65,7 @@ def gpu_throttled_apart(plan: Plan) -> CauseQuery | None:
 
 def _fault(when: str, note: str = "") -> CauseQuery:
     return CauseQuery(
-        "gpu_fault",
+        BY_ID["gpu_fault"],
         when,
         (),
         FAULT_ODDS,
@@ -81,17 +78,15 @@ def _fault(when: str, note: str = "") -> CauseQuery:
         "Drain its node; the alert KneewatchGpuFault says which GPU it is and what to do.",
         ("9.3",),
         note,
+        apart=bool(note),
     )
 
 
 def _throttled(when: str, levels: tuple[tuple[Severity, str], ...], note: str = "") -> CauseQuery:
     return CauseQuery(
-        "gpu_throttled",
+        BY_ID["gpu_throttled"],
         f"({recorded('running_avg')} >= 1) and ({when})",
-        (
-            Term(DRIFT, number(SLOWER), 0.8, f"{DRIFT} >= {number(SLOWER)}"),
-            Term(DRIFT, None, -0.6, f"{DRIFT} < {number(AS_EVER)}"),
-        ),
+        tuple(made for each in ENGINE_TERMS if (made := scored(ENGINES, each)) is not None),
         THROTTLED_ODDS,
         levels,
         "A GPU of this server cannot reach its clocks while it works",
@@ -99,6 +94,7 @@ def _throttled(when: str, levels: tuple[tuple[Severity, str], ...], note: str = 
         "it is and why.",
         ("9.3",),
         note,
+        apart=bool(note),
     )
 
 

@@ -7,18 +7,19 @@ slow it is another kind of GPU or another load, no node; and routers take a whil
 
 from __future__ import annotations
 
-from kneewatch.dashboards.prometheus.causes.model import CauseQuery
 from kneewatch.dashboards.prometheus.gpus.joined import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
 from kneewatch.dashboards.prometheus.hourly import NAMES
-from kneewatch.dashboards.prometheus.model import Plan, Record, number, recorded
-from kneewatch.dashboards.prometheus.odds import Term
+from kneewatch.dashboards.prometheus.model import Plan, Record
+from kneewatch.dashboards.prometheus.query import CauseQuery, Spelled, scored
+from kneewatch.diagnose.causes import BY_ID
 from kneewatch.diagnose.fleet.nodes import (
     CLOCK_BELOW,
-    HOTTER_C,
     PEERS_MIN,
     SAME_ARRIVALS,
     SLOWER,
+    TERMS,
 )
+from kneewatch.rules.facts import number, recorded
 from kneewatch.rules.model import Severity
 
 FEW_RATIO = 0.25
@@ -49,13 +50,13 @@ def peer_records(plan: Plan) -> list[Record]:
 
 def bad_node(plan: Plan) -> CauseQuery:
     """Its tokens come far slower though it gets no more requests, or its GPU's clock is low."""
-    pool = _pool(plan)
+    pool, beside = _pool(plan), _beside_peers(plan)
     peers = f"count by ({pool}) ({recorded('running')})"
     few = f"count by ({pool}) ({BEHIND}) <= clamp_min({number(FEW_RATIO)} * {peers}, 1)"
     return CauseQuery(
-        "bad_node",
+        BY_ID["bad_node"],
         f"{BEHIND} and on ({pool}) ({peers} >= {PEERS_MIN}) and on ({pool}) ({few})",
-        (*_slowness(plan), *(_gpus(plan) if plan.gpu_join else ())),
+        tuple(made for each in TERMS if (made := scored(beside, each)) is not None),
         -1.0,
         ((Severity.WARNING, ""),),
         "It is slower than its peers with the same work",
@@ -66,26 +67,24 @@ def bad_node(plan: Plan) -> CauseQuery:
     )
 
 
-def _slowness(plan: Plan) -> tuple[Term, ...]:
-    pool, bound = _pool(plan), number(SLOWER)
+def _beside_peers(plan: Plan) -> Spelled:
+    """The signals of diagnose/fleet/nodes.py as expressions."""
+    pool = _pool(plan)
     worst = f"({TAIL} == on ({pool}) group_left () max by ({pool}) ({TAIL}))"
     alone = f"count by ({pool}) {worst} == 1 and count by ({pool}) ({TAIL}) > 1"
-    return (
-        Term(SLOW, bound, 1.8, f"{SLOW} >= {bound}"),
-        Term(SLOW, bound, -1.0, f"{SLOW} < {bound}"),
-        Term(SHARE, None, 0.6, f"{SHARE} <= {number(SAME_ARRIVALS)}"),
-        Term(TAIL, None, 0.4, f"{worst} and on ({pool}) ({alone})"),
-    )
-
-
-def _gpus(plan: Plan) -> tuple[Term, ...]:
-    clock, hotter = _over(plan, ENGINE_CLOCK), _over(plan, ENGINE_HEAT, "-")
-    well = f"({ENGINE_CLOCK} unless ({_clock_low(plan)})) unless ({ENGINE_XID} > 0)"
-    return (
-        Term(clock, number(CLOCK_BELOW), 1.6, _clock_low(plan), below=True),
-        Term(ENGINE_XID, None, 1.0, f"{ENGINE_XID} > 0"),
-        Term(hotter, number(HOTTER_C), 0.6, f"{hotter} >= {number(HOTTER_C)}"),
-        Term(ENGINE_CLOCK, None, -0.4, well),
+    of_gpus = {
+        "gpu_clock_over_peers": ENGINE_CLOCK,
+        "gpu_clock_low_over_peers": _clock_low(plan),
+        "gpu_xid": ENGINE_XID,
+        "gpu_hotter_than_peers_c": _over(plan, ENGINE_HEAT, "-"),
+    }
+    return Spelled(
+        {
+            "itl_p50_over_peers": SLOW,
+            "arrival_over_peers": SHARE,
+            "itl_p99_worst_s": f"({worst} and on ({pool}) ({alone}))",
+            **(of_gpus if plan.gpu_join else {}),
+        }
     )
 
 

@@ -1,0 +1,42 @@
+"""The quantities and conditions that several causes speak of. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.rules.conditions import Number
+from kneewatch.rules.quantities import Held, Signal, Target, WindowSeconds
+
+WINDOW_S = WindowSeconds()
+STAGE = Signal("cascade_stage")
+EVICTING = STAGE >= 2.0
+NOT_EVICTING = (STAGE < 2.0).assume(unknown=True)
+
+RUNNING, WAITING = Signal("running"), Signal("waiting")
+BATCH, BATCH_MOST = Signal("running_avg"), Signal("running_max")
+QUEUE = Signal("waiting_by_capacity")
+ARRIVALS, SERVED = Signal("arrival_per_s"), Signal("completed_per_s")
+KV_USAGE = Signal("kv_usage_avg_ratio")
+
+TTFT_P99_S, ITL_P50_S, ITL_P99_S = Signal("ttft_p99_s"), Signal("itl_p50_s"), Signal("itl_p99_s")
+TTFT_TARGET_S, ITL_TARGET_S = Target("ttft_p99_s"), Target("itl_p99_s")
+ITL_DRIFT = Signal("itl_mean_drift_ratio")
+STALL_SHARE = Signal("itl_stall_time_ratio")
+PREFILL_BUSY = Signal("prefill_busy_ratio")
+"""Prompts under computation at a time."""
+
+QUEUED_SHARE, QUEUED_MIN = 0.1, 2.0
+QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
+"""A queue that is more than the next step's admissions."""
+
+
+def queued_for(for_s: float, *, stretch: bool = True) -> Held:
+    """Whether a queue has held for so long."""
+    return Held("queued", QUEUED, Number(for_s), stretch)
+
+
+SLOW_PROMPTS = ("prefill_interference", "prefill_bound", "slo_conflict", "past_knee")
+QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")
+
+SLOW_GPU = (*dict.fromkeys((*QUEUES, *SLOW_PROMPTS)), "kv_pressure", "decode_bound")
+
+QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
+"""Findings that say no more than that there is a queue."""

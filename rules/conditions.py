@@ -1,0 +1,538 @@
+"""Quantities and conditions over signals, written once and compiled twice: to Python and to PromQL.
+
+A quantity is a number or unknown. A condition is true, false or unknown (Kleene's logic): a
+comparison with an unknown quantity is unknown, `a & b` is false as soon as one is false, `a | b` is
+true as soon as one is true. `assume` says what an unknown condition counts as. Both compilers ask a
+condition for one side at a time, where it is surely true or where it is surely false, because
+PromQL can only say that something is there. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from operator import ge, gt, le, lt
+from typing import Protocol, TypeVar, cast
+
+from kneewatch.rules.facts import EVERYWHERE, Facts, Holds, Read, Spelling, number
+
+C = TypeVar("C")
+
+
+class Compiler(Protocol[C]):
+    """Makes one side of a condition out of those of its parts."""
+
+    def compare(self, left: Quantity, sign: str, right: Quantity) -> C:
+        """Where a comparison of two known quantities is true."""
+        ...
+
+    def every(self, parts: Sequence[C]) -> C:
+        """Where all parts are."""
+        ...
+
+    def some(self, parts: Sequence[C]) -> C:
+        """Where one part at least is."""
+        ...
+
+    def unless(self, part: C) -> C:
+        """Everywhere but where a part is."""
+        ...
+
+    def leaf(self, condition: Leaf, *, side: bool) -> C:
+        """Where a condition that has its own two spellings is true, or false."""
+        ...
+
+
+# --- quantities ---------------------------------------------------------------------------------
+
+
+class Quantity:
+    """A number, or unknown. `scalar`: PromQL has it as a number, not by engine; `positive`: it is
+    above zero wherever it is known."""
+
+    __slots__ = ()
+    scalar = False
+    positive = False
+
+    def read(self) -> Read:
+        """Its value in Python."""
+        raise NotImplementedError
+
+    def promql(self, to: Spelling) -> str | None:
+        """Its value in PromQL; None where PromQL cannot know it."""
+        raise NotImplementedError
+
+    def __ge__(self, other: Quantity | float) -> Condition:
+        return Compare(self, ">=", quantity(other))
+
+    def __gt__(self, other: Quantity | float) -> Condition:
+        return Compare(self, ">", quantity(other))
+
+    def __le__(self, other: Quantity | float) -> Condition:
+        return Compare(self, "<=", quantity(other))
+
+    def __lt__(self, other: Quantity | float) -> Condition:
+        return Compare(self, "<", quantity(other))
+
+    def __add__(self, other: Quantity | float) -> Quantity:
+        return Arithmetic(self, "+", quantity(other))
+
+    def __sub__(self, other: Quantity | float) -> Quantity:
+        return Arithmetic(self, "-", quantity(other))
+
+    def __mul__(self, other: Quantity | float) -> Quantity:
+        return Arithmetic(self, "*", quantity(other))
+
+    def __rmul__(self, other: float) -> Quantity:
+        return Arithmetic(quantity(other), "*", self)
+
+    def __rsub__(self, other: float) -> Quantity:
+        return Arithmetic(quantity(other), "-", self)
+
+    def __radd__(self, other: float) -> Quantity:
+        return Arithmetic(quantity(other), "+", self)
+
+    def __truediv__(self, other: Quantity | float) -> Quantity:
+        return Over(self, quantity(other))
+
+    def __rtruediv__(self, other: float) -> Quantity:
+        return Over(quantity(other), self)
+
+    def otherwise(self, value: float) -> Quantity:
+        """The same, with `value` where it is unknown."""
+        return Otherwise(self, Number(value))
+
+    def at_least(self, value: Quantity | float) -> Quantity:
+        """The greater of both."""
+        return AtLeast(self, quantity(value))
+
+    @property
+    def known(self) -> Condition:
+        """Whether it has a value; never unknown."""
+        return Known(self)
+
+
+def quantity(value: Quantity | float) -> Quantity:
+    """A number as a quantity."""
+    return value if isinstance(value, Quantity) else Number(float(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Quantity):
+    """A number that a record states: a threshold, a weight, a factor."""
+
+    scalar = True
+    positive = True
+
+    value: float
+
+    def read(self) -> Read:
+        value = self.value
+        return lambda facts: value
+
+    def promql(self, to: Spelling) -> str | None:
+        return number(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic(Quantity):
+    """A sum, difference or product; unknown where either side is."""
+
+    left: Quantity
+    sign: str
+    right: Quantity
+
+    def read(self) -> Read:
+        left_of, right_of, sign = self.left.read(), self.right.read(), self.sign
+
+        def value(facts: Facts) -> float | None:
+            left, right = left_of(facts), right_of(facts)
+            if left is None or right is None:
+                return None
+            return left * right if sign == "*" else left + right if sign == "+" else left - right
+
+        return value
+
+    def promql(self, to: Spelling) -> str | None:
+        left, right = self.left.promql(to), self.right.promql(to)
+        return None if left is None or right is None else f"({left} {self.sign} {right})"
+
+
+@dataclass(frozen=True, slots=True)
+class Over(Quantity):
+    """A quotient; unknown where the divisor is unknown or not above zero."""
+
+    left: Quantity
+    right: Quantity
+
+    def read(self) -> Read:
+        left_of, right_of = self.left.read(), self.right.read()
+
+        def value(facts: Facts) -> float | None:
+            left, right = left_of(facts), right_of(facts)
+            return left / right if left is not None and right is not None and right > 0 else None
+
+        return value
+
+    def promql(self, to: Spelling) -> str | None:
+        left, right = self.left.promql(to), self.right.promql(to)
+        if left is None or right is None:
+            return None
+        return f"({left} / {right})" if self.right.positive else f"({left} / ({right} > 0))"
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast(Quantity):
+    """The greater of a quantity and a number; unknown where the quantity is."""
+
+    positive = True
+
+    of: Quantity
+    least: Quantity
+
+    def read(self) -> Read:
+        of, least_of = self.of.read(), self.least.read()
+
+        def value(facts: Facts) -> float | None:
+            this, least = of(facts), least_of(facts)
+            return None if this is None or least is None else max(this, least)
+
+        return value
+
+    def promql(self, to: Spelling) -> str | None:
+        this, least = self.of.promql(to), self.least.promql(to)
+        return None if this is None or least is None else f"clamp_min({this}, {least})"
+
+
+@dataclass(frozen=True, slots=True)
+class Otherwise(Quantity):
+    """A quantity with a number where it is unknown."""
+
+    of: Quantity
+    default: Number
+
+    def read(self) -> Read:
+        of, default = self.of.read(), self.default.value
+
+        def value(facts: Facts) -> float | None:
+            this = of(facts)
+            return default if this is None else this
+
+        return value
+
+    def promql(self, to: Spelling) -> str | None:
+        this = self.of.promql(to)
+        if this == EVERYWHERE:
+            return this
+        default = f"({EVERYWHERE} * 0)"
+        if self.default.value:
+            default = f"({default} + {number(self.default.value)})"
+        return default if this is None else f"({this} or {default})"
+
+
+# --- conditions ---------------------------------------------------------------------------------
+
+
+class Condition:
+    """True, false or unknown."""
+
+    __slots__ = ()
+
+    def compile(self, to: Compiler[C], *, side: bool = True) -> C:
+        """Where it is surely true, or with `side` false surely false."""
+        raise NotImplementedError
+
+    def __and__(self, other: Condition) -> Condition:
+        return Every((*parts_of(Every, self), *parts_of(Every, other)))
+
+    def __or__(self, other: Condition) -> Condition:
+        return Some((*parts_of(Some, self), *parts_of(Some, other)))
+
+    def __invert__(self) -> Condition:
+        return Not(self)
+
+    def assume(self, *, unknown: bool) -> Condition:
+        """The same, where it is unknown true or false as stated."""
+        return Assume(self, unknown)
+
+
+def parts_of(kind: type[Every | Some], condition: Condition) -> tuple[Condition, ...]:
+    """The parts of a condition of a kind, else the condition itself."""
+    return condition.parts if isinstance(condition, kind) else (condition,)
+
+
+OPPOSITE = {">=": "<", ">": "<=", "<=": ">", "<": ">="}
+COMPARE: Mapping[str, Callable[[float, float], bool]] = {">=": ge, ">": gt, "<=": le, "<": lt}
+
+
+@dataclass(frozen=True, slots=True)
+class Compare(Condition):
+    """One quantity against another; unknown where either is."""
+
+    left: Quantity
+    sign: str
+    right: Quantity
+
+    def compile(self, to: Compiler[C], *, side: bool = True) -> C:
+        return to.compare(self.left, self.sign if side else OPPOSITE[self.sign], self.right)
+
+
+@dataclass(frozen=True, slots=True)
+class Every(Condition):
+    """True where all parts are; false where one is."""
+
+    parts: tuple[Condition, ...]
+
+    def compile(self, to: Compiler[C], *, side: bool = True) -> C:
+        parts = [part.compile(to, side=side) for part in self.parts]
+        return to.every(parts) if side else to.some(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Some(Condition):
+    """True where one part is; false where all are."""
+
+    parts: tuple[Condition, ...]
+
+    def compile(self, to: Compiler[C], *, side: bool = True) -> C:
+        parts = [part.compile(to, side=side) for part in self.parts]
+        return to.some(parts) if side else to.every(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Not(Condition):
+    """True where its part is false, false where that is true."""
+
+    part: Condition
+
+    def compile(self, to: Compiler[C], *, side: bool = True) -> C:
+        return self.part.compile(to, side=not side)
+
+
+@dataclass(frozen=True, slots=True)
+class Assume(Condition):
+    """A condition that counts as `unknown` where it is unknown."""
+
+    part: Condition
+    unknown: bool
+
+    def compile(self, to: Compiler[C], *, side: bool = True) -> C:
+        if side == self.unknown:
+            return to.unless(self.part.compile(to, side=not side))
+        return self.part.compile(to, side=side)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Condition):
+    """Always true, or always false."""
+
+    value: bool
+
+    def compile(self, to: Compiler[C], *, side: bool = True) -> C:
+        return to.every(()) if side == self.value else to.some(())
+
+
+ALWAYS, NEVER = Constant(True), Constant(False)
+
+
+class Leaf(Condition):
+    """A condition with two spellings of its own."""
+
+    __slots__ = ()
+
+    def compile(self, to: Compiler[C], *, side: bool = True) -> C:
+        return to.leaf(self, side=side)
+
+    def holds(self, *, side: bool) -> Holds:
+        """Where it is true, or false, in Python."""
+        raise NotImplementedError
+
+    def promql(self, to: Spelling, *, side: bool) -> Clause:
+        """The same in PromQL."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Leaf):
+    """Whether a quantity has a value; never unknown."""
+
+    of: Quantity
+
+    def holds(self, *, side: bool) -> Holds:
+        of = self.of.read()
+        return lambda facts: (of(facts) is not None) == side
+
+    def promql(self, to: Spelling, *, side: bool) -> Clause:
+        of = self.of.promql(to)
+        clause = Clause() if of is None else Clause((of,))
+        if of is not None and self.of.scalar:
+            clause = Clause(everywhere=True)
+        return clause if side else clause.negated
+
+
+# --- the two compilers --------------------------------------------------------------------------
+
+
+class ToPython:
+    """Conditions as functions of facts."""
+
+    def compare(self, left: Quantity, sign: str, right: Quantity) -> Holds:
+        """Where the comparison is true of two known values."""
+        left_of, compared = left.read(), COMPARE[sign]
+        if isinstance(right, Number):
+            bound = right.value
+
+            def holds_of_number(facts: Facts) -> bool:
+                this = left_of(facts)
+                return this is not None and compared(this, bound)
+
+            return holds_of_number
+        right_of = right.read()
+
+        def holds(facts: Facts) -> bool:
+            this = left_of(facts)
+            if this is None:
+                return False
+            bound = right_of(facts)
+            return bound is not None and compared(this, bound)
+
+        return holds
+
+    def every(self, parts: Sequence[Holds]) -> Holds:
+        """Where all are."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def holds(facts: Facts) -> bool:
+            for part in parts:  # noqa: SIM110 - a generator takes twice as long
+                if not part(facts):
+                    return False
+            return True
+
+        return holds
+
+    def some(self, parts: Sequence[Holds]) -> Holds:
+        """Where one at least is."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def holds(facts: Facts) -> bool:
+            for part in parts:  # noqa: SIM110
+                if part(facts):
+                    return True
+            return False
+
+        return holds
+
+    def unless(self, part: Holds) -> Holds:
+        """Where it is not."""
+        return lambda facts: not part(facts)
+
+    def leaf(self, condition: Leaf, *, side: bool) -> Holds:
+        """By its own function."""
+        return condition.holds(side=side)
+
+
+PYTHON = ToPython()
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """PromQL that is there for the engines of which a condition holds: an expression of which one
+    option is there (none: nowhere), or with `negated_of` everywhere but there."""
+
+    options: tuple[str, ...] = ()
+    everywhere: bool = False
+    without: tuple[str, ...] = ()
+
+    @property
+    def nowhere(self) -> bool:
+        """Whether it can be there for no engine."""
+        return not self.options and not self.everywhere
+
+    @property
+    def negated(self) -> Clause:
+        """Everywhere but where it is."""
+        if self.nowhere:
+            return Clause(everywhere=True)
+        if self.everywhere and not self.without:
+            return Clause()
+        return Clause(everywhere=True, without=(self.vector,))
+
+    @property
+    def vector(self) -> str:
+        """As an expression; empty where it is everywhere without exception."""
+        if self.everywhere and not self.without:
+            return ""
+        start = EVERYWHERE if self.everywhere else " or ".join(self.options)
+        if len(self.options) > 1 and self.without:
+            start = f"({start})"
+        return start + "".join(f" unless {enclosed(part)}" for part in self.without)
+
+
+def enclosed(text: str) -> str:
+    """An expression in parentheses; one that is in a pair of them already stays as it is."""
+    depth = 0
+    for at, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if depth == 0:
+            return text if at == len(text) - 1 and sign == ")" and text[0] == "(" else f"({text})"
+    return f"({text})"
+
+
+class ToPromQL:
+    """Conditions as PromQL."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self.spelling = spelling
+
+    def compare(self, left: Quantity, sign: str, right: Quantity) -> Clause:
+        """Where the comparison is true."""
+        this, bound = left.promql(self.spelling), right.promql(self.spelling)
+        return Clause() if this is None or bound is None else Clause((f"({this} {sign} {bound})",))
+
+    def every(self, parts: Sequence[Clause]) -> Clause:
+        """Where all are: what is there first, then what must not be there."""
+        if any(part.nowhere for part in parts):
+            return Clause()
+        there = [part.vector if len(part.options) == 1 and not part.without else f"({part.vector})"
+                 for part in parts if not part.everywhere]  # fmt: skip
+        without = tuple(dict.fromkeys(text for part in parts if part.everywhere
+                                      for text in part.without))  # fmt: skip
+        if not there:
+            return Clause(everywhere=True, without=without)
+        return Clause((" and ".join(there),), without=without)
+
+    def some(self, parts: Sequence[Clause]) -> Clause:
+        """Where one at least is."""
+        able = [part for part in parts if not part.nowhere]
+        if any(part.everywhere and not part.without for part in able):
+            return Clause(everywhere=True)
+        options: list[str] = []
+        for part in able:
+            options.extend([part.vector] if part.without or part.everywhere else part.options)
+        return Clause(tuple(f"({text})" if " and " in text or " unless " in text else text
+                            for text in options))  # fmt: skip
+
+    def unless(self, part: Clause) -> Clause:
+        """Everywhere but there."""
+        return part.negated
+
+    def leaf(self, condition: Leaf, *, side: bool) -> Clause:
+        """By its own PromQL."""
+        return condition.promql(self.spelling, side=side)
+
+
+# --- what a condition is made of ----------------------------------------------------------------
+
+
+def nodes(root: object) -> Iterator[object]:
+    """A record, quantity or condition and all that it is made of, depth first."""
+    yield root
+    parts: list[object] = []
+    if isinstance(root, tuple):
+        parts = list(cast("tuple[object, ...]", root))
+    elif is_dataclass(root):
+        parts = [getattr(root, part.name) for part in fields(root)]
+    for part in parts:
+        yield from nodes(part)

@@ -1,0 +1,318 @@
+"""The quantities and conditions that records are written in: signals, baselines, targets, what has
+held for a while. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kneewatch.rules.conditions import Clause, Compare, Condition, Leaf, Number, Quantity, nodes
+from kneewatch.rules.facts import (
+    EVERYWHERE,
+    Facts,
+    Holds,
+    Read,
+    Spelling,
+    duration,
+    number,
+    recorded,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal(Quantity):
+    """A signal or derived signal on the window."""
+
+    key: str
+
+    def read(self) -> Read:
+        key = self.key
+        return lambda facts: facts.values.get(key)
+
+    def promql(self, to: Spelling) -> str | None:
+        return to.series(self.key)
+
+
+RECENT = {
+    "prefix_hit_ratio": "prefix_hit_recent_ratio",
+    "prefix_hit_tokens_mean": "prefix_hit_recent_tokens_mean",
+    "spec_acceptance_ratio": "spec_acceptance_recent_ratio",
+    "lora_change_per_s": "lora_change_recent_per_s",
+}
+"""Signals that are read on the window's newest part as well, and their recorded series."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent(Quantity):
+    """A signal on the newest part of the window."""
+
+    key: str
+
+    def read(self) -> Read:
+        key = self.key
+        return lambda facts: facts.recent.get(key)
+
+    def promql(self, to: Spelling) -> str | None:
+        return to.series(RECENT[self.key])
+
+
+BASELINES = {"prefix_hit_ratio": "prefix_hit_quiet_ratio"}
+"""Baselines that are derived signals as well, by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usually(Quantity):
+    """What a signal is compared with: its value in quiet times, or the usual one of this hour."""
+
+    key: str
+
+    def read(self) -> Read:
+        key = self.key
+        return lambda facts: facts.baseline.get(key)
+
+    def promql(self, to: Spelling) -> str | None:
+        return to.series(self.name)
+
+    @property
+    def name(self) -> str:
+        """The key of its recorded series."""
+        return BASELINES.get(self.key, f"{self.key}:baseline")
+
+
+@dataclass(frozen=True, slots=True)
+class Target(Quantity):
+    """A latency target that the user states; unknown where none is stated."""
+
+    scalar = True
+    positive = True
+
+    name: str
+
+    def read(self) -> Read:
+        name = self.name
+        return lambda facts: getattr(facts.targets, name)
+
+    def promql(self, to: Spelling) -> str | None:
+        target_s: float | None = getattr(to.targets, self.name)
+        return None if target_s is None else number(target_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSeconds(Quantity):
+    """The window, in seconds: a rate times it is a count."""
+
+    scalar = True
+    positive = True
+
+    share: float = 1.0
+
+    def read(self) -> Read:
+        share = self.share
+        return lambda facts: share * facts.window_s
+
+    def promql(self, to: Spelling) -> str | None:
+        return number(self.share * to.window_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SquareRoot(Quantity):
+    """The square root of a quantity above zero; else unknown."""
+
+    of: Quantity
+
+    def read(self) -> Read:
+        of = self.of.read()
+
+        def value(facts: Facts) -> float | None:
+            this = of(facts)
+            return this**0.5 if this is not None and this > 0 else None
+
+        return value
+
+    def promql(self, to: Spelling) -> str | None:
+        this = self.of.promql(to)
+        return None if this is None else f"sqrt({this} > 0)"
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Quantity):
+    """A quantity that PromQL records under a name of its own, because several records use it."""
+
+    key: str
+    of: Quantity
+
+    def read(self) -> Read:
+        return self.of.read()
+
+    def promql(self, to: Spelling) -> str | None:
+        return None if self.of.promql(to) is None else recorded(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstOf(Quantity):
+    """The first of several quantities that is known."""
+
+    options: tuple[Quantity, ...]
+
+    def read(self) -> Read:
+        options = [option.read() for option in self.options]
+
+        def value(facts: Facts) -> float | None:
+            for option in options:
+                this = option(facts)
+                if this is not None:
+                    return this
+            return None
+
+        return value
+
+    def promql(self, to: Spelling) -> str | None:
+        options = [text for option in self.options if (text := option.promql(to)) is not None]
+        return f"({' or '.join(options)})" if options else None
+
+
+@dataclass(frozen=True, slots=True)
+class Least(Quantity):
+    """The smaller of two quantities; the other one where one is unknown."""
+
+    left: Quantity
+    right: Quantity
+
+    def read(self) -> Read:
+        left_of, right_of = self.left.read(), self.right.read()
+
+        def value(facts: Facts) -> float | None:
+            left, right = left_of(facts), right_of(facts)
+            if left is None or right is None:
+                return right if left is None else left
+            return min(left, right)
+
+        return value
+
+    def promql(self, to: Spelling) -> str | None:
+        left, right = self.left.promql(to), self.right.promql(to)
+        if left is None or right is None:
+            return right if left is None else left
+        return f"({right} <= {left}) or {left} or {right}"
+
+
+@dataclass(frozen=True, slots=True)
+class LastStep(Quantity):
+    """What a counter gained between the last two scrapes, or in PromQL its rate between them."""
+
+    metric: str
+    key: str
+
+    def read(self) -> Read:
+        key = self.key
+        return lambda facts: facts.values.get(key)
+
+    def promql(self, to: Spelling) -> str | None:
+        return to.last_rate(self.metric)
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Leaf):
+    """Whether a condition has held for `for_s` at each scrape; with `stretch` longer in proportion
+    where the window is longer.
+
+    In Python by the streak of that name, which one scrape to the contrary does not end; in PromQL
+    at each evaluation: of a gauge by its least value, else by a recorded series that is 1 or 0.
+    Without a streak it is false, never unknown.
+    """
+
+    name: str
+    of: Condition
+    for_s: Number
+    stretch: bool = True
+
+    def holds(self, *, side: bool) -> Holds:
+        name, for_s, stretch = self.name, self.for_s.value, self.stretch
+
+        def held(facts: Facts) -> bool:
+            least_s = for_s * facts.scale if stretch else for_s
+            return (facts.streaks_s.get(name, -1.0) >= least_s) == side
+
+        return held
+
+    def promql(self, to: Spelling, *, side: bool) -> Clause:
+        span = f"[{duration(self.for_s.value * (to.scale if self.stretch else 1.0))}]"
+        clause = Clause()
+        if isinstance(self.of, Compare) and not self.flagged:
+            series, bound = self.of.left.promql(to), self.of.right.promql(to)
+            held = f"min_over_time({series}{span}) {self.of.sign} {bound}"
+            clause = Clause((f"({held})",)) if series is not None else Clause()
+        elif self.flag(to) is not None:
+            clause = Clause((f"(min_over_time({recorded(self.name)}{span}) == 1)",))
+        return clause if side else clause.negated
+
+    @property
+    def flagged(self) -> bool:
+        """Whether PromQL needs a series of its own for it; a gauge's least value needs none."""
+        return not (isinstance(self.of, Compare) and isinstance(self.of.right, Number))
+
+    def flag(self, to: Spelling) -> str | None:
+        """The series that is 1 while the comparison holds and 0 while it does not; None where it is
+        no comparison that PromQL can make."""
+        if not isinstance(self.of, Compare):
+            return None
+        left, right = self.of.left.promql(to), self.of.right.promql(to)
+        return None if left is None or right is None else f"{left} {self.of.sign} bool {right}"
+
+
+@dataclass(frozen=True, slots=True)
+class Configured(Leaf):
+    """Whether a label of cache_config_info has a value; unknown without such a label."""
+
+    label: str
+    value: str
+
+    def holds(self, *, side: bool) -> Holds:
+        label, value = self.label, self.value
+
+        def configured(facts: Facts) -> bool:
+            now = facts.config.get(label)
+            return now is not None and (now == value) == side
+
+        return configured
+
+    def promql(self, to: Spelling, *, side: bool) -> Clause:
+        sign = "=" if side else "!="
+        absent = "" if side else f',{self.label}!=""'
+        series = to.raw("cache_config_info", extra=f'{self.label}{sign}"{self.value}"{absent}')
+        return Clause((f"({EVERYWHERE} and on ({to.process}, engine) {series})",))
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed(Leaf):
+    """Whether the page has a metric that only a feature in use has, by its signal in Python."""
+
+    metric: str
+    key: str
+
+    def holds(self, *, side: bool) -> Holds:
+        key = self.key
+        return lambda facts: (facts.values.get(key) is not None) == side
+
+    def promql(self, to: Spelling, *, side: bool) -> Clause:
+        clause = Clause((f"({EVERYWHERE} and on ({to.process}) {to.raw(self.metric)})",))
+        return clause if side else clause.negated
+
+
+@dataclass(frozen=True, slots=True)
+class Watched(Leaf):
+    """Whether this process has been watched for so many windows; never unknown."""
+
+    windows: Number
+
+    def holds(self, *, side: bool) -> Holds:
+        windows = self.windows.value
+        return lambda facts: (facts.observed_s >= windows * facts.window_s) == side
+
+    def promql(self, to: Spelling, *, side: bool) -> Clause:
+        clause = Clause((f"({EVERYWHERE} offset {duration(self.windows.value * to.window_s)})",))
+        return clause if side else clause.negated
+
+
+def signals_of(root: object) -> tuple[str, ...]:
+    """Keys of the signals that it reads on the window, each once."""
+    return tuple(dict.fromkeys(node.key for node in nodes(root) if isinstance(node, Signal)))

@@ -1,0 +1,1 @@
+"""Every record against itself: Python and PromQL conclude alike, and each number matters."""

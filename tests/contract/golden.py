@@ -1,0 +1,124 @@
+"""What each cause concludes on stored facts: the expected side of the contract.
+
+`python -m tests.contract.golden` rewrites tests/contract/causes.json after a deliberate change of a
+record; read the diff, each line of it is a verdict that became another.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kneewatch.diagnose.case import Cause, Facts
+from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.tracker import CauseTracker
+from kneewatch.rules.conditions import PYTHON, nodes
+from kneewatch.rules.quantities import Held
+from tests.contract.variants import SITUATIONS, Change, bases, changes
+
+STORE = Path(__file__).with_name("causes.json")
+TRACKED_S = 120
+"""How long a cause is followed to see when it is reported and when it ends."""
+
+Verdict = tuple[float | None, str | None, str]
+"""Confidence and severity (None and None where nothing is concluded), and the names of those
+conditions that hold now and must hold for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is expected around one situation: when its cause is reported and gone, and each change
+    with its facts and the verdict."""
+
+    tracked: list[int | None] | None
+    rows: list[tuple[Change, Facts, Verdict]]
+
+
+class Judge:
+    """A record, ready to judge facts."""
+
+    def __init__(self, record: CauseRecord) -> None:
+        self.record = record
+        held = (node for node in nodes(record.forms) if isinstance(node, Held))
+        self._held = {(node.name, node.for_s.value): node.of.compile(PYTHON) for node in held}
+
+    def verdict(self, facts: Facts) -> Verdict:
+        """What the record concludes of facts."""
+        cause = self.record.examine(facts)
+        return (
+            None if cause is None else cause.confidence,
+            None if cause is None else cause.severity.word,
+            " ".join(name for (name, _), holds in self._held.items() if holds(facts)),
+        )
+
+
+def tracked(record: CauseRecord, cause: Cause) -> list[int | None]:
+    """Seconds after which a cause is reported while it is concluded, and gone once it is not."""
+    tracker = CauseTracker(scale=1.0, records={record.id: record})
+    told = next((t for t in range(TRACKED_S) if tracker.update(t, [cause])), None)
+    if told is None:
+        return [None, None]
+    gone = next((t for t in range(TRACKED_S) if not tracker.update(told + t, [])), None)
+    return [told, gone]
+
+
+def computed() -> dict[str, dict[str, Any]]:
+    """All rows, by the name of the situation that concludes the cause."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, record, base in bases():
+        judge, cause = Judge(record), record.examine(base.facts())
+        assert (cause is None) == (": not" in name), name
+        rows[name] = {
+            "tracked": None if cause is None else tracked(record, cause),
+            "rows": [
+                [stored(change), *judge.verdict(change.on(base).facts())]
+                for change in {change.label: change for change in changes(record, base)}.values()
+            ],
+        }
+    return rows
+
+
+def stored(change: Change) -> dict[str, Any]:
+    """A change as JSON; what it leaves alone is left out."""
+    fields = ("values", "recent", "quiet", "streaks_s", "config", "observed_s", "targets")
+    return {name: value for name in fields if (value := getattr(change, name)) not in (None, {})}
+
+
+@cache
+def read() -> dict[str, Stored]:
+    """The stored rows, by situation."""
+    store: dict[str, Stored] = {}
+    for name, told in json.loads(STORE.read_text()).items():
+        rows = [(Change(**change), tuple(verdict)) for change, *verdict in told["rows"]]
+        store[name] = Stored(told["tracked"], [(change, facts, verdict) for change, verdict in rows
+                             for facts in [change.on(SITUATIONS[name]).facts()]])  # fmt: skip
+    return store
+
+
+def differs(record: CauseRecord, name: str, store: Stored) -> str:
+    """The first stored verdict that a record does not give, in words; empty where there is none."""
+    judge = Judge(record)
+    for change, facts, verdict in store.rows:
+        if (now := judge.verdict(facts)) != verdict:
+            return f"{name}, {change.label}: stored {verdict}, now {now}"
+    cause = record.examine(store.rows[0][1])
+    now = None if cause is None else tracked(record, cause)
+    return "" if now == store.tracked else f"{name}: reported and gone after {now} s"
+
+
+def main() -> None:
+    """Rewrite the store."""
+    lines = [
+        f'  {json.dumps(name)}: {{"tracked": {json.dumps(told["tracked"])}, "rows": [\n    '
+        + ",\n    ".join(json.dumps(row) for row in told["rows"])
+        + "\n  ]}"
+        for name, told in computed().items()
+    ]
+    STORE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""`make mutations`: doubles and halves each weight, threshold and duration of the records in turn.
+
+Each must change a stored verdict. Prints what survives, and how many were tried.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from kneewatch.diagnose.causes import EXAMINED
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Term
+from kneewatch.rules.conditions import Number
+from tests.contract import golden
+
+GUARDS_BELOW = 1e-6
+"""Smaller numbers keep a division from zero; they judge nothing."""
+
+WORDS_ONLY = {"say", "words", "summary", "lever", "action", "guide", "name", "sidecar"}
+"""Fields of a form and a term that judge nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One number of a record, elsewhere: at every place where the record has that number."""
+
+    record: CauseRecord
+    number: Number
+    factor: float
+    place: str
+
+    def __str__(self) -> str:
+        value = self.number.value
+        return f"{self.record.id}: {self.place} {value:g} -> {value * self.factor:g}"
+
+    def mutant(self) -> CauseRecord:
+        """The record with the other number."""
+        made: CauseRecord = put(self.record, self.number, Number(self.number.value * self.factor))
+        return made
+
+
+def numbers(root: object, place: str = "") -> Iterator[tuple[str, Number]]:
+    """Every number that judges, with the place where it stands first; one that is 0 is the same
+    doubled."""
+    if isinstance(root, Number):
+        if abs(root.value) > GUARDS_BELOW:
+            yield place, root
+    elif isinstance(root, tuple):
+        parts: tuple[object, ...] = root
+        for at, part in enumerate(parts):
+            yield from numbers(part, f"{place}.{at}")
+    elif is_dataclass(root):
+        skipped = WORDS_ONLY if isinstance(root, Form | Term) else set[str]()
+        if isinstance(root, Term) and root.weight.value == 0:
+            return
+        for each in fields(root):
+            if each.name not in skipped:
+                yield from numbers(getattr(root, each.name), f"{place}.{each.name}")
+
+
+def put(root: Any, old: Number, new: Number) -> Any:  # noqa: ANN401 - any part of a record
+    """The same with another number wherever that very number stands."""
+    if root is old:
+        return new
+    if isinstance(root, tuple):
+        return tuple(put(part, old, new) for part in root)
+    if not is_dataclass(root) or isinstance(root, type):
+        return root
+    parts = {each.name: getattr(root, each.name) for each in fields(root)}
+    made = {name: put(part, old, new) for name, part in parts.items()}
+    same = all(made[name] is parts[name] for name in parts if not isinstance(parts[name], tuple))
+    tuples = (name for name in parts if isinstance(parts[name], tuple))
+    return root if same and all(made[n] == parts[n] for n in tuples) else replace(root, **made)
+
+
+def mutations() -> Iterator[Mutation]:
+    """All of all records that are concluded from forms."""
+    for record in EXAMINED:
+        if not record.forms:
+            continue
+        places: dict[int, tuple[str, Number]] = {}
+        for place, number in numbers(record):
+            places.setdefault(id(number), (place, number))
+        for place, number in places.values():
+            for factor in (0.5, 2.0):
+                yield Mutation(record, number, factor, place)
+
+
+def caught(mutant: CauseRecord) -> bool:
+    """Whether a stored verdict of the record is another one with the mutant."""
+    for name, store in golden.read().items():
+        if name.partition(":")[0] == mutant.id and golden.differs(mutant, name, store):
+            return True
+    return False
+
+
+def survivors() -> tuple[list[Mutation], int]:
+    """The mutations that no stored verdict catches, and how many there are in all."""
+    tried = list(mutations())
+    return [each for each in tried if not caught(each.mutant())], len(tried)
+
+
+def main() -> None:
+    """Print the count, and each survivor."""
+    left, tried = survivors()
+    for each in left:
+        print(f"survives: {each}")
+    print(f"{tried} mutations of the records (each number doubled and halved): {len(left)} survive")
+    sys.exit(1 if left else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Situations that conclude each cause: the least that does, and one for each other way it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.drift import Departure, Drift, Point
+from kneewatch.diagnose.knee import LearnedKnee, Range
+from kneewatch.rules.model import Severity
+from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SLOW, Situation
+
+MEASURED_ROOM = {"itl_mean_s": 0.02, "prefill_busy_ratio": 0.1, "itl_mean_drift_ratio": None}
+KV, CHURN, LOST, OFF, XFER, SPEC, STALLS, KNEE = (
+    CONCLUSIVE[cause]
+    for cause in (
+        *("kv_pressure", "prefix_churn", "prefix_reuse_lost", "prefix_cache_off"),
+        *("kv_transfer_slow", "spec_decode_poor", "prefill_interference", "past_knee"),
+    )
+)
+PREFILL, DECODE, RUNAWAY = (
+    CONCLUSIVE[cause] for cause in ("prefill_bound", "decode_bound", "runaway_generation")
+)
+ITL_ONLY = Targets(itl_p99_s=0.1)
+FETCHING = CALM.but(kv_fetch_waiting=4.0, kv_fetch_arrived=0.0, kv_fetch_queued=0.0).lasting(
+    fetching=30.0
+)
+ENDLESS = Departure(0.3, Point(0.99, 900.0, 1800.0), 2000.0, 0.61, 0.25)
+KNEE_AT = LearnedKnee(
+    Range(18.0, 20.0, 22.0), Range(5.0, 5.5, 6.0), True, "P99 within the targets", 40, 6
+)
+MEMORY = {"gpu_dram_active_ratio": 0.7}
+COMPUTE = {"gpu_tensor_active_ratio": 0.6}
+HOST = {"gpu_engine_active_ratio": 0.5}
+
+OTHERS: Mapping[str, Situation] = {
+    "kv_pressure:full": QUEUED.but(kv_usage_avg_ratio=0.96, waiting_by_capacity=3.0),
+    "kv_pressure:stalls": KV.but(
+        preemption_ratio_per_s=0.06, kv_usage_avg_ratio=0.8, itl_stall_time_ratio=0.025,
+        waiting_by_capacity=1.2,
+    ),
+    "queue_saturation:targets": replace(
+        QUEUED.but(running_max=12.0, itl_mean_drift_ratio=1.8, waiting_by_capacity=2.2,
+                   kv_usage_avg_ratio=0.9, running=10.0, completed_per_s=1.5),
+        targets=SLOW,
+    ),
+    "queue_saturation:unserved": QUEUED.but(
+        completed_per_s=0.0, running_max=14.0, waiting_by_capacity=2.5, kv_usage_avg_ratio=0.7,
+        waiting_slope_per_s=0.12,
+    ),
+    "queue_saturation:unserved for long": QUEUED.but(
+        completed_per_s=0.0, running_max=14.0
+    ).lasting(queued=70.0),
+    "queue_saturation:slow requests": QUEUED.but(
+        running_max=14.0, e2e_mean_s=20.0, waiting_by_capacity=9.0
+    ),
+    "admission_limit:measured": QUEUED.but(running_max=10.0, **MEASURED_ROOM),
+    "admission_limit:targets": replace(
+        QUEUED.but(running_max=10.0, completed_per_s=40.0), targets=SLOW
+    ),
+    "admission_limit:unserved": QUEUED.but(running_max=10.0, completed_per_s=0.0),
+    "engine_stalled:one request": CONCLUSIVE["engine_stalled"].but(running=1.0),
+    "queue_saturation:some KV": QUEUED.but(
+        running_max=10.0, kv_usage_avg_ratio=0.85, **MEASURED_ROOM
+    ),
+    "queue_saturation:long steps": QUEUED.but(
+        running_max=10.0, **{**MEASURED_ROOM, "itl_mean_s": 0.12}
+    ),
+    "queue_saturation:stalls": QUEUED.but(
+        running_max=10.0, itl_stall_time_ratio=0.06, **MEASURED_ROOM
+    ),
+    "queue_saturation:prefill": QUEUED.but(
+        running_max=10.0, **{**MEASURED_ROOM, "prefill_busy_ratio": 0.6}
+    ),
+    "prefix_cache_off:busy": OFF.but(prefill_service_ratio=0.01, prefill_busy_ratio=0.4),
+    "prefix_cache_off:barely": OFF.but(
+        prefill_service_ratio=0.06, computed_prompt_tokens_per_s=2_400.0
+    ),
+    "prefix_reuse_lost:some hits": LOST.but(
+        prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, kv_capacity_tokens=1e6,
+        prefill_service_ratio=0.06,
+    ),
+    "prefix_reuse_lost:another tier": LOST.but(
+        prefix_hit_ratio=0.2, prefix_hit_tokens_mean=40.0, prefix_saved_ratio=0.5,
+        kv_capacity_tokens=1e6, prefill_service_ratio=0.01, prefill_busy_ratio=0.35,
+    ),
+    "prefix_reuse_lost:never": replace(
+        LOST.but(prefix_hit_ratio=0.015, prefill_service_ratio=0.35), quiet={}
+    ),
+    "prefix_churn:reused": replace(
+        CHURN.but(prefix_hit_ratio=0.4, block_reuse_per_s=1.0, block_eviction_per_s=6.0,
+                  kv_reuse_gap_s=3.0, kv_idle_before_evict_s=5.0, kv_capacity_tokens=250_000.0),
+        quiet={},
+    ),
+    "prefix_churn:mixed": replace(
+        CHURN.but(prefill_hit_share=0.3, prefill_miss_share=0.5, prefill_tokens_p95=900.0,
+                  kv_reuse_gap_s=1.0, kv_idle_before_evict_s=5.0, prefix_saved_ratio=0.5,
+                  kv_capacity_tokens=250_000.0),
+        quiet={}, recent={"prefix_hit_ratio": 0.3},
+    ),
+    "prefix_churn:few hit": replace(
+        CHURN.but(prefill_hit_share=0.12, prefill_miss_share=0.8, prefix_hit_ratio=0.3,
+                  kv_capacity_tokens=250_000.0),
+        quiet={}, recent={"prefix_hit_ratio": 0.3},
+    ),
+    "prefix_churn:few miss": replace(
+        CHURN.but(prefill_hit_share=0.8, prefill_miss_share=0.12, prefix_hit_ratio=0.3,
+                  kv_capacity_tokens=250_000.0),
+        quiet={}, recent={"prefix_hit_ratio": 0.3},
+    ),
+    "prefix_churn:busy": CHURN.but(prefill_service_ratio=0.01, prefill_busy_ratio=0.4),
+    "prefix_churn:still shared": replace(
+        CHURN.but(kv_capacity_tokens=250_000.0), recent={"prefix_hit_ratio": 0.3}
+    ),
+    "adapter_thrash:turns": replace(
+        CALM.but(lora_max=2.0, lora_running=2.5, waiting_deferred=0.0, waiting_deferred_avg=0.7,
+                 lora_change_per_s=0.15, kv_usage_avg_ratio=0.92),
+        recent={"lora_change_per_s": 0.22},
+    ),
+    "adapter_thrash:one waits": CALM.but(
+        lora_max=2.0, waiting_deferred=1.2, waiting_deferred_avg=1.2
+    ).lasting(deferred=30.0),
+    "kv_transfer_slow:share": replace(
+        XFER.but(kv_transfer_mean_s=0.04, ttft_mean_s=0.1), quiet={}
+    ),
+    "kv_transfer_slow:failures": XFER.but(
+        kv_transfer_mean_s=None, kv_transfer_failed_per_s=0.2, kv_expired_per_s=0.1
+    ),
+    "kv_transfer_slow:fetches": FETCHING,
+    "kv_transfer_slow:one fetch": FETCHING.but(kv_fetch_waiting=1.2),
+    "kv_transfer_slow:queued here": FETCHING.but(
+        kv_fetch_queued=3.0, kv_usage_avg_ratio=0.97, kv_expired_per_s=0.1
+    ),
+    "kv_transfer_slow:arrived": FETCHING.but(
+        kv_fetch_arrived=3.0, kv_transfer_failed_per_s=0.1
+    ),
+    "kv_transfer_slow:LMCache": XFER.but(
+        lmcache_retrieve_mean_s=0.08, lmcache_healthy=0.0, kv_transfer_mean_s=0.08
+    ),
+    "spec_decode_poor:drafts": SPEC.but(
+        spec_accepted_per_draft_tokens=0.6, spec_acceptance_ratio=0.2, running_avg=20.0
+    ),
+    "spec_decode_poor:pays": SPEC.but(
+        spec_acceptance_ratio=0.4, spec_accepted_per_draft_tokens=2.0, running_avg=20.0
+    ),
+    "spec_decode_poor:hardly pays": SPEC.but(
+        spec_acceptance_ratio=0.3, spec_accepted_per_draft_tokens=0.9, running_avg=20.0
+    ),
+    "spec_decode_poor:fallen": replace(
+        SPEC.but(spec_acceptance_ratio=0.45, spec_accepted_per_draft_tokens=2.3, running_avg=4.0,
+                 arrival_per_s=0.5),
+        recent={"spec_acceptance_ratio": 0.3},
+    ),
+    "spec_decode_poor:recently": replace(
+        SPEC.but(spec_acceptance_ratio=0.6, running_avg=4.0, arrival_per_s=0.5),
+        recent={"spec_acceptance_ratio": 0.3},
+    ),
+    "spec_decode_poor:loaded": SPEC.but(
+        spec_acceptance_ratio=0.5, spec_accepted_per_draft_tokens=1.5, **COMPUTE
+    ),
+    "spec_decode_poor:loaded recently": replace(
+        SPEC.but(spec_acceptance_ratio=0.7, running_avg=4.0, arrival_per_s=0.5, **COMPUTE),
+        recent={"spec_acceptance_ratio": 0.4},
+    ),
+    "prefill_interference:tail": replace(
+        STALLS.but(itl_stall_time_ratio=0.01, itl_p99_s=0.12, itl_p50_s=0.04), targets=ITL_ONLY
+    ),
+    "prefill_interference:slower": STALLS.but(
+        itl_stall_time_ratio=0.06, itl_stall_per_s=0.06, prefill_long_per_s=0.02,
+        itl_p50_drift_ratio=1.7, large_step_per_s=0.02,
+    ),
+    "prefill_bound:share": PREFILL.but(prefill_mean_s=0.8, queue_mean_s=0.1),
+    "prefill_bound:alone": PREFILL.but(prefill_mean_s=1.2, queue_mean_s=2.0),
+    "prefill_bound:compute": PREFILL.but(ttft_p99_s=1.2, **COMPUTE),
+    "prefill_bound:memory": PREFILL.but(ttft_p99_s=1.2, **MEMORY),
+    "prefill_bound:host": PREFILL.but(ttft_p99_s=1.2, **HOST),
+    "decode_bound:compute": DECODE.but(itl_p50_s=0.12, **COMPUTE),
+    "decode_bound:memory": DECODE.but(itl_p50_s=0.12, **MEMORY),
+    "decode_bound:host": DECODE.but(itl_p50_s=0.12, **HOST),
+    "decode_bound:half": DECODE.but(decode_share_ratio=0.55, itl_p50_s=0.12),
+    "past_knee:queue": replace(
+        KNEE.but(queue_share_ratio=0.3, waiting_avg=1.5, running_avg=16.0), targets=Targets()
+    ),
+    "past_knee:known": replace(KNEE.but(running_avg=32.0), knee=KNEE_AT),
+    "past_knee:before": replace(
+        KNEE.but(running_avg=16.0, waiting_avg=0.0, ttft_p99_p50_drift_ratio=6.0), knee=KNEE_AT
+    ),
+    "past_knee:no quiet time": replace(
+        KNEE.but(running_avg=32.0, ttft_p99_s=1.2), quiet={}, knee=KNEE_AT
+    ),
+    "runaway_generation:stated": replace(
+        CALM.but(finished_length_ratio=0.25), quiet={}, endless=ENDLESS
+    ),
+    "runaway_generation:always so": replace(
+        CALM.but(finished_length_ratio=0.65), quiet={"finished_length_ratio": 0.5},
+        endless=ENDLESS,
+    ),
+    "runaway_generation: not by so little": replace(
+        CALM.but(finished_length_ratio=0.25), quiet={},
+        endless=replace(ENDLESS, shift_ratio=0.15, chance_ratio=0.1),
+    ),
+    "runaway_generation:just enough": replace(
+        CALM.but(finished_length_ratio=0.25), quiet={},
+        endless=replace(ENDLESS, shift_ratio=0.21, chance_ratio=0.1),
+    ),
+    "runaway_generation:longer": replace(
+        RUNAWAY.but(finished_length_ratio=0.55), lengths=Drift(0.25, 500.0, 0.2)
+    ),
+    "runaway_generation:shorter": RUNAWAY.but(output_tokens_mean=220.0),
+    "underused:busy GPU": CONCLUSIVE["underused"].but(
+        gpu_engine_active_ratio=0.45, running_avg=0.4
+    ),
+    "underused:idle GPU": replace(
+        CALM.but(gpu_engine_active_ratio=0.3, running_avg=0.6),
+        findings={"FLEET-LOW": Severity.INFO},
+    ),
+    "kv_overprovisioned:nearly half": CONCLUSIVE["kv_overprovisioned"].but(
+        kv_usage_max_ratio=0.45
+    ),
+}  # fmt: skip
+
+SITUATIONS: Mapping[str, Situation] = {**CONCLUSIVE, **OTHERS}
+"""By the cause's id, or the id, a colon and what is special about it."""

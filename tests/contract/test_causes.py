@@ -1,0 +1,70 @@
+"""Each record gives its stored verdicts, each of its numbers matters, and it forgets no part."""
+
+from __future__ import annotations
+
+import pytest
+
+from kneewatch.diagnose.causes import BY_ID, CAUSES, EXAMINED
+from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.recommend.adviser import LEVERS
+from kneewatch.diagnose.symptoms import SYMPTOMS
+from kneewatch.rules.baseline import FAMILIES
+from kneewatch.rules.conditions import ALWAYS
+from tests.contract import golden
+from tests.contract.mutations import survivors
+from tests.contract.situations import SITUATIONS
+
+EACH = pytest.mark.parametrize("record", CAUSES, ids=list(BY_ID))
+
+
+@pytest.mark.parametrize("name", golden.read())
+def test_a_record_gives_its_stored_verdicts(name: str) -> None:
+    record = BY_ID[name.partition(":")[0]]
+    assert golden.differs(record, name, golden.read()[name]) == ""
+
+
+def test_the_stored_verdicts_cover_each_edge_and_unknown() -> None:
+    stale = "run `python -m tests.contract.golden` and read the diff"
+    computed = golden.computed()
+    assert set(computed) == set(golden.read()), stale
+    for name, rows in computed.items():
+        assert len(rows["rows"]) == len(golden.read()[name].rows), f"{name}: {stale}"
+
+
+def test_every_number_of_a_record_matters() -> None:
+    left, tried = survivors()
+    assert tried > 500
+    assert [str(each) for each in left] == []
+
+
+@pytest.mark.parametrize("record", EXAMINED, ids=[record.id for record in EXAMINED])
+def test_a_cause_that_is_examined_has_a_situation(record: CauseRecord) -> None:
+    assert record.id in SITUATIONS, "add it to CONCLUSIVE in tests/diagnose/situations.py"
+
+
+@EACH
+def test_a_record_has_all_its_parts(record: CauseRecord) -> None:
+    assert record.title
+    assert record.means.endswith(".")
+    assert set(record.explains) <= set(BY_ID), "explains"
+    assert set(record.moves) <= set(FAMILIES), "moves"
+    assert set(record.symptoms) <= set(SYMPTOMS), "symptoms"
+    assert set(record.levers) <= set(LEVERS), "levers"
+    assert record.levers or not record.enough, "enough is what a lever must bring to 0"
+    assert not (record.forms and record.judge), "one way to conclude it"
+    for form in record.forms:
+        assert form.summary, "summary of the alert"
+        assert form.guide, "guide"
+        assert form.terms, "terms"
+        assert form.levels[-1].when == ALWAYS, "levels: the last one always applies"
+        severities = [level.severity for level in form.levels]
+        assert severities == sorted(severities, reverse=True), "levels: worst first"
+        assert form.say[-1][0] == ALWAYS, "say: the last one always applies"
+        assert isinstance(form.lever, str) or form.action, "action of the alert"
+
+
+@EACH
+def test_what_only_the_sidecar_can_see_says_why(record: CauseRecord) -> None:
+    concluded = bool(record.forms) and not record.sidecar
+    elsewhere = record.id in {"bad_node", "target_down"}
+    assert concluded or elsewhere or record.sidecar, "sidecar: why PromQL cannot conclude it"
