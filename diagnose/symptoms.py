@@ -34,7 +34,7 @@ def symptoms(facts: Facts, causes: Iterable[Cause]) -> list[str]:
     slow_first = _too_high(facts, "ttft", facts.targets.ttft_p99_s)
     slow_steps = _too_high(facts, "itl", facts.targets.itl_p99_s)
     busy = facts.values.get("gpu_engine_active_ratio")
-    queued = any(BY_ID[cause].capacity for cause in found)
+    queued = any(BY_ID[cause].queues for cause in found)
     shown = {symptom for cause in found for symptom in BY_ID[cause].symptoms}
     if few and slow_first and not queued:
         shown.add("S1")

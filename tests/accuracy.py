@@ -1,4 +1,5 @@
-"""`make accuracy`: expected against given over the labelled recordings.
+"""`make accuracy`: expected against given over the labelled recordings, without latency targets and
+with targets at several levels.
 
 Usage: python -m tests.accuracy [FOLDER]   a folder with captures and a labels.json; default: the
 shipped ones
@@ -8,37 +9,58 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 
 from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.diagnosis import Diagnosis
 from kneewatch.rules.model import Severity
 from tests import kvtruth, slo_ramps, throughput
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
-from tests.recordings import CAPTURES, Phase, diagnoses, phases
+from tests.recordings import CAPTURES, FIRST_CAUSES, NO_TARGETS, Phase, diagnoses, phases
+from tests.target_levels import LATENCY_CAUSES, UNREACHABLE, completed, is_missed, loose, middle
 
 RIGHT_FROM = 0.8
 """A faulty phase counts as told right when the right cause comes first in four of five scrapes."""
 
+STATED_LEVEL, STATED = "1 s and 60 ms", Targets(ttft_p99_s=1.0, itl_p99_s=0.06)
+"""Targets as users state them, for all recordings alike."""
+
+ROOT_CAUSES = frozenset(chain.from_iterable(FIRST_CAUSES.values())) - LATENCY_CAUSES
+"""Causes that have evidence of their own: a missed target is none for them."""
+
+Said = Mapping[Path, Sequence[Diagnosis]]
+"""What was said of each recording."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was said of one phase. `delay_s`: from its start to the first right word."""
+    """What was said of one phase. `delay_s`: from its start to the first right word.
+
+    `missed`: whether a judged scrape missed a target; `unfounded` are root causes that were said
+    of a quiet phase with targets only.
+    """
 
     phase: Phase
     judged: Sequence[Diagnosis]
     share: float
     delay_s: float | None
     worst: Severity
+    missed: bool = False
+    unfounded: frozenset[str] = frozenset()
 
     @property
     def right(self) -> bool:
-        """Whether the phase was told right."""
+        """Whether the phase was told right. In a quiet one in which a target is missed a warning
+        about that is right."""
         if self.phase.first_causes:
             return bool(self.judged) and self.share >= RIGHT_FROM and self.stage_right
-        return self.worst < Severity.WARNING and self.stage_right
+        calm = not self.unfounded if self.missed else self.worst < Severity.WARNING
+        return calm and self.stage_right
 
     @property
     def stages(self) -> list[int]:
@@ -60,25 +82,52 @@ def first_cause(diagnosis: Diagnosis) -> str:
     return diagnosis.causes[0].id if diagnosis.causes else "-"
 
 
-def verdict(phase: Phase, told: Sequence[Diagnosis]) -> Verdict:
-    """What was said of a phase."""
+def first_word(diagnosis: Diagnosis) -> str:
+    """The first cause's id, without causes the worst finding's rule at warning or worse, or a
+    dash."""
+    if diagnosis.causes:
+        return diagnosis.causes[0].id
+    worst = max(diagnosis.findings, key=lambda finding: finding.severity, default=None)
+    return worst.rule.id if worst and worst.severity >= Severity.WARNING else "-"
+
+
+def verdict(
+    phase: Phase,
+    told: Sequence[Diagnosis],
+    *,
+    targets: Targets = NO_TARGETS,
+    untargeted: Sequence[Diagnosis] = (),
+) -> Verdict:
+    """What was said of a phase; `untargeted` is what was said without the targets."""
     inside = [d for d in told if phase.from_s <= d.t_s <= phase.to_s]
     judged = [d for d in inside if d.t_s >= phase.judged_from_s]
     right = [d for d in judged if first_cause(d) in phase.first_causes]
     hit = next((d.t_s for d in inside if first_cause(d) in phase.first_causes), None)
+    without = [d for d in untargeted if phase.judged_from_s <= d.t_s <= phase.to_s]
+    unfounded = (causes_of(judged) - causes_of(without)) & ROOT_CAUSES
     return Verdict(
         phase,
         judged,
         len(right) / len(judged) if judged else 0.0,
         None if hit is None else hit - phase.from_s,
         max((d.severity for d in judged), default=Severity.OK),
+        any(is_missed(d, targets) for d in judged),
+        frozenset() if phase.first_causes else unfounded,
     )
+
+
+def causes_of(diagnoses: Sequence[Diagnosis]) -> frozenset[str]:
+    """Every cause that was said, by itself or within another."""
+    causes = [cause for diagnosis in diagnoses for cause in diagnosis.causes]
+    return frozenset(name for cause in causes for name in (cause.id, *cause.explains))
 
 
 def given(found: Verdict) -> str:
     """The first causes given, most frequent first, with their number of scrapes."""
-    counts = Counter(first_cause(d) for d in found.judged)
-    return ", ".join(f"{cause} {count}" for cause, count in counts.most_common(3))
+    counts = Counter(first_word(d) for d in found.judged)
+    first = ", ".join(f"{cause} {count}" for cause, count in counts.most_common(3))
+    unfounded = ", ".join(sorted(found.unfounded))
+    return f"{first}; unfounded: {unfounded}" if unfounded else first
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -93,8 +142,33 @@ def table(verdicts: Sequence[Verdict]) -> str:
         after = f"{found.delay_s:.0f} s" if found.delay_s is not None else ""
         lines.append(
             f"{phase.capture.name.removesuffix('.jsonl.gz'):31}{phase.name:18}{phase.state:24}"
-            f"{'yes' if found.right else 'NO':4}{share:>6}{after:>7}  "
+            f"{mark(found):4}{share:>6}{after:>7}  "
             f"{','.join(map(str, found.stages)):10}{found.worst.word:9} {given(found)}"
+        )
+    return "\n".join(lines)
+
+
+def mark(found: Verdict) -> str:
+    """Whether a phase was told right, in a word; a dash where only wrong causes are looked for."""
+    if not found.right:
+        return "NO"
+    return "-" if found.missed and not found.phase.first_causes else "yes"
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """How many phases were told right, in a line for faulty and one or two for quiet ones."""
+    faulty = [v for v in verdicts if v.phase.first_causes]
+    quiet = [v for v in verdicts if not v.phase.first_causes and v.judged]
+    met = [v for v in quiet if not v.missed]
+    missed = [v for v in quiet if v.missed]
+    lines = [
+        f"faulty phases told right: {sum(v.right for v in faulty)} of {len(faulty)}",
+        f"quiet phases without a page: {sum(v.right for v in met)} of {len(met)}",
+    ]
+    if missed:
+        right = sum(v.right for v in missed)
+        lines.append(
+            f"quiet phases that miss a target, without an unfounded cause: {right} of {len(missed)}"
         )
     return "\n".join(lines)
 
@@ -201,22 +275,70 @@ def judge(folder: Path) -> tuple[list[Verdict], dict[Path, list[Diagnosis]]]:
     return verdicts, told
 
 
+def level_targets(verdicts: Sequence[Verdict], said: Said) -> dict[str, dict[Path, Targets]]:
+    """Targets by level and recording; `verdicts` and `said` are those without targets."""
+    healthy: dict[Path, list[Diagnosis]] = {capture: [] for capture in said}
+    for row in verdicts:
+        if not row.phase.first_causes:
+            healthy[row.phase.capture] += row.judged
+    loosest = {capture: loose(rows) for capture, rows in healthy.items()}
+    others = list(loosest.values())
+    fixed = {STATED_LEVEL: STATED, **UNREACHABLE}
+    return {
+        "loose": {capture: completed(own, others) for capture, own in loosest.items()},
+        "median": {capture: middle(rows) for capture, rows in said.items()},
+        **{level: dict.fromkeys(said, targets) for level, targets in fixed.items()},
+    }
+
+
+def with_targets(verdicts: Sequence[Verdict], said: Said) -> dict[str, list[Verdict]]:
+    """Verdicts by level on the phases that have scrapes to judge."""
+    by_level: dict[str, list[Verdict]] = {}
+    for level, targets in level_targets(verdicts, said).items():
+        targeted = {capture: diagnoses(capture, targets=own) for capture, own in targets.items()}
+        by_level[level] = [
+            verdict(
+                row.phase, targeted[capture], targets=targets[capture], untargeted=said[capture]
+            )
+            for row, capture in ((row, row.phase.capture) for row in verdicts if row.judged)
+        ]
+    return by_level
+
+
+def wrong(by_level: Mapping[str, Sequence[Verdict]]) -> str:
+    """A row for each phase that was not told right at a level."""
+    lines = [f"{'level':18}{'recording':31}{'phase':18}{'expected':44}said (scrapes)"]
+    for level, verdicts in by_level.items():
+        for row in verdicts:
+            if row.right:
+                continue
+            phase = row.phase
+            name = phase.capture.name.removesuffix(".jsonl.gz")
+            expected = "/".join(sorted(phase.first_causes)) or "nothing at warning"
+            if row.missed and not phase.first_causes:
+                expected = "no unfounded cause, stage 0 or 1"
+            lines.append(f"{level:18}{name:31}{phase.name:18}{expected:44}{given(row)}")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Print the tables."""
+    """Print the tables. Loads that climb are simulated in a second process meanwhile."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CAPTURES
-    verdicts, told = judge(folder)
-    faulty = [found for found in verdicts if found.phase.first_causes]
-    quiet = [found for found in verdicts if not found.phase.first_causes and found.judged]
-    print(table(verdicts))
-    print(f"\nfaulty phases told right: {sum(v.right for v in faulty)} of {len(faulty)}")
-    print(f"quiet phases without a page: {sum(v.right for v in quiet)} of {len(quiet)}\n")
-    print(by_cause(verdicts), "\n")
-    print(calibration(verdicts), "\n")
-    print(cascade_times(told), "\n")
-    print(beside_doctor(verdicts), "\n")
-    print(kvtruth.report(), "\n")
-    print(throughput.report(), "\n")
-    print(slo_ramps.report())
+    with get_context("spawn").Pool(1) as pool:
+        ramps = pool.apply_async(slo_ramps.report)
+        verdicts, told = judge(folder)
+        print(f"{table(verdicts)}\n\n{summary(verdicts)}")
+        by_level = with_targets(verdicts, told)
+        for level, rows in by_level.items():
+            print(f"\ntargets: {level}\n{table(rows)}\n\n{summary(rows)}")
+        print(f"\nwrong with targets:\n{wrong(by_level)}\n")
+        print(by_cause(verdicts), "\n")
+        print(calibration(verdicts), "\n")
+        print(cascade_times(told), "\n")
+        print(beside_doctor(verdicts), "\n")
+        print(kvtruth.report(), "\n")
+        print(throughput.report(), "\n")
+        print(ramps.get())
     print(slo_ramps.of_recordings())
 
 

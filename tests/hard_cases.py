@@ -4,7 +4,8 @@
 
 A case's server is healthy at first, then its faults begin. A cause counts as told when it is told
 at warning or worse in half of the scrapes from 150 s after the beginning on, by itself or within
-another. Told causes that were not planted, and do not follow from what was, are wrong.
+another. Told causes that were not planted, and do not follow from what was, are wrong. The sweeps
+judge the same cases with latency targets, and cases without quiet times.
 """
 
 from __future__ import annotations
@@ -12,183 +13,49 @@ from __future__ import annotations
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from multiprocessing import get_context
 from os import cpu_count
-from random import Random
 
-from kneewatch.agent.source import TargetStream
-from kneewatch.collector.exposition.parser import Limits, PageParser
-from kneewatch.collector.gpu_pages import GpuPage, GpuResolver
-from kneewatch.collector.names.gpus import GpuBinding
-from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.engine import Catalogue
-from kneewatch.diagnose.gpus import GpuChoice, GpuMonitor
-from kneewatch.diagnose.profile import Profile
-from kneewatch.rules.model import WINDOW_S, Severity
+from tests.hard_judging import Judged, judge, played, said
+from tests.hard_sweeps import (
+    WITH_TARGETS,
+    Headed,
+    by_cause_and_level,
+    headed,
+    headed_table,
+    levels_table,
+    quietless_table,
+    said_instead,
+    with_targets,
+)
 from tests.simulator import traces
-from tests.simulator.cases import BEGINS_S, LASTS_S, SETTLE_S, Case, cases
-from tests.simulator.page import START_S
-from tests.simulator.server import GPU_SCRAPE_S, Server, scrapes
-
-TOLD_RATIO = 0.5
-QUEUED_RATIO = 0.1
-"""A queue by capacity longer than this share of the batch is one, by the simulator's books."""
-
-JUDGED_FROM_S = BEGINS_S + SETTLE_S
+from tests.simulator.cases import Case, cases
+from tests.simulator.sweeps import LOST, quietless_cases
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A case and what was said of it. `shares`: of each cause the share of judged scrapes that
-    told it at warning or worse; `listed`: those told by themselves. `follows`: what was as true,
-    by the simulator's own books."""
-
-    case: Case
-    shares: dict[str, float]
-    listed: dict[str, float]
-    firsts: Counter[str]
-    confidences: tuple[tuple[str, float], ...]
-    early: frozenset[str]
-    delay_s: float | None
-    follows: frozenset[str]
-
-    @property
-    def told(self) -> frozenset[str]:
-        """Causes that count as told."""
-        return frozenset(c for c, share in self.shares.items() if share >= TOLD_RATIO)
-
-    @property
-    def wrong(self) -> frozenset[str]:
-        """Causes told by themselves that are not there."""
-        listed = {c for c, share in self.listed.items() if share >= TOLD_RATIO}
-        return frozenset(listed - self.case.wanted - self.case.also - self.follows)
-
-    @property
-    def first_right(self) -> bool:
-        """Whether what came first in most scrapes was planted, or nothing was."""
-        first = self.firsts.most_common(1)[0][0]
-        return first in self.case.wanted or (first == "-" and not self.case.wanted)
-
-    @property
-    def right(self) -> bool:
-        """Whether all that is there was told and nothing else."""
-        return self.case.wanted <= self.told and not self.wrong
+def judge_case(case: Case, *, seed: int) -> tuple[list[Judged], list[Headed]]:
+    """Verdicts on a case: without targets, and at each level of targets where it is swept."""
+    incident, own = played(case, seed), case.faults[0].targets
+    diagnoses = list(said(incident, own))
+    if case.group == LOST:
+        return [], [headed(case, diagnoses)]
+    judged = [judge(incident, diagnoses, level="none", targets=own)]
+    if case.group in WITH_TARGETS:
+        judged += with_targets(incident, diagnoses)
+    return judged, []
 
 
-def _all_of_node(binding: GpuBinding) -> GpuChoice:
-    return GpuChoice(binding.gpus, "the target's labels")
-
-
-class Watcher:
-    """kneewatch beside one server: its pages and its GPUs'."""
-
-    def __init__(self, profile: Profile, catalogue: Catalogue) -> None:
-        self.stream = TargetStream("sim", profile, Limits(), catalogue)
-        self._gpus = GpuMonitor(
-            window_s=profile.window_s, interval_s=GPU_SCRAPE_S, choose=_all_of_node
-        )
-        self.stream.gpus = self._gpus
-        self._parser, self._resolver = PageParser(Limits()), GpuResolver()
-
-    def gpu_page(self, t_s: float, body: str) -> None:
-        """Take a page of the exporter."""
-        page = self._parser.parse(body)
-        self._gpus.take(t_s, GpuPage(page, self._resolver.resolve(page.layout)))
-
-
-@dataclass(slots=True)
-class Books:
-    """What was true while a case was judged, whatever its pages showed."""
-
-    scrapes: int = 0
-    queued: int = 0
-    seated: int = 0
-    preempted: float = -1.0
-    preempted_since: float = 0.0
-
-    def note(self, server: Server) -> None:
-        """A scrape's truth."""
-        scheduler, counts = server.engine.scheduler, server.engine.counters.counts
-        by_capacity = len(scheduler.waiting) - scheduler.deferred
-        self.scrapes += 1
-        self.queued += by_capacity > QUEUED_RATIO * len(scheduler.running)
-        self.seated += len(scheduler.running) >= server.setting.launch.max_num_seqs
-        if self.preempted < 0:
-            self.preempted = counts["num_preemptions_total"]
-        self.preempted_since = counts["num_preemptions_total"] - self.preempted
-
-    @property
-    def follows(self) -> frozenset[str]:
-        """Causes that were true, planted or not: a lasting queue, preemptions."""
-        found = set[str]()
-        if self.queued > self.scrapes / 2:
-            found.add("queue_saturation")
-            if self.seated > self.scrapes / 2:
-                found.add("admission_limit")
-        if self.preempted_since >= self.scrapes:
-            found.add("kv_pressure")
-        return frozenset(found)
-
-
-def play(case: Case, seed: int, books: Books) -> Iterator[Diagnosis]:
-    """All that is said of a case."""
-    setting = case.setting()
-    server = Server(setting, Random(f"{seed} {case.machine} {case.name}"))
-    profile = Profile(targets=case.faults[0].targets)
-    watcher = Watcher(profile, Catalogue.of(profile))
-
-    def begin(begun: Server) -> None:
-        for fault in case.faults:
-            fault.begin(begun)
-
-    gpu_due_s = START_S
-    for entry in scrapes(server, for_s=BEGINS_S + LASTS_S, at={BEGINS_S: begin}):
-        if case.gpu_page and entry.t_s >= gpu_due_s:
-            gpu_due_s = entry.t_s + GPU_SCRAPE_S
-            watcher.gpu_page(entry.t_s, server.exporter.page(entry.t_s - START_S))
-        if entry.t_s - START_S >= JUDGED_FROM_S:
-            books.note(server)
-        yield from watcher.stream.replay(case.stripped(entry))
-
-
-def grave(diagnosis: Diagnosis) -> list[Cause]:
-    """Causes at warning or worse, first to last."""
-    return [cause for cause in diagnosis.causes if cause.severity >= Severity.WARNING]
-
-
-def judge(case: Case, seed: int) -> Judged:
-    """What was said of a case."""
-    books = Books()
-    said = [(diagnosis.t_s - START_S, grave(diagnosis)) for diagnosis in play(case, seed, books)]
-    late = [causes for t_s, causes in said if t_s >= JUDGED_FROM_S]
-    shares, listed, firsts = Counter[str](), Counter[str](), Counter[str]()
-    for causes in late:
-        listed.update(cause.id for cause in causes)
-        shares.update({name for cause in causes for name in (cause.id, *cause.explains)})
-        firsts[causes[0].id if causes else "-"] += 1
-    before = [causes for t_s, causes in said if WINDOW_S < t_s <= BEGINS_S]
-    early = {cause.id for causes in before for cause in causes}
-    hit_s = (
-        t_s - BEGINS_S
-        for t_s, causes in said
-        if t_s > BEGINS_S and any(case.wanted & {cause.id, *cause.explains} for cause in causes)
-    )
-    return Judged(
-        case,
-        {name: count / len(late) for name, count in shares.items()},
-        {name: count / len(late) for name, count in listed.items()},
-        firsts,
-        tuple((cause.id, cause.confidence) for causes in late for cause in causes),
-        frozenset(early - _from_the_start(case)),
-        min(hit_s, default=None),
-        books.follows,
-    )
-
-
-def _from_the_start(case: Case) -> frozenset[str]:
-    """What a case's server has from its start on."""
-    return case.wanted & {"prefix_cache_off", "metrics_missing"}
+def judge_cases(
+    chosen: Sequence[Case], *, seed: int, jobs: int
+) -> Iterator[tuple[list[Judged], list[Headed]]]:
+    """Verdicts on each case, by so many processes."""
+    if jobs == 1 or len(chosen) <= 1:
+        yield from map(partial(judge_case, seed=seed), chosen)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(partial(judge_case, seed=seed), chosen)
 
 
 def by_group(judged: Sequence[Judged]) -> str:
@@ -199,7 +66,7 @@ def by_group(judged: Sequence[Judged]) -> str:
     for group in groups:
         rows = [one for one in judged if one.case.group == group]
         wanted = sum(len(one.case.wanted) for one in rows)
-        told = sum(len(one.case.wanted & one.told) for one in rows)
+        told = sum(len(one.case.wanted & one.concluded) for one in rows)
         wrong = sum(len(one.wrong) for one in rows)
         right = sum(one.right for one in rows)
         first = sum(one.first_right for one in rows)
@@ -214,7 +81,7 @@ def by_cause(judged: Sequence[Judged]) -> str:
     delays = defaultdict[str, list[float]](list)
     for one in judged:
         wanted.update(one.case.wanted)
-        told.update(one.case.wanted & one.told)
+        told.update(one.case.wanted & one.concluded)
         wrong.update(one.wrong)
         if len(one.case.wanted) == 1 and one.delay_s is not None and one.right:
             delays[next(iter(one.case.wanted))].append(one.delay_s)
@@ -251,12 +118,43 @@ def shown(one: Judged) -> str:
     """A case in a line."""
     shares = ", ".join(f"{cause} {share:.2f}" for cause, share in sorted(one.listed.items()))
     firsts = ", ".join(f"{cause} {count}" for cause, count in one.firsts.most_common(2))
-    wanted = "+".join(sorted(one.case.wanted)) or "nothing"
+    wanted = "+".join(sorted(one.case.wanted)) or "/".join(sorted(one.case.accepted)) or "nothing"
     early = f"  EARLY {', '.join(sorted(one.early))}" if one.early else ""
+    name = one.case.name[:58] if one.level == "none" else f"{one.case.name[:38]} ({one.level})"
+    claims = "  CLAIMS ROOM ON THE GPU" if one.unmeasured else ""
     return (
-        f"{'yes' if one.right else 'NO':4}{one.case.machine:20}{one.case.name[:58]:60}"
-        f"want {wanted:38} first {firsts:44} told {shares or '-'}{early}"
+        f"{'yes' if one.ok else 'NO':4}{one.case.machine:20}{name:60}"
+        f"want {wanted:38} first {firsts:44} told {shares or '-'}{early}{claims}"
     )
+
+
+def report(judged: Sequence[Judged], rows: Sequence[Headed], *, verbose: bool) -> Iterator[str]:
+    """The tables: cases as they are, with targets, without quiet times."""
+    swept = [verdict for verdict in judged if verdict.case.group in WITH_TARGETS]
+    quietless = [verdict for verdict in judged if verdict.is_quietless]
+    plain = [verdict for verdict in judged if verdict.level == "none" and not verdict.is_quietless]
+    for verdict in judged:
+        # What was wrong with targets is too much for a line each: it is counted below.
+        if verbose or (verdict.level == "none" and (not verdict.ok or verdict.early)):
+            yield shown(verdict)
+    if plain:
+        early = sum(bool(verdict.early) for verdict in plain)
+        yield f"\n{by_group(plain)}\n\n{by_cause(plain)}\n\n{calibration(plain)}\n"
+        yield f"healthy minutes before the fault: a warning in {early} of {len(plain)} cases\n"
+    if swept:
+        with_any = [verdict for verdict in swept if verdict.level != "none"]
+        yield f"with latency targets:\n\n{levels_table(swept)}\n\n{by_cause_and_level(swept)}\n"
+        yield f"{said_instead(with_any)}\n\nright with targets: {_right(with_any)}\n"
+    if quietless:
+        yield f"without quiet times:\n\n{quietless_table(quietless)}\n"
+        yield f"{said_instead(quietless)}\n\nright without quiet times: {_right(quietless)}\n"
+    if rows:
+        yield f"{headed_table(rows)}\n"
+        yield f"right of a prefix lost under stalls: {sum(r.right for r in rows)} of {len(rows)}\n"
+
+
+def _right(judged: Sequence[Judged]) -> str:
+    return f"{sum(verdict.right_and_first for verdict in judged)} of {len(judged)}"
 
 
 def main() -> None:
@@ -264,22 +162,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--weeks", type=float, default=traces.WEEKS, help="engine-weeks watched")
-    parser.add_argument(
-        "--jobs", type=int, default=cpu_count() or 1, help="processes for the weeks"
-    )
+    parser.add_argument("--jobs", type=int, default=cpu_count() or 1, help="processes")
     parser.add_argument("--detailed", action="store_true", help="weeks step by step: far slower")
     parser.add_argument("--only", default="", help="cases with this in group, name or machine")
-    parser.add_argument("--verbose", action="store_true", help="a line for every case")
+    parser.add_argument("--verbose", action="store_true", help="a line for every case and level")
     given = parser.parse_args()
-    chosen = [c for c in cases() if given.only in f"{c.group} {c.name} {c.machine}"]
-    judged = [judge(case, given.seed) for case in chosen]
-    for one in judged:
-        if given.verbose or not one.right or one.early:
-            print(shown(one))
-    if judged:
-        early = sum(bool(one.early) for one in judged)
-        print(f"\n{by_group(judged)}\n\n{by_cause(judged)}\n\n{calibration(judged)}\n")
-        print(f"healthy minutes before the fault: a warning in {early} of {len(judged)} cases\n")
+    every = chain(cases(), quietless_cases())
+    chosen = [c for c in every if given.only in f"{c.group} {c.name} {c.machine}"]
+    verdicts = list(judge_cases(chosen, seed=given.seed, jobs=given.jobs))
+    judged = [verdict for levels, _ in verdicts for verdict in levels]
+    rows = [row for _, headings in verdicts for row in headings]
+    for text in report(judged, rows, verbose=given.verbose):
+        print(text)
     if given.weeks:
         print(traces.report(given.seed, given.weeks, detailed=given.detailed, jobs=given.jobs))
 

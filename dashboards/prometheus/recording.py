@@ -155,15 +155,20 @@ def calm_group(plan: Plan) -> Group:
 
     Evaluated after the alerts, for a finding at warning is not quiet.
     """
-    rules: list[Record] = []
+    # Once for all families: there are many alerts to look through.
+    firing = 'ALERTS{kneewatch="finding", alertstate="firing", severity=~"warning|critical"}'
+    seen, warned, arrivals = map(recorded, ("seen", "warned", "arrival_per_s"))
     half, window = duration(plan.window_s / 2), duration(plan.window_s)
-    # A target that has just appeared has no quiet yet.
-    seen = f"({recorded('arrival_per_s')} > 0) and ({recorded('running')} offset {half})"
+    rules = [
+        Record(warned, f"max by ({plan.engine}, rule) ({firing})"),
+        # A target that has just appeared has no quiet yet.
+        Record(seen, f"({arrivals} > 0) and ({recorded('running')} offset {half})"),
+    ]
     for family in FAMILIES:
         label = {"family": family}
         disturbed, sampled = (f'{recorded(key)}{{family="{family}"}}' for key in FAMILY_SERIES)
         on = f"unless on ({plan.engine})"
-        calm = f"({seen}) {on} max_over_time({disturbed}[{window}])"
+        calm = f"{seen} {on} max_over_time({disturbed}[{window}])"
         if plan.ordered:  # one sample each half window, as the sidecar takes them
             spaced = duration((plan.window_s - plan.interval_s) / 2)
             calm = f"({calm}) {on} last_over_time({sampled}[{spaced}])"
@@ -183,9 +188,9 @@ def _disturbed(plan: Plan, family: str) -> str:
     causes = "|".join(record.id for record in CAUSES if family in record.moves)
     rules = "|".join(rule.id for rule in plan.rules() if family in rule.moves)
     concluded = f'{recorded(CONFIDENCE)}{{cause=~"({causes})(:.*)?"}} >= {number(CONCLUDED_FROM)}'
-    alerts = f'ALERTS{{rule=~"{rules}", alertstate="firing", severity=~"warning|critical"}}'
+    warned = f'{recorded("warned")}{{rule=~"{rules}"}}'
     parts = [f"(max by ({plan.engine}) ({concluded}))"]
-    parts += [f"(max by ({plan.engine}) ({alerts}))"] if rules else []
+    parts += [f"(max by ({plan.engine}) ({warned}))"] if rules else []
     if family in STAGE_MOVES:
         parts.append(f"({recorded('cascade_stage')} >= {EVICTS})")
     if family in QUEUE_MOVES:

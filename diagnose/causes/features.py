@@ -143,7 +143,7 @@ SPEC_DECODE_POOR = CauseRecord(
                     1.0,
                     0.6,
                     _per_draft,
-                    when=(PER_DRAFT < 1.0) & ~PAYS,
+                    when=~FALLEN & (PER_DRAFT < 1.0) & ~PAYS,
                     below=True,
                 ),
                 term(
@@ -151,7 +151,7 @@ SPEC_DECODE_POOR = CauseRecord(
                     None,
                     0.0,
                     _per_draft,
-                    when=(PER_DRAFT >= 1.0) & ~PAYS,
+                    when=~FALLEN & (PER_DRAFT >= 1.0) & ~PAYS,
                 ),
                 term(PER_DRAFT, None, -0.8, _per_draft, when=PAYS),
                 term(

@@ -24,7 +24,8 @@ from kneewatch.rules.quantities import Signal, Usually
 COUNTED_SHORT = 0.5
 """A rate extrapolates to its window's edges: a count comes out a little off."""
 
-LONG_PREFILLS = Signal("prefill_long_per_s").otherwise(0.0) * WINDOW_S
+LONG_PER_S = Signal("prefill_long_per_s").otherwise(0.0)
+LONG_PREFILLS = LONG_PER_S * WINDOW_S
 LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNTED_SHORT
 """One prefill of half a second in the window, however many short ones are between: among a hundred
 requests a quantile would show a single long prompt by chance only."""
@@ -69,10 +70,10 @@ PREFILL_INTERFERENCE = CauseRecord(
                 ),
                 term(ITL_P50_S, None, -0.6, "the median step is slower too", when=~MEDIAN_HOLDS),
                 term(
-                    LONG_PREFILLS,
-                    1.0,
+                    LONG_PER_S,
+                    1.0 / WINDOW_S,
                     0.8,
-                    "{value} of the window's prefills took 0.5 s or longer",
+                    "{long} of the window's prefills took 0.5 s or longer",
                     when=LONG_WERE_SEEN,
                     signal="prefill_long_per_s",
                 ),
@@ -91,6 +92,7 @@ PREFILL_INTERFERENCE = CauseRecord(
                     "steps wait behind prefills.",
                 ),
             ),
+            words=(("long", LONG_PREFILLS),),
             summary="Decode stalls behind long prefills",
             lever="Enable chunked prefill or lower --max-num-batched-tokens; for strict targets "
             "put prefill on its own servers.",

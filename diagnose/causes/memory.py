@@ -114,6 +114,7 @@ KV_PRESSURE = CauseRecord(
     onset_s=Number(0.0),
     clear_s=Number(0.0),
     capacity=True,
+    queues=True,
 )
 
 LONG_WAIT_S = QUEUE / SERVED
@@ -261,6 +262,7 @@ QUEUE_SATURATION = CauseRecord(
     onset_s=Number(0.0),
     clear_s=Number(45.0),
     capacity=True,
+    queues=True,
 )
 
 ADMISSION_LIMIT = CauseRecord(
@@ -286,4 +288,5 @@ ADMISSION_LIMIT = CauseRecord(
     onset_s=Number(0.0),
     clear_s=Number(45.0),
     capacity=True,
+    queues=True,
 )

@@ -190,6 +190,9 @@ class CauseRecord:
     clear_s: Number = field(default=Number(CLEAR_S))
     fleet: bool = False
     capacity: bool = False
+    """Whether it says that the fleet was too small for its load, for a while."""
+    queues: bool = False
+    """Whether requests queue for capacity because of it."""
     sidecar: str = ""
 
     @cached_property

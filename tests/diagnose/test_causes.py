@@ -389,8 +389,9 @@ def test_adapters_that_take_turns_are_told_though_some_scrapes_hold_nobody_back(
 
 def test_one_long_prompt_among_hundreds_stalls_decode() -> None:
     rare = STALLS.but(prefill_long_per_s=1 / 60, prefill_p99_s=0.3)
-    evidence = rare.causes()["prefill_interference"].evidence
-    assert "1 of the window's prefills took 0.5 s or longer" in [one.text for one in evidence]
+    *_, prefills = rare.causes()["prefill_interference"].evidence
+    assert prefills.text == "1 of the window's prefills took 0.5 s or longer"
+    assert (prefills.value, prefills.threshold) == (1 / 60, 1 / 60), "the signal's own unit"
 
 
 def test_a_queue_makes_prefill_no_lighter() -> None:

@@ -51,6 +51,10 @@ def shown(situation: Situation) -> list[str]:
         pytest.param(CONCLUSIVE["adapter_thrash"], ["S7"], id="S7"),
         pytest.param(CONCLUSIVE["past_knee"], ["S8"], id="S8 at the knee"),
         pytest.param(
+            replace(CONCLUSIVE["past_knee"].but(running_avg=6.0), quiet={"running_avg": 2.0}),
+            ["S1", "S8"], id="the knee of a few requests: nothing is queued",
+        ),
+        pytest.param(
             CONCLUSIVE["kv_pressure"].but(ttft_p99_drift_ratio=5.0), ["S8"], id="S8 by preemption"
         ),
         pytest.param(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from kneewatch.collector.captures.entries import Entry
 from tests.simulator.faults import FAULTS, Fault
@@ -51,7 +51,9 @@ Strip = Callable[[str], str]
 class Case:
     """A case. `strip` takes metrics off its pages, `gpu_page` says whether the GPUs' is there.
 
-    `wanted` are the causes that must be told.
+    `wanted` are the causes that must be told; `accepted` are causes that may come first as well, a
+    dash among them where nothing at warning is right. `trouble` is there from the server's start,
+    the faults from `begins_s` on.
     """
 
     group: str
@@ -62,12 +64,20 @@ class Case:
     strip: Strip | None = None
     gpu_page: bool = True
     wanted: frozenset[str]
+    accepted: frozenset[str] = frozenset()
+    trouble: Fault | None = None
+    begins_s: float = BEGINS_S
+
+    @property
+    def judged_from_s(self) -> float:
+        """From when on it must be told right, in seconds from the server's start."""
+        return self.begins_s + SETTLE_S
 
     @property
     def also(self) -> frozenset[str]:
         """Causes that are as true: what follows, and what is planted and need not be told."""
-        planted = frozenset(fault.cause for fault in self.faults)
-        return planted.union(*(fault.also for fault in self.faults))
+        planted = self.faults if self.trouble is None else (self.trouble, *self.faults)
+        return frozenset(one.cause for one in planted).union(*(one.also for one in planted))
 
     def setting(self) -> Setting:
         """What the server is started with."""
@@ -80,7 +90,7 @@ class Case:
             form=self.form,
             fuller_gpu_page=self.machine in FULLER,
         )
-        for fault in self.faults:
+        for fault in self.faults if self.trouble is None else (self.trouble, *self.faults):
             fault.start(made)
         if made.launch.num_speculative_tokens:
             made.form = WITH_SPECULATION
@@ -107,7 +117,7 @@ def lacking(*families: str) -> Strip:
     """Takes families off a page, with their HELP and TYPE."""
     names = "|".join(families)
     found = re.compile(rf"(?m)^(?:# \w+ )?vllm:(?:{names})(?:_\w+)?(?:{{.*}})? .*\n")
-    return lambda body: found.sub("", body)
+    return partial(found.sub, "")
 
 
 def _one(

@@ -21,14 +21,18 @@ SPREADS = 6.0
 BOOK_S, BOOK_EVERY_S, LONG_PROMPT_S = 2.0, 10.0, 1.5
 
 
+def _as_it_is(_what: Setting | Server) -> None:
+    """A named function: cases go to other processes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """A fault: the cause to be told, how it is laid, how it begins."""
 
     cause: str
     name: str
-    start: Start = lambda _setting: None
-    begin: Begin = lambda _server: None
+    start: Start = _as_it_is
+    begin: Begin = _as_it_is
     also: frozenset[str] = frozenset()
     targets: Targets = field(default_factory=Targets)
     """What the user promises: without it this is no fault."""
@@ -47,8 +51,13 @@ def _small_cache(setting: Setting) -> None:
     setting.launch.num_gpu_blocks = int(tokens / size)
 
 
+def seats_for(setting: Setting) -> int:
+    """Seats that what runs when all is well does not exceed by chance."""
+    return round(_room(setting.running))
+
+
 def _few_seats(setting: Setting) -> None:
-    setting.launch.max_num_seqs = round(_room(setting.running))
+    setting.launch.max_num_seqs = seats_for(setting)
 
 
 def _peak(server: Server) -> None:

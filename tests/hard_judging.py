@@ -1,0 +1,259 @@
+"""What kneewatch says of a simulated case, held against what was planted and what was true."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from kneewatch.agent.source import PageReader, TargetStream
+from kneewatch.collector.base import CollectError
+from kneewatch.collector.exposition.parser import Limits, PageParser
+from kneewatch.collector.gpu_pages import GpuPage, GpuResolver
+from kneewatch.collector.names.gpus import GpuBinding
+from kneewatch.collector.samples import Page
+from kneewatch.diagnose.case import Cause, Targets
+from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.engine import Catalogue
+from kneewatch.diagnose.gpus import GpuChoice, GpuMonitor
+from kneewatch.diagnose.profile import Profile
+from kneewatch.rules.model import WINDOW_S, Severity
+from tests.simulator.cases import LASTS_S, Case
+from tests.simulator.page import START_S
+from tests.simulator.server import GPU_SCRAPE_S, Begin, Server, scrapes
+from tests.target_levels import LATENCY_CAUSES, is_missed
+
+TOLD_RATIO = 0.5
+QUEUED_RATIO = 0.1
+"""A queue by capacity longer than this share of the batch is one, by the simulator's books."""
+
+LINGERS_S = 45.0
+"""A cause about a target may stand for so long after the target is met again: it does not flap."""
+
+GPU_ROOM = re.compile(r"GPUs? (?:has|have) room")
+"""What is claimed of the GPU where a batch is said to be pinned by its seats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A case and what was said of it at a level of targets. `shares`: of each cause the share of
+    judged scrapes that told it at warning or worse; `listed`: those told by themselves. `follows`:
+    what was as true, by the simulator's own books; `missed`: whether a target was missed in judged
+    scrapes; `unmeasured`: whether room on the GPU was claimed that nothing had measured."""
+
+    case: Case
+    level: str
+    shares: dict[str, float]
+    listed: dict[str, float]
+    firsts: Counter[str]
+    confidences: tuple[tuple[str, float], ...]
+    early: frozenset[str]
+    delay_s: float | None
+    follows: frozenset[str]
+    missed: bool
+    unmeasured: bool
+
+    @property
+    def concluded(self) -> frozenset[str]:
+        """Causes that count as told."""
+        return frozenset(c for c, share in self.shares.items() if share >= TOLD_RATIO)
+
+    @property
+    def wrong(self) -> frozenset[str]:
+        """Causes told by themselves that are not there. That a target is missed is there."""
+        listed = {c for c, share in self.listed.items() if share >= TOLD_RATIO}
+        true = self.case.wanted | self.case.accepted | self.case.also | self.follows
+        return frozenset(listed - true - (LATENCY_CAUSES if self.missed else frozenset()))
+
+    @property
+    def first(self) -> str:
+        """What came first in most scrapes; a dash for nothing."""
+        return self.firsts.most_common(1)[0][0]
+
+    @property
+    def first_right(self) -> bool:
+        """Whether what came first was planted, or is as right, or nothing was planted."""
+        nothing = not (self.case.wanted or self.case.accepted)
+        return self.first in self.case.wanted | self.case.accepted or (
+            nothing and self.first == "-"
+        )
+
+    @property
+    def right(self) -> bool:
+        """Whether all that is there was told and nothing else."""
+        return self.case.wanted <= self.concluded and not self.wrong
+
+    @property
+    def right_and_first(self) -> bool:
+        """Whether it was told right, the root cause first, and nothing that was not measured."""
+        return self.right and self.first_right and not self.unmeasured
+
+    @property
+    def is_quietless(self) -> bool:
+        """Whether the case has no quiet time before its faults."""
+        return self.case.begins_s == 0.0 or self.case.trouble is not None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it counts as right: of the sweeps the first cause is asked for as well."""
+        swept = self.level != "none" or self.is_quietless
+        return self.right_and_first if swept else self.right
+
+
+@dataclass(slots=True)
+class Books:
+    """What was true while a case was judged, whatever its pages showed."""
+
+    scrapes: int = 0
+    queued: int = 0
+    seated: int = 0
+    preempted: float = -1.0
+    preempted_since: float = 0.0
+
+    def note(self, server: Server) -> None:
+        """A scrape's truth."""
+        scheduler, counts = server.engine.scheduler, server.engine.counters.counts
+        by_capacity = len(scheduler.waiting) - scheduler.deferred
+        self.scrapes += 1
+        self.queued += by_capacity > QUEUED_RATIO * len(scheduler.running)
+        self.seated += len(scheduler.running) >= server.setting.launch.max_num_seqs
+        if self.preempted < 0:
+            self.preempted = counts["num_preemptions_total"]
+        self.preempted_since = counts["num_preemptions_total"] - self.preempted
+
+    @property
+    def follows(self) -> frozenset[str]:
+        """Causes that were true, planted or not: a lasting queue, preemptions."""
+        causes = set[str]()
+        if self.queued > self.scrapes / 2:
+            causes.add("queue_saturation")
+            if self.seated > self.scrapes / 2:
+                causes.add("admission_limit")
+        if self.preempted_since >= self.scrapes:
+            causes.add("kv_pressure")
+        return frozenset(causes)
+
+
+@dataclass(slots=True)
+class Incident:
+    """A case as it went: its pages, the GPUs' pages of the same moments, and the books."""
+
+    case: Case
+    pages: list[tuple[float, GpuPage | None, Page | CollectError]] = field(
+        default_factory=list[tuple[float, GpuPage | None, Page | CollectError]]
+    )
+    books: Books = field(default_factory=Books)
+
+
+def played(case: Case, seed: int) -> Incident:
+    """A case's server from its start to the end of its faults."""
+    server = Server(case.setting(), Random(f"{seed} {case.machine} {case.name}"))
+    incident = Incident(case)
+    reader, gpu_parser, gpu_resolver = PageReader(Limits()), PageParser(Limits()), GpuResolver()
+
+    def begin(begun: Server) -> None:
+        for fault in case.faults:
+            fault.begin(begun)
+
+    at: dict[float, Begin] = {case.begins_s: begin}
+    if case.trouble is not None:
+        at[0.0] = case.trouble.begin
+    gpu_due_s = START_S
+    for entry in scrapes(server, for_s=case.begins_s + LASTS_S, at=at):
+        gpus = None
+        if case.gpu_page and entry.t_s >= gpu_due_s:
+            gpu_due_s = entry.t_s + GPU_SCRAPE_S
+            page = gpu_parser.parse(server.exporter.page(entry.t_s - START_S))
+            gpus = GpuPage(page, gpu_resolver.resolve(page.layout))
+        if entry.t_s - START_S >= case.judged_from_s:
+            incident.books.note(server)
+        incident.pages.append((entry.t_s, gpus, reader.read(case.stripped(entry))))
+    return incident
+
+
+def said(incident: Incident, targets: Targets) -> Iterator[Diagnosis]:
+    """All that is said of a case with these targets."""
+    profile = Profile(targets=targets)
+    stream = TargetStream("sim", profile, Limits(), Catalogue.of(profile))
+    gpus = GpuMonitor(window_s=profile.window_s, interval_s=GPU_SCRAPE_S, choose=_all_of_node)
+    stream.gpus = gpus
+    for t_s, gpu_page, page in incident.pages:
+        if gpu_page is not None:
+            gpus.take(t_s, gpu_page)
+        yield from stream.judge(t_s, page)
+
+
+def _all_of_node(binding: GpuBinding) -> GpuChoice:
+    return GpuChoice(binding.gpus, "the target's labels")
+
+
+def grave(diagnosis: Diagnosis) -> list[Cause]:
+    """Causes at warning or worse, first to last."""
+    return [cause for cause in diagnosis.causes if cause.severity >= Severity.WARNING]
+
+
+def judge(
+    incident: Incident, diagnoses: Sequence[Diagnosis], *, level: str, targets: Targets
+) -> Judged:
+    """The verdict on what was said of a case with these targets."""
+    case = incident.case
+    late = [d for d in diagnoses if d.t_s - START_S >= case.judged_from_s]
+    shares, listed, firsts = Counter[str](), Counter[str](), Counter[str]()
+    for causes in map(grave, late):
+        listed.update(cause.id for cause in causes)
+        shares.update({name for cause in causes for name in (cause.id, *cause.explains)})
+        firsts[causes[0].id if causes else "-"] += 1
+    missed = any(is_missed(d, targets) for d in late)
+    return Judged(
+        case,
+        level,
+        {name: count / len(late) for name, count in shares.items()},
+        {name: count / len(late) for name, count in listed.items()},
+        firsts,
+        tuple((cause.id, cause.confidence) for d in late for cause in grave(d)),
+        _early(case, diagnoses, targets),
+        _delay_s(case, diagnoses),
+        incident.books.follows,
+        missed,
+        not case.gpu_page and any(_claims_gpu_room(d) for d in late),
+    )
+
+
+def healthy(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """What was said before the faults began, once a window was full."""
+    return [d for d in diagnoses if WINDOW_S < d.t_s - START_S <= case.begins_s]
+
+
+def _early(case: Case, diagnoses: Sequence[Diagnosis], targets: Targets) -> frozenset[str]:
+    """Causes at warning or worse before the faults, without those that were true: from the start,
+    or of a target that was missed just before."""
+    true = case.wanted & {"prefix_cache_off", "metrics_missing"}
+    if case.trouble is not None:
+        true |= {case.trouble.cause, *case.trouble.also}
+    early, missed_s = set[str](), -math.inf
+    for diagnosis in diagnoses:
+        t_s = diagnosis.t_s - START_S
+        missed_s = t_s if is_missed(diagnosis, targets) else missed_s
+        excused = LATENCY_CAUSES if t_s - missed_s <= LINGERS_S else frozenset[str]()
+        if WINDOW_S < t_s <= case.begins_s:
+            early |= {cause.id for cause in grave(diagnosis)} - excused
+    return frozenset(early - true)
+
+
+def _delay_s(case: Case, diagnoses: Sequence[Diagnosis]) -> float | None:
+    """Seconds from the faults' beginning to the first right word; None without any."""
+    hits = (
+        d.t_s - START_S - case.begins_s
+        for d in diagnoses
+        if d.t_s - START_S > case.begins_s
+        and any(case.wanted & {cause.id, *cause.explains} for cause in grave(d))
+    )
+    return min(hits, default=None)
+
+
+def _claims_gpu_room(diagnosis: Diagnosis) -> bool:
+    texts = (text for c in diagnosis.causes for text in (c.summary, *(e.text for e in c.evidence)))
+    return any(GPU_ROOM.search(text) for text in texts)
