@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.agent.report.bulk import NO_TIMES, Counted, Floats
+from kneewatch.agent.report.history import NO_TIMES, Counted, Floats
 from kneewatch.collector.history import Column
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
 from kneewatch.reports.weekly.tally import Tally

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kneewatch.agent.report.bulk import Floats
 from kneewatch.agent.report.counting import BY_SOURCE, Increases
-from kneewatch.agent.report.history import History, Signals
+from kneewatch.agent.report.history import Floats, History, Signals
 from kneewatch.agent.report.levels import hours
 from kneewatch.agent.report.scraping import gap_s
 from kneewatch.agent.report.windows import in_flight, points

@@ -180,7 +180,7 @@ def _target(
     from_s = max(grid.from_s, first_s)
     if from_s >= grid.to_s:
         return
-    scrapes = history.scrape_arrays(target, from_s=from_s, to_s=grid.to_s)
+    scrapes = history.scrapes(target, from_s=from_s, to_s=grid.to_s)
     yield target_observed(target, scrapes, from_s=from_s, to_s=grid.to_s)
 
 

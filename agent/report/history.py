@@ -1,30 +1,34 @@
 """The history read in bulk: an engine's signals and counters as numpy arrays. I/O edge.
 
-The store's own codecs give one scrape after another; a report reads a million of them. What is
-damaged is passed over and logged, as elsewhere.
+A report reads a million scrapes; what is damaged is passed over and logged, as elsewhere.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from kneewatch.agent.report.bulk import (
-    NO_TIMES,
-    Columns,
-    Counted,
-    Floats,
-    add_scrapes,
-    add_signals,
-    in_order,
+from kneewatch.agent.store.arrays import DamagedError, Loops, decoding
+from kneewatch.agent.store.counters import ColumnRow, CounterChunk, column_of
+from kneewatch.agent.store.history import (
+    by_name,
+    chunk_rows,
+    open_counters,
+    passed_over,
+    reading,
+    signal_parts,
 )
-from kneewatch.agent.store.arrays import DamagedError
-from kneewatch.agent.store.history import OpenRows, chunk_rows, passed_over, reading
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.rows import rows_of
-from kneewatch.agent.store.schema import COUNTERS, SCRAPES, SIGNALS
+from kneewatch.agent.store.schema import COUNTERS
+from kneewatch.collector.history import Column
+
+Floats = npt.NDArray[np.float64]
+NO_TIMES: Floats = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,76 +41,65 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True)
-class Scrapes:
-    """A target's scrapes, oldest first. Shape: `times` (scrapes,); `failed` are the places of those
-    that failed, and why."""
+class Counted:
+    """Counters of neighbouring snapshots. Shapes: `times` (snapshots,), `values` (columns,
+    snapshots); NaN where a page lacks a column. `columns` is the same object as long as they are
+    the same."""
 
     times: Floats
-    failed: tuple[tuple[int, str], ...]
+    columns: tuple[Column, ...]
+    values: Floats
+
+
+def _sums(data: bytes, order: int) -> array[int]:
+    # They wrap around, as they did when the steps were made.
+    folded = np.frombuffer(data, dtype="<u8")
+    signs = (folded & np.uint64(1)).view(np.int64)
+    values = (folded >> np.uint64(1)).view(np.int64)
+    values ^= np.negative(signs, out=signs)
+    for _ in range(order):
+        np.cumsum(values, out=values)
+    sums: array[int] = array("q")
+    sums.frombytes(values.data.cast("B"))
+    return sums
+
+
+def _doubles(data: bytes) -> array[float]:
+    doubles: array[float] = array("d")
+    doubles.frombytes(np.frombuffer(data, dtype="<f4").astype(np.float64).data.cast("B"))
+    return doubles
+
+
+NUMPY = Loops(_sums, _doubles)
+"""The store's loops over numbers, with numpy."""
 
 
 class History(Reader):
     """A store's reader that also reads in bulk."""
 
+    def __init__(self, path: Path) -> None:
+        """Opens the store.
+
+        Raises:
+            StoreError: there is none, or it cannot be read; the message says what to do.
+        """
+        super().__init__(path, NUMPY)
+
     def signal_arrays(
         self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float
     ) -> Signals:
         """Signals of an engine over a time; a value a minute where they are old."""
-        times: list[Floats] = []
-        values: dict[str, list[Floats]] = {key: [] for key in keys}
+        span = {"from_s": from_s, "to_s": to_s}
         with self._moment() as connection:
-            for row in chunk_rows(connection, SIGNALS, engine_id, from_s=from_s, to_s=to_s):
-                try:
-                    with reading(connection, row.id) as read:
-                        add_signals(read, times, values)
-                except DamagedError as error:
-                    passed_over("chunk", row.id, error)
-            opened = list(OpenRows(connection).rows(engine_id, from_s=from_s, to_s=to_s))
-        if opened:
-            times.append(np.array([t_s for t_s, _, _ in opened]))
-            for key, parts in values.items():
-                found = [
-                    np.nan if (at := places.get(key)) is None else row[at]
-                    for _, places, row in opened
-                ]
-                parts.append(np.array(found, dtype=np.float64))
-        if not times:
-            return Signals(NO_TIMES, dict.fromkeys(keys, NO_TIMES))
-        whole = np.concatenate(times)
-        keep = in_order(whole) & (whole >= from_s) & (whole <= to_s)
+            parts = list(signal_parts(connection, engine_id, keys, NUMPY, **span))
+        times = np.concatenate([NO_TIMES, *(part.times for part in parts)])
+        keep = in_order(times)
         return Signals(
-            whole[keep], {key: np.concatenate(parts)[keep] for key, parts in values.items()}
-        )
-
-    def scrape_arrays(self, target: str, *, from_s: float, to_s: float) -> Scrapes:
-        """Every scrape of a target over a time; of old ones those that failed and one a minute."""
-        times: list[Floats] = []
-        failed: list[tuple[float, str]] = []
-        with self._moment() as connection:
-            row = connection.execute("SELECT id FROM targets WHERE name = ?", (target,)).fetchone()
-            if row is None:
-                return Scrapes(NO_TIMES, ())
-            for chunk in chunk_rows(connection, SCRAPES, row[0], from_s=from_s, to_s=to_s):
-                try:
-                    with reading(connection, chunk.id) as read:
-                        add_scrapes(read, times, failed)
-                except DamagedError as error:
-                    passed_over("scrapes", chunk.id, error)
-            opened = connection.execute(
-                "SELECT t_s, error FROM open_scrapes WHERE id BETWEEN ? AND ? ORDER BY id",
-                rows_of(row[0]),
-            ).fetchall()
-        times.append(np.array([t_s for t_s, _ in opened], dtype=np.float64))
-        failed += [(t_s, error) for t_s, error in opened if error is not None]
-        whole = np.concatenate(times)
-        whole = whole[in_order(whole) & (whole >= from_s) & (whole <= to_s)]
-        places = np.searchsorted(whole, [t_s for t_s, _ in failed])
-        kept = zip(places.tolist(), failed, strict=True)
-        return Scrapes(
-            whole,
-            tuple(
-                (at, why) for at, (t_s, why) in kept if at < len(whole) and float(whole[at]) == t_s
-            ),
+            times[keep],
+            {
+                key: np.concatenate([NO_TIMES, *(part.values[key] for part in parts)])[keep]
+                for key in keys
+            },
         )
 
     def counter_arrays(
@@ -114,28 +107,67 @@ class History(Reader):
     ) -> Iterator[Counted]:
         """Counters of some metrics over a time, an hour or so at once; the first and the last ones
         begin and end a little outside of it."""
-        columns = Columns(metrics)
+        chosen = _Chosen(metrics)
         with self._moment() as connection:
             for row in chunk_rows(connection, COUNTERS, engine_id, from_s=from_s, to_s=to_s):
                 try:
                     with reading(connection, row.id) as read:
-                        yield columns.unpacked(read)
+                        yield chosen.counted(CounterChunk(read, NUMPY))
                 except DamagedError as error:
                     passed_over("counters", row.id, error)
             opened = [
-                one
-                for one in self._open_counters(connection, engine_id, -1)
-                if from_s <= one.t_s <= to_s
+                (t_s, row)
+                for _, t_s, row in open_counters(connection, engine_id)
+                if from_s <= t_s <= to_s
             ]
         if opened:
-            wanted = tuple(
-                dict.fromkeys(
-                    column
-                    for snapshot in opened
-                    for column in snapshot.values
-                    if column.metric in columns.metrics
-                )
-            )
-            values = [[one.values.get(column, np.nan) for one in opened] for column in wanted]
-            times = np.array([one.t_s for one in opened])
-            yield Counted(times, wanted, np.array(values).reshape(len(wanted), len(times)))
+            times, rows = zip(*opened, strict=True)
+            columns = {
+                column: values
+                for column, values in by_name(rows).items()
+                if column.metric in chosen.metrics and any(value == value for value in values)
+            }
+            table = np.array(list(columns.values())).reshape(len(columns), len(times))
+            yield Counted(np.array(times), tuple(columns), table)
+
+
+class _Chosen:
+    """The columns of some metrics. Chunks mostly have those of the one before."""
+
+    def __init__(self, metrics: Collection[str]) -> None:
+        self.metrics = frozenset(metrics)
+        self._rows: list[ColumnRow] = []
+        self._columns: tuple[Column, ...] = ()
+        self._places: list[int] = []
+
+    def counted(self, chunk: CounterChunk) -> Counted:
+        """A chunk's counters.
+
+        Raises:
+            DamagedError: the columns or the times are not what was written.
+        """
+        integers, floats = np.asarray(chunk.integers), np.asarray(chunk.floats)
+        with decoding("counters"):
+            rows = [row for row, _ in chunk.columns]
+            if rows != self._rows:
+                self._places = [at for at, row in enumerate(rows) if row[0] in self.metrics]
+                self._columns = tuple(column_of(rows[at]) for at in self._places)
+                self._rows = rows
+            values = np.empty((len(self._places), chunk.rows))
+            for row, place in enumerate(self._places):
+                (_, kind), at = chunk.columns[place], chunk.starts[place]
+                if kind == "i":
+                    values[row] = integers[at : at + chunk.rows]
+                elif kind == "b":
+                    values[row] = floats[at : at + chunk.rows]
+                else:
+                    values[row] = kind
+        return Counted(np.asarray(chunk.times()), self._columns, values)
+
+
+def in_order(times: Floats) -> npt.NDArray[np.bool_]:
+    """The scrapes that are newer than all before them: a clock may have been set back."""
+    if len(times) == 0:
+        return np.empty(0, dtype=np.bool_)
+    newest = np.maximum.accumulate(times)
+    return np.concatenate(([True], times[1:] > newest[:-1]))

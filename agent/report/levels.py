@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kneewatch.agent.report.bulk import Floats
-from kneewatch.agent.report.history import Signals
+from kneewatch.agent.report.history import Floats, Signals
 from kneewatch.agent.report.scraping import gap_s, usual_step_s
 from kneewatch.reports.weekly.measures import LEVELS, SERVED_ONLY
 from kneewatch.reports.weekly.spans import SERVING, Level

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.agent.report.bulk import Floats
-from kneewatch.agent.report.history import Scrapes
+from kneewatch.agent.report.history import Floats, in_order
+from kneewatch.agent.store.model import Scrapes
 from kneewatch.reports.weekly.happened import TargetObserved, Unread
 
 GAP_SCRAPES = 3.0
@@ -38,9 +38,16 @@ def runs(holds: npt.NDArray[np.bool_], *, bridged: int = 1) -> list[npt.NDArray[
 def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
     """A target's scrapes of a period. What lies before its first one ever is no gap: `from_s` is
     the later of the two."""
-    times = scrapes.times
+    times = np.asarray(scrapes.times)
+    places = np.flatnonzero(in_order(times))
+    times, failed = times[places], np.isin(places, list(scrapes.failed))
     usual_s, gap = usual_step_s(times), gap_s(times)
-    unread = _failures(scrapes, usual_s)
+    # A failure lasts to the next scrape, and has the reason of the first one in a row.
+    ends = np.append(times[1:], times[-1:] + usual_s)
+    unread = [
+        Unread(float(times[run[0]]), float(ends[run[-1]]), scrapes.failed[int(places[run[0]])])
+        for run in runs(failed)
+    ]
     bounds = np.concatenate(([from_s], times, [to_s]))
     for at in np.flatnonzero(np.diff(bounds) > gap).tolist():
         unread.append(Unread(float(bounds[at]), float(bounds[at + 1]), ""))
@@ -49,18 +56,8 @@ def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float
     return TargetObserved(
         target=target,
         scrapes=len(times),
-        failed=len(scrapes.failed),
+        failed=int(failed.sum()),
         interval_s=usual_s or None,
         watched_s=max(to_s - from_s - lost_s, 0.0) if len(times) else 0.0,
         unread=unread,
     )
-
-
-def _failures(scrapes: Scrapes, usual_s: float) -> list[Unread]:
-    """Runs of scrapes that failed, up to the next that did not."""
-    why = dict(scrapes.failed)
-    times = np.append(scrapes.times, scrapes.times[-1:] + usual_s)
-    return [
-        Unread(float(times[run[0]]), float(times[run[-1] + 1]), why[int(run[0])])
-        for run in runs(np.isin(np.arange(len(scrapes.times)), list(why)))
-    ]

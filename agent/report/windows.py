@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kneewatch.agent.report.bulk import Floats
-from kneewatch.agent.report.history import Signals
+from kneewatch.agent.report.history import Floats, Signals
 from kneewatch.diagnose.knee import (
     IN_FLIGHT_MIN,
     POINT_SIGNALS,

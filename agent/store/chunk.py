@@ -19,11 +19,15 @@ import orjson
 
 from kneewatch.agent.store.arrays import (
     LEVEL,
+    PLAIN,
     DamagedError,
+    Loops,
+    decoding,
     pack_column,
     pack_times,
     same_throughout,
     unpack_column,
+    unpack_integers,
     unpack_times,
     value_in_column,
 )
@@ -42,15 +46,15 @@ def pack_body(directory: Mapping[str, Any], pieces: Sequence[bytes]) -> bytes:
 
 
 class Body:
-    """A blob: its directory, and its pieces as they are asked for."""
+    """A blob: its directory, and its pieces as they are asked for. `rows` are its scrapes."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, loops: Loops = PLAIN) -> None:
         """Reads the directory.
 
         Raises:
             DamagedError: it is not one.
         """
-        self._read = read
+        self._read, self._loops = read, loops
         try:
             (length,) = _LENGTH.unpack(read(_LENGTH.size, 0))
             if length > DIRECTORY_MAX_BYTES:
@@ -62,11 +66,44 @@ class Body:
             raise DamagedError("the directory is none")
         self.directory = cast("dict[str, Any]", found)
         self._from = _LENGTH.size + length
+        with decoding("directory"):
+            self.rows = int(self.directory["rows"])
 
     def piece(self, place: Sequence[int]) -> bytes:
         """A piece by its offset behind the directory and its length."""
-        offset, length = place
-        return self._read(length, self._from + offset)
+        with decoding("directory"):
+            offset, length = place
+            return self._read(length, self._from + offset)
+
+    def times(self) -> array[float]:
+        """The scrapes' times.
+
+        Raises:
+            DamagedError: they are not what was written.
+        """
+        with decoding("times"):
+            place = self.directory["times"]
+        return self.whole(unpack_times(self.piece(place), self._loops))
+
+    def _integers(self, key: str) -> array[int]:
+        """Integers of a piece that the directory names.
+
+        Raises:
+            DamagedError: they are not what was written.
+        """
+        with decoding(key):
+            place = self.directory[key]
+        return unpack_integers(self.piece(place), self._loops)
+
+    def whole(self, values: array[float]) -> array[float]:
+        """Values of which each scrape has one.
+
+        Raises:
+            DamagedError: it has not.
+        """
+        if len(values) != self.rows:
+            raise DamagedError(f"{len(values)} values for {self.rows} scrapes")
+        return values
 
 
 def reading_from(data: bytes) -> Read:
@@ -101,35 +138,23 @@ def pack_signals(times: Sequence[float], columns: Mapping[str, Sequence[float]])
     return pack_body(directory, pieces.laid)
 
 
-class SignalChunk:
+class SignalChunk(Body):
     """A chunk, read column by column."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, loops: Loops = PLAIN) -> None:
         """Reads the directory.
 
         Raises:
             DamagedError: it is not one.
         """
-        self._body = Body(read)
-        try:
-            self.rows = int(self._body.directory["rows"])
-            self._times: Sequence[int] = self._body.directory["times"]
-            self._columns: Mapping[str, Any] = self._body.directory["columns"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise DamagedError(f"the directory lacks {error}") from error
+        super().__init__(read, loops)
+        with decoding("directory"):
+            self._columns: Mapping[str, Any] = self.directory["columns"]
 
     @property
     def keys(self) -> list[str]:
         """The signals it holds."""
         return list(self._columns)
-
-    def times(self) -> array[float]:
-        """The scrapes' times.
-
-        Raises:
-            DamagedError: they are not what was written.
-        """
-        return self._whole(unpack_times(self._body.piece(self._times)))
 
     def column(self, key: str) -> array[float]:
         """A signal; NaN throughout where the chunk has none of it.
@@ -139,7 +164,7 @@ class SignalChunk:
         """
         place = self._columns.get(key)
         if isinstance(place, list):
-            return self._whole(unpack_column(self._body.piece(cast("list[int]", place))))
+            return self.whole(unpack_column(self.piece(cast("list[int]", place)), self._loops))
         return array("d", [math.nan if place is None else float(place)]) * self.rows
 
     def values(self, row: int) -> dict[str, float]:
@@ -150,10 +175,5 @@ class SignalChunk:
                 found[key] = math.nan if place is None else float(place)
                 continue
             with contextlib.suppress(DamagedError):
-                found[key] = value_in_column(self._body.piece(cast("list[int]", place)), row)
+                found[key] = value_in_column(self.piece(cast("list[int]", place)), row)
         return found
-
-    def _whole(self, values: array[float]) -> array[float]:
-        if len(values) != self.rows:
-            raise DamagedError(f"{len(values)} values for {self.rows} scrapes")
-        return values

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from kneewatch.agent.store.arrays import DamagedError
 from kneewatch.agent.store.chunk import SignalChunk, pack_signals, reading_from
 from kneewatch.agent.store.history import ChunkRow, insert_chunk, passed_over
-from kneewatch.agent.store.model import StoredScrape
+from kneewatch.agent.store.model import Scrapes
 from kneewatch.agent.store.schema import SIGNALS
-from kneewatch.agent.store.scrapes import pack_scrapes, thinned, unpack_scrapes
+from kneewatch.agent.store.scrapes import joined, pack_scrapes, thinned, unpack_scrapes
 
 COARSE_S = 60.0
 Fold = Callable[[Sequence[float]], float]
@@ -84,14 +84,14 @@ def _folded(chunks: Sequence[SignalChunk], key: str, parts: Sequence[slice]) -> 
 
 
 def _scrapes(bodies: Sequence[tuple[int, bytes]]) -> tuple[Sequence[float], bytes] | None:
-    found: list[StoredScrape] = []
+    found: list[Scrapes] = []
     for row, body in bodies:
         try:
-            found += unpack_scrapes(reading_from(body))
+            found.append(unpack_scrapes(reading_from(body)))
         except DamagedError as error:
             passed_over("scrapes", row, error)
-    kept = thinned(found, step_s=COARSE_S)
-    return ([scrape.t_s for scrape in kept], pack_scrapes(kept)) if kept else None
+    kept = thinned(joined(found), step_s=COARSE_S)
+    return (kept.times, pack_scrapes(kept)) if kept.times else None
 
 
 def minutes(times: Sequence[float]) -> Iterator[slice]:

@@ -6,26 +6,21 @@ comes out is what went in, to the last bit.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kneewatch.agent.store.arrays import (
     INT_MAX,
     DamagedError,
+    Loops,
     bits_of,
+    decoding,
     from_bits,
     pack_integers,
     pack_times,
     same_throughout,
-    unpack_integers,
-    unpack_times,
 )
 from kneewatch.agent.store.chunk import Body, Pieces, Read, pack_body
-from kneewatch.agent.store.model import Counters, RawSnapshot
 from kneewatch.collector.history import Column
 
 ColumnRow = tuple[str, Sequence[Sequence[str]], str]
@@ -70,95 +65,34 @@ def pack_counters(times: Sequence[float], columns: Mapping[Column, Sequence[floa
     return pack_body(directory, pieces.laid)
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A chunk's pieces, the numbers still packed; `columns` say of each column where its numbers
-    are: "i" among the whole ones, "b" among the others, else the number that it always is."""
+class CounterChunk(Body):
+    """A chunk, its numbers unpacked.
 
-    rows: int
-    times: bytes
-    whole: bytes
-    other: bytes
-    columns: Sequence[tuple[ColumnRow, float | str]]
+    `columns` say of each column where its numbers are: "i" among the `integers`, "b" among the
+    `floats`, from its place in `starts` on; else it is always that number.
+    """
 
-    def check(self, times: int) -> None:
-        """That there are as many times as snapshots.
+    def __init__(self, read: Read, loops: Loops) -> None:
+        """Reads all of it.
 
         Raises:
-            DamagedError: there are not.
+            DamagedError: the bytes are not what was written.
         """
-        if times != self.rows:
-            raise DamagedError(f"{times} times for {self.rows} snapshots")
-
-
-@contextmanager
-def decoding() -> Generator[None]:
-    """Of bytes that are not what was written: whatever goes wrong is a DamagedError."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DamagedError(f"the counters cannot be read: {error}") from error
-
-
-def opened(read: Read) -> Opened:
-    """A chunk's pieces.
-
-    Raises:
-        DamagedError: the bytes are not what was written.
-    """
-    body = Body(read)
-    with decoding():
-        directory = body.directory
-        return Opened(
-            int(directory["rows"]),
-            body.piece(directory["times"]),
-            body.piece(directory["whole"]),
-            body.piece(directory["other"]),
-            directory["columns"],
-        )
-
-
-def unpack_counters(read: Read) -> Iterator[RawSnapshot]:
-    """The snapshots of a chunk.
-
-    Raises:
-        DamagedError: the bytes are not what was written.
-    """
-    chunk = opened(read)
-    with decoding():
-        times = unpack_times(chunk.times)
-        whole = unpack_integers(chunk.whole)
-        bits = unpack_integers(chunk.other)
-        columns = _columns(chunk.columns, chunk.rows, whole, from_bits(bits))
-    chunk.check(len(times))
-    places = {column: at for at, (column, _) in enumerate(columns)}
-    table = zip(*(values for _, values in columns), strict=True) if columns else repeat(())
-    for t_s, row in zip(times, table, strict=False):
-        yield RawSnapshot(t_s, Counters(places, row))
-
-
-def _columns(
-    described: Sequence[tuple[ColumnRow, float | str]],
-    rows: int,
-    whole: Sequence[int],
-    other: Sequence[float],
-) -> list[tuple[Column, Sequence[float]]]:
-    found: list[tuple[Column, Sequence[float]]] = []
-    whole_at = other_at = 0
-    for row, kind in described:
-        values: Sequence[float]
-        if kind == "i":
-            values = array("d", whole[whole_at : whole_at + rows])
-            whole_at += rows
-        elif kind == "b":
-            values = other[other_at : other_at + rows]
-            other_at += rows
-        else:
-            values = array("d", [float(kind)]) * rows
-        if len(values) != rows:
-            raise DamagedError("the counters end too early")
-        found.append((column_of(row), values))
-    return found
+        super().__init__(read, loops)
+        self.integers = self._integers("whole")
+        self.floats = from_bits(self._integers("other"))
+        self.starts: list[int] = []
+        integers = floats = 0
+        with decoding("counters"):
+            self.columns: Sequence[tuple[ColumnRow, float | str]] = self.directory["columns"]
+            for _, kind in self.columns:
+                self.starts.append(integers if kind == "i" else floats)
+                if kind == "i":
+                    integers += self.rows
+                elif kind == "b":
+                    floats += self.rows
+        if (integers, floats) != (len(self.integers), len(self.floats)):
+            raise DamagedError("there are more counters, or fewer, than their columns say")
 
 
 def _is_whole(value: float) -> bool:

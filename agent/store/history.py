@@ -9,15 +9,20 @@ import logging
 import math
 import sqlite3
 from array import array
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
-from kneewatch.agent.store.arrays import DamagedError, floats_of
+from kneewatch.agent.store.arrays import PLAIN, DamagedError, Loops, floats_of
 from kneewatch.agent.store.chunk import Read, SignalChunk
-from kneewatch.agent.store.model import Series
-from kneewatch.agent.store.rows import keys_of, rows_of
-from kneewatch.agent.store.schema import SIGNALS
+from kneewatch.agent.store.model import Scrapes, Series
+from kneewatch.agent.store.rows import columns_of, keys_of, rows_of
+from kneewatch.agent.store.schema import SCRAPES, SIGNALS
+from kneewatch.agent.store.scrapes import chosen, joined, unpack_scrapes
+from kneewatch.collector.history import Column
+
+Name = TypeVar("Name", bound=Hashable)
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +37,10 @@ class ChunkRow:
     last_seq: int
     min_s: float
     max_s: float
+
+    def inside(self, from_s: float, to_s: float) -> bool:
+        """Whether all of it is of a time."""
+        return from_s <= self.min_s and self.max_s <= to_s
 
 
 def chunk_rows(
@@ -127,6 +136,74 @@ class OpenRows:
         return (places, values) if len(values) == len(places) else None
 
 
+def open_counters(
+    connection: sqlite3.Connection, engine_id: int, *, before: int | None = None
+) -> Iterator[tuple[int, float, tuple[dict[Column, int], array[float]]]]:
+    """Id, time, and places and values of the counters of each open row, in order of arrival; with
+    `before` of those with a smaller id."""
+    first, last = rows_of(engine_id)
+    rows = connection.execute(
+        "SELECT c.id, t_s, names, body FROM open_counters c"
+        " LEFT JOIN layouts l ON l.id = layout_id WHERE c.id BETWEEN ? AND ? ORDER BY c.id",
+        (first, last if before is None else before - 1),
+    )
+    layouts: dict[bytes, dict[Column, int]] = {}
+    for row, t_s, names, body in rows:
+        try:
+            if names not in layouts:
+                layouts[names] = {column: at for at, column in enumerate(columns_of(names or b""))}
+            values = floats_of("d", body)
+        except DamagedError as error:
+            passed_over("counters", row, error)
+            continue
+        if len(values) == len(layouts[names]):
+            yield row, t_s, (layouts[names], values)
+
+
+def by_name(rows: Sequence[tuple[dict[Name, int], array[float]]]) -> Mapping[Name, Sequence[float]]:
+    """Columns of rows; NaN where a row lacks the column. At least one row."""
+    first = rows[0][0]
+    if all(places is first for places, _ in rows):
+        return dict(zip(first, zip(*(values for _, values in rows), strict=True), strict=True))
+    names = dict.fromkeys(name for places, _ in rows for name in places)
+    return {
+        name: [
+            math.nan if (at := places.get(name)) is None else values[at] for places, values in rows
+        ]
+        for name in names
+    }
+
+
+def read_scrapes(
+    connection: sqlite3.Connection, target_id: int, loops: Loops, *, from_s: float, to_s: float
+) -> Scrapes:
+    """Scrapes over a time, in order of arrival. The caller has begun a transaction."""
+    parts: list[Scrapes] = []
+    for row in chunk_rows(connection, SCRAPES, target_id, from_s=from_s, to_s=to_s):
+        try:
+            with reading(connection, row.id) as read:
+                part = unpack_scrapes(read, loops)
+        except DamagedError as error:
+            passed_over("scrapes", row.id, error)
+            continue
+        if not row.inside(from_s, to_s):
+            inside = [at for at, t_s in enumerate(part.times) if from_s <= t_s <= to_s]
+            part = chosen(part, inside)
+        parts.append(part)
+    opened = connection.execute(
+        "SELECT t_s, error FROM open_scrapes WHERE id BETWEEN ? AND ?"
+        " AND t_s BETWEEN ? AND ? ORDER BY id",
+        (*rows_of(target_id), from_s, to_s),
+    )
+    return joined([*parts, scrapes_of(opened.fetchall())])
+
+
+def scrapes_of(rows: Sequence[tuple[float, str | None]]) -> Scrapes:
+    """Scrapes of rows: when, and why it failed or None."""
+    failed = {at: error for at, (_, error) in enumerate(rows) if error is not None}
+    return Scrapes(array("d", [t_s for t_s, _ in rows]), failed)
+
+
 def read_signals(
     connection: sqlite3.Connection,
     engine_id: int,
@@ -138,35 +215,47 @@ def read_signals(
     """Signals over a time, in order of arrival. The caller has begun a transaction."""
     times: array[float] = array("d")
     values: dict[str, array[float]] = {key: array("d") for key in keys}
-    for row in chunk_rows(connection, SIGNALS, engine_id, from_s=from_s, to_s=to_s):
-        try:
-            with reading(connection, row.id) as read:
-                _add(SignalChunk(read), row, times, values, from_s=from_s, to_s=to_s)
-        except DamagedError as error:
-            passed_over("chunk", row.id, error)
-    for t_s, places, found in OpenRows(connection).rows(engine_id, from_s=from_s, to_s=to_s):
-        times.append(t_s)
+    for part in signal_parts(connection, engine_id, keys, PLAIN, from_s=from_s, to_s=to_s):
+        times.extend(part.times)
         for key, column in values.items():
-            at = places.get(key)
-            column.append(math.nan if at is None else found[at])
+            column.extend(part.values[key])
     return Series(times, values)
 
 
-def _add(
-    chunk: SignalChunk,
-    row: ChunkRow,
-    times: array[float],
-    values: dict[str, array[float]],
+def signal_parts(
+    connection: sqlite3.Connection,
+    engine_id: int,
+    keys: Sequence[str],
+    loops: Loops,
     *,
     from_s: float,
     to_s: float,
-) -> None:
-    chunk_times = chunk.times()
-    whole = from_s <= row.min_s and row.max_s <= to_s
-    inside = [] if whole else [from_s <= t_s <= to_s for t_s in chunk_times]
-    times.extend(_cut(chunk_times, inside))
-    for key, column in values.items():
-        column.extend(_cut(_column(chunk, key, row.id), inside))
+) -> Iterator[Series]:
+    """The same chunk by chunk, the open scrapes last."""
+    for row in chunk_rows(connection, SIGNALS, engine_id, from_s=from_s, to_s=to_s):
+        try:
+            with reading(connection, row.id) as read:
+                chunk = SignalChunk(read, loops)
+                times = chunk.times()
+                values = {key: _column(chunk, key, row.id) for key in keys}
+        except DamagedError as error:
+            passed_over("chunk", row.id, error)
+            continue
+        if not row.inside(from_s, to_s):
+            kept = [at for at, t_s in enumerate(times) if from_s <= t_s <= to_s]
+            times = array("d", [times[at] for at in kept])
+            values = {
+                key: array("d", [column[at] for at in kept]) for key, column in values.items()
+            }
+        yield Series(times, values)
+    opened = list(OpenRows(connection).rows(engine_id, from_s=from_s, to_s=to_s))
+    if opened:
+        columns = by_name([(places, row) for _, places, row in opened])
+        unknown = [math.nan] * len(opened)
+        yield Series(
+            array("d", [t_s for t_s, _, _ in opened]),
+            {key: array("d", columns.get(key, unknown)) for key in keys},
+        )
 
 
 def _column(chunk: SignalChunk, key: str, chunk_id: int) -> array[float]:
@@ -175,9 +264,3 @@ def _column(chunk: SignalChunk, key: str, chunk_id: int) -> array[float]:
     except DamagedError as error:
         passed_over(key, chunk_id, error)
         return array("d", [math.nan]) * chunk.rows
-
-
-def _cut(values: array[float], inside: Sequence[bool]) -> array[float]:
-    if not inside:
-        return values
-    return array("d", [value for value, keep in zip(values, inside, strict=True) if keep])

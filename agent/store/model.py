@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from kneewatch.collector.history import Column
 from kneewatch.collector.names.page import EngineKey
 from kneewatch.rules.model import Severity
 
@@ -58,12 +57,13 @@ class StoredEngine:
         return EngineKey(self.model, self.engine, self.replica)
 
 
-class StoredScrape(NamedTuple):
-    """One scrape of a target; `error` says why it failed."""
+@dataclass(frozen=True, slots=True)
+class Scrapes:
+    """Scrapes of a target, in order of arrival. Shape: `times` (scrapes,); `failed` are the places
+    of those that failed, and why."""
 
-    t_s: float
-    ok: bool
-    error: str
+    times: array[float]
+    failed: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,36 +140,3 @@ class ConfigChange:
     after: Mapping[str, str]
     started_s: float | None
     restart: str
-
-
-class Counters(Mapping[Column, float]):
-    """An engine's counters at one scrape; a series that the page lacked is left out.
-
-    Snapshots share their columns: a week of them would take long to put into dictionaries.
-    """
-
-    __slots__ = ("_places", "_values")
-
-    def __init__(self, places: Mapping[Column, int], values: Sequence[float]) -> None:
-        """`places`: where each column stands in `values`, which have NaN for what is missing."""
-        self._places, self._values = places, values
-
-    def __getitem__(self, column: Column) -> float:
-        value = self._values[self._places[column]]
-        if value != value:
-            raise KeyError(column)
-        return value
-
-    def __iter__(self) -> Iterator[Column]:
-        values = self._values
-        return (column for column, at in self._places.items() if values[at] == values[at])
-
-    def __len__(self) -> int:
-        return sum(value == value for value in self._values)
-
-
-class RawSnapshot(NamedTuple):
-    """An engine's counters at one scrape."""
-
-    t_s: float
-    values: Mapping[Column, float]

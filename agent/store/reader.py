@@ -5,36 +5,30 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from array import array
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from kneewatch.agent.store.arrays import DamagedError, floats_of
-from kneewatch.agent.store.counters import unpack_counters
+from kneewatch.agent.store.arrays import PLAIN, DamagedError, Loops
 from kneewatch.agent.store.database import connect_to_read, identity
-from kneewatch.agent.store.history import chunk_rows, passed_over, read_signals, reading
+from kneewatch.agent.store.history import passed_over, read_scrapes, read_signals
 from kneewatch.agent.store.model import (
     KINDS,
     ConfigChange,
-    Counters,
     Interval,
     Look,
-    RawSnapshot,
+    Scrapes,
     Series,
     StoredEngine,
     StoredRecommendation,
-    StoredScrape,
 )
 from kneewatch.agent.store.packing import EngineName, PackedCycle
 from kneewatch.agent.store.past import document_at, document_waiting, watched
-from kneewatch.agent.store.rows import columns_of, rows_of
-from kneewatch.agent.store.schema import COUNTERS, SCRAPES
-from kneewatch.agent.store.scrapes import unpack_scrapes
 from kneewatch.collector.base import StoreError
-from kneewatch.collector.history import Column
 from kneewatch.rules.model import Severity
 
 LAST_S = (
@@ -47,13 +41,13 @@ LAST_S = (
 class Reader:
     """What a store holds. Each answer is of one moment of the file, however the daemon goes on."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, loops: Loops = PLAIN) -> None:
         """Opens the store.
 
         Raises:
             StoreError: there is none, or it cannot be read; the message says what to do.
         """
-        self.path = path
+        self.path, self._loops = path, loops
         self._lock = threading.Lock()
         self._file = identity(path)
         self._connection: sqlite3.Connection | None = connect_to_read(path)
@@ -79,26 +73,14 @@ class Reader:
             for id_, name, model, engine, replica, labels, first_s, last_s in rows
         ]
 
-    def scrapes(self, target: str, *, from_s: float, to_s: float) -> list[StoredScrape]:
+    def scrapes(self, target: str, *, from_s: float, to_s: float) -> Scrapes:
         """Every scrape of a target; of old ones those that failed and one a minute."""
-        found: list[StoredScrape] = []
+        span = {"from_s": from_s, "to_s": to_s}
         with self._moment() as connection:
             row = connection.execute("SELECT id FROM targets WHERE name = ?", (target,)).fetchone()
             if row is None:
-                return []
-            for chunk in chunk_rows(connection, SCRAPES, row[0], from_s=from_s, to_s=to_s):
-                try:
-                    with reading(connection, chunk.id) as read:
-                        found += [s for s in unpack_scrapes(read) if from_s <= s.t_s <= to_s]
-                except DamagedError as error:
-                    passed_over("scrapes", chunk.id, error)
-            opened = connection.execute(
-                "SELECT t_s, error FROM open_scrapes WHERE id BETWEEN ? AND ?"
-                " AND t_s BETWEEN ? AND ? ORDER BY id",
-                (*rows_of(row[0]), from_s, to_s),
-            )
-            found += [StoredScrape(t_s, error is None, error or "") for t_s, error in opened]
-        return found
+                return Scrapes(array("d"), {})
+            return read_scrapes(connection, row[0], self._loops, **span)
 
     def signals(self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float) -> Series:
         """Signals of an engine: every scrape, or a value a minute where they are old."""
@@ -189,50 +171,6 @@ class Reader:
             for row in rows
             if from_s <= row[0] <= to_s
         ]
-
-    def raw(self, engine_id: int, *, from_s: float, to_s: float) -> Iterator[RawSnapshot]:
-        """The engine's counters, one a minute at least, and those around restarts."""
-        done = -1
-        while True:
-            with self._moment() as connection:
-                rows = chunk_rows(connection, COUNTERS, engine_id, from_s=from_s, to_s=to_s)
-                row = next((row for row in rows if row.first_seq > done), None)
-                if row is None:
-                    found = self._open_counters(connection, engine_id, done)
-                else:
-                    done, found = row.last_seq, []
-                    with reading(connection, row.id) as read:
-                        try:
-                            found = list(unpack_counters(read))
-                        except DamagedError as error:
-                            passed_over("counters", row.id, error)
-            yield from (snapshot for snapshot in found if from_s <= snapshot.t_s <= to_s)
-            if row is None:
-                return
-
-    @staticmethod
-    def _open_counters(
-        connection: sqlite3.Connection, engine_id: int, done: int
-    ) -> list[RawSnapshot]:
-        first, last = rows_of(engine_id)
-        rows = connection.execute(
-            "SELECT t_s, names, body FROM open_counters c JOIN layouts l ON l.id = layout_id"
-            " WHERE c.id BETWEEN ? AND ? ORDER BY c.id",
-            (first + done + 1, last),
-        )
-        found: list[RawSnapshot] = []
-        layouts: dict[bytes, dict[Column, int]] = {}
-        for t_s, names, body in rows:
-            try:
-                if names not in layouts:
-                    layouts[names] = {column: at for at, column in enumerate(columns_of(names))}
-                values = floats_of("d", body)
-            except DamagedError as error:
-                passed_over("counters", t_s, error)
-                continue
-            if len(values) == len(layouts[names]):
-                found.append(RawSnapshot(t_s, Counters(layouts[names], values)))
-        return found
 
     @contextmanager
     def _moment(self) -> Generator[sqlite3.Connection]:

@@ -2,47 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 
-from kneewatch.agent.store.arrays import DamagedError, pack_times, unpack_times
+from kneewatch.agent.store.arrays import PLAIN, Loops, decoding, pack_times
 from kneewatch.agent.store.chunk import Body, Pieces, Read, pack_body
-from kneewatch.agent.store.model import StoredScrape
+from kneewatch.agent.store.model import Scrapes
 
 
-def pack_scrapes(scrapes: Sequence[StoredScrape]) -> bytes:
+def pack_scrapes(scrapes: Scrapes) -> bytes:
     """A chunk of scrapes, oldest first."""
     pieces = Pieces()
     directory = {
-        "rows": len(scrapes),
-        "times": pieces.lay(pack_times([scrape.t_s for scrape in scrapes])),
-        "failed": [(at, scrape.error) for at, scrape in enumerate(scrapes) if not scrape.ok],
+        "rows": len(scrapes.times),
+        "times": pieces.lay(pack_times(scrapes.times)),
+        "failed": list(scrapes.failed.items()),
     }
     return pack_body(directory, pieces.laid)
 
 
-def unpack_scrapes(read: Read) -> list[StoredScrape]:
+def unpack_scrapes(read: Read, loops: Loops = PLAIN) -> Scrapes:
     """The scrapes of a chunk.
 
     Raises:
         DamagedError: the bytes are not what was written.
     """
-    body = Body(read)
-    try:
+    body = Body(read, loops)
+    with decoding("scrapes"):
         failed = {int(at): str(error) for at, error in body.directory["failed"]}
-        times = unpack_times(body.piece(body.directory["times"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"the scrapes cannot be read: {error}") from error
-    return [StoredScrape(t_s, at not in failed, failed.get(at, "")) for at, t_s in enumerate(times)]
+    return Scrapes(body.times(), failed)
 
 
-def thinned(scrapes: Sequence[StoredScrape], *, step_s: float) -> list[StoredScrape]:
+def joined(parts: Iterable[Scrapes]) -> Scrapes:
+    """Scrapes of several chunks, one behind the other."""
+    times: array[float] = array("d")
+    failed: dict[int, str] = {}
+    for part in parts:
+        failed |= {len(times) + at: why for at, why in part.failed.items()}
+        times.extend(part.times)
+    return Scrapes(times, failed)
+
+
+def chosen(scrapes: Scrapes, places: Sequence[int]) -> Scrapes:
+    """Some of the scrapes, by their places."""
+    failed = {kept: scrapes.failed[at] for kept, at in enumerate(places) if at in scrapes.failed}
+    return Scrapes(array("d", [scrapes.times[at] for at in places]), failed)
+
+
+def thinned(scrapes: Scrapes, *, step_s: float) -> Scrapes:
     """The scrapes that failed, and one a step of those that did not."""
-    kept: list[StoredScrape] = []
+    kept: list[int] = []
     told: float | None = None
-    for scrape in scrapes:
-        if scrape.ok and scrape.t_s // step_s == told:
-            continue
-        if scrape.ok:
-            told = scrape.t_s // step_s
-        kept.append(scrape)
-    return kept
+    for at, t_s in enumerate(scrapes.times):
+        if at not in scrapes.failed:
+            if t_s // step_s == told:
+                continue
+            told = t_s // step_s
+        kept.append(at)
+    return chosen(scrapes, kept)

@@ -86,7 +86,7 @@ def clock_set() -> Told:
         unknown = sum(one.health == "unknown" for s in board.states() for one in s.diagnoses)
         store.close(30.0)
         with closing(Reader(path)) as reader:
-            stored = {one: len(reader.scrapes(one, **EVER)) for one in urls["live"]}
+            stored = {one: len(reader.scrapes(one, **EVER).times) for one in urls["live"]}
     put = {name: len(came_s) for name, came_s in noted.came_s.items()}
     worst_s = max(map(worst_wait_s, noted.came_s.values()))
     lines = (

@@ -84,8 +84,9 @@ def _said(store: Path, names: list[str], told_of: Mapping[str, Mapping[str, obje
     ends: Counter[str] = Counter()
     with closing(Reader(store)) as reader:
         for name in names:
-            for scrape in reader.scrapes(name, **EVER):
-                ends["a page" if scrape.ok else scrape.error.replace(name, "")] += 1
+            scrapes = reader.scrapes(name, **EVER)
+            ends["a page"] += len(scrapes.times) - len(scrapes.failed)
+            ends.update(why.replace(name, "") for why in scrapes.failed.values())
     health = Counter(str(told_of[name]["health"]) for name in names if name in told_of)
     ended = "; ".join(f"{words} ({n}x)" for words, n in ends.most_common(2))
     last = ", ".join(f"{word} {n}" for word, n in health.items()) or "nothing yet"

@@ -61,7 +61,8 @@ def scrapes_in(store: Path, names: Sequence[str]) -> Times:
     times: dict[str, list[float]] = {}
     with closing(Reader(store)) as reader:
         for name in names:
-            times[name] = [one.t_s for one in reader.scrapes(name, **EVER) if one.ok]
+            scrapes = reader.scrapes(name, **EVER)
+            times[name] = [t for at, t in enumerate(scrapes.times) if at not in scrapes.failed]
             signals = [reader.signals(one.id, [SIGNAL], **EVER) for one in reader.engines(name)]
             told = sum(not math.isnan(value) for one in signals for value in one.values[SIGNAL])
             assert told == len(times[name]), f"{name}: {told} of {len(times[name])} cycles whole"

@@ -53,8 +53,8 @@ def punctual(
         for name in names:
             phase_s = phase_ratio(name) * interval_s
             scrapes = reader.scrapes(name, from_s=from_s, to_s=to_s + interval_s)
-            failed += sum(not one.ok for one in scrapes)
-            on_grid = [(one.t_s - phase_s) / interval_s + EARLY_RATIO for one in scrapes]
+            failed += len(scrapes.failed)
+            on_grid = [(t_s - phase_s) / interval_s + EARLY_RATIO for t_s in scrapes.times]
             first = int((from_s - phase_s) // interval_s) + 1
             slots = set(range(first, int((to_s - phase_s) // interval_s) + 1))
             due += len(slots)

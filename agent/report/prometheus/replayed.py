@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from kneewatch.agent.report.bulk import Counted, Floats
 from kneewatch.agent.report.counting import Increases
 from kneewatch.agent.report.engine import METRICS
-from kneewatch.agent.report.history import Signals
+from kneewatch.agent.report.history import Counted, Floats, Signals
 from kneewatch.agent.store.intervals import UNWATCHED, IntervalBook, Open, Verdict, verdict
 from kneewatch.collector.base import CollectError
 from kneewatch.collector.history import Column

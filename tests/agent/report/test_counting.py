@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.bulk import Counted
 from kneewatch.agent.report.counting import Increases
+from kneewatch.agent.report.history import Counted
 from kneewatch.collector.history import Column
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED

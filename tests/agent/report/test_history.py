@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kneewatch.agent.report.history import History
+from kneewatch.agent.store.cycle import Raw
 from kneewatch.agent.store.reader import Reader
-from kneewatch.reports.weekly.measures import COUNTS, LEVELS, TALLIES
-from tests.weeks import START_S, Week
+from kneewatch.reports.weekly.measures import COUNTS, LEVELS
+from tests.agent.store.made import COLUMNS, cycle, diagnosis, written
+from tests.weeks import START_S
 
 
-def test_signals_counters_and_scrapes_agree(made_store: Path, made_week: Week) -> None:
-    history, reader = History(made_store), Reader(made_store)
-    metrics = {*COUNTS, *TALLIES}
+def test_a_part_of_the_time_is_a_part_of_all(made_store: Path) -> None:
+    history, reader, seen = History(made_store), Reader(made_store), 0
     for engine in reader.engines():
         from_s = START_S + 2.3 * 86_400.0  # the restart of chat-0, and none of the others
         span = {"from_s": from_s, "to_s": from_s + 10_000.0}
+        whole = history.signal_arrays(engine.id, LEVELS, from_s=0.0, to_s=math.inf)
+        inside = (whole.times >= span["from_s"]) & (whole.times <= span["to_s"])
         bulk = history.signal_arrays(engine.id, LEVELS, **span)
         single = reader.signals(engine.id, LEVELS, **span)
-        assert bulk.times.tolist() == list(single.times)
+        seen += len(bulk.times)
+        assert len(bulk.times) < len(whole.times)
+        assert bulk.times.tolist() == list(single.times) == whole.times[inside].tolist()
         for key in LEVELS:
-            assert np.array_equal(bulk.values[key], np.array(single.values[key]), equal_nan=True)
-        snapshots = {one.t_s: one.values for one in reader.raw(engine.id, **span)}
-        seen = 0
-        for counted in history.counter_arrays(engine.id, metrics, **span):
-            for at, t_s in enumerate(counted.times.tolist()):
-                values = snapshots.get(t_s)
-                if values is None:
-                    assert not span["from_s"] <= t_s <= span["to_s"]
-                    continue
-                seen += 1
-                for column, row in zip(counted.columns, counted.values, strict=True):
-                    known = values.get(column)
-                    assert (known is None and np.isnan(row[at])) or known == row[at]
-        assert seen == len(snapshots)
-    for server in made_week.servers:
-        span = {"from_s": START_S + 1000.0, "to_s": START_S + 5 * 86_400.0}
-        scrapes = reader.scrapes(server.name, **span)
-        found = history.scrape_arrays(server.name, **span)
-        assert found.times.tolist() == [one.t_s for one in scrapes]
-        assert [at for at, _ in found.failed] == [
-            at for at, one in enumerate(scrapes) if not one.ok
-        ]
+            wanted = whole.values[key][inside]
+            for found in (bulk.values[key], np.array(single.values[key])):
+                assert np.array_equal(found, wanted, equal_nan=True)
+        scrapes = reader.scrapes(engine.target, **span)
+        assert list(scrapes.times) == list(history.scrapes(engine.target, **span).times)
+        assert all(span["from_s"] <= t_s <= span["to_s"] for t_s in scrapes.times)
+    assert seen
     history.close()
     reader.close()
 
@@ -54,7 +46,7 @@ def test_what_is_not_there_is_empty(made_store: Path) -> None:
     span = {"from_s": 0.0, "to_s": 1.0}
     assert len(history.signal_arrays(1, LEVELS, **span).times) == 0
     assert not [one for one in history.counter_arrays(1, COUNTS, **span) if len(one.times)]
-    assert len(history.scrape_arrays("unknown", **span).times) == 0
+    assert len(history.scrapes("unknown", **span).times) == 0
     history.close()
 
 
@@ -65,3 +57,15 @@ def test_a_signal_that_nobody_has_is_unknown(made_store: Path, key: str) -> None
     assert len(found.times) > 0
     assert np.isnan(found.values[key]).all()
     history.close()
+
+
+def test_a_counter_that_no_open_scrape_has_is_left_out(tmp_path: Path) -> None:
+    first, second = COLUMNS[:2]
+    raws = [Raw((first, second), (math.nan, value)) for value in (3.0, 5.0)]
+    path = tmp_path / "store.db"
+    written(path, *(cycle(diagnosis(100.0 + 70 * at), raw=raw) for at, raw in enumerate(raws)))
+    with closing(History(path)) as history:
+        metrics = {first.metric, second.metric}
+        (found,) = history.counter_arrays(1, metrics, from_s=0.0, to_s=200.0)
+    assert found.columns == (second,)
+    assert (found.times.tolist(), found.values.tolist()) == ([100.0, 170.0], [[3.0, 5.0]])

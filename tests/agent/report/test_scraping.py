@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.history import Scrapes
 from kneewatch.agent.report.scraping import runs, target_observed
+from kneewatch.agent.store.model import Scrapes
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 3))
@@ -27,8 +29,8 @@ def test_two_places_are_of_one_run_where_no_longer_pause_is_between(
 
 
 def test_failures_in_a_row_are_one_time_with_the_first_reason() -> None:
-    times = np.array([0.0, 5.0, 10.0, 15.0, 20.0, 100.0, 105.0])
-    scrapes = Scrapes(times, ((1, "refused"), (2, "timeout"), (6, "reset")))
+    times = [0.0, 5.0, 10.0, 15.0, 20.0, 100.0, 105.0]
+    scrapes = Scrapes(array("d", times), {1: "refused", 2: "timeout", 6: "reset"})
     found = target_observed("a", scrapes, from_s=0.0, to_s=110.0)
     assert [(one.from_s, one.to_s, one.why) for one in found.unread] == [
         (5.0, 15.0, "refused"), (20.0, 100.0, ""), (105.0, 110.0, "reset"),

@@ -15,6 +15,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.collector.buckets import Buckets
 from kneewatch.collector.history import Column
 from tests.agent.running import run
+from tests.agent.store.snapshots import snapshots
 from tests.weeks import DAY_S, ITL_S, START_S, TTFT_S, Planted, Week
 
 TO_S = START_S + 7 * DAY_S
@@ -114,8 +115,8 @@ def counted(store: Path, targets: tuple[str, ...]) -> dict[tuple[str, str], floa
     for engine in reader.engines():
         if engine.target not in targets:
             continue
-        snapshots = list(reader.raw(engine.id, from_s=START_S, to_s=TO_S))
-        for before, after in pairwise(snapshots):
+        kept = snapshots(store, engine.id, from_s=START_S, to_s=TO_S)
+        for before, after in pairwise(kept):
             for column, value in after.values.items():
                 was = before.values.get(column, 0.0)
                 gained = value if value < was else value - was

@@ -87,14 +87,16 @@ def found_in(path: Path) -> int:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         if connection.execute("SELECT count(*) FROM engines").fetchone() == (0,):
             return 0
+    from tests.agent.store.snapshots import snapshots  # here: with numpy no child is forked
+
     reader = Reader(path)
     (engine,) = reader.engines()
     series = reader.signals(engine.id, ["n", "s7"], **EVER)
     count = len(series.times)
     assert list(series.values["n"]) == list(range(count)), "a gap in the signals"
     assert not any(map(math.isnan, series.values["s7"]))
-    assert len(reader.scrapes("a", **EVER)) == count, "a gap in the scrapes"
-    raw = list(reader.raw(engine.id, **EVER))
+    assert len(reader.scrapes("a", **EVER).times) == count, "a gap in the scrapes"
+    raw = snapshots(path, engine.id, **EVER)
     assert set(raw[-1].values.values()) == {count - 1.0}, "the newest counters"
     assert all(b.t_s - a.t_s <= 60.0 for a, b in pairwise(raw))
     for at in {0, count // 2, count - 1}:

@@ -17,6 +17,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.sealing import SEAL_ROWS
 from kneewatch.agent.store.store import Store
 from tests.agent.store.made import EVER, PATIENCE_S, cause, counted, cycle, diagnosis, settle
+from tests.agent.store.snapshots import snapshots
 
 START_S = 29_916_666 * 60.0
 """Minutes begin here."""
@@ -93,9 +94,11 @@ def test_old_signals_become_a_value_a_minute(tmp_path: Path) -> None:
     told = reader.document(engine.id, START_S + 3 * CHUNK_S + 30)
     assert told is not None
     assert told["t"] == pytest.approx(START_S + 3 * CHUNK_S, abs=60)
-    failed = [s.t_s for s in reader.scrapes("a", **EVER) if not s.ok]
-    assert failed == [START_S + STEP_S * at for at in range(3, count, 500)]
-    assert len(reader.scrapes("a", **EVER)) < 5 * SEAL_ROWS
+    scrapes = reader.scrapes("a", **EVER)
+    assert [scrapes.times[at] for at in scrapes.failed] == [
+        START_S + STEP_S * at for at in range(3, count, 500)
+    ]
+    assert len(scrapes.times) < 5 * SEAL_ROWS
     reader.close()
 
 
@@ -114,8 +117,8 @@ def test_what_is_too_old_goes_but_what_was_in_force_stays(tmp_path: Path) -> Non
     engine = reader.engines("a")[0]
     times = reader.signals(engine.id, ["n"], **EVER).times
     assert START_S + 3 * CHUNK_S <= times[0] <= START_S + 4 * CHUNK_S
-    assert next(reader.raw(engine.id, **EVER)).t_s >= times[0] - 60
-    assert reader.scrapes("a", **EVER)[0].t_s >= times[0] - 60
+    assert snapshots(path, engine.id, **EVER)[0].t_s >= times[0] - 60
+    assert reader.scrapes("a", **EVER).times[0] >= times[0] - 60
     assert [one.id for one in reader.intervals(kinds=("cause",), **EVER)] == ["kv_pressure"]
     told = reader.document(engine.id, times[0])
     assert told is not None, "the document from before still holds"
@@ -177,8 +180,8 @@ def test_a_clock_that_is_set_by_an_hour_loses_nothing(tmp_path: Path, hours: flo
     series = reader.signals(engine.id, ["n"], **EVER)
     assert list(series.values["n"]) == list(range(2 * SEAL_ROWS)), "in order of arrival"
     assert list(series.times) == [one.t_s for one in [*before, *after]]
-    assert len(reader.scrapes("a", **EVER)) == 2 * SEAL_ROWS
-    raw = list(reader.raw(engine.id, **EVER))
+    assert len(reader.scrapes("a", **EVER).times) == 2 * SEAL_ROWS
+    raw = snapshots(path, engine.id, **EVER)
     assert [set(s.values.values()) for s in raw] == sorted(set(s.values.values()) for s in raw)
     assert {before[0].t_s, before[-1].t_s, after[-1].t_s} <= {s.t_s for s in raw}
     found = reader.intervals(kinds=("cause", "health"), **EVER)

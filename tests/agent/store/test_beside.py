@@ -30,6 +30,7 @@ from tests.agent.store.made import (
     settle,
     written,
 )
+from tests.agent.store.snapshots import snapshots
 
 SCRAPES = 2500
 
@@ -47,7 +48,7 @@ def whole(reader: Reader, engine_id: int) -> int:
     told = reader.document(engine_id, last_s)
     assert told is not None
     assert told["signals"]["n"] >= series.values["n"][-1]
-    raw = [set(snapshot.values.values()) for snapshot in reader.raw(engine_id, **EVER)]
+    raw = [set(one.values.values()) for one in snapshots(reader.path, engine_id, **EVER)]
     assert raw[0] == {0.0}
     assert max(raw[-1]) >= series.values["n"][-1]
     stages = reader.intervals(kinds=("stage",), **EVER)
@@ -173,5 +174,5 @@ def test_a_closed_reader_opens_again_when_it_is_asked(tmp_path: Path) -> None:
     reader.close()
     assert [e.target for e in reader.engines()] == ["a"]
     assert reader.engines("b") == []
-    assert reader.scrapes("b", **EVER) == []
+    assert len(reader.scrapes("b", **EVER).times) == 0
     reader.close()

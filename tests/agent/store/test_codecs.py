@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.agent.report.history import NUMPY
 from kneewatch.agent.store.arrays import (
+    PLAIN,
     DamagedError,
+    Loops,
     floats_of,
     pack_column,
     pack_integers,
@@ -22,11 +25,19 @@ from kneewatch.agent.store.arrays import (
     unpack_times,
     value_in_column,
 )
-from kneewatch.agent.store.chunk import SignalChunk, pack_signals, reading_from
-from kneewatch.agent.store.counters import pack_counters, unpack_counters
+from kneewatch.agent.store.chunk import (
+    Body,
+    Pieces,
+    SignalChunk,
+    pack_body,
+    pack_signals,
+    reading_from,
+)
+from kneewatch.agent.store.counters import CounterChunk, column_of, pack_counters
 from kneewatch.agent.store.documents import expand, squeeze
-from kneewatch.agent.store.model import StoredScrape
-from kneewatch.agent.store.scrapes import pack_scrapes, thinned, unpack_scrapes
+from kneewatch.agent.store.history import scrapes_of
+from kneewatch.agent.store.model import Scrapes
+from kneewatch.agent.store.scrapes import joined, pack_scrapes, thinned, unpack_scrapes
 from kneewatch.collector.history import Column
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
@@ -40,19 +51,26 @@ def bits(values: array[float] | list[float]) -> list[bytes]:
     return [b"nan" if v != v else struct.pack("<d", v) for v in values]
 
 
-@given(st.lists(INT64))
-def test_integers_come_back(values: list[int]) -> None:
-    assert list(unpack_integers(pack_integers(values))) == values
+WITH_BOTH = pytest.mark.parametrize("loops", [PLAIN, NUMPY], ids=["plain", "numpy"])
+"""A daemon reads with the ones, a report with the others."""
 
 
-@given(st.lists(ANY))
-def test_times_come_back_to_the_last_bit(times: list[float]) -> None:
-    assert bits(unpack_times(pack_times(times))) == bits(times)
+@WITH_BOTH
+@given(values=st.lists(INT64))
+def test_integers_come_back(loops: Loops, values: list[int]) -> None:
+    assert list(unpack_integers(pack_integers(values), loops)) == values
 
 
-@given(st.lists(ANY))
-def test_a_column_keeps_seven_digits(column: list[float]) -> None:
-    found = unpack_column(pack_column(column))
+@WITH_BOTH
+@given(times=st.lists(ANY))
+def test_times_come_back_to_the_last_bit(loops: Loops, times: list[float]) -> None:
+    assert bits(unpack_times(pack_times(times), loops)) == bits(times)
+
+
+@WITH_BOTH
+@given(column=st.lists(ANY))
+def test_a_column_keeps_seven_digits(loops: Loops, column: list[float]) -> None:
+    found = unpack_column(pack_column(column), loops)
     assert bits(found) == bits(array("d", array("f", column)))
     for told, value in zip(found, column, strict=True):
         if math.isfinite(value) and abs(value) <= LARGEST_FLOAT32:
@@ -74,12 +92,13 @@ def tables(draw: st.DrawFn) -> tuple[list[float], dict[str, list[float]]]:
     return draw(st.lists(st.floats(0, 2e9), min_size=rows, max_size=rows)), columns
 
 
-@given(tables())
+@WITH_BOTH
+@given(table=tables())
 def test_a_chunk_of_signals_comes_back_column_by_column(
-    table: tuple[list[float], dict[str, list[float]]],
+    loops: Loops, table: tuple[list[float], dict[str, list[float]]]
 ) -> None:
     times, columns = table
-    chunk = SignalChunk(reading_from(pack_signals(times, columns)))
+    chunk = SignalChunk(reading_from(pack_signals(times, columns)), loops)
     assert chunk.keys == list(columns)
     assert list(chunk.times()) == times
     for key, column in columns.items():
@@ -91,44 +110,58 @@ def test_a_chunk_of_signals_comes_back_column_by_column(
     assert all(map(math.isnan, chunk.column("no such signal\n")))
 
 
-@given(tables(), st.lists(st.lists(COUNTS, min_size=3, max_size=3), max_size=4))
+@WITH_BOTH
+@given(table=tables(), whole=st.lists(st.lists(COUNTS, min_size=3, max_size=3), max_size=4))
 def test_counters_come_back_to_the_last_bit(
-    table: tuple[list[float], dict[str, list[float]]], whole: list[list[float]]
+    loops: Loops, table: tuple[list[float], dict[str, list[float]]], whole: list[list[float]]
 ) -> None:
     times, other = table
     columns = {Column(name, (("le", name),), "sum"): values for name, values in other.items()}
     rows = len(times)
     for at, values in enumerate(whole):
         columns[Column("count", (), str(at))] = (values * rows)[:rows]
-    found = list(unpack_counters(reading_from(pack_counters(times, columns))))
-    assert [snapshot.t_s for snapshot in found] == times
-    for at, snapshot in enumerate(found):
-        assert snapshot.values == {
-            column: values[at] for column, values in columns.items() if values[at] == values[at]
-        }
+    chunk = CounterChunk(reading_from(pack_counters(times, columns)), loops)
+    assert list(chunk.times()) == times
+    assert [column_of(row) for row, _ in chunk.columns] == list(columns)
+    for place, values in enumerate(columns.values()):
+        assert [v for v in numbers(chunk, place) if v == v] == [v for v in values if v == v]
 
 
-SCRAPES = st.lists(
-    st.builds(StoredScrape, st.floats(0, 2e9), st.just(value=True), st.just(""))
-    | st.builds(StoredScrape, st.floats(0, 2e9), st.just(value=False), st.text(max_size=20)),
-    min_size=1,
-)
+def numbers(chunk: CounterChunk, place: int) -> list[float]:
+    """A column's numbers."""
+    kind, at = chunk.columns[place][1], chunk.starts[place]
+    if kind == "i":
+        return list(map(float, chunk.integers[at : at + chunk.rows]))
+    return list(chunk.floats[at : at + chunk.rows]) if kind == "b" else [float(kind)] * chunk.rows
+
+
+Rows = list[tuple[float, str | None]]
+"""Scrapes: when, and why each failed or None."""
+
+SCRAPES = st.lists(st.tuples(st.floats(0, 2e9), st.none() | st.text(max_size=20)), min_size=1)
+
+
+def rows_of(scrapes: Scrapes) -> Rows:
+    return [(t_s, scrapes.failed.get(at)) for at, t_s in enumerate(scrapes.times)]
+
+
+@WITH_BOTH
+@given(rows=SCRAPES, cut=st.integers(0, 20))
+def test_scrapes_come_back_and_together(loops: Loops, rows: Rows, cut: int) -> None:
+    parts = [scrapes_of(rows[:cut]), scrapes_of(rows[cut:])]
+    read = [unpack_scrapes(reading_from(pack_scrapes(part)), loops) for part in parts]
+    assert rows_of(joined(read)) == rows
 
 
 @given(SCRAPES)
-def test_scrapes_come_back(scrapes: list[StoredScrape]) -> None:
-    assert unpack_scrapes(reading_from(pack_scrapes(scrapes))) == scrapes
-
-
-@given(SCRAPES)
-def test_thinned_scrapes_keep_every_failure_and_a_minute_its_success(
-    scrapes: list[StoredScrape],
-) -> None:
-    ordered = sorted(scrapes)
-    kept = thinned(ordered, step_s=60.0)
-    assert [s for s in kept if not s.ok] == [s for s in ordered if not s.ok]
-    minutes = [s.t_s // 60 for s in kept if s.ok]
-    assert minutes == sorted({s.t_s // 60 for s in ordered if s.ok})
+def test_thinned_scrapes_keep_every_failure_and_a_minute_its_success(rows: Rows) -> None:
+    ordered = sorted(rows, key=lambda row: row[0])
+    kept = rows_of(thinned(scrapes_of(ordered), step_s=60.0))
+    assert [row for row in kept if row[1] is not None] == [
+        row for row in ordered if row[1] is not None
+    ]
+    minutes = [t_s // 60 for t_s, why in kept if why is None]
+    assert minutes == sorted({t_s // 60 for t_s, why in ordered if why is None})
 
 
 @given(st.binary(), st.none() | st.binary(min_size=1))
@@ -171,7 +204,20 @@ def test_damage_is_refused_or_leaves_the_rest_as_it_was(data: st.DataObject) -> 
 def test_a_chunk_cut_short_is_refused(cut: int) -> None:
     whole = pack_counters([1.0, 2.0], {Column("a", ()): [1.0, 5.0], Column("b", ()): [0.5, 0.25]})
     with pytest.raises(DamagedError):
-        list(unpack_counters(reading_from(whole[:cut])))
+        CounterChunk(reading_from(whole[:cut]), PLAIN).times()
+
+
+def test_counters_that_are_not_as_many_as_their_columns_say_are_refused() -> None:
+    body = Body(reading_from(pack_counters([1.0, 2.0], {Column("a", ()): [1.0, 5.0]})))
+    pieces = Pieces()
+    directory = {
+        **body.directory,
+        "times": pieces.lay(body.piece(body.directory["times"])),
+        "whole": pieces.lay(pack_integers([1])),
+        "other": pieces.lay(pack_integers([])),
+    }
+    with pytest.raises(DamagedError, match="counters"):
+        CounterChunk(reading_from(pack_body(directory, pieces.laid)), PLAIN)
 
 
 @given(tables())

@@ -26,6 +26,7 @@ from tests.agent.store.made import (
     recorded,
     written,
 )
+from tests.agent.store.snapshots import snapshots
 
 
 def float32(value: float | None) -> float:
@@ -111,9 +112,8 @@ def test_signals_of_every_scrape_are_kept(cycles: list[Cycle], reader: Reader) -
 
 def test_scrapes_say_when_and_why_they_failed(cycles: list[Cycle], reader: Reader) -> None:
     told = reader.scrapes(cycles[0].target, **EVER)
-    assert [(s.t_s, s.ok, s.error) for s in told] == [
-        (one.t_s, one.error is None, one.error or "") for one in cycles
-    ]
+    assert list(told.times) == [one.t_s for one in cycles]
+    assert told.failed == {at: one.error for at, one in enumerate(cycles) if one.error is not None}
 
 
 def test_counters_are_kept_exactly_each_minute_and_around_restarts(
@@ -130,7 +130,7 @@ def test_counters_are_kept_exactly_each_minute_and_around_restarts(
         for t_s, e in pages
         if e.raw is not None
     }
-    told = list(reader.raw(engine.id, **EVER))
+    told = snapshots(reader.path, engine.id, **EVER)
     for snapshot in told:
         assert snapshot.values == exact[snapshot.t_s]
     times = [snapshot.t_s for snapshot in told]
@@ -171,11 +171,11 @@ def test_sealed_and_open_rows_read_as_one(tmp_path: Path) -> None:
     from_s, to_s = START_S + STEP_S * (SEAL_ROWS - 3), START_S + STEP_S * (SEAL_ROWS + 4)
     some = reader.signals(engine.id, ["n"], from_s=from_s, to_s=to_s)
     assert [n for _, n in plain(some)] == list(range(SEAL_ROWS - 3, SEAL_ROWS + 5))
-    raw = list(reader.raw(engine.id, **EVER))
+    raw = snapshots(reader.path, engine.id, **EVER)
     assert all(set(s.values.values()) == {(s.t_s - START_S) / STEP_S} for s in raw)
     assert max(b.t_s - a.t_s for a, b in pairwise(raw)) <= 60.0
     assert len(raw) < len(cycles) / 10
-    assert len(reader.scrapes("a", **EVER)) == len(cycles)
+    assert len(reader.scrapes("a", **EVER).times) == len(cycles)
     for at in (0, SEAL_ROWS - 1, SEAL_ROWS, SEAL_ROWS + 50, len(cycles) - 1):
         told = reader.document(engine.id, START_S + STEP_S * at + 1)
         assert told is not None

@@ -191,7 +191,8 @@ def test_the_engine_of_a_target_that_was_never_up_ends_when_the_real_ones_come(
     assert (first.model, second.model) == ("", "m")
     assert {o.ended for o in reader.intervals(engine_id=first.id, **EVER)} == {"unwatched"}
     assert {o.ended for o in reader.intervals(engine_id=second.id, **EVER)} == {""}
-    assert [s.error for s in reader.scrapes("a", **EVER)] == ["refused", "", "", ""]
+    assert len(reader.scrapes("a", **EVER).times) == 4
+    assert reader.scrapes("a", **EVER).failed == {0: "refused"}
     reader.close()
 
 

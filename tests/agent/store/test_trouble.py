@@ -10,14 +10,19 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from kneewatch.agent.report.history import History
 from kneewatch.agent.store.backlog import Backlog
+from kneewatch.agent.store.chunk import Body, reading_from
 from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.store.database import connect
 from kneewatch.agent.store.model import DAY_S
 from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.sealing import seal_engine
 from kneewatch.agent.store.store import INBOX_CYCLES, Store
 from kneewatch.collector.base import StoreError
 from tests.agent.store.disks import as_nobody, files_of_at_most, mount, small_disk, unchangeable
@@ -266,20 +271,22 @@ def test_damage_that_nobody_came_across_is_found_within_a_day(tmp_path: Path) ->
 def test_one_flipped_bit_in_a_chunk_costs_one_column(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     written(path, *[numbered(at) for at in range(800)])
-    reader = Reader(path)
-    (engine,) = reader.engines()
-    whole = reader.signals(engine.id, ["n", "s3"], **EVER)
-    data = path.read_bytes()
-    column = data.find(b"\x78\x9c", len(data) // 4)
-    changed = bytearray(data)
-    changed[column + 40] ^= 4
-    path.write_bytes(changed)
-    again = Reader(path)
+    with closing(connect(path)) as connection:
+        seal_engine(connection, 1)
+        ((chunk, body),) = connection.execute("SELECT id, body FROM chunks WHERE kind = 0")
+        offset, length = Body(reading_from(body)).directory["columns"]["s3"]
+        changed = bytearray(body)
+        changed[4 + int.from_bytes(body[:4], "little") + offset + length // 2] ^= 4
+        connection.execute("UPDATE chunks SET body = ? WHERE id = ?", (bytes(changed), chunk))
     keys = ["n", *(f"s{at}" for at in range(100))]
-    series = again.signals(engine.id, keys, **EVER)
-    assert list(series.times) == list(whole.times)
-    lost = [key for key in keys if any(map(math.isnan, series.values[key]))]
-    assert len(lost) <= 1
+    with closing(History(path)) as history:
+        (engine,) = history.engines()
+        arrays = history.signal_arrays(engine.id, keys, **EVER)
+        series = history.signals(engine.id, keys, **EVER)
+    for times, values in ((list(series.times), series.values), (arrays.times, arrays.values)):
+        assert len(times) == 800
+        assert {key for key in keys if any(map(math.isnan, values[key]))} == {"s3"}
+        assert list(values["n"]) == list(range(800))
 
 
 def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:

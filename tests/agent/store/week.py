@@ -23,6 +23,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.store import Store
 from tests.agent.store.load import Server, fleet
 from tests.agent.store.made import Span
+from tests.agent.store.snapshots import snapshots
 
 START_S = 1_795_000_000.0
 BUDGET_BYTES = 400e6
@@ -94,11 +95,11 @@ def read(path: Path) -> None:
     found = reader.document(engine.id, engine.first_s + 0.6 * (engine.last_s - engine.first_s))
     timed("document in the past", found and found["health"], since_s)
     since_s = time.monotonic()
-    timed("raw, all", sum(1 for _ in reader.raw(engine.id, **span)), since_s)
+    timed("counters, all", len(snapshots(path, engine.id, **span)), since_s)
     since_s = time.monotonic()
     timed("intervals, all", len(reader.intervals(**span)), since_s)
     since_s = time.monotonic()
-    timed("scrapes, all", len(reader.scrapes(engine.target, **span)), since_s)
+    timed("scrapes, all", len(reader.scrapes(engine.target, **span).times), since_s)
     reader.close()
 
 
