@@ -1,6 +1,6 @@
-"""What the store takes of disk and CPU, on servers under load made from recorded pages.
+"""What the store takes of disk, on servers under load made from recorded pages.
 
-`python -m tests.agent.store.week` writes a whole week.
+`python -m tests.agent.store.week` writes a whole week, and prints the CPU time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,6 @@ from tests.agent.store.made import START_S, STEP_S
 
 A_WEEK = 8 * 7 * 24 * 3600 / STEP_S
 BUDGET_BYTES = 400e6 / A_WEEK
-BUDGET_S = 0.25e-3
-NOISY = 3.0
-"""A machine that others use takes longer for the same."""
-
 IN_TROUBLE = 1.25
 """An engine that is in trouble all week says something else at nearly every scrape."""
 
@@ -43,18 +39,16 @@ def test_an_engine_stays_within_its_share_of_a_week(
     kind: int, share: float, tmp_path: Path
 ) -> None:
     server, packer = Server("a", FLEET[kind], seed=3, start_s=NOON_S), Packer()
-    now_s, path, spent_s = NOON_S, tmp_path / "store.db", 0.0
+    now_s, path = NOON_S, tmp_path / "store.db"
     upkeep = Upkeep(Retention(), clock=lambda: now_s)
     disk = Disk(path, opened(path), upkeep, time.monotonic)
     scrapes = CHUNKS * SEAL_ROWS
     for at in range(scrapes):
         now_s = NOON_S + STEP_S * at
         cycle = server.cycle(now_s)
-        since_s = time.thread_time()
         disk.write([packer.pack(cycle)])
         while disk.tidy():
             pass
-        spent_s += time.thread_time() - since_s
     disk.close()
     with closing(sqlite3.connect(path)) as connection:
         (chunks,) = connection.execute("SELECT sum(length(body)) FROM chunks").fetchone()
@@ -62,4 +56,3 @@ def test_an_engine_stays_within_its_share_of_a_week(
         (rows,) = connection.execute("SELECT count(*) FROM intervals").fetchone()
     taken_bytes = (chunks + said + 100 * rows) / scrapes
     assert taken_bytes < 0.9 * share * BUDGET_BYTES, "a tenth is left for what lies open"
-    assert spent_s / scrapes < NOISY * BUDGET_S
