@@ -17,7 +17,8 @@ from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.tracker import CauseTracker
 from kneewatch.rules.conditions import PYTHON, nodes
 from kneewatch.rules.quantities import Held
-from tests.contract.variants import SITUATIONS, Change, bases, changes
+from tests.contract.situations import SITUATIONS
+from tests.contract.variants import Change, bases, changes
 
 STORE = Path(__file__).with_name("causes.json")
 TRACKED_S = 120
@@ -105,8 +106,8 @@ def differs(record: CauseRecord, name: str, store: Stored) -> str:
         if (now := judge.verdict(facts)) != verdict:
             return f"{name}, {change.label}: stored {verdict}, now {now}"
     cause = record.examine(store.rows[0][1])
-    now = None if cause is None else tracked(record, cause)
-    return "" if now == store.tracked else f"{name}: reported and gone after {now} s"
+    moments = None if cause is None else tracked(record, cause)
+    return "" if moments == store.tracked else f"{name}: reported and gone after {moments} s"
 
 
 def main() -> None:

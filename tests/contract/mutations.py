@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from kneewatch.diagnose.causes import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Term
@@ -48,8 +48,7 @@ def numbers(root: object, place: str = "") -> Iterator[tuple[str, Number]]:
         if abs(root.value) > GUARDS_BELOW:
             yield place, root
     elif isinstance(root, tuple):
-        parts: tuple[object, ...] = root
-        for at, part in enumerate(parts):
+        for at, part in enumerate(cast("tuple[object, ...]", root)):
             yield from numbers(part, f"{place}.{at}")
     elif is_dataclass(root):
         skipped = WORDS_ONLY if isinstance(root, Form | Term) else set[str]()
@@ -65,7 +64,7 @@ def put(root: Any, old: Number, new: Number) -> Any:  # noqa: ANN401 - any part 
     if root is old:
         return new
     if isinstance(root, tuple):
-        return tuple(put(part, old, new) for part in root)
+        return tuple(put(part, old, new) for part in cast("tuple[object, ...]", root))
     if not is_dataclass(root) or isinstance(root, type):
         return root
     parts = {each.name: getattr(root, each.name) for each in fields(root)}

@@ -18,10 +18,10 @@ from kneewatch.dashboards.prometheus.recording import CONFIDENCE, Recorded
 from kneewatch.diagnose.case import Facts, Targets
 from kneewatch.diagnose.causes import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.rules.conditions import PYTHON, nodes
+from kneewatch.rules.conditions import PYTHON, Compare, nodes
 from kneewatch.rules.facts import recorded
 from kneewatch.rules.model import WORDS
-from kneewatch.rules.quantities import RECENT, Held, Named, Usually, signals_of
+from kneewatch.rules.quantities import RECENT, Held, Named, Signal, Usually, signals_of
 from tests.contract import golden
 from tests.dashboards.promtool import evaluate
 from tests.programs import require
@@ -72,8 +72,12 @@ def series_of(record: CauseRecord, facts: Facts, instance: str) -> Iterator[tupl
     def named(name: str, *labels: tuple[str, str]) -> Series:
         return Series(name, (("instance", instance), *labels))
 
-    streaks = {held.of.left.key: held for held in nodes(record.forms)
-               if isinstance(held, Held) and not held.flagged}  # fmt: skip
+    streaks = {
+        held.of.left.key: held
+        for held in nodes(record.forms)
+        if isinstance(held, Held) and isinstance(held.of, Compare)
+        if isinstance(held.of.left, Signal) and not held.flagged
+    }
     watched_s = min(END_S, facts.observed_s)
     for key, value in facts.values.items():
         if value is None or key == "lora_max":
@@ -168,7 +172,9 @@ def test_python_and_promql_conclude_alike(record: CauseRecord, tmp_path: Path) -
         theirs = of_prometheus(record, seen, plan, tmp_path / str(at))
         for label, facts in seen.items():
             cause = record.examine(facts)
-            ours = Told(cause and cause.confidence, cause and cause.severity.word)
+            ours = Told(None, None)
+            if cause is not None:
+                ours = Told(cause.confidence, cause.severity.word)
             other = theirs[label]
             assert (ours.severity, label) == (other.severity, label)
             assert ours.confidence == pytest.approx(other.confidence, abs=0.006), label

@@ -115,12 +115,13 @@ def changes(record: CauseRecord, base: Situation) -> Iterator[Change]:
     for held in dict.fromkeys(node for node in nodes(record.forms) if isinstance(node, Held)):
         for seconds in (None, HELD_S, held.for_s.value * (1 - NEAR), held.for_s.value):
             yield Change(streaks_s={held.name: seconds})
-    for node in dict.fromkeys(node for node in nodes(record.forms) if isinstance(node, Configured)):
-        for value in (None, "True", "False"):
-            yield Change(config={node.label: value})
-    for node in dict.fromkeys(node for node in nodes(record.forms) if isinstance(node, Watched)):
+    parts = list(nodes(record.forms))
+    for configured in dict.fromkeys(part for part in parts if isinstance(part, Configured)):
+        for text in (None, "True", "False"):
+            yield Change(config={configured.label: text})
+    for watched in dict.fromkeys(part for part in parts if isinstance(part, Watched)):
         for share in (1 - NEAR, 1.0):
-            yield Change(observed_s=share * node.windows.value * WINDOW_S)
+            yield Change(observed_s=share * watched.windows.value * WINDOW_S)
 
 
 def _leaves(root: object) -> Iterator[Signal | Recent | Usually | Target]:
