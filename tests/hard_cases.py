@@ -20,11 +20,11 @@ from os import cpu_count
 
 from tests.hard_judging import Judged, judge, played, said
 from tests.hard_sweeps import (
-    WITH_TARGETS,
     Headed,
     by_cause_and_level,
     headed,
     headed_table,
+    is_swept,
     levels_table,
     quietless_table,
     said_instead,
@@ -42,7 +42,7 @@ def judge_case(case: Case, *, seed: int) -> tuple[list[Judged], list[Headed]]:
     if case.group == LOST:
         return [], [headed(case, diagnoses)]
     judged = [judge(incident, diagnoses, level="none", targets=own)]
-    if case.group in WITH_TARGETS:
+    if is_swept(case):
         judged += with_targets(incident, diagnoses)
     return judged, []
 
@@ -130,7 +130,7 @@ def shown(one: Judged) -> str:
 
 def report(judged: Sequence[Judged], rows: Sequence[Headed], *, verbose: bool) -> Iterator[str]:
     """The tables: cases as they are, with targets, without quiet times."""
-    swept = [verdict for verdict in judged if verdict.case.group in WITH_TARGETS]
+    swept = [verdict for verdict in judged if is_swept(verdict.case)]
     quietless = [verdict for verdict in judged if verdict.is_quietless]
     plain = [verdict for verdict in judged if verdict.level == "none" and not verdict.is_quietless]
     for verdict in judged:

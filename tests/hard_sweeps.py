@@ -12,11 +12,11 @@ from kneewatch.rules.model import Severity
 from tests.hard_judging import Incident, Judged, healthy, judge, said
 from tests.simulator.cases import Case
 from tests.simulator.page import START_S
-from tests.simulator.sweeps import LOST
+from tests.simulator.sweeps import LOST, SWEPT_MACHINES
 from tests.target_levels import UNREACHABLE, loose, middle
 
 WITH_TARGETS = ("one fault", "two faults")
-"""Groups that are judged with targets as well."""
+"""Groups that are judged with targets as well, on the machines that are swept."""
 
 BESIDE_TARGETS = {"prefill_bound": ("slo_conflict",)}
 """What is as right first where both targets are missed: long prompts and decode share the steps, so
@@ -79,6 +79,11 @@ def _wait_s(diagnosis: Diagnosis) -> float:
     """A newcomer's wait, by Little's law."""
     served_per_s = diagnosis.values.get("completed_per_s") or 1e-9
     return (diagnosis.values.get("waiting") or 0.0) / served_per_s
+
+
+def is_swept(case: Case) -> bool:
+    """Whether a case is judged with targets as well."""
+    return case.group in WITH_TARGETS and case.machine in SWEPT_MACHINES
 
 
 def with_targets(incident: Incident, diagnoses: Sequence[Diagnosis]) -> Iterator[Judged]:

@@ -107,12 +107,12 @@ def by_level() -> Levels:
 
 
 WRONG_MOST = {
-    "loose": (4, 3),
-    "median": (10, 4),
-    "1 s and 60 ms": (5, 3),
-    "unreachable": (11, 0),
-    "unreachable TTFT": (2, 0),
-    "unreachable ITL": (5, 0),
+    "loose": (0, 3),
+    "median": (0, 4),
+    "1 s and 60 ms": (0, 3),
+    "unreachable": (0, 0),
+    "unreachable TTFT": (0, 0),
+    "unreachable ITL": (0, 0),
 }
 """How many faulty and quiet phases are wrong at most; to be lowered with every repair."""
 

@@ -212,7 +212,7 @@ def test_a_fleet_that_gives_as_much_as_the_smaller_degree_is_doubted() -> None:
 def test_other_degrees_of_a_fleet(gpus: int, why: str | None) -> None:
     found = fleet_on(gpus)
     assert causes(found) == {}
-    assert [note for note in found.notes if "TP" in note] == (
+    assert [note for note in found.notes if note.startswith("tp_overhead")] == (
         [f"tp_overhead: {why}"] if why else []
     )
 
