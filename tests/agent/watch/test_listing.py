@@ -51,7 +51,7 @@ def test_silence_is_said_in_the_list() -> None:
 @pytest.mark.parametrize("width", [40, 51, 52, 62, 75, 76, 80, 132, 200])
 @pytest.mark.parametrize("name", ["x", "http://" + "y" * 150, "模型" * 40, "[red]\x1b[2J"])
 def test_columns_stay_in_line(width: int, name: str) -> None:
-    wall = Wall()
+    wall = Wall(clock=Clock())
     told(wall, SICK, source=name)
     told(wall, changed(HEALTHY, values={}), source="other")
     lines = [

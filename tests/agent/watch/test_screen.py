@@ -150,7 +150,7 @@ def test_pause_holds_the_screen_and_plays_on_after() -> None:
 
 
 def test_speed() -> None:
-    wall, pace = Wall(), Pace()
+    wall, pace = Wall(clock=Clock()), Pace()
     played(wall, "kv_pressure_cascade", 70)
 
     async def faster(pilot: Pilot[None]) -> None:
@@ -188,7 +188,7 @@ def test_quit(key: str) -> None:
 
 
 def test_a_single_engine_has_the_whole_screen() -> None:
-    wall = Wall()
+    wall = Wall(clock=Clock())
     played(wall, "kv_pressure_cascade", 75)
 
     async def look(pilot: Pilot[None]) -> None:
@@ -214,7 +214,7 @@ def test_wide_screens_have_the_list_on_the_left() -> None:
 
 
 def test_more_engines_than_lines() -> None:
-    wall = Wall()
+    wall = Wall(clock=Clock())
     for number in range(300):
         told(wall, HEALTHY, source=f"r{number:03}")
 
@@ -257,7 +257,7 @@ def test_a_daemon_s_trouble_stands_on_top() -> None:
 
 
 def test_nothing_to_show_yet() -> None:
-    wall = Wall()
+    wall = Wall(clock=Clock())
     wall.expect("http://a:1", Kind.SERVER, patience_s=10.0)
 
     async def look(pilot: Pilot[None]) -> None:
@@ -271,7 +271,7 @@ def test_nothing_to_show_yet() -> None:
         await pressed(pilot, "down", "up", "enter", "escape", "p", "p", "space", "home", "end")
         assert "nothing to show yet" in "".join(lines_of(pilot))
 
-    driven(view_of(Wall()), press_all)
+    driven(view_of(Wall(clock=Clock())), press_all)
 
 
 @cache
@@ -304,7 +304,7 @@ def test_any_size(size: tuple[int, int]) -> None:
 
 def test_hostile_names() -> None:
     name = "[red]x[/red]\x1b[2J\x9b1m\u202e"
-    wall = Wall()
+    wall = Wall(clock=Clock())
     told(wall, replace(SICK, model=name), source=name)
     told(wall, HEALTHY, source="[/]" * 30)
 

@@ -60,8 +60,8 @@ def told(wall: Wall, *diagnoses: Diagnosis, source: str = SERVER, **more: Any) -
 
 
 def three(clock: Clock | None = None) -> Wall:
-    """A sick server between two healthy ones."""
-    wall = Wall(clock=clock) if clock else Wall()
+    """A sick server between two healthy ones, at a time that only `clock` moves."""
+    wall = Wall(clock=clock or Clock())
     for name, diagnosis in (("a-well", HEALTHY), ("b-sick", SICK), ("c-well", HEALTHY)):
         told(wall, diagnosis, source=name)
     return wall
