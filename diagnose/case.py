@@ -204,7 +204,7 @@ class Case:
 
     def close(self) -> Cause | None:
         """The cause, or None where the evidence does not carry it."""
-        confidence = 1 / (1 + math.exp(-self.log_odds))
+        confidence = chance(self.log_odds)
         if confidence < CONCLUDED_FROM:
             return None
         severity = self.severity if confidence >= DOUBTFUL_BELOW else Severity.INFO
@@ -219,6 +219,11 @@ class Case:
             self.lever,
             apart=self.apart,
         )
+
+
+def chance(log_odds: float) -> float:
+    """The chance, 0 to 1, that belongs to log-odds."""
+    return 1 / (1 + math.exp(-log_odds))
 
 
 def strength(value: float, threshold: float | None, *, below: bool = False) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from operator import ge, gt, le, lt
+from operator import add, ge, gt, le, lt, mul, sub
 from typing import Protocol, TypeVar, cast
 
 from kneewatch.rules.facts import EVERYWHERE, Facts, Holds, Read, Spelling, number
@@ -134,6 +134,25 @@ class Number(Quantity):
         return number(self.value)
 
 
+def _of_both(left: Quantity, right: Quantity, of: Callable[[float, float], float | None]) -> Read:
+    """A value of two quantities; unknown where either is."""
+    left_of, right_of = left.read(), right.read()
+
+    def value(facts: Facts) -> float | None:
+        a, b = left_of(facts), right_of(facts)
+        return None if a is None or b is None else of(a, b)
+
+    return value
+
+
+def _both_in_promql(to: Spelling, left: Quantity, right: Quantity, spelled: str) -> str | None:
+    a, b = left.promql(to), right.promql(to)
+    return None if a is None or b is None else spelled.format(a, b)
+
+
+_SIGNS: Mapping[str, Callable[[float, float], float]] = {"+": add, "-": sub, "*": mul}
+
+
 @dataclass(frozen=True, slots=True)
 class Arithmetic(Quantity):
     """A sum, difference or product; unknown where either side is."""
@@ -143,19 +162,10 @@ class Arithmetic(Quantity):
     right: Quantity
 
     def read(self) -> Read:
-        left_of, right_of, sign = self.left.read(), self.right.read(), self.sign
-
-        def value(facts: Facts) -> float | None:
-            left, right = left_of(facts), right_of(facts)
-            if left is None or right is None:
-                return None
-            return left * right if sign == "*" else left + right if sign == "+" else left - right
-
-        return value
+        return _of_both(self.left, self.right, _SIGNS[self.sign])
 
     def promql(self, to: Spelling) -> str | None:
-        left, right = self.left.promql(to), self.right.promql(to)
-        return None if left is None or right is None else f"({left} {self.sign} {right})"
+        return _both_in_promql(to, self.left, self.right, f"({{}} {self.sign} {{}})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +176,11 @@ class Over(Quantity):
     right: Quantity
 
     def read(self) -> Read:
-        left_of, right_of = self.left.read(), self.right.read()
-
-        def value(facts: Facts) -> float | None:
-            left, right = left_of(facts), right_of(facts)
-            return left / right if left is not None and right is not None and right > 0 else None
-
-        return value
+        return _of_both(self.left, self.right, lambda a, b: a / b if b > 0 else None)
 
     def promql(self, to: Spelling) -> str | None:
-        left, right = self.left.promql(to), self.right.promql(to)
-        if left is None or right is None:
-            return None
-        return f"({left} / {right})" if self.right.positive else f"({left} / ({right} > 0))"
+        divided = "({} / {})" if self.right.positive else "({} / ({} > 0))"
+        return _both_in_promql(to, self.left, self.right, divided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +193,10 @@ class AtLeast(Quantity):
     least: Quantity
 
     def read(self) -> Read:
-        of, least_of = self.of.read(), self.least.read()
-
-        def value(facts: Facts) -> float | None:
-            this, least = of(facts), least_of(facts)
-            return None if this is None or least is None else max(this, least)
-
-        return value
+        return _of_both(self.of, self.least, max)
 
     def promql(self, to: Spelling) -> str | None:
-        this, least = self.of.promql(to), self.least.promql(to)
-        return None if this is None or least is None else f"clamp_min({this}, {least})"
+        return _both_in_promql(to, self.of, self.least, "clamp_min({}, {})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from statistics import median
 from kneewatch.diagnose.case import Case, Cause, Facts
 from kneewatch.diagnose.catalogue.gpus import recognise
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
-from kneewatch.diagnose.causes.record import CauseRecord, Term, term, weigh
+from kneewatch.diagnose.causes.record import CauseRecord, Term, Terms, term
 from kneewatch.diagnose.causes.signals import ITL_DRIFT, SLOW_GPU
 from kneewatch.diagnose.gpu_health import GpuState
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
@@ -144,7 +144,7 @@ def gpu_throttled(facts: Facts) -> Cause | None:
         severity,
         apart=severity == Severity.INFO or facts.get("itl_mean_drift_ratio", SLOWER) < AS_EVER,
     )
-    weigh(case, (*BOARD_TERMS, *ENGINE_TERMS), _of_worst(worst, facts))
+    _TERMS.weigh(case, _of_worst(worst, facts))
     return close_of_gpus(case, facts)
 
 
@@ -253,6 +253,8 @@ ENGINE_TERMS: tuple[Term, ...] = (
     ),
     term(ITL_DRIFT, None, -0.6, "tokens come as fast as usual", when=ITL_DRIFT < AS_EVER),
 )
+
+_TERMS = Terms((*BOARD_TERMS, *ENGINE_TERMS))
 
 
 def _of_worst(worst: Held, facts: Facts) -> Facts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kneewatch.diagnose.case import Facts
 from kneewatch.diagnose.causes.bound import is_bound
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Say, term
@@ -265,7 +267,8 @@ QUEUE_SATURATION = CauseRecord(
     queues=True,
 )
 
-ADMISSION_LIMIT = CauseRecord(
+ADMISSION_LIMIT = replace(
+    QUEUE_SATURATION,
     id="admission_limit",
     title="max_num_seqs kept requests waiting",
     means="The batch is pinned at max_num_seqs while the KV cache and the GPU have room.",
@@ -279,14 +282,4 @@ ADMISSION_LIMIT = CauseRecord(
             lever="Raise --max-num-seqs; check ITL as the batch grows.",
         ),
     ),
-    explains=("past_knee", "prefill_bound", "slo_conflict"),
-    covers=QUEUE_RULES,
-    moves=(TTFT, ITL, LOAD),
-    symptoms=("S3",),
-    levers=("more_seqs", "more_replicas", "queue_limit"),
-    enough="waiting",
-    onset_s=Number(0.0),
-    clear_s=Number(45.0),
-    capacity=True,
-    queues=True,
 )

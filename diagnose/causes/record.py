@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import exp
 from string import Formatter
 from typing import Any, cast
 
 from kneewatch.diagnose.case import (
     CONCLUDED_FROM,
-    DOUBTFUL_BELOW,
     Case,
     Cause,
-    Evidence,
     Facts,
+    chance,
     strength,
 )
 from kneewatch.rules.conditions import ALWAYS, PYTHON, Clause, Condition, Leaf, Number, Quantity
@@ -196,36 +194,25 @@ class CauseRecord:
     sidecar: str = ""
 
     @cached_property
-    def examine(self) -> Callable[[Facts], Cause | None]:
+    def _examiners(self) -> tuple[Examiner, ...]:
+        return tuple(Examiner(self, form) for form in self.forms)
+
+    def examine(self, facts: Facts) -> Cause | None:
         """The cause as its evidence has it; None where it is not concluded."""
         if self.judge is not None:
-            return self.judge
-        forms = [Examiner(self, form) for form in self.forms]
+            return self.judge(facts)
+        form = self._form(facts)
+        return None if form is None else form.cause(facts)
 
-        def examined(facts: Facts) -> Cause | None:
-            for form in forms:
-                if form.gate(facts):
-                    return form.cause(facts)
-            return None
-
-        return examined
-
-    @cached_property
-    def stands(self) -> Callable[[Facts], bool]:
-        """Whether it is concluded, without the words."""
+    def stands(self, facts: Facts) -> bool:
+        """Whether it is concluded, without the words; a cause that is not judged here stands."""
         if self.judge is not None:
-            judge = self.judge
-            return lambda facts: judge(facts) is not None
-        forms = [Examiner(self, form) for form in self.forms]
+            return self.judge(facts) is not None
+        form = self._form(facts)
+        return not self.forms if form is None else form.confidence(facts) >= CONCLUDED_FROM
 
-        def stands(facts: Facts) -> bool:
-            """Whoever concludes a cause without a form knows what would end it."""
-            for form in forms:
-                if form.gate(facts):
-                    return form.confidence(facts) >= CONCLUDED_FROM
-            return not forms
-
-        return stands
+    def _form(self, facts: Facts) -> Examiner | None:
+        return next((form for form in self._examiners if form.gate(facts)), None)
 
 
 class Examiner:
@@ -234,85 +221,74 @@ class Examiner:
     def __init__(self, record: CauseRecord, form: Form) -> None:
         self._id, self._form = record.id, form
         self.gate: Holds = form.gate.compile(PYTHON)
-        self._terms = [_Compiled(term) for term in form.terms]
+        self._terms = Terms(form.terms, form.words)
         self._levels = [(level.severity, level.when.compile(PYTHON)) for level in form.levels]
-        self._say = [(when.compile(PYTHON), _sentence(say, form)) for when, say in form.say]
-        self._lever = _sentence(form.lever, form)
+        self._say = [(when.compile(PYTHON), say) for when, say in form.say]
         self._apart = form.apart.compile(PYTHON) if form.apart is not None else None
-
-    def _log_odds(self, facts: Facts) -> float:
-        log_odds = self._form.start.value
-        for term in self._terms:
-            value = term.value(facts)
-            if value is not None and term.when(facts):
-                log_odds += term.weight * term.strength(facts, value)
-        return log_odds
 
     def confidence(self, facts: Facts) -> float:
         """The chance that the cause stands, where the gate does; 0 to 1."""
-        return 1 / (1 + exp(-self._log_odds(facts)))
+        return chance(self._terms.log_odds(facts, self._form.start.value))
 
     def cause(self, facts: Facts) -> Cause | None:
         """The cause with its evidence; None where that does not carry it."""
-        confidence = self.confidence(facts)
-        if confidence < CONCLUDED_FROM:
+        if self.confidence(facts) < CONCLUDED_FROM:
             return None
-        severity = next(severity for severity, applies in self._levels if applies(facts))
-        if confidence < DOUBTFUL_BELOW:
-            severity = Severity.INFO
-        evidence: list[Evidence] = []
-        against: list[Evidence] = []
-        for term in self._terms:
-            value = term.value(facts)
-            if value is None or not term.when(facts):
-                continue
-            side = evidence if term.weight >= 0 else against
-            threshold = None if term.threshold is None else term.threshold(facts)
-            text = _said(term.term.say, facts, self._form, value)
-            side.append(Evidence(term.term.key(facts), value, threshold, text))
-        return Cause(
+        words = self._form.words
+        say = next(say for applies, say in self._say if applies(facts))
+        case = Case(
             self._id,
-            round(confidence, 2),
-            severity,
-            next(say(facts) for applies, say in self._say if applies(facts)),
-            tuple(evidence),
-            tuple(against),
+            _said(say, words, facts),
+            _said(self._form.lever, words, facts),
             self._form.guide,
-            self._lever(facts),
+            next(severity for severity, applies in self._levels if applies(facts)),
+            log_odds=self._form.start.value,
             apart=self._apart is not None and self._apart(facts),
         )
+        self._terms.weigh(case, facts)
+        return case.close()
+
+
+class Terms:
+    """Terms, compiled to Python; `words` name quantities for their sentences."""
+
+    def __init__(self, terms: Sequence[Term], words: tuple[tuple[str, Quantity], ...] = ()) -> None:
+        self._terms, self._words = [_Compiled(term) for term in terms], words
+
+    def log_odds(self, facts: Facts, start: float) -> float:
+        """What they make of `start`."""
+        log_odds = start
+        for term in self._terms:
+            value = term.value(facts)
+            if value is not None and term.when(facts):
+                log_odds += term.weight * strength(value, term.bound(facts), below=term.below)
+        return log_odds
+
+    def weigh(self, case: Case, facts: Facts) -> None:
+        """Add them to a case as evidence."""
+        for term in self._terms:
+            value = term.value(facts)
+            if value is not None and term.when(facts):
+                text = _said(term.term.say, self._words, facts, value)
+                key, bound = term.term.key(facts), term.bound(facts)
+                case.weigh(key, value, bound, term.weight, text, below=term.below)
 
 
 class _Compiled:
     """A term, compiled to Python."""
 
-    __slots__ = ("below", "term", "threshold", "value", "weight", "when")
+    __slots__ = ("below", "bound", "term", "value", "weight", "when")
 
     def __init__(self, term: Term) -> None:
         self.term, self.below = term, term.below
         self.value: Read = term.value.read()
-        self.threshold: Read | None = None if term.threshold is None else term.threshold.read()
+        self.bound: Read = _unbounded if term.threshold is None else term.threshold.read()
         self.weight = term.weight.value
         self.when: Holds = term.when.compile(PYTHON)
 
-    def strength(self, facts: Facts, value: float) -> float:
-        """How much the value says, 0 to 1."""
-        bound = None if self.threshold is None else self.threshold(facts)
-        return strength(value, bound, below=self.below)
 
-
-def weigh(case: Case, terms: Sequence[Term], facts: Facts) -> None:
-    """Adds terms to a case that a function concludes; PromQL compiles the same terms."""
-    for each in terms:
-        compiled = _Compiled(each)
-        value = compiled.value(facts)
-        if value is None or not compiled.when(facts):
-            continue
-        threshold = None if compiled.threshold is None else compiled.threshold(facts)
-        text = each.say if isinstance(each.say, str) else each.say(facts)
-        text = _WORDS.vformat(text, (), _Named({**facts.values, "value": value}))
-        key = each.key(facts)
-        case.weigh(key, value, threshold, compiled.weight, text, below=each.below)
+def _unbounded(_: object) -> None:
+    return None
 
 
 # --- sentences ----------------------------------------------------------------------------------
@@ -347,17 +323,18 @@ class _Named(dict[str, float | None]):
         return None
 
 
-def _said(say: Say, facts: Facts, form: Form, value: float | None = None) -> str:
+def _said(
+    say: Say,
+    words: tuple[tuple[str, Quantity], ...],
+    facts: Facts,
+    value: float | None = None,
+) -> str:
     if not isinstance(say, str):
         return say(facts)
     if "{" not in say:
         return say
     names = _Named(facts.values)
     names["value"] = value
-    for name, quantity in form.words:
+    for name, quantity in words:
         names[name] = quantity.read()(facts)
     return _WORDS.vformat(say, (), names)
-
-
-def _sentence(say: Say, form: Form) -> Callable[[Facts], str]:
-    return lambda facts: _said(say, facts, form)

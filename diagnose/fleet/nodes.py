@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.diagnose.case import Case, Facts
-from kneewatch.diagnose.causes.record import Term, term, weigh
+from kneewatch.diagnose.causes.record import Term, Terms, term
 from kneewatch.diagnose.fleet.judging import Engine
 from kneewatch.diagnose.fleet.spread import middle
 from kneewatch.diagnose.fleet.verdict import FleetCause, Tier, names_of
@@ -85,6 +85,8 @@ TERMS: tuple[Term, ...] = (
 )
 """The evidence, for `diagnose --prometheus` and for the exported rule alike."""
 
+_EVIDENCE = Terms(TERMS)
+
 
 def bad_nodes(tier: Tier) -> list[FleetCause]:
     """Replicas that are slower than their peers with the same work, or whose GPU is unwell."""
@@ -123,7 +125,7 @@ def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:
         Severity.WARNING,
         log_odds=-1.0,
     )
-    weigh(case, TERMS, _beside_peers(engine, tier))
+    _EVIDENCE.weigh(case, _beside_peers(engine, tier))
     cause = case.close()
     return None if cause is None else FleetCause(cause, tier.pool, tier.tier, names_of([engine]))
 
