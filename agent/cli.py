@@ -15,22 +15,23 @@ from typing import Any
 import click
 
 from kneewatch.agent import commands, recording
-from kneewatch.agent import settings_table as table
-from kneewatch.agent.options import SPAN, Target
 from kneewatch.agent.printing import NO_DATA, OK, say
-from kneewatch.agent.setting_options import (
+from kneewatch.agent.settings import table
+from kneewatch.agent.settings.options import (
     DEPLOYMENT,
     FETCHING,
     FLEET,
     JUDGING,
+    SPAN,
     SWEEPS,
+    Target,
     effective,
     loader,
     setting_options,
 )
-from kneewatch.agent.size_options import size_options
-from kneewatch.collector.base import CollectError, KneewatchError
-from kneewatch.collector.names.table import VLLM_PREFIX
+from kneewatch.agent.size.options import size_options
+from kneewatch.collector.errors import CollectError, KneewatchError
+from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
@@ -134,7 +135,9 @@ def run(
     """
     if selector and prometheus is None:
         raise click.UsageError("--selector goes with --prometheus.")
-    from kneewatch.agent import run as daemon  # here: no other command pays for what it imports
+    from kneewatch.agent.daemon import (
+        command as daemon,  # here: no other command pays for what it imports
+    )
 
     own = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
     daemon.run(
@@ -198,7 +201,9 @@ def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
 
     Exit status: 0 it fits, 1 it does not, 2 it cannot be sized.
     """
-    from kneewatch.agent import size  # here, so that no other command pays for the math
+    from kneewatch.agent.size import (
+        command as size,  # here, so that no other command pays for the math
+    )
 
     return size.run(form=form, **given)
 
@@ -265,7 +270,7 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
 
     With --attach a daemon's own settings judge. Exit status: by what was seen last.
     """
-    from kneewatch.agent.terminal import watch as terminal  # here: no other command pays for it
+    from kneewatch.agent.terminal import command as terminal  # here: no other command pays for it
 
     return terminal.run(targets, effective(given), **given)
 

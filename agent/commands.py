@@ -11,12 +11,10 @@ from importlib.resources import files
 import click
 from click.shell_completion import get_completion_class
 
-from kneewatch.agent import settings_table as table
-from kneewatch.agent.ahead import PagesAhead
-from kneewatch.agent.daemon.target_tables import targets_toml
 from kneewatch.agent.deployment import stated
-from kneewatch.agent.notify.settings import as_toml as receivers_toml
-from kneewatch.agent.notify.settings import receivers
+from kneewatch.agent.notify.receivers import as_toml as receivers_toml
+from kneewatch.agent.notify.receivers import receivers
+from kneewatch.agent.prefetch import PrefetchedPages
 from kneewatch.agent.printing import (
     NO_DATA,
     OK,
@@ -27,18 +25,19 @@ from kneewatch.agent.printing import (
     tell_timeline,
 )
 from kneewatch.agent.recording import Captures, capture_names, rare_collections
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.source import GpuStream, TargetStream, capture_name, ticks
-from kneewatch.agent.targets import target_name
-from kneewatch.collector.base import CollectError, SettingsError
+from kneewatch.agent.settings import table
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stream import GpuStream, TargetStream, capture_name, ticks
+from kneewatch.agent.targets import target_name, targets_toml
 from kneewatch.collector.captures.capture import is_capture
+from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.engine import Catalogue
-from kneewatch.diagnose.profile import Profile
-from kneewatch.reports.words import clock, wrapped
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.reports.formatting import clock, wrapped
+from kneewatch.rules.rule import Severity
 
 GPU_INTERVAL_S = 10.0
 """dcgm-exporter collects every 30 s: more scrapes would see the same samples."""
@@ -161,7 +160,7 @@ def replay(
     from_s, to_s = moment(from_time), moment(to_time)
     if from_s is not None and to_s is not None and from_s > to_s:
         raise SettingsError(f"--from {from_time} is later than --to {to_time}")
-    recorded = PagesAhead(Captures(captures, from_s=from_s, to_s=to_s), settings.limits())
+    recorded = PrefetchedPages(Captures(captures, from_s=from_s, to_s=to_s), settings.limits())
     profile = settings.profile(stated=stated(settings))
     found = _replayed(recorded, captures, profile, settings)
     with rare_collections():
@@ -170,7 +169,7 @@ def replay(
 
 
 def _replayed(
-    recorded: PagesAhead, paths: Sequence[str], profile: Profile, settings: Settings
+    recorded: PrefetchedPages, paths: Sequence[str], profile: Profile, settings: Settings
 ) -> Iterator[list[Diagnosis]]:
     """The diagnoses of each scrape; a threshold that cannot be is refused at once."""
     catalogue, limits = Catalogue.of(profile), settings.limits()
@@ -184,7 +183,7 @@ def demo(settings: Settings, *, form: str) -> int:
     window_s = settings["window_s"]
     if settings.origin("window_s") == "default":
         window_s = DEMO_WINDOW_S
-    recorded = PagesAhead(Captures([recording]), settings.limits())
+    recorded = PrefetchedPages(Captures([recording]), settings.limits())
     found = _replayed(recorded, [recording], settings.profile(window_s=window_s), settings)
     if form == "text":
         introduction = (
@@ -199,8 +198,8 @@ def demo(settings: Settings, *, form: str) -> int:
 def config(settings: Settings) -> int:
     """Print the effective settings as a TOML file with their origins. Returns the exit status."""
     # Here, so that no other command pays for APScheduler.
-    from kneewatch.agent.report.cron import cron_of
-    from kneewatch.agent.report.sending import receivers_of
+    from kneewatch.agent.report.delivery import receivers_of
+    from kneewatch.agent.report.schedule import cron_of
 
     # What `run` would refuse is an error before anything is printed.
     settings.profile().rules()

@@ -1,22 +1,143 @@
-"""What the settings state about the served deployment: model, GPU, command line. I/O edge."""
+"""What the settings state about the deployment: model, GPU, workload, benchmarks. I/O edge."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from glob import glob, has_magic
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kneewatch.agent.benchmarks import stated_sweeps
 from kneewatch.agent.model_files import named_model
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.workload_file import stated_workload
-from kneewatch.collector.base import SettingsError
-from kneewatch.diagnose.catalogue.gpus import Gpu, gpu, recognise
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.recommend.deployment import Stated, stated_version
-from kneewatch.diagnose.recommend.launch import NUMBERS, Launch, parse_launch
+from kneewatch.diagnose.deployment.deployment import Stated, stated_version
+from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch, parse_launch
+from kneewatch.diagnose.sizing.benchmark.points import Benchmark
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
 from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
-from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
+    from kneewatch.diagnose.workload.stated_workload import StatedWorkload
+
+
+PROFILE_SETTING = "workload_profile"
+
+
+def stated_workload(settings: Settings) -> StatedWorkload | None:
+    """What of the stated profile live requests are held against; None: none is stated.
+
+    Raises:
+        SettingsError: as `named_profile`.
+    """
+    profile = named_profile(settings)
+    if profile is None:
+        return None
+    from kneewatch.diagnose.sizing.plan.monitored_workload import watched
+
+    return watched(profile, origin=Path(settings[PROFILE_SETTING]).name)
+
+
+def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadProfile | None:
+    """The profile, as for `size --plan`, that a setting names; None: it names none.
+
+    Raises:
+        SettingsError: it cannot be read, or a key or value cannot be; the message has the setting's
+            origin, the file and the key.
+    """
+    path: str | None = settings[key]
+    if path is None:
+        return None
+    # Here: no daemon without a profile pays for the plan's modules.
+    from kneewatch.agent.size.inputs import profile_text
+    from kneewatch.diagnose.sizing.inputs import SizingError
+    from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
+
+    try:
+        return read_profile(profile_text(path, key), origin=path)
+    except (SettingsError, SizingError) as exc:
+        raise SettingsError(f"{settings.origin(key)}: {exc}") from exc
+
+
+# --- The sweeps that are named for tensor-parallel degrees. I/O edge: it reads files --------------
+
+
+SWEEPS_SETTING = "benchmark.by_tensor_parallel"
+MOST_DEGREE = 1024
+MOST_FILES = 256
+"""Files of one degree: a sweep has a few dozen loads."""
+
+
+def stated_sweeps(settings: Settings) -> tuple[Sweep, ...]:
+    """The sweeps that the settings name, by rising degree; none where none is named.
+
+    Raises:
+        SettingsError: as `sweeps_of`, with the setting's origin.
+    """
+    named: Mapping[str, str] | None = settings[SWEEPS_SETTING]
+    if not named:
+        return ()
+    try:
+        return sweeps_of(named.items())
+    except SizingError as exc:
+        raise SettingsError(f"{settings.origin(SWEEPS_SETTING)}: {SWEEPS_SETTING}: {exc}") from exc
+
+
+def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
+    """The sweep of each degree from its file, or from all that a pattern such as `tp4/*.json`
+    finds, for most tools write one for each load; by rising degree.
+
+    Raises:
+        SizingError: what is no degree, or a file that cannot be used; the message names both.
+    """
+    found: dict[int, Sweep] = {}
+    for text, path in named:
+        degree = int(text) if text.isascii() and text.isdigit() else 0
+        if not 1 <= degree <= MOST_DEGREE or degree in found:
+            twice = "is there twice" if degree in found else "is no tensor-parallel degree"
+            raise _refused(f"{text!r} {twice}; write 4 = FILE")
+        try:
+            found[degree] = _sweep(degree, path)
+        except SizingError as exc:
+            raise _refused(f"TP {degree}: {exc}") from exc
+    return tuple(found[degree] for degree in sorted(found))
+
+
+def _sweep(degree: int, path: str) -> Sweep:
+    # Here: no command without a benchmark pays for what reads one.
+    from kneewatch.agent.size.inputs import text_of
+    from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
+
+    read: list[Benchmark] = []
+    for file in _files(path):
+        text = text_of(file, "benchmark")
+        try:
+            read.append(read_benchmark(text))
+        except SizingError as exc:
+            raise _refused(f"{file}: {exc}") from exc
+    return Sweep(degree, merged(read), path)
+
+
+def _files(path: str) -> list[str]:
+    if not has_magic(path) or Path(path).exists():
+        return [path]
+    files = sorted(glob(path))  # noqa: PTH207 - a pattern may be absolute
+    if not files or len(files) > MOST_FILES:
+        raise _refused(f"{path}: {len(files)} files are there, 1 to {MOST_FILES} are read")
+    return files
+
+
+def _refused(message: str) -> SizingError:
+    return SizingError(message, name="benchmark_by_tensor_parallel")
+
+
+# --- What the settings state about the served deployment: model, GPU, command line. I/O edge ------
+
 
 LARGEST_BYTES = 1024 * 1024
 

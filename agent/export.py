@@ -12,14 +12,14 @@ import click
 
 from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.printing import OK
-from kneewatch.agent.settings import Settings
-from kneewatch.collector.base import SettingsError
-from kneewatch.collector.names.table import PREFIXES
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.signals.expr import NAME
-from kneewatch.dashboards.dcgm import dcgm_files
-from kneewatch.dashboards.prometheus.files import rule_files
-from kneewatch.dashboards.prometheus.model import LABELS, Plan
-from kneewatch.dashboards.prometheus.scenarios import promtool_files
+from kneewatch.dashboards.dcgm_exporter import dcgm_files
+from kneewatch.dashboards.prometheus.promtool_tests import promtool_files
+from kneewatch.dashboards.prometheus.rule_files import rule_files
+from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan
 
 LEAST_EVALUATIONS = 3
 """A window that holds fewer evaluations than this cannot tell a rate from an accident."""

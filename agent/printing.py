@@ -11,14 +11,13 @@ from typing import TextIO
 import click
 import orjson
 
-from kneewatch.collector.base import CaptureError
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.reports import timeline
-from kneewatch.reports.document import document
-from kneewatch.reports.markdown import markdown
-from kneewatch.reports.text import Style, text
-from kneewatch.reports.words import WIDTH, printable
-from kneewatch.rules.model import Severity
+from kneewatch.collector.errors import CaptureError
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.reports import diagnosis_timeline as timeline
+from kneewatch.reports.diagnosis_json import document
+from kneewatch.reports.diagnosis_text import Style, markdown, text
+from kneewatch.reports.formatting import WIDTH, printable
+from kneewatch.rules.rule import Severity
 
 OK, FOUND, NO_DATA = 0, 1, 2
 """Exit status: nothing found; findings at warning or worse; usage, settings or no data."""

@@ -12,11 +12,11 @@ from pathlib import Path
 from time import time
 
 from kneewatch.agent.printing import NO_DATA, OK, say
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.source import capture_name, ticks
-from kneewatch.collector.base import CaptureError, CollectError
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stream import capture_name, ticks
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
-from kneewatch.collector.captures.entries import Entry
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.http.address import metrics_url, shown_url
 from kneewatch.collector.http.fetch import Fetcher
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from operator import itemgetter, lt
 from typing import NamedTuple, cast
 
-from kneewatch.collector.names.resolver import EngineBinding
-from kneewatch.collector.names.table import metric_table
+from kneewatch.collector.names.vllm_metrics import metric_table
+from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.samples import Page
 
 NAN = math.nan

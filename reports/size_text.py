@@ -1,16 +1,146 @@
-"""A sizing answer for reading: the arithmetic step by step, and where memory goes. Pure."""
+"""A sizing answer and its benchmark figures for reading. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from kneewatch.diagnose.sizing.memory.beside_steps import gib
+from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
+from kneewatch.diagnose.sizing.benchmark.points import BenchmarkPoint
 from kneewatch.diagnose.sizing.memory.budget import Memory
-from kneewatch.diagnose.sizing.memory.setup import Setup
-from kneewatch.diagnose.sizing.memory.steps import memory_steps
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.memory_arithmetic import gib, memory_steps
+from kneewatch.diagnose.sizing.replicas.serving_cost import Scaled, Scaling
 from kneewatch.diagnose.sizing.size import Size, steps
-from kneewatch.diagnose.sizing.steps import Step, figure
-from kneewatch.reports.words import WIDTH, duration, number, wrapped
+from kneewatch.reports.formatting import WIDTH, duration, number, wrapped
+
+
+def operating_point_document(found: OperatingPoint) -> dict[str, Any]:
+    """C_max, the knee and what makes the benchmark doubtful."""
+    return {
+        "c_max": None if found.c_max is None else _point(found.c_max),
+        "is_lower_bound": found.is_lower_bound,
+        "first_miss": None if found.first_miss is None else _point(found.first_miss),
+        "missed": list(found.missed),
+        "knee": {"safe": _point(found.knee.safe), "basis": found.knee.basis},
+        "peak_requests_per_s": found.peak_requests_per_s,
+        "flags": [{"kind": flag.kind, "message": flag.message} for flag in found.flags],
+        "steps": [step.line() for step in found.steps],
+    }
+
+
+def _point(point: BenchmarkPoint) -> dict[str, Any]:
+    return {
+        "concurrency": point.concurrency,
+        "requests_per_s": point.requests_per_s,
+        "ttft_p99_s": point.ttft_p99_s,
+        "itl_p99_s": point.itl_p99_s,
+    }
+
+
+def operating_point_lines(found: OperatingPoint) -> list[str]:
+    """The same in lines."""
+    best = found.c_max
+    if best is None:
+        first = "Benchmark: no measured concurrency keeps the targets"
+    else:
+        bound = " or more" if found.is_lower_bound else ""
+        first = (
+            f"Benchmark: C_max {figure(best.concurrency)}{bound}, "
+            f"{figure(best.requests_per_s)} requests/s usable, {_latencies(best)}"
+        )
+    lines = [first, *[f"  next: {missed}" for missed in found.missed]]
+    lines += [f"  knee after {figure(found.knee.safe.concurrency)} ({found.knee.basis})"]
+    return [*lines, *[f"  doubt: {flag.message}" for flag in found.flags]]
+
+
+def _latencies(point: BenchmarkPoint) -> str:
+    return f"TTFT P99 {duration(point.ttft_p99_s)}, ITL P99 {duration(point.itl_p99_s)}"
+
+
+# --- Measured tensor-parallel degrees side by side, for reading and as JSON -----------------------
+
+
+HEAD = ("TP", "in flight", "{unit}/s", "{unit}/s a GPU", "scaling", "USD/M tokens", "TTFT", "ITL")
+
+
+def scaling_document(found: Scaling) -> dict[str, Any]:
+    """Every degree, the cheapest within the targets, and what stands against comparing them."""
+    return {
+        "degrees": [_row(row) for row in found.rows],
+        "cheapest_tensor_parallel": found.cheapest,
+        "notes": list(found.notes),
+    }
+
+
+def _row(row: Scaled) -> dict[str, Any]:
+    one = row.degree
+    point, gpus = one.point, one.tensor_parallel
+    tokens = None if point is None else point.output_tokens_per_s
+    return {
+        "tensor_parallel": gpus,
+        "concurrency": None if point is None else point.concurrency,
+        "output_tokens_per_s": tokens,
+        "output_tokens_per_s_per_gpu": None if tokens is None else round(tokens / gpus, 4),
+        "requests_per_s": None if point is None else point.requests_per_s,
+        "requests_per_s_per_gpu": None if point is None else round(point.requests_per_s / gpus, 6),
+        "ttft_p99_s": None if point is None else point.ttft_p99_s,
+        "itl_p99_s": None if point is None else point.itl_p99_s,
+        "scaling_efficiency_ratio": _rounded(row.efficiency_ratio),
+        "usd_per_million_output_tokens": _rounded(row.usd_per_million_tokens),
+        "is_lower_bound": not one.reached,
+        "missed": one.missed,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def scaling_lines(found: Scaling) -> list[str]:
+    """The same as a table in lines."""
+    rows = [
+        [name.format(unit=found.unit) for name in HEAD],
+        *[_cells(row) for row in found.rows],
+    ]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
+    lines = [
+        "Benchmark by tensor-parallel degree, each at C_max, without targets where it gave most"
+    ]
+    lines += [
+        "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    lines += [f"  {_name(row)}: {row.degree.missed}" for row in found.rows if row.degree.missed]
+    if found.cheapest is not None:
+        lines.append(f"  cheapest: TP {found.cheapest}, which gives most a GPU")
+    return [*lines, *[f"  note: {note}" for note in found.notes]]
+
+
+def _name(row: Scaled) -> str:
+    return f"TP {row.degree.tensor_parallel}"
+
+
+def _cells(row: Scaled) -> list[str]:
+    one, cost = row.degree, row.usd_per_million_tokens
+    if one.point is None or row.efficiency_ratio is None:
+        return [str(one.tensor_parallel), *["-"] * (len(HEAD) - 1)]
+    more = "" if one.reached else "+"
+    return [
+        str(one.tensor_parallel),
+        f"{figure(one.point.concurrency)}{more}",
+        f"{figure(round(one.per_s, 3))}{more}",
+        f"{figure(round(one.per_s_per_gpu, 3))}{more}",
+        f"{row.efficiency_ratio:.0%}",
+        "-" if cost is None else f"{cost:.3g}",
+        duration(one.point.ttft_p99_s),
+        duration(one.point.itl_p99_s),
+    ]
+
+
+# --- A sizing answer for reading: the arithmetic step by step, and where memory goes --------------
+
 
 BAR = 50
 

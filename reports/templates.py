@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from kneewatch.reports.words import printable
+from kneewatch.reports.formatting import printable
 
 
 def environment(

@@ -16,9 +16,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
 from tests import kvtruth, slo_ramps, throughput
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
 from tests.recordings import CAPTURES, FIRST_CAUSES, NO_TARGETS, Phase, diagnoses, phases

@@ -17,13 +17,14 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kneewatch.agent.source import TargetStream
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
-from kneewatch.collector.captures.entries import Entry
-from kneewatch.collector.exposition.parser import Limits, PageParser
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.http.address import metrics_url
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.diagnosis_config import Profile
 from tests.pages_server import pages_server
 from tests.peers import vllm_doctor
 from tests.recordings import CAPTURES

@@ -6,7 +6,7 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
-from kneewatch.diagnose.sizing.speed.step_time import StepModel
+from kneewatch.diagnose.sizing.speed.performance import StepModel
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.diagnose.knee import POINT_SIGNALS
+from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.rules.facts import recorded
 from tests.fleets import ITL_LE, SECONDS_LE, TOKENS_LE, TTFT_LE
 

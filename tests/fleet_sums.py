@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.dashboards.prometheus.hourly import (
+from kneewatch.dashboards.prometheus.hourly_totals import (
     COUNTED_BY,
     COUNTERS,
     ENGINES,

@@ -13,11 +13,11 @@ import sqlite3
 import time
 from pathlib import Path
 
-from kneewatch.agent.store.arrays import pack_times, unpack_times
-from kneewatch.agent.store.chunk import Body, pack_body, reading_from
+from kneewatch.agent.store.chunk_flush import seal_engine, seal_target
+from kneewatch.agent.store.chunks import Body, pack_body, reading_from
+from kneewatch.agent.store.columns import pack_times, unpack_times
 from kneewatch.agent.store.database import connect
 from kneewatch.agent.store.schema import SEQUENCE_BITS
-from kneewatch.agent.store.sealing import seal_engine, seal_target
 from tests.weeks import (
     CHAT,
     DAY_S,

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import wrap
 
-from kneewatch.agent.settings_table import SETTINGS
-from kneewatch.collector.signals.catalogue import Signal
+from kneewatch.agent.settings.table import SETTINGS
 from kneewatch.collector.signals.expr import Dialect, HereOnly
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
+from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.dashboards.dcgm import dcgm_files
+from kneewatch.dashboards.dcgm_exporter import dcgm_files
 from kneewatch.dashboards.grafana.build import dashboards
-from kneewatch.dashboards.prometheus.files import rule_files
-from kneewatch.dashboards.prometheus.model import Plan
-from kneewatch.diagnose.causes import CAUSES
-from kneewatch.diagnose.derived import HELP
-from kneewatch.reports.weekly.schema import report_schema
+from kneewatch.dashboards.prometheus.rule_files import rule_files
+from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.learned.derived_signals import HELP
+from kneewatch.reports.weekly.report import report_schema
+from kneewatch.rules.guide_tables import ROWS
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
-from kneewatch.rules.model import Rule
-from kneewatch.rules.tables import ROWS
+from kneewatch.rules.rule import Rule
 
 ID_ENUM = '"description": "Stable name of a cause.",\n      "enum": ['
 ROOT = Path(__file__).parent.parent

@@ -9,18 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from kneewatch.agent.source import PageReader, TargetStream
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.exposition.parser import Limits, PageParser
-from kneewatch.collector.gpu_pages import GpuPage, GpuResolver
-from kneewatch.collector.names.gpus import GpuBinding
+from kneewatch.agent.stream import PageReader, TargetStream
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.collector.gpu.page import GpuPage, GpuResolver
+from kneewatch.collector.names.dcgm_fields import GpuBinding
 from kneewatch.collector.samples import Page
-from kneewatch.diagnose.case import Cause, Targets
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.engine import Catalogue
-from kneewatch.diagnose.gpus import GpuChoice, GpuMonitor
-from kneewatch.diagnose.profile import Profile
-from kneewatch.rules.model import WINDOW_S, Severity
+from kneewatch.diagnose.causes.evidence import Cause, Targets
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.gpu.monitor import GpuChoice, GpuMonitor
+from kneewatch.rules.rule import WINDOW_S, Severity
 from tests.simulator.cases import LASTS_S, Case
 from tests.simulator.page import START_S
 from tests.simulator.server import GPU_SCRAPE_S, Begin, Server, scrapes

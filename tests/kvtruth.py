@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kneewatch.diagnose.catalogue.gpus import GIB, gpu
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.setup import Setup
-from kneewatch.diagnose.sizing.memory.vllm_defaults import LATEST, parse_version
+from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
 
 _CASES = Path(__file__).parent / "fixtures" / "kvtruth" / "cases.jsonl"

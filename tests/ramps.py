@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import median
 
-from kneewatch.diagnose.forecast import Forecaster, demand_ratio
+from kneewatch.diagnose.learned.forecast import Forecaster, demand_ratio
 
 STEP_S = 0.25
 SCRAPE_S = 5.0

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kneewatch.agent.source import TargetStream, capture_name
+from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.profile import Profile
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 
 CAPTURES = Path(__file__).parent / "fixtures" / "captures"
 WINDOW_S = 15.0

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 
 SIGNALS = ("ttft_p99_s", "itl_p99_s")
 """The signals that targets are for, which are the names of the targets as well."""

@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kneewatch.diagnose.catalogue.gpus import GIB, gpu
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.sizing.speed.costs import Costs, costs
-from kneewatch.diagnose.sizing.speed.efficiency import DEFAULT, Efficiency
-from kneewatch.diagnose.sizing.speed.roofline import Drafting, Load, performance
-from kneewatch.diagnose.sizing.speed.step_time import step_model
+from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, performance, step_model
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency, costs
 from tests.bursts import Burst
 
 POINTS = Path(__file__).parent / "fixtures" / "kvtruth" / "throughput.jsonl"

@@ -23,18 +23,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.agent.daemon.watch import engine_cycles
-from kneewatch.agent.source import TargetStream, capture_name
-from kneewatch.agent.store.cycle import Cycle, EngineCycle, Raw
-from kneewatch.agent.store.model import Retention
-from kneewatch.agent.store.store import Store
-from kneewatch.collector.base import CollectError
+from kneewatch.agent.daemon.cycle import engine_cycles
+from kneewatch.agent.store.records import Cycle, EngineCycle, Raw, Retention
+from kneewatch.agent.store.writer import Store
+from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.samples import Layout, Page, Series
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.engine import Catalogue
-from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from tests.recordings import CAPTURES
 
 Floats = npt.NDArray[np.float64]

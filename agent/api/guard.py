@@ -1,23 +1,108 @@
-"""What every request must pass before anything is done for it, and the headers that every response
-carries. Plain ASGI: this is paid for by each request."""
+"""Checks of every request before any work (host, rate, token, size), and response headers."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+import socket
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from time import monotonic
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kneewatch.agent.api.access import ADMIN, READ, Access, Scopes
-from kneewatch.agent.api.hosts import host_name, is_address, known_hosts
-from kneewatch.agent.api.problems import Problem
-from kneewatch.agent.api.rate import Buckets
-from kneewatch.agent.api.refusals import refused
-from kneewatch.agent.settings import Settings
+from kneewatch.agent.api.auth import ADMIN, READ, Auth, Scopes
+from kneewatch.agent.api.responses import Problem, refused
+from kneewatch.agent.settings.effective import Settings
+
+HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
+
+
+def known_hosts(settings: Settings) -> frozenset[str]:
+    """Names that requests may be for, in lower case; addresses are never names of others."""
+    listening = str(settings["listen"]).strip().rpartition(":")[0].strip("[]")
+    names = ["localhost", listening, socket.gethostname(), *(settings["http.hosts"] or ())]
+    return frozenset(name.lower().rstrip(".") for name in names if name)
+
+
+def host_name(header: bytes) -> str | None:
+    """The name or address in a Host header, in lower case and without its port; None where there is
+    none that could be."""
+    found = HOST.fullmatch(header.decode("latin-1").strip().lower())
+    if found is None:
+        return None
+    return found["six"] or found["name"].rstrip(".")
+
+
+def is_address(name: str) -> bool:
+    """Whether a host is an IP address, which no other machine's name can be pointed at."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+# --- How fast an address may ask: a bucket of tokens for each, in a table that does not grow ------
+
+
+MOST_ADDRESSES = 4096
+NETWORK_BITS = 64
+"""One customer's IPv6 addresses: they share a bucket, or nobody would ever be out of tokens."""
+
+
+@dataclass(slots=True)
+class Buckets:
+    """A bucket holds a second's worth of requests and fills at `per_s`.
+
+    The address unheard of for longest is forgotten first; it would have a full bucket by then, or
+    there are more addresses than any limit for each of them could help against.
+    """
+
+    per_s: float
+    clock: Callable[[], float] = monotonic
+    most: int = MOST_ADDRESSES
+    _levels: OrderedDict[str, tuple[float, float]] = field(
+        default_factory=OrderedDict[str, tuple[float, float]]
+    )
+
+    def take(self, address: str) -> float:
+        """Take a token; seconds until there is one where there was none, else 0."""
+        now_s, whole = self.clock(), max(1.0, self.per_s)
+        name = network(address)
+        level, then_s = self._levels.pop(name, (whole, now_s))
+        level = min(whole, level + (now_s - then_s) * self.per_s)
+        wait_s = 0.0 if level >= 1 else (1 - level) / self.per_s
+        self._levels[name] = (level if wait_s else level - 1, now_s)
+        while len(self._levels) > self.most:
+            self._levels.popitem(last=False)
+        return wait_s
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+
+def network(address: str) -> str:
+    """What counts as one address: all of it for IPv4, its first half for IPv6."""
+    if ":" not in address:
+        return address
+    try:
+        ip = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.IPv6Network((ip, NETWORK_BITS), strict=False))
+
+
+# What every request must pass before anything is done for it, and the headers that every response
+# carries. Plain ASGI: this is paid for by each request.
+
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +142,7 @@ class Policy:
     """What the settings ask of requests."""
 
     hosts: frozenset[str]
-    access: Access
+    access: Auth
     buckets: Buckets
     body_bytes: int
     behind_proxy: bool
@@ -71,7 +156,7 @@ class Policy:
         """
         return cls(
             hosts=known_hosts(settings),
-            access=Access.of(settings),
+            access=Auth.of(settings),
             buckets=Buckets(settings["http.requests_per_s"]),
             body_bytes=settings["http.body_bytes"],
             behind_proxy=settings["http.behind_proxy"],

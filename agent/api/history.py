@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from kneewatch.agent.api.problems import Problem
-from kneewatch.agent.api.telling import Stretch
-from kneewatch.agent.store.intervals import UNWATCHED
-from kneewatch.agent.store.model import Interval, Series, StoredEngine
+from kneewatch.agent.api.formatting import Stretch
+from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
-from kneewatch.collector.base import KneewatchError
-from kneewatch.reports.triage.standing import RANKS
-from kneewatch.reports.words import moment, span
+from kneewatch.agent.store.records import Interval, Series, StoredEngine
+from kneewatch.agent.store.writer import Store
+from kneewatch.collector.errors import KneewatchError
+from kneewatch.diagnose.intervals import UNWATCHED
+from kneewatch.reports.formatting import moment, span
+from kneewatch.reports.triage.verdict import RANKS
 
 log = logging.getLogger(__name__)
 

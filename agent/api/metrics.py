@@ -14,13 +14,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kneewatch.agent.api.problems import clean
-from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.standings import late, rank, shown
-from kneewatch.agent.board import TargetState
-from kneewatch.agent.notify.outbox import NotifierStats
-from kneewatch.diagnose.causes import BY_ID
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.agent.api.responses import clean
+from kneewatch.agent.api.service import Service, late, rank, shown
+from kneewatch.agent.notify.channel import NotifierStats
+from kneewatch.agent.target_state import TargetState
+from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -53,7 +52,7 @@ class OwnMetrics(Collector):
         yield from _sources(states)
         yield from self._itself(len(states))
         if self._service.fleet is not None:
-            from kneewatch.agent.api.fleet_metrics import fleet_families  # here: few watch one
+            from kneewatch.agent.api.fleet import fleet_families  # here: few watch one
 
             yield from fleet_families(self._service.fleet.state, now_s)
         if self._service.notifier:
@@ -75,7 +74,7 @@ class OwnMetrics(Collector):
         for labels, wanted in found.items():
             family.add_metric(labels, wanted)
         if self._service.fleet is not None:
-            from kneewatch.agent.api.fleet_metrics import fleet_replicas
+            from kneewatch.agent.api.fleet import fleet_replicas
 
             fleet, now_s = self._service.fleet.state, self._service.clock()
             for names, needed in fleet_replicas(fleet, now_s):

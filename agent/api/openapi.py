@@ -1,18 +1,143 @@
-"""The OpenAPI document made complete: parameters, bodies, answers, each with an example. Pure."""
+"""The OpenAPI document: schemas, parameters, bodies and answers. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from importlib.resources import files
+from typing import Any, cast
 
-from kneewatch.agent.api import examples
+import orjson
+
+from kneewatch.agent.api import openapi_examples as examples
 from kneewatch.agent.api.fleet import FLEET_FORMS
-from kneewatch.agent.api.forms import JSON, MARKDOWN, MEDIA_TYPES, TEXT
-from kneewatch.agent.api.openapi_alerts import ALERTS, ALERTS_EXAMPLE, ANSWER, ANSWER_EXAMPLE
-from kneewatch.agent.api.openapi_size import size_body, size_example, size_parameters
-from kneewatch.agent.api.problems import PROBLEM_TYPE
-from kneewatch.agent.api.refusals import API
-from kneewatch.agent.api.schemas import COMPONENTS, components, fleet_schema
+from kneewatch.agent.api.openapi_examples import ALERTS, ALERTS_EXAMPLE, ANSWER, ANSWER_EXAMPLE
+from kneewatch.agent.api.responses import API, JSON, MARKDOWN, MEDIA_TYPES, PROBLEM_TYPE, TEXT
+from kneewatch.agent.api.sizing import BY_NAME, LARGEST, LONGEST_TEXT, size_of
+from kneewatch.agent.settings.options import SPAN
+from kneewatch.agent.size.options import SWITCHES, Flag
+
+COMPONENTS = "#/components/schemas/"
+NAMED = {
+    "Diagnosis": ("kneewatch.reports", "diagnosis.schema.json"),
+    "Size": ("kneewatch.reports", "size.schema.json"),
+    "Triage": ("kneewatch.agent.api", "triage.schema.json"),
+}
+DROPPED = ("$schema", "$id", "$defs")
+
+
+def components() -> dict[str, Any]:
+    """The schemas by name; their own definitions beside them as Name_definition."""
+    made: dict[str, Any] = {}
+    for name, place in NAMED.items():
+        schema = _read(*place)
+        for part, definition in schema.get("$defs", {}).items():
+            made[f"{name}_{part}"] = _moved(definition, name)
+        rest = {key: told for key, told in schema.items() if key not in DROPPED}
+        made[name] = _moved(rest, name)
+    return made
+
+
+def fleet_schema() -> dict[str, Any]:
+    """The schema of a fleet's document; it refers to no other."""
+    schema = _read("kneewatch.reports", "fleet.schema.json")
+    return {key: told for key, told in schema.items() if key not in DROPPED}
+
+
+def _read(package: str, name: str) -> dict[str, Any]:
+    return cast("dict[str, Any]", orjson.loads((files(package) / name).read_bytes()))
+
+
+def _moved(value: Any, name: str) -> Any:  # noqa: ANN401 - JSON
+    """A schema whose references lead to where its definitions are now."""
+    if isinstance(value, list):
+        return [_moved(item, name) for item in cast("list[object]", value)]
+    if not isinstance(value, dict):
+        return value
+    told = cast("dict[str, Any]", value)
+    made = {key: _moved(item, name) for key, item in told.items()}
+    reference = told.get("$ref")
+    if isinstance(reference, str):
+        made["$ref"] = reference.replace("#/$defs/", f"{COMPONENTS}{name}_").replace(
+            "urn:kneewatch:diagnosis:1", f"{COMPONENTS}Diagnosis"
+        )
+    return made
+
+
+# --- The parameters of `/api/v1/size` for the OpenAPI document, from the table of flags -----------
+
+
+EXAMPLE: dict[str, Any] = {
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "gpu": "h100-sxm",
+    "input_tokens": 1000,
+    "output_tokens": 300,
+    "concurrency": 32,
+}
+
+
+def size_parameters() -> list[dict[str, Any]]:
+    """The query's parameters, named as the flags are."""
+    made = [
+        {
+            "name": flag.name.removeprefix("--"),
+            "in": "query",
+            "description": _words(flag),
+            "schema": _schema(flag),
+            **({"example": EXAMPLE[name]} if name in EXAMPLE else {}),
+        }
+        for name, flag in BY_NAME.items()
+    ]
+    made += [
+        {
+            "name": name.removeprefix("--"),
+            "in": "query",
+            "description": told,
+            "schema": {"type": "boolean"},
+        }
+        for name, told in SWITCHES
+    ]
+    return made
+
+
+def size_body() -> dict[str, Any]:
+    """The same as a JSON object, with underscores."""
+    properties = {
+        name: {**_schema(flag), "description": _words(flag)} for name, flag in BY_NAME.items()
+    }
+    switches = {
+        name.removeprefix("--").replace("-", "_"): {"type": "boolean", "description": told}
+        for name, told in SWITCHES
+    }
+    schema = {
+        "type": "object",
+        "properties": properties | switches,
+        "additionalProperties": False,
+    }
+    return {"schema": schema, "example": EXAMPLE}
+
+
+def size_example() -> dict[str, Any]:
+    """The answer to EXAMPLE; some of its steps stand for all."""
+    told = size_of(EXAMPLE)
+    return {**told, "steps": told["steps"][:2]}
+
+
+def _words(flag: Flag) -> str:
+    if flag.name == "--model":
+        return "A catalogue id."
+    return flag.help + ("; seconds, or such as 50ms" if flag.kind is SPAN else "")
+
+
+def _schema(flag: Flag) -> dict[str, Any]:
+    if flag.kind is int:
+        return {"type": "integer", "minimum": -LARGEST, "maximum": LARGEST}
+    if flag.kind is float:
+        return {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
+    return {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT}
+
+
+# --- The OpenAPI document made complete: parameters, bodies, answers, each with an example --------
+
 
 Json = dict[str, Any]
 

@@ -1,25 +1,199 @@
-"""The HTTP server beside the daemon: uvicorn in a thread with a loop of its own. I/O edge."""
+"""The HTTP server: its address, TLS, and uvicorn in a thread of its own. I/O edge."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import re
 import socket
+import ssl
 import threading
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from kneewatch.agent.api.connections import Bounds, Census, TimedProtocol
 from kneewatch.agent.api.guard import HEADERS_BYTES
-from kneewatch.agent.api.listen import Address, address_of, check_protected
-from kneewatch.agent.api.protocol import Bounds, Census, TimedProtocol
-from kneewatch.agent.api.tls import ServerTls
-from kneewatch.agent.settings import Settings
-from kneewatch.collector.base import SettingsError
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.errors import SettingsError
 
 log = logging.getLogger(__name__)
+
+WILDCARDS = ("", "*")
+MOST_PORT = 65535
+LISTEN = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address to listen on. `host` is as configured, `ip` what it stands for."""
+
+    host: str
+    ip: str
+    port: int
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """IPv6 or IPv4."""
+        return socket.AF_INET6 if ":" in self.ip else socket.AF_INET
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return ipaddress.ip_address(self.ip).is_loopback
+
+    @property
+    def shown(self) -> str:
+        """The host for a URL that this machine can open."""
+        ip = ipaddress.ip_address(self.ip)
+        if ip.is_unspecified:
+            return "[::1]" if ip.version == 6 else "127.0.0.1"
+        return f"[{self.ip}]" if ip.version == 6 else self.ip
+
+
+def address_of(settings: Settings) -> Address:
+    """The address to listen on.
+
+    Raises:
+        SettingsError: it is none, or its host cannot be resolved.
+    """
+    told, origin = str(settings["listen"]).strip(), settings.origin("listen")
+    found = LISTEN.fullmatch(told)
+    if found is None or int(found["port"]) > MOST_PORT:
+        raise SettingsError(
+            f"{origin}: listen = {told!r} is no HOST:PORT; write 127.0.0.1:9877 or [::1]:9877"
+        )
+    host, port = found["six"] or found["host"], int(found["port"])
+    if host in WILDCARDS:
+        return Address(host, "0.0.0.0", port)
+    try:
+        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as exc:
+        raise SettingsError(f"{origin}: listen = {told!r}: {host} cannot be resolved") from exc
+    rows.sort(key=lambda row: row[0] != socket.AF_INET)
+    return Address(host, str(rows[0][4][0]).partition("%")[0], port)
+
+
+def check_protected(settings: Settings, address: Address) -> None:
+    """Say what is unsafe, in the log; refuse what is open to everybody.
+
+    Raises:
+        SettingsError: others could reach the address and nothing asks who they are.
+    """
+    if settings["http.client_ca_file"] and not settings["http.tls_cert_file"]:
+        raise SettingsError(
+            f"{settings.origin('http.client_ca_file')}: http.client_ca_file needs "
+            "http.tls_cert_file: client certificates are part of TLS"
+        )
+    if settings["http.tls_key_file"] and not settings["http.tls_cert_file"]:
+        raise SettingsError(
+            f"{settings.origin('http.tls_key_file')}: http.tls_key_file needs http.tls_cert_file"
+        )
+    if address.loopback:
+        return
+    asked = settings["http.token_file"] or settings["http.client_ca_file"]
+    if not asked and not settings["http.behind_proxy"]:
+        raise SettingsError(
+            f"{settings.origin('listen')}: listen = {settings['listen']!r} can be reached by "
+            "others: set http.token_file or http.client_ca_file (with TLS), say with "
+            "http.behind_proxy that a proxy checks who asks, or listen on 127.0.0.1"
+        )
+    if settings["http.token_file"] and not settings["http.tls_cert_file"]:
+        log.warning("tokens travel unencrypted; set http.tls_cert_file listen=%s", address.host)
+
+
+# --- The server's side of TLS. I/O edge: it reads certificates ------------------------------------
+
+
+FILES = ("http.tls_cert_file", "http.tls_key_file", "http.client_ca_file")
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(slots=True)
+class ServerTls:
+    """The context that connections are made with; certificates that were renewed on disk are taken
+    up for new connections."""
+
+    context: ssl.SSLContext
+    settings: Settings
+    stamp: Stamp
+
+    @classmethod
+    def of(cls, settings: Settings) -> ServerTls | None:
+        """What the settings ask for; None for plain HTTP.
+
+        Raises:
+            SettingsError: a certificate cannot be used; the message names the setting and the file.
+        """
+        if not settings["http.tls_cert_file"]:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        stamp = _stamp(settings)
+        _load(context, settings)
+        return cls(context, settings, stamp)
+
+    def refresh(self) -> None:
+        """Read the files again where one has changed. Files that cannot be used, as while they are
+        being replaced, change nothing and are tried again."""
+        try:
+            stamp = _stamp(self.settings)
+            if stamp == self.stamp:
+                return
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.settings)
+            _load(self.context, self.settings)
+        except SettingsError as exc:
+            log.warning("TLS files are kept as they were error=%s", exc)
+            return
+        self.stamp = stamp
+        log.info("TLS files were read again")
+
+
+def _load(context: ssl.SSLContext, settings: Settings) -> None:
+    key = "http.tls_cert_file"
+    try:
+        context.load_cert_chain(settings[key], settings["http.tls_key_file"], _no_password)
+        if settings["http.client_ca_file"]:
+            key = "http.client_ca_file"
+            context.load_verify_locations(settings[key])
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as exc:
+        files = settings[key]
+        if key == "http.tls_cert_file" and settings["http.tls_key_file"]:
+            files = f"{files} with key {settings['http.tls_key_file']}"
+        why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise SettingsError(f"{settings.origin(key)}: {key} = {files}: {why}") from exc
+
+
+def _no_password() -> str:
+    """OpenSSL would otherwise ask the terminal, and a daemon has none."""
+    raise ValueError("the key has a password; store it without one")
+
+
+def _stamp(settings: Settings) -> Stamp:
+    """What changes when a file does."""
+    found: list[tuple[int, int, int]] = []
+    for key in FILES:
+        if not settings[key]:
+            continue
+        try:
+            stat = Path(settings[key]).stat()
+        except OSError as exc:
+            raise SettingsError(
+                f"{settings.origin(key)}: {key} = {settings[key]}: {exc.strerror}"
+            ) from exc
+        found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(found)
+
+
+# --- The HTTP server beside the daemon: uvicorn in a thread with a loop of its own. I/O edge ------
+
 
 KEEP_ALIVE_S = 15
 HANDSHAKE_S = 10.0

@@ -16,10 +16,9 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kneewatch.agent.api.forms import JSON, MEDIA_TYPES
-from kneewatch.agent.api.problems import Problem, dumped
-from kneewatch.agent.options import SPAN
-from kneewatch.agent.size_options import FLAGS, SWITCHES, Flag
+from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem, dumped
+from kneewatch.agent.settings.options import SPAN
+from kneewatch.agent.size.options import FLAGS, SWITCHES, Flag
 from kneewatch.diagnose.sizing.inputs import SizingError
 
 NOT_KNOWN = "must be a model of the catalogue"
@@ -170,13 +169,12 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     given = {**DEFAULTS, **{name: _value(name, told) for name, told in parameters.items()}}
     # Here, so that a daemon that nobody asks does not carry the arithmetic.
-    from kneewatch.agent.size_inputs import asked, choices_of
+    from kneewatch.agent.size.inputs import asked, choices_of
     from kneewatch.diagnose.catalogue.models import Model, model
-    from kneewatch.diagnose.sizing.search.answer import question_of
-    from kneewatch.diagnose.sizing.search.report import document
-    from kneewatch.diagnose.sizing.search.search import search
+    from kneewatch.diagnose.sizing.configuration_search import search
+    from kneewatch.diagnose.sizing.search_results import document, question_of
     from kneewatch.diagnose.sizing.size import size
-    from kneewatch.reports.size_document import nothing_document, size_document
+    from kneewatch.reports.size_json import nothing_document, size_document
 
     def catalogued(name: str) -> Model:
         try:

@@ -13,16 +13,23 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api.forms import HTML, JSON, MEDIA_TYPES, TEXT, form_of
+from kneewatch.agent.api.formatting import HINT, Moment, Present, Stretch, body, head, past
 from kneewatch.agent.api.history import History, Then, stretch_document
-from kneewatch.agent.api.moments import moment
-from kneewatch.agent.api.present import Moment, Present
-from kneewatch.agent.api.problems import Problem, clean, dumped, no_such_target
-from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.standings import worst_first
-from kneewatch.agent.api.telling import HINT, Stretch, body, head, past
-from kneewatch.reports.reading import DocumentError, diagnosis_of
-from kneewatch.reports.words import clock, date
+from kneewatch.agent.api.responses import (
+    HTML,
+    JSON,
+    MEDIA_TYPES,
+    TEXT,
+    Problem,
+    clean,
+    dumped,
+    form_of,
+    no_such_target,
+)
+from kneewatch.agent.api.service import Service, worst_first
+from kneewatch.agent.api.time_parameter import moment
+from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
+from kneewatch.reports.formatting import clock, date
 
 SCHEMA = "kneewatch.triage/1"
 FORMS = (TEXT, JSON, "markdown", HTML)

@@ -6,18 +6,17 @@ import click
 import orjson
 
 from kneewatch.agent.deployment import stated
-from kneewatch.agent.fleet.gather import observe
-from kneewatch.agent.fleet.wanted import source_settings, wanted_of
+from kneewatch.agent.fleet.config import fleet_config, source_settings
+from kneewatch.agent.fleet.snapshot import observe
 from kneewatch.agent.printing import FOUND, NO_DATA, OK, say, style
-from kneewatch.agent.settings import Settings
-from kneewatch.collector.prometheus.source import PrometheusSource
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
-from kneewatch.diagnose.fleet.diagnosing import diagnose as diagnosed
-from kneewatch.reports.fleet_document import document
-from kneewatch.reports.fleet_markdown import markdown
-from kneewatch.reports.fleet_text import text
-from kneewatch.reports.words import number
-from kneewatch.rules.model import Severity
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
+from kneewatch.diagnose.fleet.diagnosis import diagnose as diagnosed
+from kneewatch.reports.fleet_json import document
+from kneewatch.reports.fleet_text import markdown, text
+from kneewatch.reports.formatting import number
+from kneewatch.rules.rule import Severity
 
 
 def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None, form: str) -> int:
@@ -27,7 +26,7 @@ def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None,
         CollectError: the metrics system does not answer, or knows no vLLM server.
     """
     profile = settings.profile(stated=stated(settings))
-    wanted = wanted_of(settings, selector, at_s=at_s)
+    wanted = fleet_config(settings, selector, at_s=at_s)
     with PrometheusSource(url, source_settings(settings)) as source:
         found = diagnosed(observe(source, wanted), profile)
     if form == "json":

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kneewatch.collector.base import SettingsError
-from kneewatch.collector.names.table import PREFIXES
-from kneewatch.collector.signals.catalogue import Signal
+from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.signals.expr import Dialect, Expr, OverTime, Quantile, any_of
+from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.fleet.history import HOUR_S, WEEK_S
-from kneewatch.diagnose.fleet.judging import Coverage
-from kneewatch.diagnose.fleet.shape import Labels
-from kneewatch.diagnose.fleet.workload import SIGNALS as LENGTH_SIGNALS
-from kneewatch.diagnose.stated_workload import METRICS
+from kneewatch.diagnose.fleet.engine_state import Coverage
+from kneewatch.diagnose.fleet.inventory import Labels
+from kneewatch.diagnose.fleet.observed import HOUR_S, WEEK_S
+from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
+from kneewatch.diagnose.workload.stated_workload import METRICS
 from kneewatch.rules.facts import duration, recorded
 
 PRESENCE, WAITING = "num_requests_running", "num_requests_waiting"

@@ -1,23 +1,31 @@
-"""A fleet under watch: a metrics system asked again and again by the daemon. I/O edge."""
+"""A fleet that the daemon watches: queries Prometheus, notifies receivers. I/O edge."""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.agent.daemon.backoff import PATIENT_FAILURES, backoff_s
+from kneewatch.agent.backoff import PATIENT_FAILURES, backoff_s
 from kneewatch.agent.deployment import stated
-from kneewatch.agent.fleet.gather import observe
-from kneewatch.agent.fleet.wanted import source_settings, wanted_of
-from kneewatch.agent.settings import Settings
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.prometheus.source import PrometheusSource
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis, diagnose
-from kneewatch.reports.triage.standing import LATE_INTERVALS, LATE_S
-from kneewatch.reports.words import clock, date
+from kneewatch.agent.fleet.config import fleet_config, source_settings
+from kneewatch.agent.fleet.snapshot import observe
+from kneewatch.agent.notify.message import FLEET
+from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.target_state import TargetState
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.diagnose.causes.evidence import Cause, Evidence
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
+from kneewatch.diagnose.fleet.engine_state import Engine, stage_severity
+from kneewatch.reports.formatting import clock, date
+from kneewatch.reports.triage.verdict import LATE_INTERVALS, LATE_S
+from kneewatch.rules.cascade import NAMES, Stage
+from kneewatch.rules.rule import Severity
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +101,7 @@ class FleetWatch:
         """
         profile = settings.profile(stated=stated(settings))
         profile.rules()
-        self._wanted, self._profile = wanted_of(settings, self._selector), profile
+        self._wanted, self._profile = fleet_config(settings, self._selector), profile
 
     def cycle(self) -> float | None:
         """Ask once. Gives the seconds until the next time where there was no answer."""
@@ -173,3 +181,160 @@ class FleetWatch:
             queries=self._source.pace.asked,
             retried=self._source.retried + self._past.retried,
         )
+
+
+# A fleet's verdict as states of targets, so that receivers are told of it like of any other.
+# Pure.
+#
+# `fleet` is the metrics system itself, `fleet/TIER` what lies across a tier's replicas, and
+# `fleet/POOL/REPLICA` the KV cascade of a replica's engines.
+
+
+SYSTEM_DOWN = "metrics_system_down"
+
+
+def states_of(found: FleetDiagnosis, *, interval_s: float) -> list[TargetState]:
+    """What is told of an answer. Of what an answer that is partial lacks nothing is over."""
+    made = [_state(FLEET, {}, found, [_judged(found, FLEET)], interval_s)]
+    groups = dict.fromkeys([(tier.pool, tier.tier) for tier in found.tiers])
+    groups |= dict.fromkeys([(cause.pool, cause.tier) for cause in found.causes])
+    for pool, tier in groups:
+        name = f"{FLEET}/{pool or '?'}" + (f" on {tier}" if tier else "")
+        causes = [_dated(c.cause, found) for c in found.causes if (c.pool, c.tier) == (pool, tier)]
+        diagnosis = _judged(found, name, causes=causes, blind=found.partial)
+        made.append(_state(name, {"pool": pool, "tier": tier}, found, [diagnosis], interval_s))
+    by_replica: dict[tuple[str, str], list[Engine]] = {}
+    for engine in found.engines:
+        by_replica.setdefault((engine.member.pool, engine.member.replica), []).append(engine)
+    for (pool, replica), engines in by_replica.items():
+        name, member = "/".join(part for part in (FLEET, pool, replica) if part), engines[0].member
+        labels = {**member.labels, "pool": pool, "tier": member.tier, "role": member.role}
+        diagnoses = [_of_engine(found, name, engine) for engine in engines]
+        made.append(_state(name, labels, found, diagnoses, interval_s))
+    return made
+
+
+def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetState:
+    """What is told while the metrics system does not answer: no more than that."""
+    cause = Cause(
+        SYSTEM_DOWN,
+        1.0,
+        Severity.CRITICAL,
+        f"The metrics system does not answer, so nothing is known of the fleet: {why}",
+        (Evidence("fleet_up", 0.0, None, why),),
+        (),
+        (),
+        "Look at the metrics system and at the way to it.",
+        since_s=t_s,
+    )
+    unread = Diagnosis(
+        t_s, FLEET, "", "", None, "unknown", None, (cause,), (), (), {}, (why,), 0.0,
+        f"nothing: {why}",
+    )  # fmt: skip
+    return TargetState(FLEET, url, {}, t_s, (unread,), 0.0, interval_s, 0, 0, 1)
+
+
+def _dated(cause: Cause, found: FleetDiagnosis) -> Cause:
+    """A cause of this moment: what is told of it is dated by the receiver's ledger."""
+    return replace(cause, since_s=found.observed.t_s)
+
+
+def _of_engine(found: FleetDiagnosis, name: str, engine: Engine) -> Diagnosis:
+    member = engine.member
+    return _judged(
+        found,
+        name,
+        model=member.model,
+        engine=member.engine,
+        stage=engine.stage,
+        severity=stage_severity(engine.values),
+        values=engine.values,
+        blind=engine.health == "unknown" or found.partial,
+    )
+
+
+def _judged(
+    found: FleetDiagnosis,
+    name: str,
+    *,
+    causes: Sequence[Cause] = (),
+    model: str = "",
+    engine: str = "",
+    stage: int | None = 0,
+    severity: Severity = Severity.OK,
+    values: Mapping[str, float] | None = None,
+    blind: bool = False,
+) -> Diagnosis:
+    observed = found.observed
+    shown = None
+    if stage is not None:
+        reasons = (f"the metrics system says {NAMES[stage]}",)
+        # One moment has no past: a receiver's ledger knows since when it is told.
+        shown = Stage(stage, observed.t_s, severity, None, reasons)
+    return Diagnosis(
+        observed.t_s, name, engine, model, None, "unknown" if blind else severity.word, shown,
+        causes, (), (), dict(values or {}), (), observed.window_s, "its peers",
+    )  # fmt: skip
+
+
+def _state(
+    name: str,
+    labels: Mapping[str, str],
+    found: FleetDiagnosis,
+    diagnoses: Sequence[Diagnosis],
+    interval_s: float,
+) -> TargetState:
+    observed = found.observed
+    return TargetState(
+        name, observed.source, labels, observed.t_s, tuple(diagnoses), observed.load.seconds,
+        interval_s, 0, 0, 0,
+    )  # fmt: skip
+
+
+# --- The daemon's job on a fleet: ask, and tell receivers what was found --------------------------
+
+
+class FleetJob:
+    """One verdict an interval, told like the states of targets.
+
+    `names` are the names that it is told under; `on_names` is called whenever they may be others.
+    """
+
+    def __init__(
+        self, watch: FleetWatch, notifier: Notifier, *, on_names: Callable[[], None]
+    ) -> None:
+        self._watch, self._notifier, self._on_names = watch, notifier, on_names
+        # Until there is an answer nobody knows what of it was told before is still there.
+        self.names = frozenset(one for one in notifier.held() if one.split("/")[0] == FLEET)
+
+    def cycle(self) -> float | None:
+        """Ask once, and tell. Gives the seconds until the next time where there was no answer."""
+        after_s = self._watch.cycle()
+        self._tell()
+        return after_s
+
+    def crashed(self, error: Exception) -> float | None:
+        """There is a bug: what was seen before says nothing of now."""
+        after_s = self._watch.crashed(error)
+        self._tell()
+        return after_s
+
+    def _tell(self) -> None:
+        if not self._notifier:
+            return
+        state = self._watch.state
+        if state.failing:
+            now_s = self._watch.now_s()
+            self._notifier.offer(
+                lost_state(state.url, state.error, t_s=now_s, interval_s=state.interval_s)
+            )
+        elif state.found is not None:
+            states = states_of(state.found, interval_s=state.interval_s)
+            names = frozenset(one.name for one in states)
+            if state.found.partial:  # what is missing in it may be there still
+                names |= self.names
+            if names != self.names:
+                self.names = names
+                self._on_names()
+            for one in states:
+                self._notifier.offer(one)

@@ -6,16 +6,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kneewatch.agent.board import Board
-from kneewatch.agent.notify.looking import EngineName, Look, Past
-from kneewatch.agent.notify.matching import Candidate, Match, match
+from kneewatch.agent.notify.alert_context import (
+    AlertContext,
+    Candidate,
+    EngineName,
+    Match,
+    Past,
+    match,
+)
+from kneewatch.agent.notify.forward import Alert, Answered, payload_of
 from kneewatch.agent.notify.message import Line
-from kneewatch.agent.notify.passing import Answered
-from kneewatch.agent.notify.payload import Alert, payload_of
+from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.reports.document import document
-from kneewatch.reports.words import cut, moment
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.reports.diagnosis_json import document
+from kneewatch.reports.formatting import cut, moment
 
 if TYPE_CHECKING:
     from kneewatch.agent.notify.notifier import Notifier
@@ -112,12 +117,12 @@ class _Answering:
             for name in sorted(self._now[hit.target].keys() | self._past.engines(hit.target))
             if _is_meant(found, *name)
         ]
-        looks: list[Look] = []
+        looks: list[AlertContext] = []
         for target, model, engine in engines[: self._left]:
             now = self._now[target].get((model, engine))
             start, why = self._past.document(target, (model, engine), alert.starts_s)
             if now is not None or start is not None:
-                looks.append(Look(target, model, engine, start, now, why))
+                looks.append(AlertContext(target, model, engine, start, now, why))
         left_out = len(engines[self._left :])
         self._left -= len(engines) - left_out
         lines = self._lines(alert, found, looks, left_out)
@@ -129,7 +134,7 @@ class _Answering:
         )
 
     def _lines(
-        self, alert: Alert, found: Match, looks: Sequence[Look], left_out: int
+        self, alert: Alert, found: Match, looks: Sequence[AlertContext], left_out: int
     ) -> list[Line]:
         since = moment(alert.starts_s, self._now_s)
         lines = [
@@ -155,7 +160,7 @@ def _is_meant(found: Match, model: str, engine: str) -> bool:
 
 
 def _document(
-    alert: Alert, found: Match, looks: Sequence[Look], left_out: int, lines: Sequence[Line]
+    alert: Alert, found: Match, looks: Sequence[AlertContext], left_out: int, lines: Sequence[Line]
 ) -> dict[str, Any]:
     return {
         "fingerprint": alert.fingerprint,

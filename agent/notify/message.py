@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
-from kneewatch.reports.words import clock, date
+from kneewatch.reports.formatting import clock, date
 
 SCHEMA = "kneewatch.notification/1"
 FIRING, RESOLVED, UNWATCHED = "firing", "resolved", "unwatched"
@@ -57,7 +57,7 @@ class Message:
 
 
 FLEET = "fleet"
-"""What begins the names under which a fleet is told (agent/fleet/telling.py)."""
+"""What begins the names under which a fleet is told (agent/fleet/watch.py)."""
 
 
 def link(base: str, target: str, at_s: float | None = None) -> str:

@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from kneewatch.agent.board import TargetState
-from kneewatch.agent.notify.channel import Channel
-from kneewatch.agent.notify.memory import Memory, memory_file
-from kneewatch.agent.notify.outbox import NotifierStats, Patience
-from kneewatch.agent.notify.passing import Answered
-from kneewatch.agent.notify.receiver import Receiver
-from kneewatch.agent.notify.settings import receivers
-from kneewatch.agent.settings import Settings
+from kneewatch.agent.notify.alert_state import Memory, memory_file
+from kneewatch.agent.notify.channel import Channel, NotifierStats, Patience
+from kneewatch.agent.notify.forward import Answered
+from kneewatch.agent.notify.receivers import Receiver, receivers
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.target_state import TargetState
 
 __all__ = ["Notifier", "NotifierStats"]
 

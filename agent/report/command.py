@@ -1,7 +1,4 @@
-"""`kneewatch report`: the report of a time, from the store to a file. I/O edge.
-
-Only this command imports this: pandas and the drawing of charts take their time and memory.
-"""
+"""`kneewatch report`: a report from the store or Prometheus, to a file. I/O edge."""
 
 from __future__ import annotations
 
@@ -12,26 +9,80 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
 from kneewatch.agent import commands
-from kneewatch.agent.daemon.state_folder import store_path
-from kneewatch.agent.options import SPAN
 from kneewatch.agent.printing import FOUND, NO_DATA, OK
 from kneewatch.agent.report.gather import gather
 from kneewatch.agent.report.history import History
-from kneewatch.agent.report.members import Wanted
-from kneewatch.agent.report.periods import periods, zone_of
+from kneewatch.agent.report.inventory import Wanted, stated_of
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
-from kneewatch.agent.report.stated import stated_of
-from kneewatch.agent.settings import Settings
-from kneewatch.collector.base import SettingsError
-from kneewatch.reports.weekly.build import build
-from kneewatch.reports.weekly.document import render_json
-from kneewatch.reports.weekly.model import WeeklyReport
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.options import SPAN
+from kneewatch.agent.store.database import store_path
+from kneewatch.collector.errors import SettingsError
+from kneewatch.reports.weekly.build_report import build
+from kneewatch.reports.weekly.hours import DAY_S, Grid, earlier, grid
+from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.verdict import SEVERITY
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
+
+LONGEST_S = 366 * DAY_S
+"""Each hour of a report is kept for each engine, and shown."""
+
+
+def periods(
+    timezone: str,
+    *,
+    to_s: float,
+    since_s: float,
+    compare_s: float | None,
+    unit_s: float = 0.0,
+) -> tuple[Grid, Grid | None]:
+    """The time of the report and the one that it is compared with; with `unit_s` both begin and end
+    on multiples of it.
+
+    Raises:
+        SettingsError: there is no such time zone or time, or it is longer than a report can be.
+    """
+    zone = zone_of(timezone)
+    if since_s > LONGEST_S:
+        raise SettingsError("--since: a report is of a year (366d) at most")
+
+    def cut(t_s: float) -> float:
+        return t_s // unit_s * unit_s if unit_s else t_s
+
+    def period(end_s: float) -> Grid:
+        return grid(cut(earlier(end_s, since_s, zone)), end_s, timezone)
+
+    try:
+        to_s = cut(to_s)
+        now = period(to_s)
+        return now, None if compare_s is None else period(cut(earlier(to_s, compare_s, zone)))
+    except (OverflowError, ValueError, OSError) as exc:
+        raise SettingsError(f"--to, --since, --compare: no calendar has that time: {exc}") from exc
+
+
+def zone_of(timezone: str) -> ZoneInfo:
+    """A time zone by its name.
+
+    Raises:
+        SettingsError: there is none of that name.
+    """
+    try:
+        return ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise SettingsError(
+            f"report.timezone: no time zone {timezone!r}; write one such as Europe/Berlin or UTC"
+        ) from exc
+
+
+# --- `kneewatch report`: the report of a time, from the store to a file. I/O edge -----------------
+#
+# Only this command imports this: pandas and the drawing of charts take their time and memory.
+
 
 FORMATS = ("html", "json", "markdown")
 BY_ENDING = {".json": "json", ".md": "markdown", ".markdown": "markdown"}
@@ -135,7 +186,7 @@ def made_of_fleet(
         CollectError: it does not answer, or knew no vLLM server in that time.
         SettingsError: the selector, or something that is asked for, cannot be.
     """
-    from kneewatch.agent.report.prometheus.making import made_of  # here: a store needs no HTTP
+    from kneewatch.agent.report.prometheus.gather import made_of  # here: a store needs no HTTP
 
     observed = made_of(url, settings, selector, wanted, progress)
     return build(observed, made_s=made_s, version=version("kneewatch")), observed.partial

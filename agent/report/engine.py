@@ -1,4 +1,4 @@
-"""One engine of the history over a period, and its incidents, as the report takes them."""
+"""One engine over a period: hourly levels, load windows and incidents, as the report shows them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from kneewatch.agent.report.counting import BY_SOURCE, Increases
-from kneewatch.agent.report.history import Floats, History, Signals
-from kneewatch.agent.report.levels import hours
-from kneewatch.agent.report.scraping import gap_s
-from kneewatch.agent.report.windows import in_flight, points
-from kneewatch.agent.store.model import StoredEngine
+from kneewatch.agent.report.history import (
+    BY_SOURCE,
+    Floats,
+    History,
+    Increases,
+    Signals,
+    gap_s,
+    usual_step_s,
+)
+from kneewatch.agent.store.records import StoredEngine
 from kneewatch.collector.signals.vllm import TTFT
-from kneewatch.diagnose.knee import POINT_SIGNALS
-from kneewatch.reports.weekly.grid import HOUR_S, Grid
-from kneewatch.reports.weekly.happened import Episode, EpisodeObserved
+from kneewatch.diagnose.learned.knee import (
+    IN_FLIGHT_MIN,
+    POINT_SIGNALS,
+    POINTS_KEPT,
+    SERVED_SIGNALS,
+    Point,
+    point_of,
+    step_of,
+)
+from kneewatch.reports.weekly.aggregation import SERVING, Level, Span
+from kneewatch.reports.weekly.hours import HOUR_S, Grid
 from kneewatch.reports.weekly.measures import (
     COMPUTED,
     COUNTS,
@@ -26,11 +39,136 @@ from kneewatch.reports.weekly.measures import (
     LEVELS,
     PREEMPTIONS,
     RUNNING,
+    SERVED_ONLY,
     TALLIES,
 )
-from kneewatch.reports.weekly.observed import EngineObserved
-from kneewatch.reports.weekly.spans import Level, Span
-from kneewatch.rules.model import WINDOW_S
+from kneewatch.reports.weekly.observed import EngineObserved, Episode, EpisodeObserved, InFlight
+from kneewatch.rules.rule import WINDOW_S
+
+IDLE_RUNNING = 0.5
+"""With fewer requests running, on average over a window, an engine is idle (guide 9.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """Gauges of each of some spans. Shapes: `watched_s` and `idle_s` (spans,)."""
+
+    watched_s: Floats
+    idle_s: Floats
+    levels: tuple[Mapping[str, Level], ...]
+
+
+def hours(signals: Signals, edges_s: Floats) -> Hours:
+    """The gauges between each two neighbouring times."""
+    spans = len(edges_s) - 1
+    times = signals.times
+    inside = (times >= edges_s[0]) & (times < edges_s[-1])
+    times = times[inside]
+    weight = pd.Series(_weights(times))
+    slot = pd.Series(np.searchsorted(edges_s, times, side="right") - 1)
+    frame = pd.DataFrame({key: signals.values[key][inside] for key in LEVELS})
+    running = pd.Series(signals.values["running_avg"][inside])
+    serving = running > 0
+    for key in SERVED_ONLY:
+        frame[key + SERVING] = frame[key].where(serving)
+    order = range(spans)
+    sums = frame.mul(weight, axis=0).groupby(slot).sum().reindex(order)
+    seconds = frame.notna().mul(weight, axis=0).groupby(slot).sum().reindex(order)
+    highs = frame.groupby(slot).max().reindex(order)
+    idle = ((running < IDLE_RUNNING) & (frame["waiting"].fillna(0) < 1)) * weight
+    return Hours(
+        _by_span(weight, slot, spans),
+        _by_span(idle, slot, spans),
+        _levels(sums, seconds, highs),
+    )
+
+
+def _weights(times: Floats) -> Floats:
+    """The seconds that each scrape stands for: until the next, or as usual before a gap."""
+    usual_s, most_s = usual_step_s(times), gap_s(times)
+    steps = np.diff(times, append=times[-1:] + usual_s)
+    return np.asarray(np.where(steps > most_s, usual_s, steps), dtype=np.float64)
+
+
+def _by_span(values: pd.Series[float], slot: pd.Series[int], spans: int) -> Floats:
+    summed = values.groupby(slot).sum().reindex(range(spans), fill_value=0.0)
+    return np.asarray(summed, dtype=np.float64)
+
+
+def _levels(
+    sums: pd.DataFrame, seconds: pd.DataFrame, highs: pd.DataFrame
+) -> tuple[Mapping[str, Level], ...]:
+    made: list[dict[str, Level]] = [{} for _ in range(len(sums))]
+    for key in sums.columns:
+        rows = zip(sums[key], seconds[key], highs[key], strict=True)
+        for levels, (total, known_s, high) in zip(made, rows, strict=True):
+            if known_s > 0:
+                mean = float(total / known_s)
+                levels[str(key)] = Level(mean, float(high), float(known_s), mean)
+    return tuple(made)
+
+
+# --- An engine's windows at all loads that it had: the points of its own curve, thinned evenly ----
+
+
+def in_flight(signals: Signals, *, window_s: float) -> InFlight | None:
+    """Requests in flight over the engine's windows; None where that is not known."""
+    rows = _one_a_window(signals, window_s)
+    load = _load(signals)[rows]
+    known = np.flatnonzero(~np.isnan(load))
+    if len(known) == 0:
+        return None
+    highest = known[int(np.argmax(load[known]))]
+    return InFlight(
+        p99=float(np.quantile(load[known], 0.99)),
+        highest=float(load[highest]),
+        highest_at_s=float(signals.times[rows][highest]),
+    )
+
+
+def points(signals: Signals, *, window_s: float) -> list[Point]:
+    """Windows that say something about latency under load, of each concurrency as many as a curve
+    keeps, evenly over the time."""
+    rows = _one_a_window(signals, window_s)
+    load = _load(signals)
+    useful = load[rows] >= IN_FLIGHT_MIN
+    for key in SERVED_SIGNALS:
+        useful &= signals.values[key][rows] > 0
+    by_step: dict[int, list[int]] = {}
+    for row in rows[useful].tolist():
+        by_step.setdefault(step_of(float(load[row])), []).append(row)
+    chosen = sorted(row for step in by_step.values() for row in evenly(step, POINTS_KEPT))
+    made = (_point(signals, row, window_s) for row in chosen)
+    return [point for point in made if point is not None]
+
+
+def evenly(rows: list[int], most: int) -> list[int]:
+    """At most so many of them, evenly spaced."""
+    if len(rows) <= most:
+        return rows
+    return [rows[at * len(rows) // most] for at in range(most)]
+
+
+def _one_a_window(signals: Signals, window_s: float) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """The last scrape of each window: no observation counts twice."""
+    windows = signals.times // window_s
+    return np.flatnonzero(np.append(windows[1:] != windows[:-1], True)[: len(windows)])
+
+
+def _load(signals: Signals) -> Floats:
+    return signals.values["running_avg"] + np.nan_to_num(signals.values["waiting_avg"])
+
+
+def _point(signals: Signals, row: int, window_s: float) -> Point | None:
+    values = {
+        key: None if np.isnan(value := signals.values[key][row]) else float(value)
+        for key in POINT_SIGNALS
+    }
+    return point_of(float(signals.times[row]), values, window_s)
+
+
+# --- One engine of the history over a period, and its incidents, as the report takes them ---------
+
 
 MARGIN_S = 120.0
 """Counters are kept once a minute: those around the period's bounds are needed as well."""

@@ -10,22 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kneewatch.agent.report.engine import EngineHistory, unknown_of
-from kneewatch.agent.report.history import History
-from kneewatch.agent.report.members import UNNAMED, Member, Wanted, members_of, seen
-from kneewatch.agent.report.scraping import target_observed
-from kneewatch.agent.store.model import Interval
-from kneewatch.reports.weekly.episodes import BRIDGED_S, episodes
-from kneewatch.reports.weekly.grid import Grid
-from kneewatch.reports.weekly.happened import (
+from kneewatch.agent.report.history import History, target_observed
+from kneewatch.agent.report.inventory import UNNAMED, Member, Wanted, members_of, seen
+from kneewatch.agent.store.records import Interval
+from kneewatch.reports.weekly.hours import Grid
+from kneewatch.reports.weekly.incidents import BRIDGED_S, episodes
+from kneewatch.reports.weekly.observed import (
     Configured,
+    EngineObserved,
     Episode,
     EpisodeObserved,
     Held,
+    Observed,
     Recommended,
     TargetObserved,
+    TierObserved,
 )
-from kneewatch.reports.weekly.observed import EngineObserved, Observed, TierObserved
-from kneewatch.rules.model import WORDS
+from kneewatch.rules.rule import WORDS
 
 DETAILED_MOST = 200
 """So many incidents, the worst, are told with their evidence."""

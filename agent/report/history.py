@@ -1,20 +1,17 @@
-"""The history read in bulk: an engine's signals and counters as numpy arrays. I/O edge.
-
-A report reads a million scrapes; what is damaged is passed over and logged, as elsewhere.
-"""
+"""The history read in bulk as numpy arrays: signals, counter increases, scrape gaps. I/O edge."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.agent.store.arrays import DamagedError, Loops, decoding
-from kneewatch.agent.store.counters import ColumnRow, CounterChunk, column_of
+from kneewatch.agent.store.chunks import ColumnRow, CounterChunk, column_of
+from kneewatch.agent.store.columns import DamagedError, Loops, decoding
 from kneewatch.agent.store.history import (
     by_name,
     chunk_rows,
@@ -24,8 +21,12 @@ from kneewatch.agent.store.history import (
     signal_parts,
 )
 from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.records import Scrapes
 from kneewatch.agent.store.schema import COUNTERS
 from kneewatch.collector.history import Column
+from kneewatch.reports.weekly.aggregation import Tally
+from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
+from kneewatch.reports.weekly.observed import TargetObserved, Unread
 
 Floats = npt.NDArray[np.float64]
 NO_TIMES: Floats = np.empty(0)
@@ -171,3 +172,232 @@ def in_order(times: Floats) -> npt.NDArray[np.bool_]:
         return np.empty(0, dtype=np.bool_)
     newest = np.maximum.accumulate(times)
     return np.concatenate(([True], times[1:] > newest[:-1]))
+
+
+# --- What an engine's counters gained between any two times, over restarts and gaps ---------------
+#
+# As Prometheus counts: a counter that went back began anew at nothing. What was gained while
+# nobody looked is spread evenly over that time; of a process that was replaced then, only what
+# the new one had counted is known.
+
+
+BY_SOURCE = "prompt_tokens_by_source"
+LOCAL = ("source", "local_compute")
+FAILED_REASONS = ("error", "abort")
+NO_BOUNDS = ("", "sum", "count")
+Truths = npt.NDArray[np.bool_]
+
+Part = tuple[str, str]
+"""A metric and the part of it: "" for a counter, else "sum", "count" or a bucket's bound."""
+
+
+class Increases:
+    """The increases of an engine's counters, label sets of a metric added up."""
+
+    def __init__(self, counted: Iterable[Counted], *, restarts_s: Sequence[float]) -> None:
+        parts = list(counted)
+        times = np.concatenate([NO_TIMES, *(part.times for part in parts)])
+        keep = np.concatenate(([True], times[1:] > np.maximum.accumulate(times)[:-1]))
+        keep = keep[: len(times)]
+        self.times: Floats = times[keep]
+        anew = np.searchsorted(self.times, np.asarray(sorted(restarts_s), dtype=np.float64))
+        self._anew: npt.NDArray[np.int64] = np.unique(anew[anew < len(self.times)])
+        self._gained: dict[Part, Floats] = {}
+        self._told: dict[Part, Truths] = {}
+        """Of parts that some page lacked: the steps between snapshots of which they tell."""
+        for column, whole in _joined(parts, len(times)).items():
+            values = whole[keep]
+            gained, told = self._of(values), self._steps_told(values)
+            for part in _parts(column):
+                before = self._gained.get(part)
+                self._gained[part] = gained if before is None else before + gained
+                if told is not None:
+                    self._told[part] = told & self._told.get(part, np.True_)
+
+    def _steps_told(self, values: Floats) -> Truths | None:
+        """The steps between snapshots of which a column tells: from its birth to its last page, but
+        for a time without it in which the process was replaced. None: all of them."""
+        known = np.flatnonzero(~np.isnan(values))
+        if len(known) in (0, len(values)):
+            return None
+        told = np.zeros(max(len(values) - 1, 0), dtype=np.bool_)
+        told[max(known[0] - 1, 0) : known[-1]] = True
+        anew = set(self._anew.tolist())
+        for first, last in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
+            if last - first > 1 and (
+                values[last] < values[first] or anew.intersection(range(first + 1, last + 1))
+            ):
+                told[first:last] = False
+        return told
+
+    def _of(self, values: Floats) -> Floats:
+        """What a column had gained by each time since the first."""
+        known = np.flatnonzero(~np.isnan(values))
+        if len(known) < 2 and (len(known) == 0 or known[0] == 0):
+            return np.zeros(len(values))
+        # A series that appears while it is watched was born with nothing.
+        first = 0.0 if known[0] > 0 else values[known[0]]
+        seen = values[known]
+        steps = np.diff(seen, prepend=first)
+        anew = np.zeros(len(values), dtype=np.bool_)
+        anew[self._anew] = True
+        fresh = np.diff(np.cumsum(anew)[known], prepend=0) > 0
+        fresh[0] = False
+        back = (steps < 0) | fresh
+        steps[back] = seen[back]
+        gained = np.cumsum(steps)
+        if len(known) == len(values):
+            return gained
+        # Between two pages that had it, it rose evenly; before the first it was nothing.
+        begun = max(known[0] - 1, 0)
+        at = self.times[known] if known[0] == 0 else np.append(self.times[begun], self.times[known])
+        rose = gained if known[0] == 0 else np.append(0.0, gained)
+        return np.interp(self.times, at, rose)
+
+    def between(self, part: Part, edges_s: Floats) -> Floats | None:
+        """What was gained between each two neighbouring times; None where it was never there."""
+        gained = self._gained.get(part)
+        if gained is None:
+            return None
+        return np.diff(np.interp(edges_s, self.times, gained))
+
+    def covered(self, edges_s: Floats, *, gap_s: float) -> Floats:
+        """Seconds between each two neighbouring times that the counters tell of: not those in
+        which the process was replaced while nobody looked."""
+        if len(self.times) < 2:
+            return np.zeros(len(edges_s) - 1)
+        steps = np.diff(self.times)
+        anew = self._anew[self._anew > 0] - 1
+        lost = anew[steps[anew] > gap_s]
+        steps[lost] = 0.0
+        return np.diff(np.interp(edges_s, self.times, np.append(0.0, np.cumsum(steps))))
+
+    def tallies(self, metric: str, edges_s: Floats) -> list[Tally | None]:
+        """A histogram between each two neighbouring times; None where it was not there.
+
+        Its bounds are those that were there all the time between: buckets change with a version.
+        """
+        parts = sorted(
+            (part for part in self._gained if part[0] == metric and part[1] not in NO_BOUNDS),
+            key=lambda part: float(part[1]),
+        )
+        if not parts:
+            return [None] * (len(edges_s) - 1)
+        bounds = tuple(float(part) for _, part in parts)
+        rows = [self.between(part, edges_s) for part in parts]
+        counts = np.array([row for row in rows if row is not None]).T
+        total = self.between((metric, "sum"), edges_s)
+        sums = np.zeros(len(counts)) if total is None else total
+        lacking = self._lacking(parts, edges_s)
+        made: list[Tally | None] = []
+        for at, (row, observed) in enumerate(zip(counts.tolist(), sums.tolist(), strict=True)):
+            lacks = {place for place, missing in lacking.items() if missing[at]}
+            made.append(_without(Tally(bounds, tuple(row), observed), lacks))
+        return made
+
+    def _lacking(self, parts: Sequence[Part], edges_s: Floats) -> dict[int, Truths]:
+        """Places of the buckets that some page lacked, and between which times it did."""
+        steps = np.diff(self.times)
+        # All buckets of a histogram that comes with use are born together: the last is +Inf.
+        whole = self._told.get(parts[-1], np.ones(len(steps), dtype=np.bool_))
+        found: dict[int, Truths] = {}
+        for place, part in enumerate(parts):
+            told = self._told.get(part)
+            if told is not None:
+                lost_s = np.append(0.0, np.cumsum(steps * (whole & ~told)))
+                found[place] = np.diff(np.interp(edges_s, self.times, lost_s)) > 0
+        return found
+
+
+def _without(tally: Tally, lacks: Collection[int]) -> Tally:
+    """A histogram without some of its buckets."""
+    if not lacks:
+        return tally
+    kept = [place for place in range(len(tally.bounds)) if place not in lacks]
+    return Tally(
+        tuple(tally.bounds[place] for place in kept),
+        tuple(tally.counts[place] for place in kept),
+        tally.sum,
+    )
+
+
+def _parts(column: Column) -> list[Part]:
+    """What a column counts for."""
+    if column.metric == BY_SOURCE:
+        return [(COMPUTED, "")] if LOCAL in column.labels else []
+    parts: list[Part] = [(column.metric, column.part)]
+    reasons = [value for name, value in column.labels if name == "finished_reason"]
+    if column.metric == COMPLETED and reasons and reasons[0] in FAILED_REASONS:
+        parts.append((FAILED, ""))
+    return parts
+
+
+def _joined(parts: Sequence[Counted], rows: int) -> dict[Column, Floats]:
+    """Each column over all times; NaN where a page lacks it."""
+    made: dict[Column, Floats] = {}
+    at = 0
+    for part in parts:
+        for column, values in zip(part.columns, part.values, strict=True):
+            whole = made.get(column)
+            if whole is None:
+                whole = made[column] = np.full(rows, np.nan)
+            whole[at : at + len(values)] = values
+        at += len(part.times)
+    return made
+
+
+# --- How a target was scraped: how often, what failed, and when nobody looked ---------------------
+
+
+GAP_SCRAPES = 3.0
+GAP_LEAST_S = 30.0
+"""Scrapes that lie further apart have a gap between them."""
+
+
+def usual_step_s(times: Floats) -> float:
+    """The usual distance of two scrapes; 0 where there are none."""
+    return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+
+
+def gap_s(times: Floats) -> float:
+    """Scrapes that lie further apart than this have a gap between them."""
+    return max(GAP_SCRAPES * usual_step_s(times), GAP_LEAST_S)
+
+
+def runs(holds: npt.NDArray[np.bool_], *, bridged: int = 1) -> list[npt.NDArray[np.intp]]:
+    """The places where something holds, those at most `bridged` apart together. A run begins with
+    its first place and ends with its last one, both included.
+
+    Shape: `holds` (scrapes,) or (steps,).
+    """
+    places = np.flatnonzero(holds)
+    apart = np.flatnonzero(np.diff(places) > bridged) + 1
+    return np.split(places, apart) if len(places) else []
+
+
+def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
+    """A target's scrapes of a period. What lies before its first one ever is no gap: `from_s` is
+    the later of the two."""
+    times = np.asarray(scrapes.times)
+    places = np.flatnonzero(in_order(times))
+    times, failed = times[places], np.isin(places, list(scrapes.failed))
+    usual_s, gap = usual_step_s(times), gap_s(times)
+    # A failure lasts to the next scrape, and has the reason of the first one in a row.
+    ends = np.append(times[1:], times[-1:] + usual_s)
+    unread = [
+        Unread(float(times[run[0]]), float(ends[run[-1]]), scrapes.failed[int(places[run[0]])])
+        for run in runs(failed)
+    ]
+    bounds = np.concatenate(([from_s], times, [to_s]))
+    for at in np.flatnonzero(np.diff(bounds) > gap).tolist():
+        unread.append(Unread(float(bounds[at]), float(bounds[at + 1]), ""))
+    unread.sort(key=lambda one: one.from_s)
+    lost_s = sum(one.to_s - one.from_s for one in unread)
+    return TargetObserved(
+        target=target,
+        scrapes=len(times),
+        failed=int(failed.sum()),
+        interval_s=usual_s or None,
+        watched_s=max(to_s - from_s - lost_s, 0.0) if len(times) else 0.0,
+        unread=unread,
+    )

@@ -18,17 +18,15 @@ from zoneinfo import ZoneInfo
 
 import orjson
 
-from kneewatch.agent.report.command import made, made_of_fleet, renderer, write
+from kneewatch.agent.report.command import made, made_of_fleet, periods, renderer, write
+from kneewatch.agent.report.delivery import receivers_of, send
 from kneewatch.agent.report.history import History
-from kneewatch.agent.report.members import Wanted, seen
-from kneewatch.agent.report.order import settings_of
-from kneewatch.agent.report.periods import periods
+from kneewatch.agent.report.inventory import Wanted, seen, stated_of
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
-from kneewatch.agent.report.sending import receivers_of, send
-from kneewatch.agent.report.stated import stated_of
-from kneewatch.agent.settings import Settings
-from kneewatch.collector.base import KneewatchError, SettingsError
-from kneewatch.reports.weekly.model import WeeklyReport
+from kneewatch.agent.report.schedule import settings_of
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.errors import KneewatchError, SettingsError
+from kneewatch.reports.weekly.report import WeeklyReport
 
 OK, FAILED = 0, 2
 PREFIX = "report-"

@@ -14,12 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kneewatch.agent.store.arrays import PLAIN, DamagedError, Loops, floats_of
-from kneewatch.agent.store.chunk import Read, SignalChunk
-from kneewatch.agent.store.model import Scrapes, Series
-from kneewatch.agent.store.rows import columns_of, keys_of, rows_of
-from kneewatch.agent.store.schema import SCRAPES, SIGNALS
-from kneewatch.agent.store.scrapes import chosen, joined, unpack_scrapes
+from kneewatch.agent.store.chunks import Read, SignalChunk, chosen, joined, unpack_scrapes
+from kneewatch.agent.store.columns import PLAIN, DamagedError, Loops, floats_of
+from kneewatch.agent.store.records import Scrapes, Series
+from kneewatch.agent.store.schema import SCRAPES, SIGNALS, columns_of, keys_of, rows_of
 from kneewatch.collector.history import Column
 
 Name = TypeVar("Name", bound=Hashable)

@@ -1,19 +1,16 @@
-"""The tables, and how a store of an earlier version becomes one of this version. I/O edge.
-
-`PRAGMA user_version` is the version. Each migration takes the store one version up, in one
-transaction with the new number; a store is never taken down.
-
-Rows in order of arrival have the id `owner << 40 | sequence`: an owner's rows lie together, and a
-clock that was set does not change their order.
-"""
+"""The tables and their migrations, and the layout of rows not yet in a chunk. I/O edge."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
 
-from kneewatch.agent.store.arrays import DamagedError
-from kneewatch.collector.base import StoreError
+import orjson
+
+from kneewatch.agent.store.chunks import column_of, column_row
+from kneewatch.agent.store.columns import DamagedError
+from kneewatch.collector.errors import StoreError
+from kneewatch.collector.history import Column
 
 APPLICATION_ID = 0x6B6E6565
 """Marks the file as kneewatch's ("knee")."""
@@ -174,3 +171,50 @@ def migrate(
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+# --- Ids and layouts of the open rows: whose a row is, and what its numbers are -------------------
+
+
+def rows_of(owner_id: int) -> tuple[int, int]:
+    """The first and the last id that an owner's rows can have."""
+    return owner_id << SEQUENCE_BITS, (owner_id << SEQUENCE_BITS) | SEQUENCE_MASK
+
+
+def row_id(owner_id: int, sequence: int) -> int:
+    """The id of an owner's row of a cycle."""
+    return owner_id << SEQUENCE_BITS | sequence
+
+
+def keys_layout(keys: tuple[str, ...]) -> bytes:
+    """A list of signals as a layout."""
+    return orjson.dumps(keys)
+
+
+def columns_layout(columns: tuple[Column, ...]) -> bytes:
+    """A list of counters as a layout."""
+    return orjson.dumps(list(map(column_row, columns)))
+
+
+def keys_of(names: bytes) -> list[str]:
+    """The signals of a layout.
+
+    Raises:
+        DamagedError: the layout is not what was written.
+    """
+    try:
+        return [str(key) for key in orjson.loads(names)]
+    except (ValueError, TypeError) as error:
+        raise DamagedError(f"a layout cannot be read: {error}") from error
+
+
+def columns_of(names: bytes) -> tuple[Column, ...]:
+    """The counters of a layout.
+
+    Raises:
+        DamagedError: the layout is not what was written.
+    """
+    try:
+        return tuple(column_of(row) for row in orjson.loads(names))
+    except (ValueError, TypeError) as error:
+        raise DamagedError(f"a layout cannot be read: {error}") from error

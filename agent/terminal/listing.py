@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from kneewatch.agent.terminal.glyphs import Glyphs, Line, Piece, cells, spread
-from kneewatch.agent.terminal.wall import RANK, Row
-from kneewatch.reports.words import duration, number, percent, span
+from kneewatch.agent.terminal.state import RANK, Row
+from kneewatch.reports.formatting import duration, number, percent, span
 
 WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN", "info": "note"}
 COUNTED = {"info": "noted"}

@@ -1,26 +1,105 @@
-"""The screen: textual draws, reads keys and gives the terminal back; what is drawn is made
-elsewhere."""
+"""The textual screen: its widgets, keys and refresh."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Container, Vertical
+from textual.containers import Container, Vertical, VerticalScroll
+from textual.drivers.linux_driver import LinuxDriver
+from textual.screen import ModalScreen
+from textual.widgets import Static
 
 from kneewatch.agent.terminal import listing
 from kneewatch.agent.terminal.details import Frame, details
-from kneewatch.agent.terminal.glyphs import PLAIN_TONES, TONES, Glyphs, toned
-from kneewatch.agent.terminal.pace import Pace
-from kneewatch.agent.terminal.wall import EngineKey, Kind, Row, Trail, Wall
-from kneewatch.agent.terminal.widgets import Help, Lines, Pane, Stdout, Targets
-from kneewatch.reports.text import who
-from kneewatch.reports.words import clock
+from kneewatch.agent.terminal.feeds import Pace
+from kneewatch.agent.terminal.glyphs import PLAIN_TONES, TONES, Glyphs, Line, toned
+from kneewatch.agent.terminal.listing import HELP
+from kneewatch.agent.terminal.state import EngineKey, Kind, Row, ScreenState, Trail
+from kneewatch.reports.diagnosis_text import who
+from kneewatch.reports.formatting import clock
+
+Size = tuple[int, int]
+
+
+class Stdout(LinuxDriver):
+    """Textual draws on stderr; here stdout is the terminal, and stderr may be a file."""
+
+    def __init__(
+        self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: Size | None = None
+    ) -> None:
+        super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]
+        self._file = sys.__stdout__
+
+
+class Lines(Static):
+    """Lines with tones; `styles_of` gives a tone's style. What has not changed is not drawn."""
+
+    def __init__(self, styles_of: Mapping[str, str], id: str) -> None:
+        super().__init__(id=id, markup=False)
+        self._styles_of = styles_of
+        self._lines: Sequence[Line] = ()
+
+    def put(self, lines: Sequence[Line]) -> None:
+        """Show these lines."""
+        if lines != self._lines:
+            self._lines = lines
+            self.update(Text("\n", no_wrap=True, end="").join(map(self._text, lines)))
+
+    def _text(self, line: Iterable[tuple[str, str]]) -> Text:
+        styles_of = self._styles_of
+        pieces = [(text, styles_of[tone]) for text, tone in line]
+        return Text.assemble(*pieces, no_wrap=True, overflow="crop", end="")
+
+
+class Pane(VerticalScroll):
+    """A part that scrolls, without a scrollbar: those are drawn with more than ASCII."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_down", show=False),
+        Binding("k", "scroll_up", show=False),
+        Binding("space", "page_down", show=False),
+        Binding("g", "scroll_home", show=False),
+        Binding("G", "scroll_end", show=False),
+    ]
+
+
+class Targets(Pane):
+    """The list of engines: keys choose one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "app.choose(1)", show=False),
+        Binding("up,k", "app.choose(-1)", show=False),
+        Binding("pagedown,space", "app.page(1)", show=False),
+        Binding("pageup", "app.page(-1)", show=False),
+        Binding("home,g", "app.follow", show=False),
+        Binding("end,G", "app.choose(1000000)", show=False),
+    ]
+
+
+class Help(ModalScreen[None]):
+    """What the keys do."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,h,enter", "dismiss", show=False)
+    ]
+
+    def compose(self) -> ComposeResult:
+        """The text."""
+        with Pane():
+            yield Static(HELP, markup=False)
+
+
+# The screen: textual draws, reads keys and gives the terminal back; what is drawn is made
+# elsewhere.
+
 
 REFRESH_S = 0.5
 WIDE, LIST_WIDE = 150, 62
@@ -50,7 +129,7 @@ class View(App[None]):
 
     def __init__(
         self,
-        wall: Wall,
+        wall: ScreenState,
         pace: Pace,
         *,
         where: str,

@@ -12,9 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kneewatch.collector.base import CaptureError
-from kneewatch.collector.captures.entries import Entry, entry_of, line_of, split_lines
-from kneewatch.collector.captures.members import GZIP_MAGIC, Damage, text_of
+from kneewatch.collector.captures.format import (
+    GZIP_MAGIC,
+    Damage,
+    Entry,
+    entry_of,
+    line_of,
+    split_lines,
+    text_of,
+)
+from kneewatch.collector.errors import CaptureError
 
 __all__ = ["CaptureReader", "CaptureWriter", "Entry", "follow", "is_capture"]
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kneewatch.collector.base import ExpositionError
+from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.samples import Exemplar
 
 Labels = tuple[tuple[str, str], ...]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from kneewatch.collector.base import CollectError
+from kneewatch.collector.errors import CollectError
 
 PORTS = {"http": 80, "https": 443}
 METRICS_PATH = "/metrics"

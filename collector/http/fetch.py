@@ -8,11 +8,16 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.http import failures
-from kneewatch.collector.http.access import FetchSettings, TlsAccess, request_headers
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http import errors as failures
 from kneewatch.collector.http.address import metrics_url, parse_target, redirected
-from kneewatch.collector.http.connection import TimedSocket, connect
+from kneewatch.collector.http.connection import (
+    FetchSettings,
+    TimedSocket,
+    TlsAccess,
+    connect,
+    request_headers,
+)
 
 if TYPE_CHECKING:
     import socket

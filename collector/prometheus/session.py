@@ -17,13 +17,13 @@ import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 
-from kneewatch.collector.http.access import request_headers
-from kneewatch.collector.prometheus import failures
-from kneewatch.collector.prometheus.answers import Document, warnings_of
+from kneewatch.collector.http.connection import request_headers
+from kneewatch.collector.prometheus import errors as failures
+from kneewatch.collector.prometheus.responses import Document, warnings_of
 
 if TYPE_CHECKING:
-    from kneewatch.collector.http.access import FetchSettings
     from kneewatch.collector.http.address import Address
+    from kneewatch.collector.http.connection import FetchSettings
 
 CHUNK_BYTES = 1 << 16
 RETRY_AFTER_MOST_S = 5.0

@@ -14,7 +14,7 @@ from operator import mul
 from typing import Protocol
 
 from kneewatch.collector.history import History, Where
-from kneewatch.collector.names.table import VLLM_PREFIX
+from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.window import Window
 
 Has = Callable[[str], bool]

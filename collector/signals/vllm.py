@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import (
     AboveRate,
     Across,
@@ -29,6 +28,7 @@ from kneewatch.collector.signals.expr import (
     SlowTimeShare,
     Sum,
 )
+from kneewatch.collector.signals.signal import Signal
 
 LOGGERS = "vllm/v1/metrics/loggers.py (0.32)"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from kneewatch.diagnose.catalogue.config import Config
+from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.sizing.inputs import SizingError
 
 # Decoders whose every layer is attention, of the usual fields.

@@ -1,13 +1,13 @@
-"""What a model's layers keep for a token or a request, by kind. Pure.
-
-A layer that mixes tokens is one of these kinds; layers that mix none (the MLP and expert layers
-of a hybrid that counts them apart) are not listed. Sizes are of the whole model, before tensor
-parallelism.
-"""
+"""What a model's layers keep for a token or a request, by kind, and recurrent states. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from kneewatch.diagnose.catalogue.families import RECURRENCES
+from kneewatch.diagnose.catalogue.hf_config import Config
+from kneewatch.diagnose.sizing.inputs import SizingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,181 @@ class Layers:
 
     kind: LayerKind
     count: int
+
+
+# --- Layers that keep a state of constant size a request: its shape and their parameters. Pure ----
+#
+# Source: vllm/model_executor/layers/mamba/mamba_utils.py (0.32) and the model classes that call
+# it. A convolution keeps one position fewer than its kernel is wide.
+
+
+_FLOAT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+
+
+def recurrent_layer(config: Config) -> Recurrent:
+    """What one of the family's recurrent layers keeps.
+
+    Raises:
+        SizingError: the family has none that is modelled, or a field is missing.
+    """
+    return _SHAPES[_kind(config)](config)
+
+
+def recurrent_parameters(config: Config) -> float:
+    """The projections of one of the family's recurrent layers.
+
+    Raises:
+        SizingError: the family has none that is modelled, or a field is missing.
+    """
+    return _PARAMETERS[_kind(config)](config, config.positive("hidden_size"))
+
+
+def state_bytes(config: Config) -> float:
+    """Bytes of one element of the recurrence's state: the configuration's own, else 16 bit.
+
+    Raises:
+        SizingError: a dtype that is not known.
+    """
+    word = config.word("mamba_ssm_dtype") or config.word(
+        "mamba_ssm_cache_dtype", default="bfloat16"
+    )
+    if word not in _FLOAT_BYTES:
+        raise SizingError(
+            f"{config.name}: the state's dtype is {word!r}",
+            name="model",
+            choices=sorted(_FLOAT_BYTES),
+        )
+    return _FLOAT_BYTES[word]
+
+
+def _kind(config: Config) -> str:
+    kind = RECURRENCES.get(config.model_type)
+    if kind is None:
+        family = config.model_type or "this model"
+        raise SizingError(
+            f"{config.name}: the recurrent layers of {family} are not modelled",
+            name="model",
+            choices=sorted(RECURRENCES),
+        )
+    return kind
+
+
+def _gated_delta(config: Config) -> Recurrent:
+    key_dim = config.positive("linear_key_head_dim")
+    value_dim = config.positive("linear_value_head_dim")
+    value_heads = config.positive("linear_num_value_heads")
+    tail = config.positive("linear_conv_kernel_dim") - 1
+    channels = 2 * config.positive("linear_num_key_heads") * key_dim + value_heads * value_dim
+    return Recurrent(channels * tail, value_heads * key_dim * value_dim, state_bytes(config))
+
+
+def _gated_delta_parameters(config: Config, hidden: int) -> float:
+    keys = config.positive("linear_num_key_heads") * config.positive("linear_key_head_dim")
+    value_heads = config.positive("linear_num_value_heads")
+    values = value_heads * config.positive("linear_value_head_dim")
+    return hidden * (2.0 * keys + 3.0 * values + 2.0 * value_heads)
+
+
+def _kimi_sizes(config: Config) -> tuple[int, int, int]:
+    """Heads, their size and the kernel, as the first files have them and as the later ones do."""
+    section = config.section("linear_attn_config")
+    if section is not None:
+        heads, size = section.positive("num_heads"), section.positive("head_dim")
+        return heads, size, section.positive("short_conv_kernel_size")
+    heads, size = config.positive("linear_num_heads"), config.positive("linear_head_dim")
+    return heads, size, config.positive("linear_conv_kernel_dim")
+
+
+def _kimi_delta(config: Config) -> Recurrent:
+    heads, size, kernel = _kimi_sizes(config)
+    return Recurrent(3 * heads * size * (kernel - 1), heads * size * size, 4.0)
+
+
+def _kimi_delta_parameters(config: Config, hidden: int) -> float:
+    heads, size, _ = _kimi_sizes(config)
+    # Query, key, value and output; low-rank gates and decays through one head's width.
+    return 4.0 * hidden * heads * size + 2.0 * (hidden + heads * size) * size + hidden * heads
+
+
+def _lightning(config: Config) -> Recurrent:
+    heads = config.positive("num_attention_heads")
+    size = config.count("head_dim", default=config.positive("hidden_size") // heads)
+    return Recurrent(0, heads * size * size, state_bytes(config))
+
+
+def _lightning_parameters(config: Config, hidden: int) -> float:
+    heads = config.positive("num_attention_heads")
+    # Query, key, value, output gate and output.
+    return 5.0 * hidden * heads * config.count("head_dim", default=hidden // heads)
+
+
+def _mamba2_sizes(config: Config) -> tuple[int, int, int, int]:
+    heads = config.positive("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
+    state = config.positive("ssm_state_size", "mamba_d_state")
+    groups = config.positive("n_groups", "mamba_n_groups", "mamba_ngroups")
+    # Bamba and Granite write "auto" for the inner width split over the heads.
+    if config.fields.get("mamba_d_head") == "auto":
+        inner = config.positive("mamba_expand") * config.positive("hidden_size")
+        return heads, inner // heads, state, groups
+    size = config.positive("mamba_head_dim", "mamba_d_head", "mamba_headdim")
+    return heads, size, state, groups
+
+
+def _mamba2(config: Config) -> Recurrent:
+    heads, size, state, groups = _mamba2_sizes(config)
+    tail = config.positive("conv_kernel", "mamba_d_conv") - 1
+    return Recurrent(
+        (heads * size + 2 * groups * state) * tail, heads * size * state, state_bytes(config)
+    )
+
+
+def _mamba2_parameters(config: Config, hidden: int) -> float:
+    heads, size, state, groups = _mamba2_sizes(config)
+    return hidden * (3.0 * heads * size + 2.0 * groups * state + heads)
+
+
+def _mamba1_width(config: Config) -> int:
+    return config.positive("mamba_expand") * config.positive("hidden_size")
+
+
+def _mamba1(config: Config) -> Recurrent:
+    inner = _mamba1_width(config)
+    tail = config.positive("mamba_d_conv") - 1
+    return Recurrent(inner * tail, inner * config.positive("mamba_d_state"), state_bytes(config))
+
+
+def _mamba1_parameters(config: Config, hidden: int) -> float:
+    inner = _mamba1_width(config)
+    state = config.positive("mamba_d_state")
+    # "auto" is a sixteenth of the hidden size, rounded up.
+    auto = config.fields.get("mamba_dt_rank") == "auto"
+    rank = -(-hidden // 16) if auto else config.positive("mamba_dt_rank")
+    return inner * (3.0 * hidden + 2.0 * rank + 3.0 * state)
+
+
+def _short_conv(config: Config) -> Recurrent:
+    width = config.count("conv_dim", default=config.positive("hidden_size"))
+    return Recurrent(width * (config.positive("conv_L_cache") - 1), 0, 2.0)
+
+
+def _short_conv_parameters(config: Config, hidden: int) -> float:
+    # Three ways in, one out.
+    return 4.0 * hidden * config.count("conv_dim", default=hidden)
+
+
+_SHAPES: Mapping[str, Callable[[Config], Recurrent]] = {
+    "gated_delta": _gated_delta,
+    "kimi_delta": _kimi_delta,
+    "lightning": _lightning,
+    "mamba1": _mamba1,
+    "mamba2": _mamba2,
+    "short_conv": _short_conv,
+}
+_PARAMETERS: Mapping[str, Callable[[Config, int], float]] = {
+    "gated_delta": _gated_delta_parameters,
+    "kimi_delta": _kimi_delta_parameters,
+    "lightning": _lightning_parameters,
+    "mamba1": _mamba1_parameters,
+    "mamba2": _mamba2_parameters,
+    "short_conv": _short_conv_parameters,
+}

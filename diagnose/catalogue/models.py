@@ -1,8 +1,4 @@
-"""The models that kneewatch knows, and any model from its published configuration. Pure.
-
-An entry of models.json holds the fields of a `config.json` that matter here, where they are from,
-and the published total of parameters, which tests hold against the census.
-"""
+"""Known models, and any model with its draft heads from its `config.json`. Pure."""
 
 from __future__ import annotations
 
@@ -14,29 +10,95 @@ from functools import cache
 from importlib.resources import files
 from typing import cast
 
-from kneewatch.diagnose.catalogue.adapters import AdapterShape, adapter_shape
-from kneewatch.diagnose.catalogue.census import layer_kinds
-from kneewatch.diagnose.catalogue.config import Config, read_config
-from kneewatch.diagnose.catalogue.drafts import (
-    head_parameters,
-    is_head,
-    own_layers,
-    own_parameters,
-    target_hidden_size,
-)
 from kneewatch.diagnose.catalogue.families import known, refuse_unmodelled
+from kneewatch.diagnose.catalogue.hf_config import Config, read_config
+from kneewatch.diagnose.catalogue.layer_census import depth, head_dim, kv_heads, layer_kinds
 from kneewatch.diagnose.catalogue.layers import Layers
-from kneewatch.diagnose.catalogue.mlp import layer_widths
-from kneewatch.diagnose.catalogue.order import depth
+from kneewatch.diagnose.catalogue.lora_shapes import AdapterShape, adapter_shape
 from kneewatch.diagnose.catalogue.parameters import (
     Experts,
     Parameters,
     expert_census,
+    layer_widths,
     parameter_census,
+    vision_parameters,
 )
 from kneewatch.diagnose.catalogue.quantization import checkpoint_scheme
-from kneewatch.diagnose.catalogue.vision import vision_parameters
 from kneewatch.diagnose.sizing.inputs import SizingError
+
+# Families whose checkpoints hold prediction layers that vLLM drafts with, each one an expert
+# layer of the model.
+_OWN_LAYERS = frozenset({"deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa"})
+# EAGLE 3 reads the hidden states of three layers unless it says otherwise.
+_HIDDEN_STATES = 3
+_PER_LAYER = (
+    "layer_types", "layer_types_count", "mlp_layer_types", "mlp_only_layers", "indexer_types",
+)  # fmt: skip
+
+
+def is_head(config: Config) -> bool:
+    """Whether the configuration is an EAGLE head's: no model that runs alone."""
+    return "eagle" in config.architecture.lower()
+
+
+def target_hidden_size(config: Config) -> int:
+    """The hidden size of the model that a head drafts for."""
+    return config.positive("target_hidden_size", "hidden_size")
+
+
+def head_parameters(config: Config, body: Parameters) -> Parameters:
+    """A head's parameters, from those of its layers as a model of their own.
+
+    The embedding is the target's. EAGLE 3 has an output projection of its own, often for fewer
+    tokens, and its first layer sees embedding and hidden state side by side.
+    """
+    hidden, size = config.positive("hidden_size"), head_dim(config)
+    if "eagle3" not in config.architecture.lower():
+        # Embedding and hidden state into one; the output projection is the target's.
+        joined = 2.0 * hidden * hidden
+        return replace(body, embedding=0.0, head=0.0, replicated=body.replicated + joined)
+    kv = 2.0 * hidden * kv_heads(config) * size
+    queries = float(hidden * config.positive("num_attention_heads") * size)
+    states = config.count("num_aux_hidden_states", default=0) or _stated_layers(config)
+    return replace(
+        body,
+        attention=body.attention + queries + kv,
+        kv=body.kv + kv,
+        replicated=body.replicated + float(states * target_hidden_size(config) * hidden),
+        embedding=0.0,
+        head=float(config.positive("draft_vocab_size", "vocab_size") * hidden),
+    )
+
+
+def _stated_layers(config: Config) -> int:
+    section = config.section("eagle_config")
+    layers = section.counts("eagle_aux_hidden_state_layer_ids") if section else ()
+    return len(layers) or _HIDDEN_STATES
+
+
+def own_layers(config: Config) -> Config | None:
+    """The prediction layers of a checkpoint as a configuration of their own; None: it has none."""
+    layers = config.count("num_nextn_predict_layers", default=0)
+    if not layers or config.model_type not in _OWN_LAYERS:
+        return None
+    kept = {key: value for key, value in config.fields.items() if key not in _PER_LAYER}
+    stated = {"num_hidden_layers": layers, "first_k_dense_replace": 0}
+    own = {**kept, **stated, "num_nextn_predict_layers": 0}
+    return Config(f"{config.name} (its own prediction layers)", own, own)
+
+
+def own_parameters(config: Config, body: Parameters) -> Parameters:
+    """Their parameters: the tables are the model's, and each joins embedding and hidden state."""
+    hidden = config.positive("hidden_size")
+    joined = 2.0 * hidden * hidden * config.positive("num_hidden_layers")
+    return replace(body, embedding=0.0, head=0.0, small=body.small + joined)
+
+
+# --- The models that kneewatch knows, and any model from its published configuration. Pure --------
+#
+# An entry of models.json holds the fields of a `config.json` that matter here, where they are
+# from, and the published total of parameters, which tests hold against the census.
+
 
 # Zamba 2 shares its attention blocks and adapts them with low ranks.
 _UNCOUNTED = frozenset({"zamba2"})

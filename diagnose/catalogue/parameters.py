@@ -1,29 +1,214 @@
-"""How many parameters a model has, by what becomes of them when it is split or quantized. Pure.
-
-Source: the published architectures; a test holds the totals against the published ones.
-"""
+"""How many parameters a model has: attention, MLPs, experts, vision tower. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
-from kneewatch.diagnose.catalogue.census import head_dim, kv_heads
-from kneewatch.diagnose.catalogue.config import Config
-from kneewatch.diagnose.catalogue.experts import Experts, expert_census, shared_width
-from kneewatch.diagnose.catalogue.mlp import dense_layers, dense_widths, matrices
-from kneewatch.diagnose.catalogue.order import (
+from kneewatch.diagnose.catalogue.hf_config import Config
+from kneewatch.diagnose.catalogue.layer_census import (
     FULL,
     LINEAR,
     MAMBA,
     SLIDING,
     depth,
+    head_dim,
     keeping_words,
+    kv_heads,
     layer_words,
+    shared_layers,
 )
-from kneewatch.diagnose.catalogue.states import recurrent_parameters
+from kneewatch.diagnose.catalogue.layers import recurrent_parameters
 
-__all__ = ["Experts", "Parameters", "expert_census", "parameter_census"]
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts: `count` in each of `layers` layers, `per_token` of them see a token."""
+
+    count: int = 0
+    per_token: int = 0
+    layers: int = 0
+
+
+def expert_census(config: Config) -> Experts:
+    """The model's routed experts; all 0 for a dense model.
+
+    Raises:
+        SizingError: experts without the number that a token sees.
+    """
+    count = config.count("n_routed_experts", default=0)
+    if count <= 1 or not config.flag("enable_moe_block", default=True):
+        return Experts()
+    per_token = config.positive("num_experts_per_tok")
+    if per_token > count:
+        raise config.wrong("num_experts_per_tok", per_token, f"{count} (the experts) or fewer")
+    return Experts(count, per_token, _expert_layers(config))
+
+
+def _expert_layers(config: Config) -> int:
+    pattern = config.word("hybrid_override_pattern")
+    if pattern:
+        return pattern.count("E")
+    layers = depth(config)
+    for key in ("layers_block_type", "mlp_layer_types"):
+        kinds = config.words(key)[:layers]
+        if "moe" in kinds or "sparse" in kinds:
+            return kinds.count("moe") + kinds.count("sparse")
+    if config.has("expert_layer_period"):
+        offset = config.count("expert_layer_offset", default=0)
+        return len(range(offset, layers, config.positive("expert_layer_period")))
+    first = config.count("first_k_dense_replace", "num_dense_layers", default=0)
+    first = config.count("moe_layer_start_index", default=first)
+    # Llama 4 puts experts into every second layer of its larger model.
+    step = config.positive(
+        "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_interval", default=1
+    )
+    dense = config.indices("mlp_only_layers", below=layers)
+    return max(0, (layers - first) // step - len(dense))
+
+
+def shared_width(config: Config) -> int:
+    """The width of a layer's shared experts together, 0 where it has none."""
+    stated = config.count(
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        default=0,
+    )
+    if stated:
+        return stated
+    # Llama 4 has one shared expert and no field for it.
+    if config.model_type == "llama4":
+        return config.positive("intermediate_size")
+    shared = config.count("n_shared_experts", default=0)
+    return shared * config.positive("moe_intermediate_size") if shared else 0
+
+
+# --- The dense MLPs of a model: how many matrices, layers, and how wide. Pure ---------------------
+#
+# Source: the published configurations and the model classes of vLLM that read them.
+
+
+# Families whose MLPs have two matrices instead of three (no gate).
+_UNGATED = frozenset({
+    "apertus", "arcee", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj",
+    "nemotron", "nemotron_h", "opt", "phi", "starcoder2",
+})  # fmt: skip
+# Families whose MLP is four times the hidden size where no field says.
+_FOURFOLD = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gptj"})
+
+
+def matrices(config: Config) -> int:
+    """Matrices of one MLP or expert: up and down, and a gate where it has one."""
+    return 2 if config.model_type in _UNGATED else 3
+
+
+def dense_layers(config: Config, experts: Experts) -> int:
+    """Layers with a dense MLP."""
+    # Nemotron-H counts its MLPs as layers of their own.
+    pattern = config.word("hybrid_override_pattern")
+    if pattern:
+        return pattern.count("-")
+    if config.model_type == "nemotron_h":
+        return config.words("layers_block_type").count("mlp")
+    # Gemma 4's expert layers keep their dense MLP beside the experts.
+    if config.model_type.startswith("gemma"):
+        return depth(config)
+    return depth(config) - experts.layers
+
+
+def layer_widths(config: Config) -> tuple[int, ...]:
+    """The width of each layer's MLP where `intermediate_size` lists them, as Gemma 3n does.
+
+    Raises:
+        SizingError: it is no list of a width for every layer.
+    """
+    widths = config.counts("intermediate_size")
+    if len(widths) < depth(config):
+        raise config.wrong("intermediate_size", list(widths), "a width for every layer")
+    return widths
+
+
+def dense_widths(config: Config, layers: int, hidden: int) -> int:
+    """The widths of the dense MLPs, added up."""
+    if not layers:
+        return 0
+    if config.model_type == "granitemoehybrid":
+        return layers * config.positive("shared_intermediate_size")
+    if isinstance(config.fields.get("intermediate_size"), list):
+        return sum(layer_widths(config)[:layers])
+    fourfold = 4 * hidden if config.model_type in _FOURFOLD else None
+    width = config.positive("intermediate_size_mlp", "intermediate_size", default=fourfold)
+    if config.model_type == "lfm2" and config.flag("block_auto_adjust_ff_dim", default=True):
+        width = _adjusted(config, width)
+    # Gemma 4's small models widen the layers that save on keys and values.
+    doubled = config.flag("use_double_wide_mlp", default=False)
+    return width * (layers + (shared_layers(config) if doubled else 0))
+
+
+def _adjusted(config: Config, width: int) -> int:
+    """LFM2's stated width, cut to two thirds and rounded up to its block."""
+    block = config.positive("block_multiple_of", default=256)
+    return -(-(2 * width // 3) // block) * block
+
+
+# --- The parameters of the vision tower that a configuration describes. Pure ----------------------
+#
+# Source: the vision transformers of transformers and vLLM: attention of four square projections,
+# an MLP, a projection of the patches, and what carries the result into the language model.
+
+
+# Towers whose MLPs have a gate.
+_GATED = frozenset({"pixtral", "qwen2_5_vl"})
+
+
+def vision_parameters(config: Config) -> float | None:
+    """The parameters of the file's `vision_config` and its projector.
+
+    None where there is none or where its fields are not the usual ones.
+
+    Raises:
+        SizingError: a usual field with an unusual value.
+    """
+    whole = Config(config.name, config.outer, config.outer)
+    tower = whole.section("vision_config")
+    if tower is None:
+        return None
+    # Qwen2-VL calls its output `hidden_size` and its own width `embed_dim`.
+    width = tower.count("embed_dim", "vt_hidden_size", "hidden_size", default=0)
+    layers = tower.count("depth", "vt_num_hidden_layers", "num_hidden_layers", default=0)
+    patch = tower.count("patch_size", default=0)
+    ratio = tower.count("mlp_ratio", default=0) if "embed_dim" in tower.fields else 0
+    inner = tower.count("vt_intermediate_size", "intermediate_size", default=ratio * width)
+    if not (width and layers and patch and inner):
+        return None
+    gated = tower.model_type in _GATED or config.model_type in _GATED
+    blocks = layers * (4.0 * width * width + (3 if gated else 2) * width * inner)
+    frames = tower.count("temporal_patch_size", default=1)
+    patches = float(tower.count("in_channels", "num_channels", default=3))
+    patches *= frames * patch * patch * width
+    positions = tower.count("num_position_embeddings", default=0) * width
+    return blocks + patches + positions + _projector(tower, width, config)
+
+
+def _projector(tower: Config, width: int, config: Config) -> float:
+    text = config.count("hidden_size", default=width)
+    # Kimi names a side of its kernel each way.
+    sides = tower.counts("merge_kernel_size")
+    merge = tower.count("spatial_merge_size", default=sides[0] if sides else 0)
+    if not merge:
+        return float(width * text + text * text)
+    # Neighbouring patches are joined, mixed once, and brought to the language model's width.
+    joined = width * merge * merge
+    taps = len(tower.words("deepstack_visual_indexes"))
+    out = tower.count("out_hidden_size", default=text)
+    return (1.0 + taps) * (joined * joined + joined * out)
+
+
+# How many parameters a model has, by what becomes of them when it is split or quantized. Pure.
+#
+# Source: the published architectures; a test holds the totals against the published ones.
+
 
 # Families whose full-attention layers carry an output gate as wide as the queries.
 GATED_ATTENTION = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_moe"})

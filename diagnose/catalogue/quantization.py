@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kneewatch.diagnose.catalogue.config import Config
+from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.sizing.inputs import SizingError
 
 FULL_BITS = 16.0

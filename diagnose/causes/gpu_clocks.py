@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from kneewatch.diagnose.case import Case, Cause, Facts
-from kneewatch.diagnose.catalogue.gpus import recognise
+from kneewatch.diagnose.catalogue.gpu_specs import recognise
+from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, SLOW_GPU
+from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import CauseRecord, Term, Terms, term
-from kneewatch.diagnose.causes.signals import ITL_DRIFT, SLOW_GPU
-from kneewatch.diagnose.gpu_health import GpuState
+from kneewatch.diagnose.gpu.health import GpuState
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
-from kneewatch.rules.model import Severity
 from kneewatch.rules.quantities import Signal
+from kneewatch.rules.rule import Severity
 
 BUSY_FROM = 0.5
 """A GPU that is idle for half of the time may lower its clocks."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kneewatch.diagnose.case import Case, Cause, Facts
+from kneewatch.diagnose.causes.common_conditions import SLOW_GPU
+from kneewatch.diagnose.causes.evidence import Case, Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.causes.signals import SLOW_GPU
-from kneewatch.diagnose.gpu_health import GpuState
-from kneewatch.diagnose.xids import DRAINED, LINK, RECOVERY, REPLACE, RESET, XIDS
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.gpu.health import DRAINED, LINK, RECOVERY, REPLACE, RESET, XIDS, GpuState
+from kneewatch.rules.rule import Severity
 
 LINK_ERRORS_PER_S = 100.0
 """NVLink repeats what fails its checksum; only so many a second matter (a limit of DCGM's)."""

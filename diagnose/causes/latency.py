@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from kneewatch.diagnose.case import Facts
-from kneewatch.diagnose.causes.bound import LEVERS, bound_of, bound_terms
-from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
-from kneewatch.diagnose.causes.signals import (
+from kneewatch.diagnose.causes.bottleneck import LEVERS, bound_of, bound_terms
+from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     ITL_P50_S,
     ITL_P99_S,
@@ -16,10 +14,12 @@ from kneewatch.diagnose.causes.signals import (
     TTFT_TARGET_S,
     WINDOW_S,
 )
+from kneewatch.diagnose.causes.evidence import Facts
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.model import Severity
 from kneewatch.rules.quantities import Signal, Usually
+from kneewatch.rules.rule import Severity
 
 COUNTED_SHORT = 0.5
 """A rate extrapolates to its window's edges: a count comes out a little off."""

@@ -13,18 +13,11 @@ from functools import cached_property
 from string import Formatter
 from typing import Any, cast
 
-from kneewatch.diagnose.case import (
-    CONCLUDED_FROM,
-    Case,
-    Cause,
-    Facts,
-    chance,
-    strength,
-)
+from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, Case, Cause, Facts, chance, strength
 from kneewatch.rules.conditions import ALWAYS, PYTHON, Clause, Condition, Leaf, Number, Quantity
 from kneewatch.rules.facts import Holds, Read, Spelling
-from kneewatch.rules.model import Severity
 from kneewatch.rules.quantities import Signal
+from kneewatch.rules.rule import Severity
 
 ONSET_S = 5.0
 """A cause is reported once it has been concluded for this long."""

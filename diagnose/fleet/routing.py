@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kneewatch.diagnose.case import Case
-from kneewatch.diagnose.fleet.judging import Engine
-from kneewatch.diagnose.fleet.spread import middle
-from kneewatch.diagnose.fleet.verdict import FleetCause, Tier, names_of
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import Case
+from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, names_of
+from kneewatch.rules.rule import Severity
 
 PROMPTS_PER_S = 200.0
 """Fewer prompt tokens a second than this say nothing about a prefix cache."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor, sqrt
 
-from kneewatch.diagnose.recommend.deployment import Deployment
+from kneewatch.diagnose.deployment.deployment import Deployment
 
 KV_TARGET_RATIO = 0.9
 """Above it requests are preempted sooner or later: the guide's band ends at 90 % (9.3)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kneewatch.collector.base import KneewatchError
+from kneewatch.collector.errors import KneewatchError
 
 
 class SizingError(KneewatchError):

@@ -1,16 +1,166 @@
-"""Small charts of signals with their bounds: geometry and words; the markup is the template's.
-Pure."""
+"""Signal charts on the triage page: time axis, downsampled lines and bounds. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from math import inf, isfinite, nan
+from typing import NamedTuple
 
-from kneewatch.reports.triage.axis import Axis
-from kneewatch.reports.triage.series import Point, lines
-from kneewatch.reports.triage.view import SeriesView
-from kneewatch.reports.words import moment, quantity, span
+from kneewatch.reports.formatting import moment, quantity, span
+from kneewatch.reports.triage.view_model import SeriesView, TriageView
+
+DAY_S = 86400.0
+STEPS_S = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
+TICKS_MOST = 5
+SHORTEST_S = 120.0
+MARGIN = 1.05
+AT_END = 99.0
+EDGE = 6.0
+"""Percent of the width in which a label would be cut off or meet the axis's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A labelled moment; `x` in percent of the width."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """From `since_s` to `until_s`, which are 0 and 100 percent of the width."""
+
+    since_s: float
+    until_s: float
+
+    @property
+    def length_s(self) -> float:
+        """How much time it shows; never nothing."""
+        return max(1.0, self.until_s - self.since_s)
+
+    def x(self, t_s: float) -> float:
+        """Where a moment lies, in percent, at an end where it lies beyond."""
+        return min(100.0, max(0.0, 100 * (t_s - self.since_s) / self.length_s))
+
+    def mark(self, t_s: float) -> float | None:
+        """Where a moment lies that is worth a mark; None for one at the axis's end."""
+        x = self.x(t_s)
+        return x if x < AT_END else None
+
+    def spread(self, start_s: float, end_s: float | None) -> tuple[float, float]:
+        """Where a stretch of time begins and how wide it is, in percent; None goes on to the
+        end."""
+        x = self.x(start_s)
+        return x, max(0.0, self.x(self.until_s if end_s is None else end_s) - x)
+
+    def ticks(self) -> list[Tick]:
+        """Round moments, few enough for a phone: the day where one begins, else the hour."""
+        step_s = next((s for s in STEPS_S if self.length_s / s <= TICKS_MOST), STEPS_S[-1])
+        first = int(self.since_s // step_s) + 1
+        last = int(self.until_s // step_s)
+        found = [Tick(self.x(n * step_s), tick_label(n * step_s)) for n in range(first, last + 1)]
+        return [tick for tick in found if EDGE <= tick.x <= 100 - EDGE]
+
+
+def axis_of(view: TriageView) -> Axis:
+    """The axis of a page: what was asked for, or less where less than half of it is known, so that
+    what a daemon has seen since it was started can be made out."""
+    known = [
+        t_s
+        for engine in (engine for target in view.targets for engine in target.engines)
+        for t_s in (
+            *(one.start_s for one in engine.intervals),
+            *(series.times[0] for series in engine.series.values() if len(series.times)),
+        )
+    ]
+    length_s = view.until_s - view.since_s
+    known_s = view.until_s - min(known, default=view.since_s)
+    if not 0 <= known_s < length_s / 2:
+        return Axis(view.since_s, view.until_s)
+    return Axis(view.until_s - min(length_s, max(SHORTEST_S, MARGIN * known_s)), view.until_s)
+
+
+def tick_label(t_s: float) -> str:
+    """A moment in five or six letters: 03:07, or the day at midnight."""
+    moment = datetime.fromtimestamp(t_s, tz=UTC)
+    if t_s % DAY_S == 0:
+        return f"{moment:%b} {moment.day}"
+    return f"{moment:%H:%M}"
+
+
+# A signal's series as lines to draw: few points, every spike kept, broken where it is not known.
+
+
+COLUMNS = 200
+"""A chart is a few hundred pixels wide: more would not be seen."""
+
+BROKEN_FROM = 3.5
+"""A step this many times as long as its neighbours is a gap, not a line."""
+
+
+class Point(NamedTuple):
+    """The least and the most value at a moment; NaN where it is not known."""
+
+    t_s: float
+    least: float
+    most: float
+
+
+def lines(series: SeriesView, *, since_s: float, until_s: float) -> list[list[Point]]:
+    """The unbroken lines of a series between two moments."""
+    low = bisect_left(series.times, since_s)
+    high = bisect_right(series.times, until_s)
+    times, values = series.times[low:high], series.values[low:high]
+    if len(times) > 2 * COLUMNS:
+        return _broken(list(_columns(times, values)))
+    return _broken([Point(t, value, value) for t, value in zip(times, values, strict=False)])
+
+
+def _columns(times: Sequence[float], values: Sequence[float]) -> Iterator[Point]:
+    """A point for each column of equal time that holds any."""
+    width_s = (times[-1] - times[0]) / COLUMNS
+    whole = isfinite(sum(values))
+    start = 0
+    for column in range(1, COLUMNS + 1):
+        end = bisect_left(times, times[0] + column * width_s) if column < COLUMNS else len(times)
+        if end <= start:
+            continue
+        known = values[start:end]
+        if not whole:
+            known = [value for value in known if isfinite(value)]
+        middle_s = times[(start + end - 1) // 2]
+        yield Point(middle_s, min(known, default=nan), max(known, default=nan))
+        start = end
+
+
+def _broken(points: Sequence[Point]) -> list[list[Point]]:
+    """Points as lines, broken at what is not known and at steps far longer than those around."""
+    steps = [after.t_s - before.t_s for before, after in pairwise(points)]
+    found: list[list[Point]] = [[]]
+    for place, point in enumerate(points):
+        gap = place > 0 and steps[place - 1] > BROKEN_FROM * _around(steps, place - 1)
+        if (gap or not isfinite(point.most)) and found[-1]:
+            found.append([])
+        if isfinite(point.most):
+            found[-1].append(point)
+    return [line for line in found if line]
+
+
+def _around(steps: Sequence[float], place: int) -> float:
+    """The longer of the steps before and after one; endless where there is neither."""
+    before = steps[place - 1] if place else 0.0
+    after = steps[place + 1] if place + 1 < len(steps) else 0.0
+    return max(before, after) or inf
+
+
+# --- Small charts of signals with their bounds: geometry and words; the markup is the template's --
+
 
 WIDE = 1000.0
 TALL = 100.0

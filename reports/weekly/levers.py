@@ -11,8 +11,8 @@ from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.weekly.figures import FlagChange
-from kneewatch.reports.weekly.happened import Recommended
-from kneewatch.reports.weekly.planning import Lever, LeverFigure
+from kneewatch.reports.weekly.observed import Recommended
+from kneewatch.reports.weekly.tier_sections import Lever, LeverFigure
 
 LIVE = ("open", "applied")
 """Fates of recommendations that are still to be followed or judged."""

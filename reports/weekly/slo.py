@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from itertools import product
 
 from kneewatch.collector.signals.vllm import DECODE, E2E, ITL, PREFILL, QUEUE, TTFT
+from kneewatch.reports.formatting import duration
 from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.aggregation import Span, Tally
 from kneewatch.reports.weekly.figures import DOWN, UP
-from kneewatch.reports.weekly.grid import Slot
+from kneewatch.reports.weekly.hours import Slot
 from kneewatch.reports.weekly.observed import TierStated
-from kneewatch.reports.weekly.service import ErrorBudget, Hour, Latency, TierSlo, WeekdayHour
-from kneewatch.reports.weekly.spans import Span
-from kneewatch.reports.weekly.tally import Tally
-from kneewatch.reports.weekly.totals import in_turn
-from kneewatch.reports.weekly.trends import Measure, Past, trend
-from kneewatch.reports.words import duration
+from kneewatch.reports.weekly.tier_sections import ErrorBudget, Hour, Latency, TierSlo, WeekdayHour
+from kneewatch.reports.weekly.trends import Measure, Past, in_turn, trend
 
 NO_TARGET = "no TTFT target is stated (slo.ttft_p99_s): nothing says which requests were late"
 LATENCIES = (

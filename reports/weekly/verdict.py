@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kneewatch.reports.formatting import duration, number, percent, plural
 from kneewatch.reports.weekly.figures import Trend
-from kneewatch.reports.weekly.model import Action, Incident, Verdict
-from kneewatch.reports.weekly.planning import TierMoney, TierSize
-from kneewatch.reports.weekly.service import TableRow, TierSlo, TierTables
-from kneewatch.reports.words import duration, number, percent, plural
-from kneewatch.rules.model import WORDS, Severity
+from kneewatch.reports.weekly.report import Action, Incident, Verdict
+from kneewatch.reports.weekly.tier_sections import (
+    TableRow,
+    TierMoney,
+    TierSize,
+    TierSlo,
+    TierTables,
+)
+from kneewatch.rules.rule import WORDS, Severity
 
 SEVERITY = {word: severity for severity, word in WORDS.items()}
 NOT_WATCHED = "not watched in this time"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kneewatch.rules.library import features, guardrails, hardware, latency, memory
-from kneewatch.rules.model import Rule
+from kneewatch.rules.library import features, guardrails, latency
+from kneewatch.rules.library import gpu as hardware
+from kneewatch.rules.library import kv_cache as memory
+from kneewatch.rules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     *memory.RULES,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, TTFT
-from kneewatch.rules.model import Bound, Guard, Rule, Severity
+from kneewatch.rules.rule import Bound, Guard, Rule, Severity
 
 HOURS = 3600.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.rules.baseline import ITL, LOAD, TTFT
-from kneewatch.rules.model import Bound, Guard, Rule, Severity
+from kneewatch.rules.rule import Bound, Guard, Rule, Severity
 
 QUEUE_SHARE_WARNING = 0.5
 

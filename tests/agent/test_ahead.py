@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent import ahead
-from kneewatch.agent.ahead import PagesAhead, Read
+from kneewatch.agent import prefetch as ahead
+from kneewatch.agent.prefetch import PrefetchedPages, Read
 from kneewatch.agent.recording import HANDFUL, Captures
-from kneewatch.collector.base import CaptureError, CollectError
 from kneewatch.collector.captures.capture import CaptureWriter
-from kneewatch.collector.captures.entries import Entry
-from kneewatch.collector.exposition.parser import Limits
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.errors import CaptureError, CollectError
+from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.samples import Page
 from tests.recordings import CAPTURES
 
@@ -45,7 +45,7 @@ def told(read: Read) -> object:
 
 def pages(paths: list[str]) -> Iterator[Read]:
     """All pages of some captures."""
-    for handful in PagesAhead(Captures(paths), Limits()):
+    for handful in PrefetchedPages(Captures(paths), Limits()):
         yield from handful
 
 
@@ -70,7 +70,7 @@ def test_what_is_read_ahead_is_what_is_there(
 ) -> None:
     paths = [*PAIR, odd(tmp_path / "odd.jsonl.gz"), str(tmp_path / "empty.jsonl")]
     Path(paths[-1]).touch()
-    recorded = PagesAhead(Captures(paths), Limits())
+    recorded = PrefetchedPages(Captures(paths), Limits())
     found = [told(read) for handful in recorded for read in handful]
     here = [told(read) for handful in ahead.handfuls(Captures(paths), Limits()) for read in handful]
     assert found == here
@@ -117,7 +117,7 @@ def test_a_fault_of_the_reader_is_no_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_who_stops_early_leaves_no_process() -> None:
-    found = iter(PagesAhead(Captures(PAIR), Limits()))
+    found = iter(PrefetchedPages(Captures(PAIR), Limits()))
     next(found)
     assert len(active_children()) == 1
     del found

@@ -10,8 +10,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kneewatch.agent.benchmarks import sweeps_of
-from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import compared, degrees_of
+from kneewatch.agent.deployment import sweeps_of
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import compared, degrees_of
 from kneewatch.diagnose.sizing.inputs import SizingError
 from tests.agent.running import Main
 from tests.diagnose.sizing.test_benchmark import AIPERF, AIPERF_CSV, VLLM, guidellm_run

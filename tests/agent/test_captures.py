@@ -10,13 +10,13 @@ import pytest
 
 from kneewatch.agent import recording
 from kneewatch.agent.recording import COLLECT_AFTER, HANDFUL, Captures, rare_collections
-from kneewatch.agent.source import TargetStream
-from kneewatch.collector.base import CaptureError
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
-from kneewatch.collector.captures.entries import Entry
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.profile import Profile
-from kneewatch.reports.document import document
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.errors import CaptureError
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.reports.diagnosis_json import document
 from tests.recordings import CAPTURES
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.settings import HIDDEN
-from kneewatch.agent.settings_sources import load
-from kneewatch.agent.settings_table import BY_KEY, SETTINGS, Setting
+from kneewatch.agent.settings.effective import HIDDEN
+from kneewatch.agent.settings.sources import load
+from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting
 from tests.agent.running import Main
 
 COMMANDS = {

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from kneewatch.diagnose.sizing.plan.profile_reader import example_profile
+from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
 
 SCHEMA = json.loads(files("kneewatch.reports").joinpath("size.schema.json").read_text())
 LLAMA = ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.agent.source import FAR_OFF_S, TargetStream
-from kneewatch.collector.captures.entries import Entry
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.profile import Profile
+from kneewatch.agent.stream import FAR_OFF_S, TargetStream
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
 
 NOW_S = 1_795_219_600.0
 ENGINE = '{engine="0",model_name="a"}'

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.target_tables import table_specs
-from kneewatch.agent.report.stated import stated_of
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.settings_sources import load
-from kneewatch.diagnose.stated_workload import PROMPTS
+from kneewatch.agent.daemon.target_profile import TargetProfiles
+from kneewatch.agent.report.inventory import stated_of
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.sources import load
+from kneewatch.agent.targets import table_specs
+from kneewatch.diagnose.workload.stated_workload import PROMPTS
 from tests.agent.running import Main
 from tests.diagnose.workloads import PROFILE
 from tests.recordings import CAPTURES
@@ -111,7 +111,7 @@ def test_a_target_may_have_its_own(tmp_path: Path) -> None:
         f'workload_profile = "{far}"\n[[targets]]\nurl = "a"\nname = "a"\n'
         f'[[targets]]\nurl = "b"\nname = "b"\nworkload_profile = "{fits}"\n',
     )
-    bases = Bases().of(table_specs(made))
+    bases = TargetProfiles().of(table_specs(made))
     workloads = {name: basis.profile.stated.workload for name, basis in bases.items()}
     medians = {
         name: workload.lengths(None, None)[PROMPTS][0].most

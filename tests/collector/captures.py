@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter, Entry
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
+from kneewatch.collector.captures.format import Entry
 
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n" * 20
 NAMES = ["a.jsonl.gz", "a.jsonl"]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kneewatch.collector.http.fetch import Fetcher, FetchSettings
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch import Fetcher
 from tests.collector.servers import PATIENT, Fetch, Serve, Server, Start
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kneewatch.collector.exposition.parser import PageParser
-from kneewatch.collector.gpu_pages import GpuNote, GpuPage
-from kneewatch.collector.names.gpus import resolve_gpus
+from kneewatch.collector.gpu.page import GpuNote, GpuPage
+from kneewatch.collector.names.dcgm_fields import resolve_gpus
 
 FIELDS: Mapping[str, float] = {
     "DEV_SM_CLOCK": 1755,

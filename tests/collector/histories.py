@@ -8,13 +8,8 @@ from dataclasses import dataclass, field
 
 from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.history import History, Restart
-from kneewatch.collector.names.resolver import (
-    EngineBinding,
-    EngineKey,
-    HistogramSlots,
-    Slot,
-    resolve,
-)
+from kneewatch.collector.names.vllm_resolver import EngineBinding, Slot, resolve
+from kneewatch.collector.names.vllm_series import EngineKey, HistogramSlots
 from kneewatch.collector.samples import Layout, Page
 from tests.collector.name_pages import only_engine
 

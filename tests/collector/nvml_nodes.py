@@ -6,10 +6,10 @@ from types import ModuleType
 
 import pytest
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.gpu_pages import GpuPage
-from kneewatch.collector.names.gpus import GpuFields
-from kneewatch.collector.nvml import NvmlCollector
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.gpu.nvml import NvmlCollector
+from kneewatch.collector.gpu.page import GpuPage
+from kneewatch.collector.names.dcgm_fields import GpuFields
 from tests.collector.fake_nvml import AMPERE_VALUES, FakeDriver, FakeGpu, driver_module
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"

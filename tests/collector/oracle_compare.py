@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kneewatch.collector.history import Frame, History, Restart
-from kneewatch.collector.names.resolver import Binding, EngineKey, resolve
+from kneewatch.collector.names.vllm_resolver import Binding, resolve
+from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Layout
-from kneewatch.collector.signals.catalogue import Signal, SignalSet
 from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.signal import Signal, SignalSet
 from kneewatch.collector.window import Window
 from tests.collector.oracle import Prometheus, Target
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.http.fetch import Fetcher, FetchSettings
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch import Fetcher
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n" * 400
 PATIENT = FetchSettings()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.http.address import shown_url
-from kneewatch.collector.http.fetch import Fetcher, metrics_url
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http.address import metrics_url, shown_url
+from kneewatch.collector.http.fetch import Fetcher
 
 
 @pytest.mark.parametrize(

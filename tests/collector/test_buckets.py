@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.collector.buckets import Buckets
+from kneewatch.collector.window import Buckets
 
 INF = math.inf
 RATES = st.lists(st.floats(0, 1e6), min_size=2, max_size=8)

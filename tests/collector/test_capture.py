@@ -12,14 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kneewatch.collector.base import CaptureError
-from kneewatch.collector.captures.capture import (
-    CaptureReader,
-    CaptureWriter,
-    Entry,
-    follow,
-    is_capture,
-)
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter, follow, is_capture
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.errors import CaptureError
 from tests.collector.captures import NAMES, entry, line, times, write
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

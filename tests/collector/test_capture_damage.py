@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.collector.base import CaptureError
-from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter, Entry
+from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.errors import CaptureError
 from tests.collector.captures import NAMES, entry, line, times, write
 
 NOISE = random.Random(2).randbytes(999_999)

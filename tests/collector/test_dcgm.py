@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from kneewatch.collector.base import CollectError
+from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.parser import parse
-from kneewatch.collector.names.gpu_table import field_table
-from kneewatch.collector.names.gpus import (
+from kneewatch.collector.names.dcgm_fields import (
     GpuBinding,
     GpuFields,
     GpuKey,
     Workload,
+    field_table,
     resolve_gpus,
 )
 from kneewatch.collector.samples import Page

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.collector.names.gpu_table import Field, field_table
-from kneewatch.collector.names.gpus import is_sentinel
+from kneewatch.collector.names.dcgm_fields import Field, field_table, is_sentinel
 
 TABLE = field_table()
 DEFAULT = [field.name for field in TABLE.fields.values() if field.csv == "default"]

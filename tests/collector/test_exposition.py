@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.collector.base import ExpositionError
+from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition.parser import PageParser, parse
 from kneewatch.collector.samples import Page, Series
 

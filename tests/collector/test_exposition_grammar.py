@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kneewatch.collector.base import ExpositionError
+from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition.parser import parse
 from kneewatch.collector.samples import Exemplar, Series
 

@@ -15,8 +15,9 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as untyped_parser
 from prometheus_client.parser import text_string_to_metric_families
 
-from kneewatch.collector.base import ExpositionError
-from kneewatch.collector.exposition.parser import Limits, PageParser, decompress, parse
+from kneewatch.collector.errors import ExpositionError
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition.parser import PageParser, decompress, parse
 from kneewatch.collector.samples import Page
 
 PAGES = sorted((Path(__file__).parents[1] / "fixtures" / "pages").glob("*.txt.gz"))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.http.fetch import FetchSettings
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http.connection import FetchSettings
 from tests.collector.servers import PAGE, Fetch, Server, Start, always, answer, chunked, failure
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.http.fetch import Fetcher, FetchSettings
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.http.fetch import Fetcher
 from tests.collector.servers import (
     BUSY_S,
     PAGE,

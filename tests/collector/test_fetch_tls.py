@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.http.fetch import FetchSettings
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http.connection import FetchSettings
 from tests.collector.servers import BUSY_S, PAGE, QUICK, Fetch, Start, always, answer, failure
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kneewatch.collector.captures.members import TEXT_MAX_BYTES, Damage, Members, text_of
+from kneewatch.collector.captures.format import TEXT_MAX_BYTES, Damage, Members, text_of
 
 NOISE = random.Random(1).randbytes(3_000_000)
 

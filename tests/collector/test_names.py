@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from kneewatch.collector.base import CollectError
+from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.parser import parse
-from kneewatch.collector.names.resolver import EngineKey, HistogramSlots, resolve
-from kneewatch.collector.names.table import PREFIXES
+from kneewatch.collector.names.vllm_metrics import PREFIXES
+from kneewatch.collector.names.vllm_resolver import resolve
+from kneewatch.collector.names.vllm_series import EngineKey, HistogramSlots
 from tests.collector.name_pages import (
     CORE,
     PAGES,

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from kneewatch.collector.names.resolver import EngineKey, Missing
+from kneewatch.collector.names.vllm_resolver import Missing
+from kneewatch.collector.names.vllm_series import EngineKey
 from tests.collector.name_pages import (
     kinds,
     labelled,

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from kneewatch.collector.names.resolver import EngineKey, Missing
+from kneewatch.collector.names.vllm_resolver import Missing
+from kneewatch.collector.names.vllm_series import EngineKey
 from tests.collector.name_pages import labelled, only_engine, recorded, resolved
 
 TTFT = "time_to_first_token_seconds"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from kneewatch.collector.names.pools import own_blocks
+from kneewatch.collector.names.vllm_resolver import own_blocks
 from tests.collector.name_pages import labelled, recorded, resolved
 
 BUSY = "0.32.0-loaded"

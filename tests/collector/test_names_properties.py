@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.collector.base import CollectError
+from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition.parser import parse
-from kneewatch.collector.names.resolver import Binding, HistogramSlots, resolve
-from kneewatch.collector.names.table import PREFIXES, Metric, metric_table
+from kneewatch.collector.names.vllm_metrics import PREFIXES, Metric, metric_table
+from kneewatch.collector.names.vllm_resolver import Binding, resolve
+from kneewatch.collector.names.vllm_series import HistogramSlots
 from kneewatch.collector.samples import Layout, Page, Series
 from tests.collector.name_pages import kinds, labelled, prefixed, recorded, resolved, slots, values
 

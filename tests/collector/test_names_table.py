@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from kneewatch.collector.names.table import Metric, Spelling, metric_table, table_from
+from kneewatch.collector.names.vllm_metrics import Metric, Spelling, metric_table, table_from
 from tests.collector.name_pages import CORE, FIXTURES
 
 TABLE = metric_table()

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from kneewatch.collector.names.resolver import EngineKey
-from kneewatch.collector.names.table import metric_table
+from kneewatch.collector.names.vllm_metrics import metric_table
+from kneewatch.collector.names.vllm_series import EngineKey
 from tests.collector.name_pages import PAGES, only_engine, prefixed, recorded, resolved, values
 
 # The V0 engine labels with model_name only; its histograms appear with the first observation.

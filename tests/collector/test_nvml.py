@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.collector.names.gpu_table import field_table
+from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from tests.collector.fake_nvml import GIB, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN
 from tests.collector.nvml_nodes import A100, H100, Node, ampere, hopper, told

@@ -6,9 +6,9 @@ import ctypes
 
 import pytest
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.gpu_pages import GPUS_LOST
-from kneewatch.collector.nvml import NvmlCollector
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.gpu.nvml import NvmlCollector
+from kneewatch.collector.gpu.page import GPUS_LOST
 from tests.collector.fake_nvml import (
     DRIVER_NOT_LOADED,
     GIB,

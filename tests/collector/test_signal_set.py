@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.collector.signals.catalogue import Reading, Signal, SignalSet
 from kneewatch.collector.signals.expr import (
     AboveRate,
     Complement,
@@ -27,6 +26,7 @@ from kneewatch.collector.signals.expr import (
     Slope,
     Sum,
 )
+from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window
 from tests.collector.histories import Handmade
 

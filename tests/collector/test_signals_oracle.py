@@ -12,8 +12,8 @@ import pytest
 
 from kneewatch.collector.history import History
 from kneewatch.collector.signals import expr
-from kneewatch.collector.signals.catalogue import Signal
 from kneewatch.collector.signals.expr import Dialect, Expr
+from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS, configured
 from tests.collector.oracle import Prometheus, Target, running
 from tests.collector.oracle_compare import Comparison, Feed

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kneewatch.diagnose.case import Cause, Facts
+from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
-from kneewatch.diagnose.tracker import CauseTracker
+from kneewatch.diagnose.engine.cause_tracker import CauseTracker
 from kneewatch.rules.conditions import PYTHON, nodes
 from kneewatch.rules.quantities import Held
 from tests.contract.situations import SITUATIONS

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
-from kneewatch.diagnose.causes import EXAMINED
+from kneewatch.diagnose.causes.ranking import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Term
 from kneewatch.rules.conditions import Number
 from tests.contract import golden

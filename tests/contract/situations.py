@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.drift import Departure, Drift, Point
-from kneewatch.diagnose.knee import LearnedKnee, Range
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.learned.knee import LearnedKnee, Range
+from kneewatch.diagnose.workload.drift import Departure, Drift, Point
+from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, SLOW, Situation
 
 MEASURED_ROOM = {"itl_mean_s": 0.02, "prefill_busy_ratio": 0.1, "itl_mean_drift_ratio": None}

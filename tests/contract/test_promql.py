@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.samples import Series
-from kneewatch.dashboards.prometheus.concluding import SEVERITY, cause_groups
-from kneewatch.dashboards.prometheus.model import Plan, Record
-from kneewatch.dashboards.prometheus.recording import CONFIDENCE, Recorded
-from kneewatch.diagnose.case import Facts, Targets
-from kneewatch.diagnose.causes import EXAMINED
+from kneewatch.dashboards.prometheus.causes import SEVERITY, cause_groups
+from kneewatch.dashboards.prometheus.recording_rules import CONFIDENCE, Recorded
+from kneewatch.dashboards.prometheus.rule_group import Plan, Record
+from kneewatch.diagnose.causes.evidence import Facts, Targets
+from kneewatch.diagnose.causes.ranking import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import PYTHON, Compare, nodes
 from kneewatch.rules.facts import recorded
-from kneewatch.rules.model import WORDS
 from kneewatch.rules.quantities import RECENT, Held, Named, Signal, Usually, signals_of
+from kneewatch.rules.rule import WORDS
 from tests.contract import golden
 from tests.dashboards.promtool import evaluate
 from tests.programs import require

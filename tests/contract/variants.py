@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from kneewatch.dashboards.prometheus.model import Plan
-from kneewatch.dashboards.prometheus.recording import Recorded
-from kneewatch.diagnose.case import Facts, Targets
-from kneewatch.diagnose.causes import BY_ID
+from kneewatch.dashboards.prometheus.recording_rules import Recorded
+from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.diagnose.causes.evidence import Facts, Targets
+from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import Compare, Quantity, nodes
 from kneewatch.rules.quantities import (

@@ -19,8 +19,8 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
-from kneewatch.dashboards.prometheus.model import Plan
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
+from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.dashboards.parity import STEP_S
 from tests.dashboards.playing import Play, prometheus, staged
 from tests.recordings import CAPTURES

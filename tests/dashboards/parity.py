@@ -10,15 +10,16 @@ from pathlib import Path
 
 import yaml
 
-from kneewatch.agent.source import TargetStream
-from kneewatch.collector.captures.capture import CaptureReader, Entry
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.dashboards.prometheus.concluding import cause_queries
-from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
-from kneewatch.dashboards.prometheus.findings import expressible
-from kneewatch.dashboards.prometheus.model import Plan
-from kneewatch.diagnose.profile import Profile
-from kneewatch.rules.model import WORDS
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.dashboards.prometheus.alerts import expressible
+from kneewatch.dashboards.prometheus.causes import cause_queries
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
+from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.rules.rule import WORDS
 from tests.dashboards.promtool import Sample, evaluate, series_of
 from tests.recordings import WINDOW_S
 

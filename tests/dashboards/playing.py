@@ -21,9 +21,10 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from kneewatch.agent.source import STATUS_OK
-from kneewatch.collector.captures.capture import CaptureReader, Entry
-from kneewatch.dashboards.prometheus.model import Plan
+from kneewatch.agent.stream import STATUS_OK
+from kneewatch.collector.captures.capture import CaptureReader
+from kneewatch.collector.captures.format import Entry
+from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.rules.facts import duration
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.parity import (

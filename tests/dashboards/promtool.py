@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kneewatch.agent.source import STATUS_OK
+from kneewatch.agent.stream import STATUS_OK
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits, PageParser
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.samples import Series
 
 TIMES = ("vllm:lora_requests_info",)

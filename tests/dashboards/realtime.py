@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
 from tests.dashboards.parity import Difference
 from tests.dashboards.playing import Play, compared, play_of, prometheus, staged, told
 

@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.burning import burn_groups
-from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
-from kneewatch.dashboards.prometheus.servers import Server
-from kneewatch.diagnose.case import Targets
+from kneewatch.dashboards.prometheus.alerts import burn_groups
+from kneewatch.dashboards.prometheus.promtool_tests import Server
+from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
+from kneewatch.diagnose.causes.evidence import Targets
 from tests.programs import require
 
 BURNING = {

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from kneewatch.collector.exposition.parser import PageParser
-from kneewatch.collector.names.gpus import is_sentinel
+from kneewatch.collector.names.dcgm_fields import is_sentinel
 from kneewatch.collector.samples import Series
-from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
-from kneewatch.dashboards.prometheus.gpus.series import BLANKS_32, BLANKS_DOUBLE, NO_VALUE_FROM
-from kneewatch.dashboards.prometheus.model import Plan
-from kneewatch.diagnose.gpus import GpuMonitor
+from kneewatch.dashboards.prometheus.gpu_series import BLANKS_32, BLANKS_DOUBLE, NO_VALUE_FROM
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
+from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.diagnose.gpu.monitor import GpuMonitor
 from tests.collector.dcgm_pages import Pages, body, labels
 from tests.dashboards.parity import RANKS
 from tests.dashboards.promtool import Sample, evaluate

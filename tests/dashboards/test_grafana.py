@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits, PageParser
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.samples import Page
 from kneewatch.dashboards.grafana.boards import BOARDS
 from kneewatch.dashboards.grafana.build import dashboards
-from kneewatch.dashboards.grafana.model import Board, Panel, bounds_of
-from kneewatch.dashboards.prometheus.files import RULES_FILE, rule_files
-from kneewatch.dashboards.prometheus.model import Plan
+from kneewatch.dashboards.grafana.panel import Board, Panel, bounds_of
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
+from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.collector.oracle import Prometheus, Target, running
 from tests.programs import require
 from tests.recordings import CAPTURES, phases

@@ -11,11 +11,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from kneewatch.dashboards.prometheus.files import groups
-from kneewatch.dashboards.prometheus.metricsql import metricsql
-from kneewatch.dashboards.prometheus.model import Plan, Record
-from kneewatch.dashboards.prometheus.seasons import held_against, season_group
-from kneewatch.rules.seasons import HOUR_S, WEEK_S
+from kneewatch.dashboards.prometheus.recording_rules import held_against, season_group
+from kneewatch.dashboards.prometheus.rule_files import groups, metricsql
+from kneewatch.dashboards.prometheus.rule_group import Plan, Record
+from kneewatch.rules.baseline import HOUR_S, WEEK_S
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.playing import process
 from tests.programs import require

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.dashboards.prometheus.files import UNKEPT_FILE
+from kneewatch.dashboards.prometheus.rule_files import UNKEPT_FILE
 from kneewatch.rules.cascade import EVIDENCE, KV_USAGE
 from tests.dashboards.parity import Difference, differences
 from tests.programs import require
@@ -47,6 +47,6 @@ def test_what_promql_cannot_conclude_it_cannot_fold_either(tmp_path: Path) -> No
 def test_a_difference_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require("promtool")
     sooner = tuple((stage, KV_USAGE >= 0.2 if stage == 1 else when) for stage, when in EVIDENCE)
-    monkeypatch.setattr("kneewatch.dashboards.prometheus.stages.EVIDENCE", sooner)
+    monkeypatch.setattr("kneewatch.dashboards.prometheus.recording_rules.EVIDENCE", sooner)
     found = differences(CAPTURES / "kv_pressure_cascade.jsonl.gz", tmp_path)
     assert any(isinstance(one, Difference) and one.key == "stage" for one in found)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.files import groups
-from kneewatch.dashboards.prometheus.gpus.joined import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
-from kneewatch.dashboards.prometheus.model import Plan, Record
-from kneewatch.dashboards.prometheus.nodes import bad_node, peer_records
+from kneewatch.dashboards.prometheus.causes import bad_node, peer_records
+from kneewatch.dashboards.prometheus.gpu_engines import ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID
+from kneewatch.dashboards.prometheus.rule_files import groups
+from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from tests.diagnose.fleet.made import USUAL, pod, verdict
 from tests.programs import require
 

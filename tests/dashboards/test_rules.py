@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 import yaml
 
-from kneewatch.collector.base import SettingsError
-from kneewatch.collector.signals.catalogue import Signal
-from kneewatch.dashboards.prometheus.concluding import cause_queries, left_out
-from kneewatch.dashboards.prometheus.files import (
+from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.signals.signal import Signal
+from kneewatch.dashboards.prometheus.alerts import expressible
+from kneewatch.dashboards.prometheus.causes import cause_queries, left_out
+from kneewatch.dashboards.prometheus.promtool_tests import TESTS_FILE, promtool_files, scenarios
+from kneewatch.dashboards.prometheus.recording_rules import inexpressible
+from kneewatch.dashboards.prometheus.rule_files import (
     OBJECT_FILE,
     RULES_FILE,
     VICTORIA_FILE,
     groups,
     rule_files,
 )
-from kneewatch.dashboards.prometheus.findings import expressible
-from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
-from kneewatch.dashboards.prometheus.recording import inexpressible
-from kneewatch.dashboards.prometheus.scenarios import TESTS_FILE, promtool_files, scenarios
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.causes import CAUSES
+from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.ranking import CAUSES
 from tests.programs import require
 
 PLANS = {

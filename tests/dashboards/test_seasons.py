@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kneewatch.dashboards.prometheus.files import groups
-from kneewatch.dashboards.prometheus.model import Alert, Plan, Record
-from kneewatch.dashboards.prometheus.seasons import COMPARED
-from kneewatch.rules.baseline import MORE_IS_BETTER, TRACKED_SIGNALS
-from kneewatch.rules.seasons import SCRAPES_MIN, WEEKS, hourly, usual
+from kneewatch.dashboards.prometheus.recording_rules import COMPARED
+from kneewatch.dashboards.prometheus.rule_files import groups
+from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
+from kneewatch.rules.baseline import (
+    MORE_IS_BETTER,
+    SCRAPES_MIN,
+    TRACKED_SIGNALS,
+    WEEKS,
+    hourly,
+    usual,
+)
 from tests.programs import require
 
 HOUR = 12

@@ -17,10 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
-from kneewatch.collector.captures.capture import Entry
-from kneewatch.collector.exposition.parser import Limits, PageParser
-from kneewatch.dashboards.prometheus.files import VICTORIA_FILE, groups, rule_files
-from kneewatch.dashboards.prometheus.model import Alert, Group, Plan, Record
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.dashboards.prometheus.rule_files import VICTORIA_FILE, groups, rule_files
+from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.parity import Difference
 from tests.dashboards.playing import Play, compared, play_of, process, staged, told

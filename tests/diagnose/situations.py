@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kneewatch.diagnose.case import Cause, Facts, Targets
-from kneewatch.diagnose.causes import conclude
-from kneewatch.diagnose.drift import Departure, Drift, Point
-from kneewatch.diagnose.gpu_health import GpuState, XidSeen
-from kneewatch.diagnose.knee import LearnedKnee
-from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Comparison, compared, degrees_of
-from kneewatch.diagnose.stated_workload import PROMPTS
-from kneewatch.diagnose.workload_watch import SHIFTS, LiveWorkload
+from kneewatch.diagnose.causes.evidence import Cause, Facts, Targets
+from kneewatch.diagnose.causes.ranking import conclude
+from kneewatch.diagnose.gpu.health import GpuState, XidSeen
+from kneewatch.diagnose.learned.knee import LearnedKnee
+from kneewatch.diagnose.learned.live_workload import SHIFTS, LiveWorkload
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, compared, degrees_of
+from kneewatch.diagnose.workload.drift import Departure, Drift, Point
+from kneewatch.diagnose.workload.stated_workload import PROMPTS
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.library import RULES
-from kneewatch.rules.model import Severity
-from kneewatch.rules.state import Finding
+from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule_state import Finding
 from tests.diagnose.sweeps import sweep
 
 NOW_S = 1_795_000_000.0

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kneewatch.agent.source import TargetStream
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.profile import Profile
-from kneewatch.rules.model import Severity
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES
 
 START_S = 1_795_300_000.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from tests.accuracy import Verdict, first_cause, judge, stage_of
 from tests.recordings import CAPTURES, FIRST_CAUSES, NOT_JUDGED, phases
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
 from tests.accuracy import Verdict, first_word, judge, mark, summary, verdict, with_targets, wrong
 from tests.agent.store.made import cause, diagnosis
 from tests.recordings import CAPTURES, Phase

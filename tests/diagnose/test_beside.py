@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.recommend.deployment import deployment
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.deployment.deployment import deployment
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import PAGES, labelled
 from tests.diagnose.streams import Target, bodies, cause_ids
 from tests.pages import engine_only, with_values

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.causes import BY_ID, CAUSES, EXAMINED, conclude
-from kneewatch.diagnose.knee import LearnedKnee, Range
-from kneewatch.diagnose.profile import Profile
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXAMINED, conclude
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.learned.knee import LearnedKnee, Range
+from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, NOW_S, QUEUED, Situation
 
 EACH = pytest.mark.parametrize("cause_id", list(CONCLUSIVE))

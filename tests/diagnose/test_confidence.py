@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.case import CONCLUDED_FROM, DOUBTFUL_BELOW, Case, Cause, strength
-from kneewatch.diagnose.causes import EXPLAINS, ranked
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, Case, Cause, strength
+from kneewatch.diagnose.causes.ranking import EXPLAINS, ranked
+from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, Situation
 
 REUSED = CONCLUSIVE["prefix_churn"].but(block_reuse_per_s=1.0)

@@ -8,15 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.agent.source import TargetStream
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose import engine
-from kneewatch.diagnose.case import Cause, Facts
-from kneewatch.diagnose.causes import BY_ID, conclude
-from kneewatch.diagnose.counterfactual import counterfactuals
-from kneewatch.diagnose.gpu_moves import moved
-from kneewatch.diagnose.profile import Profile
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.causes.evidence import Cause, Facts
+from kneewatch.diagnose.causes.ranking import BY_ID, conclude
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine import engine_monitor as engine
+from kneewatch.diagnose.engine.counterfactual import counterfactuals, moved
 from tests.diagnose.situations import CALM, on_gpu
 from tests.recordings import CAPTURES, WINDOW_S
 

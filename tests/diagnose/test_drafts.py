@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.causes.drafts import drafts_of
-from kneewatch.diagnose.recommend.deployment import NOTHING, Stated
-from kneewatch.diagnose.recommend.launch import parse_launch
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.optional_features import drafts_of
+from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.rules.rule import Severity
 from tests.diagnose.recommend.scenes import LLAMA, advised, changes
 from tests.diagnose.situations import CALM, Situation
 

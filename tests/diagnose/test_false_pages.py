@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.causes import BY_ID, observer
+from kneewatch.diagnose.causes import availability as observer
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.rules.cascade import Cascade
-from kneewatch.rules.model import Bound, Severity
+from kneewatch.rules.rule import Bound, Severity
 from tests.diagnose.situations import CALM, NOW_S
 from tests.rules.cascade_run import KV_EVICT
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.forecast import Forecaster, demand_ratio
+from kneewatch.diagnose.learned.forecast import Forecaster, demand_ratio
 from tests.ramps import ramp, run, steady
 
 

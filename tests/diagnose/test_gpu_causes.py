@@ -9,16 +9,15 @@ import pytest
 
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.parser import PageParser
-from kneewatch.collector.gpu_pages import GpuNote
-from kneewatch.collector.names.gpus import GpuBinding
-from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.causes import ranked
-from kneewatch.diagnose.gpu_health import XidSeen
-from kneewatch.diagnose.gpus import GpuChoice, GpuMonitor, GpuReading, whole_page
-from kneewatch.diagnose.monitor import TargetMonitor
-from kneewatch.diagnose.profile import Profile
-from kneewatch.diagnose.xids import TABLE, XIDS
-from kneewatch.rules.model import Severity
+from kneewatch.collector.gpu.page import GpuNote
+from kneewatch.collector.names.dcgm_fields import GpuBinding
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.ranking import ranked
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.gpu.health import TABLE, XIDS, XidSeen
+from kneewatch.diagnose.gpu.monitor import GpuChoice, GpuMonitor, GpuReading, whole_page
+from kneewatch.rules.rule import Severity
 from tests.collector.dcgm_pages import Pages, body, labels
 from tests.diagnose.situations import CALM, CONCLUSIVE, HOT, NOW_S, QUEUED, Situation, on_gpu
 from tests.recordings import CAPTURES

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.rules.model import Severity
-from kneewatch.rules.state import Finding
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule_state import Finding
 from tests.recordings import CAPTURES, diagnoses
 
 

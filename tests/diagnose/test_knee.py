@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.source import TargetStream
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.knee import FORGOTTEN_S, CurveLearner
-from kneewatch.diagnose.profile import Profile
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.learned.knee import FORGOTTEN_S, CurveLearner
 from tests.recordings import CAPTURES
 
 NOTHING = Targets(None, None)

@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 import pytest
 
-from kneewatch.agent.source import TargetStream
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.learned import Learned
-from kneewatch.diagnose.profile import Profile
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.engine_monitor import Learned
 from kneewatch.rules.baseline import ITL, LENGTHS, LOAD, PREFIX, TRACKED, TTFT
 from tests.diagnose.test_knee import made
 from tests.recordings import WINDOW_S, Phase, phases

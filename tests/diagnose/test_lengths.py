@@ -9,12 +9,11 @@ from math import inf
 
 import pytest
 
-from kneewatch.collector.buckets import Buckets
 from kneewatch.collector.history import History
-from kneewatch.collector.window import Window
+from kneewatch.collector.window import Buckets, Window
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
-from kneewatch.diagnose.drift import Drift
-from kneewatch.diagnose.lengths import ANSWERS_MIN, METRIC, OutputLengths
+from kneewatch.diagnose.learned.output_lengths import ANSWERS_MIN, METRIC, OutputLengths
+from kneewatch.diagnose.workload.drift import Drift
 from tests.diagnose.situations import CONCLUSIVE
 
 WINDOW_S = 60.0

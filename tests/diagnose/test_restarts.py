@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
 from tests.diagnose.streams import INTERVAL_S, Target, alarming, bodies, cause_ids, recording
 from tests.pages import multiprocess, restarted, without_process
 from tests.recordings import diagnoses

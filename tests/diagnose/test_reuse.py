@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Cause
+from kneewatch.diagnose.causes.evidence import Cause
 from tests.diagnose.recommend.scenes import LLAMA, advised
 from tests.diagnose.situations import CONCLUSIVE, Situation
 from tests.diagnose.streams import bodies

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from kneewatch.diagnose.slo_forecast import SloForecaster, slo_loads
+from kneewatch.diagnose.learned.forecast import SloForecaster, slo_loads
 from tests.slo_ramps import climbs, kinds, run
 
 TARGET_S = 2.0

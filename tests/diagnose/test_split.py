@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Targets
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.causes import ranked
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
-from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.ranking import ranked
+from kneewatch.diagnose.deployment.deployment import Stated, deployment
+from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import symptoms
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
+from kneewatch.diagnose.recommend.context import Scene
 from kneewatch.diagnose.recommend.demand import demand
-from kneewatch.diagnose.recommend.deployment import Stated, deployment
-from kneewatch.diagnose.recommend.launch import parse_launch
-from kneewatch.diagnose.recommend.levers_split import lower_tensor_parallel
-from kneewatch.diagnose.recommend.scene import Scene
-from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import Sweep
-from kneewatch.diagnose.symptoms import symptoms
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.recommend.levers_replicas import lower_tensor_parallel
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
+from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import Row, causes, pod, verdict
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, changes
 from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, Situation, split_of

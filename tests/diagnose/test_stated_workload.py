@@ -8,22 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.agent.source import TargetStream
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.causes import BY_ID, ranked
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.ranking import BY_ID, ranked
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
-from kneewatch.diagnose.counterfactual import counterfactuals
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.drift import Departure, Point
-from kneewatch.diagnose.profile import Profile
-from kneewatch.diagnose.recommend.deployment import Stated
-from kneewatch.diagnose.recommend.launch import parse_launch
-from kneewatch.diagnose.stated_workload import ANSWERS, PROMPTS
-from kneewatch.diagnose.workload_watch import RATE, SHIFTS
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.vllm_flags import parse_launch
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.counterfactual import counterfactuals
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS
+from kneewatch.diagnose.workload.drift import Departure, Point
+from kneewatch.diagnose.workload.stated_workload import ANSWERS, PROMPTS
+from kneewatch.rules.rule import Severity
 from tests.collector.name_pages import labelled
 from tests.diagnose.situations import CALM, CONCLUSIVE
 from tests.diagnose.streams import START_S

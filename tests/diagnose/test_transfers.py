@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.causes.transfer import DECODE_POOL, LMCACHE_PATH, PATH, pool_of
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.kv_transfer import DECODE_POOL, LMCACHE_PATH, PATH, pool_of
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, Situation
 from tests.diagnose.streams import INTERVAL_S, Target, bodies
 from tests.recordings import CAPTURES, diagnoses

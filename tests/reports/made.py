@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kneewatch.diagnose.case import Cause, Evidence
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.causes.evidence import Cause, Evidence
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.library import RULES
-from kneewatch.rules.model import Severity
-from kneewatch.rules.state import Finding
+from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule_state import Finding
 
 NOW_S = 1795219600.0
 """2026-11-21 00:06:40 UTC."""

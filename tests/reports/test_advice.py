@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.recommend.recommendation import MEASURED, Change, Recommendation
-from kneewatch.reports.advice import advised, change_words, rows
-from kneewatch.reports.document import document
-from kneewatch.reports.markdown import markdown
-from kneewatch.reports.text import Style, text
+from kneewatch.reports.diagnosis_json import document
+from kneewatch.reports.diagnosis_text import Style, markdown, text
+from kneewatch.reports.recommendation_text import advised, change_words, rows
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import SICK, changed
 from tests.reports.schema import problems

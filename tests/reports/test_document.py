@@ -13,15 +13,14 @@ import pytest
 
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
-from kneewatch.diagnose.case import Evidence
-from kneewatch.diagnose.causes import EXPLAINS
-from kneewatch.diagnose.derived import HELP
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.symptoms import SYMPTOMS
-from kneewatch.reports.document import document, rounded
+from kneewatch.diagnose.causes.evidence import Evidence
+from kneewatch.diagnose.causes.ranking import EXPLAINS
+from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
+from kneewatch.diagnose.learned.derived_signals import HELP
+from kneewatch.reports.diagnosis_json import document, rounded
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.library import RULES
-from kneewatch.rules.model import WORDS
+from kneewatch.rules.rule import WORDS
 from tests.recordings import CAPTURES, FIRST_CAUSES, diagnoses
 from tests.reports.made import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.schema import problems, schema

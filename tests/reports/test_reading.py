@@ -13,16 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, presently
-from kneewatch.reports.document import document
-from kneewatch.reports.markdown import markdown
-from kneewatch.reports.reading import DocumentError, diagnosis_of
-from kneewatch.reports.text import Style, text
+from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, document
+from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
-from kneewatch.rules.model import Severity
-from kneewatch.rules.state import Clearing
+from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule_state import Clearing
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.schema import problems

@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 
-from kneewatch.diagnose.case import Counterfactual
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.reports.gaps import gaps, not_in_use
-from kneewatch.reports.markdown import markdown
-from kneewatch.reports.text import COLOURS, VERDICTS, Style, brief_words, slo_words, text
-from kneewatch.rules.model import Severity
-from kneewatch.rules.state import Clearing
+from kneewatch.diagnose.causes.evidence import Counterfactual
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.reports.coverage import gaps, not_in_use
+from kneewatch.reports.diagnosis_text import (
+    COLOURS,
+    VERDICTS,
+    Style,
+    brief_words,
+    markdown,
+    slo_words,
+    text,
+)
+from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule_state import Clearing
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import (
     HEALTHY,

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.reports.text import Style
-from kneewatch.reports.timeline import Timeline, progress
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.reports.diagnosis_text import Style
+from kneewatch.reports.diagnosis_timeline import Timeline, progress
+from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed
 

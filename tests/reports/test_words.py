@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.reports.words import (
+from kneewatch.reports.formatting import (
     cut,
     duration,
     lasting,

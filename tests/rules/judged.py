@@ -8,8 +8,8 @@ import pytest
 
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
-from kneewatch.rules.model import Bound, Rule, Severity
-from kneewatch.rules.state import Finding, RuleState
+from kneewatch.rules.rule import Bound, Rule, Severity
+from kneewatch.rules.rule_state import Finding, RuleState
 
 ALL = (
     *RULES,

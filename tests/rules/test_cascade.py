@@ -13,7 +13,7 @@ from kneewatch.rules.cascade import (
     TTFT_DRIFT,
     Stage,
 )
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 from tests.rules.cascade_run import FULL, QUEUE, START_S, Run
 
 

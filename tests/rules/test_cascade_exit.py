@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.rules.cascade import EXIT_HOLD_S, FULL_FROM_RATIO
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 from tests.rules.cascade_run import FULL, QUEUE, START_S, Run
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from kneewatch.diagnose.causes import CAUSES, EXAMINED, EXPLAINS
-from kneewatch.diagnose.symptoms import SYMPTOMS
-from kneewatch.rules.tables import ROWS, Row
+from kneewatch.diagnose.causes.ranking import CAUSES, EXAMINED, EXPLAINS
+from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
+from kneewatch.rules.guide_tables import ROWS, Row
 from tests.rules.judged import ALL
 
 FLEET = {"routing_dilution", "replica_imbalance", "mixed_tiers", "bad_node", "cold_replica"}

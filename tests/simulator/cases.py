@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
-from kneewatch.collector.captures.entries import Entry
+from kneewatch.collector.captures.format import Entry
 from tests.simulator.faults import FAULTS, Fault
 from tests.simulator.gpus import Hardware, chunk_tokens, hardware
 from tests.simulator.page import NEWEST, WITH_SPECULATION

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from kneewatch.diagnose.catalogue.gpu_table import Gpu
-from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.sizing.speed.costs import Costs, costs
-from kneewatch.diagnose.sizing.speed.efficiency import DEFAULT
-from kneewatch.diagnose.sizing.speed.step_time import StepModel, step_model
+from kneewatch.diagnose.sizing.speed.performance import StepModel, step_model
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, costs
 from tests.simulator.work import Work
 
 GIB = 1024**3

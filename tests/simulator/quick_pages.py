@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kneewatch.collector.exposition.parser import Limits, PageParser
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition.parser import PageParser
 from kneewatch.collector.samples import Page
 from tests.simulator.page import NEWEST, PageWriter
 from tests.simulator.shown import Shown

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from kneewatch.collector.captures.entries import Entry
+from kneewatch.collector.captures.format import Entry
 from tests.simulator.blocks import Chain
 from tests.simulator.engine import Engine
 from tests.simulator.gpus import Exporter, GpuSteps, Hardware

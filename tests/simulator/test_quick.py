@@ -9,10 +9,11 @@ from statistics import median
 
 import pytest
 
-from kneewatch.agent.source import TargetStream
-from kneewatch.collector.captures.entries import Entry
-from kneewatch.collector.exposition.parser import Limits, PageParser
-from kneewatch.diagnose.profile import Profile
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.exposition.parser import PageParser
+from kneewatch.diagnose.diagnosis_config import Profile
 from tests.simulator.days import KINDS, setting_of
 from tests.simulator.page import START_S, PageWriter
 from tests.simulator.quick import QuickEngine

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from kneewatch.agent.source import TargetStream
-from kneewatch.collector.captures.entries import entry_of, line_of
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.profile import Profile
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.captures.format import entry_of, line_of
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
 from tests.simulator import against
 from tests.simulator.blocks import Blocks, Chain
 from tests.simulator.cases import LASTS_S, Case, cases

@@ -9,9 +9,9 @@ from functools import cache
 
 import pytest
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
 from tests.agent.store.made import cause, diagnosis
 from tests.hard_judging import Incident, judge, played, said
 from tests.hard_sweeps import headed, with_targets

@@ -16,12 +16,12 @@ from multiprocessing import get_context
 from random import Random
 from sys import stderr
 
-from kneewatch.agent.source import TargetStream
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.engine import Catalogue
-from kneewatch.diagnose.profile import Profile
-from kneewatch.rules.model import Severity
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.rules.rule import Severity
 from tests.simulator.cases import MACHINES
 from tests.simulator.days import DAY_S, KINDS, WEEK_S, load, setting_of
 from tests.simulator.page import START_S

@@ -21,15 +21,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kneewatch.agent.board import Board
-from kneewatch.agent.daemon import footprint
-from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.clockwork import phase_ratio
+from kneewatch.agent.daemon import process as footprint
+from kneewatch.agent.daemon.cycle import Sinks, Watch
 from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.target_tables import argument_specs
-from kneewatch.agent.daemon.watch import Sinks, Watch
-from kneewatch.agent.store.model import Retention
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.daemon.scheduler import phase_ratio
+from kneewatch.agent.daemon.target_profile import TargetProfiles
+from kneewatch.agent.store.records import Retention
+from kneewatch.agent.store.writer import Store
+from kneewatch.agent.target_state import Board
+from kneewatch.agent.targets import argument_specs
 from tests.agent.daemon.made import settings
 from tests.soak.process import MIB, rss_bytes
 from tests.soak.servers import servers
@@ -118,7 +118,7 @@ def node(path: Path) -> Generator[Node]:
         made = settings(interval_s=INTERVAL_S, gpu_metrics=urls["gpu"][0])
         specs, board = argument_specs(urls["turn"], made), Board()
         specs.sort(key=lambda spec: phase_ratio(spec.name))
-        gpus, bases = GpuSources(specs, made, monotonic=clock), Bases().of(specs)
+        gpus, bases = GpuSources(specs, made, monotonic=clock), TargetProfiles().of(specs)
         store = Store.open(path, retention=Retention(), clock=clock)
         sinks = Sinks(board, store, None, gpus)
         watches = [Watch(spec, bases[spec.name], sinks, wall=clock) for spec in specs]

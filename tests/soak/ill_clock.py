@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.board import Board
-from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.clockwork import Clockwork
-from kneewatch.agent.daemon.fleet import Fleet
-from kneewatch.agent.daemon.supervisor import TICK_S
-from kneewatch.agent.daemon.target_tables import argument_specs
-from kneewatch.agent.daemon.watch import Sinks
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.model import Retention
+from kneewatch.agent.daemon.cycle import Sinks
+from kneewatch.agent.daemon.scheduler import Scheduler
+from kneewatch.agent.daemon.supervisor import TICK_S, TargetJobs
+from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import Cycle, Retention
+from kneewatch.agent.store.writer import Store
+from kneewatch.agent.target_state import Board
+from kneewatch.agent.targets import argument_specs
 from tests.agent.daemon.made import settings
 from tests.agent.daemon.test_clockwork import Clock
 from tests.agent.store.made import EVER
@@ -50,7 +48,7 @@ class Noted:
         self._store.put(cycle)
 
 
-def wait(clockwork: Clockwork, span_s: float) -> None:
+def wait(clockwork: Scheduler, span_s: float) -> None:
     """Look after the clock as the daemon does."""
     until_s = time.monotonic() + span_s
     while time.monotonic() < until_s:
@@ -74,10 +72,10 @@ def clock_set() -> Told:
         path, made = Path(name) / "kneewatch.db", settings(interval_s=INTERVAL_S)
         specs = argument_specs(urls["live"], made)
         store = Store.open(path, retention=Retention(), clock=wall)
-        noted, board, clockwork = Noted(store), Board(), Clockwork(wall=wall)
-        fleet = Fleet(clockwork, Sinks(board, noted), wall=wall)
+        noted, board, clockwork = Noted(store), Board(), Scheduler(wall=wall)
+        fleet = TargetJobs(clockwork, Sinks(board, noted), wall=wall)
         clockwork.start()
-        fleet.apply(specs, Bases().of(specs))
+        fleet.apply(specs, TargetProfiles().of(specs))
         for step_s in (0.0, HOUR_S, -HOUR_S, -HOUR_S):
             wall.set_by_s += step_s
             wait(clockwork, SPAN_S)

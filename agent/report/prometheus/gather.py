@@ -1,9 +1,4 @@
-"""From a metrics system to what the report is made of. I/O edge.
-
-Histograms and counters come added up by tier and hour; gauges by engine in steps that grow with
-the fleet. Times with signs of trouble are read again sample by sample and played through the
-sidecar's own monitor.
-"""
+"""A report's inputs from Prometheus, as the settings describe it. I/O edge."""
 
 from __future__ import annotations
 
@@ -12,28 +7,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kneewatch.agent.fleet.gather import capacity_tokens
+from kneewatch.agent.deployment import stated
+from kneewatch.agent.fleet.config import source_settings
+from kneewatch.agent.fleet.queries import checked_selector
+from kneewatch.agent.fleet.snapshot import capacity_tokens
+from kneewatch.agent.report.engine import in_flight, points
 from kneewatch.agent.report.history import Signals
-from kneewatch.agent.report.members import Wanted
-from kneewatch.agent.report.prometheus.configs import Configs
-from kneewatch.agent.report.prometheus.matrix import Ranges
-from kneewatch.agent.report.prometheus.methods import METHODS
-from kneewatch.agent.report.prometheus.notes import notes_of, notices_of
-from kneewatch.agent.report.prometheus.read import Read, process_names
-from kneewatch.agent.report.prometheus.reading import Reading
+from kneewatch.agent.report.inventory import Wanted
+from kneewatch.agent.report.prometheus.aggregation import Gauges, spans
+from kneewatch.agent.report.prometheus.incidents import Trouble, targets
+from kneewatch.agent.report.prometheus.inventory import Roll, Rolled, roll
+from kneewatch.agent.report.prometheus.notes import METHODS, notes_of, notices_of
+from kneewatch.agent.report.prometheus.period import Configs, Read, Reading, process_names
+from kneewatch.agent.report.prometheus.queries import Ranges
 from kneewatch.agent.report.prometheus.resolution import Floats, resolution
-from kneewatch.agent.report.prometheus.roll import Roll, Rolled, roll
-from kneewatch.agent.report.prometheus.stretches import targets
-from kneewatch.agent.report.prometheus.together import Gauges, spans
-from kneewatch.agent.report.prometheus.trouble import Trouble
-from kneewatch.agent.report.windows import in_flight, points
-from kneewatch.collector.prometheus.source import PrometheusSource
-from kneewatch.diagnose.fleet.shape import LabelMap
-from kneewatch.diagnose.profile import Profile
-from kneewatch.reports.weekly.happened import Configured
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.inventory import LabelMap, label_map
+from kneewatch.reports.weekly.aggregation import Span
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
-from kneewatch.reports.weekly.observed import EngineObserved, Observed, TierObserved, Together
-from kneewatch.reports.weekly.spans import Span
+from kneewatch.reports.weekly.observed import (
+    Configured,
+    EngineObserved,
+    Observed,
+    TierObserved,
+    Together,
+)
 
 NOTHING: Mapping[str, float] = {}
 
@@ -226,3 +226,23 @@ def _configured(known: Roll, now: Read, configs: Configs) -> list[Configured]:
                 Configured(t_s, one.target, one.engine, was, then, "process_start_time_seconds")
             )
     return sorted(found, key=lambda one: one.t_s)
+
+
+# --- What a report is made of, from a metrics system as the settings describe it. I/O edge --------
+
+
+def made_of(url: str, settings: Settings, selector: str, wanted: Wanted, tell: Tell) -> Observed:
+    """What a metrics system knows.
+
+    Raises:
+        CollectError: it does not answer, or knew no vLLM server in that time.
+        SettingsError: the selector or a label's meaning cannot be.
+    """
+    asked = Asked(
+        checked_selector(selector, "--selector"),
+        label_map(settings["fleet.labels"] or {}, settings.origin("fleet.labels")),
+        settings.profile(stated=stated(settings)),
+        settings["fleet.queries_at_once"],
+    )
+    with PrometheusSource(url, source_settings(settings)) as source:
+        return gather(source, wanted, asked, tell)

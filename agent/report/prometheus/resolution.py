@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.reports.weekly.grid import HOUR_S, Grid, Slot
+from kneewatch.reports.weekly.hours import HOUR_S, Grid, Slot
 
 Floats = npt.NDArray[np.float64]
 RowKey = tuple[Any, ...]

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kneewatch.diagnose.sizing.benchmark.curve import Knee, knee, worst_per_concurrency
-from kneewatch.diagnose.sizing.benchmark.curve_flags import RedFlag, red_flags
+from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.benchmark.latency_curve import (
+    Knee,
+    RedFlag,
+    knee,
+    red_flags,
+    worst_per_concurrency,
+)
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
 from kneewatch.diagnose.sizing.inputs import SizingError, positive
-from kneewatch.diagnose.sizing.steps import Step, figure
 
 BRACKET_RATIO = 1.25
 """The next measured point may lie this far above C_max before measuring between is worth it."""

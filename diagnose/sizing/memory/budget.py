@@ -1,33 +1,34 @@
-"""Does it fit, and how much KV cache is left: the memory of one GPU of a replica. Pure.
-
-available KV = utilization x memory - weights - overhead; the rest follows from the cache's layout.
-Source: guide 2.1 to 2.6; vLLM's own start-up accounting (vllm/v1/worker/gpu_worker.py, 0.32).
-"""
+"""The memory budget of one GPU, its KV cache, and the fewest GPUs that hold a load. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from kneewatch.diagnose.catalogue.gpus import Gpu
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.adapters import adapter_bytes
-from kneewatch.diagnose.sizing.memory.draft import draft_bytes, draft_layers
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvLayout,
     KvSettings,
     kv_element_bytes,
     kv_layout,
 )
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, check
 from kneewatch.diagnose.sizing.memory.overhead import (
     Launch,
     Overhead,
     fitted_overhead,
     guide_overhead,
 )
-from kneewatch.diagnose.sizing.memory.setup import Setup, check
-from kneewatch.diagnose.sizing.memory.weights import Weights, weights_per_gpu
+from kneewatch.diagnose.sizing.memory.weights import (
+    Parallel,
+    Weights,
+    adapter_bytes,
+    draft_bytes,
+    draft_layers,
+    weights_per_gpu,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,4 +233,66 @@ def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
             max_context_tokens=setup.longest_tokens,
             enforce_eager=setup.enforce_eager,
         ),
+    )
+
+
+# --- The smallest replica that holds a load -------------------------------------------------------
+
+
+# Tensor parallel inside a node, then more nodes as pipeline stages.
+_SPREADS = tuple(
+    Parallel(tensor=tensor, pipeline=pipeline)
+    for pipeline in (1, 2, 4)
+    for tensor in (1, 2, 4, 8)
+    if pipeline == 1 or tensor == 8
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FewestGpus:
+    """GPUs of the smallest replica that holds the load; None where 32 do not do.
+
+    `low` believes the least overhead, `high` the most; `spread` is the expected one's layout.
+    """
+
+    low: int | None
+    expected: int | None
+    high: int | None
+    spread: Parallel | None
+
+
+def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
+    """The smallest replica that starts and holds `concurrency` requests of the context's length.
+
+    Weights or KV bytes that were stated for one layout say nothing about another, so both are
+    computed here.
+
+    Raises:
+        SizingError: an input that cannot be, with its name.
+    """
+    plain = replace(setup, available_kv_bytes=None, weights_bytes=None)
+    found: dict[str, Parallel] = {}
+    # What was stated comes first of its size.
+    spreads = sorted({setup.parallel: None, **dict.fromkeys(_SPREADS)}, key=lambda each: each.gpus)
+    for spread in spreads:
+        try:
+            answer = memory(replace(plain, parallel=spread))
+        except SizingError as error:
+            if error.name not in {"tensor_parallel", "draft_model"}:
+                raise
+            continue
+        longest = answer.layout.request_blocks(plain.longest_tokens)
+        for bound, free_bytes, requests in (
+            ("low", answer.available_bytes.high, answer.concurrency.high),
+            ("expected", answer.available_bytes.expected, answer.concurrency.expected),
+            ("high", answer.available_bytes.low, answer.concurrency.low),
+        ):
+            if answer.layout.blocks(free_bytes) > longest and requests >= concurrency:
+                found.setdefault(bound, spread)
+    best = found.get("expected")
+    return FewestGpus(
+        low=found["low"].gpus if "low" in found else None,
+        expected=best.gpus if best else None,
+        high=found["high"].gpus if "high" in found else None,
+        spread=best,
     )

@@ -1,13 +1,4 @@
-"""The KV cache as vLLM lays it out: pages, groups of layers, blocks, requests. Pure.
-
-vLLM keeps one pool of blocks. Layers are put into groups of equally many layers of one kind; a
-block of the pool is one page in each layer of a group, so a block of any group weighs the same.
-A request takes blocks of every group: for its whole context where attention is full, for the
-window and the tokens in flight where it slides, one state where it is recurrent.
-
-Source: vllm/v1/core/kv_cache_utils.py and vllm/v1/kv_cache_interface.py (0.32), whose outcomes
-are recorded in tests/fixtures/kvlayout; guide 2.2, 7.1.
-"""
+"""The KV cache as vLLM lays it out: bytes per token, pages, groups of layers, blocks. Pure."""
 
 from __future__ import annotations
 
@@ -24,27 +15,193 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
 )
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.kv_pages import (
-    KvSettings,
-    default_block_tokens,
-    heads_per_gpu,
-    kv_element_bytes,
-    shared_page,
-    state_bytes,
-    token_bytes,
-)
 
-__all__ = [
-    "Group",
-    "KvLayout",
-    "KvSettings",
-    "group_size",
-    "heads_per_gpu",
-    "kv_element_bytes",
-    "kv_layout",
-    "state_bytes",
-    "token_bytes",
-]
+# What one token of one layer of a sparse-attention indexer takes: 8-bit keys and a scale.
+_INDEX_SCALE_BYTES = 4
+_INDEX_KEY_BYTES = 1
+# FP8 of sparse latent attention as FlashMLA reads it: the position's part stays in 16 bit, and
+# every 128 elements of the latent have a scale of four bytes (flashmla_sparse.py, 0.32).
+_PACKED_SCALE_ELEMENTS, _PACKED_SCALE_BYTES, _PACKED_ROPE_BYTES = 128, 4, 2
+# vLLM 0.7 pads a latent row to whole 256 bytes.
+_LATENT_ROW_BYTES = 256
+# Bytes of the convolution's tail of a recurrent layer, kept in the model's own 16-bit dtype.
+_CONVOLUTION_BYTES = 2
+_BLOCK_TOKENS = 16
+# Kernels for latent attention read blocks of 64 tokens.
+_LATENT_BLOCK_TOKENS = 64
+_TENSOR_SIZES = (1, 2, 4, 5, 8, 10, 16)
+
+_KV_DTYPES: dict[str, float] = {
+    "auto": 2.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+}
+
+
+def kv_element_bytes(kv_cache_dtype: str) -> float:
+    """Bytes of one element in the cache for a value of `--kv-cache-dtype`.
+
+    Raises:
+        SizingError: a dtype that is not known; the choices are listed.
+    """
+    found = _KV_DTYPES.get(kv_cache_dtype.lower())
+    if found is None:
+        raise SizingError(
+            f"KV cache dtype {kv_cache_dtype!r} is not known",
+            name="kv_cache_dtype",
+            choices=tuple(_KV_DTYPES),
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class KvSettings:
+    """What of a launch decides the cache's layout.
+
+    `block_tokens` None means vLLM's own choice; `in_flight_tokens` is the token budget times the
+    batches in flight; `hybrid_pool` False gives every layer the whole context
+    (`--disable-hybrid-kv-cache-manager`, and versions before the shared pool). `state_blocks` is
+    how many blocks a recurrent layer keeps for a request: 1, or 2 where prefixes are cached
+    (`--mamba-cache-mode align`), and one more for each draft token. `latent_hybrid_tokens` is what
+    a block of latent attention beside recurrent layers is a multiple of. `packed_latent` is FP8 of
+    sparse latent attention as Hopper's kernel wants it.
+    """
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    decode_context_parallel: int = 1
+    element_bytes: float = 2.0
+    block_tokens: int | None = None
+    in_flight_tokens: int = 8192
+    hybrid_pool: bool = True
+    padded_latent: bool = False
+    packed_latent: bool = False
+    state_blocks: int = 1
+    latent_hybrid_tokens: int = _LATENT_BLOCK_TOKENS
+
+
+def token_bytes(kind: LayerKind, settings: KvSettings) -> float:
+    """Bytes that one token takes in one layer on one GPU; 0 for a recurrent state.
+
+    KV heads are copied, not split, once tensor parallelism exceeds them; a latent vector is
+    copied on every rank.
+
+    Raises:
+        SizingError: the KV heads cannot be split over that many GPUs.
+    """
+    if isinstance(kind, Recurrent):
+        return 0.0
+    if isinstance(kind, LatentAttention):
+        return latent_row_bytes(kind, settings) + index_bytes(kind)
+    heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
+    return heads * (kind.key_dim + kind.value_dim) * settings.element_bytes
+
+
+def latent_row_bytes(kind: LatentAttention, settings: KvSettings) -> float:
+    """Bytes of a token's latent vector in one layer, the same on every rank."""
+    if settings.packed_latent and kind.index_dim:
+        scales = kind.latent_dim / _PACKED_SCALE_ELEMENTS * _PACKED_SCALE_BYTES
+        latent = kind.latent_dim * settings.element_bytes
+        return latent + scales + kind.rope_dim * _PACKED_ROPE_BYTES
+    row = (kind.latent_dim + kind.rope_dim) * settings.element_bytes
+    if settings.padded_latent:
+        row = ceil(row / _LATENT_ROW_BYTES) * _LATENT_ROW_BYTES
+    return row
+
+
+def index_bytes(kind: LatentAttention) -> int:
+    """Bytes of a token's key in one layer's indexer; 0 where it has none."""
+    return kind.index_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES if kind.index_dim else 0
+
+
+def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:
+    """KV heads that one GPU of a tensor-parallel group holds.
+
+    Raises:
+        SizingError: neither divides the other, which vLLM refuses.
+    """
+    larger, smaller = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
+    if larger % smaller:
+        fitting = [
+            str(size) for size in _TENSOR_SIZES if not max(kv_heads, size) % min(kv_heads, size)
+        ]
+        raise SizingError(
+            f"tensor parallel {tensor_parallel} does not divide {kv_heads} KV heads",
+            name="tensor_parallel",
+            choices=fitting,
+        )
+    return max(1, kv_heads // tensor_parallel)
+
+
+def state_bytes(kind: Recurrent, settings: KvSettings) -> float:
+    """Bytes of one request's state in one layer on one GPU; split by tensor parallelism."""
+    whole = (
+        kind.conv_elements * _CONVOLUTION_BYTES + kind.state_elements * kind.state_bytes_per_element
+    )
+    return whole / settings.tensor_parallel
+
+
+def default_block_tokens(kinds: Sequence[Layers], settings: KvSettings) -> int:
+    """Tokens of a block: as stated, else what the kernels for those layers read."""
+    if settings.block_tokens is not None:
+        return settings.block_tokens
+    latent = any(isinstance(part.kind, LatentAttention) for part in kinds)
+    return _LATENT_BLOCK_TOKENS if latent and not settings.padded_latent else _BLOCK_TOKENS
+
+
+def shared_page(kinds: Sequence[Layers], settings: KvSettings) -> tuple[float, list[int]] | None:
+    """The common page in bytes and the tokens of a block for each kind; None where none is.
+
+    A smaller page holds more tokens where it divides the largest, and is padded where it does not;
+    a page of latent vectors cannot be padded, and neither can one that holds an indexer's keys too.
+    """
+    block = _aligned_block(kinds, settings)
+    costs = [token_bytes(part.kind, settings) for part in kinds]
+    states = [
+        state_bytes(part.kind, settings) for part in kinds if isinstance(part.kind, Recurrent)
+    ]
+    page = max([block * max(costs), *states])
+    tokens: list[int] = []
+    for part, cost in zip(kinds, costs, strict=True):
+        ratio = page / (block * cost) if cost else 1.0
+        if isinstance(part.kind, LatentAttention) and (ratio % 1 or part.kind.index_dim):
+            return None
+        tokens.append(block if ratio % 1 else block * int(ratio))
+    return page, tokens
+
+
+def _aligned_block(kinds: Sequence[Layers], settings: KvSettings) -> int:
+    """Tokens of a block whose page holds the largest state, where there are states."""
+    block = default_block_tokens(kinds, settings)
+    states = [
+        state_bytes(part.kind, settings) for part in kinds if isinstance(part.kind, Recurrent)
+    ]
+    # vLLM reckons with the model's own heads, which are those of its full layers.
+    attention = sorted(
+        (part.kind for part in kinds if not isinstance(part.kind, Recurrent)),
+        key=lambda kind: not isinstance(kind, FullAttention | LatentAttention),
+    )
+    if not states or not attention:
+        return block
+    unit = block
+    if isinstance(attention[0], LatentAttention):
+        unit = max(block, settings.latent_hybrid_tokens)
+    return max(ceil(max(states) / (unit * token_bytes(attention[0], settings))) * unit, block)
+
+
+# --- The KV cache as vLLM lays it out: pages, groups of layers, blocks, requests. Pure ------------
+#
+# vLLM keeps one pool of blocks. Layers are put into groups of equally many layers of one kind; a
+# block of the pool is one page in each layer of a group, so a block of any group weighs the same.
+# A request takes blocks of every group: for its whole context where attention is full, for the
+# window and the tokens in flight where it slides, one state where it is recurrent.
+#
+# Source: vllm/v1/core/kv_cache_utils.py and vllm/v1/kv_cache_interface.py (0.32), whose outcomes
+# are recorded in tests/fixtures/kvlayout; guide 2.2, 7.1.
+
 
 # Kinds that differ by less than half in their number of layers share one group size.
 _SIMILAR_COUNTS = 1.5

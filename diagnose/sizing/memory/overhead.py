@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kneewatch.diagnose.catalogue.gpus import GIB, Gpu
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.layers import LatentAttention
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.sizing.memory.vllm_defaults import GRAPHS_TAKEN, V1, Version
+from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN, V1, Version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 _LOGIT_BYTES = 4

@@ -1,19 +1,16 @@
-"""The bytes of a model's weights on one GPU. Pure.
-
-Source: guide 2.1 and 4.1 to 4.2; what stays in 16 bit and what is copied over the ranks as vLLM
-0.11 to 0.32 loads it; held against start-up logs in tests/diagnose/sizing.
-"""
+"""The bytes of weights on one GPU: the model, its LoRA adapters and its draft model. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
 
-from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
+from kneewatch.diagnose.catalogue.layers import FullAttention, Layers, SlidingAttention
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.parameters import Parameters
-from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
+from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
+from kneewatch.diagnose.sizing.memory.kv_cache import heads_per_gpu
 
 _BITS = 8
 # vLLM pads MXFP4 experts to what its kernels take.
@@ -129,3 +126,131 @@ def fewest_kv_heads(model: Model) -> int:
         if isinstance(part.kind, FullAttention | SlidingAttention)
     ]
     return min(heads, default=1)
+
+
+# --- The memory of LoRA adapters on one GPU: buffers for as many as may be in one batch. Pure -----
+#
+# vLLM reserves them at start, at the largest rank and for every matrix that may be adapted,
+# whether or not an adapter is loaded and whatever it adapts. Source: vllm/lora/model_manager.py
+# and vllm/lora/layers (0.32); guide 2.5.
+
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What `--max-lora-rank` takes (vllm/config/lora.py, 0.32)."""
+
+DEFAULT_RANK = 16
+_ELEMENT_BYTES = 2
+_MOST_SLOTS = 4096
+# vllm/lora/layers/logits_processor.py: more are refused where the output projection is adapted.
+_LARGEST_VOCABULARY = 258_048
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """`--max-loras` and `--max-lora-rank`: how many in one batch, and of what rank at most."""
+
+    slots: int
+    rank: int = DEFAULT_RANK
+
+
+def check_adapters(adapters: Adapters, model: Model) -> None:
+    """Refuse what vLLM would refuse.
+
+    Raises:
+        SizingError: with the input's name.
+    """
+    positive("max_loras", adapters.slots)
+    within("max_loras", adapters.slots, low=1, high=_MOST_SLOTS)
+    if adapters.rank not in RANKS:
+        raise SizingError(
+            f"vLLM takes no adapters of rank {adapters.rank}",
+            name="max_lora_rank",
+            choices=tuple(str(rank) for rank in RANKS),
+        )
+    shape = model.adapters
+    if shape is None:
+        raise SizingError(
+            f"{model.id}: the configuration does not say enough to size adapters",
+            name="max_loras",
+        )
+    if shape.head and model.vocab_size > _LARGEST_VOCABULARY:
+        raise SizingError(
+            f"vLLM refuses adapters of {model.id}: its {model.vocab_size:,} tokens are more than "
+            f"{_LARGEST_VOCABULARY:,}",
+            name="max_loras",
+        )
+
+
+def adapter_bytes(model: Model, adapters: Adapters, parallel: Parallel) -> float:
+    """Bytes that the buffers take on the fullest GPU; 0 where the model's shape is not known.
+
+    slots x rank x elements a unit of rank x 2: see `catalogue.adapters` for which of them are
+    split over the ranks.
+    """
+    shape = model.adapters
+    if shape is None:
+        return 0.0
+    tp, stage = parallel.tensor, ceil(model.depth / parallel.pipeline) / model.depth
+    heads = fewest_kv_heads(model)
+    kv = shape.kv / heads * heads_per_gpu(heads, tp)
+    # An expert is whole on its rank where experts are dealt out, else each is split.
+    holders = tp * parallel.data if parallel.experts else 1
+    experts = shape.experts_whole / holders + shape.experts_split / max(holders, tp)
+    elements = (shape.whole + shape.split / tp + kv + experts) * stage + shape.tables
+    return adapters.slots * adapters.rank * elements * _ELEMENT_BYTES
+
+
+# --- A draft for speculative decoding on the GPUs of its target: weights and KV cache. Pure -------
+#
+# vLLM splits the draft over the same tensor-parallel ranks, keeps all of it on the last pipeline
+# stage, and puts its layers into the target's KV pool. Source: vllm/config/speculative.py,
+# vllm/v1/worker/gpu_model_runner.py (0.32); guide 6.6.
+
+
+MOST_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model, or a target's own prediction layers, and how many tokens it drafts."""
+
+    model: Model
+    tokens: int
+
+
+def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
+    """Refuse what vLLM would refuse.
+
+    Raises:
+        SizingError: with the input's name.
+    """
+    positive("num_speculative_tokens", draft.tokens)
+    within("num_speculative_tokens", draft.tokens, low=1, high=MOST_TOKENS)
+    model = draft.model
+    if model.parameters is None:
+        raise SizingError(f"{model.id}: its parameters cannot be counted", name="draft_model")
+    wanted = model.target_hidden_size
+    if wanted and wanted != target.hidden_size:
+        raise SizingError(
+            f"{model.id} drafts for models of hidden size {wanted:,}, {target.id} has "
+            f"{target.hidden_size:,}",
+            name="draft_model",
+        )
+    if model.attention_heads and model.attention_heads % parallel.tensor:
+        raise SizingError(
+            f"tensor parallel {parallel.tensor} does not divide the {model.attention_heads} "
+            f"attention heads of the draft {model.id}, which vLLM splits like its target",
+            name="draft_model",
+        )
+
+
+def draft_bytes(draft: Draft, parallel: Parallel) -> float:
+    """Bytes of the draft's weights on the fullest GPU, in the form of its checkpoint."""
+    spread = Parallel(parallel.tensor, 1, parallel.data, parallel.experts)
+    return weights_per_gpu(draft.model, scheme(draft.model.quantization), spread).total_bytes
+
+
+def draft_layers(draft: Draft, parallel: Parallel) -> tuple[Layers, ...]:
+    """What its layers keep, counted so that the last of the stages has all of them."""
+    stages = parallel.pipeline
+    return tuple(Layers(part.kind, part.count * stages) for part in draft.model.layers)

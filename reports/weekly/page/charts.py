@@ -1,17 +1,232 @@
-"""Everything that is drawn of a tier. Pure."""
+"""The charts of a tier: the week by hour, and the knee. Pure."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from kneewatch.reports.weekly.page import plots
-from kneewatch.reports.weekly.page.heat import Heat, heat
-from kneewatch.reports.weekly.page.moments import Calendar
-from kneewatch.reports.weekly.page.plots import Plot
-from kneewatch.reports.weekly.page.sparks import Part, Squares, squares, stack
-from kneewatch.reports.weekly.page.telling import told
-from kneewatch.reports.weekly.planning import TierMoney, TierSize
-from kneewatch.reports.weekly.service import TierKnee, TierSlo
+from markupsafe import Markup
+
+from kneewatch.reports.formatting import duration, number
+from kneewatch.reports.weekly.figures import Spread
+from kneewatch.reports.weekly.page.formatting import Calendar, told
+from kneewatch.reports.weekly.page.small_charts import Heat, Part, Squares, heat, squares, stack
+from kneewatch.reports.weekly.page.svg import Edges, Pen, Ticks, draw
+from kneewatch.reports.weekly.tier_sections import (
+    Hour,
+    KneeStep,
+    TierKnee,
+    TierMoney,
+    TierSize,
+    TierSlo,
+)
+
+HOUR_S = 3600.0
+NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+LOG_STEPS, LOG_TICKS_MOST, POWERS_MOST = (1.0, 2.0, 5.0), 6, 20
+NAN = math.nan
+DAY_TICKS_MOST = 7
+WIDE_ENOUGH, NUDGE = 0.55, 0.008
+"""From where in a chart a mark's words stand at its left, and how far from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A drawn chart: what it is of, what is in it, and what it shows, in words; `bound` says
+    whether a target is drawn in it."""
+
+    name: str
+    inside: Markup
+    desc: str
+    bound: bool = False
+
+
+def latency_by_hour(
+    hours: Sequence[Hour], calendar: Calendar, budget_s: float | None
+) -> Plot | None:
+    """TTFT at P99 and P50, hour by hour, on a scale of powers; None where none is known."""
+    worst = [_positive(hour.ttft_p99_s) for hour in hours]
+    known = [value for value in worst if not math.isnan(value)]
+    if not known:
+        return None
+    middle = [_positive(hour.ttft_p50_s) for hour in hours]
+    values = [*known, *(v for v in middle if not math.isnan(v)), *([budget_s] if budget_s else [])]
+    ticks = log_ticks(min(values), max(values), duration)
+
+    def paint(pen: Pen) -> None:
+        times = _middles(hours)
+        if budget_s:
+            pen.line(_ends(hours), (budget_s, budget_s), "bound")
+        pen.line(times, middle, "p50")
+        pen.line(times, worst, "p99")
+
+    told = f"P99 from {duration(min(known))} to {duration(max(known))}"
+    late = "" if budget_s is None else f"; the budget is {duration(budget_s)}"
+    days = _days(hours, calendar)
+    edges = (ticks.at[0], ticks.at[-1])
+    inside = draw(paint, x=_ends(hours), y=edges, x_ticks=days, y_ticks=ticks, log=True)
+    return Plot("TTFT by hour", inside, f"{told}{late}.", bound=budget_s is not None)
+
+
+def requests_by_hour(hours: Sequence[Hour], calendar: Calendar) -> Plot | None:
+    """Requests, hour by hour; None where none is known."""
+    known = [hour.requests for hour in hours if hour.requests is not None]
+    if not known or max(known) <= 0:
+        return None
+    ticks = linear_ticks(max(known), number)
+
+    def paint(pen: Pen) -> None:
+        for x, y in _areas(hours):
+            pen.area(x, y, "bars")
+
+    inside = draw(paint, x=_ends(hours), y=(0.0, max(ticks.at[-1], max(known))),
+                  x_ticks=_days(hours, calendar), y_ticks=ticks)  # fmt: skip
+    least, most = number(min(known)), number(max(known))
+    return Plot("Requests by hour", inside, f"From {least} to {most}.")
+
+
+def knee_tokens(knee: TierKnee) -> Plot | None:
+    """Tokens a second of one engine against the requests in flight on it."""
+    return _against_load(
+        knee, [(step, step.tokens_per_s) for step in knee.steps], number, "Tokens a second"
+    )
+
+
+def knee_latency(knee: TierKnee) -> Plot | None:
+    """TTFT at P99 of one engine against the requests in flight on it; else the time of a token."""
+    late = [(step, step.ttft_p99_s) for step in knee.steps if step.ttft_p99_s is not None]
+    if late:
+        return _against_load(knee, late, duration, "TTFT P99")
+    return _against_load(
+        knee, [(step, step.token_s) for step in knee.steps], duration, "Time of a token"
+    )
+
+
+def _against_load(
+    knee: TierKnee,
+    points: Sequence[tuple[KneeStep, Spread]],
+    words: Callable[[float], str],
+    name: str,
+) -> Plot | None:
+    """A figure with its spread against concurrency, and where C_max and the peak are."""
+    if not points:
+        return None
+    loads = [step.in_flight for step, _ in points]
+    marks = [*([knee.c_max.high] if knee.c_max else []), knee.peak_in_flight or 0.0]
+    x_ticks = linear_ticks(max(*loads, *marks), number)
+    y_ticks = linear_ticks(max(value.high for _, value in points), words)
+    right = max(*loads, *marks) * 1.04
+
+    def paint(pen: Pen) -> None:
+        _marks(pen, knee, right)
+        pen.area(
+            [*loads, *reversed(loads)],
+            [*(value.low for _, value in points), *(value.high for _, value in reversed(points))],
+            "area",
+        )
+        pen.line(loads, [value.expected for _, value in points], "p99")
+
+    inside = draw(paint, x=(0.0, right), y=(0.0, y_ticks.at[-1]), y_ticks=y_ticks,
+                  x_ticks=_within(x_ticks, right))  # fmt: skip
+    first, last = points[0][1].expected, points[-1][1].expected
+    c_max = "" if knee.c_max is None else f" C_max is {number(knee.c_max.expected)}."
+    return Plot(
+        name,
+        inside,
+        f"{name} against requests in flight: {words(first)} at {number(loads[0])}, "
+        f"{words(last)} at {number(loads[-1])}.{c_max}",
+    )
+
+
+def _marks(pen: Pen, knee: TierKnee, right: float) -> None:
+    """Where the knee is, with its uncertainty, and where the week's peak was."""
+    if knee.c_max is not None:
+        at = knee.c_max.expected
+        pen.column(knee.c_max.low, knee.c_max.high, "cmax-band")
+        pen.upright(at, 1.0, "cmax")
+        _words(pen, at, 1.02, f"C_max {number(at)}", "cmax-words", right)
+    if knee.peak_in_flight is not None:
+        at = knee.peak_in_flight
+        pen.upright(at, 0.88, "peak")
+        _words(pen, at, 0.9, f"peak {number(at)}", "peak-words", right)
+
+
+def _words(pen: Pen, at: float, height: float, words: str, role: str, right: float) -> None:
+    """Words beside a mark, on the side on which there is room."""
+    left = at > WIDE_ENOUGH * right
+    pen.words(at + (-NUDGE if left else NUDGE) * right, height, words, left=left, role=role)
+
+
+def linear_ticks(most: float, words: Callable[[float], str]) -> Ticks:
+    """Round values from nothing up to one that is at least `most`."""
+    if not most > 0:
+        return Ticks((0.0, 1.0), (words(0.0), words(1.0)))
+    rough = most / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(nice * power for nice in NICE if nice * power >= rough * (1 - 1e-9))
+    count = math.ceil(most / step - 1e-9)
+    at = tuple(step * place for place in range(count + 1))
+    return Ticks(at, tuple("0" if value == 0 else words(value) for value in at))
+
+
+def log_ticks(least: float, most: float, words: Callable[[float], str]) -> Ticks:
+    """Round values of a scale of powers, from one that is at most `least` to one above `most`."""
+    power = math.floor(math.log10(least)) - 1
+    grid = [step * 10.0 ** (power + at) for at in range(POWERS_MOST) for step in LOG_STEPS]
+    first = max(at for at, value in enumerate(grid) if value <= least)
+    last = min((at for at, value in enumerate(grid) if value > most), default=len(grid) - 1)
+    each = max(1, math.ceil((last - first) / LOG_TICKS_MOST))
+    at = [*grid[first:last:each], grid[last]]
+    return Ticks(tuple(at), tuple(words(value) for value in at))
+
+
+def _within(ticks: Ticks, right: float) -> Ticks:
+    kept = [(at, words) for at, words in zip(ticks.at, ticks.words, strict=True) if at <= right]
+    return Ticks(tuple(at for at, _ in kept), tuple(words for _, words in kept))
+
+
+def _days(hours: Sequence[Hour], calendar: Calendar) -> Ticks:
+    """The noons of the days, each with its day's name: a label stands beneath its own day."""
+    noons = [hour.start_s for hour in hours if hour.hour == 12]
+    each = max(1, math.ceil(len(noons) / DAY_TICKS_MOST))
+    shown = noons[::each]
+    if not shown:
+        some = [hour.start_s for hour in hours[:: max(1, len(hours) // 4)]]
+        return Ticks(tuple(some), tuple(calendar.clock(t_s) for t_s in some))
+    told = (calendar.day(t_s).split(" ") for t_s in shown)
+    return Ticks(tuple(shown), tuple(f"{words[0]} {words[1]}" for words in told))
+
+
+def _ends(hours: Sequence[Hour]) -> Edges:
+    return hours[0].start_s, hours[-1].start_s + HOUR_S
+
+
+def _middles(hours: Sequence[Hour]) -> list[float]:
+    return [hour.start_s + HOUR_S / 2 for hour in hours]
+
+
+def _areas(hours: Sequence[Hour]) -> list[tuple[list[float], list[float]]]:
+    """Outlines of the stretches in which requests are known."""
+    outlines: list[tuple[list[float], list[float]]] = []
+    known = groupby(zip(_middles(hours), hours, strict=True), lambda at: at[1].requests is None)
+    for unknown, run in known:
+        if unknown:
+            continue
+        points = [(t_s, hour.requests or 0.0) for t_s, hour in run]
+        x = [points[0][0], *(t_s for t_s, _ in points), points[-1][0]]
+        outlines.append((x, [0.0, *(value for _, value in points), 0.0]))
+    return outlines
+
+
+def _positive(value: float | None) -> float:
+    """A value that a scale of powers can hold; NaN, which draws a gap, for others."""
+    return value if value is not None and math.isfinite(value) and value > 0 else NAN
+
+
+# --- Everything that is drawn of a tier -----------------------------------------------------------
+
 
 TTFT = "ttft"
 
@@ -42,12 +257,12 @@ def charts(
     """The charts of a tier."""
     present, needed = _gpus(size)
     return Charts(
-        latency=plots.latency_by_hour(slo.hours, calendar, budget_s(slo)) if slo else None,
-        requests=plots.requests_by_hour(slo.hours, calendar) if slo else None,
+        latency=latency_by_hour(slo.hours, calendar, budget_s(slo)) if slo else None,
+        requests=requests_by_hour(slo.hours, calendar) if slo else None,
         heat=heat(slo.by_weekday) if slo else None,
         shares=_shares(slo),
-        knee_tokens=plots.knee_tokens(knee) if knee else None,
-        knee_latency=plots.knee_latency(knee) if knee else None,
+        knee_tokens=knee_tokens(knee) if knee else None,
+        knee_latency=knee_latency(knee) if knee else None,
         present=present,
         needed=needed,
         memory=_memory(size),

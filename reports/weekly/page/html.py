@@ -12,12 +12,18 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
+from kneewatch.reports.formatting import duration, number, percent, plural, quantity, span
 from kneewatch.reports.templates import environment, palette
-from kneewatch.reports.weekly.model import WeeklyReport
-from kneewatch.reports.weekly.page import drawing, heat, moments, parts, sparks, strip, telling
-from kneewatch.reports.weekly.page.headline import ROWS_MOST, SECTIONS, headline, title
-from kneewatch.reports.weekly.page.moments import Calendar
-from kneewatch.reports.words import duration, number, percent, plural, quantity, span
+from kneewatch.reports.weekly.page import formatting as moments
+from kneewatch.reports.weekly.page import formatting as telling
+from kneewatch.reports.weekly.page import incident_chart as strip
+from kneewatch.reports.weekly.page import parts
+from kneewatch.reports.weekly.page import small_charts as heat
+from kneewatch.reports.weekly.page import small_charts as sparks
+from kneewatch.reports.weekly.page import svg as drawing
+from kneewatch.reports.weekly.page.formatting import Calendar
+from kneewatch.reports.weekly.page.parts import ROWS_MOST, SECTIONS, headline, title
+from kneewatch.reports.weekly.report import WeeklyReport
 
 FILTERS: dict[str, Any] = {
     "arrow": telling.arrow,

@@ -1,20 +1,14 @@
-"""The parts of the Markdown report that are told of each tier. Pure."""
+"""The tier sections of the report as Markdown. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
-from kneewatch.reports.weekly.figures import Trend
-from kneewatch.reports.weekly.page.markdown_lines import (
-    bullets,
-    code,
-    flags,
-    rows,
-    sections,
-    text,
-)
-from kneewatch.reports.weekly.page.moments import Calendar
-from kneewatch.reports.weekly.page.telling import (
+from kneewatch.reports.diagnosis_text import escaped
+from kneewatch.reports.formatting import number, percent, plural, quantity, span
+from kneewatch.reports.weekly.figures import FlagChange, Trend
+from kneewatch.reports.weekly.page.formatting import (
     FATES,
     LATENCIES,
     PLAIN,
@@ -22,8 +16,10 @@ from kneewatch.reports.weekly.page.telling import (
     STATES,
     TIMES,
     UNKNOWN,
+    Calendar,
     arrow,
     change,
+    flag,
     moved,
     points,
     said,
@@ -33,9 +29,59 @@ from kneewatch.reports.weekly.page.telling import (
     state,
     told,
 )
-from kneewatch.reports.weekly.planning import Lever, TierMoney, TierSize, TierWorkload
-from kneewatch.reports.weekly.service import Latency, TableRow, TierKnee, TierSlo, TierTables
-from kneewatch.reports.words import number, percent, plural, quantity, span
+from kneewatch.reports.weekly.tier_sections import (
+    Latency,
+    Lever,
+    TableRow,
+    TierKnee,
+    TierMoney,
+    TierSize,
+    TierSlo,
+    TierTables,
+    TierWorkload,
+)
+
+NAME = re.compile(r"[\w.:/+-]+")
+
+
+def text(value: str) -> str:
+    """Text on one line, in which nothing is markup."""
+    return escaped(" ".join(value.split()))
+
+
+def code(value: str) -> str:
+    """A name as code where it is one; else as text: a backtick in it would end the code."""
+    return f"`{value}`" if NAME.fullmatch(value) else text(value)
+
+
+def sections(*parts: Sequence[str]) -> list[str]:
+    """Parts with a line between them; what is empty is left out."""
+    lines: list[str] = []
+    for part in parts:
+        if part:
+            lines += [*([""] if lines else []), *part]
+    return lines
+
+
+def rows(heads: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """A table; nothing without rows. The cells are Markdown already, their bars escaped."""
+    lines = [f"| {' | '.join(cell.strip() or '-' for cell in cells)} |" for cells in body]
+    return [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines] if lines else []
+
+
+def bullets(lines: Iterable[str]) -> list[str]:
+    """A list; what is empty is left out."""
+    return [f"- {line.strip()}" for line in lines if line.strip()]
+
+
+def flags(changes: Iterable[FlagChange]) -> str:
+    """Changes of flags; empty for none. No code: a backtick in one would end it."""
+    told = ", ".join(f"**{text(flag(made))}**" for made in changes)
+    return f"{told}." if told else ""
+
+
+# --- The parts of the Markdown report that are told of each tier ----------------------------------
+
 
 Lines = list[str]
 

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, cast
 
-from kneewatch.agent.board import TargetState
-from kneewatch.agent.store.model import KINDS, Interval, Look, Series, StoredEngine
 from kneewatch.agent.store.reader import Reader
-from kneewatch.reports.document import document
-from kneewatch.rules.model import Severity
+from kneewatch.agent.store.records import KINDS, Interval, Look, Series, StoredEngine
+from kneewatch.agent.target_state import TargetState
+from kneewatch.reports.diagnosis_json import document
+from kneewatch.rules.rule import Severity
 
 HOUR_S = 3600.0
 

@@ -12,14 +12,14 @@ import httpx
 from fastapi import FastAPI
 
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.api.protocol import Bounds
+from kneewatch.agent.api.connections import Bounds
 from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.board import Board, SourceState, TargetState
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.settings_sources import load
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.sources import load
+from kneewatch.agent.target_state import Board, SourceState, TargetState
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from tests.reports.made import HEALTHY, NOW_S, SICK
 
 HERE = "http://127.0.0.1"

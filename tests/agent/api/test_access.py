@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.api.access import ALL, NOTHING, READ, Access, Scopes, TokenFile, token
-from kneewatch.collector.base import SettingsError
+from kneewatch.agent.api.auth import ALL, NOTHING, READ, Auth, Scopes, TokenFile, token
+from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import asking, service_of, settings_of
 from tests.agent.api.test_rate import Clock
 
@@ -28,11 +28,11 @@ def token_file(path: Path, content: bytes, mode: int = 0o600) -> Path:
 
 
 @pytest.fixture
-def access(tmp_path: Path) -> Access:
+def access(tmp_path: Path) -> Auth:
     """Both files."""
     files = token_file(tmp_path / "read", READER), token_file(tmp_path / "admin", BOSS)
     settings = settings_of(http__token_file=str(files[0]), http__admin_token_file=str(files[1]))
-    return Access.of(settings)
+    return Auth.of(settings)
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def access(tmp_path: Path) -> Access:
         pytest.param([b"Bearer " + READER, b"Bearer x"], NOTHING, id="two headers allow nothing"),
     ],
 )
-def test_a_token_gives_its_scopes(access: Access, headers: list[bytes], scopes: Scopes) -> None:
+def test_a_token_gives_its_scopes(access: Auth, headers: list[bytes], scopes: Scopes) -> None:
     assert access.scopes(headers) == scopes
 
 
 def test_without_files_everything_is_allowed() -> None:
-    assert Access.of(settings_of()).scopes([]) == ALL
+    assert Auth.of(settings_of()).scopes([]) == ALL
 
 
 def test_a_read_file_alone_closes_the_admin_scope(tmp_path: Path) -> None:
     file = token_file(tmp_path / "read", READER)
-    access = Access.of(settings_of(http__token_file=str(file)))
+    access = Auth.of(settings_of(http__token_file=str(file)))
     assert access.scopes([]) == NOTHING
     assert access.scopes([b"Bearer " + READER]) == {READ}
 
 
 def test_an_admin_file_alone_leaves_reading_free(tmp_path: Path) -> None:
     file = token_file(tmp_path / "admin", BOSS)
-    access = Access.of(settings_of(http__admin_token_file=str(file)))
+    access = Auth.of(settings_of(http__admin_token_file=str(file)))
     assert access.scopes([]) == {READ}
     assert access.scopes([b"Bearer nonsense"]) == {READ}
     assert access.scopes([b"Bearer " + BOSS]) == ALL
@@ -133,13 +133,13 @@ def test_while_the_file_is_gone_no_token_is_valid(
 def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes) -> None:
     file = token_file(tmp_path / "t", content)
     with pytest.raises(SettingsError, match=r"http.token_file = .* holds no token"):
-        Access.of(settings_of(http__token_file=str(file)))
+        Auth.of(settings_of(http__token_file=str(file)))
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing", Path("/dev/zero")):
         with pytest.raises(SettingsError, match=r"http\.token_file"):
-            Access.of(settings_of(http__token_file=str(path)))
+            Auth.of(settings_of(http__token_file=str(path)))
 
 
 def test_a_file_that_everybody_can_read_and_a_short_token_are_warned_of(

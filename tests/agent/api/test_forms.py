@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.api.forms import HTML, JSON, MARKDOWN, MEDIA_TYPES, TEXT, form_of
-from kneewatch.agent.api.problems import Problem
+from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, MEDIA_TYPES, TEXT, Problem, form_of
 
 FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from kneewatch.agent.api.formatting import LINES, Stretch, past
 from kneewatch.agent.api.history import MOST_STRETCHES
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.telling import LINES, Stretch, past
-from kneewatch.collector.base import KneewatchError
-from kneewatch.reports.text import Style, text
+from kneewatch.collector.errors import KneewatchError
+from kneewatch.reports.diagnosis_text import Style, text
 from tests.agent.api.remembered import HOUR_S, Remembered, reader
 from tests.agent.api.serving import (
     SICK_NAME,

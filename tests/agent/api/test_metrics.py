@@ -11,13 +11,13 @@ from prometheus_client.samples import Sample
 
 from kneewatch.agent.api.metrics import CONTENT_TYPE, exposition
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.board import SourceState, TargetState
-from kneewatch.agent.notify.outbox import NotifierStats
-from kneewatch.agent.store.model import StoreStats
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.agent.notify.channel import NotifierStats
+from kneewatch.agent.store.records import StoreStats
+from kneewatch.agent.target_state import SourceState, TargetState
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Change, Recommendation
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 from tests.agent.api.serving import (
     SICK_NAME,
     SICK_STATE,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.notify.looking import Past
-from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.notify.alert_context import Past
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import Cycle
+from kneewatch.agent.store.writer import Store
 from tests.agent.api.serving import Asker, asking, service_of
 from tests.agent.api.test_triage import JSON, TRIAGE, told
 from tests.agent.store.disks import files_of_at_most

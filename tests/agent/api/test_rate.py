@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.api.rate import Buckets, network
+from kneewatch.agent.api.guard import Buckets, network
 
 
 class Clock:

@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.board import Board, TargetState
-from kneewatch.agent.source import TargetStream
-from kneewatch.agent.store.cycle import Cycle, EngineCycle
-from kneewatch.agent.store.model import Retention
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
+from kneewatch.agent.store.writer import Store
+from kneewatch.agent.stream import TargetStream
+from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.profile import Profile
-from kneewatch.reports.document import document
-from kneewatch.rules.model import Severity
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.reports.diagnosis_json import document
+from kneewatch.rules.rule import Severity
 from tests.agent.api.serving import PAGE, asking, settings_of, spec_of
 from tests.agent.api.test_triage import TRIAGE, told
 

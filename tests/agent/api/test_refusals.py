@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from kneewatch.agent.api.problems import NAMES_SHOWN
+from kneewatch.agent.api.responses import NAMES_SHOWN
 from tests.agent.api.serving import (
     SICK_NAME,
     SICK_STATE,

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from kneewatch.agent.api.app import make_app
+from kneewatch.agent.api.connections import Bounds
 from kneewatch.agent.api.guard import HEADERS_BYTES
-from kneewatch.agent.api.protocol import Bounds
 from kneewatch.agent.api.server import HttpServer
-from kneewatch.agent.settings import Settings
-from kneewatch.collector.base import SettingsError
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import WELL_STATE, served, service_of, settings_of
 from tests.agent.api.test_access import READER, token_file
 

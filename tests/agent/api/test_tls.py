@@ -15,10 +15,9 @@ import pytest
 import trustme
 
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.api.server import HttpServer
-from kneewatch.agent.api.tls import ServerTls
-from kneewatch.agent.settings import Settings
-from kneewatch.collector.base import SettingsError
+from kneewatch.agent.api.server import HttpServer, ServerTls
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import WELL_STATE, served, service_of, settings_of
 from tests.agent.api.test_access import BOSS, READER, token_file
 

@@ -11,10 +11,9 @@ from urllib.parse import quote
 import pytest
 from jsonschema import Draft202012Validator
 
-from kneewatch.agent.api.present import KEPT_MOST, Moment, Present
-from kneewatch.agent.api.schemas import components
-from kneewatch.reports.markdown import markdown
-from kneewatch.reports.text import Style, text
+from kneewatch.agent.api.formatting import KEPT_MOST, Moment, Present
+from kneewatch.agent.api.openapi import components
+from kneewatch.reports.diagnosis_text import Style, markdown, text
 from tests.agent.api.serving import (
     SICK_NAME,
     SICK_STATE,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.agent.api.problems import Problem
+from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.views import NO_HISTORY, Views, shown
-from kneewatch.reports.triage.view import SINCE_DEFAULT, TriageView
+from kneewatch.agent.api.triage_page import NO_HISTORY, Views, shown
+from kneewatch.reports.triage.view_model import SINCE_DEFAULT, TriageView
 from tests.agent.api.remembered import reader
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, asking, service_of, state_of
 from tests.agent.api.test_metrics import Stats

@@ -11,7 +11,7 @@ from typing import Any
 
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.targets import TargetSpec, spec
-from kneewatch.collector.nvml_calls import load_nvml
+from kneewatch.collector.gpu.nvml_calls import load_nvml
 from tests.agent.daemon.made import settings
 from tests.collector.servers import Server, Start, answer
 

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kneewatch.agent.board import Board, TargetState
-from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.target_tables import argument_specs
-from kneewatch.agent.daemon.watch import GpuReadings, Sinks, Watch
-from kneewatch.agent.settings import Effective, Settings
-from kneewatch.agent.settings_sources import load
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.targets import TargetSpec
+from kneewatch.agent.daemon.cycle import GpuReadings, Sinks, Watch
+from kneewatch.agent.daemon.target_profile import TargetProfiles
+from kneewatch.agent.settings.effective import Effective, Settings
+from kneewatch.agent.settings.sources import load
+from kneewatch.agent.store.records import Cycle
+from kneewatch.agent.target_state import Board, TargetState
+from kneewatch.agent.targets import TargetSpec, argument_specs
 
 PATIENCE_S = 20.0
 """A busy machine may be so late."""
@@ -61,7 +60,7 @@ def watch(
     **more: Any,  # noqa: ANN401
 ) -> Watch:
     """A target under watch."""
-    return Watch(spec, Bases().of([spec])[spec.name], kept.sinks(gpus), **more)
+    return Watch(spec, TargetProfiles().of([spec])[spec.name], kept.sinks(gpus), **more)
 
 
 def until(reached: Callable[[], object], patience_s: float = PATIENCE_S) -> None:

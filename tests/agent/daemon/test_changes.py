@@ -8,10 +8,10 @@ from itertools import groupby
 
 import pytest
 
-from kneewatch.agent.daemon.changes import LINES_MAX, LINES_S, Changes
-from kneewatch.collector.base import CollectError
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.room import ENGINES_MAX
+from kneewatch.agent.daemon.cycle import LINES_MAX, LINES_S, Changes
+from kneewatch.collector.errors import CollectError
+from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from tests.agent.running import capture
 from tests.recordings import diagnoses
 from tests.reports.made import SICK

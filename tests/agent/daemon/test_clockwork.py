@@ -13,7 +13,7 @@ from apscheduler.schedulers import base  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.daemon.clockwork import Clockwork, Grid, phase_ratio
+from kneewatch.agent.daemon.scheduler import Grid, Scheduler, phase_ratio
 from tests.agent.daemon.made import until
 
 
@@ -35,8 +35,8 @@ class Counted:
 
 
 @pytest.fixture
-def clockwork() -> Iterator[Clockwork]:
-    made = Clockwork()
+def clockwork() -> Iterator[Scheduler]:
+    made = Scheduler()
     made.start()
     yield made
     made.stop()
@@ -74,7 +74,7 @@ def test_phases_are_spread_evenly() -> None:
     assert phase_ratio("a") == phase_ratio("a")
 
 
-def test_jobs_keep_their_interval(clockwork: Clockwork) -> None:
+def test_jobs_keep_their_interval(clockwork: Scheduler) -> None:
     job = Counted()
     clockwork.put("a", job, interval_s=0.1)
     until(lambda: len(job.times) >= 12)
@@ -82,7 +82,7 @@ def test_jobs_keep_their_interval(clockwork: Clockwork) -> None:
     assert 0.08 < sum(gaps) / len(gaps) < 0.14
 
 
-def test_the_first_run_comes_soon(clockwork: Clockwork) -> None:
+def test_the_first_run_comes_soon(clockwork: Scheduler) -> None:
     soon, on_the_grid = Counted(), Counted()
     since_s = time.monotonic()
     clockwork.put("a", soon, interval_s=1e6, first_in_s=0.05)
@@ -92,7 +92,7 @@ def test_the_first_run_comes_soon(clockwork: Clockwork) -> None:
     assert not on_the_grid.times
 
 
-def test_never_two_at_once_and_nobody_is_delayed(clockwork: Clockwork) -> None:
+def test_never_two_at_once_and_nobody_is_delayed(clockwork: Scheduler) -> None:
     hang = threading.Event()
 
     def hangs() -> None:
@@ -107,7 +107,7 @@ def test_never_two_at_once_and_nobody_is_delayed(clockwork: Clockwork) -> None:
     until(lambda: len(slow.times) >= 3)
 
 
-def test_a_job_says_when_it_is_next(clockwork: Clockwork) -> None:
+def test_a_job_says_when_it_is_next(clockwork: Scheduler) -> None:
     waits = iter([0.3, 0.3, 0.3])
     job = Counted(lambda: next(waits, 1e6))
     clockwork.put("a", job, interval_s=0.1)
@@ -119,7 +119,7 @@ def test_a_job_says_when_it_is_next(clockwork: Clockwork) -> None:
 
 
 def test_a_crash_is_logged_and_the_next_run_comes(
-    clockwork: Clockwork, caplog: pytest.LogCaptureFixture
+    clockwork: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = Counted(lambda: 1 / 0)
     with caplog.at_level(logging.ERROR):
@@ -132,7 +132,7 @@ def test_a_crash_is_logged_and_the_next_run_comes(
     assert clockwork.silent_s < 5
 
 
-def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
+def test_a_dropped_job_runs_no_more(clockwork: Scheduler) -> None:
     job = Counted(lambda: 0.05)
     clockwork.put("a", job, interval_s=0.1)
     until(lambda: job.times)
@@ -144,7 +144,7 @@ def test_a_dropped_job_runs_no_more(clockwork: Clockwork) -> None:
     assert len(job.times) == ran
 
 
-def test_a_name_may_be_anything(clockwork: Clockwork) -> None:
+def test_a_name_may_be_anything(clockwork: Scheduler) -> None:
     job = Counted()
     clockwork.put("heartbeat", job, interval_s=0.1)
     until(lambda: job.times)
@@ -176,7 +176,7 @@ class Clock:
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
     clock = Clock(monkeypatch)
-    clockwork = Clockwork(wall=clock)
+    clockwork = Scheduler(wall=clock)
     clockwork.start()
     try:
         job = Counted()
@@ -202,7 +202,7 @@ def test_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, hours: int) -> Non
 
 def test_a_clock_that_is_only_slewed_changes_nothing() -> None:
     ahead = {"s": 0.0}
-    clockwork = Clockwork(wall=lambda: time.time() + ahead["s"])
+    clockwork = Scheduler(wall=lambda: time.time() + ahead["s"])
     for _ in range(20):
         ahead["s"] += 0.2
         assert clockwork.check() == 0.0

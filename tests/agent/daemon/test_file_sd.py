@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.daemon.file_sd import FileTargets, file_specs
-from kneewatch.collector.base import KneewatchError, SettingsError
+from kneewatch.agent.daemon.discovery import FileTargets, file_specs
+from kneewatch.collector.errors import KneewatchError, SettingsError
 from tests.agent.daemon.made import settings, target
 
 GROUPS: list[dict[str, object]] = [

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.clockwork import Clockwork
-from kneewatch.agent.daemon.fleet import Fleet
-from kneewatch.agent.daemon.roster import Roster
+from kneewatch.agent.daemon.discovery import Discovery
+from kneewatch.agent.daemon.scheduler import Scheduler
+from kneewatch.agent.daemon.supervisor import TargetJobs
+from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.collector.base import CaptureError, SettingsError
+from kneewatch.collector.errors import CaptureError, SettingsError
 from tests.agent.daemon.made import Kept, settings, target, until
 from tests.agent.running import bodies, in_turn
 from tests.collector.servers import Start
@@ -29,8 +29,8 @@ class Fleeting:
     """A fleet with its clockwork."""
 
     def __init__(self) -> None:
-        self.kept, self.clockwork, self.told = Kept(), Clockwork(), list[list[str]]()
-        self.fleet = Fleet(
+        self.kept, self.clockwork, self.told = Kept(), Scheduler(), list[list[str]]()
+        self.fleet = TargetJobs(
             self.clockwork,
             self.kept.sinks(),
             on_targets=lambda specs: self.told.append([spec.name for spec in specs]),
@@ -38,7 +38,7 @@ class Fleeting:
         self.clockwork.start()
 
     def apply(self, specs: Sequence[TargetSpec]) -> None:
-        self.fleet.apply(specs, Bases().of(specs))
+        self.fleet.apply(specs, TargetProfiles().of(specs))
 
     def times(self, name: str) -> list[float]:
         return [cycle.t_s for cycle in list(self.kept.cycles) if cycle.target == name]
@@ -125,7 +125,7 @@ def test_what_did_not_change_goes_on(serving: Start, fleeting: Fleeting) -> None
     assert [len(names) for names in fleeting.told] == [3, 2]
 
 
-def weak(fleet: Fleet, name: str) -> list[weakref.ref[Any]]:
+def weak(fleet: TargetJobs, name: str) -> list[weakref.ref[Any]]:
     """Weak references to what is held of a target."""
     watch = fleet._watches[name]  # pyright: ignore[reportPrivateUsage]
     stream = watch._stream  # pyright: ignore[reportPrivateUsage]
@@ -172,11 +172,11 @@ def test_many_targets_do_not_begin_at_once(serving: Start, fleeting: Fleeting) -
 
 def test_a_roster() -> None:
     with pytest.raises(SettingsError, match="no target to watch"):
-        Roster([], settings())
+        Discovery([], settings())
     with pytest.raises(SettingsError, match="two targets are called 'http://a:1': argument 1 and"):
-        Roster(["a:1", "http://a:1"], settings())
-    assert Roster([], settings(file_sd=["/no/such/*.json"])).specs() == []
-    roster = Roster(["a:1"], settings())
+        Discovery(["a:1", "http://a:1"], settings())
+    assert Discovery([], settings(file_sd=["/no/such/*.json"])).specs() == []
+    roster = Discovery(["a:1"], settings())
     assert [spec.name for spec in roster.specs()] == ["http://a:1"]
     assert not roster.poll()
     other = roster.renewed(settings(window_s=30.0))

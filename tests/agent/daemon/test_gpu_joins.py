@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.daemon.gpu_joins import Claim, claim_of
-from kneewatch.diagnose.gpus import GpuChoice, GpuMonitor
+from kneewatch.agent.daemon.gpu_mapping import Claim, claim_of
+from kneewatch.diagnose.gpu.monitor import GpuChoice, GpuMonitor
 from tests.collector.dcgm_pages import Pages, body, labels, node
 from tests.collector.fake_nvml import GIB, FakeInstance
 from tests.collector.nvml_nodes import Node, hopper

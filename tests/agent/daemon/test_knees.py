@@ -14,21 +14,31 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.knees import RETRY_S, Knees, Windows
-from kneewatch.agent.daemon.watch import Watch
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.model import DAY_S, ConfigChange, Retention, Series, StoredEngine
+from kneewatch.agent.daemon.baselines import RETRY_S, Knees, Windows
+from kneewatch.agent.daemon.cycle import Watch
+from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
-from kneewatch.collector.base import StoreError
-from kneewatch.collector.names.page import EngineKey
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.engine import Catalogue, EngineMonitor
-from kneewatch.diagnose.knee import LOAD_SIGNALS, POINT_SIGNALS, LearnedKnee
-from kneewatch.diagnose.launches import same_launch
-from kneewatch.diagnose.live_knee import LiveKnee
-from kneewatch.diagnose.profile import Profile
+from kneewatch.agent.store.records import (
+    DAY_S,
+    ConfigChange,
+    Cycle,
+    Retention,
+    Series,
+    StoredEngine,
+)
+from kneewatch.agent.store.writer import Store
+from kneewatch.collector.errors import StoreError
+from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
+from kneewatch.diagnose.learned.knee import (
+    LOAD_SIGNALS,
+    POINT_SIGNALS,
+    LearnedKnee,
+    LiveKnee,
+    same_launch,
+)
 from tests.agent.daemon.made import Kept, target, until
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import bodies, in_turn
@@ -292,7 +302,7 @@ def test_the_next_cycle_is_held_against_it(serving: Start, tmp_path: Path) -> No
     sinks = replace(kept.sinks(), knees=knees)
     start_s = time.time()
     clock = iter(start_s + 2.0 * at for at in range(100))
-    one = Watch(spec, Bases().of([spec])[spec.name], sinks, wall=lambda: next(clock))
+    one = Watch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
     one.cycle()
     while knees.cycle() is not None:
         pass

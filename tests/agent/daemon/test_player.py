@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.player import PAUSE_S, Player
-from kneewatch.agent.source import TargetStream
-from kneewatch.collector.base import CaptureError, CollectError
+from kneewatch.agent.daemon.pages import PAUSE_S, Player
+from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
-from kneewatch.collector.captures.entries import Entry
-from kneewatch.collector.exposition.parser import Limits
+from kneewatch.collector.captures.format import Entry
+from kneewatch.collector.errors import CaptureError, CollectError
+from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.samples import Page
-from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.diagnosis_config import Profile
 from tests.agent.running import capture
 
 HEALTHY = capture("healthy_light")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.seasons import Seasons
-from kneewatch.agent.daemon.watch import Watch
-from kneewatch.agent.store.model import Series, StoredEngine
+from kneewatch.agent.daemon.baselines import Seasons
+from kneewatch.agent.daemon.cycle import Watch
+from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
-from kneewatch.collector.base import StoreError
-from kneewatch.collector.names.page import EngineKey
-from kneewatch.rules.seasons import HOUR_S, WEEK_S
+from kneewatch.agent.store.records import Series, StoredEngine
+from kneewatch.collector.errors import StoreError
+from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.rules.baseline import HOUR_S, WEEK_S
 from tests.agent.daemon.made import Kept, target
 from tests.agent.running import bodies
 from tests.agent.store.made import cycle, diagnosis, written
@@ -106,7 +106,7 @@ def test_a_cycle_is_held_against_the_hour(serving: Start, tmp_path: Path) -> Non
     kept = Kept()
     clock = iter([NOW_S, NOW_S + 5, NOW_S + 10])
     sinks = replace(kept.sinks(), seasons=seasons)
-    one = Watch(spec, Bases().of([spec])[spec.name], sinks, wall=lambda: next(clock))
+    one = Watch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
     one.cycle()
     one.cycle()
     assert "no quiet baseline is known yet" in kept.states[-1].diagnoses[0].judged_against

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.state_folder import store_path
-from kneewatch.collector.base import StoreError
+from kneewatch.agent.store.database import store_path
+from kneewatch.collector.errors import StoreError
 
 
 def test_what_is_stated_comes_first(tmp_path: Path) -> None:

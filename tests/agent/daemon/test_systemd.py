@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.systemd import Systemd
+from kneewatch.agent.daemon.process import Systemd
 
 
 @pytest.fixture(params=["path", "abstract"])

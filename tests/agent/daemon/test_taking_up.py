@@ -12,11 +12,11 @@ from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
     BackgroundScheduler,
 )
 
-from kneewatch.agent.daemon.taking_up import TakingUp
+from kneewatch.agent.daemon.reload import Reload
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.report.schedule import JOB_ID
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.settings_sources import load
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.sources import load
 
 MONDAY, TUESDAY = '[report]\ncron = "0 6 * * mon"\n', '[report]\ncron = "0 6 * * tue"\n'
 RECEIVER = '[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1:9/"\nname = "oncall"\n'
@@ -64,8 +64,8 @@ def taking_up(
     notifier: Notifier,
     scheduler: Any,  # noqa: ANN401
     tmp_path: Path,
-) -> TakingUp:
-    return TakingUp(
+) -> Reload:
+    return Reload(
         made(MONDAY), scheduler=scheduler, store_file=tmp_path / "k.db", notifier=notifier
     )
 
@@ -77,7 +77,7 @@ def due(scheduler: Any) -> str:  # noqa: ANN401 - APScheduler has no types
 
 
 def test_what_needs_a_restart_is_told_until_it_is_taken_back(
-    taking_up: TakingUp, made: Made, capfd: pytest.CaptureFixture[str]
+    taking_up: Reload, made: Made, capfd: pytest.CaptureFixture[str]
 ) -> None:
     taking_up(made('listen = "127.0.0.1:9999"\nstore.keep_s = 86400\n' + MONDAY))
     assert taking_up.restart_needed == ("listen", "store.keep_s")
@@ -87,7 +87,7 @@ def test_what_needs_a_restart_is_told_until_it_is_taken_back(
 
 
 def test_reports_are_planned_anew(
-    taking_up: TakingUp,
+    taking_up: Reload,
     made: Made,
     scheduler: Any,  # noqa: ANN401
 ) -> None:
@@ -104,7 +104,7 @@ def test_reports_are_planned_anew(
 
 
 def test_receivers_are_taken_up_and_wrong_ones_change_nothing(
-    taking_up: TakingUp, made: Made, notifier: Notifier, capfd: pytest.CaptureFixture[str]
+    taking_up: Reload, made: Made, notifier: Notifier, capfd: pytest.CaptureFixture[str]
 ) -> None:
     taking_up(made(RECEIVER))
     assert list(notifier.stats_by_receiver()) == ["oncall"]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.board import SourceState
-from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.watch import Watch
+from kneewatch.agent.daemon.cycle import Watch
+from kneewatch.agent.daemon.target_profile import TargetProfiles
+from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.collector.base import SettingsError
-from kneewatch.diagnose.gpus import GpuReading
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.gpu.monitor import GpuReading
 from tests.agent.daemon.made import Kept, settings, target, watch
 from tests.agent.running import bodies, capture, in_turn
 from tests.agent.test_diagnose_live import two_engines, unused_url
@@ -294,14 +294,14 @@ def test_what_is_stated_must_be_known() -> None:
         ({"launch_file": "/no/such"}, "test: launch_file /no/such: No such file"),
     ):
         with pytest.raises(SettingsError, match=says):
-            Bases().of([target("a", **values)])
+            TargetProfiles().of([target("a", **values)])
 
 
 def test_targets_with_the_same_settings_share_a_catalogue() -> None:
     own = settings()
     specs = [TargetSpec(name, "http://a", {}, own, None, "") for name in "abc"]
     other = TargetSpec("d", "http://a", {}, settings(), None, "")
-    bases = Bases()
+    bases = TargetProfiles()
     found = bases.of([*specs, other])
     assert found["a"] is found["b"] is found["c"]
     assert found["a"] == found["d"]

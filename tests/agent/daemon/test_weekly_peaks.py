@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.basis import Bases
-from kneewatch.agent.daemon.watch import Watch
-from kneewatch.agent.daemon.weekly_peaks import WEEK_S, WeeklyPeaks, peak_of
-from kneewatch.agent.store.model import Series
+from kneewatch.agent.daemon.baselines import WEEK_S, WeeklyPeaks, peak_of
+from kneewatch.agent.daemon.cycle import Watch
+from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.records import Series
 from kneewatch.agent.targets import TargetSpec
-from kneewatch.collector.names.page import EngineKey
+from kneewatch.collector.names.vllm_series import EngineKey
 from tests.agent.daemon.made import Kept, target
 from tests.agent.running import bodies
 from tests.agent.store.made import cycle, diagnosis, written
@@ -105,7 +105,7 @@ def said(spec: TargetSpec, peaks: WeeklyPeaks) -> str:
     kept = Kept()
     clock = count(NOW_S, 40.0)
     sinks = replace(kept.sinks(), peaks=peaks)
-    one = Watch(spec, Bases().of([spec])[spec.name], sinks, wall=lambda: next(clock))
+    one = Watch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
     for _ in range(450):
         one.cycle()
     one.retire()

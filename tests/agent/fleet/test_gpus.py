@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kneewatch.agent.fleet.gpus import joined
-from kneewatch.collector.prometheus.answers import Sample
+from kneewatch.agent.fleet.snapshot import joined
+from kneewatch.collector.prometheus.responses import Sample
 from tests.diagnose.fleet.made import pod, shaped
 
 

@@ -11,11 +11,11 @@ from threading import Event
 import pytest
 
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.api.fleet_past import KEPT_S, FleetPast
-from kneewatch.agent.api.problems import Problem
+from kneewatch.agent.api.fleet import KEPT_S, FleetPast
+from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.fleet.watch import FleetWatch
-from kneewatch.collector.base import CollectError
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
+from kneewatch.collector.errors import CollectError
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from tests.agent.api.serving import Asker, service_of, settings_of
 from tests.diagnose.fleet.made import fleet, verdict
 

@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kneewatch.agent.printing import FOUND, NO_DATA
-from kneewatch.collector.base import CollectError
+from kneewatch.collector.errors import CollectError
 from tests import fleets
 from tests.agent.fleet.watching import told, watched
 from tests.agent.running import Main

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.agent.fleet.gather import capacity_tokens
-from kneewatch.agent.fleet.pools import own_pools
+from kneewatch.agent.fleet.snapshot import capacity_tokens, own_pools
 from tests.diagnose.fleet.made import pod, shaped
 
 ENGINES = [("a", "0"), ("a", "1"), ("b", "0")]

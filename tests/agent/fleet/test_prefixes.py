@@ -8,7 +8,7 @@ import pytest
 
 from kneewatch.agent.fleet.queries import Asking, in_flight
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.collector.names.table import PREFIXES, VLLM_PREFIX
+from kneewatch.collector.names.vllm_metrics import PREFIXES, VLLM_PREFIX
 from kneewatch.collector.samples import Layout, Page
 from tests.agent.fleet.watching import watched
 from tests.collector.oracle import Prometheus, Target, running

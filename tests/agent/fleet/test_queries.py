@@ -12,9 +12,9 @@ from kneewatch.agent.fleet.queries import (
     raw_queries,
     scrapes_failing,
 )
-from kneewatch.collector.base import SettingsError
-from kneewatch.diagnose.fleet.judging import coverage
-from kneewatch.diagnose.profile import Profile
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.engine_state import coverage
 
 ASKING = Asking('namespace="a"', 60.0, ("instance", "engine"), ("vllm:",))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.agent.fleet.scrapes import Failing
+from kneewatch.agent.fleet.snapshot import Failing
 
 UP = {"__name__": "up", "job": "vllm", "instance": "10.0.0.1:8000", "cluster": "eu", "pod": "c-1"}
 PAGE = {**UP, "__name__": "vllm:num_requests_running", "model_name": "m", "engine": "0"}

@@ -8,16 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.fleet.job import FleetJob
-from kneewatch.agent.fleet.telling import SYSTEM_DOWN, lost_state, states_of
-from kneewatch.agent.fleet.watch import FleetWatch
-from kneewatch.agent.notify.events import message
-from kneewatch.agent.notify.ledger import Ledger
+from kneewatch.agent.fleet.watch import SYSTEM_DOWN, FleetJob, FleetWatch, lost_state, states_of
+from kneewatch.agent.notify.alert_state import AlertState
+from kneewatch.agent.notify.events import Event, message
+from kneewatch.agent.notify.formatting import text, webhook
 from kneewatch.agent.notify.notifier import Notifier
-from kneewatch.agent.notify.render import text, webhook
-from kneewatch.agent.notify.settings import receivers
-from kneewatch.agent.notify.troubles import Event
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
+from kneewatch.agent.notify.receivers import receivers
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.observed import Gone
 from tests.agent.api.serving import settings_of
 from tests.agent.notify.made import receiver, settings
@@ -31,15 +28,15 @@ DOWN = (Gone("r1", "prod", down=True),)
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(receiver(tmp_path, f"{HOOK}hold_s = {HOLD_S}"))
+def ledger(tmp_path: Path) -> AlertState:
+    return AlertState(receiver(tmp_path, f"{HOOK}hold_s = {HOLD_S}"))
 
 
 def later(found: FleetDiagnosis, steps: int) -> FleetDiagnosis:
     return replace(found, observed=replace(found.observed, t_s=found.observed.t_s + STEP_S * steps))
 
 
-def told(ledger: Ledger, *answers: FleetDiagnosis) -> list[Event]:
+def told(ledger: AlertState, *answers: FleetDiagnosis) -> list[Event]:
     """What answers a minute apart give to tell; all of it arrives."""
     events: list[Event] = []
     for at, answer in enumerate(answers):
@@ -63,7 +60,7 @@ def ill(**more: float) -> FleetDiagnosis:
 WELL = verdict(*fleet(3), (pod("hot"), {}))
 
 
-def test_a_replicas_cascade_begins_gets_worse_and_ends(ledger: Ledger) -> None:
+def test_a_replicas_cascade_begins_gets_worse_and_ends(ledger: AlertState) -> None:
     events = told(ledger, WELL, ill(), ill(**QUEUE), *[WELL] * 5)
     hot = [one for one in words(events) if one[1].endswith("/hot")]
     assert [what for what, _, _ in hot] == ["began", "worse", "ended"]
@@ -73,19 +70,19 @@ def test_a_replicas_cascade_begins_gets_worse_and_ends(ledger: Ledger) -> None:
     assert "https://k.example/api/v1/fleet" in said
 
 
-def test_a_cause_across_replicas_is_told_once(ledger: Ledger) -> None:
+def test_a_cause_across_replicas_is_told_once(ledger: AlertState) -> None:
     down = verdict(*fleet(3), gone=DOWN)
     events = told(ledger, down, down, down)
     assert words(events) == [("began", "fleet/prod", "target_down")]
     json.dumps(webhook(message(events, receiver="hook", base="")), allow_nan=False)
 
 
-def test_what_a_partial_answer_lacks_is_not_over(ledger: Ledger) -> None:
+def test_what_a_partial_answer_lacks_is_not_over(ledger: AlertState) -> None:
     partial = verdict(*fleet(3), (pod("hot"), {}), warnings=["a shard is down"])
     assert "ended" not in {one.what for one in told(ledger, ill(**QUEUE), *[partial] * 6)}
 
 
-def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: Ledger) -> None:
+def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: AlertState) -> None:
     t_s = WELL.observed.t_s
     assert told(ledger, ill(**QUEUE))
     lost = [

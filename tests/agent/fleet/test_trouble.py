@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from kneewatch.agent.printing import FOUND, NO_DATA
-from kneewatch.collector.prometheus.source import PrometheusSource
+from kneewatch.collector.prometheus.client import PrometheusSource
 from tests import fleets
 from tests.agent.fleet.watching import QUICK, told, watched
 from tests.agent.running import Document, Main

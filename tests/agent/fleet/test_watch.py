@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.metrics import exposition
-from kneewatch.agent.api.ready import reasons
+from kneewatch.agent.api.service import reasons
 from kneewatch.agent.fleet.watch import FleetWatch
-from kneewatch.collector.base import SettingsError
+from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import Asker, service_of, settings_of
 from tests.diagnose.fleet.made import fleet, verdict
 from tests.reports.made import NOW_S

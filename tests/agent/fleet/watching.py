@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kneewatch.agent.fleet.gather import Wanted, observe
-from kneewatch.collector.prometheus.source import PrometheusSource, SourceSettings
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis, diagnose
-from kneewatch.diagnose.fleet.shape import label_map
-from kneewatch.diagnose.profile import Profile
+from kneewatch.agent.fleet.snapshot import FleetConfig, observe
+from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
+from kneewatch.diagnose.fleet.inventory import label_map
 from tests.collector.oracle import LOOPBACK, Prometheus
 
 QUICK = SourceSettings(pause_s=0.01, per_s=1000.0)
@@ -22,7 +22,7 @@ def watched(
     """The diagnosis of what a server has."""
     url = server if isinstance(server, str) else f"http://{LOOPBACK}:{server.port}"
     with PrometheusSource(url, QUICK) as source:
-        wanted = Wanted(selector, label_map({}, "default"), window_s, at_s)
+        wanted = FleetConfig(selector, label_map({}, "default"), window_s, at_s)
         return diagnose(observe(source, wanted), Profile(window_s=window_s))
 
 

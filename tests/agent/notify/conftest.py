@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trustme
 
+from kneewatch.agent.notify.channel import Patience
 from kneewatch.agent.notify.notifier import Notifier
-from kneewatch.agent.notify.outbox import Patience
-from kneewatch.agent.notify.settings import receivers
+from kneewatch.agent.notify.receivers import receivers
 from tests.agent.notify.made import settings
 from tests.agent.notify.web import Reply, Taker, Taking
 

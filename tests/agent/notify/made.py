@@ -7,16 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kneewatch.agent.board import TargetState
-from kneewatch.agent.notify.receiver import Receiver
-from kneewatch.agent.notify.settings import receivers
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.settings_sources import load
-from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.agent.notify.receivers import Receiver, receivers
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.sources import load
+from kneewatch.agent.target_state import TargetState
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE
 
 FP8 = Recommendation(

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.store.cycle import Cycle, EngineCycle
-from kneewatch.agent.store.model import Retention
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
+from kneewatch.agent.store.writer import Store
 from tests.agent.api.serving import served, settings_of
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.made import healthy, sick, state

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.board import TargetState
 from kneewatch.agent.notify.alerts import DOCUMENTS_MOST, answer
-from kneewatch.agent.notify.payload import AlertsError
-from kneewatch.agent.store.cycle import Cycle, EngineCycle
-from kneewatch.agent.store.model import Retention
+from kneewatch.agent.notify.forward import AlertsError
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.reports.document import document
+from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
+from kneewatch.agent.store.writer import Store
+from kneewatch.agent.target_state import TargetState
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.reports.diagnosis_json import document
 from tests.agent.api.serving import service_of
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.made import FP8, healthy, sick, state

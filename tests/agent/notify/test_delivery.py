@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.notify.notifier import Notifier
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.made import cause, healthy, settings, sick, state
 from tests.agent.notify.telling import LONG_WAIT_S, ended, settle, webhook

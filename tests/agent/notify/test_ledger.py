@@ -9,19 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.board import TargetState
-from kneewatch.agent.notify.events import message
-from kneewatch.agent.notify.ledger import HELD_MAX, Ledger
-from kneewatch.agent.notify.receiver import Receiver
-from kneewatch.agent.notify.render import text
-from kneewatch.agent.notify.settings import receivers
-from kneewatch.agent.notify.troubles import Event, Key, troubles
-from kneewatch.agent.source import TargetStream
+from kneewatch.agent.notify.alert_state import HELD_MAX, AlertState
+from kneewatch.agent.notify.events import Event, Key, message, troubles
+from kneewatch.agent.notify.formatting import text
+from kneewatch.agent.notify.receivers import Receiver, receivers
+from kneewatch.agent.stream import TargetStream
+from kneewatch.agent.target_state import TargetState
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.diagnose.profile import Profile
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 from tests.agent.notify.made import cause, healthy, receiver, settings, sick, state, unreadable
 from tests.recordings import CAPTURES
 from tests.reports.made import NOW_S
@@ -35,7 +33,7 @@ def who(tmp_path: Path) -> Receiver:
     return receiver(tmp_path, f"{text}hold_s = {HOLD_S}")
 
 
-def told(ledger: Ledger, *states: TargetState) -> list[tuple[str, str]]:
+def told(ledger: AlertState, *states: TargetState) -> list[tuple[str, str]]:
     """What each state gives to tell; all of it arrives."""
     events: list[Event] = []
     for one in states:
@@ -67,7 +65,7 @@ def test_the_page_that_cannot_be_read_is_one_trouble_of_the_target() -> None:
 
 
 def test_what_cannot_be_read_is_not_over(who: Receiver) -> None:
-    ledger = Ledger(who)
+    ledger = AlertState(who)
     assert told(ledger, state(sick())) == [("began", "kv_pressure")]
     blind = [state(unreadable(), after_s=5.0 * n) for n in range(1, 20)]
     assert told(ledger, *blind) == [("began", "target_down")]
@@ -93,35 +91,35 @@ def test_what_cannot_be_read_is_not_over(who: Receiver) -> None:
     ],
 )
 def test_what_is_not_judged_is_not_over(who: Receiver, blind: object) -> None:
-    ledger = Ledger(who)
+    ledger = AlertState(who)
     told(ledger, state(sick()))
     states = [state(blind, after_s=5.0 * n) for n in range(1, 40)]  # type: ignore[arg-type]
     assert ("ended", "kv_pressure") not in told(ledger, *states)
 
 
 def test_an_engine_that_leaves_a_readable_page_takes_its_trouble_along(who: Receiver) -> None:
-    ledger = Ledger(who)
+    ledger = AlertState(who)
     told(ledger, state(healthy(), sick(engine="1")))
     states = [state(healthy(), after_s=10.0 * n) for n in range(1, 5)]
     assert told(ledger, *states) == [("ended", "kv_pressure")]
 
 
 def test_one_missed_scrape_is_no_end_whatever_the_clock_says(who: Receiver) -> None:
-    ledger = Ledger(who)
+    ledger = AlertState(who)
     told(ledger, state(sick()))
     assert told(ledger, state(healthy(), after_s=3600)) == []
     assert told(ledger, state(sick(), after_s=3605)) == []
 
 
 def test_a_clock_set_back_only_delays_the_end(who: Receiver) -> None:
-    ledger = Ledger(who)
+    ledger = AlertState(who)
     told(ledger, state(sick()), state(healthy(), after_s=5))
     back = [state(healthy(), after_s=10.0 * n - 3600) for n in range(4)]
     assert told(ledger, *back) == [("ended", "kv_pressure")]
 
 
 def test_a_trouble_that_begins_anew_before_its_end_arrived_is_told_anew(who: Receiver) -> None:
-    ledger = Ledger(who)
+    ledger = AlertState(who)
     told(ledger, state(sick()))
     late: list[Event] = []
     for after_s in (5, 15, 26):
@@ -135,7 +133,7 @@ def test_a_trouble_that_begins_anew_before_its_end_arrived_is_told_anew(who: Rec
 
 
 def test_an_end_names_what_is_still_wrong_there(who: Receiver) -> None:
-    ledger = Ledger(who)
+    ledger = AlertState(who)
     other = cause("admission_limit")
     told(ledger, state(sick(), healthy(engine="1", causes=[cause("gpu_fault")])))
     told(ledger, state(healthy(causes=[other]), after_s=5))
@@ -150,12 +148,12 @@ def test_an_end_names_what_is_still_wrong_there(who: Receiver) -> None:
 
 
 def test_rows_and_restore_are_inverse(who: Receiver) -> None:
-    ledger = Ledger(who)
+    ledger = AlertState(who)
     told(ledger, state(sick(), name="a"), state(sick(), name="b"))
     ledger.update(state(sick(), name="c"))
     ledger.drop("b", NOW_S + 9)
     rows = ledger.rows()
-    again = Ledger(who)
+    again = AlertState(who)
     again.restore(rows)
     assert again.rows() == rows
     assert [(row["target"], row["told"] is None, row["how"]) for row in rows] == [
@@ -181,7 +179,7 @@ def test_ends_and_beginnings_alternate(kinds: list[str]) -> None:
         "worse": sick(Severity.CRITICAL, 4),
         "blind": healthy(health="unknown"),
     }
-    ledger, going, gone = Ledger(who), False, 0
+    ledger, going, gone = AlertState(who), False, 0
     for number, kind in enumerate(kinds):
         words = [what for what, _ in told(ledger, state(made[kind], after_s=10.0 * number))]
         gone = gone + 1 if kind == "well" else 0
@@ -214,7 +212,7 @@ def test_recordings_of_a_real_server_give_few_messages(
 ) -> None:
     text = 'window_s = 15\n[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1/"'
     (one,) = receivers(settings(tmp_path, text))
-    ledger, stream = Ledger(one), TargetStream("r0", Profile(window_s=15.0), Limits())
+    ledger, stream = AlertState(one), TargetStream("r0", Profile(window_s=15.0), Limits())
     events: list[Event] = []
     for entry in CaptureReader(CAPTURES / f"{name}.jsonl.gz"):
         said = tuple(stream.replay(entry))
@@ -227,7 +225,7 @@ def test_recordings_of_a_real_server_give_few_messages(
 
 
 def test_troubles_without_end_are_not_all_held(who: Receiver) -> None:
-    ledger = Ledger(who)
+    ledger = AlertState(who)
     for number in range(2):
         engines = [sick(engine=f"{number}.{engine}") for engine in range(HELD_MAX)]
         told(ledger, state(*engines, after_s=5.0 * number))

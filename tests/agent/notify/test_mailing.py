@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.notify.mailing import deliver
-from kneewatch.agent.notify.receiver import Mail
-from kneewatch.agent.notify.sending import SendError
+from kneewatch.agent.notify.delivery import SendError, deliver
+from kneewatch.agent.notify.receivers import Mail
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.made import receiver, sick, state
 from tests.agent.notify.mail_server import MailServer, Ways

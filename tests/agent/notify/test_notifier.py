@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.notify.settings import receivers
-from kneewatch.rules.model import Severity
+from kneewatch.agent.notify.receivers import receivers
+from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.made import cause, healthy, settings, sick, state
 from tests.agent.notify.telling import LONG_WAIT_S, WAIT_S, ended, settle, webhook

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.notify.payload import ALERTS_MOST, AlertsError, payload_of
+from kneewatch.agent.notify.forward import ALERTS_MOST, AlertsError, payload_of
 from tests.agent.notify.posts import alert, post
 from tests.reports.made import NOW_S
 

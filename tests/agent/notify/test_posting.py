@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from kneewatch.agent.notify.posting import after_s, post
-from kneewatch.agent.notify.receiver import Web
-from kneewatch.agent.notify.sending import SendError
+from kneewatch.agent.notify.delivery import SendError, after_s, post
+from kneewatch.agent.notify.receivers import Web
 from tests.agent.notify.made import receiver
 from tests.agent.notify.web import Reply, Taking
 from tests.collector.servers import BUSY_S, Start

@@ -12,10 +12,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.notify import escape, events, render
-from kneewatch.agent.notify.ledger import Ledger
+from kneewatch.agent.notify import events
+from kneewatch.agent.notify import formatting as escape
+from kneewatch.agent.notify import formatting as render
+from kneewatch.agent.notify.alert_state import AlertState
+from kneewatch.agent.notify.events import Event
 from kneewatch.agent.notify.message import Line, Message, Part
-from kneewatch.agent.notify.troubles import Event
 from tests.agent.notify.made import receiver, sick, state
 from tests.reports.made import NOW_S, PRESSURE
 
@@ -29,7 +31,7 @@ HOSTILE = (
 def began(folder: Path, **more: object) -> list[Event]:
     text = f'kind = "slack"\nurl = "https://h.example/x"\ntriage_url = "{BASE}"'
     diagnosis = sick(**more)  # type: ignore[arg-type]
-    return Ledger(receiver(folder, text)).update(state(diagnosis, name="gpu-7"))
+    return AlertState(receiver(folder, text)).update(state(diagnosis, name="gpu-7"))
 
 
 def hostile() -> Message:
@@ -134,11 +136,13 @@ def test_mail_has_two_forms_and_no_header_of_others() -> None:
 
 @given(st.text() | st.from_regex(r"[<>@&:/\[\]()*`~w.!|\x00-\x1f]{0,40}"), st.integers(1, 80))
 def test_hostile_text_stays_text(text: str, most: int) -> None:
-    slack = escape.slack(text, most)
+    slack = escape.escape_slack(text, most)
     assert not re.search(r"[<>*`~\x00-\x1f]|@[^\u200b]|&(?!amp;|lt;|gt;)|://|\]\(", slack)
-    plain = escape.plain(text, most)
+    plain = escape.escape_plain(text, most)
     assert plain.replace(escape.BREAK, "").isprintable() or not plain
     assert len(plain.replace(escape.BREAK, "")) <= most
-    assert "\n" not in escape.markdown(text, most)
-    assert not re.search(r"(?<!\\)[\[\]<>`*|]", escape.markdown(text, most).replace("\\\\", ""))
-    assert not re.search(r"[<>\"']", escape.in_html(text, most))
+    assert "\n" not in escape.escape_markdown(text, most)
+    assert not re.search(
+        r"(?<!\\)[\[\]<>`*|]", escape.escape_markdown(text, most).replace("\\\\", "")
+    )
+    assert not re.search(r"[<>\"']", escape.escape_html(text, most))

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.notify.keys import KEYS, KINDS
 from kneewatch.agent.notify.notifier import Notifier
-from kneewatch.agent.notify.receiver import Mail, Receiver, Web
-from kneewatch.agent.notify.settings import as_toml, receivers
-from kneewatch.collector.base import SettingsError
-from kneewatch.rules.model import Severity
+from kneewatch.agent.notify.receivers import KEYS, KINDS, Mail, Receiver, Web, as_toml, receivers
+from kneewatch.collector.errors import SettingsError
+from kneewatch.rules.rule import Severity
 from tests.agent.notify.made import receiver, settings
 
 SECRET = "https://hooks.example/services/T0/B0/s3cr3t"

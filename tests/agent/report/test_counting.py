@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.counting import Increases
-from kneewatch.agent.report.history import Counted
+from kneewatch.agent.report.history import Counted, Increases
 from kneewatch.collector.history import Column
 from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.reports.weekly.aggregation import Tally
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
-from kneewatch.reports.weekly.tally import Tally
 
 NAN = math.nan
 TOTAL = Column("num_preemptions", ())

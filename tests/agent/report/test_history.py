@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kneewatch.agent.report.history import History
-from kneewatch.agent.store.cycle import Raw
 from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.records import Raw
 from kneewatch.reports.weekly.measures import COUNTS, LEVELS
 from tests.agent.store.made import COLUMNS, cycle, diagnosis, written
 from tests.weeks import START_S

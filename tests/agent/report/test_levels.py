@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.history import Signals
-from kneewatch.agent.report.levels import hours
-from kneewatch.agent.report.scraping import gap_s
-from kneewatch.diagnose.knee import POINT_SIGNALS
+from kneewatch.agent.report.engine import hours
+from kneewatch.agent.report.history import Signals, gap_s
+from kneewatch.diagnose.learned.knee import POINT_SIGNALS
+from kneewatch.reports.weekly.aggregation import SERVING
 from kneewatch.reports.weekly.measures import KV_USAGE, LEVELS
-from kneewatch.reports.weekly.spans import SERVING
 
 
 def signals(times: list[float], **values: list[float]) -> Signals:

@@ -17,12 +17,11 @@ from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
     BackgroundScheduler,
 )
 
-from kneewatch.agent.report.cron import cron_of, with_names
 from kneewatch.agent.report.job import prune
-from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.settings_sources import load
-from kneewatch.collector.base import SettingsError
+from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job, cron_of, with_names
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.sources import load
+from kneewatch.collector.errors import SettingsError
 from tests.agent.notify.mail_server import MailServer
 from tests.agent.notify.web import Reply, Taker
 from tests.agent.report.receivers import team

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.scraping import runs, target_observed
-from kneewatch.agent.store.model import Scrapes
+from kneewatch.agent.report.history import runs, target_observed
+from kneewatch.agent.store.records import Scrapes
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 3))

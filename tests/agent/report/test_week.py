@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.store.reader import Reader
-from kneewatch.collector.buckets import Buckets
 from kneewatch.collector.history import Column
+from kneewatch.collector.window import Buckets
 from tests.agent.running import run
 from tests.agent.store.snapshots import snapshots
 from tests.weeks import DAY_S, ITL_S, START_S, TTFT_S, Planted, Week

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.model import Retention
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import Cycle, Retention
+from kneewatch.agent.store.writer import Store
 from tests.agent.store.made import EVER, START_S, STEP_S, cause, counted, cycle, diagnosis
 
 RUN_S = (0.02, 0.25)

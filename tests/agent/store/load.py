@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from kneewatch.agent.source import TargetStream, capture_name
-from kneewatch.agent.store.cycle import Cycle, EngineCycle, Raw
+from kneewatch.agent.store.records import Cycle, EngineCycle, Raw
+from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
+from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.samples import Layout, Page, Series
-from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.diagnosis_config import Profile
 from tests.recordings import CAPTURES
 
 BASE = "kv_pressure_cascade"

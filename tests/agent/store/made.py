@@ -8,20 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from kneewatch.agent.source import TargetStream, capture_name
-from kneewatch.agent.store.cycle import Cycle, EngineCycle, Raw
-from kneewatch.agent.store.ledger import Ledger
-from kneewatch.agent.store.model import Retention
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.engine_cache import EngineCache
+from kneewatch.agent.store.records import Cycle, EngineCycle, Raw, Retention
+from kneewatch.agent.store.writer import Store
+from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
+from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.history import Column, Restart
-from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES, WINDOW_S
 
 
@@ -95,7 +94,7 @@ def settle(store: Store) -> None:
         time.sleep(0.002)
 
 
-def ledger_of(store: Store) -> Ledger:
+def ledger_of(store: Store) -> EngineCache:
     """What the writer keeps in memory."""
     return store._disk._ledger  # pyright: ignore[reportPrivateUsage]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kneewatch.agent.report.history import History
 from kneewatch.collector.history import Column
-from kneewatch.collector.names.table import metric_table
+from kneewatch.collector.names.vllm_metrics import metric_table
 from tests.agent.store.made import COLUMNS
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store.coarsening import folding, mean, minutes
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.model import DAY_S, Retention
+from kneewatch.agent.store.chunk_flush import SEAL_ROWS
+from kneewatch.agent.store.downsampling import folding, mean, minutes
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.sealing import SEAL_ROWS
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import DAY_S, Cycle, Retention
+from kneewatch.agent.store.writer import Store
 from tests.agent.store.made import EVER, PATIENCE_S, cause, counted, cycle, diagnosis, settle
 from tests.agent.store.snapshots import snapshots
 

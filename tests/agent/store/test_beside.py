@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.store.chunk_flush import SEAL_ROWS
 from kneewatch.agent.store.history import read_signals
-from kneewatch.agent.store.model import Retention
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.sealing import SEAL_ROWS
-from kneewatch.agent.store.store import Store
-from kneewatch.collector.base import StoreError
+from kneewatch.agent.store.records import Cycle, Retention
+from kneewatch.agent.store.writer import Store
+from kneewatch.collector.errors import StoreError
 from tests.agent.store.made import (
     EVER,
     KEEP_ALL,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from kneewatch.agent.store.chunk_flush import SEAL_ROWS
 from kneewatch.agent.store.database import opened
-from kneewatch.agent.store.disk import Disk
-from kneewatch.agent.store.model import Retention
-from kneewatch.agent.store.packing import Packer
-from kneewatch.agent.store.sealing import SEAL_ROWS
-from kneewatch.agent.store.upkeep import Upkeep
+from kneewatch.agent.store.encoding import Packer
+from kneewatch.agent.store.maintenance import Upkeep
+from kneewatch.agent.store.records import Retention
+from kneewatch.agent.store.writer import Disk
 from tests.agent.store.load import FLEET, Server
 from tests.agent.store.made import START_S, STEP_S
 

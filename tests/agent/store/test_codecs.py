@@ -11,7 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.report.history import NUMPY
-from kneewatch.agent.store.arrays import (
+from kneewatch.agent.store.chunks import (
+    Body,
+    CounterChunk,
+    Pieces,
+    SignalChunk,
+    column_of,
+    joined,
+    pack_body,
+    pack_counters,
+    pack_scrapes,
+    pack_signals,
+    reading_from,
+    thinned,
+    unpack_scrapes,
+)
+from kneewatch.agent.store.columns import (
     PLAIN,
     DamagedError,
     Loops,
@@ -25,19 +40,9 @@ from kneewatch.agent.store.arrays import (
     unpack_times,
     value_in_column,
 )
-from kneewatch.agent.store.chunk import (
-    Body,
-    Pieces,
-    SignalChunk,
-    pack_body,
-    pack_signals,
-    reading_from,
-)
-from kneewatch.agent.store.counters import CounterChunk, column_of, pack_counters
-from kneewatch.agent.store.documents import expand, squeeze
+from kneewatch.agent.store.encoding import expand, squeeze
 from kneewatch.agent.store.history import scrapes_of
-from kneewatch.agent.store.model import Scrapes
-from kneewatch.agent.store.scrapes import joined, pack_scrapes, thinned, unpack_scrapes
+from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.history import Column
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)

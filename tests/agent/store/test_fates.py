@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.fates import Change, evident, judged
-from kneewatch.agent.store.model import Retention, StoredRecommendation
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import Cycle, Retention, StoredRecommendation
+from kneewatch.agent.store.writer import Store
 from kneewatch.collector.history import Restart
+from kneewatch.diagnose.recommend.history import shown
+from kneewatch.diagnose.recommend.outcomes import Change, evident, judged
 from kneewatch.diagnose.recommend.recommendation import Change as Flag
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
-from kneewatch.diagnose.recommend.shown import shown
 from tests.agent.store.made import EVER, PATIENCE_S, START_S, counted, cycle, diagnosis, settle
 
 STEP_S = 20.0

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store import ledger as ledgers
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.ledger import NEW_ENGINES_S
+from kneewatch.agent.store import engine_cache as ledgers
+from kneewatch.agent.store.engine_cache import NEW_ENGINES_S
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import Cycle
+from kneewatch.agent.store.writer import Store
 from tests.agent.store.made import (
     KEEP_ALL,
     PATIENCE_S,

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.model import Series
+from kneewatch.agent.store.chunk_flush import SEAL_ROWS
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.sealing import SEAL_ROWS
-from kneewatch.reports.document import document
+from kneewatch.agent.store.records import Cycle, Series
+from kneewatch.reports.diagnosis_json import document
 from tests.agent.store.made import (
     EVER,
     START_S,

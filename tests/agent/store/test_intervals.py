@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.store.intervals import (
+from kneewatch.diagnose.intervals import (
     AWAY_STEPS,
     BRIDGED_S,
     GRACE_S,
@@ -24,7 +24,7 @@ from kneewatch.agent.store.intervals import (
     Told,
     Verdict,
 )
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 
 OK, INFO, WARNING, CRITICAL = Severity
 

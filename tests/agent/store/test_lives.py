@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.intervals import BRIDGED_S, GRACE_S
-from kneewatch.agent.store.model import Interval
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import Cycle, Interval
+from kneewatch.agent.store.writer import Store
 from kneewatch.collector.history import Restart
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.intervals import BRIDGED_S, GRACE_S
+from kneewatch.rules.rule import Severity
 from tests.agent.store.made import (
     EVER,
     KEEP_ALL,

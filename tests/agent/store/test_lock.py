@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.store.database import Lock
-from kneewatch.collector.base import StoreError
+from kneewatch.collector.errors import StoreError
 
 
 def test_a_lock_that_was_there_before_stays(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from kneewatch.agent.store.documents import CHAIN, at_scrape, kept
+from kneewatch.agent.store.encoding import CHAIN, at_scrape, kept
 from kneewatch.agent.store.reader import Reader
 from tests.agent.store.made import START_S, STEP_S, cause, cycle, diagnosis, recorded, written
 from tests.agent.store.test_schema import CYCLES, RECORDING, of_version

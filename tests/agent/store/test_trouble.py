@@ -16,15 +16,13 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.report.history import History
-from kneewatch.agent.store.backlog import Backlog
-from kneewatch.agent.store.chunk import Body, reading_from
-from kneewatch.agent.store.cycle import Cycle
+from kneewatch.agent.store.chunk_flush import seal_engine
+from kneewatch.agent.store.chunks import Body, reading_from
 from kneewatch.agent.store.database import connect
-from kneewatch.agent.store.model import DAY_S
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.sealing import seal_engine
-from kneewatch.agent.store.store import INBOX_CYCLES, Store
-from kneewatch.collector.base import StoreError
+from kneewatch.agent.store.records import DAY_S, Cycle
+from kneewatch.agent.store.writer import INBOX_CYCLES, Backlog, Store
+from kneewatch.collector.errors import StoreError
 from tests.agent.store.disks import as_nobody, files_of_at_most, mount, small_disk, unchangeable
 from tests.agent.store.made import (
     EVER,

@@ -17,10 +17,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kneewatch.agent.store.cycle import Cycle
-from kneewatch.agent.store.model import DAY_S, Retention
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.store import Store
+from kneewatch.agent.store.records import DAY_S, Cycle, Retention
+from kneewatch.agent.store.writer import Store
 from tests.agent.store.load import Server, fleet
 from tests.agent.store.made import Span
 from tests.agent.store.snapshots import snapshots

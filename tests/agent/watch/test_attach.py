@@ -13,15 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.settings_sources import load
-from kneewatch.agent.terminal.attach import DaemonFeed, access, daemon_feed, read
-from kneewatch.agent.terminal.feeds import Feeds
-from kneewatch.agent.terminal.pace import Pace
-from kneewatch.agent.terminal.wall import Wall
-from kneewatch.collector.base import CollectError
-from kneewatch.reports.document import document
-from kneewatch.reports.reading import DocumentError
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.sources import load
+from kneewatch.agent.terminal.feeds import DaemonFeed, Feeds, Pace, access, daemon_feed, read
+from kneewatch.agent.terminal.state import ScreenState
+from kneewatch.collector.errors import CollectError
+from kneewatch.reports.diagnosis_json import DocumentError, document
 from tests.agent.api.serving import SICK_STATE, WELL_NAME, served, service_of, state_of
 from tests.agent.api.serving import settings_of as daemon_settings
 from tests.agent.running import PATIENCE_S
@@ -39,9 +36,9 @@ def triage(*documents: Any, **more: Any) -> bytes:  # noqa: ANN401
     return orjson.dumps(told)
 
 
-def watched(feed: DaemonFeed, done: Callable[[Wall], bool]) -> Wall:
+def watched(feed: DaemonFeed, done: Callable[[ScreenState], bool]) -> ScreenState:
     """The wall of a daemon, once it shows something."""
-    wall = Wall()
+    wall = ScreenState()
     work = Feeds([feed], wall, Pace())
     work.start()
     until_s = time.monotonic() + PATIENCE_S
@@ -53,7 +50,7 @@ def watched(feed: DaemonFeed, done: Callable[[Wall], bool]) -> Wall:
     return wall
 
 
-def noted(wall: Wall) -> bool:
+def noted(wall: ScreenState) -> bool:
     return bool(wall.daemon_notes())
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.terminal.charts import Span, cells_of, chart, span, top_of
+from kneewatch.agent.terminal.details import Span, cells_of, chart, span, top_of
 from kneewatch.agent.terminal.glyphs import ASCII, UNICODE, Line
 
 NAN = math.nan

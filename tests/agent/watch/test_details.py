@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.terminal.details import Frame, details, ttft_bound_s
 from kneewatch.agent.terminal.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
-from kneewatch.agent.terminal.wall import EngineKey, Kind, Row, Trail
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.diagnosis import Diagnosis, judged_against
+from kneewatch.agent.terminal.state import EngineKey, Kind, Row, Trail
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.engine.diagnosis import Diagnosis, judged_against
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.made import HEALTHY, NUMBERS, PRESSURE, SICK, UNREADABLE, changed, finding
 

@@ -10,12 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.terminal.feeds import ENDED, Feed, Feeds, RecordingFeed, patience_s
-from kneewatch.agent.terminal.pace import FASTEST, GAP_MAX_S, SLOWEST, Pace
-from kneewatch.agent.terminal.wall import Kind, Wall
-from kneewatch.agent.terminal.watch import recording_feeds, server_feeds, target_feeds
-from kneewatch.collector.base import CaptureError, CollectError
+from kneewatch.agent.terminal.command import recording_feeds, server_feeds, target_feeds
+from kneewatch.agent.terminal.feeds import (
+    ENDED,
+    FASTEST,
+    GAP_MAX_S,
+    SLOWEST,
+    Feed,
+    Feeds,
+    Pace,
+    RecordingFeed,
+    patience_s,
+)
+from kneewatch.agent.terminal.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
+from kneewatch.collector.errors import CaptureError, CollectError
 from tests.agent.running import PATIENCE_S, bodies, capture, in_turn
 from tests.agent.watch.walls import settings_of
 from tests.collector.servers import Start
@@ -29,12 +38,12 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def healths(wall: Wall) -> dict[str, str]:
+def healths(wall: ScreenState) -> dict[str, str]:
     return {row.name: row.health for row in wall.rows()}
 
 
-def at_work(feeds: list[Feed], pace: Pace) -> tuple[Feeds, Wall]:
-    wall = Wall()
+def at_work(feeds: list[Feed], pace: Pace) -> tuple[Feeds, ScreenState]:
+    wall = ScreenState()
     work = Feeds(feeds, wall, pace)
     work.start()
     return work, wall
@@ -181,7 +190,7 @@ def test_a_target_that_cannot_be_one() -> None:
 
 def test_a_bug_is_kept_for_whoever_shows_it() -> None:
     class Broken(RecordingFeed):
-        def run(self, wall: Wall, pace: Pace) -> None:
+        def run(self, wall: ScreenState, pace: Pace) -> None:
             raise ZeroDivisionError
 
     (feed,) = recording_feeds([str(capture("idle"))], settings_of())

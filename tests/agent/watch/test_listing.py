@@ -6,7 +6,7 @@ import pytest
 
 from kneewatch.agent.terminal import listing
 from kneewatch.agent.terminal.glyphs import ASCII, UNICODE, Line, cells
-from kneewatch.agent.terminal.wall import Wall
+from kneewatch.agent.terminal.state import ScreenState
 from tests.agent.watch.walls import Clock, three, told
 from tests.reports.made import HEALTHY, SICK, UNREADABLE, changed
 
@@ -51,7 +51,7 @@ def test_silence_is_said_in_the_list() -> None:
 @pytest.mark.parametrize("width", [40, 51, 52, 62, 75, 76, 80, 132, 200])
 @pytest.mark.parametrize("name", ["x", "http://" + "y" * 150, "模型" * 40, "[red]\x1b[2J"])
 def test_columns_stay_in_line(width: int, name: str) -> None:
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     told(wall, SICK, source=name)
     told(wall, changed(HEALTHY, values={}), source="other")
     lines = [
@@ -67,7 +67,7 @@ def test_heads_say_which_part_is_seen() -> None:
     assert "4-9 of 20" in text_of(listing.heads(80, first=4, last=9, count=20))
 
 
-def header(wall: Wall, *, paused: bool = False, where: str = "", width: int = 80) -> str:
+def header(wall: ScreenState, *, paused: bool = False, where: str = "", width: int = 80) -> str:
     return text_of(
         listing.header(
             wall.rows(), where=where, clock="08:17:44 UTC", paused=paused, width=width,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from kneewatch.agent.terminal.feeds import Pace
 from kneewatch.agent.terminal.glyphs import ASCII
-from kneewatch.agent.terminal.pace import Pace
 from kneewatch.agent.terminal.screen import View
-from kneewatch.agent.terminal.wall import Kind, Wall
+from kneewatch.agent.terminal.state import Kind, ScreenState
 from tests.agent.watch.walls import (
     Clock,
     driven,
@@ -150,7 +150,7 @@ def test_pause_holds_the_screen_and_plays_on_after() -> None:
 
 
 def test_speed() -> None:
-    wall, pace = Wall(clock=Clock()), Pace()
+    wall, pace = ScreenState(clock=Clock()), Pace()
     played(wall, "kv_pressure_cascade", 70)
 
     async def faster(pilot: Pilot[None]) -> None:
@@ -188,7 +188,7 @@ def test_quit(key: str) -> None:
 
 
 def test_a_single_engine_has_the_whole_screen() -> None:
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     played(wall, "kv_pressure_cascade", 75)
 
     async def look(pilot: Pilot[None]) -> None:
@@ -214,7 +214,7 @@ def test_wide_screens_have_the_list_on_the_left() -> None:
 
 
 def test_more_engines_than_lines() -> None:
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     for number in range(300):
         told(wall, HEALTHY, source=f"r{number:03}")
 
@@ -257,7 +257,7 @@ def test_a_daemon_s_trouble_stands_on_top() -> None:
 
 
 def test_nothing_to_show_yet() -> None:
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     wall.expect("http://a:1", Kind.SERVER, patience_s=10.0)
 
     async def look(pilot: Pilot[None]) -> None:
@@ -271,11 +271,11 @@ def test_nothing_to_show_yet() -> None:
         await pressed(pilot, "down", "up", "enter", "escape", "p", "p", "space", "home", "end")
         assert "nothing to show yet" in "".join(lines_of(pilot))
 
-    driven(view_of(Wall(clock=Clock())), press_all)
+    driven(view_of(ScreenState(clock=Clock())), press_all)
 
 
 @cache
-def busy() -> Wall:
+def busy() -> ScreenState:
     """A wall with a cascade on it, which takes a while to play."""
     wall = three()
     played(wall, "kv_pressure_cascade", 70)
@@ -304,7 +304,7 @@ def test_any_size(size: tuple[int, int]) -> None:
 
 def test_hostile_names() -> None:
     name = "[red]x[/red]\x1b[2J\x9b1m\u202e"
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     told(wall, replace(SICK, model=name), source=name)
     told(wall, HEALTHY, source="[/]" * 30)
 

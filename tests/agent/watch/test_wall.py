@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.agent.terminal.wall import CHARTED, KEPT, EngineKey, Kind, Trail, Wall
+from kneewatch.agent.terminal.state import CHARTED, KEPT, EngineKey, Kind, ScreenState, Trail
 from tests.agent.watch.walls import SERVER, Clock, three, told
 from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed
 
@@ -22,7 +22,7 @@ def test_worst_first_then_by_name() -> None:
 
 
 def test_a_source_shows_before_it_tells_anything() -> None:
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     wall.expect(SERVER, Kind.SERVER, patience_s=10.0)
     (row,) = wall.rows()
     assert (row.name, row.diagnosis, row.health) == (SERVER, None, "unknown")
@@ -42,7 +42,7 @@ def test_silence_is_not_health() -> None:
 
 def test_a_recording_that_has_ended_is_not_silent() -> None:
     clock = Clock()
-    wall = Wall(clock=clock)
+    wall = ScreenState(clock=clock)
     wall.expect("r0", Kind.RECORDING, patience_s=0.0)
     wall.put("r0", [HEALTHY], now_s=NOW_S)
     wall.say("r0", "it has ended")
@@ -52,7 +52,7 @@ def test_a_recording_that_has_ended_is_not_silent() -> None:
 
 
 def test_what_a_daemon_calls_late_or_pending() -> None:
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     wall.expect("daemon", Kind.DAEMON, patience_s=10.0)
     assert [row.name for row in wall.rows()] == ["daemon"]
     late = replace(HEALTHY, target="late", t_s=NOW_S - 90)
@@ -74,7 +74,7 @@ def test_what_a_daemon_calls_late_or_pending() -> None:
 
 
 def test_engines_of_a_target_are_told_apart() -> None:
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     told(wall, HEALTHY, replace(HEALTHY, engine="1"))
     assert [row.name for row in wall.rows()] == [f"{SERVER} engine 0", f"{SERVER} engine 1"]
     told(wall, HEALTHY, replace(HEALTHY, model="qwen"))
@@ -87,7 +87,7 @@ def test_engines_of_a_target_are_told_apart() -> None:
 
 
 def test_an_engine_that_is_not_told_of_is_forgotten() -> None:
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     told(wall, HEALTHY, replace(HEALTHY, engine="1"))
     wall.put(SERVER, [replace(HEALTHY, target=SERVER)], now_s=NOW_S)
     assert [row.name for row in wall.rows()] == [SERVER]
@@ -95,7 +95,7 @@ def test_an_engine_that_is_not_told_of_is_forgotten() -> None:
 
 
 def test_a_history_has_each_moment_once() -> None:
-    wall = Wall(clock=Clock())
+    wall = ScreenState(clock=Clock())
     told(wall, HEALTHY)
     for t_s in (NOW_S, NOW_S + 2, NOW_S + 2, NOW_S + 4):
         wall.put(SERVER, [replace(HEALTHY, target=SERVER, t_s=t_s)], now_s=t_s)

@@ -9,14 +9,14 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from kneewatch.agent.settings import Settings
-from kneewatch.agent.settings_sources import load
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.sources import load
+from kneewatch.agent.terminal.command import recording_feeds
+from kneewatch.agent.terminal.feeds import Pace
 from kneewatch.agent.terminal.glyphs import UNICODE, Glyphs
-from kneewatch.agent.terminal.pace import Pace
 from kneewatch.agent.terminal.screen import View
-from kneewatch.agent.terminal.wall import Kind, Wall
-from kneewatch.agent.terminal.watch import recording_feeds
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.agent.terminal.state import Kind, ScreenState
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from tests.agent.running import capture
 from tests.recordings import WINDOW_S
 from tests.reports.made import HEALTHY, SICK
@@ -41,7 +41,7 @@ def settings_of(**flags: Any) -> Settings:  # noqa: ANN401 - a setting has its o
     return load(file=None, environ={}, flags={"window_s": WINDOW_S, **stated})
 
 
-def played(wall: Wall, name: str, scrapes: int | None = None) -> None:
+def played(wall: ScreenState, name: str, scrapes: int | None = None) -> None:
     """Put a recording on a wall, up to a scrape."""
     (feed,) = recording_feeds([str(capture(name))], settings_of())
     wall.expect(feed.name, Kind.RECORDING, patience_s=0.0)
@@ -52,22 +52,22 @@ def played(wall: Wall, name: str, scrapes: int | None = None) -> None:
         wall.put(feed.name, reader.stream.replay(entry), now_s=entry.t_s)
 
 
-def told(wall: Wall, *diagnoses: Diagnosis, source: str = SERVER, **more: Any) -> None:  # noqa: ANN401
+def told(wall: ScreenState, *diagnoses: Diagnosis, source: str = SERVER, **more: Any) -> None:  # noqa: ANN401
     """Put diagnoses of a server on a wall; they get its name."""
     wall.expect(source, Kind.SERVER, patience_s=10.0)
     named = [replace(diagnosis, target=source) for diagnosis in diagnoses]
     wall.put(source, named, now_s=named[0].t_s, **more)
 
 
-def three(clock: Clock | None = None) -> Wall:
+def three(clock: Clock | None = None) -> ScreenState:
     """A sick server between two healthy ones, at a time that only `clock` moves."""
-    wall = Wall(clock=clock or Clock())
+    wall = ScreenState(clock=clock or Clock())
     for name, diagnosis in (("a-well", HEALTHY), ("b-sick", SICK), ("c-well", HEALTHY)):
         told(wall, diagnosis, source=name)
     return wall
 
 
-def view_of(wall: Wall, pace: Pace | None = None, **more: Any) -> View:  # noqa: ANN401
+def view_of(wall: ScreenState, pace: Pace | None = None, **more: Any) -> View:  # noqa: ANN401
     """The screen over a wall."""
     glyphs: Glyphs = more.pop("glyphs", UNICODE)
     given: dict[str, Any] = {"where": "", "colour": True, **more}

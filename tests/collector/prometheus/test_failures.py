@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.http.access import FetchSettings
-from kneewatch.collector.prometheus.source import PrometheusSource, SourceSettings
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from tests.collector.prometheus.replies import (
     dripping,
     failed,

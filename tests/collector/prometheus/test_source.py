@@ -15,11 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.collector.base import CollectError
-from kneewatch.collector.prometheus.answers import Answer, Sample
-from kneewatch.collector.prometheus.pace import Pace
-from kneewatch.collector.prometheus.ranges import halves, pieces, steps_of
-from kneewatch.collector.prometheus.source import PrometheusSource, SourceSettings
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.prometheus.client import Pace, PrometheusSource, SourceSettings
+from kneewatch.collector.prometheus.responses import Answer, Sample, halves, pieces, steps_of
 from kneewatch.collector.samples import Layout, Page, Series
 from tests.collector.oracle import LOOPBACK, Target, free_port, running
 from tests.collector.prometheus.replies import in_turn, vector
@@ -78,7 +76,7 @@ def test_a_range_in_pieces_is_the_whole_range(
 ) -> None:
     url, start_s = loaded
     to_s = start_s + STEP_S * (SCRAPES - 1)
-    monkeypatch.setattr("kneewatch.collector.prometheus.ranges.POINTS_MOST", 7)
+    monkeypatch.setattr("kneewatch.collector.prometheus.responses.POINTS_MOST", 7)
     with PrometheusSource(url, QUICK) as source:
         found = list(source.range("n_total", from_s=start_s, to_s=to_s, step_s=STEP_S))
     points = [point for piece in found for track in piece.tracks for point in track.points]
@@ -90,7 +88,7 @@ def test_a_piece_with_more_points_than_prometheus_gives_is_halved(
     loaded: tuple[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, start_s = loaded
-    monkeypatch.setattr("kneewatch.collector.prometheus.ranges.POINTS_MOST", 100_000)
+    monkeypatch.setattr("kneewatch.collector.prometheus.responses.POINTS_MOST", 100_000)
     with PrometheusSource(url, QUICK) as source:
         found = list(source.range("vector(1)", from_s=start_s, to_s=start_s + 14_999, step_s=1.0))
     assert len(found) == 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.config import read_config
+from kneewatch.diagnose.catalogue.hf_config import read_config
 from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
 from kneewatch.diagnose.sizing.inputs import SizingError

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.collector.base import SettingsError
-from kneewatch.diagnose.catalogue.gpus import (
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.catalogue.gpu_specs import (
     DTYPES,
     GIB,
     Dtype,

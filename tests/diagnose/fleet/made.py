@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kneewatch.diagnose.drift import Buckets
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis, diagnose
-from kneewatch.diagnose.fleet.history import Past, Peak
-from kneewatch.diagnose.fleet.observed import Gone, Observed
-from kneewatch.diagnose.fleet.shape import Group, Labels, Shape, label_map, shape_of
-from kneewatch.diagnose.profile import Profile
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
+from kneewatch.diagnose.fleet.inventory import Group, Labels, Shape, label_map, shape_of
+from kneewatch.diagnose.fleet.observed import Gone, Observed, Past, Peak
+from kneewatch.diagnose.workload.drift import Buckets
 
 USUAL: Mapping[str, float] = {
     "running": 8.0,

@@ -7,9 +7,9 @@ from math import inf
 
 import pytest
 
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.observed import Gone
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
 
 HOT = {"running": 40.0, "running_avg": 40.0, "waiting": 10.0, "arrival_per_s": 9.0}

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.fleet.diagnosing import diagnose
-from kneewatch.diagnose.fleet.judging import MOMENT_S, coverage
-from kneewatch.diagnose.profile import Profile
-from kneewatch.rules.model import Severity
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.diagnosis import diagnose
+from kneewatch.diagnose.fleet.engine_state import MOMENT_S, coverage
+from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import pod, verdict
 
 PROFILES = {

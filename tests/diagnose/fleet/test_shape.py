@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.collector.base import SettingsError
-from kneewatch.diagnose.fleet.shape import distinguishing, label_map, shape_of
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.fleet.inventory import distinguishing, label_map, shape_of
 from tests.diagnose.fleet.made import pod, shaped
 
 PLAIN = label_map({}, "default")

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
-from kneewatch.diagnose.fleet.history import WEEK_S, Peak, peak_of
-from kneewatch.diagnose.fleet.observed import Gone
-from kneewatch.diagnose.fleet.sizing import TierSize
-from kneewatch.diagnose.profile import Profile
-from kneewatch.diagnose.recommend.deployment import Stated
-from kneewatch.reports.fleet_document import document
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
+from kneewatch.diagnose.fleet.observed import WEEK_S, Gone, Peak, peak_of
+from kneewatch.diagnose.fleet.replica_count import TierSize
+from kneewatch.reports.diagnosis_text import Style
+from kneewatch.reports.fleet_json import document
 from kneewatch.reports.fleet_text import text
-from kneewatch.reports.text import Style
 from tests.diagnose.fleet.made import Row, fleet, pod, verdict
 
 GROUP = ("prod/m", "", "")

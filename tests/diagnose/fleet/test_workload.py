@@ -6,11 +6,11 @@ from math import inf
 
 import pytest
 
-from kneewatch.diagnose.drift import Buckets
-from kneewatch.diagnose.fleet.diagnosing import FleetDiagnosis
-from kneewatch.diagnose.fleet.shape import Group
-from kneewatch.diagnose.profile import Profile
-from kneewatch.diagnose.recommend.deployment import Stated
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
+from kneewatch.diagnose.fleet.inventory import Group
+from kneewatch.diagnose.workload.drift import Buckets
 from tests.diagnose.fleet.made import Row, causes, fleet, pod, verdict
 from tests.diagnose.workloads import stated
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kneewatch.diagnose.case import Cause
-from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.causes import CAUSES
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.deployment.deployment import NOTHING, Stated, deployment
 from kneewatch.diagnose.recommend.adviser import recommend
-from kneewatch.diagnose.recommend.deployment import NOTHING, Stated, deployment
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.rules.model import Severity
+from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, Situation
 
 PAGE: Mapping[str, str] = {

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.recommend.demand import Demand, demand
-from kneewatch.diagnose.recommend.deployment import Deployment
 from tests.diagnose.recommend.scenes import FULL, LLAMA, advised, changes
 
 SERVER = Deployment(stated=LLAMA, block_tokens=32, capacity_tokens=5088.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kneewatch.diagnose.deployment.deployment import Stated, deployment
+from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.recommend.demand import demand
-from kneewatch.diagnose.recommend.deployment import Stated, deployment
-from kneewatch.diagnose.recommend.launch import parse_launch
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE
 from tests.diagnose.streams import bodies, pages_config
 

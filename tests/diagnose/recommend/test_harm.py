@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.recommend.adviser import MOST
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.deployment.deployment import Stated, deployment
+from kneewatch.diagnose.deployment.vllm_flags import knows
+from kneewatch.diagnose.recommend.adviser import MOST, harmless
+from kneewatch.diagnose.recommend.context import Scene, advice
 from kneewatch.diagnose.recommend.demand import demand
-from kneewatch.diagnose.recommend.deployment import Stated, deployment
-from kneewatch.diagnose.recommend.flags import knows
-from kneewatch.diagnose.recommend.harm import harmless
-from kneewatch.diagnose.recommend.scene import Scene, advice
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised
 from tests.diagnose.situations import Situation
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.case import Targets
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.deployment.deployment import Stated, deployment
+from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.recommend.adviser import Adviser
-from kneewatch.diagnose.recommend.deployment import Stated, deployment
-from kneewatch.diagnose.recommend.launch import parse_launch
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.reports.document import document
+from kneewatch.reports.diagnosis_json import document
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised, cause, changes
 from tests.diagnose.situations import CALM, NOW_S
 from tests.reports.made import SICK

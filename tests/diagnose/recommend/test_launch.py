@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.collector.base import SettingsError
-from kneewatch.diagnose.recommend.launch import Launch, parse_launch
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.deployment.vllm_flags import Launch, parse_launch
 
 SCRIPT = """#!/bin/sh
 # the server

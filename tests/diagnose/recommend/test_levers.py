@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.catalogue.gpus import gpu
-from kneewatch.diagnose.causes import CAUSES
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.recommend.adviser import LEVERS
-from kneewatch.diagnose.recommend.deployment import Stated
-from kneewatch.diagnose.recommend.launch import parse_launch
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, advised, changes
 from tests.diagnose.situations import CALM
 

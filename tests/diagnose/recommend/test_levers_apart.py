@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.recommend.deployment import Stated
-from kneewatch.diagnose.recommend.launch import parse_launch
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.sizing.memory.adapters import Adapters, adapter_bytes
-from kneewatch.diagnose.sizing.memory.weights import Parallel
+from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, changes
 from tests.diagnose.situations import CALM, Situation
 

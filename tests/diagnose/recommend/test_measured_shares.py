@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from kneewatch.diagnose.recommend.prediction import costs_of
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.recommend.roofline import costs_of
-from kneewatch.diagnose.sizing.memory.setup import Setup
-from kneewatch.diagnose.sizing.speed.efficiency import DEFAULT, with_shares
-from kneewatch.diagnose.sizing.speed.roofline import Load, Performance, performance
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, with_shares
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised
 from tests.diagnose.situations import Situation
 

@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
-from kneewatch.diagnose.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.adviser import MOST
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.reports.document import document
+from kneewatch.reports.diagnosis_json import document
 from tests.diagnose.recommend.scenes import ADVISED, changes
 from tests.recordings import CAPTURES, diagnoses
 from tests.reports.schema import problems

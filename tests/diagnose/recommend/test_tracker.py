@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.case import Facts
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.recommend.adviser import Adviser
+from kneewatch.diagnose.recommend.history import HELD_S, REMEMBERED_S, RecommendationTracker
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
-from kneewatch.diagnose.recommend.tracker import HELD_S, REMEMBERED_S, RecommendationTracker
 from tests.diagnose.recommend.scenes import FULL, PAGE, cause
 from tests.diagnose.situations import NOW_S, Situation
 

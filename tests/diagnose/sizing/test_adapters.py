@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 
-from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.adapters import Adapters, adapter_bytes
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.guide import lora_adapter_bytes
-from kneewatch.diagnose.sizing.memory.setup import Setup
-from kneewatch.diagnose.sizing.memory.steps import memory_steps
-from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
+from kneewatch.diagnose.sizing.memory.planning_formulas import lora_adapter_bytes
+from kneewatch.diagnose.sizing.memory.weights import (
+    Adapters,
+    Parallel,
+    adapter_bytes,
+    weights_per_gpu,
+)
 
 RECORDED: Mapping[str, Any] = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "adapters" / "vllm-0.32.0.json").read_text()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.benchmark.columns import column
-from kneewatch.diagnose.sizing.benchmark.reading import merged, read_benchmark
+from kneewatch.diagnose.sizing.benchmark.csv_tables import column
+from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
 from kneewatch.diagnose.sizing.inputs import SizingError
 
 TABLE = """\

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.benchmark.by_tensor_parallel import (
+from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import (
     FAR_BELOW,
     Comparison,
     Sweep,
     compared,
     degrees_of,
 )
-from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
-from kneewatch.diagnose.sizing.benchmark.scaling import scaling
 from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.replicas.serving_cost import scaling
 from tests.diagnose.sweeps import LOADS, sweep
 
 TTFT_S = 1.5

@@ -6,20 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.fleet.cost import (
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.replicas.serving_cost import (
+    idle_usd_per_year,
+    relative_value_ratio,
     saving,
+    shorter_prompt_gain_ratio,
+    standby_break_even_usd_per_request,
     token_cost,
     usd_per_hour,
     utilization_trap,
     yearly_cost,
 )
-from kneewatch.diagnose.sizing.fleet.cost_levers import (
-    idle_usd_per_year,
-    relative_value_ratio,
-    shorter_prompt_gain_ratio,
-    standby_break_even_usd_per_request,
-)
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 
 def per_million(utilization_ratio: float, *, gpus: float = 52) -> float:

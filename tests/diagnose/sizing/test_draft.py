@@ -6,21 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
+from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.beside_steps import draft_token_bytes
-from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
-from kneewatch.diagnose.sizing.memory.draft import Draft
-from kneewatch.diagnose.sizing.memory.fewest import fewest_gpus
-from kneewatch.diagnose.sizing.memory.setup import Setup
-from kneewatch.diagnose.sizing.memory.steps import memory_steps
-from kneewatch.diagnose.sizing.memory.weights import Parallel
-from kneewatch.diagnose.sizing.question import Question
-from kneewatch.diagnose.sizing.search.search import search
-from kneewatch.diagnose.sizing.search.space import Choices
+from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, kv_layout_of, memory
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
+from kneewatch.diagnose.sizing.memory.weights import Draft, Parallel
+from kneewatch.diagnose.sizing.requirements import Question
+from kneewatch.diagnose.sizing.search_space import Choices
 from kneewatch.diagnose.sizing.size import size
-from kneewatch.diagnose.sizing.speed.roofline import Drafting
+from kneewatch.diagnose.sizing.speed.performance import Drafting
 from kneewatch.diagnose.sizing.speed.speculation import tokens_per_pass
 from tests.diagnose.catalogue.test_drafts import HEAD
 

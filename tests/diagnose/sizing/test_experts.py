@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.speed.experts import (
+from kneewatch.diagnose.sizing.speed.guide_formulas import (
     all_to_all_bytes,
     expert_capacity_tokens,
     expert_parallel_bytes_per_gpu,

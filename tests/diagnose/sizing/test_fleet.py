@@ -8,36 +8,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.fleet.admission import (
+from kneewatch.diagnose.sizing.arithmetic import exact, figure
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.replicas.admission import (
     circuit_breaker,
     input_limit,
     output_limit,
     slot_occupancy_s,
 )
-from kneewatch.diagnose.sizing.fleet.cold_start import (
+from kneewatch.diagnose.sizing.replicas.cold_start import (
     STORAGE_PATHS,
     autoscaling_lead,
     cold_start,
     storage_path,
     warm_minimum,
 )
-from kneewatch.diagnose.sizing.fleet.fleet import (
+from kneewatch.diagnose.sizing.replicas.replica_count import (
     SAFETY_PREDICTABLE,
     SAFETY_UNCERTAIN,
     peak_against_average,
     poisson_peak,
+    prefill_decode_ratio,
     size_fleet,
+    token_replicas,
     with_headroom,
 )
-from kneewatch.diagnose.sizing.fleet.tiers import (
+from kneewatch.diagnose.sizing.replicas.tiers import (
     Tier,
     blended_utilization,
     round_robin_tail,
     size_tiers,
 )
-from kneewatch.diagnose.sizing.fleet.token_replicas import prefill_decode_ratio, token_replicas
-from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.steps import exact, figure
 
 GB = 1e9
 

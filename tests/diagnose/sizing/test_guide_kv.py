@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.guide import (
+from kneewatch.diagnose.sizing.memory.planning_formulas import (
     block_padding_tokens,
     concurrency_above_weights,
     kv_budget_bytes,

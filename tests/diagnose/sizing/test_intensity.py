@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.speed.intensity import (
+from kneewatch.diagnose.sizing.speed.guide_formulas import (
     attainable_flop_per_s,
     batch_at_ridge,
     decode_ceiling_tokens_per_s,

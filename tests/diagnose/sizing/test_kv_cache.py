@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.gpus import GIB
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
@@ -25,7 +25,7 @@ from kneewatch.diagnose.sizing.memory.kv_cache import (
     kv_element_bytes,
     kv_layout,
 )
-from kneewatch.diagnose.sizing.memory.vllm_defaults import defaults, parse_version
+from kneewatch.diagnose.sizing.memory.launch_setup import defaults, parse_version
 
 LLAMA_70B = (Layers(FullAttention(8, 128, 128), 80),)
 GPT_OSS_120B = (

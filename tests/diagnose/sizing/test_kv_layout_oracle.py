@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.diagnose.catalogue.gpus import GIB
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
@@ -25,7 +25,7 @@ from kneewatch.diagnose.sizing.memory.kv_cache import (
     kv_element_bytes,
     kv_layout,
 )
-from kneewatch.diagnose.sizing.memory.vllm_defaults import defaults, parse_version
+from kneewatch.diagnose.sizing.memory.launch_setup import defaults, parse_version
 
 Facts = Mapping[str, Any]
 RECORDED: Facts = json.loads(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kneewatch.diagnose.sizing.memory.vllm_defaults import V1, parse_version
+from kneewatch.diagnose.sizing.memory.launch_setup import V1, parse_version
 from tests.kvtruth import (
     SIMPLE_RULES,
     Miss,

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.gpus import GIB, gpu
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.fewest import fewest_gpus
-from kneewatch.diagnose.sizing.memory.setup import Setup
-from kneewatch.diagnose.sizing.memory.steps import memory_steps
-from kneewatch.diagnose.sizing.memory.vllm_defaults import defaults, parse_version
+from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, memory
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, defaults, parse_version
+from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
 from kneewatch.diagnose.sizing.memory.weights import Parallel, weights_per_gpu
 
 LLAMA_8B = Setup(

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.benchmark.curve import knee
-from kneewatch.diagnose.sizing.benchmark.curve_flags import red_flags
+from kneewatch.diagnose.sizing.benchmark.latency_curve import (
+    divergence,
+    knee,
+    littles_gap,
+    red_flags,
+)
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
     OperatingPoint,
     average_limit_per_s,
@@ -17,7 +21,6 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
     requests_per_s_per_gpu,
 )
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint, ordered
-from kneewatch.diagnose.sizing.benchmark.trust import divergence, littles_gap
 from kneewatch.diagnose.sizing.inputs import SizingError
 
 

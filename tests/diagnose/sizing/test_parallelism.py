@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.guide import min_gpus
-from kneewatch.diagnose.sizing.speed.parallelism import (
+from kneewatch.diagnose.sizing.memory.planning_formulas import min_gpus
+from kneewatch.diagnose.sizing.speed.model_parallelism import (
     TP_OVERHEAD_RATIO,
     Split,
     allreduce_bytes,

@@ -11,15 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.gpus import gpus as catalogue
+from kneewatch.diagnose.catalogue.gpu_specs import gpus as catalogue
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.adapters import Adapters, adapter_bytes
-from kneewatch.diagnose.sizing.memory.weights import Parallel
-from kneewatch.diagnose.sizing.plan.model import Plan
-from kneewatch.diagnose.sizing.plan.profile_reader import example_profile, read_profile
-from kneewatch.diagnose.sizing.plan.text import plan_document, plan_lines
+from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
+from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
+from kneewatch.diagnose.sizing.plan.workload_profile import example_profile, read_profile
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.diagnose.sizing.memory.weights import Parallel
-from kneewatch.diagnose.sizing.plan.profile_reader import read_profile
-from kneewatch.diagnose.sizing.plan.routing import pool_of
-from kneewatch.diagnose.sizing.plan.speed import (
+from kneewatch.diagnose.sizing.plan.instance_curve import (
     Serving,
     at,
     best_point,
@@ -19,6 +17,8 @@ from kneewatch.diagnose.sizing.plan.speed import (
     tuned,
 )
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
+from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
+from kneewatch.diagnose.sizing.plan.workload_steps import pool_of
 from tests.diagnose.sizing.test_plan import profile_text
 
 TIGHT = "ttft_p99_s = 2.0\nitl_p99_s = 0.08"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.prefix import (
+from kneewatch.diagnose.sizing.memory.kv_reuse import (
     RESERVE_HIGH_RATIO,
     RESERVE_LOW_RATIO,
     computed_tokens,

@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.gpus import gpu
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.speed.costs import Costs, costs
-from kneewatch.diagnose.sizing.speed.efficiency import BANDS, DEFAULT, Efficiency
-from kneewatch.diagnose.sizing.speed.roofline import Drafting, Load, performance
-from kneewatch.diagnose.sizing.speed.roofline_steps import performance_steps
-from kneewatch.diagnose.sizing.speed.step_time import StepTime, step_model
+from kneewatch.diagnose.sizing.speed.performance import (
+    Drafting,
+    Load,
+    StepTime,
+    performance,
+    step_model,
+)
+from kneewatch.diagnose.sizing.speed.roofline_inputs import BANDS, DEFAULT, Costs, Efficiency, costs
+from kneewatch.diagnose.sizing.speed.slo_capacity import performance_steps
 from tests import throughput
 
 H100 = gpu("h100-sxm")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.fleet.routing import (
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.replicas.tiers import (
     ESCALATION_HIGH_RATIO,
     ESCALATION_LOW_RATIO,
     ROUTER_HIGH_S,
@@ -20,7 +21,6 @@ from kneewatch.diagnose.sizing.fleet.routing import (
     routing_advice,
     saving_ratio,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 SMALL, LARGE = (
     ModelTier("7B", 0.7, 0.1),

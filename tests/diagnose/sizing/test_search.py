@@ -11,21 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.gpus import gpu, gpus
+from kneewatch.diagnose.catalogue.gpu_specs import gpu, gpus
 from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing import search_results as rejections
+from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import memory
-from kneewatch.diagnose.sizing.memory.setup import Setup
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
-from kneewatch.diagnose.sizing.question import Question
-from kneewatch.diagnose.sizing.search import rejections
-from kneewatch.diagnose.sizing.search.answer import BY_HOUR, BY_TOKENS, Found, question_of
-from kneewatch.diagnose.sizing.search.report import document, explain
-from kneewatch.diagnose.sizing.search.search import search
-from kneewatch.diagnose.sizing.search.space import Choices
+from kneewatch.diagnose.sizing.requirements import Question
+from kneewatch.diagnose.sizing.search_results import (
+    BY_HOUR,
+    BY_TOKENS,
+    Found,
+    document,
+    explain,
+    question_of,
+)
+from kneewatch.diagnose.sizing.search_space import Choices
 from kneewatch.diagnose.sizing.size import size
-from kneewatch.diagnose.sizing.speed.costs import costs
-from kneewatch.diagnose.sizing.speed.roofline import Load, performance
+from kneewatch.diagnose.sizing.speed.performance import Load, performance
+from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"

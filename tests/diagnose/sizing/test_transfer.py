@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.sizing.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.transfer import (
+from kneewatch.diagnose.sizing.memory.kv_reuse import (
     LINK_BYTES_PER_S,
     break_even_tokens,
     contexts_held,

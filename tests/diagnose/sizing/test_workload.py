@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.fleet.workload import (
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.replicas.archetypes import (
     ARCHETYPES,
     TARGETS,
     archetype,
@@ -17,7 +18,6 @@ from kneewatch.diagnose.sizing.fleet.workload import (
     session_tokens,
     tail_requests_held,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.collector.base import SettingsError
-from kneewatch.diagnose.sizing.plan.profile import Lengths
-from kneewatch.diagnose.sizing.plan.profile_keys import TABLES, TIER
-from kneewatch.diagnose.sizing.plan.profile_reader import example_profile, read_profile
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.sizing.plan.profile_schema import TABLES, TIER
+from kneewatch.diagnose.sizing.plan.workload_profile import Lengths, example_profile, read_profile
 from tests.diagnose.workloads import SMALLEST
 
 DOCS = Path(__file__).parents[3] / "docs" / "plan.md"

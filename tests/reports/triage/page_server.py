@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from kneewatch.reports.triage.page import ASSETS, CSP, asset, render
-from kneewatch.reports.triage.view import TriageView
+from kneewatch.reports.triage.view_model import TriageView
 
 Answer = Callable[[str], TriageView]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.reports.triage.axis import TICKS_MOST, Axis, axis_of
-from kneewatch.reports.triage.view import EngineView, IntervalView
+from kneewatch.reports.triage.charts import TICKS_MOST, Axis, axis_of
+from kneewatch.reports.triage.view_model import EngineView, IntervalView
 from tests.reports.made import HEALTHY, NOW_S
 from tests.reports.triage import views
 

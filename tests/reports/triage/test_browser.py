@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from kneewatch.reports.triage.view import EngineView, TriageView
+from kneewatch.reports.triage.view_model import EngineView, TriageView
 from tests.browser import Seen, browser, opened
 from tests.reports.made import HEALTHY, PRESSURE, SICK, changed
 from tests.reports.test_advice import FP8

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
-from kneewatch.reports.triage.changes import ChangeView, change_view, command
+from kneewatch.reports.triage.causes import ChangeView, change_view, command
 
 
 def made(*changes: Change, **fields: object) -> ChangeView:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.reports.triage.axis import Axis
-from kneewatch.reports.triage.charts import Bound, Chart, ceiling, chart
-from kneewatch.reports.triage.view import SeriesView
+from kneewatch.reports.triage.charts import Axis, Bound, Chart, ceiling, chart
+from kneewatch.reports.triage.view_model import SeriesView
 
 AXIS = Axis(1000.0, 1100.0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.reports.triage.axis import Axis
-from kneewatch.reports.triage.lanes import CAUSE_LANES, NEAR, Lanes, lanes
-from kneewatch.reports.triage.view import IntervalView
+from kneewatch.reports.triage.charts import Axis
+from kneewatch.reports.triage.timeline import CAUSE_LANES, NEAR, Lanes, lanes
+from kneewatch.reports.triage.view_model import IntervalView
 
 AXIS = Axis(0.0, 1000.0)
 

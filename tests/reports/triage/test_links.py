@@ -8,8 +8,8 @@ from urllib.parse import parse_qs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.reports.triage.links import Links, stamp
-from kneewatch.reports.triage.view import EngineView
+from kneewatch.reports.triage.page import Links, stamp
+from kneewatch.reports.triage.view_model import EngineView
 from tests.reports.made import HEALTHY, NOW_S
 from tests.reports.triage import views
 

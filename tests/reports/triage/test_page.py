@@ -9,12 +9,11 @@ from itertools import pairwise
 
 import pytest
 
-from kneewatch.diagnose.case import Evidence
+from kneewatch.diagnose.causes.evidence import Evidence
 from kneewatch.diagnose.recommend.recommendation import Change
-from kneewatch.reports.document import document
-from kneewatch.reports.reading import diagnosis_of
+from kneewatch.reports.diagnosis_json import diagnosis_of, document
 from kneewatch.reports.triage.page import ASSETS, asset, render
-from kneewatch.reports.triage.view import (
+from kneewatch.reports.triage.view_model import (
     EngineView,
     IntervalView,
     SourceView,
@@ -22,8 +21,8 @@ from kneewatch.reports.triage.view import (
     TriageView,
 )
 from kneewatch.rules.library.latency import slo_rules
-from kneewatch.rules.model import Severity
-from kneewatch.rules.state import Clearing, Finding
+from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule_state import Clearing, Finding
 from tests.reports.made import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE, changed, finding
 from tests.reports.triage import views
 from tests.reports.triage.html_tree import Node, read, tree

@@ -9,8 +9,8 @@ from math import inf, isfinite, isnan, nan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.reports.triage.series import COLUMNS, Point, lines
-from kneewatch.reports.triage.view import SeriesView
+from kneewatch.reports.triage.charts import COLUMNS, Point, lines
+from kneewatch.reports.triage.view_model import SeriesView
 
 VALUES = st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(nan)), min_size=1, max_size=1500)
 

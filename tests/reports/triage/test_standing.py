@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.reports.text import VERDICTS
-from kneewatch.reports.triage.standing import RANKS, TALLY, Standing, sentence, standings, tally
-from kneewatch.reports.triage.view import EngineView
-from kneewatch.rules.model import Severity
-from kneewatch.rules.state import Clearing
+from kneewatch.reports.diagnosis_text import VERDICTS
+from kneewatch.reports.triage.verdict import RANKS, TALLY, Standing, sentence, standings, tally
+from kneewatch.reports.triage.view_model import EngineView
+from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule_state import Clearing
 from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed, finding
 from tests.reports.triage import views
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kneewatch.reports.triage.axis import Axis
-from kneewatch.reports.triage.strip import COLUMNS, Strip, strip
-from kneewatch.reports.triage.view import IntervalView
+from kneewatch.reports.triage.charts import Axis
+from kneewatch.reports.triage.timeline import COLUMNS, Strip, strip
+from kneewatch.reports.triage.view_model import IntervalView
 
 AXIS = Axis(0.0, 1200.0)
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from kneewatch.diagnose.diagnosis import Diagnosis
-from kneewatch.reports.triage.view import (
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.reports.triage.view_model import (
     EngineView,
     IntervalView,
     SeriesView,
@@ -18,7 +18,7 @@ from kneewatch.reports.triage.view import (
     TriageView,
     cited,
 )
-from kneewatch.rules.model import WORDS, Severity
+from kneewatch.rules.rule import WORDS, Severity
 from tests.recordings import CAPTURES, diagnoses
 
 WORST = {word: severity for severity, word in WORDS.items()}

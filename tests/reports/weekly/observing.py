@@ -17,9 +17,10 @@ from kneewatch.collector.signals.vllm import (
     QUEUE,
     TTFT,
 )
-from kneewatch.diagnose.knee import Point
+from kneewatch.diagnose.learned.knee import Point
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.grid import DAY_S, Grid, Slot, grid
+from kneewatch.reports.weekly.aggregation import SERVING, Level, Span, Tally
+from kneewatch.reports.weekly.hours import DAY_S, Grid, Slot, grid
 from kneewatch.reports.weekly.observed import (
     EngineObserved,
     InFlight,
@@ -27,8 +28,6 @@ from kneewatch.reports.weekly.observed import (
     TierObserved,
     TierStated,
 )
-from kneewatch.reports.weekly.spans import SERVING, Level, Span
-from kneewatch.reports.weekly.tally import Tally
 
 TO_S = datetime(2026, 11, 16, tzinfo=UTC).timestamp()
 WEEK = grid(TO_S - 7 * DAY_S, TO_S, "UTC")

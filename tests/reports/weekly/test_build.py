@@ -12,22 +12,27 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kneewatch.agent.model_files import named_model
-from kneewatch.diagnose.case import Targets
-from kneewatch.diagnose.catalogue.gpus import gpu
-from kneewatch.diagnose.recommend.deployment import Stated
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.build import EMPTY, build
-from kneewatch.reports.weekly.document import render_json
+from kneewatch.reports.weekly.aggregation import SERVING, Span
+from kneewatch.reports.weekly.build_report import EMPTY, build
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP
-from kneewatch.reports.weekly.grid import HOUR_S
-from kneewatch.reports.weekly.happened import Episode, EpisodeObserved, Held, Recommended
-from kneewatch.reports.weekly.model import WeeklyReport
-from kneewatch.reports.weekly.observed import Observed, TierStated, WorkloadStated
-from kneewatch.reports.weekly.schema import report_schema
-from kneewatch.reports.weekly.service import TableRow
-from kneewatch.reports.weekly.spans import SERVING, Span
-from kneewatch.rules.model import Severity
-from kneewatch.rules.tables import KV_TABLE, MONITORING
+from kneewatch.reports.weekly.hours import HOUR_S
+from kneewatch.reports.weekly.observed import (
+    Episode,
+    EpisodeObserved,
+    Held,
+    Observed,
+    Recommended,
+    TierStated,
+    WorkloadStated,
+)
+from kneewatch.reports.weekly.report import WeeklyReport, render_json, report_schema
+from kneewatch.reports.weekly.tier_sections import TableRow
+from kneewatch.rules.guide_tables import KV_TABLE, MONITORING
+from kneewatch.rules.rule import Severity
 from tests.reports.weekly.observing import (
     BEFORE,
     TO_S,

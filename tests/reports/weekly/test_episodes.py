@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kneewatch.reports.weekly.episodes import episodes
-from kneewatch.reports.weekly.happened import Episode, Held
-from kneewatch.rules.model import Severity
+from kneewatch.reports.weekly.incidents import episodes
+from kneewatch.reports.weekly.observed import Episode, Held
+from kneewatch.rules.rule import Severity
 
 INFO, WARNING, CRITICAL = Severity.INFO, Severity.WARNING, Severity.CRITICAL
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.collector.buckets import Buckets
-from kneewatch.reports.weekly.tally import NOTHING, Tally, added
+from kneewatch.collector.window import Buckets
+from kneewatch.reports.weekly.aggregation import NOTHING, Tally, added
 
 EDGES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, math.inf)
 

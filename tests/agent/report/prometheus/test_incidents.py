@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.report.prometheus.matrix import Told
+from kneewatch.agent.report.prometheus.incidents import LOOKED_MOST, LOOKED_S
 from kneewatch.agent.report.prometheus.notes import notices_of
-from kneewatch.agent.report.prometheus.trouble import LOOKED_MOST, LOOKED_S
+from kneewatch.agent.report.prometheus.queries import Told
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, running
 from tests.fleet_replica import ARRIVAL_PER_S, PREEMPTION_PER_S

@@ -7,7 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from kneewatch.agent.report.prometheus.gpus import by_engine
+from kneewatch.agent.report.prometheus.aggregation import Gauges, added, tallies_of
+from kneewatch.agent.report.prometheus.incidents import (
+    DOWN,
+    PRESSED,
+    QUEUED,
+    STALLED,
+    TOO_LATE,
+    stretches,
+)
+from kneewatch.agent.report.prometheus.period import by_engine
 from kneewatch.agent.report.prometheus.queries import BEGUN, LATE, MADE, PREEMPTED
 from kneewatch.agent.report.prometheus.resolution import (
     Rows,
@@ -17,17 +26,8 @@ from kneewatch.agent.report.prometheus.resolution import (
     steps,
     unit_s,
 )
-from kneewatch.agent.report.prometheus.stretches import (
-    DOWN,
-    PRESSED,
-    QUEUED,
-    STALLED,
-    TOO_LATE,
-    stretches,
-)
-from kneewatch.agent.report.prometheus.together import Gauges, added, tallies_of
-from kneewatch.diagnose.fleet.shape import label_map, shape_of
-from kneewatch.reports.weekly.grid import DAY_S, HOUR_S, grid
+from kneewatch.diagnose.fleet.inventory import label_map, shape_of
+from kneewatch.reports.weekly.hours import DAY_S, HOUR_S, grid
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 
 TO_S = 1_795_262_400.0

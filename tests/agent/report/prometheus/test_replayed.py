@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.report.prometheus.replayed import Replayed, replayed
-from kneewatch.agent.source import TargetStream, capture_name
-from kneewatch.agent.store.model import Interval
+from kneewatch.agent.report.prometheus.replay import Replayed, replayed
 from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.records import Interval
+from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
-from kneewatch.collector.exposition.parser import Limits
-from kneewatch.collector.prometheus.answers import Track
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.prometheus.responses import Track
 from kneewatch.collector.samples import Page
-from kneewatch.diagnose.engine import Catalogue
-from kneewatch.diagnose.fleet.shape import label_map, shape_of
-from kneewatch.diagnose.profile import Profile
-from kneewatch.reports.weekly.happened import Held
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.fleet.inventory import label_map, shape_of
+from kneewatch.reports.weekly.observed import Held
 from tests.agent.store.made import EVER, recorded, written
 from tests.recordings import CAPTURES, WINDOW_S
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from kneewatch.agent.report.counting import BY_SOURCE, FAILED_REASONS, LOCAL
-from kneewatch.dashboards.prometheus.hourly import (
+from kneewatch.agent.report.history import BY_SOURCE, FAILED_REASONS, LOCAL
+from kneewatch.dashboards.prometheus.hourly_totals import (
     COUNTERS,
     ENGINES,
     HISTOGRAMS,
     STEP_S,
     hourly_group,
 )
-from kneewatch.dashboards.prometheus.model import Plan, Record
+from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, COUNTS, FAILED, TALLIES
 from tests.agent.fleet.test_trouble import between
 from tests.agent.running import Main

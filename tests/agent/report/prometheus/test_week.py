@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from kneewatch.agent.report.prometheus.methods import METHODS
+from kneewatch.agent.report.prometheus.notes import METHODS
 from kneewatch.agent.report.schedule import ReportJob
-from kneewatch.agent.settings_sources import load
+from kneewatch.agent.settings.sources import load
 from kneewatch.agent.store.database import connect
-from kneewatch.reports.weekly.tally import Tally
+from kneewatch.reports.weekly.aggregation import Tally
 from tests.agent.fleet.test_trouble import between
 from tests.agent.running import Ended, Main
 from tests.collector.oracle import LOOPBACK, Prometheus, running

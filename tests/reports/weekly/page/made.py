@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from kneewatch.reports.weekly.figures import FlagChange, Period, Trend
-from kneewatch.reports.weekly.model import (
+from kneewatch.reports.weekly.figures import DataQuality, FlagChange, Period, Trend
+from kneewatch.reports.weekly.report import (
     Action,
     EngineSpan,
     Incident,
@@ -17,7 +17,6 @@ from kneewatch.reports.weekly.model import (
     WeeklyReport,
 )
 from kneewatch.reports.weekly.trends import NOISE_TEST
-from kneewatch.reports.weekly.trust import DataQuality
 from tests.reports.weekly.page import made_incidents, made_planning, made_service, made_trust
 
 ZONE = "Europe/Berlin"

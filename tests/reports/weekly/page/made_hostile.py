@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
-from kneewatch.reports.weekly.model import WeeklyReport
+from kneewatch.reports.weekly.report import WeeklyReport
 
 MARKUP = "<script>alert(1)</script>\"'`|&amp;<img src=x onerror=alert(2)>[a](javascript:b)"
 HOSTILE = f"{MARKUP}\n# no heading\x00\x1b[2J\u202etxt.exe\ud800 </style>$x^2$"

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from kneewatch.reports.weekly.figures import Advice, EvidenceLine, FlagChange, Line
-from kneewatch.reports.weekly.model import CauseSpan, Incident, IncidentCost, StageSpan
+from kneewatch.reports.weekly.report import CauseSpan, Incident, IncidentCost, StageSpan
 
 HOUR_S = 3600.0
 FP8 = FlagChange("--kv-cache-dtype", "auto", "fp8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.reports.weekly.figures import FlagChange, Trend
-from kneewatch.reports.weekly.planning import (
+from kneewatch.reports.weekly.tier_sections import (
     Arrivals,
     Drift,
     Lengths,

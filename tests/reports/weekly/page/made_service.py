@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kneewatch.reports.weekly.figures import Spark, Spread, Trend
-from kneewatch.reports.weekly.service import (
+from kneewatch.reports.weekly.tier_sections import (
     BenchmarkCheck,
     ErrorBudget,
     Hour,

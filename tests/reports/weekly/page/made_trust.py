@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kneewatch.reports.weekly.model import Comparison, TrackRecord, TrackRow
-from kneewatch.reports.weekly.trust import (
+from kneewatch.reports.weekly.figures import (
     ConfigDifference,
     DataQuality,
     EngineChange,
@@ -14,6 +13,7 @@ from kneewatch.reports.weekly.trust import (
     TargetQuality,
     UnknownSignal,
 )
+from kneewatch.reports.weekly.report import Comparison, TrackRecord, TrackRow
 from tests.reports.weekly.page.made_incidents import advice
 
 HOUR_S = 3600.0

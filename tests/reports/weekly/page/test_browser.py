@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from kneewatch.reports.weekly.model import WeeklyReport
-from kneewatch.reports.weekly.page import render
+from kneewatch.reports.weekly.page.html import render
+from kneewatch.reports.weekly.report import WeeklyReport
 from tests.browser import Seen, browser, opened
 from tests.reports.weekly.page import made
 from tests.reports.weekly.page.made_hostile import hostile

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.reports.weekly.figures import Period, Trend
-from kneewatch.reports.weekly.model import WeeklyReport
-from kneewatch.reports.weekly.page import render
-from kneewatch.reports.weekly.service import TableRow
+from kneewatch.reports.weekly.page.html import render
+from kneewatch.reports.weekly.report import WeeklyReport
+from kneewatch.reports.weekly.tier_sections import TableRow
 from tests.reports.triage.html_tree import Node, tree
 from tests.reports.weekly.page import made
 from tests.reports.weekly.page.made_service import figure

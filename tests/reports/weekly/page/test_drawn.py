@@ -10,15 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.reports.weekly.figures import Period, Spark
-from kneewatch.reports.weekly.page import plots
+from kneewatch.reports.weekly.page import charts as plots
 from kneewatch.reports.weekly.page.charts import charts
-from kneewatch.reports.weekly.page.drawing import ROLES
-from kneewatch.reports.weekly.page.heat import LEVELS, heat
-from kneewatch.reports.weekly.page.moments import Calendar
-from kneewatch.reports.weekly.page.paths import path, run_path
-from kneewatch.reports.weekly.page.signals import TABLE_ROWS
-from kneewatch.reports.weekly.page.sparks import TALL, WIDE, spark_line, squares, stack
-from kneewatch.reports.weekly.page.strip import strip
+from kneewatch.reports.weekly.page.formatting import Calendar
+from kneewatch.reports.weekly.page.incident_chart import TABLE_ROWS, strip
+from kneewatch.reports.weekly.page.small_charts import (
+    LEVELS,
+    TALL,
+    WIDE,
+    heat,
+    spark_line,
+    squares,
+    stack,
+)
+from kneewatch.reports.weekly.page.svg import ROLES, path, run_path
 from tests.reports.weekly.page import made, made_incidents, made_planning, made_service
 
 CALENDAR = Calendar(made.ZONE, Period(made.FROM_S, made.TO_S, 1.0, 7))

@@ -18,8 +18,8 @@ from xml.etree.ElementTree import Element
 import pytest
 from html5lib import HTMLParser
 
-from kneewatch.reports.weekly.model import WeeklyReport
-from kneewatch.reports.weekly.page import render
+from kneewatch.reports.weekly.page.html import render
+from kneewatch.reports.weekly.report import WeeklyReport
 from tests.reports.triage.html_tree import Node, read, tree
 from tests.reports.weekly.page import made
 from tests.reports.weekly.page.made_hostile import MARKUP, hostile

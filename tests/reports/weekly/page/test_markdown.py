@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from kneewatch.reports.weekly.page import render_markdown
-from kneewatch.reports.weekly.page.headline import SECTIONS
-from kneewatch.reports.weekly.page.markdown_lines import code, rows, sections, text
+from kneewatch.reports.weekly.page.markdown import render_markdown
+from kneewatch.reports.weekly.page.markdown_tiers import code, rows, sections, text
+from kneewatch.reports.weekly.page.parts import SECTIONS
 from tests.reports.weekly.page import made
 from tests.reports.weekly.page.made_hostile import HOSTILE, hostile
 from tests.reports.weekly.page.test_html import REPORTS

@@ -8,10 +8,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from kneewatch.reports.formatting import plural
 from kneewatch.reports.weekly.figures import FlagChange, Period, Spread, Trend
-from kneewatch.reports.weekly.page import telling
-from kneewatch.reports.weekly.page.moments import Calendar, stamp
-from kneewatch.reports.words import plural
+from kneewatch.reports.weekly.page import formatting as telling
+from kneewatch.reports.weekly.page.formatting import Calendar, stamp
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""Who may do what: tokens that read, tokens that may also post. I/O edge: it reads token files."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import logging
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.errors import SettingsError
+
+log = logging.getLogger(__name__)
+
+READ, ADMIN = "read", "admin"
+Scopes = frozenset[str]
+NOTHING: Scopes = frozenset()
+ALL: Scopes = frozenset({READ, ADMIN})
+
+LOOK_EVERY_S = 1.0
+SHORT_BYTES = 16
+LARGEST_BYTES = 64 * 1024
+
+Stamp = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class TokenFile:
+    """The tokens of a file, one a line: a new one can be brought in before the old one goes.
+
+    The file is read again when it changes; while it cannot be read no token is valid.
+    """
+
+    key: str
+    path: Path
+    clock: Callable[[], float] = monotonic
+    tokens: tuple[bytes, ...] = ()
+    _stamp: Stamp | None = None
+    _looked_s: float = field(default=float("-inf"))
+
+    def load(self) -> None:
+        """Read it.
+
+        Raises:
+            SettingsError: it cannot be read or holds no token; the message has no token in it.
+        """
+        try:
+            status = self.path.stat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_BYTES:
+                raise SettingsError(f"{self.key} = {self.path} is no file of tokens")
+            lines = self.path.read_bytes().splitlines()
+        except OSError as exc:
+            raise SettingsError(f"{self.key} = {self.path}: {exc.strerror}") from exc
+        tokens = tuple(line.strip() for line in lines if line.strip())
+        if not tokens:
+            raise SettingsError(f"{self.key} = {self.path} holds no token; write one to a line")
+        if status.st_mode & stat.S_IROTH:
+            log.warning("every user can read the tokens; chmod o-r %s=%s", self.key, self.path)
+        if min(map(len, tokens)) < SHORT_BYTES:
+            log.warning("a token is short enough to be guessed %s=%s", self.key, self.path)
+        self.tokens = tokens
+        self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+
+    def holds(self, given: bytes) -> bool:
+        """Whether this is one of its tokens; how long that takes says nothing about them."""
+        self._follow()
+        found = [hmac.compare_digest(given, token) for token in self.tokens]
+        return any(found)
+
+    def _follow(self) -> None:
+        now_s = self.clock()
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        try:
+            status = self.path.stat()
+            if self._stamp != (status.st_mtime_ns, status.st_size, status.st_ino):
+                self.load()
+                log.info("tokens were read again %s=%s", self.key, self.path)
+        except (OSError, SettingsError) as exc:
+            if self.tokens:
+                log.error("no token is valid until the file can be read error=%s", exc)  # noqa: TRY400
+            self.tokens, self._stamp = (), None
+
+
+@dataclass(slots=True)
+class Auth:
+    """What a request may do.
+
+    A scope is asked for where its file is set. Without any file all is allowed: then the address,
+    TLS or a proxy decides who gets this far. A read file alone closes the admin scope.
+    """
+
+    read: TokenFile | None
+    admin: TokenFile | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Auth:
+        """As the settings have it.
+
+        Raises:
+            SettingsError: a token file cannot be used.
+        """
+        made: list[TokenFile | None] = []
+        for key in ("http.token_file", "http.admin_token_file"):
+            file = TokenFile(key, Path(settings[key])) if settings[key] else None
+            if file is not None:
+                file.load()
+            made.append(file)
+        return cls(*made)
+
+    def scopes(self, authorizations: Sequence[bytes]) -> Scopes:
+        """What the request's Authorization headers allow; more than one allow nothing more."""
+        if self.read is None and self.admin is None:
+            return ALL
+        free = NOTHING if self.read else frozenset({READ})
+        given = token(authorizations[0]) if len(authorizations) == 1 else None
+        if given is None:
+            return free
+        if self.admin is not None and self.admin.holds(given):
+            return ALL
+        if self.read is not None and self.read.holds(given):
+            return frozenset({READ})
+        return free
+
+
+def token(authorization: bytes) -> bytes | None:
+    """The token of an Authorization header: Bearer, or the password of Basic, which browsers and
+    curl -u can send."""
+    kind, _, rest = authorization.strip().partition(b" ")
+    rest = rest.strip()
+    if kind.lower() == b"bearer":
+        return rest or None
+    if kind.lower() != b"basic":
+        return None
+    try:
+        _, colon, password = base64.b64decode(rest, validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        return None
+    return password if colon and password else None

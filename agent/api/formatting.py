@@ -1,0 +1,273 @@
+"""Diagnoses of several targets as text, Markdown and JSON, cached until the next cycle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from threading import Lock
+from typing import Any
+
+from kneewatch.agent.api.responses import JSON, MARKDOWN, dumped
+from kneewatch.agent.api.service import late, rank, shown, worst_first
+from kneewatch.agent.target_state import TargetState
+from kneewatch.agent.targets import TargetSpec
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.reports.diagnosis_json import document
+from kneewatch.reports.diagnosis_text import Style, brief_words, escaped, markdown, text, who
+from kneewatch.reports.diagnosis_timeline import SHORT_VERDICTS
+from kneewatch.reports.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
+from kneewatch.reports.triage.verdict import RANKS, TALLY
+from kneewatch.rules.cascade import NAMES
+
+LINES = 200
+"""More lines of the past than this are no help at night."""
+
+TROUBLE_FROM = RANKS["unknown"]
+PLAIN = Style()
+HINT = (
+    "more: ?format=json or markdown; ?at=03:07 or -2h for the past; ?since=-2h for how it came to\n"
+    "  this; a browser gets a page at /triage"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """How long a stage, cause or health of an engine lasted; `end_s` is None while it goes on."""
+
+    target: str
+    model: str
+    engine: str
+    kind: str
+    id: str
+    severity: str
+    start_s: float
+    end_s: float | None
+    last_s: float
+    ended: str
+
+
+def body(form: str, diagnoses: Sequence[Diagnosis], *, alone: bool) -> str:
+    """The engines, worst first as given. `alone`: one target was asked for, and all is told."""
+    told = markdown if form == MARKDOWN else _text
+    if alone or len(diagnoses) <= 1:
+        return told(diagnoses)
+    trouble = [one for one in diagnoses if rank(one) >= TROUBLE_FROM]
+    healthy = [one for one in diagnoses if rank(one) < TROUBLE_FROM]
+    parts = [told(trouble)] if trouble else []
+    if healthy:
+        lines = [_brief(one) for one in healthy]
+        if form == MARKDOWN:
+            lines = ["## Healthy", "", *(f"- {escaped(line)}" for line in lines)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def head(
+    form: str,
+    diagnoses: Sequence[Diagnosis],
+    *,
+    t_s: float,
+    past: bool,
+    late: Sequence[tuple[str, float]],
+    pending: Mapping[str, str],
+    notices: Sequence[str] = (),
+) -> str:
+    """What comes first: the moment, how many engines stand how, and whom there is no news of.
+
+    `late` are names of targets with the seconds since their newest scrape, `pending` those that
+    have had none with what is waited for, `notices` say what is wrong with kneewatch itself.
+    """
+    counts = Counter(one.health for one in diagnoses)
+    tally = ", ".join(f"{counts[word]} {words}" for word, words in TALLY.items() if counts[word])
+    when = f"{date(t_s)} {clock(t_s)} UTC{' (the past)' if past else ''}"
+    lines = [f"{when}: {tally or _nothing(len(pending), past=past)}"]
+    lines += [f"no news for {span(age_s)} of {name}: what it said need not be so now"
+              for name, age_s in late]  # fmt: skip
+    lines += notices
+    lines += [
+        f"not scraped yet, so nothing is known of it: {name}; {awaited}"
+        for name, awaited in pending.items()
+    ]
+    if form == MARKDOWN:
+        return "\n\n".join([f"# {lines[0]}", *(escaped(line) for line in lines[1:])])
+    return "\n".join(part for line in lines for part in wrapped(line))
+
+
+def _nothing(pending: int, *, past: bool) -> str:
+    if past:
+        return "nothing to tell"
+    if not pending:
+        return "no target is watched"
+    return f"waiting for the first scrape of {pending} target{'' if pending == 1 else 's'}"
+
+
+def past(form: str, stretches: Sequence[Stretch], *, since_s: float, t_s: float) -> str:
+    """How it came to this: the newest stretches of stages, causes and health, in order."""
+    rows = [_stretch(one, t_s) for one in stretches[-LINES:]]
+    title = f"since {moment(since_s, t_s)}"
+    if not rows:
+        rows = ["nothing is stored of that time"]
+    if len(stretches) > LINES:
+        rows.insert(0, f"{len(stretches) - LINES} earlier ones are left out (?format=json)")
+    if form == MARKDOWN:
+        return "\n".join([f"## {title.capitalize()}", "", *(f"- {escaped(row)}" for row in rows)])
+    return "\n".join([f"{title}:", *(part for row in rows for part in wrapped(row, indent=3))])
+
+
+def _text(diagnoses: Sequence[Diagnosis]) -> str:
+    # `text` sorts by severity, in which an unknown engine is not worse than a healthy one.
+    groups: dict[int, list[Diagnosis]] = {}
+    for one in diagnoses:
+        groups.setdefault(rank(one), []).append(one)
+    return "\n\n".join(text(group, PLAIN) for group in groups.values())
+
+
+def _brief(diagnosis: Diagnosis) -> str:
+    stage = f"stage {diagnosis.stage.number}" if diagnosis.stage else "stage ?"
+    causes = ", ".join(cause.id for cause in diagnosis.causes)
+    line = f"{SHORT_VERDICTS[diagnosis.health]:8} {stage}  {who(diagnosis)}  "
+    line += f"{causes}  " if causes else ""
+    return cut(line + brief_words(diagnosis, WIDTH - len(line))).rstrip()
+
+
+def _stretch(one: Stretch, t_s: float) -> str:
+    end = "now" if one.end_s is None else moment(one.end_s, t_s)
+    what = {"stage": f"stage {one.id}", "cause": one.id, "health": f"health {one.id}"}[one.kind]
+    if one.kind == "stage" and one.id.isdecimal() and int(one.id) < len(NAMES):
+        what += f" {NAMES[int(one.id)]}"
+    told = f" ({one.severity})" if one.severity not in ("ok", one.id) else ""
+    how = {"restarted": "; the engine was restarted", "unwatched": "; then it was not seen"}
+    lasted = span((t_s if one.end_s is None else one.end_s) - one.start_s)
+    return printable(
+        f"{moment(one.start_s, t_s)} to {end} ({lasted}): {what}{told}, {one.target} "
+        f"engine {one.engine or '?'}{how.get(one.ended, '')}"
+    )
+
+
+# --- How things are now, in every form. What was rendered is kept until a cycle changes it --------
+
+
+KEPT_MOST = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """Targets at a moment: what is asked about. `late` are those without a recent cycle."""
+
+    states: tuple[TargetState, ...]
+    late: frozenset[str]
+
+    @classmethod
+    def of(cls, states: Sequence[TargetState], now_s: float) -> Moment:
+        """The targets as they are now."""
+        return cls(tuple(states), frozenset(one.name for one in states if late(one, now_s)))
+
+    def same(self, other: Moment) -> bool:
+        """Whether nothing has changed."""
+        return (
+            len(self.states) == len(other.states)
+            and self.late == other.late
+            and all(mine is its for mine, its in zip(self.states, other.states, strict=True))
+        )
+
+    def diagnoses(self) -> list[Diagnosis]:
+        """What is said of the engines, worst first."""
+        return worst_first(
+            chain.from_iterable(shown(one, is_late=one.name in self.late) for one in self.states)
+        )
+
+
+@dataclass(slots=True)
+class Present:
+    """Rendered answers by form and target; the empty target stands for all of them."""
+
+    _kept: dict[tuple[str, str], tuple[Moment, bytes]] = field(
+        default_factory=dict[tuple[str, str], tuple[Moment, bytes]]
+    )
+    _documents: dict[str, tuple[TargetState, bool, list[tuple[Diagnosis, bytes]]]] = field(
+        default_factory=dict[str, tuple[TargetState, bool, list[tuple[Diagnosis, bytes]]]]
+    )
+    _lock: Lock = field(default_factory=Lock)
+    _watched: Sequence[TargetSpec] = ()
+
+    def only(self, specs: Sequence[TargetSpec]) -> None:
+        """Forget what is kept of targets that are not among these; the same object as last time
+        stands for the same targets."""
+        if specs is self._watched:
+            return
+        with self._lock:
+            self._watched = specs
+            names = {"", *(spec.name for spec in specs)}
+            self._kept = {key: told for key, told in self._kept.items() if key[1] in names}
+            self._documents = {n: told for n, told in self._documents.items() if n in names}
+
+    def kept(self, form: str, target: str, moment: Moment) -> bytes | None:
+        """What was rendered of this moment, if it was."""
+        held = self._kept.get((form, target))
+        return held[1] if held is not None and held[0].same(moment) else None
+
+    def render(self, form: str, target: str, moment: Moment) -> bytes:
+        """What there is to say: for JSON, the members `targets` and `watching`."""
+        with self._lock:
+            found = self.kept(form, target, moment)
+            if found is not None:
+                return found
+            if form == JSON:
+                found = self._json(moment)
+            else:
+                found = body(form, moment.diagnoses(), alone=bool(target)).encode(
+                    "utf-8", "replace"
+                )
+            if len(self._kept) > KEPT_MOST:
+                # Targets come and go; what is still asked for is soon rendered again.
+                self._kept.clear()
+                self._documents.clear()
+            self._kept[form, target] = moment, found
+            return found
+
+    def _json(self, moment: Moment) -> bytes:
+        told: dict[int, bytes] = {}
+        diagnoses: list[Diagnosis] = []
+        for state in moment.states:
+            for diagnosis, rendered in self._of(state, is_late=state.name in moment.late):
+                told[id(diagnosis)] = rendered
+                diagnoses.append(diagnosis)
+        documents = b",".join(told[id(one)] for one in worst_first(diagnoses))
+        watching = dumped([watched(one, is_late=one.name in moment.late) for one in moment.states])
+        return b'"targets":[%s],"watching":%s' % (documents, watching)
+
+    def _of(self, state: TargetState, *, is_late: bool) -> list[tuple[Diagnosis, bytes]]:
+        held = self._documents.get(state.name)
+        if held is None or held[0] is not state or held[1] != is_late:
+            rows = [(one, dumped(document(one))) for one in shown(state, is_late=is_late)]
+            held = self._documents[state.name] = (state, is_late, rows)
+        return held[2]
+
+
+def watched(state: TargetState, *, is_late: bool) -> Mapping[str, Any]:
+    """How the watching of a target goes, for JSON."""
+    return {
+        "target": state.name,
+        "url": state.url,
+        "labels": dict(state.labels),
+        "t": round(state.t_s, 3),
+        "late": is_late,
+        "interval_s": state.interval_s,
+        "cycle_s": round(state.cycle_s, 6),
+        "cycles": state.cycles,
+        "failures": state.failures,
+        "failing": state.failing,
+        "sources": [
+            {
+                "name": source.name,
+                "t": round(source.t_s, 3),
+                "success": source.success,
+                "duration_s": round(source.duration_s, 6),
+                "error": source.error,
+                "joined": source.joined,
+            }
+            for source in state.sources
+        ],
+    }

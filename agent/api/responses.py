@@ -1,0 +1,190 @@
+"""Response formats by `?format=` and Accept, and errors as RFC 9457 problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import cast
+from urllib.parse import quote
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Scope
+
+from kneewatch.reports.triage import page
+from kneewatch.reports.triage.verdict import sentence
+
+PROBLEM_TYPE = "application/problem+json"
+LONGEST = 2000
+NAMES_SHOWN = 20
+NO_SUCH = "there is no such target"
+
+
+class Problem(Exception):  # noqa: N818 - the RFC's word
+    """A request that is refused. `detail` is for the person who made it, and is shown to them;
+    where that is in names that would have done, a page shows `brief` and links to the `known`."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        brief: str = "",
+        known: Sequence[str] = (),
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, headers or {}
+        self.brief, self.known = brief or detail[:LONGEST], known
+
+
+def response_of(problem: Problem) -> Response:
+    """The problem as a response."""
+    document = {
+        "type": "about:blank",
+        "title": problem.status.phrase,
+        "status": problem.status.value,
+        "detail": problem.detail[:LONGEST],
+    }
+    return Response(
+        dumped(document) + b"\n",
+        status_code=problem.status,
+        headers=dict(problem.headers),
+        media_type=PROBLEM_TYPE,
+    )
+
+
+def no_such_target(names: Sequence[str]) -> Problem:
+    """The problem of a target that is not known, with those that are as they stand in addresses."""
+    known = ", ".join(quote(clean(name), safe="") for name in names[:NAMES_SHOWN]) or "none"
+    more = len(names) - NAMES_SHOWN
+    rest = f" and {more} more" if more > 0 else ""
+    told = f"{NO_SUCH}; there are: {known}{rest}"
+    return Problem(HTTPStatus.NOT_FOUND, told, brief=NO_SUCH, known=names)
+
+
+def dumped(document: object) -> bytes:
+    """JSON of a document, whose texts may hold what UTF-8 cannot: half a surrogate pair."""
+    try:
+        return orjson.dumps(document)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_clean(document))
+
+
+def clean(text: str) -> str:
+    """Text that UTF-8 can hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _clean(value: object) -> object:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[object, object]", value)
+        return {clean(str(key)): _clean(told) for key, told in pairs.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(told) for told in cast("Sequence[object]", value)]
+    return value
+
+
+# --- In which form an answer is wanted: `?format=`, else the Accept header ------------------------
+
+
+TEXT, JSON, MARKDOWN, HTML = "text", "json", "markdown", "html"
+
+MEDIA_TYPES: Mapping[str, str] = {
+    TEXT: "text/plain; charset=utf-8",
+    JSON: "application/json",
+    MARKDOWN: "text/markdown; charset=utf-8",
+    HTML: "text/html; charset=utf-8",
+}
+BY_TYPE: Mapping[str, str] = {told.partition(";")[0]: form for form, told in MEDIA_TYPES.items()}
+BY_FAMILY: Mapping[str, str] = {"*/*": TEXT, "text/*": TEXT, "application/*": JSON}
+MOST_RANGES = 32
+
+
+def form_of(
+    wanted: str | None, accept: str | None, forms: Sequence[str] = tuple(MEDIA_TYPES)
+) -> str:
+    """One of `forms`. Whoever takes anything, as curl does, gets the first of them.
+
+    Raises:
+        Problem: there is no such form, or none that is accepted.
+    """
+    if wanted is not None:
+        if wanted not in forms:
+            raise Problem(
+                HTTPStatus.UNPROCESSABLE_ENTITY, f"format must be one of {', '.join(forms)}"
+            )
+        return wanted
+    if not accept or not accept.strip():
+        return forms[0]
+    best, best_rank = None, (0.0, 0)
+    for place, told in enumerate(accept.split(",")[:MOST_RANGES]):
+        media, _, parameters = told.strip().lower().partition(";")
+        rank = (_quality(parameters), -place)
+        form = _form(media.strip(), forms)
+        if form is not None and rank[0] > 0 and (best is None or rank > best_rank):
+            best, best_rank = form, rank
+    if best is None:
+        offered = ", ".join(MEDIA_TYPES[form].partition(";")[0] for form in forms)
+        raise Problem(HTTPStatus.NOT_ACCEPTABLE, f"this can be had as {offered}")
+    return best
+
+
+def _form(media: str, forms: Sequence[str]) -> str | None:
+    form = BY_TYPE.get(media)
+    if form is None and media in BY_FAMILY:
+        form = BY_FAMILY[media] if BY_FAMILY[media] in forms else None
+        form = forms[0] if media == "*/*" else form
+    return form if form in forms else None
+
+
+def _quality(parameters: str) -> float:
+    for parameter in parameters.split(";"):
+        name, _, told = parameter.strip().partition("=")
+        if name.strip() == "q":
+            try:
+                return min(1.0, max(0.0, float(told)))
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+# --- A refused request's answer: a page for a browser, RFC 9457's JSON for everybody else ---------
+
+
+API = "/api/"
+"""Below it programs ask, also where a person types the address: they get JSON."""
+
+ROOT = "../"
+
+
+def refused(problem: Problem, scope: Scope) -> Response:
+    """The problem as whoever asked reads it."""
+    if scope["path"].startswith(API) or not _wants_page(scope):
+        return response_of(problem)
+    told = page.refusal(
+        status=problem.status.value,
+        title=problem.status.phrase,
+        words=sentence(problem.brief),
+        known=problem.known[:NAMES_SHOWN],
+        more=max(0, len(problem.known) - NAMES_SHOWN),
+        up=ROOT * (scope.get("raw_path", b"/").count(b"/") - 1),
+    )
+    return Response(
+        clean(told),
+        status_code=problem.status,
+        headers=dict(problem.headers),
+        media_type=MEDIA_TYPES[HTML],
+    )
+
+
+def _wants_page(scope: Scope) -> bool:
+    accept = ",".join(
+        told.decode("latin-1") for name, told in scope["headers"] if name == b"accept"
+    )
+    try:
+        return form_of(None, accept, (JSON, HTML)) == HTML
+    except Problem:
+        return False

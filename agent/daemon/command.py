@@ -1,0 +1,267 @@
+"""`kneewatch run`: the daemon put together, started, and ended in order. I/O edge.
+
+Only the `run` command imports this: what it needs is more than every other command together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from kneewatch.agent import logs
+from kneewatch.agent.api.app import make_app
+from kneewatch.agent.api.server import HttpServer
+from kneewatch.agent.api.service import Service
+from kneewatch.agent.commands import DEMO, DEMO_WINDOW_S
+from kneewatch.agent.daemon import process as footprint
+from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
+from kneewatch.agent.daemon.baselines import (
+    KNEES_JOB,
+    PEAKS_EVERY_S,
+    PEAKS_JOB,
+    SEASONS_JOB,
+    Knees,
+    Seasons,
+    WeeklyPeaks,
+)
+from kneewatch.agent.daemon.baselines import SEASONS_EVERY_S as SEASONS_EVERY_S
+from kneewatch.agent.daemon.cycle import Sinks
+from kneewatch.agent.daemon.discovery import Discovery
+from kneewatch.agent.daemon.gpu_sources import GPU_JOB, GpuJob, GpuSources
+from kneewatch.agent.daemon.process import Systemd
+from kneewatch.agent.daemon.reload import Reload
+from kneewatch.agent.daemon.scheduler import Scheduler
+from kneewatch.agent.daemon.supervisor import Parts, Supervisor, TargetJobs
+from kneewatch.agent.daemon.target_profile import basis
+from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.printing import OK
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.store.database import STORE_NAME, store_path
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.records import Retention
+from kneewatch.agent.store.writer import Store
+from kneewatch.agent.target_state import Board
+from kneewatch.agent.targets import TargetSpec
+from kneewatch.collector.errors import SettingsError
+
+if TYPE_CHECKING:
+    from kneewatch.agent.fleet.watch import FleetJob, FleetWatch
+
+log = logging.getLogger(__name__)
+
+DEFAULTS = {"interval_s": 5.0}
+DEMO_DEFAULTS = {**DEFAULTS, "window_s": DEMO_WINDOW_S}
+
+STOP_S = 2.5
+"""All of the end: who sends SIGTERM may send SIGKILL after a few seconds."""
+
+FLUSH_S = 0.4
+"""The history has at least so long to write what is queued."""
+
+
+def run(
+    arguments: Sequence[str],
+    settings_of: Callable[[], Settings],
+    *,
+    demo: bool,
+    for_s: float | None,
+    prometheus: str | None = None,
+    selector: str = "",
+) -> NoReturn:
+    """Watch until told to stop; then the process ends.
+
+    Raises:
+        KneewatchError: it cannot begin.
+    """
+    if demo and arguments:
+        raise SettingsError("--demo plays its own recording: leave the targets out")
+    settings = settings_of()
+    logs.configure(form=settings["log.format"], level=settings["log.level"])
+    targets = [str(files("kneewatch.agent") / DEMO)] if demo else arguments
+    roster = Discovery(targets, settings, may_be_empty=prometheus is not None)
+    fleet_watch = None if prometheus is None else _fleet_watch(prometheus, settings, selector)
+    with _store_file(settings, demo=demo) as store_file:
+        Daemon(roster, settings, store_file, fleet_watch).run(settings_of, for_s)
+    # All is closed. To take apart what 1,000 targets have left in memory would take seconds.
+    sys.stdout.flush()
+    os._exit(OK)
+
+
+def _fleet_watch(url: str, settings: Settings, selector: str) -> FleetWatch:
+    from kneewatch.agent.fleet.watch import FleetWatch  # here: only this needs requests
+
+    return FleetWatch(url, settings, selector)
+
+
+@contextmanager
+def _store_file(settings: Settings, *, demo: bool) -> Generator[Path]:
+    """The history's file; the demo's is forgotten with it, unless one is stated."""
+    if not demo or settings["store.file"]:
+        yield store_path(settings["store.file"], os.environ)
+        return
+    with tempfile.TemporaryDirectory(prefix="kneewatch-demo-") as folder:
+        yield Path(folder) / STORE_NAME
+
+
+class Daemon:
+    """Everything that runs.
+
+    Raises:
+        KneewatchError: a part cannot be had: the history, the address, a token, a receiver.
+    """
+
+    def __init__(
+        self,
+        roster: Discovery,
+        settings: Settings,
+        store_file: Path,
+        fleet_watch: FleetWatch | None = None,
+    ) -> None:
+        basis(settings)
+        self._roster, self._settings, self._fleet_watch = roster, settings, fleet_watch
+        self._store_file = store_file
+        self._deadline_s: float | None = None
+        self._board = Board()
+        # What is made first is closed last: the history takes what all others still have to say.
+        with ExitStack() as parts:
+            self._store = Store.open(store_file, retention=_retention(settings))
+            parts.callback(lambda: self._store.close(max(self._left_s(), FLUSH_S)))
+            self._reader = Reader(store_file)
+            parts.callback(self._reader.close)
+            self._notifier = Notifier.of(settings, store=store_file)
+            parts.callback(lambda: self._notifier.close(self._left_s(0.3)))
+            self._gpus = GpuSources(roster.specs(), settings)
+            parts.callback(self._close_gpus)
+            self._fleet_job = None if fleet_watch is None else self._job_of(fleet_watch)
+            self._clockwork = Scheduler()
+            parts.callback(self._end_cycles)
+            self._taking_up = Reload(
+                settings,
+                scheduler=self._clockwork.scheduler,
+                store_file=store_file,
+                notifier=self._notifier,
+                fleet_watch=fleet_watch,
+            )
+            parts.callback(self._taking_up.stop)
+            self._peaks = WeeklyPeaks(self._reader, lambda: self._fleet.specs())
+            self._seasons = Seasons(self._reader, lambda: self._fleet.specs())
+            self._knees = Knees(self._reader)
+            sinks = Sinks(
+                board=self._board,
+                store=self._store,
+                notifier=self._notifier,
+                gpus=self._gpus,
+                peaks=self._peaks,
+                seasons=self._seasons,
+                knees=self._knees,
+            )
+            self._fleet = TargetJobs(self._clockwork, sinks, on_targets=self._retarget)
+            self._server = HttpServer(make_app(self._service()), settings)
+            parts.callback(lambda: self._server.stop(self._left_s(0.7)))
+            self._server.bind()
+            self._parts = parts.pop_all()
+
+    def run(self, settings_of: Callable[[], Settings], for_s: float | None) -> None:
+        """Watch until told to stop; then end everything in under 3 s, whatever hangs."""
+        systemd = Systemd(os.environ)
+        supervisor = Supervisor(
+            Parts(
+                clockwork=self._clockwork,
+                fleet=self._fleet,
+                roster=self._roster,
+                board=self._board,
+                systemd=systemd,
+                reload=settings_of,
+                take_up=self._taking_up,
+                address=f"{self._server.url}/triage",
+            )
+        )
+        footprint.settle()
+        with supervisor.handled(), self._parts:
+            self._clockwork.start()
+            supervisor.begin()
+            self._clockwork.put(
+                GPU_JOB,
+                GpuJob(self._gpus),
+                interval_s=self._settings["gpu_interval_s"],
+                first_in_s=0.0,
+            )
+            self._clockwork.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
+            self._clockwork.put(
+                SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
+            )
+            self._clockwork.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
+            if self._fleet_watch is not None and self._fleet_job is not None:
+                every_s = self._fleet_watch.state.interval_s
+                self._clockwork.put("fleet", self._fleet_job, interval_s=every_s, first_in_s=0.0)
+            self._server.start()
+            click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
+            if self._fleet_watch is not None:
+                click.echo(f"fleet    {self._server.url}/api/v1/fleet")
+            supervisor.run(for_s)
+            self._deadline_s = time.monotonic() + STOP_S
+
+    def _service(self) -> Service:
+        return Service(
+            board=self._board,
+            settings=self._settings,
+            targets=lambda: self._fleet.specs(),
+            version=version("kneewatch"),
+            started_s=time.time(),
+            reader=self._reader,
+            store=self._store,
+            notifier=self._notifier,
+            fleet=self._fleet_watch,
+            restart_needed=lambda: self._taking_up.restart_needed,
+        )
+
+    def _retarget(self, specs: Sequence[TargetSpec]) -> None:
+        self._gpus.update(specs)
+        self._tell_watched()
+
+    def _tell_watched(self) -> None:
+        names = [spec.name for spec in self._fleet.specs()]
+        self._notifier.watching([*names, *(self._fleet_job.names if self._fleet_job else ())])
+
+    def _job_of(self, watch: FleetWatch) -> FleetJob:
+        from kneewatch.agent.fleet.watch import FleetJob  # here: only this needs requests
+
+        return FleetJob(watch, self._notifier, on_names=self._tell_watched)
+
+    def _end_cycles(self) -> None:
+        self._clockwork.stop()
+        until_s = time.monotonic() + self._left_s(0.3)
+        while self._clockwork.pool.busy and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+    def _close_gpus(self) -> None:
+        # A driver that hangs is not waited for.
+        closing = Thread(target=self._gpus.close, name="gpus-close", daemon=True)
+        closing.start()
+        closing.join(self._left_s(0.3))
+
+    def _left_s(self, most_s: float = STOP_S) -> float:
+        """What is left of the time to end in."""
+        if self._deadline_s is None:
+            self._deadline_s = time.monotonic() + STOP_S
+        return max(0.0, min(most_s, self._deadline_s - time.monotonic()))
+
+
+def _retention(settings: Settings) -> Retention:
+    return Retention(
+        keep_s=settings["store.keep_s"],
+        keep_coarse_s=settings["store.keep_coarse_s"],
+        max_bytes=settings["store.max_bytes"],
+    )

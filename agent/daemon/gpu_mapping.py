@@ -1,0 +1,173 @@
+"""Which GPUs of a page are a target's: by what its labels state, else by their number. Pure.
+
+| label of the target | means |
+| --- | --- |
+| `gpu_uuids` | its GPUs by UUID, with commas between; a MIG instance by its own, or as GPU-.../3 |
+| `gpu_indexes` | its GPUs as the driver numbers them, such as 0,1; a MIG instance as 0/3 |
+| `pod`, `namespace` | its pod, where the exporter says which pod has a GPU |
+| `node` | its node, where a page shows several |
+
+What is stated and not found is said; it is never replaced by a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kneewatch.collector.names.dcgm_fields import GpuBinding, GpuFields, GpuKey
+from kneewatch.diagnose.gpu.monitor import OF_AN_INSTANCE, GpuChoice
+
+WAY_OUT = "state it by the target's labels gpu_uuids, gpu_indexes, or pod and namespace"
+SHOWN_MAX = 8
+"""More GPUs than this are counted, not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a target says about its GPUs.
+
+    `count` is how many it has, where that is stated; `alone`: no other target uses the source.
+    """
+
+    uuids: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()
+    pod: str = ""
+    namespace: str = ""
+    node: str = ""
+    count: int | None = None
+    alone: bool = True
+
+    def choose(self, binding: GpuBinding) -> GpuChoice:
+        """The target's GPUs on a page."""
+        gpus = _on_node(binding.gpus, self.node)
+        pods_told = any(gpu.workloads for gpu in gpus)
+        if not gpus:
+            return GpuChoice((), "", missing=(f"node {self.node} has no GPU on the page",))
+        if self.uuids:
+            return _named(gpus, self.uuids, by="UUID")
+        if self.pod and pods_told and (chosen := self._of_pod(gpus)) is not None:
+            return chosen
+        if self.indexes:
+            return _named(gpus, self.indexes, by="index")
+        if self.pod and pods_told:
+            pod = f"{self.namespace}/{self.pod}" if self.namespace else self.pod
+            return GpuChoice((), "", missing=(f"no GPU on the page is given to pod {pod}",))
+        return self._by_number(gpus)
+
+    def _of_pod(self, gpus: Sequence[GpuFields]) -> GpuChoice | None:
+        found = [gpu for gpu in gpus if self._spaces(gpu)]
+        if not found:
+            return None
+        spaces = sorted({space for gpu in found for space in self._spaces(gpu)})
+        joined = f"by pod: {_shown(found)}"
+        if len(spaces) == 1:
+            return GpuChoice(_with_boards(found, gpus), joined, names=_names(found))
+        why = (
+            f"pod {self.pod} is in namespaces {', '.join(spaces)}; which is the target's is a"
+            " guess: state its label namespace"
+        )
+        return GpuChoice(found, f"{joined}: a guess", guess=True, missing=(why,))
+
+    def _spaces(self, gpu: GpuFields) -> set[str]:
+        """The namespaces in which the target's pod has this GPU."""
+        return {
+            work.namespace
+            for work in gpu.workloads
+            if work.pod == self.pod and self.namespace in ("", work.namespace)
+        }
+
+    def _by_number(self, gpus: Sequence[GpuFields]) -> GpuChoice:
+        boards = {_board(gpu.key) for gpu in gpus}
+        if len(gpus) == 1:
+            return GpuChoice(gpus, "the only GPU there")
+        if self.alone and self.count == len(boards) == len(gpus):
+            return GpuChoice(gpus, f"likely all {len(gpus)} GPUs there: the target has as many")
+        why = f"that all {len(gpus)} GPUs there are the target's is a guess: {WAY_OUT}"
+        return GpuChoice(gpus, f"all {len(gpus)} GPUs there: a guess", guess=True, missing=(why,))
+
+
+def claim_of(labels: Mapping[str, str], *, count: int | None) -> Claim:
+    """What a target's labels say about its GPUs."""
+    return Claim(
+        uuids=_listed(labels.get("gpu_uuids", "")),
+        indexes=_listed(labels.get("gpu_indexes", "")),
+        pod=labels.get("pod", "").strip(),
+        namespace=labels.get("namespace", "").strip(),
+        node=labels.get("node", "").strip(),
+        count=count,
+    )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.replace(",", " ").split()))
+
+
+def _on_node(gpus: Sequence[GpuFields], node: str) -> Sequence[GpuFields]:
+    """The GPUs of a node. A page of one node is that node's, whatever its exporter calls it."""
+    if not node or len({gpu.key.hostname for gpu in gpus}) < 2:
+        return gpus
+    return [gpu for gpu in gpus if _host(gpu.key.hostname) == _host(node)]
+
+
+def _host(name: str) -> str:
+    return name.partition(".")[0].lower()
+
+
+def _named(gpus: Sequence[GpuFields], wanted: Sequence[str], *, by: str) -> GpuChoice:
+    uuids = {_board(gpu.key): gpu.key.uuid for gpu in gpus if not gpu.key.mig}
+    called = [(gpu, _called(gpu.key, by, uuids.get(_board(gpu.key), ""))) for gpu in gpus]
+    found = [gpu for gpu, names in called if not names.isdisjoint(wanted)]
+    seen = {name for _, names in called for name in names}
+    lost = [name for name in wanted if name not in seen]
+    missing = [f"GPU {', '.join(lost)} is not on the page, and its {by} was stated"] if lost else []
+    names = _names(found) | set(wanted)
+    if not found:
+        return GpuChoice((), "", names=names, missing=missing)
+    joined = f"by {by}: {_shown(found)}"
+    nodes = {gpu.key.hostname for gpu in found}
+    if by == "index" and len(nodes) > 1:
+        missing.append(f"{len(nodes)} nodes have them, so this is a guess: state the label node")
+        return GpuChoice(found, f"{joined}: a guess", guess=True, names=names, missing=missing)
+    return GpuChoice(_with_boards(found, gpus), joined, names=names, missing=missing)
+
+
+def _called(key: GpuKey, by: str, board_uuid: str) -> set[str]:
+    """The names that a GPU or MIG instance answers to: its own, and its board's."""
+    names = {key.uuid, board_uuid} if by == "UUID" else {key.index}
+    names |= {f"{name}/{key.mig}" for name in names if key.mig}
+    return names - {""}
+
+
+def _names(gpus: Sequence[GpuFields]) -> frozenset[str]:
+    """By which what is noted of the GPUs is known to concern them."""
+    return frozenset(name for gpu in gpus for name in (gpu.key.uuid, gpu.key.index) if name)
+
+
+def _board(key: GpuKey) -> tuple[str, str]:
+    return key.hostname, key.index or key.uuid
+
+
+def _with_boards(found: Sequence[GpuFields], gpus: Sequence[GpuFields]) -> list[GpuFields]:
+    """The GPUs, and of MIG instances the boards they are on, for what only a board tells."""
+    made = list(found)
+    for gpu in gpus:
+        parts = [one for one in found if one.key.mig and _board(one.key) == _board(gpu.key)]
+        if gpu.key.mig or gpu in found or not parts:
+            continue
+        told = {name for part in parts for name in part.fields}
+        own = {
+            name: slots
+            for name, slots in gpu.fields.items()
+            if name not in told and not name.startswith(OF_AN_INSTANCE)
+        }
+        made.append(replace(gpu, fields=own))
+    return made
+
+
+def _shown(gpus: Sequence[GpuFields]) -> str:
+    if len(gpus) > SHOWN_MAX:
+        return f"{len(gpus)} GPUs"
+    keys = [gpu.key for gpu in gpus]
+    names = [f"{key.index or key.uuid}/{key.mig}".removesuffix("/") for key in keys]
+    return f"GPU {', '.join(names)}"

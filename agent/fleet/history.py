@@ -1,0 +1,143 @@
+"""The past of a fleet's groups: the peaks of days, and request lengths a week ago. I/O edge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+
+from kneewatch.agent.fleet import queries
+from kneewatch.agent.fleet.queries import Asking
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.collector.prometheus.responses import Piece, Sample, pieces, steps_of
+from kneewatch.diagnose.fleet.inventory import Group, Labels, Shape
+from kneewatch.diagnose.fleet.observed import STEP_S, Past, Peak, peak_of
+from kneewatch.diagnose.fleet.workload_drift import SIGNALS
+from kneewatch.diagnose.workload.drift import Buckets
+
+PARTS = 4
+"""A server evaluates one query on one core: days are asked for in parts, at once."""
+
+Lengths = dict[Group, dict[str, tuple[Buckets, Buckets]]]
+Recent = dict[Group, dict[str, Buckets]]
+
+
+class _Groups:
+    """Which group a series of summed replicas is about; none where its labels stand for several."""
+
+    def __init__(self, shape: Shape, names: Sequence[str]) -> None:
+        self._names = names
+        found: dict[tuple[str, ...], set[Group]] = {}
+        for member in shape.members:
+            found.setdefault(self._key(member.labels), set()).add(member.group)
+        self._known = {key: next(iter(one)) for key, one in found.items() if len(one) == 1}
+
+    def of(self, labels: Labels) -> Group | None:
+        """The group."""
+        return self._known.get(self._key(labels))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _key(self, labels: Labels) -> tuple[str, ...]:
+        return tuple(labels.get(name, "") for name in self._names)
+
+
+def past_of(
+    source: PrometheusSource,
+    asking: Asking,
+    shape: Shape,
+    names: Sequence[str],
+    *,
+    at_s: float,
+    lookback_s: float,
+    recorded_only: bool,
+) -> Past:
+    """What the metrics system remembers of the groups that the labels `names` make.
+
+    A past that is seen in part has no peak; it says nothing against the present.
+    """
+    groups = _Groups(shape, names)
+    if not len(groups):
+        return Past()
+    lengths, recent, missing = _lengths(source, asking, groups, names, at_s)
+    query = queries.in_flight(asking, names, recorded_only=recorded_only)
+    try:
+        peaks = _peaks(source, query, groups, at_s=at_s, span_s=lookback_s)
+    except CollectError as exc:
+        return Past({}, lengths, str(exc), recent)
+    return Past(peaks, lengths, missing, recent)
+
+
+def _peaks(
+    source: PrometheusSource, query: str, groups: _Groups, *, at_s: float, span_s: float
+) -> dict[Group, Peak]:
+    """The peak of each group.
+
+    Raises:
+        CollectError: some of the past cannot be had.
+    """
+    steps = steps_of(from_s=at_s - span_s, to_s=at_s, step_s=STEP_S)
+    spans = pieces(from_s=at_s - span_s, to_s=at_s, step_s=STEP_S, steps=-(-steps // PARTS))
+
+    def part(span: tuple[float, float]) -> list[Piece]:
+        ranged = source.range(
+            query, from_s=span[0], to_s=span[1], step_s=STEP_S, series=len(groups)
+        )
+        return list(ranged)
+
+    points: dict[Group, dict[float, float]] = {}
+    with ThreadPoolExecutor(PARTS) as pool:
+        for piece in (one for found in pool.map(part, spans) for one in found):
+            if piece.warnings:
+                raise CollectError(f"partial: {piece.warnings[0]}", kind="query", hint="")
+            for track in piece.tracks:
+                group = groups.of(track.labels)
+                if group is not None:
+                    own = points.setdefault(group, {})
+                    for t_s, value in track.points:
+                        own[t_s] = own.get(t_s, 0.0) + value
+    found = {g: peak_of(list(own.items()), span_s=span_s, steps=steps) for g, own in points.items()}
+    return {group: peak for group, peak in found.items() if peak is not None}
+
+
+def _lengths(
+    source: PrometheusSource, asking: Asking, groups: _Groups, names: Sequence[str], at_s: float
+) -> tuple[Lengths, Recent, str]:
+    """The lengths of requests now and a week ago, those of now, and why there are none."""
+    asked = {f"{key} {ago}": query for (key, ago), query in queries.lengths(asking, names).items()}
+    answers = source.instants(asked, at_s)
+    read: dict[str, Mapping[Group, Buckets]] = {}
+    for key, answer in answers.items():
+        if isinstance(answer, CollectError):
+            return {}, {}, f"lengths of requests: {answer}"
+        if answer.warnings:
+            return {}, {}, f"lengths of requests: partial: {answer.warnings[0]}"
+        read[key] = _buckets(answer.samples, groups)
+    found: Lengths = {}
+    recent: Recent = {}
+    for key in SIGNALS.values():
+        before, now = read[f"{key} True"], read[f"{key} False"]
+        for group, buckets in now.items():
+            recent.setdefault(group, {})[key] = buckets
+            if group in before:
+                found.setdefault(group, {})[key] = before[group], buckets
+    return found, recent, ""
+
+
+def _buckets(samples: Sequence[Sample], groups: _Groups) -> dict[Group, dict[float, float]]:
+    found: dict[Group, dict[float, float]] = {}
+    for sample in samples:
+        group, edge = groups.of(sample.labels), _edge(sample.labels.get("le", ""))
+        if group is not None and edge is not None:
+            own = found.setdefault(group, {})
+            own[edge] = own.get(edge, 0.0) + sample.value
+    return found
+
+
+def _edge(text: str) -> float | None:
+    try:
+        return inf if text == "+Inf" else float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,178 @@
+"""Messages as Slack JSON, webhook JSON, text and e-mail, with untrusted text escaped. Pure."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from email.message import EmailMessage
+from email.utils import formatdate
+from typing import Any
+
+from kneewatch.agent.notify.message import SCHEMA, Line, Message, Part
+from kneewatch.reports.diagnosis_text import escaped
+from kneewatch.reports.formatting import cut
+
+BREAK = "\u200b"
+"""A space without width: between an @ and a name there is no mention, within a URL no link."""
+
+LINKS = re.compile(
+    r"://|\]\(|(?<![A-Za-z0-9])(?:www|mailto|tel|javascript|data)(?=[.:])", re.IGNORECASE
+)
+MENTIONS = re.compile("@")
+SLACK_MARKUP = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "*": "\u2217", "~": "\u223c", "`": "'"}
+)
+"""Slack asks for the three of HTML. It has no escape for its own markup: look-alikes take its
+place (asterisk operator, tilde operator)."""
+
+
+def escape_mail(text: str, most: int) -> str:
+    """At most so many characters of a text on one line, in which no program finds a link."""
+    return LINKS.sub(_broken, cut(text, most))
+
+
+def escape_plain(text: str, most: int) -> str:
+    """The same, and no mention either."""
+    return MENTIONS.sub(_broken, escape_mail(text, most))
+
+
+def escape_slack(text: str, most: int) -> str:
+    """The same for Slack's mrkdwn, and for what takes Slack's messages and reads Markdown."""
+    return escape_plain(text, most).translate(SLACK_MARKUP)
+
+
+def escape_markdown(text: str, most: int) -> str:
+    """The same for Markdown."""
+    return MENTIONS.sub(_broken, LINKS.sub(_broken, escaped(cut(text, most))))
+
+
+def escape_html(text: str, most: int) -> str:
+    """A text for the HTML of a mail, also within an attribute."""
+    return html.escape(escape_mail(text, most), quote=True)
+
+
+def _broken(found: re.Match[str]) -> str:
+    mark = found.group()
+    return mark[0] + BREAK + mark[1:] if mark in ("://", "](") else mark + BREAK
+
+
+# --- Messages as Slack's JSON, as JSON for programs, and as e-mail --------------------------------
+
+
+HEADLINE_MOST, LINE_MOST, SUBJECT_MOST = 240, 400, 160
+SECTION_MOST = 2900
+"""Slack takes 3,000 characters in a section."""
+
+Escape = Callable[[str, int], str]
+
+
+def slack(message: Message) -> dict[str, Any]:
+    """The body for an incoming webhook of Slack, or of what takes the same.
+
+    Slack shows the blocks, where `verbatim` keeps it from looking for links and names; others show
+    the text.
+    """
+    sections = [f"*{escape_slack(message.headline, HEADLINE_MOST)}*"]
+    sections += [_slack_part(part) for part in message.parts]
+    if message.more:
+        sections.append(escape_slack(message.more, LINE_MOST))
+    return {
+        "text": "\n".join(sections),
+        "blocks": [
+            {"type": "section", "text": {"type": "mrkdwn", "text": section, "verbatim": True}}
+            for section in sections
+        ],
+        "unfurl_links": False,
+        "unfurl_media": False,
+    }
+
+
+def webhook(message: Message) -> dict[str, Any]:
+    """The body for a program: what happened as data, and as text that may be shown to people."""
+    return {
+        "schema": SCHEMA,
+        "id": message.id,
+        "t": round(message.t_s, 3),
+        "status": message.status,
+        "severity": message.severity,
+        "source": message.source,
+        "title": escape_plain(message.headline, HEADLINE_MOST),
+        "text": text(message),
+        "markdown": markdown(message),
+        "events": [dict(event) for event in message.events],
+    }
+
+
+def text(message: Message, escaped: Escape = escape_plain) -> str:
+    """A message as plain text."""
+    lines = [escaped(message.headline, HEADLINE_MOST)]
+    for part in message.parts:
+        lines += ["", escaped(part.title, LINE_MOST)]
+        lines += [f"  {_line(line, escaped, '')}" for line in part.lines]
+        lines += [f"  {part.link}"] if part.link else []
+    return "\n".join([*lines, *(["", message.more] if message.more else [])])
+
+
+def markdown(message: Message) -> str:
+    """A message as Markdown."""
+    lines = [f"**{escape_markdown(message.headline, HEADLINE_MOST)}**"]
+    for part in message.parts:
+        title = escape_markdown(part.title, LINE_MOST)
+        lines += ["", f"{title} ([triage]({part.link}))" if part.link else title, ""]
+        lines += [f"- {_line(line, escape_markdown, '')}" for line in part.lines]
+    return "\n".join([*lines, *(["", message.more] if message.more else [])])
+
+
+def email(message: Message, *, sender: str, recipients: tuple[str, ...]) -> EmailMessage:
+    """A message as e-mail: plain text, and the same in HTML."""
+    mail = EmailMessage()
+    mail["Subject"] = cut(f"[kneewatch] {message.headline}", SUBJECT_MOST)
+    mail["From"], mail["To"] = sender, ", ".join(recipients)
+    mail["Date"] = formatdate(message.t_s)
+    mail["Message-ID"] = f"<{message.id}@kneewatch.invalid>"
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content(text(message, escape_mail) + "\n")
+    mail.add_alternative(_html(message), subtype="html")
+    return mail
+
+
+def _slack_part(part: Part) -> str:
+    title = escape_slack(part.title, LINE_MOST)
+    # The link is ours: its base has none of Slack's characters and its query is quoted.
+    rows = [f"<{part.link}|triage> {title}" if part.link else title]
+    size = len(rows[0])
+    for line in part.lines:
+        row = f"\u2022 {_line(line, escape_slack, '`')}"
+        size += len(row) + 1
+        if size > SECTION_MOST:
+            break
+        rows.append(row)
+    return "\n".join(rows)
+
+
+def _line(line: Line, escaped: Escape, quote: str) -> str:
+    told = escaped(line.text, LINE_MOST)
+    if line.code:
+        told = f"{quote}{escaped(line.code, LINE_MOST)}{quote}" + (f". {told}" if told else "")
+    return f"{line.label}: {told}" if line.label else told
+
+
+def _html(message: Message) -> str:
+    def told(line: Line) -> str:
+        words = escape_html(line.text, LINE_MOST)
+        code = f"<code>{escape_html(line.code, LINE_MOST)}</code>. " if line.code else ""
+        label = f"<b>{html.escape(line.label)}:</b> " if line.label else ""
+        return f"<li>{label}{code}{words}</li>"
+
+    rows = [f"<p><b>{escape_html(message.headline, HEADLINE_MOST)}</b></p>"]
+    for part in message.parts:
+        title = escape_html(part.title, LINE_MOST)
+        if part.link:
+            title += f' (<a href="{html.escape(part.link, quote=True)}">triage</a>)'
+        rows.append(f"<p>{title}</p>")
+        if part.lines:
+            rows.append(f"<ul>{''.join(told(line) for line in part.lines)}</ul>")
+    if message.more:
+        rows.append(f"<p>{html.escape(message.more)}</p>")
+    return f"<!DOCTYPE html><html><body>{''.join(rows)}</body></html>\n"

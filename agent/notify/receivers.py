@@ -1,0 +1,423 @@
+"""Receivers: the keys of a `[[notify]]` table, how it is read, and where secrets come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from kneewatch.agent.settings.effective import HIDDEN, Settings
+from kneewatch.agent.settings.sources import checked, nearest
+from kneewatch.agent.settings.table import Kind, Setting
+from kneewatch.collector.errors import CollectError, SettingsError
+from kneewatch.collector.http.address import Address, parse_target
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.rules.rule import WINDOW_S, Severity
+
+SLACK, WEBHOOK, EMAIL = "slack", "webhook", "email"
+KINDS = (SLACK, WEBHOOK, EMAIL)
+WEB = (SLACK, WEBHOOK)
+DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: what it holds, and the kinds of receiver that have it."""
+
+    setting: Setting
+    of: tuple[str, ...] = KINDS
+
+    @property
+    def name(self) -> str:
+        """The key as it stands in the file."""
+        return self.setting.key
+
+
+def _key(
+    name: str,
+    kind: Kind,
+    default: Any,  # noqa: ANN401 - a key has its own kind
+    told: str,
+    *of: str,
+    most: float = float("inf"),
+    secret: bool = False,
+) -> Key:
+    return Key(Setting(name, kind, default, told, most=most, secret=secret), of or KINDS)
+
+
+KEYS: tuple[Key, ...] = (
+    _key("kind", "text", None, "slack (and what takes its messages), webhook or email"),
+    _key("name", "text", None, "what logs and metrics call it; unset: its kind and place"),
+    _key("severity", "text", "critical", "what is told from: warning or critical"),
+    _key("targets", "texts", None, "names of targets, with * and ?; unset: all"),
+    _key("labels", "pairs", None, "labels that a target must have, values with * and ?"),
+    _key("own", "flag", True, "tell what kneewatch itself finds"),
+    _key("alerts", "flag", True, "pass on what Alertmanager posts, with the diagnosis"),
+    _key("group_wait_s", "seconds", 10.0, "how long to gather what is alike", most=3600.0),
+    _key(
+        "hold_s",
+        "seconds",
+        None,
+        "how long a trouble must stay gone before its end is told; unset: 2 windows",
+        most=DAY_S,
+    ),
+    _key("repeat_s", "seconds", None, "tell what goes on again after so long; unset: once"),
+    _key("give_up_s", "seconds", 3600.0, "how long a message is tried", most=DAY_S),
+    _key("timeout_s", "seconds", 10.0, "for one try, all of it", most=300.0),
+    _key("triage_url", "text", None, "where people reach kneewatch, for links to its page"),
+    _key("url", "text", None, "where to post; better in a file", *WEB, secret=True),
+    _key("url_file", "text", None, "file with it", *WEB),
+    _key("url_env", "text", None, "environment variable with it", *WEB),
+    _key("headers", "pairs", None, "extra request headers", *WEB, secret=True),
+    _key("header_files", "pairs", None, "headers whose values are in files", *WEB),
+    _key("header_envs", "pairs", None, "headers whose values are in the environment", *WEB),
+    _key("bearer_token_file", "text", None, "file with a bearer token", *WEB),
+    _key("bearer_token_env", "text", None, "environment variable with a bearer token", *WEB),
+    _key("client_cert_file", "text", None, "client certificate", *WEB),
+    _key("client_key_file", "text", None, "its key", *WEB),
+    _key("host", "text", None, "the mail server", EMAIL),
+    _key("port", "count", None, "unset: 587, 465 with tls, 25 with none", EMAIL, most=65_535),
+    _key("security", "text", "starttls", "starttls, tls or none", EMAIL),
+    _key("user", "text", None, "name to log in with", EMAIL),
+    _key("password_file", "text", None, "file with its password", EMAIL),
+    _key("password_env", "text", None, "environment variable with its password", EMAIL),
+    _key("from", "text", None, "sender's address", EMAIL),
+    _key("to", "texts", None, "recipients' addresses", EMAIL),
+    _key("ca_file", "text", None, "certificate authorities to trust"),
+    _key("insecure_skip_verify", "flag", False, "do not verify certificates"),
+)
+BY_NAME = {key.name: key for key in KEYS}
+
+
+# --- One who is told: where, of what, and how secrets are come by. I/O edge -----------------------
+#
+# An address to post to, a password and a header's value are secrets: they are in no message, no
+# `repr` and no answer, and where a file or the environment holds them they are read anew each
+# time.
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A secret, or the file or environment variable that has it."""
+
+    text: str | None = field(default=None, repr=False)
+    file: str | None = None
+    env: str | None = None
+
+    def read(self) -> str:
+        """The secret as it is now.
+
+        Raises:
+            SettingsError: it cannot be read or is empty; the message names the place.
+        """
+        if self.text is not None:
+            place, found = "the setting", self.text
+        elif self.file is not None:
+            place, found = f"the file {self.file}", _contents(self.file)
+        else:
+            place = f"the environment variable {self.env}"
+            found = os.environ.get(self.env or "", "")
+        if not found.strip():
+            raise SettingsError(f"{place} is empty or not set")
+        return found.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """Where to post. `access` is what a request shows and which server it trusts."""
+
+    url: Secret
+    access: FetchSettings
+
+    def address(self) -> Address:
+        """The address as it is now; its path may be a secret.
+
+        Raises:
+            SettingsError: it cannot be read, or is no HTTP(S) URL; the URL is not in the message.
+        """
+        url = self.url.read()
+        if "://" not in url:
+            raise SettingsError("url must begin with https:// or http://; it is not shown here")
+        try:
+            address = parse_target(url)
+        except CollectError:
+            # Its message has the URL, and so has the chain.
+            raise SettingsError("url must be an HTTP(S) URL; it is not shown here") from None
+        parts = urlsplit(url)
+        if parts.path in ("", "/"):  # a scrape would mean the metrics page
+            address = replace(address, path="/" + (f"?{parts.query}" if parts.query else ""))
+        return address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mail:
+    """Which server to hand mail to, and whom it is for. `security` is starttls, tls or none."""
+
+    host: str
+    port: int
+    security: str
+    user: str | None
+    password: Secret | None
+    sender: str
+    recipients: tuple[str, ...]
+    ca_file: str | None
+    insecure_skip_verify: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receiver:
+    """One who is told, and what of. `origin` is where it was configured.
+
+    `own`: what kneewatch finds itself; `alerts`: what Alertmanager posts. `hold_s` is how long a
+    trouble must stay gone before its end is told; `repeat_s` is None for telling once.
+    """
+
+    name: str
+    kind: str
+    way: Web | Mail
+    severity: Severity
+    targets: tuple[str, ...]
+    labels: Mapping[str, str]
+    own: bool
+    alerts: bool
+    group_wait_s: float
+    hold_s: float
+    repeat_s: float | None
+    give_up_s: float
+    timeout_s: float
+    triage_url: str
+    origin: str
+
+    def wants(self, target: str, labels: Mapping[str, str]) -> bool:
+        """Whether a target is one that this receiver is told of."""
+        named = not self.targets or any(_fits(target, pattern) for pattern in self.targets)
+        return named and all(
+            _fits(labels.get(name, ""), pattern) for name, pattern in self.labels.items()
+        )
+
+    def check(self) -> None:
+        """Read its secrets once, so that a wrong setting is told at the start.
+
+        Raises:
+            SettingsError: one cannot be used.
+        """
+        try:
+            if isinstance(self.way, Web):
+                self.way.address()
+            elif self.way.password is not None:
+                self.way.password.read()
+        except SettingsError as exc:
+            raise SettingsError(f"{self.origin}: {exc}") from exc
+
+
+def _contents(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as exc:
+        raise SettingsError(f"the file {file}: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError:
+        # The error quotes what could not be decoded, a piece of the secret.
+        raise SettingsError(f"the file {file} is not UTF-8 text") from None
+
+
+def _fits(text: str, pattern: str) -> bool:
+    # A name such as http://[::1]:8000 is no pattern of its own.
+    return text == pattern or fnmatchcase(text, pattern)
+
+
+# --- The `[[notify]]` tables of the settings as receivers. Pure: no secret is read here -----------
+
+
+HOLD_S = 120.0
+"""How long a trouble must stay gone, at the default window; stretched with it, as durations are."""
+
+SEVERITIES = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
+PORTS = {"starttls": 587, "tls": 465, "none": 25}
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+MAILBOX = re.compile(r"[^\s<>@,;:\"()\\]+@[^\s<>@,;:\"()\\]+")
+HOST = re.compile(r"[\w.:-]+")
+LINK = re.compile(r"https?://[^\s<>|\"'?#@\\]+")
+ACCESS = (
+    "headers",
+    "header_files",
+    "header_envs",
+    "bearer_token_file",
+    "bearer_token_env",
+    "ca_file",
+    "client_cert_file",
+    "client_key_file",
+    "insecure_skip_verify",
+)
+
+
+def receivers(settings: Settings) -> tuple[Receiver, ...]:
+    """Who is told, as the settings' `[[notify]]` tables say.
+
+    Raises:
+        SettingsError: an unknown key, a value of the wrong kind, something missing; the message
+            names the key and the table.
+    """
+    hold_s = HOLD_S * settings["window_s"] / WINDOW_S
+    made: list[Receiver] = []
+    for place, given in enumerate(settings.tables.get("notify", ()), 1):
+        table = _Table(given, f"{settings.thresholds_origin}: [[notify]] number {place}")
+        made.append(_receiver(table, place=place, hold_s=hold_s))
+    names = [one.name for one in made]
+    for one in made:
+        if names.count(one.name) > 1:
+            raise SettingsError(f"{one.origin}: two receivers have the name {one.name!r}")
+    return tuple(made)
+
+
+def as_toml(settings: Settings) -> list[str]:
+    """Lines of a TOML file with the same tables; what is or may be a secret is hidden."""
+    lines: list[str] = []
+    for given in settings.tables.get("notify", ()):
+        lines += ["", "[[notify]]"]
+        lines += [f"{json.dumps(name)} = {_toml(name, value)}" for name, value in given.items()]
+    return lines
+
+
+def _toml(name: str, value: object) -> str:
+    key = BY_NAME.get(name)
+    if key is None or key.setting.secret:
+        return json.dumps(HIDDEN)
+    if isinstance(value, dict):
+        pairs = cast("dict[str, object]", value).items()
+        inner = ", ".join(f"{json.dumps(part)} = {json.dumps(told)}" for part, told in pairs)
+        return f"{{ {inner} }}"
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+class _Table:
+    """One `[[notify]]` table, checked key by key."""
+
+    def __init__(self, given: Mapping[str, Any], origin: str) -> None:
+        self.origin = origin
+        self.kind = self._kind(given)
+        self._given: dict[str, Any] = {}
+        for name, value in given.items():
+            self._given[name] = self._value(name, value)
+
+    def _kind(self, given: Mapping[str, Any]) -> str:
+        kind = given.get("kind")
+        if kind is None:
+            raise SettingsError(f"{self.origin}: kind is missing: {', '.join(KINDS)}")
+        return self.one_of("kind", kind, KINDS)
+
+    def _value(self, name: str, value: object) -> object:
+        key = BY_NAME.get(name)
+        if key is None or self.kind not in key.of:
+            known = [other.name for other in KEYS if self.kind in other.of]
+            near = nearest(name, known)
+            raise SettingsError(
+                f"{self.origin}: {self.kind} has no key {name!r}; the nearest is {near!r}"
+            )
+        return checked(key.setting, value, self.origin)
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a key has its own kind
+        return self._given.get(name, BY_NAME[name].setting.default)
+
+    def need(self, name: str) -> Any:  # noqa: ANN401
+        if not self[name]:
+            raise SettingsError(f"{self.origin}: {name} is missing: {BY_NAME[name].setting.help}")
+        return self[name]
+
+    def one_of(self, name: str, value: object, choices: Sequence[str]) -> str:
+        if value not in choices:
+            raise SettingsError(
+                f"{self.origin}: {name} must be one of {', '.join(choices)}, not {value!r}"
+            )
+        return cast("str", value)
+
+    def fitting(self, name: str, value: str, pattern: re.Pattern[str], wanted: str) -> str:
+        if not pattern.fullmatch(value) or not value.isprintable():
+            raise SettingsError(f"{self.origin}: {name} must be {wanted}, not {value!r}")
+        return value
+
+    def secret(self, name: str, *, needed: bool) -> Secret | None:
+        """Where a secret is: as text (where there is such a key), in a file, or in the
+        environment."""
+        names = [other for other in (name, f"{name}_file", f"{name}_env") if other in BY_NAME]
+        stated = [other for other in names if self[other] is not None]
+        if len(stated) > 1:
+            raise SettingsError(f"{self.origin}: only one of {', '.join(stated)}")
+        if not stated and needed:
+            raise SettingsError(f"{self.origin}: one of {', '.join(names)} is missing")
+        if not stated:
+            return None
+        text = self[name] if name in BY_NAME else None
+        return Secret(text, self[f"{name}_file"], self[f"{name}_env"])
+
+
+def _receiver(table: _Table, *, place: int, hold_s: float) -> Receiver:
+    link = (table["triage_url"] or "").rstrip("/").removesuffix("/triage")
+    if link:
+        table.fitting("triage_url", link, LINK, "an HTTP(S) URL without user, query or fragment")
+    name = table["name"] or f"{table.kind}-{place}"
+    if not name.isprintable():
+        raise SettingsError(f"{table.origin}: name must be printable, not {name!r}")
+    return Receiver(
+        name=name,
+        kind=table.kind,
+        way=_mail(table) if table.kind == EMAIL else _web(table),
+        severity=SEVERITIES[table.one_of("severity", table["severity"], tuple(SEVERITIES))],
+        targets=tuple(table["targets"] or ()),
+        labels=table["labels"] or {},
+        own=table["own"],
+        alerts=table["alerts"],
+        group_wait_s=table["group_wait_s"],
+        hold_s=table["hold_s"] or hold_s,
+        repeat_s=table["repeat_s"],
+        give_up_s=table["give_up_s"],
+        timeout_s=table["timeout_s"],
+        triage_url=link,
+        origin=table.origin,
+    )
+
+
+def _web(table: _Table) -> Web:
+    url = table.secret("url", needed=True) or Secret()
+    given = {name: table[name] for name in ACCESS if table[name] is not None}
+    if table["client_key_file"] and not table["client_cert_file"]:
+        raise SettingsError(f"{table.origin}: client_key_file needs client_cert_file beside it")
+    web = Web(url, FetchSettings(**given))
+    if url.text is not None:
+        try:
+            web.address()
+        except SettingsError as exc:
+            raise SettingsError(f"{table.origin}: {exc}") from exc
+    return web
+
+
+def _mail(table: _Table) -> Mail:
+    security = table.one_of("security", table["security"], tuple(PORTS))
+    host, user = table.need("host"), table["user"]
+    password = table.secret("password", needed=user is not None)
+    if password is not None and user is None:
+        raise SettingsError(f"{table.origin}: a password needs a user beside it")
+    if password is not None and security == "none" and host not in LOOPBACK:
+        raise SettingsError(
+            f"{table.origin}: security = 'none' would show the password to the network; "
+            "use starttls or tls"
+        )
+    return Mail(
+        host=table.fitting("host", host, HOST, "a host name or IP address"),
+        port=table["port"] or PORTS[security],
+        security=security,
+        user=user,
+        password=password,
+        sender=table.fitting("from", table.need("from"), MAILBOX, "a mail address: name@host"),
+        recipients=tuple(
+            table.fitting("to", one, MAILBOX, "mail addresses: name@host")
+            for one in table.need("to")
+        ),
+        ca_file=table["ca_file"],
+        insecure_skip_verify=table["insecure_skip_verify"],
+    )

@@ -1,0 +1,152 @@
+"""Recorded pages, read and parsed in a process of their own while this one judges them. I/O edge.
+
+Reading and parsing are two fifths of a replay's work, and need nothing of what is judged.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from traceback import format_exc
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from kneewatch.agent.printing import say
+from kneewatch.agent.recording import Captures
+from kneewatch.agent.stream import PageReader
+from kneewatch.collector.errors import CaptureError, CollectError
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.samples import Layout, Page
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+Read: TypeAlias = tuple[int, float, Page | CollectError]
+"""A capture's index, the time of its scrape, and the page or why there is none."""
+
+
+class _Packed(NamedTuple):
+    """A page on its way; `layout` is None where it is that of the capture's page before."""
+
+    at: int
+    t_s: float
+    layout: Layout | None
+    values: list[float]
+    timestamps_s: Mapping[int, float]
+
+
+class _Failed(NamedTuple):
+    """A scrape that gave no page, on its way."""
+
+    at: int
+    t_s: float
+    message: str
+    kind: str
+    hint: str
+
+
+class PrefetchedPages:
+    """The pages of some captures in the order of time, a handful at a time.
+
+    On one core everything is done by this process. What `Captures` says and raises is said and
+    raised here, and `unusable` are the captures that gave nothing.
+    """
+
+    def __init__(self, captures: Captures, limits: Limits) -> None:
+        self._captures, self._limits = captures, limits
+        self.unusable = 0
+
+    def __iter__(self) -> Iterator[list[Read]]:
+        return self._here() if os.cpu_count() == 1 else self._ahead()
+
+    def _here(self) -> Iterator[list[Read]]:
+        yield from handfuls(self._captures, self._limits)
+        self.unusable = self._captures.unusable
+
+    def _ahead(self) -> Iterator[list[Read]]:
+        # Here, so that no other command pays for it.
+        from multiprocessing import get_context
+
+        context = get_context("fork")
+        source, sink = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_serve, args=(source, sink, self._captures, self._limits), daemon=True
+        )
+        process.start()
+        sink.close()
+        try:
+            yield from self._received(source)
+        except EOFError:
+            process.join()
+            ended = f"the process that reads the captures ended ({process.exitcode})"
+            raise CaptureError(ended) from None
+        finally:
+            source.close()
+            process.terminate()
+            process.join()
+
+    def _received(self, source: Connection) -> Iterator[list[Read]]:
+        """All that the other process reads.
+
+        Raises:
+            EOFError: it ended without a word.
+        """
+        layouts: dict[int, Layout] = {}
+        while True:
+            message: tuple[str, Any] = source.recv()
+            kind, told = message
+            if kind == "pages":
+                yield [_unpacked(packed, layouts) for packed in told]
+            elif kind == "say":
+                say(told)
+            elif kind == "refused":
+                raise CaptureError(told)
+            elif kind == "broken":
+                raise RuntimeError(told)
+            else:
+                self.unusable = told
+                return
+
+
+def handfuls(captures: Captures, limits: Limits) -> Iterator[list[Read]]:
+    """All pages, read by this process."""
+    readers = [PageReader(limits) for _ in range(len(captures))]
+    for handful in captures.handfuls():
+        yield [(at, entry.t_s, readers[at].read(entry)) for at, entry in handful]
+
+
+def _serve(source: Connection, sink: Connection, captures: Captures, limits: Limits) -> None:
+    """Send all that is read. Ends at the next handful where nobody takes it any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that judges ends, and with it this
+    source.close()
+    captures.tell = lambda message: sink.send(("say", message))
+    last: dict[int, Layout] = {}
+    try:
+        for handful in handfuls(captures, limits):
+            sink.send(("pages", [_packed(read, last) for read in handful]))
+        sink.send(("end", captures.unusable))
+    except BrokenPipeError:
+        return
+    except CaptureError as error:
+        sink.send(("refused", str(error)))
+    except Exception:  # noqa: BLE001 - a bug is told by the one that has the terminal
+        sink.send(("broken", format_exc()))
+
+
+def _packed(read: Read, last: dict[int, Layout]) -> _Packed | _Failed:
+    """What is sent of a scrape; exemplars are not, for nothing is judged by them."""
+    at, t_s, page = read
+    if isinstance(page, CollectError):
+        return _Failed(at, t_s, str(page), page.kind, page.hint)
+    layout = page.layout if last.get(at) is not page.layout else None
+    last[at] = page.layout
+    return _Packed(at, t_s, layout, page.values, page.timestamps_s)
+
+
+def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> Read:
+    at, t_s = packed.at, packed.t_s
+    if isinstance(packed, _Failed):
+        return at, t_s, CollectError(packed.message, kind=packed.kind, hint=packed.hint)
+    if packed.layout is not None:
+        layouts[at] = packed.layout
+    return at, t_s, Page(layouts[at], packed.values, packed.timestamps_s)

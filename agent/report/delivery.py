@@ -1,0 +1,123 @@
+"""A report sent to receivers: its verdicts as a message, the file attached to mail. I/O edge.
+
+The page is never a mail's body: mail programs cut what is longer than about 100 kB.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from kneewatch.agent.notify.delivery import SendError, deliver, post
+from kneewatch.agent.notify.formatting import email, slack, webhook
+from kneewatch.agent.notify.message import Line, Message, Part, identity
+from kneewatch.agent.notify.receivers import SLACK, Receiver, Web, receivers
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.errors import SettingsError
+from kneewatch.reports.formatting import plural
+from kneewatch.reports.weekly.report import Verdict, WeeklyReport, document
+from kneewatch.reports.weekly.verdict import SEVERITY
+
+STATUS = "report"
+TIERS_MOST = 12
+"""So many verdicts are in a message, the worst; the report has them all."""
+
+UNKNOWN = 1.5
+"""Where a health that is not known stands: somebody must look, before what is noted only."""
+
+WAITS_S = (5.0, 60.0)
+"""Before each further try."""
+
+
+def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
+    """Who gets reports, by the names in report.send.
+
+    Raises:
+        SettingsError: a name is no receiver's.
+    """
+    known = {one.name: one for one in receivers(settings)}
+    for name in settings["report.send"] or ():
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise SettingsError(
+                f"{settings.origin('report.send')}: report.send names no receiver {name!r}; the "
+                f"[[notify]] tables have {there}"
+            )
+    return tuple(known[name] for name in dict.fromkeys(settings["report.send"] or ()))
+
+
+def message_of(report: WeeklyReport, file: str) -> Message:
+    """What is told of a report: a line for each tier."""
+    zone = ZoneInfo(report.timezone)
+    first, last = (
+        datetime.fromtimestamp(t_s, zone).strftime("%-d %b")
+        for t_s in (report.period.from_s, report.period.to_s)
+    )
+    told = sum(one.severity in ("warning", "critical") for one in report.incidents)
+    incidents = plural(told, "incident") if told else "no incident"
+    order = sorted(report.verdicts, key=lambda one: -SEVERITY.get(one.health, UNKNOWN))
+    parts = tuple(_part(one) for one in order[:TIERS_MOST])
+    if len(order) > TIERS_MOST:
+        parts = (*parts, Part(f"{plural(len(order) - TIERS_MOST, 'more tier')}: see the report"))
+    notices = tuple(Line("", notice) for notice in report.notices)
+    if notices:
+        parts = (Part("Before you read", notices), *parts)
+    return Message(
+        id=identity(STATUS, report.period.from_s, report.period.to_s, report.made_s),
+        status=STATUS,
+        severity=report.severity,
+        t_s=report.made_s,
+        headline=f"Report {first} to {last}: {incidents}",
+        parts=parts,
+        more=f"The report is {file}: attached to a mail, open it in a browser.",
+        events=({"verdicts": document(report)["verdicts"], "file": file},),
+    )
+
+
+def _part(verdict: Verdict) -> Part:
+    lines = [
+        Line("health", verdict.health_text),
+        Line("size", verdict.size_text),
+        Line("money", verdict.money_text),
+    ]
+    if verdict.action is not None:
+        flags = " ".join(
+            f"{change.flag} {change.after}" for change in verdict.action.changes
+            if change.flag.startswith("--")
+        )  # fmt: skip
+        lines.append(Line("do", verdict.action.text, flags))
+    return Part(f"{verdict.tier}: {verdict.health}", tuple(lines))
+
+
+def send(
+    to: Sequence[Receiver], report: WeeklyReport, file: Path, *, waits_s: Sequence[float] = WAITS_S
+) -> dict[str, str]:
+    """Send a report, to each receiver as often as it takes. Returns why it did not get to some."""
+    message = message_of(report, file.name)
+    failed: dict[str, str] = {}
+    for receiver in to:
+        for wait_s in (*waits_s, None):
+            try:
+                _hand_over(receiver, message, file)
+                failed.pop(receiver.name, None)
+                break
+            except SendError as exc:
+                failed[receiver.name] = str(exc)
+                if exc.final or wait_s is None:
+                    break
+                time.sleep(min(exc.after_s or wait_s, max(waits_s)))
+    return failed
+
+
+def _hand_over(receiver: Receiver, message: Message, file: Path) -> None:
+    way = receiver.way
+    if isinstance(way, Web):
+        body = slack(message) if receiver.kind == SLACK else webhook(message)
+        post(way, body, timeout_s=receiver.timeout_s, now_s=message.t_s)
+        return
+    mail = email(message, sender=way.sender, recipients=way.recipients)
+    mail.add_attachment(file.read_bytes(), maintype="text", subtype="html", filename=file.name)
+    deliver(way, mail, timeout_s=receiver.timeout_s)

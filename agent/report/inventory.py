@@ -1,0 +1,163 @@
+"""Which engines a report covers, their tiers, and what the settings state about them. I/O edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kneewatch.agent.deployment import PROFILE_SETTING, named_profile, stated
+from kneewatch.agent.report.history import History
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.store.records import StoredEngine
+from kneewatch.agent.targets import table_specs
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.deployment.deployment import deployment
+from kneewatch.diagnose.sizing.plan.plan_result import (
+    average_requests_per_s,
+    call_lengths,
+    planned_peak_per_s,
+)
+from kneewatch.reports.weekly.hours import Grid
+from kneewatch.reports.weekly.observed import TierStated, WorkloadStated
+from kneewatch.rules.rule import WINDOW_S
+
+UNNAMED = "unknown model"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a report is to be about. Empty `tiers` or `targets`: all of them."""
+
+    grid: Grid
+    before: Grid | None
+    stated: Callable[[str], TierStated]
+    targets: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    window_s: float = WINDOW_S
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An engine and the tier that it is of; `document` is its newest diagnosis of the period.
+
+    A target that could not be read at first left an engine without a name: it has incidents, but
+    does not count as an engine where the target showed others.
+    """
+
+    engine: StoredEngine
+    tier: str
+    gpu: str
+    document: dict[str, Any] | None
+    counts: bool = True
+
+
+def members_of(history: History, wanted: Wanted) -> list[Member]:
+    """The engines of both periods that are asked for.
+
+    Raises:
+        SettingsError: there were engines, and none of a tier that is asked for.
+    """
+    found: list[Member] = []
+    for engine in history.engines():
+        if wanted.targets and engine.target not in wanted.targets:
+            continue
+        if not any(seen(engine, grid) for grid in (wanted.grid, wanted.before) if grid):
+            continue
+        found.append(_member(history, engine, wanted))
+    named = {member.engine.target: member.tier for member in found if member.engine.model}
+    placed = [
+        replace(member, tier=named[member.engine.target], counts=False)
+        if not member.engine.model and member.engine.target in named
+        else member
+        for member in found
+    ]
+    _check_tiers(placed, wanted.tiers)
+    return [one for one in placed if not wanted.tiers or names_of(one) & set(wanted.tiers)]
+
+
+def names_of(member: Member) -> set[str]:
+    """What an engine's tier may be asked for by: as the report names it, or by its label."""
+    return {member.tier, member.engine.labels.get("tier") or member.tier}
+
+
+def _check_tiers(members: Sequence[Member], tiers: Sequence[str]) -> None:
+    known = set[str]().union(*map(names_of, members))
+    for tier in tiers:
+        if members and tier not in known:
+            there = ", ".join(sorted({member.tier for member in members})[:20])
+            raise SettingsError(f"--tier {tier}: no such tier in that time; it has {there}")
+
+
+def seen(engine: StoredEngine, grid: Grid) -> bool:
+    """Whether an engine was there in a period."""
+    return engine.first_s < grid.to_s and engine.last_s >= grid.from_s
+
+
+def _member(history: History, engine: StoredEngine, wanted: Wanted) -> Member:
+    document = history.document(engine.id, min(engine.last_s, wanted.grid.to_s))
+    tier = (document or {}).get("tier") or engine.labels.get("tier") or ""
+    gpu = wanted.stated(engine.target).stated.gpu
+    name = gpu.id if gpu else ""
+    model = engine.model or UNNAMED
+    if not tier:
+        shown = f"{model}@{name}" if name else model
+    else:
+        shown = tier if model in tier else f"{model} on {tier}"
+    return Member(engine, shown, name, document)
+
+
+# --- What the settings say about each target, as a report takes it. I/O edge: files may be named --
+
+
+def stated_of(settings: Settings) -> Callable[[str], TierStated]:
+    """What is stated about a target, by its name: in its own table, else for all.
+
+    Raises:
+        SettingsError: a model, GPU, file or table that cannot be.
+    """
+    own = {spec.name: spec.settings for spec in table_specs(settings)}
+    made = cache(_stated)
+    made(settings)  # what cannot be is said before anything is read
+    return lambda target: made(own.get(target, settings))
+
+
+def _stated(settings: Settings) -> TierStated:
+    known = stated(settings)
+    profile = settings.profile(stated=known)
+    price, source = settings["usd_per_gpu_hour"], "stated (usd_per_gpu_hour)"
+    if price is None and known.gpu is not None:
+        price, source = known.gpu.usd_per_hour, f"the catalogue's price of {known.gpu.id}"
+    return TierStated(
+        targets=profile.targets,
+        gpus=settings["gpus"] or deployment({}, known).gpus,
+        usd_per_gpu_hour=price,
+        price_source=source if price is not None else "",
+        benchmark_ttft_p99_s=settings["benchmark.ttft_p99_s"],
+        benchmark_gpu_ratio=settings["benchmark.gpu_ratio"],
+        stated=known,
+        workload=_workload(settings),
+        rules=profile.rules(),
+    )
+
+
+def _workload(settings: Settings) -> WorkloadStated | None:
+    """The workload of the profile that is named, for reports or for all."""
+    key = PROFILE_SETTING if settings["report.profile"] is None else "report.profile"
+    profile = named_profile(settings, key)
+    if profile is None:
+        return None
+    lengths = call_lengths(profile.lengths, profile.session)
+    return WorkloadStated(
+        origin=Path(settings[key]).name,
+        input_mean_tokens=lengths.mean_input_tokens,
+        # Of a session's calls only the last one's is known, not that of all.
+        input_p95_tokens=None if profile.session else float(lengths.input_p95_tokens),
+        output_mean_tokens=lengths.mean_output_tokens,
+        output_p95_tokens=float(lengths.output_p95_tokens),
+        average_requests_per_s=average_requests_per_s(profile),
+        peak_requests_per_s=planned_peak_per_s(profile),
+        archetype=profile.traffic.archetype,
+    )

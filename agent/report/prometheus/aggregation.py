@@ -1,0 +1,290 @@
+"""Aggregation: counters and histograms by the hour, and the totals of a tier. I/O edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from kneewatch.agent.fleet.queries import Asking
+from kneewatch.agent.report.engine import IDLE_RUNNING, with_eviction
+from kneewatch.agent.report.prometheus import queries
+from kneewatch.agent.report.prometheus.inventory import Part, Roll
+from kneewatch.agent.report.prometheus.queries import Query, Ranges
+from kneewatch.agent.report.prometheus.resolution import Floats, RowKey, Rows, Steps
+from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS, STEP_S
+from kneewatch.diagnose.fleet.inventory import Labels
+from kneewatch.reports.weekly.aggregation import SERVING, Level, Span, Tally
+from kneewatch.reports.weekly.hours import Grid
+from kneewatch.reports.weekly.measures import (
+    EVICTED,
+    PREEMPTIONS,
+    RUNNING,
+    SERVED_ONLY,
+    TALLIES,
+    WAITING,
+)
+
+Truths = npt.NDArray[np.bool_]
+
+BUCKETS = 20
+"""About as many has a histogram of vLLM."""
+
+WHOLE = 0.95
+"""Sums of that share of a tier's engine-hours are taken; one evaluation an hour is a twelfth."""
+
+PART = "#"
+"""Stands before the number of a query's part."""
+
+ENGINES = "engines in the recorded sums"
+Text = Callable[[Asking, Sequence[str], float], str]
+
+
+class Hours:
+    """Asks for what the engines of a roll counted in each hour of a period."""
+
+    def __init__(self, ranges: Ranges, roll: Roll, grid: Grid) -> None:
+        self._ranges, self._roll, self._grid = ranges, roll, grid
+        self._groups = len({roll.group(one) for one in roll.members})
+
+    def read(self, running: Rows, at: Steps) -> tuple[dict[str, Rows], int]:
+        """Rows by counter, or histogram and part; and how many hours are of recorded sums.
+        `running` says which engine was there when."""
+        whole = self._whole(running, at)
+        slots = self._grid.slots
+        found: dict[str, Rows] = {name: {} for name in self._named(queries.gained)}
+        for text, wanted in ((queries.gained_kept, whole), (queries.gained, ~whole)):
+            places = np.flatnonzero(wanted)
+            if len(places) == 0:
+                continue
+            asked: dict[str, Query] = {}
+            for name, (made, series) in self._named(text).items():
+                asked |= self.of_parts(name, made, series, kept=text is queries.gained_kept)
+            rows = together(self._ranges.slots(asked, [slots[at] for at in places.tolist()]))
+            for name, part in rows.items():
+                for key, row in part.items():
+                    found[name].setdefault(key, np.full(len(slots), np.nan))[places] = row
+        return found, int(whole.sum())
+
+    def of_parts(
+        self, name: str, text: Text, series: int, *, kept: bool = False
+    ) -> dict[str, Query]:
+        """A query for each part that engines are added up by; `series` are those of one engine.
+        With `kept` of recorded sums."""
+        roll = self._roll
+        made: dict[str, Query] = {}
+        for at, part in enumerate(roll.parts):
+            only = (part.kept or "") if kept else part.only
+            made[f"{name}{PART}{at}"] = Query(
+                partial(text, queries.narrowed(roll.asking, only), part.by),
+                partial(_bucket, part) if series > 1 else part.key,
+                self._groups * series,
+                series * (self._groups / STEP_S if kept else len(roll.members) / roll.scrape_s),
+            )
+        return made
+
+    def _named(self, text: Callable[..., str]) -> dict[str, tuple[Text, int]]:
+        """What is asked for, and how many series one engine has of it."""
+        made: dict[str, tuple[Text, int]] = {key: (partial(text, key, ""), 1) for key in COUNTERS}
+        for metric, part in product(TALLIES, ("bucket", "sum")):
+            made[f"{metric}_{part}"] = (
+                partial(text, metric, part), BUCKETS if part == "bucket" else 1
+            )  # fmt: skip
+        return made
+
+    def _whole(self, running: Rows, at: Steps) -> Truths:
+        """The hours in which recorded sums are of all engines, all the time. Shape: (slots,)."""
+        slots = self._grid.slots
+        if any(part.kept is None for part in self._roll.parts):
+            return np.zeros(len(slots), dtype=np.bool_)
+        asked = self.of_parts(ENGINES, queries.engines_kept, 1, kept=True)
+        summed = together(self._ranges.slots(asked, slots))[ENGINES]
+        if not summed:
+            return np.zeros(len(slots), dtype=np.bool_)
+        nothing = np.zeros(len(slots))
+        whole = np.ones(len(slots), dtype=np.bool_)
+        for group, there_s in self._there_s(running, at).items():
+            told_s = np.nan_to_num(summed.get(group, nothing)) * STEP_S
+            whole &= np.abs(told_s - there_s) <= (1 - WHOLE) * there_s
+        return whole
+
+    def _there_s(self, running: Rows, at: Steps) -> Mapping[RowKey, Floats]:
+        """Seconds of engines that were there in each hour, by what they are added up to."""
+        edges_s = np.array(self._grid.edges_s)
+        slot = np.searchsorted(edges_s, at.begins_s + 1e-3, side="right") - 1
+        found: dict[RowKey, Floats] = {}
+        for one in self._roll.members:
+            row = running.get(one.key)
+            if row is not None:
+                sums = found.setdefault(self._roll.group(one), np.zeros(len(edges_s) - 1))
+                np.add.at(sums, slot, ~np.isnan(row) * at.step_s)
+        return found
+
+
+def together(rows: Mapping[str, Rows]) -> dict[str, Rows]:
+    """The rows of all parts of a query together."""
+    made: dict[str, Rows] = {}
+    for name, found in rows.items():
+        made.setdefault(name.partition(PART)[0], {}).update(found)
+    return made
+
+
+def _bucket(part: Part, labels: Labels) -> RowKey:
+    return part.key(labels), float(labels["le"])
+
+
+# A tier's engines added up: hours of counters and histograms from the server, gauges from arrays.
+
+
+Places = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """A tier's gauges by engine and step. Shapes: each of `values` (engines, steps), NaN where
+    unknown; `slot` (steps,), the hour that each step is in; `watched_s` (engines, slots)."""
+
+    steps: Steps
+    slot: Places
+    hours: int
+    values: Mapping[str, Floats]
+    watched_s: Floats
+
+    @classmethod
+    def of(cls, grid: Grid, at: Steps, keys: Sequence[RowKey], rows: Mapping[str, Rows]) -> Gauges:
+        """The gauges of some engines; those that nobody has are left out."""
+        nothing = np.full(at.count, np.nan)
+        slot = np.searchsorted(np.array(grid.edges_s), at.begins_s + 1e-3, side="right") - 1
+        values = {
+            name: np.array([found.get(key, nothing) for key in keys])
+            for name, found in rows.items()
+            if name == RUNNING or any(key in found for key in keys)
+        }
+        there = ~np.isnan(values[RUNNING])
+        watched_s = _by_slot(np.where(there, at.step_s, 0.0), slot, len(grid.slots))
+        return cls(at, slot, len(grid.slots), values, watched_s)
+
+    def idle_s(self) -> Floats:
+        """Seconds with hardly a request. Shape: (engines, slots)."""
+        waiting = self.values.get(WAITING, np.zeros_like(self.values[RUNNING]))
+        idle = (self.values[RUNNING] < IDLE_RUNNING) & (np.nan_to_num(waiting) < 1)
+        return _by_slot(np.where(idle, self.steps.step_s, 0.0), self.slot, self.hours)
+
+    def levels(self, name: str, *, serving: bool = False) -> list[Level | None]:
+        """A gauge of each hour over the engines."""
+        values = self.values[name]
+        if serving:
+            values = np.where(self.values[RUNNING] > 0, values, np.nan)
+        known = ~np.isnan(values)
+        seconds = _by_slot(known * self.steps.step_s, self.slot, self.hours)
+        sums = _by_slot(np.nan_to_num(values) * self.steps.step_s, self.slot, self.hours)
+        highs = np.full(self.hours, -np.inf)
+        np.maximum.at(highs, self.slot, np.where(known, values, -np.inf).max(axis=0))
+        each = np.divide(sums, seconds, out=np.full_like(sums, -np.inf), where=seconds > 0)
+        made: list[Level | None] = []
+        for at in range(self.hours):
+            known_s = float(seconds[:, at].sum())
+            made.append(
+                Level(
+                    float(sums[:, at].sum()) / known_s,
+                    float(highs[at]),
+                    known_s,
+                    float(each[:, at].max()),
+                )
+                if known_s > 0
+                else None
+            )
+        return made
+
+
+def spans(
+    gauges: Gauges,
+    counts: Mapping[str, Floats],
+    tallies: Mapping[str, Sequence[Tally | None]],
+    preempted: Floats | None,
+    capacity_tokens: float | None,
+) -> list[Span]:
+    """The hours of a tier. `preempted` is by engine and hour: the worst engine's is told."""
+    named = {name: gauges.levels(name) for name in gauges.values} | {
+        name + SERVING: gauges.levels(name, serving=True)
+        for name in SERVED_ONLY
+        if name in gauges.values
+    }
+    worst = _worst_eviction(gauges, preempted)
+    made: list[Span] = []
+    for at in range(gauges.hours):
+        levels = {name: level for name, found in named.items() if (level := found[at])}
+        gained = {name: float(row[at]) for name, row in counts.items() if not math.isnan(row[at])}
+        levels = with_eviction(levels, gained.get(PREEMPTIONS))
+        if EVICTED in levels and worst is not None:
+            mean = levels[EVICTED]
+            top = max(mean.top, float(worst[at]))
+            levels[EVICTED] = Level(mean.mean, top, mean.known_s, top)
+        if capacity_tokens is not None and levels:
+            levels["kv_capacity_tokens"] = Level(
+                capacity_tokens, capacity_tokens, 1.0, capacity_tokens
+            )
+        made.append(
+            Span(
+                counts=gained,
+                tallies={name: tally for name, found in tallies.items() if (tally := found[at])},
+                levels=levels,
+            )
+        )
+    return made
+
+
+def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> list[Tally | None]:
+    """A histogram of each hour, on the buckets that were there then; None where it was not."""
+    bounds = sorted(buckets)
+    if not bounds:
+        return [None] * hours
+    counts = np.array([buckets[bound] for bound in bounds])
+    made: list[Tally | None] = []
+    for at in range(hours):
+        kept = np.flatnonzero(~np.isnan(counts[:, at]))
+        if len(kept) == 0 or bounds[int(kept[-1])] != math.inf:
+            made.append(None)
+            continue
+        # Each bucket is extrapolated by itself: they are made cumulative again.
+        raised = np.maximum.accumulate(counts[kept, at])
+        made.append(
+            Tally(
+                tuple(bounds[int(place)] for place in kept),
+                tuple(raised.tolist()),
+                float(np.nan_to_num(sums[at])),
+            )
+        )
+    return made
+
+
+def added(rows: Sequence[Floats], hours: int) -> Floats:
+    """Rows added up; NaN where none has a value."""
+    if not rows:
+        return np.full(hours, np.nan)
+    whole = np.array(rows)
+    return np.where(np.isnan(whole).all(axis=0), np.nan, np.nansum(whole, axis=0))
+
+
+def _worst_eviction(gauges: Gauges, preempted: Floats | None) -> Floats | None:
+    """The highest hourly ratio of one engine: preemptions over running requests and seconds."""
+    if preempted is None:
+        return None
+    running = np.nan_to_num(gauges.values[RUNNING]) * gauges.steps.step_s
+    running_s = _by_slot(running, gauges.slot, gauges.hours)
+    ratios = np.divide(
+        np.nan_to_num(preempted), running_s, out=np.zeros_like(running_s), where=running_s > 0
+    )
+    highest: Floats = ratios.max(axis=0)
+    return highest
+
+
+def _by_slot(values: Floats, slot: Places, hours: int) -> Floats:
+    made = np.zeros((len(values), hours))
+    np.add.at(made.T, slot, values.T)
+    return made

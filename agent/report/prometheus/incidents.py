@@ -1,0 +1,439 @@
+"""Incidents from Prometheus: suspicious stretches of an engine, replayed. I/O edge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kneewatch.agent.report.engine import spans_of
+from kneewatch.agent.report.history import runs
+from kneewatch.agent.report.inventory import Wanted
+from kneewatch.agent.report.prometheus import queries
+from kneewatch.agent.report.prometheus.inventory import Roll, Rolled
+from kneewatch.agent.report.prometheus.period import Configs, Read, scrape_of
+from kneewatch.agent.report.prometheus.queries import (
+    BEGUN,
+    CONFIDENCE,
+    LATE,
+    MADE,
+    PREEMPTED,
+    STAGE_SEVERITY,
+    Ranges,
+)
+from kneewatch.agent.report.prometheus.replay import SHOWN, Replayed, replayed
+from kneewatch.agent.report.prometheus.resolution import Floats, Steps
+from kneewatch.collector.errors import CollectError
+from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
+from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.fleet.inventory import Key
+from kneewatch.reports.weekly.aggregation import Span
+from kneewatch.reports.weekly.hours import HOUR_S
+from kneewatch.reports.weekly.incidents import episodes
+from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
+from kneewatch.reports.weekly.observed import (
+    Episode,
+    EpisodeObserved,
+    Held,
+    Recommended,
+    TargetObserved,
+    Unread,
+)
+from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
+from kneewatch.rules.rule import Severity
+
+Truths = npt.NDArray[np.bool_]
+
+DOWN, PRESSED, STALLED, CONCLUDED, QUEUED, TOO_LATE = (
+    "scrapes fail",
+    "requests are preempted",
+    "no token comes out",
+    "recording rules conclude a cause",
+    "requests wait",
+    "first tokens come late",
+)
+ORDER = (DOWN, STALLED, PRESSED, CONCLUDED, TOO_LATE, QUEUED)
+"""What is looked into first."""
+
+CAUSES: Mapping[str, str] = {
+    DOWN: "target_down", STALLED: "engine_stalled", PRESSED: "kv_pressure",
+}  # fmt: skip
+"""The cause of which each sign is evidence by itself, as long as it lasts."""
+
+LATE_SHARE, LATE_MIN = 0.1, 5.0
+"""So many of a step's requests came after the target: the P99's own bound is left by chance."""
+
+BRIDGED_STEPS = 2
+FAILED = "the scrape failed (up is 0)"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A time with a sign of trouble; how many steps show it is its weight."""
+
+    why: str
+    from_s: float
+    to_s: float
+    steps: int
+
+
+def stretches(values: Mapping[str, Floats], at: Steps, up: Floats | None) -> list[Stretch]:
+    """An engine's times with signs of trouble, those with several signs once. Shapes: (steps,)."""
+    signs = _signs(values, up)
+    found: list[Stretch] = []
+    for why in ORDER:
+        if why in signs:
+            found += _runs(why, signs[why], at)
+    return _merged(found)
+
+
+def _signs(values: Mapping[str, Floats], up: Floats | None) -> dict[str, Truths]:
+    """Where each sign is to be seen; comparisons with NaN are false."""
+    signs: dict[str, Truths] = {}
+    running, waiting = values.get(RUNNING), values.get(WAITING)
+    if up is not None:
+        signs[DOWN] = up < 1
+    if PREEMPTED in values:
+        signs[PRESSED] = values[PREEMPTED] >= PREEMPTIONS_MIN
+    if running is not None and MADE in values:
+        signs[STALLED] = (running >= 1) & (values[MADE] == 0)
+    if running is not None and waiting is not None:
+        signs[QUEUED] = waiting >= np.maximum(QUEUED_MIN, QUEUE_SHARE_OF_RUNNING * running)
+    if LATE in values and BEGUN in values:
+        late = values[BEGUN] - values[LATE]
+        signs[TOO_LATE] = (late >= LATE_MIN) & (late > LATE_SHARE * values[BEGUN])
+    concluded = [
+        row >= bound
+        for key, bound in ((STAGE_SEVERITY, float(Severity.WARNING)), (CONFIDENCE, DOUBTFUL_BELOW))
+        if (row := values.get(key)) is not None
+    ]
+    if concluded:
+        signs[CONCLUDED] = np.logical_or.reduce(concluded)
+    return signs
+
+
+def _runs(why: str, holds: Truths, at: Steps) -> list[Stretch]:
+    begins_s = at.begins_s
+    return [
+        Stretch(why, float(begins_s[run[0]]), float(begins_s[run[-1]]) + at.step_s, len(run))
+        for run in runs(holds, bridged=BRIDGED_STEPS)
+    ]
+
+
+def _merged(found: Sequence[Stretch]) -> list[Stretch]:
+    """Those that overlap as one, called as the worst of them; `found` has the worst first."""
+    kept: list[Stretch] = []
+    for one in found:
+        over = next((k for k, other in enumerate(kept) if _overlap(one, other)), None)
+        if over is None:
+            kept.append(one)
+            continue
+        other = kept[over]
+        kept[over] = Stretch(
+            other.why,
+            min(one.from_s, other.from_s),
+            max(one.to_s, other.to_s),
+            max(one.steps, other.steps),
+        )
+    return sorted(kept, key=lambda one: one.from_s)
+
+
+def _overlap(one: Stretch, other: Stretch) -> bool:
+    return one.from_s <= other.to_s and one.to_s >= other.from_s
+
+
+def targets(known: Roll, now: Read) -> list[TargetObserved]:
+    """How each replica was scraped, by step."""
+    found: dict[str, TargetObserved] = {}
+    running = now.gauges[RUNNING]
+    for one in known.members:
+        row = running.get(one.key)
+        if row is None or one.target in found or np.isnan(row).all():
+            continue
+        found[one.target] = _target(one, row, now.up.get(scrape_of(one.member.labels)), known, now)
+    return list(found.values())
+
+
+def _target(one: Rolled, row: Floats, up: Floats | None, known: Roll, now: Read) -> TargetObserved:
+    at, scrape_s = now.at, known.scrape_s
+    there = ~np.isnan(row)
+    missed = np.nan_to_num(1 - up) if up is not None else np.zeros(at.count)
+    lost: Floats = np.where(there, missed, 1.0)
+    lost[: int(np.flatnonzero(there)[0])] = 0.0
+    each = at.step_s / scrape_s
+    watched = float((1 - lost)[int(np.flatnonzero(there)[0]) :].sum())
+    return TargetObserved(
+        target=one.target,
+        scrapes=round(watched * each),
+        failed=round(float(missed.sum()) * each),
+        interval_s=scrape_s,
+        watched_s=watched * at.step_s,
+        unread=_unread(lost, missed, at),
+    )
+
+
+def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Unread]:
+    """Runs of steps without a page; of the first and the last of a run the share that was lost."""
+    found: list[Unread] = []
+    for run in runs(lost > 0):
+        first, last = int(run[0]), int(run[-1])
+        from_s = float(at.begins_s[first])
+        to_s = float(at.begins_s[last]) + float(lost[last]) * at.step_s
+        if last > first:
+            from_s += (1 - float(lost[first])) * at.step_s
+        found.append(Unread(from_s, to_s, FAILED if failed[run].any() else ""))
+    return found
+
+
+# Incidents from a metrics system: what a sidecar would have told of signs of trouble. I/O edge.
+
+
+LOOKED_MOST = 60
+"""So many times are read sample by sample, the worst."""
+
+LOOKED_S = 2400.0
+"""Of a long one no more than this is; the steps tell how long it lasted."""
+
+BEFORE_S, AFTER_S = 600.0, 300.0
+"""What lies around it is read too: what was usual, and how it ended."""
+
+RESTART_NOTED_S = 60.0
+UNKNOWN_FATE = "unknown"
+TARGET = ("cluster", "namespace", "job", "pod", "instance")
+"""Labels that all series of a scrape have."""
+
+
+class Progress(Protocol):
+    """Counts queries."""
+
+    def more(self, queries: int, /) -> None:
+        """So many are left."""
+        ...
+
+    def __call__(self, name: str, /) -> None:
+        """One is done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A time of an engine that is read sample by sample, and what came of it."""
+
+    one: Rolled
+    stretch: Stretch
+    from_s: float
+    to_s: float
+    replay: Replayed | None = None
+
+    @property
+    def cut(self) -> bool:
+        """Whether the trouble went on after what was read."""
+        return self.stretch.to_s > self.to_s
+
+    def held(self, until_s: float) -> list[Held]:
+        """Its intervals; what went on at its end goes on to the end of the stretch."""
+        if self.replay is None:
+            cause = CAUSES.get(self.stretch.why)
+            if cause is None:
+                return []
+            end_s = min(self.stretch.to_s, until_s)
+            return [
+                Held("cause", cause, Severity.WARNING, self.stretch.from_s, end_s, end_s, "ended")
+            ]
+        made: list[Held] = []
+        for one in self.replay.held:
+            if one.end_s is not None:
+                made.append(one)
+                continue
+            last_s = self.stretch.to_s if self.cut else one.last_s
+            goes_on = last_s >= until_s - 2 * self.stretch_step_s
+            made.append(
+                replace(
+                    one,
+                    last_s=last_s,
+                    end_s=None if goes_on else last_s,
+                    ended="" if goes_on else "ended",
+                )
+            )
+        return made
+
+    @property
+    def stretch_step_s(self) -> float:
+        """How finely its end is known."""
+        return (self.stretch.to_s - self.stretch.from_s) / max(self.stretch.steps, 1)
+
+
+class Trouble:
+    """The incidents of a fleet's period. `coarse` are those told from the steps alone,
+    `left_out` times with signs that were not looked into, `unread`
+    those whose samples could not be had."""
+
+    def __init__(
+        self,
+        ranges: Ranges,
+        known: Roll,
+        now: Read,
+        configs: Configs,
+        profile: Profile,
+        wanted: Wanted,
+    ) -> None:
+        self._ranges, self._known, self._now, self._configs = ranges, known, now, configs
+        self._profile, self._wanted = profile, wanted
+        self._catalogues: dict[str, tuple[Profile, Catalogue]] = {}
+        self.episodes: list[EpisodeObserved] = []
+        self.recommended: list[Recommended] = []
+        self.looked = 0
+        self.coarse = 0
+        self.left_out = 0
+        self.unread = 0
+
+    def look(self, progress: Progress) -> None:
+        """Find them."""
+        found = [look for one in self._known.members for look in self._looks(one)]
+        found.sort(key=lambda look: (ORDER.index(look.stretch.why), -look.stretch.steps))
+        chosen, rest = found[:LOOKED_MOST], found[LOOKED_MOST:]
+        progress.more(len(chosen))
+        with ThreadPoolExecutor(2) as pool:
+            read = list(pool.map(partial(self._read, progress), chosen))
+        self.looked = sum(look.replay is not None for look in read)
+        self.unread = len(read) - self.looked
+        self.left_out = sum(look.stretch.why not in CAUSES for look in rest)
+        self.coarse = len(rest) - self.left_out
+        by_key: dict[Key, list[_Look]] = {}
+        for look in (*read, *rest):
+            by_key.setdefault(look.one.key, []).append(look)
+        for one in self._known.members:
+            self._engine(one, by_key.get(one.key, []))
+
+    def _looks(self, one: Rolled) -> list[_Look]:
+        values = self._now.engine(one.key)
+        up = self._now.up.get(scrape_of(one.member.labels))
+        return [
+            _Look(
+                one,
+                stretch,
+                stretch.from_s - BEFORE_S,
+                min(stretch.to_s + AFTER_S, stretch.from_s + LOOKED_S, self._now.grid.to_s),
+            )
+            for stretch in stretches(values, self._now.at, up)
+        ]
+
+    def _read(self, progress: Progress, look: _Look) -> _Look:
+        member = look.one.member
+        labels = {name: member.labels[name] for name in TARGET if member.labels.get(name)}
+        text = queries.pages(self._known.asking, labels or member.labels, look.to_s - look.from_s)
+        try:
+            piece = self._ranges.source.samples(text, look.to_s)
+        except CollectError as exc:
+            with self._ranges.told.lock:
+                self._ranges.told.failed[f"samples of {look.one.target}"] = exc
+            return look
+        finally:
+            progress("samples")
+        with self._ranges.told.lock:
+            self._ranges.told.warnings.update(dict.fromkeys(piece.warnings))
+        profile, catalogue = self._judged_by(look.one)
+        replay = replayed(piece.tracks, member, profile, catalogue, look.one.target)
+        return replace(look, replay=replay) if replay.scrapes else look
+
+    def _judged_by(self, one: Rolled) -> tuple[Profile, Catalogue]:
+        if one.tier not in self._catalogues:
+            stated = self._wanted.stated(one.target)
+            profile = replace(
+                self._profile, targets=stated.targets, gpus=stated.gpus, stated=stated.stated
+            )
+            self._catalogues[one.tier] = profile, Catalogue.of(profile)
+        return self._catalogues[one.tier]
+
+    def _engine(self, one: Rolled, looks: Sequence[_Look]) -> None:
+        grid = self._now.grid
+        held = [row for look in looks for row in look.held(grid.to_s)]
+        for t_s in self._configs.starts(one.member):
+            end_s = t_s + RESTART_NOTED_S
+            held.append(
+                Held("cause", "engine_restarted", Severity.INFO, t_s, end_s, end_s, "ended")
+            )
+        for episode in episodes(held, from_s=grid.from_s, to_s=grid.to_s):
+            self.episodes.append(self._observed(one, episode, looks))
+        self._advice(one, looks)
+
+    def _observed(self, one: Rolled, episode: Episode, looks: Sequence[_Look]) -> EpisodeObserved:
+        look = max(
+            (look for look in looks if look.replay is not None and _shared_s(look, episode) >= 0),
+            key=lambda look: _shared_s(look, episode),
+            default=None,
+        )
+        if look is None or look.replay is None:
+            return EpisodeObserved(
+                one.tier, one.target, one.engine, episode, during=self._coarsely(one, episode)
+            )
+        replay = look.replay
+        during, hour_before = Span(), Span()
+        if replay.increases is not None:
+            until_s = max(episode.until_s, episode.start_s + 1.0)
+            edges_s = np.array([episode.start_s - HOUR_S, episode.start_s, until_s])
+            hour_before, during = spans_of(replay.signals, replay.increases, edges_s)
+        if episode.until_s > look.to_s:
+            during = self._coarsely(one, episode)
+        signals = replay.signals
+        return EpisodeObserved(
+            tier=one.tier,
+            target=one.target,
+            engine=one.engine,
+            episode=episode,
+            document=replay.documents.get(episode.cause),
+            during=during,
+            hour_before=hour_before,
+            series={
+                key: (signals.times.tolist(), signals.values[key].tolist()) for key in SHOWN[:4]
+            },
+        )
+
+    def _coarsely(self, one: Rolled, episode: Episode) -> Span:
+        """What the steps say of an incident that was not read to its end."""
+        row = self._now.signs[queries.PREEMPTED].get(one.key)
+        if row is None:
+            return Span()
+        begins_s = self._now.at.begins_s
+        inside = (begins_s + self._now.at.step_s > episode.start_s) & (begins_s < episode.until_s)
+        return Span(counts={PREEMPTIONS: float(np.nansum(row[inside]))})
+
+    def _advice(self, one: Rolled, looks: Sequence[_Look]) -> None:
+        told: dict[str, tuple[Mapping[str, Any], float, float]] = {}
+        for look in looks:
+            for key, (made, first_s, last_s) in (
+                look.replay.recommended.items() if look.replay is not None else ()
+            ):
+                before = told.get(key)
+                told[key] = (
+                    (made, first_s, last_s)
+                    if before is None
+                    else (before[0], min(before[1], first_s), max(before[2], last_s))
+                )
+        self.recommended += [
+            Recommended(
+                tier=one.tier,
+                target=one.target,
+                engine=one.engine,
+                document=made,
+                fate=UNKNOWN_FATE,
+                first_s=first_s,
+                last_s=last_s,
+                applied_s=None,
+                predicted=made.get("predicted", {}),
+                measured={},
+            )
+            for made, first_s, last_s in told.values()
+        ]
+
+
+def _shared_s(look: _Look, episode: Episode) -> float:
+    """Seconds that a look and an incident have in common; negative where they lie apart."""
+    return min(look.to_s, episode.until_s) - max(look.from_s, episode.start_s)

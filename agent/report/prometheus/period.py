@@ -1,0 +1,378 @@
+"""One period of a fleet read from Prometheus: series, GPUs, process starts. I/O edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from kneewatch.agent.fleet.queries import Asking
+from kneewatch.agent.fleet.snapshot import Place, places, places_of
+from kneewatch.agent.report.history import Signals
+from kneewatch.agent.report.prometheus import queries
+from kneewatch.agent.report.prometheus.aggregation import (
+    BUCKETS,
+    Hours,
+    added,
+    tallies_of,
+    together,
+)
+from kneewatch.agent.report.prometheus.inventory import Roll, Rolled, frozen
+from kneewatch.agent.report.prometheus.queries import PROCESS, Query, Ranges
+from kneewatch.agent.report.prometheus.resolution import (
+    Floats,
+    Resolution,
+    RowKey,
+    Rows,
+    Steps,
+    steps,
+)
+from kneewatch.collector.signals.expr import any_of
+from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
+from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS
+from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
+from kneewatch.diagnose.learned.knee import POINT_SIGNALS
+from kneewatch.reports.weekly.aggregation import Tally
+from kneewatch.reports.weekly.hours import Grid
+from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, TALLIES
+
+
+def by_engine(rows: Rows, members: Iterable[Member]) -> Rows:
+    """The mean of the rows that are of an engine's GPUs; `rows` by all their labels. Engines of
+    whose GPUs nothing is known are left out."""
+    by_place: dict[Place, list[Floats]] = {}
+    for labels, row in rows.items():
+        for place in places(dict(labels)):
+            by_place.setdefault(place, []).append(row)
+    means = {place: _mean(found) for place, found in by_place.items()}
+    made: Rows = {}
+    for member in members:
+        at = next((place for place in places_of(member) if place in means), None)
+        if at is not None:
+            made[member.key] = means[at]
+    return made
+
+
+def _mean(rows: list[Floats]) -> Floats:
+    if len(rows) == 1:
+        return rows[0]
+    whole = np.array(rows)
+    known = (~np.isnan(whole)).sum(axis=0)
+    return np.where(known > 0, np.nansum(whole, axis=0) / np.maximum(known, 1), np.nan)
+
+
+# --- One period of a fleet as it was read from a metrics system -----------------------------------
+
+
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A period. Rows by engine (`gauges`, `signs`, `preempted`), by process (`starts`), by scrape
+    (`up`), by labels of one tier (`counts`, `histograms`, `begun`).
+
+    `counts` and `histograms` of `summed` of its hours are what recording rules added up.
+    """
+
+    grid: Grid
+    at: Steps
+    gauges: Mapping[str, Rows]
+    summed: int
+    preempted: Rows
+    counts: Mapping[str, Rows]
+    histograms: Mapping[str, tuple[Rows, Rows]]
+    begun: Rows
+    begun_s: float
+    signs: Mapping[str, Rows]
+    up: Rows
+    starts: Rows
+    configs: Rows
+    curve: Mapping[Key, Signals]
+    recorded: tuple[str, ...]
+
+    def counted(self, groups: Sequence[RowKey]) -> dict[str, Floats]:
+        """Counters by hour, added up; those that nobody has are left out."""
+        hours = len(self.grid.slots)
+        return {
+            name: added([rows[group] for group in groups if group in rows], hours)
+            for name, rows in self.counts.items()
+            if any(group in rows for group in groups)
+        }
+
+    def tallies(self, groups: Sequence[RowKey]) -> dict[str, list[Tally | None]]:
+        """Histograms by hour, added up."""
+        hours = len(self.grid.slots)
+        made: dict[str, list[Tally | None]] = {}
+        for metric, (buckets, sums) in self.histograms.items():
+            by_bound: dict[float, list[Floats]] = {}
+            for key, row in buckets.items():
+                group, bound = key
+                if group in groups:
+                    by_bound.setdefault(bound, []).append(row)
+            if by_bound:
+                whole = added([sums[group] for group in groups if group in sums], hours)
+                made[metric] = tallies_of(
+                    {bound: added(rows, hours) for bound, rows in by_bound.items()}, whole, hours
+                )
+        return made
+
+    def minutes(self, groups: Sequence[RowKey]) -> list[float]:
+        """Requests that began in each minute; those of a longer step spread evenly over it."""
+        rows = [self.begun[group] for group in groups if group in self.begun]
+        if not rows:
+            return []
+        each = int(self.begun_s // MINUTE_S)
+        spread: list[float] = np.repeat(added(rows, len(rows[0])) / each, each).tolist()
+        return spread
+
+    def engine(self, key: Key) -> dict[str, Floats]:
+        """What tells of an engine whether it was in trouble, by step."""
+        found = {**self.gauges, **self.signs}
+        return {name: rows[key] for name, rows in found.items() if key in rows}
+
+
+def scrape_of(labels: Labels) -> RowKey:
+    """What tells scrapes apart."""
+    return labels.get("job", ""), labels.get("instance", "")
+
+
+def process_names(by: Sequence[str]) -> tuple[str, ...]:
+    """The labels that tell processes apart."""
+    return tuple(one for one in by if one not in PROCESS)
+
+
+# --- One period of a fleet, read from a metrics system. I/O edge ----------------------------------
+
+
+CURVES_MOST = 24
+"""So many engines of a tier are asked for their curve: a curve keeps no more points than they
+give."""
+
+
+class Reading:
+    """Reads periods of the engines of a roll."""
+
+    def __init__(self, ranges: Ranges, roll: Roll, found: Resolution) -> None:
+        self._ranges, self._roll, self._found = ranges, roll, found
+        self._engines = len(roll.shape.members)
+
+    def period(self, grid: Grid, *, late_s: float | None, closely: bool) -> Read:
+        """A period; `closely` with what tells of incidents and of the curve."""
+        ranges, asking = self._ranges, self._roll.asking
+        at = steps(grid, self._found.step_s)
+        begun_at = steps(grid, self._found.begun_s)
+        gauges = ranges.steps(
+            {key: self._of_engine(partial(queries.gauges, asking, key)) for key in queries.GAUGES},
+            at,
+        )
+        hours = Hours(ranges, self._roll, grid)
+        hourly, summed = hours.read(gauges[RUNNING], at)
+        of_engines = ranges.slots(self._hourly(), grid.slots)
+        begun = hours.of_parts("begun", partial(queries.gained, TTFT, "count"), 1)
+        finely: dict[str, Rows] = {}
+        curve: dict[Key, Signals] = {}
+        recorded: tuple[str, ...] = ()
+        if closely:
+            finely = ranges.steps(self._finely(late_s), at)
+            curve, recorded = self._curve(at)
+        return Read(
+            grid=grid,
+            at=at,
+            gauges={**gauges, **self._gpus(at)},
+            summed=summed,
+            preempted=of_engines["preempted"],
+            counts={key: hourly[key] for key in COUNTERS},
+            histograms={
+                metric: (hourly[f"{metric}_bucket"], hourly[f"{metric}_sum"]) for metric in TALLIES
+            },
+            begun=together(ranges.steps(begun, begun_at))["begun"],
+            begun_s=self._found.begun_s,
+            signs={
+                **{key: finely.get(key, {}) for key in SIGNS},
+                queries.CONFIDENCE: _disturbing(finely.get(queries.CONFIDENCE, {})),
+            },
+            up=finely.get("up", {}),
+            starts=finely.get("starts", {}),
+            configs=of_engines["configs"],
+            curve=curve,
+            recorded=tuple(
+                key for key in (queries.STAGE_SEVERITY, queries.CONFIDENCE) if finely.get(key)
+            )
+            + recorded,
+        )
+
+    def _gpus(self, at: Steps) -> dict[str, Rows]:
+        members = [one.member for one in self._roll.members]
+        rows = self._ranges.steps(
+            {
+                key: Query(partial(queries.gpus, key), frozen, self._engines, self._scraped(1))
+                for key in queries.GPUS
+            },
+            at,
+        )
+        return {key: by_engine(found, members) for key, found in rows.items()}
+
+    def _hourly(self) -> dict[str, Query]:
+        asking = self._roll.asking
+        return {
+            "preempted": self._of_engine(
+                lambda range_s: queries.gained(PREEMPTIONS, "", asking, asking.by, range_s)
+            ),
+            "configs": Query(
+                partial(queries.configs, asking), frozen, self._engines, self._scraped(1)
+            ),
+        }
+
+    def _finely(self, late_s: float | None) -> dict[str, Query]:
+        roll, asking = self._roll, self._roll.asking
+        jobs = sorted({one.member.labels.get("job", "") for one in roll.members} - {""})
+        keys = [queries.PREEMPTED, queries.MADE]
+        bound_s = max((one for one in TTFT_BOUNDS_S if one <= (late_s or 0.0)), default=None)
+        if bound_s is not None:
+            keys += [queries.LATE, queries.BEGUN]
+        made = {
+            key: self._of_engine(partial(queries.watched, asking, key, bound_s)) for key in keys
+        }
+        made[queries.STAGE_SEVERITY] = self._of_engine(
+            partial(queries.recorded_worst, asking, queries.STAGE_SEVERITY)
+        )
+        made[queries.CONFIDENCE] = Query(
+            partial(queries.recorded_worst, asking, queries.CONFIDENCE),
+            lambda labels: (roll.shape.key(labels), labels.get("cause", "")),
+            self._engines,
+            self._scraped(1),
+        )
+        made["up"] = Query(partial(queries.up, jobs), scrape_of, self._engines, self._scraped(1))
+        names = process_names(asking.by)
+        made["starts"] = Query(
+            partial(queries.starts, asking),
+            lambda labels: tuple(labels.get(name, "") for name in names),
+            self._engines,
+            self._scraped(1),
+        )
+        return made
+
+    def _curve(self, at: Steps) -> tuple[dict[Key, Signals], tuple[str, ...]]:
+        """The windows of some engines of each tier, from recorded signals where all have them."""
+        roll = self._roll
+        chosen = [one for tier in roll.tiers() for one in _evenly(roll.of(tier), CURVES_MOST)]
+        only = ",".join(
+            any_of(name, [one.member.labels.get(name, "") for one in chosen])
+            for name in roll.asking.by
+        )
+        asking = _with_window(roll, self._found.window_s)
+
+        def made(text: Callable[..., str], keys: Sequence[str]) -> dict[str, Rows]:
+            return self._ranges.steps(
+                {
+                    f"curve {key}": Query(
+                        partial(text, asking, key, only),
+                        roll.shape.key,
+                        len(chosen),
+                        self._scraped(BUCKETS if "p99" in key else 1),
+                    )
+                    for key in keys
+                },
+                at,
+            )
+
+        rows = made(queries.curve_recorded, POINT_SIGNALS[:1]) if roll.shape.recorded else {}
+        first = rows.get(f"curve {POINT_SIGNALS[0]}", {})
+        kept = all(one.key in first for one in chosen)
+        text = queries.curve_recorded if kept else queries.curve
+        rows = made(text, POINT_SIGNALS)
+        nothing = np.full(at.count, np.nan)
+        times = at.begins_s + at.step_s
+        return {
+            one.key: Signals(
+                times, {key: rows[f"curve {key}"].get(one.key, nothing) for key in POINT_SIGNALS}
+            )
+            for one in chosen
+        }, POINT_SIGNALS if kept else ()
+
+    def _of_engine(self, text: Callable[[float], str]) -> Query:
+        return Query(text, self._roll.shape.key, self._engines, self._scraped(1))
+
+    def _scraped(self, parts: int) -> float:
+        return self._engines * parts / self._found.scrape_s
+
+
+SIGNS = (queries.PREEMPTED, queries.MADE, queries.LATE, queries.BEGUN, queries.STAGE_SEVERITY)
+
+
+def _disturbing(rows: Rows) -> Rows:
+    """The highest confidence in any cause that moves a baseline, by engine; a cause of another
+    version's rules may move any."""
+    found: Rows = {}
+    for name, row in rows.items():
+        key, cause = name
+        record = BY_ID.get(cause.partition(":")[0])
+        if (record is None or record.moves) and ":" not in cause:
+            before = found.get(key)
+            found[key] = row if before is None else np.fmax(before, row)
+    return found
+
+
+def _with_window(roll: Roll, window_s: float) -> Asking:
+    return replace(roll.asking, window_s=window_s)
+
+
+def _evenly(members: Sequence[Rolled], most: int) -> list[Rolled]:
+    if len(members) <= most:
+        return list(members)
+    return [members[at * len(members) // most] for at in range(most)]
+
+
+# --- Configurations of engines and the starts of their processes over a period --------------------
+
+
+class Configs:
+    """The labels of cache_config_info and the starts of processes, over a period."""
+
+    def __init__(self, read: Read, names: Sequence[str]) -> None:
+        self._read, self._names = read, names
+        self._rows: dict[Key, list[tuple[dict[str, str], Floats]]] = {}
+        for key, row in read.configs.items():
+            labels: dict[str, str] = dict(key)
+            self._rows.setdefault(self._process(labels), []).append((labels, row))
+
+    def _process(self, labels: Labels) -> Key:
+        return tuple(labels.get(name, "") for name in self._names)
+
+    def last(self, member: Member) -> dict[str, str]:
+        """The newest configuration; empty where none is known."""
+        return self._at(member, len(self._read.grid.slots) - 1, step=-1)
+
+    def around(self, member: Member, t_s: float) -> tuple[dict[str, str], dict[str, str]]:
+        """The configurations before and after a time."""
+        hour = int(np.searchsorted(np.array(self._read.grid.edges_s), t_s, side="right")) - 1
+        return self._at(member, hour - 1, step=-1), self._at(member, hour + 1, step=1)
+
+    def starts(self, member: Member) -> list[float]:
+        """When its process was replaced in the period."""
+        row = self._read.starts.get(self._process(member.labels))
+        if row is None:
+            return []
+        known = row[~np.isnan(row)]
+        grid = self._read.grid
+        return [
+            then
+            for was, then in pairwise(known.tolist())
+            if then > was and grid.from_s <= then < grid.to_s
+        ]
+
+    def _at(self, member: Member, hour: int, *, step: int) -> dict[str, str]:
+        """The configuration of an hour, or of the nearest one further on in a direction."""
+        rows = self._rows.get(self._process(member.labels), ())
+        own = member.labels.get("engine")
+        hours = len(self._read.grid.slots)
+        for at in range(min(max(hour, 0), hours - 1), -1 if step < 0 else hours, step):
+            for labels, row in rows:
+                if not np.isnan(row[at]) and labels.get("engine") in (own, None):
+                    return {k: v for k, v in labels.items() if k not in member.labels}
+        return {}

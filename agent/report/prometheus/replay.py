@@ -1,0 +1,194 @@
+"""A time of one engine played again, scrape by scrape, through the sidecar's own monitor. Pure.
+
+A metrics system keeps every sample: what the pages said is put together again, so that stages,
+causes and recommendations are those that a sidecar would have told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kneewatch.agent.report.engine import METRICS
+from kneewatch.agent.report.history import Counted, Floats, Increases, Signals
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.history import Column
+from kneewatch.collector.prometheus.responses import Track
+from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.fleet.inventory import Member
+from kneewatch.diagnose.intervals import UNWATCHED, IntervalBook, Open, Verdict, verdict
+from kneewatch.reports.diagnosis_json import document
+from kneewatch.reports.weekly.measures import LEVELS
+from kneewatch.reports.weekly.observed import Held
+
+OWN = frozenset({"model_name", "engine"})
+"""Labels of the page, not of the target that was scraped."""
+
+SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running", "itl_p99_s", "preemption_per_s")
+KEPT = tuple(dict.fromkeys((*LEVELS, *SHOWN, "running_avg")))
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a monitor told: intervals, the worst diagnosis of each cause, recommendations with the
+    times when they were told, signals and counters."""
+
+    held: list[Held] = field(default_factory=list[Held])
+    documents: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    recommended: dict[str, tuple[Mapping[str, Any], float, float]] = field(
+        default_factory=dict[str, tuple[Mapping[str, Any], float, float]]
+    )
+    signals: Signals = field(default_factory=lambda: Signals(np.empty(0), {}))
+    increases: Increases | None = None
+    scrapes: int = 0
+
+
+def replayed(
+    tracks: Sequence[Track], member: Member, profile: Profile, catalogue: Catalogue, name: str
+) -> Replayed:
+    """The scrapes of a target, judged one after the other; `catalogue` is the profile's."""
+    monitor = TargetMonitor(name, profile, catalogue)
+    told = _Told()
+    for t_s, page in _pages(tracks, member):
+        found = (
+            monitor.page(t_s, page)
+            if page is not None
+            else monitor.failed(t_s, CollectError("the scrape failed (up is 0)", kind="refused"))
+        )
+        own = next((one for one in found if _is(one, member)), None)
+        if own is None:
+            continue
+        engine = next((one for one in monitor.engines if one.key.engine == own.engine), None)
+        read = engine if page is not None else None
+        told.take(
+            verdict(own, restarted=read is not None and read.restart is not None),
+            own,
+            read.counters() if read is not None else None,
+        )
+    return told.made()
+
+
+class _Told:
+    """Takes diagnoses, in order."""
+
+    def __init__(self) -> None:
+        self._book = IntervalBook()
+        self._ranks: dict[str, tuple[int, float]] = {}
+        self._times: list[float] = []
+        self._values: dict[str, list[float]] = {key: [] for key in KEPT}
+        self._counted: list[tuple[tuple[Column, ...], list[float], list[tuple[float, ...]]]] = []
+        self._made = Replayed()
+
+    def take(
+        self,
+        seen: Verdict,
+        found: Diagnosis,
+        counters: tuple[tuple[Column, ...], tuple[float, ...]] | None,
+    ) -> None:
+        for change in self._book.take(seen):
+            if change.ended:
+                self._hold(change.interval, change.end_s, change.ended)
+        self._keep(found)
+        self._made.scrapes += 1
+        self._times.append(found.t_s)
+        for signal, column in self._values.items():
+            value = found.values.get(signal)
+            column.append(math.nan if value is None else value)
+        if counters is not None:
+            self._count(found.t_s, *counters)
+
+    def _keep(self, found: Diagnosis) -> None:
+        told: dict[str, Any] | None = None
+        for cause in found.causes:
+            rank = int(cause.severity), cause.confidence
+            if rank > self._ranks.get(cause.id, (-1, 0.0)):
+                told = told or document(found)
+                self._ranks[cause.id], self._made.documents[cause.id] = rank, told
+        for one in found.recommendations:
+            before = self._made.recommended.get(one.id)
+            if before is None:
+                told = told or document(found)
+                (made,) = [row for row in told["recommendations"] if row["id"] == one.id]
+                self._made.recommended[one.id] = made, found.t_s, found.t_s
+            else:
+                self._made.recommended[one.id] = before[0], before[1], found.t_s
+
+    def _count(self, t_s: float, columns: tuple[Column, ...], values: tuple[float, ...]) -> None:
+        if not self._counted or self._counted[-1][0] is not columns:
+            self._counted.append((columns, [], []))
+        self._counted[-1][1].append(t_s)
+        self._counted[-1][2].append(values)
+
+    def _hold(self, one: Open, end_s: float | None, ended: str) -> None:
+        if one.kind != "health":
+            self._made.held.append(
+                Held(one.kind, one.id, one.severity, one.start_s, end_s, one.last_s, ended)
+            )
+
+    def made(self) -> Replayed:
+        for one in self._book.opened:
+            if one.paused:
+                self._hold(one, one.last_s, UNWATCHED)
+            else:
+                self._hold(one, None, "")
+        made = self._made
+        made.signals = Signals(
+            np.array(self._times), {key: np.array(row) for key, row in self._values.items()}
+        )
+        wanted = frozenset(METRICS)
+        parts: list[Counted] = []
+        for columns, times, rows in self._counted:
+            places = [at for at, column in enumerate(columns) if column.metric in wanted]
+            whole: Floats = np.array(rows, dtype=np.float64)[:, places].T
+            parts.append(Counted(np.array(times), tuple(columns[at] for at in places), whole))
+        made.increases = Increases(parts, restarts_s=()) if parts else None
+        return made
+
+
+def _is(found: Diagnosis, member: Member) -> bool:
+    engine, model = member.labels.get("engine"), member.labels.get("model_name")
+    return found.engine in (engine or found.engine, "") and found.model in (
+        model or found.model,
+        "",
+    )
+
+
+def _pages(tracks: Sequence[Track], member: Member) -> list[tuple[float, Page | None]]:
+    """Pages by their time; None where the scrape failed. Series of other engines are left in."""
+    target = {name for name in member.labels if name not in OWN and name != "__name__"}
+    series: list[Series] = []
+    scraped: dict[float, dict[int, float]] = {}
+    works: dict[float, float] = {}
+    for track in tracks:
+        name = track.labels.get("__name__", "")
+        if name == "up":
+            works.update(track.points)
+            continue
+        labels = sorted(
+            (key, value)
+            for key, value in track.labels.items()
+            if key != "__name__" and (key not in target or key == "le")
+        )
+        place = len(series)
+        series.append(Series(name, tuple(labels)))
+        for t_s, value in track.points:
+            scraped.setdefault(t_s, {})[place] = value
+    layouts: dict[frozenset[int], tuple[list[int], Layout]] = {}
+    made: list[tuple[float, Page | None]] = []
+    for t_s, row in scraped.items():
+        key = frozenset(row)
+        if key not in layouts:
+            places = sorted(key)
+            layouts[key] = places, Layout(tuple(series[place] for place in places), {})
+        places, layout = layouts[key]
+        made.append((t_s, Page(layout, [row[place] for place in places])))
+    made += [(t_s, None) for t_s, worked in works.items() if worked == 0 and t_s not in scraped]
+    return sorted(made, key=lambda one: one[0])

@@ -1,0 +1,1 @@
+"""Settings: the table, where values come from, and the flags."""

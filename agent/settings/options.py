@@ -1,0 +1,172 @@
+"""Command line options: parameter types, and a flag for each setting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from kneewatch.agent.settings import table
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.sources import load, pair
+from kneewatch.collector.errors import SettingsError
+
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Span(click.ParamType[float]):
+    """A duration: 30, 30s, 5m, 2h, 7d; seconds inside."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Seconds."""
+        text = str(value).strip()
+        unit = next((u for u in UNITS_S if text.endswith(u)), "")
+        try:
+            seconds = float(text.removesuffix(unit)) * UNITS_S.get(unit, 1.0)
+        except ValueError:
+            self.fail(f"{value!r} is not a duration; write 30s, 5m or 2h", param, ctx)
+        if not 0 < seconds < float("inf"):
+            self.fail(f"{value!r} must be longer than nothing", param, ctx)
+        return seconds
+
+
+class Pair(click.ParamType[tuple[str, str]]):
+    """NAME=VALUE."""
+
+    name = "name=value"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """The name and the value."""
+        try:
+            return pair(str(value))
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
+
+
+class Target(click.ParamType[str]):
+    """A server's URL or a capture; the shell completes files."""
+
+    name = "target"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """As it was typed."""
+        del param, ctx
+        return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Files, by the shell itself."""
+        del ctx, param
+        return [CompletionItem(incomplete, type="file")]
+
+
+SPAN, PAIR = Span(), Pair()
+
+
+# --- Flags for settings: each sets the setting of its name ----------------------------------------
+
+
+DEPLOYMENT = (
+    "model",
+    "gpu",
+    "tensor_parallel",
+    "vllm_version",
+    "launch_file",
+    "replicas",
+    "usd_per_gpu_hour",
+    "workload_profile",
+)
+SWEEPS = "benchmark.by_tensor_parallel"
+JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
+FETCHING = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
+FLEET = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fleet."))
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def setting_options(*names: str) -> Callable[[Command], Command]:
+    """Flags for settings, by key; each sets the setting of that name."""
+
+    def decorate(command: Command) -> Command:
+        for key in reversed(names):
+            command = setting_option(table.BY_KEY[key])(command)
+        return click.option(
+            "--config",
+            "config_file",
+            type=click.Path(path_type=Path),
+            envvar="KNEEWATCH_CONFIG",
+            help="TOML settings file  [KNEEWATCH_CONFIG]",
+        )(command)
+
+    return decorate
+
+
+def setting_option(row: table.Setting) -> Callable[[Command], Command]:
+    """The flag of one setting. Not given it is None, and file or environment decide."""
+    kinds: dict[str, dict[str, Any]] = {
+        "seconds": {"type": SPAN},
+        "count": {"type": int},
+        "number": {"type": float},
+        "text": {"type": click.Path() if row.key.endswith(("_file", ".file")) else str},
+        "url": {"type": str, "metavar": "URL"},
+        "flag": {"default": None},
+        "pairs": {"type": PAIR, "multiple": True},
+        "texts": {"multiple": True},
+    }
+    flag = row.option
+    if row.kind == "flag":
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    return click.option(
+        flag, parameter(row.key), help=f"{row.help}  [{row.env}]", **kinds[row.kind]
+    )
+
+
+def parameter(key: str) -> str:
+    """A setting's name as a Python parameter."""
+    return key.replace(".", "__")
+
+
+def effective(given: dict[str, Any]) -> Settings:
+    """The effective settings of a command from its keyword arguments, which lose those it uses
+    up."""
+    return loader(given)()
+
+
+def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Callable[[], Settings]:
+    """Reads the effective settings of a command, as often as it is called. `defaults` are the
+    command's own."""
+    file: Path | None = given.pop("config_file", None)
+    flags: dict[str, Any] = {}
+    for key, row in table.BY_KEY.items():
+        value = given.pop(parameter(key), None)
+        if row.kind in ("pairs", "texts") and value is not None:
+            value = (_paired(row, value) if row.kind == "pairs" else list(value)) or None
+        flags[key] = value
+    return lambda: load(file=file, environ=os.environ, flags=flags, defaults=defaults)
+
+
+def _paired(row: table.Setting, given: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The pairs of a repeated flag.
+
+    Raises:
+        SettingsError: a name is given twice, of which one would be lost.
+    """
+    paired = dict(given)
+    if len(paired) < len(given):
+        names = [name for name, _ in given]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SettingsError(f"flag {row.option}: {twice} is given twice")
+    return paired

@@ -1,0 +1,224 @@
+"""Where settings come from: defaults < TOML file < environment < flags. I/O edge."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+from kneewatch.agent.settings.effective import Effective, Settings
+from kneewatch.agent.settings.table import BY_KEY, SETTINGS, Setting
+from kneewatch.collector.errors import CollectError, SettingsError
+from kneewatch.collector.http.address import parse_target
+
+RULES_PREFIX = "rules."
+TABLES = ("targets", "notify")
+"""Keys that hold a list of tables: what is in them is read where they are used."""
+
+TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+WANTED = {
+    "seconds": "a number of seconds",
+    "number": "a number",
+    "count": "a whole number",
+    "text": "text",
+    "url": "an address",
+    "texts": "a list of texts",
+    "flag": "true or false",
+    "pairs": "a table of texts",
+}
+
+
+def load(
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Effective settings. `flags` maps setting keys to values; None means not given. `defaults`
+    are a command's own, in place of the table's.
+
+    Raises:
+        SettingsError: unknown key, value of the wrong kind, file unreadable; the message names
+        both.
+    """
+    own = defaults or {}
+    values = {
+        setting.key: Effective(own.get(setting.key, setting.default), "default")
+        for setting in SETTINGS
+    }
+    tables: dict[str, list[dict[str, Any]]] = {}
+    thresholds: dict[str, dict[str, float]] = {}
+    origin = f"file {file}"
+    for key, value in (_from_file(file) if file else {}).items():
+        if key.startswith(RULES_PREFIX):
+            _threshold(thresholds, key, value, origin)
+        elif key in TABLES:
+            tables[key] = _tables(key, value, origin)
+        else:
+            values[key] = Effective(checked(_known(key, origin), value, origin), origin)
+    for setting in SETTINGS:
+        if setting.env in environ:
+            place = f"environment {setting.env}"
+            parsed = _parsed(setting, environ[setting.env], place)
+            values[setting.key] = Effective(checked(setting, parsed, place), place)
+    for key, value in flags.items():
+        if value is not None:
+            place = f"flag {BY_KEY[key].option}"
+            values[key] = Effective(checked(BY_KEY[key], value, place), place)
+    return Settings(values, thresholds, origin, tables)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """The name and the value of NAME=VALUE.
+
+    Raises:
+        ValueError: there is no name or no equals sign; the value, maybe a secret, is not in it.
+    """
+    name, equals, value = text.partition("=")
+    if not name.strip() or not equals:
+        raise ValueError("write NAME=VALUE")
+    return name.strip(), value.strip()
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SettingsError(f"settings file {file}: {exc.strerror or exc}") from exc
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise SettingsError(f"settings file {file}: {exc}") from exc
+    except RecursionError as exc:  # a reload must not end the daemon
+        raise SettingsError(f"settings file {file}: is nested too deeply") from exc
+    return flattened(document)
+
+
+def _tables(key: str, value: object, origin: str) -> list[dict[str, Any]]:
+    rows = cast("list[object]", value) if isinstance(value, list) else None
+    if rows is None or not all(isinstance(row, dict) for row in rows):
+        raise SettingsError(f"{origin}: write {key} as [[{key}]], one table for each")
+    return cast("list[dict[str, Any]]", rows)
+
+
+def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A document's values by dotted key; settings that are tables themselves stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        name = prefix + key
+        pairs = name in BY_KEY and BY_KEY[name].kind == "pairs"
+        if isinstance(value, dict) and not pairs:
+            flat |= flattened(cast("dict[str, Any]", value), name + ".")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _known(key: str, origin: str) -> Setting:
+    setting = BY_KEY.get(key)
+    if setting is None:
+        near = nearest(key, (*BY_KEY, *TABLES))
+        raise SettingsError(f"{origin}: no setting {key!r}; the nearest is {near!r}")
+    return setting
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """The known key that is most like one that is not."""
+    return get_close_matches(key, known, n=1, cutoff=0.0)[0]
+
+
+def _threshold(
+    thresholds: dict[str, dict[str, float]], key: str, value: object, origin: str
+) -> None:
+    parts = key.removeprefix(RULES_PREFIX).split(".")
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if len(parts) != 2 or not number:
+        raise SettingsError(f"{origin}: {key} must be rules.<ID>.<severity> = number")
+    thresholds.setdefault(parts[0], {})[parts[1]] = float(cast("float", value))
+
+
+def _parsed(setting: Setting, text: str, origin: str) -> object:
+    if setting.kind in ("seconds", "number", "count"):
+        try:
+            return int(text) if setting.kind == "count" else float(text)
+        except ValueError as exc:
+            raise SettingsError(f"{origin}: {text!r} is not {WANTED[setting.kind]}") from exc
+    if setting.kind == "flag":
+        if text.lower() not in TRUTHS:
+            raise SettingsError(f"{origin}: {text!r} is neither true nor false")
+        return TRUTHS[text.lower()]
+    if setting.kind == "pairs":
+        try:
+            return dict(pair(part) for part in text.split(",") if part.strip())
+        except ValueError as exc:
+            raise SettingsError(f"{origin}: {exc}, several of them with commas between") from exc
+    if setting.kind == "texts":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def checked(setting: Setting, value: object, origin: str) -> object:
+    """The value of a setting, if it is of its kind and within its bounds.
+
+    Raises:
+        SettingsError: it is not.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        "seconds": number,
+        "number": number,
+        "count": isinstance(value, int) and not isinstance(value, bool),
+        "text": isinstance(value, str),
+        "url": isinstance(value, str),
+        "texts": is_texts(value),
+        "flag": isinstance(value, bool),
+        "pairs": is_pairs(value),
+    }[setting.kind]
+    if not fits:
+        said = "" if setting.secret else f", not {value!r}"
+        raise SettingsError(f"{origin}: {setting.key} must be {WANTED[setting.kind]}{said}")
+    if isinstance(value, str):
+        _check_text(setting, value, origin)
+    if not number:
+        return value
+    amount = float(cast("float", value))
+    within = amount > 0 and setting.least <= amount <= setting.most
+    if not within or not math.isfinite(amount):
+        least = f"{setting.least:,.0f} or more" if setting.least else "more than 0"
+        limit = f" and at most {setting.most:g}" if math.isfinite(setting.most) else ""
+        raise SettingsError(
+            f"{origin}: {setting.key} = {value} is out of range: it must be {least}{limit}"
+        )
+    return value if setting.kind == "count" else amount
+
+
+def _check_text(setting: Setting, text: str, origin: str) -> None:
+    if text in setting.choices:
+        return
+    if setting.choices and setting.kind == "text":
+        raise SettingsError(
+            f"{origin}: {setting.key} must be one of {', '.join(setting.choices)}, not {text!r}"
+        )
+    if setting.kind == "url":
+        try:
+            parse_target(text)
+        except CollectError as error:
+            raise SettingsError(f"{origin}: {setting.key}: {error}; {error.hint}") from error
+
+
+def is_texts(value: object) -> TypeGuard[list[str]]:
+    """Whether it is a list of texts."""
+    return isinstance(value, list) and all(
+        isinstance(one, str) for one in cast("list[object]", value)
+    )
+
+
+def is_pairs(value: object) -> TypeGuard[dict[str, str]]:
+    """Whether it is a table of texts."""
+    return isinstance(value, dict) and all(
+        isinstance(part, str)
+        for both in cast("dict[object, object]", value).items()
+        for part in both
+    )

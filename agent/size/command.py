@@ -1,0 +1,185 @@
+"""The `size` command: flags in, the answer out. I/O edge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from kneewatch.agent.deployment import sweeps_of
+from kneewatch.agent.model_files import named_model
+from kneewatch.agent.printing import NO_DATA, OK, say, style
+from kneewatch.agent.size.inputs import (
+    asked,
+    choices_of,
+    over_profile,
+    profile_text,
+    refuse_beside_plan,
+    text_of,
+)
+from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
+from kneewatch.diagnose.sizing.benchmark.points import Benchmark
+from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
+from kneewatch.diagnose.sizing.configuration_search import search
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.plan.plan_result import plan_document, plan_lines
+from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
+from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
+from kneewatch.diagnose.sizing.replicas.serving_cost import Scaling, scaling
+from kneewatch.diagnose.sizing.requirements import Question
+from kneewatch.diagnose.sizing.search_results import document, explain, question_of
+from kneewatch.diagnose.sizing.size import Size, size
+from kneewatch.reports.size_json import nothing_document, price_of, size_document
+from kneewatch.reports.size_text import (
+    operating_point_document,
+    operating_point_lines,
+    scaling_document,
+    scaling_lines,
+    size_markdown,
+    size_text,
+)
+
+LARGEST_TEXT_BYTES = 4 * 1024 * 1024
+DOES_NOT_FIT = 1
+
+# Where an input's name in the math is not its flag's name.
+_FLAGS = {
+    "tensor_parallel": "--tp",
+    "pipeline_parallel": "--pp",
+    "peak_requests_per_s": "--peak-rps",
+    "usable_requests_per_s": "--usable-rps",
+    "utilization_ratio": "--utilization",
+    "peak_rps": "--peak-rps",
+    "data_parallel": "--dp",
+    "hybrid_pool": "--disable-hybrid-kv-cache-manager",
+}
+
+
+def run(*, form: str, **given: Any) -> int:  # noqa: ANN401 - one keyword a flag
+    """Print the answer. Returns the exit status: 0 fits, 1 does not, 2 cannot be sized."""
+    try:
+        told_size = _plan(given) if given["plan"] else _sized(given)
+    except SizingError as error:
+        say(told(error))
+        return NO_DATA
+    if form == "json":
+        click.echo(orjson.dumps(told_size.document, option=orjson.OPT_INDENT_2))
+    elif form == "markdown":
+        click.echo("\n".join(told_size.markdown))
+    else:
+        click.echo("\n".join(told_size.text))
+    return OK if told_size.document["fits"] else DOES_NOT_FIT
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer in every form."""
+
+    document: Mapping[str, Any]
+    text: Sequence[str]
+    markdown: Sequence[str]
+
+
+def _sized(given: dict[str, Any]) -> Told:
+    """One launch, or with --search the cheapest; with a benchmark at its usable RPS."""
+    sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
+    plain = asked(given, None)
+    point = _operating_point(given, _measured(given, sweeps, plain))
+    question = plain
+    if point is not None and point.usable_requests_per_s is not None:
+        question = replace(plain, usable_requests_per_s=point.usable_requests_per_s)
+    extra: dict[str, Any] = {}
+    lines: list[str] = []
+    if sweeps:
+        degrees = _scaling(sweeps, question)
+        extra["benchmark_by_tensor_parallel"] = scaling_document(degrees)
+        lines += scaling_lines(degrees)
+    if point is not None:
+        extra["operating_point"] = operating_point_document(point)
+        lines += operating_point_lines(point)
+    answer: Size | None
+    if given["search"]:
+        found = search(question, choices_of(given))
+        extra["search"] = document(found)
+        lines += explain(found)
+        answer = size(question_of(question, found.winner)) if found.winner else None
+    else:
+        answer = size(question)
+    if answer is None:
+        return Told(nothing_document(extra), lines, lines)
+    width = style().width
+    return Told(
+        size_document(answer) | extra,
+        [*size_text(answer, width=width), *_apart(lines)],
+        [*size_markdown(answer), *_apart(lines)],
+    )
+
+
+def _apart(lines: Sequence[str]) -> list[str]:
+    return ["", *lines] if lines else []
+
+
+def _measured(
+    given: dict[str, Any], sweeps: Sequence[Sweep], question: Question
+) -> Benchmark | None:
+    """The benchmark of the launch: the one stated, else the sweep of its degree where a target and
+    no usable RPS is stated, which together say what it carries."""
+    if given["benchmark"] is not None:
+        return read_benchmark(text_of(given["benchmark"], "benchmark"))
+    if not question.has_target or given["usable_rps"] is not None:
+        return None
+    tensor = question.setup.parallel.tensor
+    return next((one.benchmark for one in sweeps if one.tensor_parallel == tensor), None)
+
+
+def _operating_point(given: dict[str, Any], measured: Benchmark | None) -> OperatingPoint | None:
+    if measured is None:
+        return None
+    if given["usable_rps"] is not None:
+        raise SizingError(
+            "the benchmark gives the usable RPS; state one of them", name="usable_rps"
+        )
+    return operating_point(
+        benchmark=measured, ttft_p99_s=given["ttft_slo"], itl_p99_s=given["itl_slo"]
+    )
+
+
+def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
+    if question.setup.parallel.pipeline > 1:
+        raise SizingError("sweeps by degree are of one stage", name="pipeline_parallel")
+    return scaling(
+        sweeps,
+        ttft_p99_s=question.ttft_slo_s,
+        itl_p99_s=question.itl_slo_s,
+        usd_per_gpu_hour=price_of(question),
+        utilization_ratio=question.utilization_ratio,
+    )
+
+
+def _plan(given: dict[str, Any]) -> Told:
+    """The guide's thirteen steps for a workload profile."""
+    path = given["plan"]
+    text = profile_text(path, "plan")
+    refuse_beside_plan(given)
+    profile = read_profile(text, origin=path, stated=over_profile(given))
+    folder = Path(path).parent
+    texts = {name: text_of(str(folder / name), "plan") for name in profile.benchmark_files}
+    models = {name: named_model(name) for name in profile.models}
+    found = plan(profile, models=models, benchmarks=texts)
+    told_plan = {"plan": plan_document(found)}
+    lines = plan_lines(found)
+    return Told(nothing_document(told_plan, fits=found.gpus is not None), lines, lines)
+
+
+def told(error: SizingError) -> str:
+    """The error with the flag that it is about, and what could be said instead."""
+    flag = _FLAGS.get(error.name, "--" + error.name.replace("_", "-"))
+    # A switch has no values to choose from.
+    listed = () if error.name == "hybrid_pool" else error.choices
+    choices = f"; choices: {', '.join(listed)}" if listed else ""
+    return f"{flag}: {error}{choices}"

@@ -1,0 +1,260 @@
+"""The question that flags and files ask of `size`. I/O edge: it reads files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kneewatch.agent.model_files import named_model
+from kneewatch.agent.size.options import FLAGS, SWITCHES
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpu, gpus, recognise
+from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, parse_version
+from kneewatch.diagnose.sizing.memory.weights import (
+    DEFAULT_RANK,
+    ONE_GPU,
+    Adapters,
+    Draft,
+    Parallel,
+)
+from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
+from kneewatch.diagnose.sizing.replicas.replica_count import SAFETY_DEFAULT
+from kneewatch.diagnose.sizing.requirements import Question
+from kneewatch.diagnose.sizing.search_space import Choices
+
+LARGEST_TEXT_BYTES = 4 * 1024 * 1024
+OWN_DRAFT = "mtp"
+
+
+def asked(
+    given: dict[str, Any],
+    usable_requests_per_s: float | None,
+    find: Callable[[str], Model] = named_model,
+) -> Question:
+    """The question; `usable_requests_per_s` is a benchmark's, where one was read. `find` gives the
+    model of a name.
+
+    Raises:
+        SizingError: a flag that cannot be, with its name.
+    """
+    parallel, replicas = _spread(given)
+    if given["search"]:
+        parallel, replicas = ONE_GPU, 1
+    if given["search"] and given["tp"]:
+        parallel = Parallel(tensor=given["tp"])
+    return Question(
+        setup=_setup(given, parallel, find),
+        replicas=replicas,
+        concurrency=given["concurrency"],
+        input_tokens=given["input_tokens"],
+        output_tokens=given["output_tokens"],
+        peak_requests_per_s=given["peak_rps"],
+        usable_requests_per_s=(
+            usable_requests_per_s if given["usable_rps"] is None else given["usable_rps"]
+        ),
+        ttft_slo_s=given["ttft_slo"],
+        itl_slo_s=given["itl_slo"],
+        safety=SAFETY_DEFAULT if given["safety"] is None else given["safety"],
+        usd_per_gpu_hour=given["usd_per_gpu_hour"],
+        utilization_ratio=given["utilization"],
+        mfu_ratio=given["mfu"],
+        mbu_ratio=given["mbu"],
+        acceptance_ratio=given["acceptance"],
+    )
+
+
+def _setup(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Model]) -> Setup:
+    version = given["vllm_version"]
+    model = _model(given["model"], find)
+    return Setup(
+        model=model,
+        gpu=named_gpu(given["gpu"]) if given["gpu"] else None,
+        parallel=parallel,
+        quantization=given["quantization"],
+        kv_cache_dtype=given["kv_cache_dtype"],
+        version=parse_version(version) if version else LATEST,
+        gpu_memory_utilization=given["gpu_memory_utilization"],
+        max_model_len=given["max_model_len"],
+        max_num_seqs=given["max_num_seqs"],
+        max_num_batched_tokens=given["max_num_batched_tokens"],
+        block_tokens=given["block_size"],
+        decode_context_parallel=given["dcp"],
+        enforce_eager=given["enforce_eager"],
+        hybrid_pool=not given["disable_hybrid_kv_cache_manager"],
+        prefix_caching=not given["no_enable_prefix_caching"],
+        overhead=given["overhead"] or "fitted",
+        weights_bytes=_gib("weights_gib", given["weights_gib"]),
+        available_kv_bytes=_gib("available_kv_gib", given["available_kv_gib"]),
+        context_tokens=given["context"],
+        adapters=_adapters(given),
+        draft=_draft(given, model, find),
+    )
+
+
+def _adapters(given: dict[str, Any]) -> Adapters | None:
+    slots, rank = given["max_loras"], given["max_lora_rank"]
+    if slots is None:
+        if rank is not None:
+            raise SizingError("a rank needs the number of adapters", name="max_loras")
+        return None
+    return Adapters(slots, DEFAULT_RANK if rank is None else rank)
+
+
+def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -> Draft | None:
+    name, tokens = given["draft_model"], given["num_speculative_tokens"]
+    if name is None and tokens is None:
+        return None
+    if name is None:
+        raise SizingError(
+            "state the draft; n-grams take no memory and need no flag", name="draft_model"
+        )
+    if tokens is None:
+        raise SizingError("state how many tokens it drafts", name="num_speculative_tokens")
+    if name == OWN_DRAFT:
+        if target.own_draft is None:
+            raise SizingError(f"no prediction layers are known of {target.id}", name="draft_model")
+        return Draft(target.own_draft, tokens)
+    try:
+        return Draft(find(name), tokens)
+    except SizingError as error:
+        raise SizingError(str(error), name="draft_model", choices=error.choices) from error
+
+
+def _model(name: str | None, find: Callable[[str], Model]) -> Model:
+    if name is None:
+        raise SizingError(
+            "state a model: a catalogue id or the path of its config.json", name="model"
+        )
+    return find(name)
+
+
+def named_gpu(name: str) -> Gpu:
+    """The catalogue's GPU by id or by the name that the driver gives.
+
+    Raises:
+        SizingError: neither.
+    """
+    return recognise(name) or gpu(name)
+
+
+def _gib(name: str, stated: float | None) -> float | None:
+    if stated is None:
+        return None
+    # A pebibyte: more than any GPU will have for a while.
+    if not 0 <= stated <= 1 << 20:
+        raise SizingError(f"{stated:g} GiB cannot be", name=name)
+    return stated * GIB
+
+
+def _spread(given: dict[str, Any]) -> tuple[Parallel, int]:
+    """One replica's parallel sizes, and how many replicas the GPUs make."""
+    for flag in ("tp", "pp", "dp", "dcp", "gpus"):
+        value = given[flag]
+        if value is not None and not 1 <= value <= 4096:
+            raise SizingError(f"{value} cannot be; state a whole number from 1", name=flag)
+    tp, pp, dp, gpus = given["tp"], given["pp"], given["dp"], given["gpus"]
+    if tp is None:
+        tp = 1 if gpus is None else max(gpus // (pp * dp), 1)
+    each = tp * pp * dp
+    replicas = 1 if gpus is None else gpus // each
+    if gpus is not None and gpus != replicas * each:
+        raise SizingError(
+            f"{gpus} GPUs are no multiple of TP {tp} x PP {pp} x DP {dp}",
+            name="gpus",
+            choices=[str(each * count) for count in (1, 2, 4)],
+        )
+    return Parallel(tensor=tp, pipeline=pp, data=dp, experts=given["expert_parallel"]), replicas
+
+
+# Flags that win over what a profile says, by the profile's table and key.
+_PROFILE_KEYS = {
+    "model": ("deployment", "model"),
+    "tp": ("deployment", "tensor_parallel"),
+    "quantization": ("deployment", "quantization"),
+    "max_model_len": ("deployment", "max_model_len"),
+    "usable_rps": ("deployment", "usable_requests_per_s"),
+    "usd_per_gpu_hour": ("deployment", "usd_per_gpu_hour"),
+    "peak_rps": ("traffic", "peak_requests_per_s"),
+    "ttft_slo": ("slo", "ttft_p99_s"),
+    "itl_slo": ("slo", "itl_p99_s"),
+}
+
+
+_BESIDE_A_PLAN = {*_PROFILE_KEYS, "gpu", "kv_cache_dtype", "plan"}
+
+
+def refuse_beside_plan(given: dict[str, Any]) -> None:
+    """Refuse what a plan would leave unread.
+
+    Raises:
+        SizingError: with the flag's name.
+    """
+    for flag in FLAGS:
+        name = flag.name.removeprefix("--").replace("-", "_")
+        if name not in _BESIDE_A_PLAN and given[name] != flag.default:
+            raise SizingError("a plan takes that from its profile (docs/plan.md)", name=name)
+    for switch, _ in SWITCHES:
+        name = switch.removeprefix("--").replace("-", "_")
+        if given[name]:
+            raise SizingError("a plan decides that itself (docs/plan.md)", name=name)
+
+
+def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
+    """What the flags lay over a profile, by table and key."""
+    stated: dict[str, dict[str, object]] = {}
+    for flag, (table, key) in _PROFILE_KEYS.items():
+        if given[flag] is not None:
+            stated.setdefault(table, {})[key] = given[flag]
+    if given["gpu"] is not None:
+        stated.setdefault("deployment", {})["gpus"] = [named_gpu(given["gpu"]).id]
+    if given["kv_cache_dtype"] != "auto":
+        stated.setdefault("deployment", {})["kv_cache_dtype"] = given["kv_cache_dtype"]
+    return stated
+
+
+def profile_text(path: str, name: str) -> str:
+    """The text of a workload profile; `example` is the shipped one.
+
+    Raises:
+        SizingError: as `text_of`.
+    """
+    return example_profile() if path == "example" else text_of(path, name)
+
+
+def text_of(path: str, name: str) -> str:
+    """A text file of the user's.
+
+    Raises:
+        SizingError: it cannot be read.
+    """
+    try:
+        if not Path(path).is_file():
+            reason = "is no regular file" if Path(path).exists() else "is not there"
+            raise SizingError(f"{path} {reason}", name=name)
+        if Path(path).stat().st_size > LARGEST_TEXT_BYTES:
+            raise SizingError(f"{path} is larger than {LARGEST_TEXT_BYTES:,} bytes", name=name)
+        return Path(path).read_text("utf-8")
+    except OSError as exc:
+        raise SizingError(f"{path[:200]} cannot be read: {exc.strerror}", name=name) from exc
+    except UnicodeDecodeError as exc:
+        raise SizingError(f"{path} is no text file", name=name) from exc
+
+
+def choices_of(given: dict[str, Any]) -> Choices:
+    """What the user stated is fixed; the rest is tried, on cards made for data centres."""
+    tried = ("dp", "dcp", "concurrency", "expert_parallel", "benchmark")
+    for flag in (*tried, "benchmark_by_tensor_parallel"):
+        if given[flag] not in (None, False, 1, ()):
+            raise SizingError("a search finds that itself, or does not try it", name=flag)
+    ids = None
+    if given["gpu"] is None:
+        ids = [key for key, card in gpus().items() if card.segment == "data-centre"]
+    return Choices(
+        gpu_ids=ids,
+        tensor_parallels=None if given["tp"] is None else [given["tp"]],
+        pipeline_parallels=None if given["pp"] == 1 else [given["pp"]],
+        kv_cache_dtypes=None if given["kv_cache_dtype"] == "auto" else [given["kv_cache_dtype"]],
+        most_gpus=given["gpus"],
+    )

@@ -1,0 +1,77 @@
+"""What is known of every target now: written by the cycles, read by everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """How a source did at its last run. `joined` says how GPUs were joined to the target, and
+    whether that is a guess; empty for the target's own page."""
+
+    name: str
+    t_s: float
+    success: bool
+    duration_s: float
+    error: str = ""
+    joined: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """One target after its newest cycle. `url` carries no credentials.
+
+    `interval_s` is the one in force: longer than the setting while a target is backed off from.
+    """
+
+    name: str
+    url: str
+    labels: Mapping[str, str]
+    t_s: float
+    diagnoses: tuple[Diagnosis, ...]
+    cycle_s: float
+    interval_s: float
+    cycles: int
+    failures: int
+    failing: int
+    """Failed cycles in a row."""
+    sources: tuple[SourceState, ...] = field(default=())
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of its engines."""
+        return max((one.severity for one in self.diagnoses), default=Severity.OK)
+
+
+class Board:
+    """The newest state of each target, by name. Safe between threads: states are not changed."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._states: dict[str, TargetState] = {}
+
+    def put(self, state: TargetState) -> None:
+        """Take a target's newest state."""
+        with self._lock:
+            self._states[state.name] = state
+
+    def drop(self, name: str) -> None:
+        """Forget a target that is no longer watched."""
+        with self._lock:
+            self._states.pop(name, None)
+
+    def get(self, name: str) -> TargetState | None:
+        """A target's newest state; None for one that is not watched or has had no cycle yet."""
+        return self._states.get(name)
+
+    def states(self) -> list[TargetState]:
+        """All of them, worst first, then by name."""
+        with self._lock:
+            states = list(self._states.values())
+        return sorted(states, key=lambda state: (-state.severity, state.name))

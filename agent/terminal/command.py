@@ -1,0 +1,167 @@
+"""The `watch` command: what is to be watched, and the screen that shows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+
+from kneewatch.agent.deployment import stated
+from kneewatch.agent.printing import NO_DATA, status
+from kneewatch.agent.recording import capture_names
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.table import BY_KEY
+from kneewatch.agent.stream import GpuStream, TargetStream
+from kneewatch.agent.targets import target_name
+from kneewatch.agent.terminal.feeds import (
+    Feed,
+    Feeds,
+    GpuFeed,
+    Pace,
+    RecordingFeed,
+    ServerFeed,
+    daemon_feed,
+)
+from kneewatch.agent.terminal.glyphs import glyphs_for
+from kneewatch.agent.terminal.screen import View
+from kneewatch.agent.terminal.state import Row, ScreenState
+from kneewatch.collector.captures.capture import CaptureReader, is_capture
+from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.http.address import metrics_url, parse_target
+from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.diagnose.engine.engine_monitor import SCRAPES_IN_WINDOW, Catalogue
+from kneewatch.rules.rule import Severity
+
+
+def run(
+    targets: Sequence[str],
+    settings: Settings,
+    *,
+    attach: str | None,
+    token_file: str | None,
+    speed: float,
+) -> int:
+    """Show targets, or what a daemon knows, until the user quits. Returns the exit status.
+
+    Raises:
+        SettingsError: there is nothing to show, or no terminal to show it on.
+        CaptureError: a recording cannot be read.
+        CollectError: a target cannot be a server.
+    """
+    if (attach is None) == (not targets):
+        raise SettingsError(
+            "nothing to watch: name servers or captures, or a daemon with --attach URL"
+            if attach is None
+            else "--attach shows what the daemon watches: leave the targets out"
+        )
+    feeds = target_feeds(targets, settings)
+    where = ""
+    if attach is not None:
+        daemon = daemon_feed(attach, settings, token_file)
+        feeds, where = [daemon], f"daemon {daemon.name}"
+    check_terminal()
+    return show(feeds, Pace(speed), where=where)
+
+
+def check_terminal() -> None:
+    """That there is a terminal to draw on and to read keys from.
+
+    Raises:
+        SettingsError: there is none; it says what to use instead.
+    """
+    way_out = "`kneewatch diagnose TARGET` tells the same as text"
+    for name, stream in (("stdout", sys.stdout), ("stdin", sys.stdin)):
+        if stream is None or not stream.isatty():
+            raise SettingsError(f"watch needs a terminal, and {name} is none; {way_out}")
+    if os.environ.get("TERM") == "dumb":
+        raise SettingsError(f"watch needs a terminal that can be drawn on (TERM=dumb); {way_out}")
+
+
+def target_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
+    """A feed for each server and each capture; a target that is named twice is watched once.
+
+    Raises:
+        CaptureError: a recording cannot be read.
+        CollectError: a target cannot be a server.
+    """
+    servers = [target for target in targets if not is_capture(target)]
+    captures = [target for target in targets if is_capture(target)]
+    return [
+        *server_feeds(list(dict.fromkeys(servers)), settings),
+        *recording_feeds(list(dict.fromkeys(captures)), settings),
+    ]
+
+
+def server_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
+    """A feed for each server, their scrapes spread over the interval; and one for the page of their
+    GPUs, if it is set.
+
+    Raises:
+        CollectError: a target cannot be a server.
+    """
+    interval_s, limits = settings["interval_s"], settings.limits()
+    window_s = max(settings["window_s"], SCRAPES_IN_WINDOW * interval_s)
+    profile = settings.profile(window_s=window_s, stated=stated(settings))
+    catalogue = Catalogue.of(profile)
+    gpus = _gpus(targets, settings, window_s)
+    feeds: list[Feed] = [gpus] if gpus else []
+    for at, (name, target) in enumerate({target_name(t): t for t in targets}.items()):
+        stream = TargetStream(name, profile, limits, catalogue)
+        stream.gpus = gpus.stream.monitor if gpus else None
+        fetcher = Fetcher(metrics_url(target), settings.fetch())
+        feeds.append(ServerFeed(name, stream, fetcher, interval_s, interval_s * at / len(targets)))
+    return feeds
+
+
+def recording_feeds(captures: Sequence[str], settings: Settings) -> list[Feed]:
+    """A feed for each capture.
+
+    Raises:
+        CaptureError: a recording cannot be read.
+    """
+    profile, limits = settings.profile(stated=stated(settings)), settings.limits()
+    return [
+        RecordingFeed(name, TargetStream(name, profile, limits), CaptureReader(path))
+        for name, path in zip(capture_names(captures), captures, strict=True)
+    ]
+
+
+def _gpus(targets: Sequence[str], settings: Settings, window_s: float) -> GpuFeed | None:
+    url, fetch = settings["gpu_metrics"], settings.fetch()
+    if url is None or url in BY_KEY["gpu_metrics"].choices or not targets:
+        return None
+    if any(parse_target(target).origin != parse_target(url).origin for target in targets):
+        fetch = fetch.without_secrets()
+    return GpuFeed(GpuStream(metrics_url(url), fetch, settings.limits(), window_s))
+
+
+def show(feeds: Sequence[Feed], pace: Pace, *, where: str) -> int:
+    """Show what feeds tell until the user quits. Returns the exit status."""
+    wall = ScreenState()
+    work = Feeds(feeds, wall, pace)
+    colour = not os.environ.get("NO_COLOR")
+    glyphs = glyphs_for(os.environ, sys.stdout.encoding)
+    view = View(
+        wall, pace, where=where, glyphs=glyphs, colour=colour, over=lambda: work.bug is not None
+    )
+    # It ends with its terminal also where its parent ignores SIGHUP: textual would read the end of
+    # its input again and again.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    work.start()
+    try:
+        view.run(mouse=False)
+    finally:
+        work.stop()
+    for bug in (view.bug, work.bug):
+        if bug is not None:
+            raise bug
+    return exit_status(wall.rows())
+
+
+def exit_status(rows: Iterable[Row]) -> int:
+    """The exit status by what was seen last: what cannot be seen is no data, never health."""
+    told = [row.diagnosis for row in rows if row.diagnosis is not None]
+    worst = max((diagnosis.severity for diagnosis in told), default=Severity.OK)
+    unseen = not told or any(row.health == "unknown" for row in rows)
+    return NO_DATA if unseen and worst < Severity.WARNING else status(worst, told)

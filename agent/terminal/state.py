@@ -1,0 +1,216 @@
+"""What is known of every engine on the screen: written by the feeds, read by the screen."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from threading import Lock
+from typing import NamedTuple
+
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
+
+CHARTED = ("kv_usage_ratio", "waiting", "ttft_p99_s")
+"""Signals whose history is kept for the charts."""
+
+KEPT = 1800
+"""Scrapes of an engine's history: an hour at 2 s, in 58 kB."""
+
+RANK = {"critical": 0, "warning": 1, "unknown": 2, "info": 3, "ok": 4}
+NAN = float("nan")
+
+
+class Kind(Enum):
+    """Where a source's numbers come from."""
+
+    SERVER = "server"
+    RECORDING = "recording"
+    DAEMON = "daemon"
+    GPUS = "gpus"
+
+
+class EngineKey(NamedTuple):
+    """One engine of one target, as one source tells it."""
+
+    source: str
+    target: str
+    model: str
+    engine: str
+
+
+class Trail:
+    """An engine's recent history: NaN where a signal had no value. Oldest first."""
+
+    def __init__(self) -> None:
+        self.times_s = array("d")
+        self.values = {key: array("d") for key in CHARTED}
+
+    def add(self, t_s: float, values: Mapping[str, float | None]) -> None:
+        """Take a scrape's values; a clock that was set back begins a new history."""
+        columns = (self.times_s, *self.values.values())
+        if self.times_s and t_s <= self.times_s[-1]:
+            for column in columns:
+                del column[:]
+        if len(self.times_s) >= 2 * KEPT:
+            for column in columns:
+                del column[:KEPT]
+        self.times_s.append(t_s)
+        for key, column in self.values.items():
+            value = values.get(key)
+            column.append(NAN if value is None else value)
+
+    def copy(self) -> Trail:
+        """The history so far, which nobody else writes to."""
+        made = Trail()
+        made.times_s = self.times_s[-KEPT:]
+        made.values = {key: column[-KEPT:] for key, column in self.values.items()}
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine as the screen shows it, or a source that has told of none yet.
+
+    `quiet_s` is how long nothing has been heard of it, `stale` whether that is too long; `note` is
+    what its source has to say (an error, the end of a recording).
+    """
+
+    key: EngineKey
+    kind: Kind
+    name: str
+    diagnosis: Diagnosis | None
+    quiet_s: float = 0.0
+    stale: bool = False
+    note: str = ""
+
+    @property
+    def health(self) -> str:
+        """The verdict in a word: what was healthy and is heard of no more is unknown."""
+        if self.diagnosis is None:
+            return "unknown"
+        bad = self.diagnosis.severity >= Severity.WARNING
+        return "unknown" if self.stale and not bad else self.diagnosis.health
+
+
+@dataclass(slots=True)
+class _Engine:
+    diagnosis: Diagnosis
+    trail: Trail
+    behind_s: float
+    late: bool
+
+
+@dataclass(slots=True)
+class _Source:
+    kind: Kind
+    patience_s: float
+    heard_s: float | None = None
+    note: str = ""
+    pending: Sequence[str] = ()
+    engines: dict[EngineKey, _Engine] = field(default_factory=dict[EngineKey, _Engine])
+
+
+class ScreenState:
+    """The newest state of all engines. Safe between threads."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._sources: dict[str, _Source] = {}
+
+    def expect(self, source: str, kind: Kind, *, patience_s: float) -> None:
+        """Show a source before it has told anything; after `patience_s` without news its engines
+        are stale."""
+        with self._lock:
+            self._sources[source] = _Source(kind, patience_s)
+
+    def put(
+        self,
+        source: str,
+        diagnoses: Sequence[Diagnosis],
+        *,
+        now_s: float,
+        late: Collection[str] = (),
+        pending: Sequence[str] = (),
+    ) -> None:
+        """Take what a source tells at `now_s` by its own clock: its engines (those that it no
+        longer tells of are forgotten), the targets among them that it calls late, and those that
+        it knows nothing of yet."""
+        with self._lock:
+            told = self._sources[source]
+            told.heard_s, told.note, told.pending = self._clock(), "", pending
+            engines: dict[EngineKey, _Engine] = {}
+            for diagnosis in diagnoses:
+                key = EngineKey(source, diagnosis.target, diagnosis.model, diagnosis.engine)
+                while key in engines:  # a replica: diagnoses do not name it
+                    key = key._replace(engine=f"{key.engine}'")
+                known = told.engines.get(key)
+                trail = known.trail if known else Trail()
+                if known is None or known.diagnosis.t_s != diagnosis.t_s:
+                    trail.add(diagnosis.t_s, diagnosis.values)
+                behind_s = max(0.0, now_s - diagnosis.t_s)
+                engines[key] = _Engine(diagnosis, trail, behind_s, key.target in late)
+            told.engines = engines
+
+    def say(self, source: str, note: str) -> None:
+        """Take what a source has to say besides: why it tells nothing, or that it has ended."""
+        with self._lock:
+            self._sources[source].note = note
+
+    def daemon_notes(self) -> list[str]:
+        """What daemons, which tell of many engines, have to say besides."""
+        with self._lock:
+            told = [one for one in self._sources.values() if one.kind is Kind.DAEMON]
+            return [source.note for source in told if source.note]
+
+    def rows(self) -> list[Row]:
+        """Every engine, worst first."""
+        now_s = self._clock()
+        with self._lock:
+            found = [row for name in self._sources for row in self._rows(name, now_s)]
+        return sorted(found, key=_order)
+
+    def trail(self, key: EngineKey) -> Trail:
+        """An engine's history; empty for one that is not known."""
+        with self._lock:
+            source = self._sources.get(key.source)
+            engine = source.engines.get(key) if source else None
+            return engine.trail.copy() if engine else Trail()
+
+    def _rows(self, name: str, now_s: float) -> list[Row]:
+        told = self._sources[name]
+        if told.kind is Kind.GPUS:
+            return []
+        if told.heard_s is None or (not told.engines and told.kind is not Kind.DAEMON):
+            return [Row(EngineKey(name, name, "", ""), told.kind, name, None, note=told.note)]
+        live = told.kind is not Kind.RECORDING
+        unheard_s = now_s - told.heard_s if live else 0.0
+        note = "" if told.kind is Kind.DAEMON else told.note
+        rows = [
+            Row(EngineKey(name, target, "", ""), told.kind, target, None) for target in told.pending
+        ]
+        beside: dict[str, list[EngineKey]] = {}
+        for key in told.engines:
+            beside.setdefault(key.target, []).append(key)
+        for key, engine in told.engines.items():
+            stale = live and (engine.late or unheard_s > told.patience_s)
+            quiet_s = unheard_s + engine.behind_s if live else 0.0
+            shown = _shown(key, beside[key.target])
+            rows.append(Row(key, told.kind, shown, engine.diagnosis, quiet_s, stale, note))
+        return rows
+
+
+def _shown(key: EngineKey, beside: Sequence[EngineKey]) -> str:
+    """An engine's name in the list: of the target's engines and models what tells it apart."""
+    if len(beside) == 1:
+        return key.target
+    model = f" {key.model}" if any(other.model != key.model for other in beside) else ""
+    return f"{key.target}{model} engine {key.engine}"
+
+
+def _order(row: Row) -> tuple[int, int, str, EngineKey]:
+    stage = row.diagnosis.stage if row.diagnosis else None
+    return RANK[row.health], -stage.number if stage else 0, row.name, row.key

@@ -1,0 +1,294 @@
+"""The capture file format: gzip members and JSON lines, tolerant of damage. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import orjson
+
+KIB = 1024
+CHUNK_BYTES = 32 * KIB
+TEXT_MAX_BYTES = 1024 * KIB
+"""At most this much comes out at a time: a small file can unpack to a huge one."""
+
+HELD_MAX_BYTES = 1024 * KIB
+"""So far back a member's head is looked for once inflating has gone astray."""
+
+REDO_BYTES = 4 * KIB
+
+HEAD = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]", re.DOTALL)
+"""The head of a gzip member (RFC 1952); compressed data hardly ever looks like it by chance."""
+
+HEAD_BYTES = 10
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class _Inflater(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = 0, /) -> bytes: ...
+    def copy(self) -> _Inflater: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something that could not be read, in words; the text before and after it does not join."""
+
+    text: str
+
+
+class Members:
+    """Bytes of a gzip file in, text out; after damage it goes on at the next member's head.
+
+    A recorder that is killed leaves a member that is cut, and the next run adds its own behind it.
+    Inflating then runs on into the new member, and fails somewhere in it: so what was read is held,
+    and searched for the head that was run over.
+    """
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._dropped_bytes = 0
+        self._at = 0
+        self._head: int = 0
+        self._inflater: _Inflater | None = None
+        self._lost = False
+
+    def feed(self, data: bytes) -> Iterator[bytes | Damage]:
+        """The text that `data` adds."""
+        self._held += data
+        pending = True
+        while pending:
+            if self._inflater is not None:
+                pending = yield from self._inflate(self._inflater)
+            else:
+                pending = yield from self._enter()
+        self._forget()
+
+    def finish(self) -> Iterator[bytes | Damage]:
+        """What was held back, and what is amiss, now that nothing more comes."""
+        while self._inflater is not None:
+            # A few bytes of a next member may have passed for the end of one that is cut.
+            found = HEAD.search(self._held, max(self._head + 1, 0))
+            if found is None:
+                yield Damage("the file ends inside a gzip stream (cut short, or still written)")
+                return
+            yield self._leave(found.start(), found.start(), "a gzip member is cut short")
+            yield from self.feed(b"")
+        if not self._lost and self._held[self._at :].strip(b"\0"):
+            yield self._foreign()
+
+    def _enter(self) -> Generator[Damage, None, bool]:
+        """Go to the next member's head; return whether there is one."""
+        found = HEAD.search(self._held, self._at)
+        start = found.start() if found else max(len(self._held) - HEAD_BYTES + 1, self._at)
+        # Zeros may pad a gzip file; anything else between two members is damage.
+        if not self._lost and self._held[self._at : start].strip(b"\0"):
+            yield self._foreign()
+            self._lost = True
+        self._at = start
+        if found is None:
+            return False
+        self._head = start
+        self._inflater = _inflater()
+        self._lost = False
+        return True
+
+    def _inflate(self, inflater: _Inflater) -> Generator[bytes | Damage, None, bool]:
+        """One step; return whether there may be another."""
+        chunk = bytes(self._held[self._at : self._at + CHUNK_BYTES])
+        before = inflater.copy() if self._at > self._head else None
+        try:
+            text = inflater.decompress(chunk, TEXT_MAX_BYTES)
+        except zlib.error as exc:
+            yield from self._recover(before or _inflater(), chunk, exc)
+            return True
+        # At the end, zlib can leave the rest in both.
+        rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+        self._at += len(chunk) - len(rest)
+        if text:
+            yield text
+        if inflater.eof:
+            self._inflater = None
+            return True
+        return self._at < len(self._held) or len(text) == TEXT_MAX_BYTES
+
+    def _recover(
+        self, before: _Inflater, chunk: bytes, problem: zlib.error
+    ) -> Iterator[bytes | Damage]:
+        """What can be had of the chunk that failed; then leave the member."""
+        found = HEAD.search(self._held, max(self._head + 1, 0))
+        whole = len(chunk)
+        if found is not None:  # in the chunk, after it, or run over before it
+            whole = min(max(found.start() - self._at, 0), len(chunk))
+        why = "a gzip member is cut short"
+        for start in range(0, whole, REDO_BYTES):
+            try:
+                text = before.decompress(chunk[start : min(start + REDO_BYTES, whole)])
+            except zlib.error:
+                why = f"a gzip member is damaged ({str(problem).partition(': ')[2] or problem})"
+                break
+            if text:
+                yield text
+        end = self._at + len(chunk)
+        # Without a head in sight, one may have begun in the last bytes.
+        to = found.start() if found else max(end - HEAD_BYTES + 1, self._head + 1, 0)
+        yield self._leave(to, self._at + whole, why)
+
+    def _leave(self, to: int, near: int, why: str) -> Damage:
+        """Give the member up and go on looking for a head from `to`."""
+        self._at = to
+        self._inflater = None
+        self._lost = True
+        return Damage(f"near byte {self._dropped_bytes + near}: {why}")
+
+    def _foreign(self) -> Damage:
+        return Damage(f"near byte {self._dropped_bytes + self._at}: not gzip data")
+
+    def _forget(self) -> None:
+        needless = self._at if self._inflater is None else self._head
+        needless = max(needless, self._at - HELD_MAX_BYTES)
+        if needless > CHUNK_BYTES:
+            del self._held[:needless]
+            self._dropped_bytes += needless
+            self._at -= needless
+            self._head -= needless
+
+
+def _inflater() -> _Inflater:
+    return zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+
+def text_of(chunks: Iterable[bytes]) -> Iterator[bytes | Damage]:
+    """The text of a file that comes in chunks: gzip by its first bytes, or else plain."""
+    chunks = iter(chunks)
+    start = b""
+    for chunk in chunks:
+        start += chunk
+        if len(start) >= len(GZIP_MAGIC):
+            break
+    if start[: len(GZIP_MAGIC)] != GZIP_MAGIC:
+        yield start
+        yield from chunks
+        return
+    members = Members()
+    yield from members.feed(start)
+    for chunk in chunks:
+        yield from members.feed(chunk)
+    yield from members.finish()
+
+
+# --- A line of a capture file: one scrape, as JSON ------------------------------------------------
+
+
+LINE_MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One scrape: the page, or why there is none. `t_s` is Unix time."""
+
+    t_s: float
+    body: str | None
+    error: str = ""
+    status: int | None = None
+    content_type: str = ""
+
+
+def entry_of(line: bytes) -> Entry | str:
+    """The entry that a line holds, or why it holds none. Keys that are not ours are passed over."""
+    try:
+        record: object = orjson.loads(line)
+    except orjson.JSONDecodeError as exc:
+        return f"not JSON: {exc.msg}"
+    if not isinstance(record, dict):
+        return "not a JSON object"
+    get = cast("dict[str, object]", record).get
+    t, body, error, status = get("t"), get("body"), get("error"), get("status")
+    if isinstance(t, bool) or not isinstance(t, (int, float)):
+        return '"t" is missing' if t is None else '"t" is no number'
+    if not 0 <= t < math.inf:
+        return '"t" is no time'
+    if not isinstance(body, str | None) or not isinstance(error, str | None):
+        return '"body" or "error" is no text'
+    if body is None and not error:
+        return 'neither "body" nor "error"'
+    if isinstance(status, bool) or not isinstance(status, int | None):
+        return '"status" is no integer'
+    content_type = get("content_type")
+    if not isinstance(content_type, str | None):
+        return '"content_type" is no text'
+    return Entry(float(t), body, error or "", status, content_type or "")
+
+
+def line_of(entry: Entry) -> bytes:
+    """The line that holds an entry, with its end.
+
+    Raises:
+        ValueError: it has no usable time, holds nothing, or is longer than readers take.
+    """
+    if not 0 <= entry.t_s < math.inf:
+        raise ValueError(f"an entry's time must be finite and not negative, not {entry.t_s}")
+    if entry.body is None and not entry.error:
+        raise ValueError("an entry needs a body or an error")
+    record: dict[str, object] = {"t": entry.t_s}  # first: readers pass over lines by it
+    if entry.status is not None:
+        record["status"] = entry.status
+    if entry.error:
+        record["error"] = _text(entry.error)
+    if entry.content_type:
+        record["content_type"] = _text(entry.content_type)
+    if entry.body is not None:
+        record["body"] = _text(entry.body)
+    line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    if len(line) > LINE_MAX_BYTES:
+        raise ValueError(f"an entry of {len(line)} bytes is longer than {LINE_MAX_BYTES}")
+    return line
+
+
+def _text(text: str) -> str:
+    # Half a surrogate pair is no text and has no UTF-8; isascii() is known without looking.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def split_lines(pieces: Iterable[bytes | Damage]) -> Iterator[bytes | Damage]:
+    """The lines of a text that comes in pieces, the last one too if it has no end.
+
+    A line that damage interrupts is part of that damage; one that is too long is damage itself.
+    """
+    parts: list[bytes] = []
+    held_bytes = 0
+    for piece in pieces:
+        if isinstance(piece, Damage):
+            parts, held_bytes = [], 0
+            yield piece
+            continue
+        first, end, rest = piece.partition(b"\n")
+        held_bytes += len(first)
+        if held_bytes <= LINE_MAX_BYTES:
+            parts.append(first)
+        else:
+            parts = []  # and nothing is kept until the line has its end
+        if not end:
+            continue
+        yield _line(parts, held_bytes)
+        *lines, last = rest.split(b"\n")
+        for line in lines:
+            yield _line([line], len(line))
+        parts, held_bytes = [last], len(last)
+    if held_bytes:
+        yield _line(parts, held_bytes)
+
+
+def _line(parts: list[bytes], size_bytes: int) -> bytes | Damage:
+    if size_bytes > LINE_MAX_BYTES:
+        return Damage(f"a line of {size_bytes} bytes is too long")
+    return b"".join(parts)

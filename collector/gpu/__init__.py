@@ -1,0 +1,1 @@
+"""Sources of GPU metrics: DCGM exporter and NVML."""

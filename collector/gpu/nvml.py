@@ -1,0 +1,200 @@
+"""The GPUs of this node through NVML, as a page of DCGM's fields. I/O edge.
+
+An XID is known from NVML's events, so 0 says that none came since we watch; all else is asked for
+anew at each reading. What a GPU does not support is not on the page.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.gpu.nvml_calls import (
+    Calls,
+    GpuLostError,
+    Handle,
+    Nvml,
+    load_nvml,
+    whole_failure,
+)
+from kneewatch.collector.gpu.nvml_device import Device, Readings
+from kneewatch.collector.gpu.page import GPUS_LOST, GpuNote, GpuPage, GpuResolver
+from kneewatch.collector.samples import Layout, Page, Series
+
+EVENTS_MAX = 256
+"""XIDs taken at one reading: a storm of them must not hold it up."""
+
+XID = "DCGM_FI_DEV_XID_ERRORS"
+
+
+class NvmlCollector:
+    """All GPUs that the driver shows to this process. For one thread at a time."""
+
+    name = "nvml"
+
+    def __init__(
+        self,
+        load: Callable[[], Nvml] = load_nvml,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load, self._monotonic = load, monotonic
+        self._nvml: Nvml | None = None
+        self._driver = ""
+        self._devices: dict[int, Device] = {}
+        self._known: dict[str, str] = {}
+        """Index by UUID of every GPU that was ever seen: one that is gone is missed."""
+        self._events: Handle | None = None
+        self._xids: dict[str, int] = {}
+        self._layout = Layout((), {})
+        self._resolver = GpuResolver()
+
+    def collect(self) -> GpuPage:
+        """The GPUs as they are now.
+
+        Raises:
+            CollectError: of kind no_gpu where there is no driver or no GPU, of kind gpus_lost where
+                all that were there no longer answer, else of kind driver.
+        """
+        try:
+            nvml = self._nvml or self._open()
+            return self._read(nvml)
+        except CollectError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Shut NVML down; the next `collect` starts it again."""
+        nvml, self._nvml = self._nvml, None
+        if nvml is None:
+            return
+        devices, self._devices = self._devices, {}
+        events, self._events = self._events, None
+        calls = Calls(nvml)
+        with suppress(CollectError, GpuLostError):  # a driver that is gone took it all with it
+            for device in devices.values():
+                device.close()
+            if events is not None:
+                calls.ask("nvmlEventSetFree", events)
+            calls.ask("nvmlShutdown")
+
+    def _open(self) -> Nvml:
+        nvml = self._load()
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            raise whole_failure(nvml, error) from error
+        self._nvml = nvml
+        calls = Calls(nvml)
+        self._driver = str(calls.ask("nvmlSystemGetDriverVersion") or "")
+        self._events = calls.ask("nvmlEventSetCreate")
+        return nvml
+
+    def _read(self, nvml: Nvml) -> GpuPage:
+        calls = Calls(nvml)
+        count = int(calls.number("nvmlDeviceGetCount") or 0)
+        if not count and not self._known:
+            raise CollectError(
+                "the NVIDIA driver shows no GPU",
+                kind="no_gpu",
+                hint="a container must be started with its GPUs",
+            )
+        now_s = self._monotonic()
+        found: list[Readings] = []
+        notes: list[GpuNote] = []
+        for index in range(count):
+            try:
+                device = self._devices.get(index) or self._find(nvml, index)
+                if device is None:
+                    notes.append(_closed(index))
+                    continue
+                found += device.read(now_s)
+                notes += device.notes
+            except GpuLostError as error:
+                notes.append(self._lost(index, str(error)))
+        if not found:
+            said = notes[0].text if notes else "the driver shows none of the GPUs it showed before"
+            gone = not notes or any(note.lost for note in notes)
+            kind = GPUS_LOST if gone else "driver"
+            raise CollectError(said, kind=kind, hint="drain the node; dmesg says more")
+        notes += self._missed(notes)
+        self._watch_xids(calls)
+        return self._page(found, notes)
+
+    def _find(self, nvml: Nvml, index: int) -> Device | None:
+        calls = Calls(nvml)
+        handle = calls.ask("nvmlDeviceGetHandleByIndex", index)
+        calls.check()
+        if handle is None:
+            return None
+        device = Device(nvml, index, handle)
+        self._devices[index] = device
+        self._known[device.uuid] = device.index
+        wanted = calls.constant("nvmlEventTypeXidCriticalError") or 0
+        can = int(calls.number("nvmlDeviceGetSupportedEventTypes", handle) or 0)
+        if self._events is not None and can & wanted:
+            calls.ask("nvmlDeviceRegisterEvents", handle, wanted, self._events)
+            self._xids.setdefault(device.uuid, 0)
+        return device
+
+    def _lost(self, index: int, why: str) -> GpuNote:
+        device = self._devices.pop(index, None)
+        if device is not None:
+            with suppress(GpuLostError):
+                device.close()
+        uuid = next((one for one, at in self._known.items() if at == str(index)), "")
+        who = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
+        return GpuNote(f"{who} {why}: drain the node", uuid, str(index), lost=True)
+
+    def _missed(self, notes: Sequence[GpuNote]) -> list[GpuNote]:
+        """GPUs that were there and that the driver no longer counts."""
+        there = {device.uuid for device in self._devices.values()} | {note.uuid for note in notes}
+        return [
+            GpuNote(f"GPU {index} ({uuid}) is no longer there: drain the node", uuid, index, True)
+            for uuid, index in self._known.items()
+            if uuid not in there
+        ]
+
+    def _watch_xids(self, calls: Calls) -> None:
+        if self._events is None or not self._xids:
+            return
+        by_address = {_address(device.handle): device for device in self._devices.values()}
+        for _ in range(EVENTS_MAX):
+            try:
+                event = calls.ask("nvmlEventSetWait_v2", self._events, 0)
+            except GpuLostError:
+                return
+            if event is None:  # nothing came, as NVML's timeout says
+                return
+            device = by_address.get(_address(event.device))
+            if device is not None:
+                self._xids[device.uuid] = int(event.eventData)
+
+    def _page(self, found: Sequence[Readings], notes: Sequence[GpuNote]) -> GpuPage:
+        driver = ("DCGM_FI_DRIVER_VERSION", self._driver)
+        series: list[Series] = []
+        values: list[float] = []
+        for one in found:
+            labels = tuple(sorted((*one.labels, driver)))
+            fields = dict(one.fields)
+            uuid = dict(one.labels)["UUID"]
+            if uuid in self._xids:
+                fields[XID] = float(self._xids[uuid])
+            series += [Series(name, labels) for name in fields]
+            values += fields.values()
+        if tuple(series) != self._layout.series:
+            self._layout = Layout(tuple(series), {})
+        gpus = self._resolver.resolve(self._layout)
+        return GpuPage(Page(self._layout, values), gpus, notes, "given by NVML")
+
+
+def _closed(index: int) -> GpuNote:
+    # A container that was given some of the GPUs counts all of them.
+    return GpuNote(f"GPU {index} is not open to this process", index=str(index))
+
+
+def _address(handle: Handle) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,0 +1,166 @@
+"""Calls of NVML, with its errors sorted into those of a field, of a GPU and of the whole. I/O edge.
+
+The library comes as `pynvml` or anything with its interface: pynvml has no types.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kneewatch.collector.errors import CollectError
+
+Nvml = Any
+"""The module `pynvml`."""
+
+Handle = Any
+"""A device of NVML's."""
+
+NO_VALUE = (0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF)
+"""-1 of NVML's unsigned integers: there is no value."""
+
+MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""The member of a field value's union, by its NVML_VALUE_TYPE."""
+
+LOST = {
+    "NVML_ERROR_GPU_IS_LOST": "has fallen off the bus (XID 79 in the kernel log)",
+    "NVML_ERROR_RESET_REQUIRED": "needs a reset before it can be used",
+    "NVML_ERROR_UNKNOWN": "no longer answers the driver",
+}
+"""What these errors say of one GPU. The last one is also given for a field now and then: there it
+counts only where nothing else is answered."""
+
+WHOLE = {
+    "NVML_ERROR_UNINITIALIZED": (
+        "NVML was shut down",
+        "",
+    ),
+    "NVML_ERROR_DRIVER_NOT_LOADED": (
+        "the NVIDIA kernel driver is not loaded",
+        "nvidia-smi on the node says more; a container must be started with its GPUs",
+    ),
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": (
+        "NVML's library and the loaded kernel driver are of different versions: the driver was"
+        " updated underneath what runs",
+        "reload the nvidia modules or reboot the node; until then no new process gets a GPU",
+    ),
+    "NVML_ERROR_IRQ_ISSUE": (
+        "the kernel has an interrupt problem with a GPU",
+        "dmesg on the node says which",
+    ),
+    "NVML_ERROR_OPERATING_SYSTEM": (
+        "the operating system denies NVML its device files",
+        "a container must be started with its GPUs; see also its cgroup's device rules",
+    ),
+}
+"""Errors that concern all GPUs, in words, and what to try."""
+
+
+def load_nvml() -> Nvml:
+    """The module pynvml; it is only loaded where NVML is asked, for it takes 4 MiB."""
+    return importlib.import_module("pynvml")
+
+
+class GpuLostError(Exception):
+    """One GPU no longer answers; the message says how we know."""
+
+
+class Calls:
+    """Calls about one GPU: an answer, or None where there is none for it."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self.nvml = nvml
+        self._answered = 0
+        self._unknown = False
+        self.refused = False
+        """Whether something was denied to this user."""
+
+    def ask(self, function: str, *args: object) -> Any:  # noqa: ANN401 - of NVML, which has no types
+        """What a function of pynvml returns; None where it is not there or has no answer.
+
+        Raises:
+            GpuLostError: the GPU is gone.
+            CollectError: nothing can be had of NVML at all.
+        """
+        call = getattr(self.nvml, function, None)
+        if call is None:
+            return None
+        try:
+            answer = call(*args)
+        except self.nvml.NVMLError as error:
+            self._failed(error)
+            return None
+        self._answered += 1
+        return answer
+
+    def number(self, function: str, *args: object) -> float | None:
+        """The number that a function of pynvml returns, None where it says that there is none."""
+        answer = self.ask(function, *args)
+        return None if answer is None or answer in NO_VALUE else float(answer)
+
+    def fields(self, handle: Handle, wanted: Sequence[tuple[str, int]]) -> list[float | None]:
+        """Field values by their names in pynvml and their scopes, all in one call."""
+        asked = [(self.constant(name), scope) for name, scope in wanted]
+        known = [one for one in asked if one[0] is not None]
+        answered = self._answered
+        told = self.ask("nvmlDeviceGetFieldValues", handle, known) or ()
+        # The call succeeds also where no field does: each has an error of its own.
+        self._answered = answered
+        values = iter([self._value(answer) for answer in told])
+        return [None if one[0] is None else next(values, None) for one in asked]
+
+    def _value(self, answer: Any) -> float | None:  # noqa: ANN401 - an nvmlFieldValue_t
+        if answer.nvmlReturn:
+            self._failed(self.nvml.NVMLError(answer.nvmlReturn))
+            return None
+        self._answered += 1
+        kind = int(answer.valueType)
+        if kind >= len(MEMBERS):
+            return None
+        value = getattr(answer.value, MEMBERS[kind])
+        return float(value) if value not in NO_VALUE and math.isfinite(value) else None
+
+    def constant(self, name: str) -> int | None:
+        """A constant of pynvml; None where it is older than the constant."""
+        return getattr(self.nvml, name, None)
+
+    def check(self) -> None:
+        """Raises: GpuLostError: nothing was answered, and not for want of support."""
+        if self._unknown and not self._answered:
+            raise GpuLostError(LOST["NVML_ERROR_UNKNOWN"])
+
+    def _failed(self, error: Any) -> None:  # noqa: ANN401 - an NVMLError
+        name = error_name(self.nvml, error)
+        if name in WHOLE:
+            raise whole_failure(self.nvml, error) from error
+        if name == "NVML_ERROR_UNKNOWN":
+            self._unknown = True
+        elif name in LOST:
+            raise GpuLostError(LOST[name]) from error
+        elif name == "NVML_ERROR_NO_PERMISSION":
+            self.refused = True
+
+
+def error_name(nvml: Nvml, error: Any) -> str:  # noqa: ANN401 - an NVMLError
+    """The name of an NVMLError's code in nvml.h; empty for one that is not known here."""
+    names = (*WHOLE, *LOST, "NVML_ERROR_NO_PERMISSION", "NVML_ERROR_LIBRARY_NOT_FOUND")
+    return next((name for name in names if getattr(nvml, name, None) == error.value), "")
+
+
+def whole_failure(nvml: Nvml, error: Any) -> CollectError:  # noqa: ANN401 - an NVMLError
+    """Why NVML as a whole gives nothing, in words."""
+    name = error_name(nvml, error)
+    if name == "NVML_ERROR_LIBRARY_NOT_FOUND":
+        return CollectError(
+            "no NVIDIA driver library (libnvidia-ml.so.1) here",
+            kind="no_gpu",
+            hint="a container gets it from the NVIDIA runtime, with NVIDIA_DRIVER_CAPABILITIES"
+            " utility",
+        )
+    if name == "NVML_ERROR_NO_PERMISSION":
+        why, hint = "this user may not use NVML", "it needs read and write on /dev/nvidia*"
+    else:
+        why, hint = WHOLE.get(name, (f"NVML says: {error}", "nvidia-smi on the node says more"))
+    return CollectError(why, kind="driver", hint=hint)

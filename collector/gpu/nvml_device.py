@@ -1,0 +1,364 @@
+"""Reads one GPU and its MIG instances through NVML and GPM. I/O edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kneewatch.collector.gpu.nvml_calls import NO_VALUE, Calls, Handle, Nvml
+from kneewatch.collector.gpu.page import GpuNote
+
+DEV = "DCGM_FI_DEV_"
+ALL_LINKS = 0xFFFF_FFFF
+"""The scope that means the sum over all NVLinks."""
+
+LINKS_MAX = 72
+"""As many NVLinks as NVML has names for; a greater count is a misreading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One call with an argument of pynvml's constants: its answer times `scale` is the field's."""
+
+    field: str
+    function: str
+    constant: str = ""
+    scale: float = 1.0
+
+
+QUERIES = (
+    Query("SM_CLOCK", "nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
+    Query("MEM_CLOCK", "nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),
+    Query("MAX_SM_CLOCK", "nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
+    Query("MAX_MEM_CLOCK", "nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_MEM"),
+    # The second of a pair is the older driver's; the first that answers counts.
+    Query("GPU_TEMP", "nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
+    Query("GPU_TEMP", "nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+    Query("CLOCKS_EVENT_REASONS", "nvmlDeviceGetCurrentClocksEventReasons"),
+    Query("CLOCKS_EVENT_REASONS", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+    Query("POWER_USAGE", "nvmlDeviceGetPowerUsage", scale=1e-3),
+    Query("ENFORCED_POWER_LIMIT", "nvmlDeviceGetEnforcedPowerLimit", scale=1e-3),
+)
+
+VALUES = {
+    "NVML_FI_DEV_MEMORY_TEMP": "MEMORY_TEMP",
+    "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION": "TOTAL_ENERGY_CONSUMPTION",
+    "NVML_FI_DEV_PCIE_REPLAY_COUNTER": "PCIE_REPLAY_COUNTER",
+    "NVML_FI_DEV_PERF_POLICY_POWER": "POWER_VIOLATION",
+    "NVML_FI_DEV_PERF_POLICY_THERMAL": "THERMAL_VIOLATION",
+    "NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT": "BOARD_LIMIT_VIOLATION",
+    "NVML_FI_DEV_PERF_POLICY_RELIABILITY": "RELIABILITY_VIOLATION",
+    "NVML_FI_DEV_ECC_SBE_VOL_TOTAL": "ECC_SBE_VOL_TOTAL",
+    "NVML_FI_DEV_ECC_DBE_VOL_TOTAL": "ECC_DBE_VOL_TOTAL",
+    "NVML_FI_DEV_RETIRED_SBE": "RETIRED_SBE",
+    "NVML_FI_DEV_RETIRED_DBE": "RETIRED_DBE",
+    "NVML_FI_DEV_RETIRED_PENDING": "RETIRED_PENDING",
+    "NVML_FI_DEV_REMAPPED_COR": "CORRECTABLE_REMAPPED_ROWS",
+    "NVML_FI_DEV_REMAPPED_UNC": "UNCORRECTABLE_REMAPPED_ROWS",
+    "NVML_FI_DEV_REMAPPED_PENDING": "ROW_REMAP_PENDING",
+    "NVML_FI_DEV_REMAPPED_FAILURE": "ROW_REMAP_FAILURE",
+    "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": "NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": "NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION": "GPU_RECOVERY_ACTION",
+}
+"""NVML's field values, all asked for in one call."""
+
+LINK_VALUES = {
+    "NVML_FI_DEV_NVLINK_ERROR_DL_CRC": "NVLINK_ERROR_DL_CRC",
+    "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY": "NVLINK_ERROR_DL_REPLAY",
+    "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY": "NVLINK_ERROR_DL_RECOVERY",
+}
+"""Those that NVML counts by link, since Hopper; they are summed."""
+
+SENT, RECEIVED = "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"
+"""KiB over all links since the driver was loaded."""
+
+
+def device_fields(calls: Calls, handle: Handle, links: int) -> dict[str, float]:
+    """What NVML says of a GPU, by DCGM's name of the field."""
+    found: dict[str, float] = {}
+    for query in QUERIES:
+        if DEV + query.field in found:
+            continue
+        extra = () if not query.constant else (calls.constant(query.constant),)
+        value = calls.number(query.function, handle, *extra)
+        if value is not None:
+            found[DEV + query.field] = value * query.scale
+    found |= _utilization(calls, handle)
+    for name, value in _values(calls, handle, links):
+        found[DEV + name] = found.get(DEV + name, 0.0) + value
+    return found
+
+
+def memory_fields(calls: Calls, handle: Handle) -> dict[str, float]:
+    """The memory of a GPU or of a MIG instance; what the driver keeps apart where it is told."""
+    memory = calls.ask("nvmlDeviceGetMemoryInfo", handle, calls.constant("nvmlMemory_v2"))
+    if memory is None:
+        memory = calls.ask("nvmlDeviceGetMemoryInfo", handle)
+    if memory is None:
+        return {}
+    found = {
+        "FB_CAPACITY_BYTES": memory.total,
+        "FB_FREE_BYTES": memory.free,
+        "FB_USED_BYTES": memory.used,
+        "FB_RESERVED_BYTES": getattr(memory, "reserved", None),
+    }
+    return {
+        DEV + name: float(value)
+        for name, value in found.items()
+        if value is not None and value not in NO_VALUE
+    }
+
+
+def pcie_fields(calls: Calls, handle: Handle) -> dict[str, float]:
+    """PCIe bytes a second; NVML watches 20 ms for each, so GPM's are taken where there are any."""
+    found: dict[str, float] = {}
+    for way in ("TX", "RX"):
+        kib_per_s = calls.number(
+            "nvmlDeviceGetPcieThroughput", handle, calls.constant(f"NVML_PCIE_UTIL_{way}_BYTES")
+        )
+        if kib_per_s is not None:
+            found[f"DCGM_FI_PROF_PCIE_{way}_BYTES"] = kib_per_s * 1024
+    return found
+
+
+def link_count(calls: Calls, handle: Handle) -> int:
+    """NVLinks of a GPU; 0 where there are none or nobody knows."""
+    (count,) = calls.fields(handle, [("NVML_FI_DEV_NVLINK_LINK_COUNT", 0)])
+    return int(count) if count is not None and 0 < count <= LINKS_MAX else 0
+
+
+def linked_bytes(calls: Calls, handle: Handle) -> float | None:
+    """Bytes over all NVLinks, both ways, since the driver was loaded; None where it is not told."""
+    sent, received = calls.fields(handle, [(name, ALL_LINKS) for name in (SENT, RECEIVED)])
+    return None if sent is None or received is None else (sent + received) * 1024
+
+
+def _utilization(calls: Calls, handle: Handle) -> dict[str, float]:
+    rates = calls.ask("nvmlDeviceGetUtilizationRates", handle)
+    if rates is None:
+        return {}
+    both = {"GPU_UTIL": rates.gpu, "MEM_COPY_UTIL": rates.memory}
+    return {DEV + name: float(value) for name, value in both.items() if value not in NO_VALUE}
+
+
+def _values(calls: Calls, handle: Handle, links: int) -> Iterator[tuple[str, float]]:
+    wanted = [(name, 0, field) for name, field in VALUES.items()]
+    wanted += [(name, link, field) for name, field in LINK_VALUES.items() for link in range(links)]
+    answers = calls.fields(handle, [(name, scope) for name, scope, _ in wanted])
+    for (_, _, field), value in zip(wanted, answers, strict=True):
+        if value is not None:
+            yield field, value
+
+
+# --- GPM: how busy the parts of a GPU were between two samples, Hopper and later. I/O edge --------
+
+
+APART_S = 0.1
+"""NVML wants two samples to be at least so far apart."""
+
+MIB = 1024 * 1024
+METRICS = {
+    "NVML_GPM_METRIC_GRAPHICS_UTIL": ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.01),
+    "NVML_GPM_METRIC_SM_UTIL": ("DCGM_FI_PROF_SM_ACTIVE", 0.01),
+    "NVML_GPM_METRIC_SM_OCCUPANCY": ("DCGM_FI_PROF_SM_OCCUPANCY", 0.01),
+    "NVML_GPM_METRIC_ANY_TENSOR_UTIL": ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.01),
+    "NVML_GPM_METRIC_DRAM_BW_UTIL": ("DCGM_FI_PROF_DRAM_ACTIVE", 0.01),
+    "NVML_GPM_METRIC_PCIE_TX_PER_SEC": ("DCGM_FI_PROF_PCIE_TX_BYTES", MIB),
+    "NVML_GPM_METRIC_PCIE_RX_PER_SEC": ("DCGM_FI_PROF_PCIE_RX_BYTES", MIB),
+    "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC": ("DCGM_FI_PROF_NVLINK_TX_BYTES", MIB),
+    "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC": ("DCGM_FI_PROF_NVLINK_RX_BYTES", MIB),
+}
+"""DCGM's field for each metric, and what a unit of the metric is in the field's."""
+
+
+class Gpm:
+    """The samples of one GPU, or of one of its MIG instances."""
+
+    def __init__(self, calls: Calls, handle: Handle, instance: int | None = None) -> None:
+        self._handle, self._instance = handle, instance
+        self._samples: list[Handle] = []
+        self._taken_s: float | None = None
+        support = calls.ask("nvmlGpmQueryDeviceSupport", handle)
+        self.supported = support is not None and bool(support.isSupportedDevice)
+
+    def fields(self, calls: Calls, now_s: float) -> dict[str, float]:
+        """What was between the sample before and one taken now, by DCGM's name of the field.
+
+        Nothing at the first time.
+        """
+        if not self.supported or (self._taken_s is not None and now_s - self._taken_s < APART_S):
+            return {}
+        while len(self._samples) < 2:
+            sample = calls.ask("nvmlGpmSampleAlloc")
+            if sample is None:
+                return {}
+            self._samples.append(sample)
+        if not self._sample(calls):
+            self._taken_s = None
+            return {}
+        first, self._taken_s = self._taken_s is None, now_s
+        self._samples.reverse()  # the newest first
+        return {} if first else self._compared(calls)
+
+    def close(self, calls: Calls) -> None:
+        """Give the samples' memory back."""
+        for sample in self._samples:
+            calls.ask("nvmlGpmSampleFree", sample)
+        self._samples.clear()
+        self._taken_s = None
+
+    def _sample(self, calls: Calls) -> bool:
+        """Overwrites the older sample. Returns whether that could be done."""
+        if self._instance is None:
+            return calls.ask("nvmlGpmSampleGet", self._handle, self._samples[1]) is not None
+        asked = ("nvmlGpmMigSampleGet", self._handle, self._instance, self._samples[1])
+        return calls.ask(*asked) is not None
+
+    def _compared(self, calls: Calls) -> dict[str, float]:
+        known = {calls.constant(name): field for name, field in METRICS.items()}
+        wanted = [one for one in known if one is not None]
+        asked = calls.nvml.c_nvmlGpmMetricsGet_t()
+        asked.version = calls.nvml.NVML_GPM_METRICS_GET_VERSION
+        asked.numMetrics = len(wanted)
+        asked.sample1, asked.sample2 = self._samples[1], self._samples[0]
+        for at, metric in enumerate(wanted):
+            asked.metrics[at].metricId = metric
+        answer = calls.ask("nvmlGpmMetricsGet", asked)
+        if answer is None:
+            return {}
+        told = [answer.metrics[at] for at in range(len(wanted))]
+        return {
+            known[metric.metricId][0]: metric.value * known[metric.metricId][1]
+            for metric in told
+            if metric.nvmlReturn == 0 and math.isfinite(metric.value)
+        }
+
+
+# --- One GPU through NVML, and its MIG instances. I/O edge ----------------------------------------
+
+
+LINKED_RATE = "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"
+INSTANCES_MAX = 16
+"""More MIG instances than any GPU has."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """The fields of a GPU or MIG instance, and the labels that tell whose they are."""
+
+    labels: Labels
+    fields: dict[str, float]
+
+
+class Device:
+    """A GPU as it was found; when it was lost or its driver was loaded anew, it is found anew."""
+
+    def __init__(self, nvml: Nvml, index: int, handle: Handle) -> None:
+        calls = Calls(nvml)
+        self.handle, self.index = handle, str(index)
+        self.uuid = str(calls.ask("nvmlDeviceGetUUID", handle) or "")
+        self.name = str(calls.ask("nvmlDeviceGetName", handle) or "")
+        calls.check()
+        self._nvml = nvml
+        self._links = link_count(calls, handle)
+        self._gpm = Gpm(calls, handle)
+        self._instances: dict[str, Gpm] = {}
+        self._linked: tuple[float, float] | None = None
+        self.notes: list[GpuNote] = []
+        """What the newest reading did not see."""
+
+    def read(self, now_s: float) -> list[Readings]:
+        """The GPU as it is now, and each of its MIG instances.
+
+        Raises:
+            GpuLostError: it no longer answers.
+            CollectError: nothing can be had of NVML at all.
+        """
+        calls, gpm_calls = Calls(self._nvml), Calls(self._nvml)
+        own = device_fields(calls, self.handle, self._links)
+        parts = list(self._parts(calls, gpm_calls, now_s)) if self._is_split(calls) else []
+        activity: dict[str, float] = {}
+        if not parts:
+            own |= memory_fields(calls, self.handle)
+            activity = self._gpm.fields(gpm_calls, now_s)
+            if "DCGM_FI_PROF_PCIE_TX_BYTES" not in activity:
+                own |= pcie_fields(calls, self.handle)
+        own |= activity | self._linked_rate(calls, activity, now_s)
+        calls.check()
+        self._note(split=bool(parts), refused=gpm_calls.refused)
+        labels = (("UUID", self.uuid), ("gpu", self.index), ("modelName", self.name))
+        return [Readings(labels, own), *parts]
+
+    def close(self) -> None:
+        """Give back what GPM holds."""
+        calls = Calls(self._nvml)
+        for gpm in (self._gpm, *self._instances.values()):
+            gpm.close(calls)
+
+    def _is_split(self, calls: Calls) -> bool:
+        mode = calls.ask("nvmlDeviceGetMigMode", self.handle)
+        return mode is not None and mode[0] == calls.constant("NVML_DEVICE_MIG_ENABLE")
+
+    def _parts(self, calls: Calls, gpm_calls: Calls, now_s: float) -> Iterator[Readings]:
+        seen: set[str] = set()
+        for at in range(INSTANCES_MAX):
+            handle = calls.ask("nvmlDeviceGetMigDeviceHandleByIndex", self.handle, at)
+            instance = None if handle is None else calls.ask("nvmlDeviceGetGpuInstanceId", handle)
+            if handle is None or instance is None:
+                continue
+            uuid = str(calls.ask("nvmlDeviceGetUUID", handle) or f"{self.uuid}/{instance}")
+            # By UUID: an instance that is made anew gets an old number and a new UUID.
+            if uuid not in self._instances:
+                self._instances[uuid] = Gpm(calls, self.handle, int(instance))
+            seen.add(uuid)
+            activity = self._instances[uuid].fields(gpm_calls, now_s)
+            _, _, profile = str(calls.ask("nvmlDeviceGetName", handle) or "").partition(" MIG ")
+            labels = {
+                "GPU_I_ID": str(instance),
+                "GPU_I_PROFILE": profile,
+                "UUID": uuid,
+                "gpu": self.index,
+                "modelName": self.name,
+            }
+            yield Readings(tuple(labels.items()), memory_fields(calls, handle) | activity)
+        for uuid in self._instances.keys() - seen:
+            self._instances.pop(uuid).close(calls)
+
+    def _linked_rate(
+        self, calls: Calls, activity: dict[str, float], now_s: float
+    ) -> dict[str, float]:
+        ways = [activity.get(f"DCGM_FI_PROF_NVLINK_{way}_BYTES") for way in ("TX", "RX")]
+        known = [rate for rate in ways if rate is not None]
+        if len(known) == len(ways):
+            return {LINKED_RATE: sum(known)}
+        moved_bytes = linked_bytes(calls, self.handle) if self._links else None
+        before, self._linked = self._linked, None
+        if moved_bytes is None:
+            return {}
+        self._linked = (now_s, moved_bytes)
+        if before is None or now_s <= before[0] or moved_bytes < before[1]:
+            return {}
+        return {LINKED_RATE: (moved_bytes - before[1]) / (now_s - before[0])}
+
+    def _note(self, *, split: bool, refused: bool) -> None:
+        """The same words for GPUs of one kind: they are said once."""
+        why = ""
+        if split:
+            why = f"{self.name} in MIG mode: of its use only what its instances tell is seen"
+        elif not self._gpm.supported:
+            why = (
+                f"{self.name} has no GPM, which came with Hopper: how busy its memory, tensor pipes"
+                " and SMs are takes a DCGM exporter"
+            )
+        elif refused:
+            why = (
+                f"this user may not read GPM of {self.name}: for how busy memory and tensor pipes "
+                "are, run as root or allow profiling to all (NVreg_RestrictProfilingToAdminUsers=0)"
+            )
+        self.notes = [GpuNote(why, self.uuid, self.index)] if why else []

@@ -1,0 +1,303 @@
+"""The DCGM fields of a page: names, units and the GPU each series belongs to. Pure."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.samples import Layout, Series
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A row of the table; a value in `unit` is the page's value times its name's scale."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    unit: str
+    help: str
+    csv: str
+    one_of: str
+    labels: tuple[str, ...]
+    wide: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class FieldName:
+    """What a name on a page stands for; of several for one field the lowest `rank` wins."""
+
+    field: Field
+    scale: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTable:
+    """All fields by canonical name, and all names that they have on pages."""
+
+    fields: Mapping[str, Field]
+    names: Mapping[str, FieldName]
+
+
+@cache
+def field_table() -> FieldTable:
+    """The packaged table, read at the first call."""
+    text = (
+        resources.files("kneewatch.collector.names")
+        .joinpath("dcgm_metrics.toml")
+        .read_text("utf-8")
+    )
+    fields: dict[str, Field] = {}
+    names: dict[str, FieldName] = {}
+    for name, row in tomllib.loads(text)["fields"].items():
+        field = fields[name] = _field(name, row)
+        scale = float(row.get("scale", 1))
+        spellings = [(newer["name"], newer.get("scale", 1)) for newer in row.get("newer", ())]
+        spellings += [(old, scale) for old in (name, *row.get("former", ()))]
+        for rank, (spelling, factor) in enumerate(spellings):
+            names[spelling] = FieldName(field, float(factor), rank)
+    return FieldTable(fields, names)
+
+
+def _field(name: str, row: Mapping[str, Any]) -> Field:
+    return Field(
+        name=name,
+        kind=row["kind"],
+        unit=row["unit"],
+        help=row["help"],
+        csv=row.get("csv", ""),
+        one_of=row.get("one_of", ""),
+        labels=tuple(row.get("labels", ())),
+        wide=row.get("wide", False),
+        note=row.get("note", ""),
+    )
+
+
+# Whose GPU a value of a DCGM exporter's page is, and in which unit, resolved once a layout. Pure.
+#
+# Fields keep DCGM's names. The exporter renamed many of them, changed their units and spells
+# labels in several ways; a Prometheus in between renames the workload's labels. All that ends
+# here.
+
+
+_PREFIX = "DCGM_"
+# In the order of trust. NVLink series say gpu_uuid and model_name, all others UUID and modelName;
+# the host's label was capitalised until 4.8.3.
+_UUID = ("UUID", "uuid", "gpu_uuid")
+_INDEX = ("gpu",)
+_MODEL = ("modelName", "model_name")
+_HOST = ("Hostname", "hostname", "exported_Hostname", "exported_hostname")
+_MIG = ("GPU_I_ID",)
+_PROFILE = ("GPU_I_PROFILE",)
+_DRIVER = ("DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DRIVER_VERSION")
+
+# DCGM's blanks: the base is "no value", the next 15 say why (not found, not supported, ...).
+_BLANK_32 = 0x7FFFFFF0
+_BLANK_64 = float(0x7FFFFFFFFFFFFFF0)  # as a float this is 2**63, and so are all its kin
+_BLANK_DOUBLE = 2.0**47
+_BLANKS = 16
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKey:
+    """One GPU, or one MIG instance of it where `mig` is not empty."""
+
+    uuid: str
+    index: str
+    model_name: str
+    hostname: str
+    mig: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The container that a GPU is given to."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlot:
+    """Where a value stands in `Page.values`, its own labels, and the way to its unit."""
+
+    position: int
+    labels: Labels
+    scale: float
+    wide: bool
+
+    def value(self, values: Sequence[float]) -> float | None:
+        """The value in the field's unit; none where DCGM has no value."""
+        raw = values[self.position]
+        return None if is_sentinel(raw, wide=self.wide) else raw * self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFields:
+    """What the page says of one GPU or MIG instance, by field; several slots are several links."""
+
+    key: GpuKey
+    fields: Mapping[str, tuple[GpuSlot, ...]]
+    workloads: tuple[Workload, ...]
+    mig_profile: str
+    driver_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBinding:
+    """What a page's layout holds.
+
+    `absent_default` are fields of the exporter's default CSV that no GPU has, `absent_fuller` those
+    that a diagnosis wants besides.
+    """
+
+    gpus: tuple[GpuFields, ...]
+    absent_default: tuple[str, ...]
+    absent_fuller: tuple[str, ...]
+    unknown_names: tuple[str, ...]
+
+
+def is_sentinel(value: float, *, wide: bool = False) -> bool:
+    """Whether a value as it stands on the page says that there is none.
+
+    `wide` fields pass the blanks of 32-bit and floating point fields in ordinary use.
+    """
+    if math.isnan(value) or value >= _BLANK_64:
+        return True
+    return not wide and any(b <= value < b + _BLANKS for b in (_BLANK_32, _BLANK_DOUBLE))
+
+
+def resolve_gpus(layout: Layout) -> GpuBinding:
+    """Where the values of each GPU stand on pages of this layout.
+
+    Raises:
+        CollectError: of kind not_metrics, where the page has no DCGM_FI_ series.
+    """
+    if not any(series.name.startswith("DCGM_FI_") for series in layout.series):
+        raise CollectError(
+            "no DCGM_FI_ series on this page",
+            kind="not_metrics",
+            hint="is this the dcgm-exporter's /metrics? It needs a GPU and a CSV with fields",
+        )
+    table = field_table()
+    found = [
+        (position, series, table.names[series.name])
+        for position, series in enumerate(layout.series)
+        if series.name in table.names
+    ]
+    gpus = tuple(sorted(_gpus(found), key=lambda gpu: _order(gpu.key)))
+    present = {name for gpu in gpus for name in gpu.fields}
+    unknown = {s.name for s in layout.series if s.name.startswith(_PREFIX)} - table.names.keys()
+    return GpuBinding(
+        gpus=gpus,
+        absent_default=_absent(table, present, "default"),
+        absent_fuller=_absent(table, present, "fuller"),
+        unknown_names=tuple(sorted(unknown)),
+    )
+
+
+_Found = tuple[int, Series, FieldName]
+
+
+def _gpus(found: Sequence[_Found]) -> Iterable[GpuFields]:
+    # Most fields of a GPU carry the same labels: they are read once.
+    by_labels: dict[Labels, list[_Found]] = {}
+    for one in found:
+        by_labels.setdefault(one[1].labels, []).append(one)
+    rows = [(dict(labels), same) for labels, same in by_labels.items()]
+    uuids = _uuids(labels for labels, _ in rows)
+    # A Prometheus that puts its own pod labels on has moved the workload's to exported_*.
+    exported = "exported_" if any("exported_pod" in labels for labels, _ in rows) else ""
+    groups: dict[tuple[str, str], list[tuple[Mapping[str, str], list[_Found]]]] = {}
+    for row in rows:
+        labels, _ = row
+        at = (_first(labels, _HOST), _first(labels, _INDEX))
+        gpu = _first(labels, _UUID) or uuids.get(at) or (at[1] and "/".join(at))
+        if gpu:  # the rest are NVSwitches, their links, and CPUs
+            groups.setdefault((gpu, _first(labels, _MIG)), []).append(row)
+    for group in groups.values():
+        same = sorted((one for _, ones in group for one in ones), key=lambda one: one[0])
+        yield _gpu([labels for labels, _ in group], same, exported)
+
+
+def _uuids(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], str]:
+    """The UUID of each host's GPU by index, for series that have the index only."""
+    uuids: dict[tuple[str, str], str] = {}
+    for labels in rows:
+        uuid, index = _first(labels, _UUID), _first(labels, _INDEX)
+        if uuid and index:
+            uuids.setdefault((_first(labels, _HOST), index), uuid)
+    return uuids
+
+
+def _gpu(rows: Sequence[Mapping[str, str]], found: Sequence[_Found], exported: str) -> GpuFields:
+    def said(names: Sequence[str]) -> str:
+        return next(filter(None, (_first(labels, names) for labels in rows)), "")
+
+    workloads = {
+        Workload(*(labels.get(exported + name, "") for name in ("namespace", "pod", "container")))
+        for labels in rows
+    }
+    return GpuFields(
+        key=GpuKey(said(_UUID), said(_INDEX), said(_MODEL), said(_HOST), said(_MIG)),
+        fields=_fields(found),
+        workloads=tuple(sorted((w for w in workloads if w.pod), key=_workload_order)),
+        mig_profile=said(_PROFILE),
+        driver_version=said(_DRIVER),
+    )
+
+
+def _fields(group: Sequence[_Found]) -> dict[str, tuple[GpuSlot, ...]]:
+    best: dict[str, int] = {}
+    for _, _, name in group:
+        best[name.field.name] = min(name.rank, best.get(name.field.name, name.rank))
+    slots: dict[str, dict[Labels, GpuSlot]] = {}
+    for position, series, name in group:
+        field = name.field
+        if name.rank == best[field.name]:
+            own = tuple(pair for pair in series.labels if pair[0] in field.labels)
+            # A GPU that pods share stands on the page once a pod with the same value; of a
+            # repeated line the first counts.
+            slot = GpuSlot(position, own, name.scale, field.wide)
+            slots.setdefault(field.name, {}).setdefault(own, slot)
+    return {field: tuple(by_labels.values()) for field, by_labels in slots.items()}
+
+
+def _absent(table: FieldTable, present: set[str], csv: str) -> tuple[str, ...]:
+    met = {table.fields[name].one_of for name in present}
+    return tuple(
+        field.name
+        for field in table.fields.values()
+        if field.csv == csv
+        and field.name not in present
+        and not (field.one_of and field.one_of in met)
+    )
+
+
+def _first(labels: Mapping[str, str], names: Iterable[str]) -> str:
+    return next((labels[name] for name in names if labels.get(name)), "")
+
+
+def _order(key: GpuKey) -> tuple[str, int, str, str, int, str]:
+    return (
+        key.hostname,
+        int(key.index) if key.index.isdecimal() else -1,
+        key.index,
+        key.uuid,
+        int(key.mig) if key.mig.isdecimal() else -1,
+        key.mig,
+    )
+
+
+def _workload_order(workload: Workload) -> tuple[str, str, str]:
+    return workload.namespace, workload.pod, workload.container

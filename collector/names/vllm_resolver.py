@@ -1,0 +1,311 @@
+"""Resolves a page's series to canonical vLLM metrics, once per layout. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.names.vllm_metrics import (
+    PageFit,
+    VersionRange,
+    fit,
+    metric_table,
+    why_missing,
+)
+from kneewatch.collector.names.vllm_series import (
+    EngineKey,
+    Engines,
+    Found,
+    HistogramSlots,
+    Labels,
+    PageNames,
+    find_engines,
+    find_prefix,
+    read_histograms,
+    read_names,
+)
+from kneewatch.collector.samples import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a value stands in `Page.values`, and the metric's own labels, such as a reason."""
+
+    position: int
+    labels: Labels = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBinding:
+    """Where the values of one engine stand, by canonical name.
+
+    `infos` are metrics whose labels are the message. `created` are positions of times of creation,
+    which change at a restart. `shared` are metrics that other engines of the page have as well.
+    """
+
+    key: EngineKey
+    gauges: Mapping[str, tuple[Slot, ...]]
+    counters: Mapping[str, tuple[Slot, ...]]
+    histograms: Mapping[str, tuple[HistogramSlots, ...]]
+    infos: Mapping[str, tuple[Slot, ...]]
+    created: tuple[int, ...]
+    shared: frozenset[str]
+
+    def info(self, name: str, values: Sequence[float]) -> Mapping[str, str]:
+        """The labels of an info metric; of several, those with the greatest value, the newest."""
+        slots = [s for s in self.infos.get(name, ()) if not math.isnan(values[s.position])]
+        newest = max(slots, key=lambda slot: values[slot.position], default=Slot(-1))
+        return dict(newest.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A metric that one would expect and that is not there, or not usable.
+
+    `why` reads: removed in X, new in X, needs FLAG, only on the V1 engine, not counted yet,
+    on the page for other engines only, on the page for an engine it does not name, damaged: ...,
+    or renamed? where nothing explains it.
+    `engine` is set where only that engine lacks it.
+    """
+
+    name: str
+    why: str
+    core: bool
+    engine: EngineKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a page's layout holds; `version_range` are the vLLM versions that its names fit."""
+
+    prefix: str
+    engines: tuple[EngineBinding, ...]
+    server: Mapping[str, tuple[Slot, ...]]
+    process_start: int | None
+    missing: tuple[Missing, ...]
+    unknown_names: tuple[str, ...]
+    version_range: VersionRange
+
+    def why_missing(self, name: str, engine: EngineKey | None = None) -> str | None:
+        """Why a metric is missing, for an engine or altogether; none where it is not."""
+        for missing in self.missing:
+            if missing.name == name and missing.engine in (None, engine):
+                return missing.why
+        return None
+
+
+# --- One engine's own KV blocks where several share a page. Pure ----------------------------------
+#
+# vLLM's front end adds up `num_gpu_blocks` over the data-parallel engines that it starts and
+# writes the sum on the row of each; `kv_cache_size_tokens` is one engine's. Of tensor-parallel
+# ranks an engine takes the smallest pool for all.
+#
+# Source: vllm/v1/engine/core_client.py (`_apply_ready_response`) and
+# vllm/v1/core/kv_cache_utils.py (`min_num_blocks`) of 0.32; older ones add up in
+# vllm/v1/engine/utils.py.
+
+
+CONFIG = "cache_config_info"
+BLOCKS = "num_gpu_blocks"
+
+
+def own_pools(engines: Sequence[EngineBinding]) -> Iterator[EngineBinding]:
+    """The engines of a page, each with its own KV blocks where their rows show the sum."""
+    beside: dict[tuple[str, str], list[EngineBinding]] = {}
+    for engine in engines:
+        beside.setdefault((engine.key.model, engine.key.replica), []).append(engine)
+    for engine in engines:
+        group = beside[engine.key.model, engine.key.replica]
+        own = [one for one in group if one.infos.get(CONFIG) and CONFIG not in one.shared]
+        rows = [dict(one.infos[CONFIG][0].labels) for one in own]
+        blocks = own_blocks(rows) if len(rows) == len(group) else None
+        yield engine if blocks is None else _with_blocks(engine, blocks)
+
+
+def _with_blocks(engine: EngineBinding, blocks: str) -> EngineBinding:
+    rows = tuple(
+        replace(
+            row,
+            labels=tuple(
+                (label, blocks if label == BLOCKS else value) for label, value in row.labels
+            ),
+        )
+        for row in engine.infos[CONFIG]
+    )
+    return replace(engine, infos={**engine.infos, CONFIG: rows})
+
+
+def own_blocks(rows: Sequence[Mapping[str, str]]) -> str | None:
+    """The blocks of each engine by the rows of cache_config_info of all that share a page: the mean
+    where the rows show their sum. None where the rows are each engine's own."""
+    shown = {row.get(BLOCKS, "") for row in rows}
+    if len(rows) < 2 or len(shown) > 1:
+        return None
+    total, fixed = _count(rows[0], BLOCKS), _count(rows[0], f"{BLOCKS}_override")
+    block, size = _count(rows[0], "block_size"), _count(rows[0], "kv_cache_size_tokens")
+    if not total or total == fixed or (block and size == total * block):
+        return None
+    each = total // len(rows)
+    return str(each) if each else None
+
+
+def _count(row: Mapping[str, str], label: str) -> int | None:
+    text = row.get(label, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+# What vLLM calls a metric on this page: names, prefixes and labels resolved once a layout. Pure.
+#
+# vLLM renames metrics, deployments prefix and relabel them. `resolve` finds for each engine on a
+# page where the values of each metric stand, under the metric's newest name, and says what is
+# missing.
+#
+# A metric without an engine label is given to every engine that it may belong to, and named in
+# `EngineBinding.shared`; LMCache's, which count what one engine does, to none of several. What
+# the server says of itself (http_*, process_*) is `Binding.server`.
+
+
+UNNAMED = "on the page for an engine it does not name"
+_ENGINE_LABELS = frozenset({"model_name", "engine", "le"})
+
+
+def resolve(layout: Layout) -> Binding:
+    """Where the values of vLLM's metrics stand on pages of this layout.
+
+    Raises:
+        CollectError: of kind no_vllm, where the page has none of vLLM's core metrics.
+    """
+    table = metric_table()
+    prefix = find_prefix({series.name for series in layout.series}, table)
+    if prefix is None:
+        raise CollectError("no vLLM metrics on this page", kind="no_vllm", hint=_hint(layout))
+    page = read_names(layout, prefix, table)
+    engines = find_engines(page.found)
+    bound: list[EngineBinding] = []
+    missing: list[Missing] = []
+    for key, mine, shared in _by_engine(page.found, engines):
+        engine, damaged = _bind(key, mine, shared, engines.target_labels)
+        bound.append(engine)
+        missing += damaged
+    server: dict[str, list[Slot]] = {}
+    for position in page.server:
+        series = layout.series[position]
+        server.setdefault(series.name, []).append(Slot(position, series.labels))
+    page_fit = fit({f.sample.spelling for f in page.found})
+    return Binding(
+        prefix=prefix,
+        engines=tuple(own_pools(bound)),
+        server={name: tuple(slots) for name, slots in server.items()},
+        process_start=page.process_start,
+        missing=(
+            *_absent(page, page_fit),
+            *_absent_from_some(bound, missing),
+            *missing,
+            *(Missing(name, UNNAMED, core=False) for name in sorted(engines.unowned)),
+        ),
+        unknown_names=page.unknown,
+        version_range=page_fit.versions,
+    )
+
+
+def _by_engine(
+    found: Sequence[Found], engines: Engines
+) -> Iterator[tuple[EngineKey, Mapping[str, list[Found]], frozenset[str]]]:
+    """Each engine with its series by metric, and the metrics that it shares with others."""
+    series: list[dict[str, list[Found]]] = [{} for _ in engines.keys]
+    shared: list[set[str]] = [set() for _ in engines.keys]
+    for f, owners in zip(found, engines.owners, strict=True):
+        name = f.sample.metric.name
+        for index in owners:
+            series[index].setdefault(name, []).append(f)
+            if len(owners) > 1:
+                shared[index].add(name)
+    for key, mine, others in zip(engines.keys, series, shared, strict=True):
+        yield key, mine, frozenset(others)
+
+
+def _bind(
+    key: EngineKey,
+    series: Mapping[str, Sequence[Found]],
+    shared: frozenset[str],
+    target_labels: frozenset[str],
+) -> tuple[EngineBinding, list[Missing]]:
+    """One engine's metrics, and what of them is damaged."""
+    slots: dict[str, dict[str, tuple[Slot, ...]]] = {"gauge": {}, "counter": {}, "info": {}}
+    histograms: dict[str, tuple[HistogramSlots, ...]] = {}
+    missing: list[Missing] = []
+    created: list[int] = []
+    drop = _ENGINE_LABELS | target_labels
+    for name, all_spellings in series.items():
+        kept, times = _newest(all_spellings)
+        created += times
+        metric = all_spellings[0].sample.metric
+        not_own = drop.difference(metric.labels)
+        labelled = [(f, tuple([p for p in f.labels if p[0] not in not_own])) for f in kept]
+        if metric.kind == "histogram":
+            good, damage = read_histograms(labelled)
+            if good:
+                histograms[name] = good
+            missing += [Missing(name, why, metric.core, key) for why in damage]
+        elif kept:
+            slots[metric.kind][name] = tuple(Slot(f.position, own) for f, own in labelled)
+    engine = EngineBinding(
+        key=key,
+        gauges=slots["gauge"],
+        counters=slots["counter"],
+        histograms=histograms,
+        infos=slots["info"],
+        created=tuple(sorted(created)),
+        shared=shared,
+    )
+    return engine, missing
+
+
+def _newest(found: Sequence[Found]) -> tuple[list[Found], list[int]]:
+    """Of one metric's series those under the best name on the page, and their times of creation."""
+    values = [f for f in found if f.sample.part != "created"]
+    best = min((f.sample.rank for f in values), default=0)
+    kept = [f for f in values if f.sample.rank == best]
+    return kept, [f.position for f in found if f.sample.part == "created"]
+
+
+def _absent(page: PageNames, page_fit: PageFit) -> Iterable[Missing]:
+    """The metrics that are not on the page at all, core ones first."""
+    present = {f.sample.metric.name for f in page.found if f.sample.part != "created"}
+    lazy = page.prefix.startswith("ray")  # Ray shows a counter once it is not 0
+    absent = [
+        Missing(metric.name, why_missing(metric, page_fit, lazy=lazy), metric.core)
+        for metric in metric_table().metrics.values()
+        if metric.name not in present and not metric.rare
+    ]
+    return sorted(absent, key=lambda missing: not missing.core)
+
+
+def _absent_from_some(
+    engines: Sequence[EngineBinding], damaged: Sequence[Missing]
+) -> Iterable[Missing]:
+    """The metrics that some engines of the page have and others lack."""
+    metrics = metric_table().metrics
+    has = {e.key: {*e.gauges, *e.counters, *e.histograms, *e.infos} for e in engines}
+    known = {(missing.name, missing.engine) for missing in damaged}
+    for name in sorted({name for names in has.values() for name in names}):
+        for key, names in has.items():
+            if name not in names and (name, key) not in known and not metrics[name].rare:
+                why = "on the page for other engines only"
+                yield Missing(name, why, metrics[name].core, key)
+
+
+def _hint(layout: Layout) -> str:
+    names = [*(series.name for series in layout.series), *layout.types]
+    if any(name.startswith("DCGM_FI_") for name in names):
+        return "this is a GPU exporter's page: give it as the GPU source of a vLLM server"
+    for server in ("sglang", "trtllm", "tgi", "dynamo"):
+        if any(name.startswith(server) for name in names):
+            return f"this page is of {server}, not of vLLM"
+    if any("vllm" in series.name for series in layout.series):
+        return "no engine speaks here: is this a router, or does a relabelling rule drop metrics?"
+    if any("vllm" in name for name in layout.types):
+        return "vLLM has nothing to show yet: send it a request"
+    return "is this vLLM's own /metrics? --disable-log-stats turns its metrics off"

@@ -1,0 +1,338 @@
+"""The vLLM series of a page: prefix, metric, engine and histogram buckets. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kneewatch.collector.names.vllm_metrics import PREFIXES, MetricTable, SampleName
+from kneewatch.collector.samples import Layout
+
+Labels = tuple[tuple[str, str], ...]
+
+# A prefix not listed needs two of these names: other servers share one of them with vLLM.
+_TELLING = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "gpu_cache_usage_perc",
+)
+_LMCACHE = "lmcache:"
+_SERVER = ("http_", "process_")
+_OWN = frozenset({"model_name", "engine", "le"})
+# What tells replicas apart on a page that has several, most telling first: Ray names its replicas,
+# Kubernetes its pods; a Ray worker or a scrape address is the last resort.
+_REPLICA_LABELS = (
+    *("ReplicaId", "replica", "replica_id", "exported_pod", "pod", "pod_name"),
+    *("kubernetes_pod_name", "WorkerId", "worker_id", "exported_instance", "instance"),
+)
+_SUFFIX = re.compile(r"_(?:bucket|sum|count|total|created)$")
+_LISTED_ENGINE = re.compile(r"\[(\d+)\]")  # some 0.8 servers show the list of engines: [0]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """One engine of a page; `replica` is empty where the page has only one of model and engine."""
+
+    model: str
+    engine: str
+    replica: str = ""
+
+
+class Found(NamedTuple):
+    """A series of the page that the table knows. A named tuple: a page has hundreds."""
+
+    position: int
+    sample: SampleName
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class PageNames:
+    """What stands on a page, by position; `server` is what its HTTP server says about itself."""
+
+    prefix: str
+    found: tuple[Found, ...]
+    unknown: tuple[str, ...]
+    server: tuple[int, ...]
+    process_start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The engines of a page, and for each found series the indices of those it belongs to.
+
+    `target_labels` were put on by the deployment or the scraper, not by vLLM. `unowned` are
+    LMCache's metrics on a page of several engines.
+    """
+
+    keys: tuple[EngineKey, ...]
+    owners: tuple[tuple[int, ...], ...]
+    target_labels: frozenset[str]
+    unowned: frozenset[str]
+
+
+def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
+    """What stands before vLLM's names on this page; none where no core metric is on it."""
+
+    def core(prefix: str) -> int:
+        hits = (table.samples.get(n[len(prefix) :]) for n in names if n.startswith(prefix))
+        return len({hit.metric.name for hit in hits if hit is not None and hit.metric.core})
+
+    best = max(PREFIXES, key=core)
+    if core(best):
+        return best
+    told: dict[str, int] = {}
+    for name in names:
+        for telling in _TELLING:
+            if name.endswith(telling):
+                prefix = name.removesuffix(telling)
+                told[prefix] = told.get(prefix, 0) + 1
+    other = sorted(prefix for prefix, count in told.items() if count > 1)
+    return max(other, key=core, default=None)
+
+
+def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
+    """What the series of a page stand for; repeated ones are left out."""
+    known = {name: _sample(name, prefix, table) for name in {s.name for s in layout.series}}
+    found: list[Found] = []
+    server: list[int] = []
+    starts: list[int] = []
+    for position, series in enumerate(layout.series):
+        sample = known[series.name]
+        if position in layout.repeated:
+            continue
+        if sample is not None:
+            found.append(Found(position, sample, series.labels))
+        elif series.name.startswith(_SERVER) and not series.name.endswith(("_bucket", "_created")):
+            server.append(position)
+            if series.name == "process_start_time_seconds":
+                starts.append(position)
+    unknown = {
+        _SUFFIX.sub("", name.removeprefix(prefix))
+        for name, sample in known.items()
+        if sample is None and prefix and name.startswith(prefix)
+    }
+    # Several processes on one page: no telling which one is the engine's.
+    start = starts[0] if len(starts) == 1 else None
+    return PageNames(prefix, tuple(found), tuple(sorted(unknown)), tuple(server), start)
+
+
+def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
+    if name.startswith(_LMCACHE):
+        return table.samples.get(name)
+    return table.samples.get(name[len(prefix) :]) if name.startswith(prefix) else None
+
+
+def find_engines(found: Sequence[Found]) -> Engines:
+    """The engines that these series are of.
+
+    A series without a label that others have, such as `admission_rejections` without `engine`, is
+    of every engine that it does not contradict. LMCache counts what one engine does and does not
+    say which: of several it is nobody's.
+    """
+    anchors = _anchors(found)
+    target = frozenset(label for _, labels in anchors for label, _ in labels) - _OWN
+    reader = _KeyReader(anchors, _replica_labels(anchors, target))
+    partial = [reader.read(f) for f in found]
+    kinds = set(partial)
+    keys = {reader.key(part) for part in kinds if reader.is_full(part)}
+    for part in sorted(kinds, key=_most_said_first):
+        if part.model is not None and not any(part.fits(key) for key in keys):
+            keys.add(reader.key(part))
+    ordered = tuple(sorted(keys or {EngineKey("", "0")}, key=_order))
+    owners = {part: tuple(i for i, key in enumerate(ordered) if part.fits(key)) for part in kinds}
+    nobodys = {f.sample.metric.name for f in found if len(ordered) > 1 and _is_lmcache(f)}
+    return Engines(
+        keys=ordered,
+        owners=tuple(
+            () if f.sample.metric.name in nobodys else owners[part]
+            for f, part in zip(found, partial, strict=True)
+        ),
+        target_labels=target,
+        unowned=frozenset(nobodys),
+    )
+
+
+class _Partial(NamedTuple):
+    """Those parts of an engine's key that a series carries."""
+
+    model: str | None
+    engine: str | None
+    replica: str | None
+
+    def fits(self, key: EngineKey) -> bool:
+        return (
+            self.model in (None, key.model)
+            and self.engine in (None, key.engine)
+            and self.replica in (None, key.replica)
+        )
+
+
+class _KeyReader:
+    """Reads engine keys off labels; which labels the page uses is seen on the core metrics."""
+
+    def __init__(self, anchors: Sequence[tuple[Labels, Labels]], replica: Sequence[str]) -> None:
+        used = {label for _, labels in anchors for label, _ in labels}
+        self._model, self._engine = "model_name" in used, "engine" in used
+        self._replica = replica
+
+    def read(self, found: Found) -> _Partial:
+        """What one series says of its engine."""
+        if _is_lmcache(found):  # its model_name is LMCache's own
+            return _Partial(None, None, None)
+        model = engine = replica = None
+        for label, value in found.labels:
+            if label == "model_name":
+                model = value
+            elif label == "engine":
+                listed = None if value.isdecimal() else _LISTED_ENGINE.fullmatch(value)
+                engine = listed[1] if listed else value
+        if self._replica:
+            labels = dict(found.labels)
+            if not labels.keys().isdisjoint(self._replica):
+                replica = "/".join(labels.get(label, "") for label in self._replica)
+        return _Partial(model, engine, replica)
+
+    def is_full(self, part: _Partial) -> bool:
+        """Whether a series carries all that tells engines apart on this page."""
+        return (
+            (part.model is not None or not self._model)
+            and (part.engine is not None or not self._engine)
+            and (part.replica is not None or not self._replica)
+            and (part.model, part.engine, part.replica) != (None, None, None)
+        )
+
+    def key(self, part: _Partial) -> EngineKey:
+        """The engine of a series; the V0 engine has no number and is 0."""
+        return EngineKey(part.model or "", part.engine or "0", part.replica or "")
+
+
+def _is_lmcache(found: Found) -> bool:
+    return found.sample.spelling.startswith(_LMCACHE)
+
+
+def _anchors(found: Sequence[Found]) -> list[tuple[Labels, Labels]]:
+    """Name with own labels, and the other labels, of the core metrics' series.
+
+    Their own labels are known for certain, so what else they carry is the target's.
+    """
+    core = [f for f in found if f.sample.metric.core and f.sample.part != "created"]
+    plain = [f for f in core if f.sample.part != "bucket"]
+    anchors: list[tuple[Labels, Labels]] = []
+    for f in plain or core:
+        own = {*f.sample.metric.labels, "le"}
+        name = (("", f"{f.sample.spelling} {f.sample.part} {f.sample.rank}"),)
+        mine = tuple(pair for pair in f.labels if pair[0] in own)
+        anchors.append((name + mine, tuple(pair for pair in f.labels if pair[0] not in own)))
+    return anchors
+
+
+def _replica_labels(
+    anchors: Sequence[tuple[Labels, Labels]], target: frozenset[str]
+) -> tuple[str, ...]:
+    """The labels that it takes to tell apart series of one metric, model and engine."""
+    chosen: list[str] = []
+    rows = [(name, dict(labels)) for name, labels in anchors]
+    for candidate in (*_REPLICA_LABELS, *sorted(target.difference(_REPLICA_LABELS))):
+        if candidate not in target:
+            continue
+        groups: dict[tuple[object, ...], set[str]] = {}
+        for name, labels in rows:
+            values = (labels.get(label, "") for label in ("model_name", "engine", *chosen))
+            groups.setdefault((name, *values), set()).add(labels.get(candidate, ""))
+        if _any_split(groups.values()):
+            chosen.append(candidate)
+    return tuple(chosen)
+
+
+def _any_split(groups: Iterable[set[str]]) -> bool:
+    return any(len(values) > 1 for values in groups)
+
+
+def _most_said_first(part: _Partial) -> tuple[int, str]:
+    return -sum(said is not None for said in (part.model, part.engine, part.replica)), repr(part)
+
+
+def _order(key: EngineKey) -> tuple[str, int, str, str]:
+    number = int(key.engine) if key.engine.isdecimal() else -1
+    return key.model, number, key.engine, key.replica
+
+
+# --- Histograms from their series: buckets in order, or what is wrong with them -------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSlots:
+    """Where one histogram stands in `Page.values`.
+
+    `bounds` ascend and end with infinity; `buckets` are the positions of the cumulative counts, one
+    for each bound. A histogram whose buckets were dropped by the scraper keeps its mean: its only
+    bound is infinity, and that bucket is its count.
+    """
+
+    bounds: tuple[float, ...]
+    buckets: tuple[int, ...]
+    sum: int | None
+    count: int | None
+    labels: Labels = ()
+
+
+@dataclass(slots=True)
+class _Pieces:
+    buckets: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    sum: int | None = None
+    count: int | None = None
+
+
+def read_histograms(
+    found: Iterable[tuple[Found, Labels]],
+) -> tuple[tuple[HistogramSlots, ...], list[str]]:
+    """The histograms of one metric and engine, one for each set of own labels, and the damage."""
+    pieces: dict[Labels, _Pieces] = {}
+    for f, own in found:
+        one = pieces.setdefault(own, _Pieces())
+        if f.sample.part == "bucket":
+            one.buckets.append((dict(f.labels).get("le", ""), f.position))
+        elif f.sample.part == "sum":
+            one.sum = f.position
+        else:
+            one.count = f.position
+    good: list[HistogramSlots] = []
+    damage: list[str] = []
+    for own, one in pieces.items():
+        bounds, wrong = _bounds(one)
+        if wrong:
+            damage.append(f"damaged: {wrong}")
+        else:
+            at = tuple(position for _, position in bounds)
+            count = at[-1] if one.count is None else one.count
+            les = tuple(bound for bound, _ in bounds)
+            good.append(HistogramSlots(les, at, one.sum, count, own))
+            if not one.buckets:
+                damage.append("without buckets: only its mean is known")
+    return tuple(good), damage
+
+
+def _bounds(pieces: _Pieces) -> tuple[list[tuple[float, int]], str]:
+    """Bounds with positions, ascending, and what is wrong with them."""
+    if not pieces.buckets:
+        if pieces.count is None:
+            return [], "no buckets and no count"
+        return [(math.inf, pieces.count)], ""
+    try:
+        # The order of lines means nothing, as in Prometheus.
+        bounds = sorted((float(le), position) for le, position in pieces.buckets)
+    except ValueError:
+        return [], "a bucket's le is not a number"
+    edges = [bound for bound, _ in bounds]
+    if any(math.isnan(edge) for edge in edges):
+        return [], "a bucket's le is not a number"
+    if len(set(edges)) < len(edges):
+        return [], "two buckets have the same le"
+    if edges[-1] != math.inf:
+        return [], "no bucket for +Inf"
+    return bounds, ""

@@ -1,0 +1,285 @@
+"""A client for Prometheus's query API with rate and concurrency limits. I/O edge."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Any, TypeVar
+
+from prometheus_api_client.prometheus_connect import PrometheusConnect
+from urllib3.util.retry import Retry
+
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http.address import METRICS_PATH, Address, parse_target
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.collector.prometheus import errors as failures
+from kneewatch.collector.prometheus.errors import BusyError
+from kneewatch.collector.prometheus.responses import (
+    Answer,
+    Piece,
+    halves,
+    pieces,
+    samples_of,
+    steps_a_piece,
+    tracks_of,
+)
+from kneewatch.collector.prometheus.session import TimedSession
+
+
+class Pace:
+    """Turns to ask. A second's worth of turns may be taken at once; all are counted."""
+
+    def __init__(
+        self,
+        *,
+        at_once: int,
+        per_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.at_once = at_once
+        self._per_s, self._clock, self._sleep = per_s, clock, sleep
+        self._seats = threading.BoundedSemaphore(at_once)
+        self._lock = threading.Lock()
+        self._due_s = float("-inf")
+        self.asked = 0
+        self.busy_s = 0.0
+
+    @contextmanager
+    def turn(self) -> Generator[None]:
+        """One query's turn; waits for it."""
+        with self._seats:
+            wait_s = self._reserve()
+            if wait_s > 0:
+                self._sleep(wait_s)
+            started_s = self._clock()
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self.busy_s += self._clock() - started_s
+
+    def _reserve(self) -> float:
+        """Seconds until the next turn, which is taken."""
+        with self._lock:
+            now_s = self._clock()
+            self.asked += 1
+            # A turn costs 1/per_s; up to a second of them may be owed.
+            self._due_s = max(self._due_s, now_s - 1.0) + 1 / self._per_s
+            return max(0.0, self._due_s - now_s)
+
+
+# --- A metrics system that speaks Prometheus's query API, asked within limits. I/O edge -----------
+#
+# Prometheus, Thanos, Mimir and VictoriaMetrics answer alike; the labels API, which not all have,
+# is not used.
+
+
+SPLIT_ON = frozenset({"query", "too_large", "timeout"})
+"""What a smaller piece of a range may not run into."""
+
+API_ENDINGS = ("/api/v1/query_range", "/api/v1/query", "/api/v1", "/graph", "/query")
+
+Got = TypeVar("Got")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """How to ask. `at_once` and `per_s` limit the load on the server.
+
+    `tries` are all attempts of one query; `pause_s` is the wait before the second, and doubles.
+    """
+
+    fetch: FetchSettings = field(default_factory=FetchSettings)
+    query_timeout_s: float = 30.0
+    at_once: int = 4
+    per_s: float = 20.0
+    tries: int = 4
+    pause_s: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The server's clock against ours: `skew_s` is how far it is ahead, `within_s` how well that is
+    known."""
+
+    server_s: float
+    skew_s: float
+    within_s: float
+
+
+class PrometheusSource:
+    """Instant and range queries. Safe between threads."""
+
+    def __init__(
+        self,
+        url: str,
+        settings: SourceSettings,
+        *,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        pace: Pace | None = None,
+    ) -> None:
+        """Nothing is asked yet. Sources that are given one `pace` keep its limits together.
+
+        Raises:
+            CollectError: the URL is none.
+        """
+        address = parse_target(url)
+        self.url = _base(address)
+        self._settings, self._wall, self._sleep = settings, wall, sleep
+        self.pace = pace or Pace(at_once=settings.at_once, per_s=settings.per_s)
+        self._counting = Lock()
+        self.asked = 0
+        self.retried = 0
+        self._session = TimedSession(
+            address, settings.fetch, timeout_s=settings.query_timeout_s, at_once=settings.at_once
+        )
+        client: Any = PrometheusConnect
+        self._client: Any = client(
+            url=self.url,
+            session=self._session,
+            timeout=settings.query_timeout_s,
+            method="POST",
+            retry=Retry(0),
+        )
+        self._session.mount_own(self.url)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def __enter__(self) -> PrometheusSource:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def instant(self, query: str, at_s: float | None = None) -> Answer:
+        """The samples of a query at a moment; without one at the server's now.
+
+        Raises:
+            CollectError: there is no answer.
+        """
+        params = {} if at_s is None else {"time": f"{at_s:.3f}"}
+        result, warnings = self._asked(lambda: self._client.custom_query(query, params=params))
+        return Answer(self._read(samples_of, result), warnings)
+
+    def instants(
+        self, queries: Mapping[str, str], at_s: float | None = None
+    ) -> dict[str, Answer | CollectError]:
+        """The answer to each query, by its key; an error in its place where there is none."""
+
+        def one(query: str) -> Answer | CollectError:
+            try:
+                return self.instant(query, at_s)
+            except CollectError as exc:
+                return exc
+
+        with ThreadPoolExecutor(self._settings.at_once) as pool:
+            return dict(zip(queries, pool.map(one, queries.values()), strict=True))
+
+    def range(
+        self, query: str, *, from_s: float, to_s: float, step_s: float, series: int = 1
+    ) -> Iterator[Piece]:
+        """A range query's answer, piece by piece, oldest first; `series` is how many are expected.
+
+        A piece that the server cannot answer is halved until it can.
+
+        Raises:
+            CollectError: there is no answer.
+        """
+        parts = pieces(from_s=from_s, to_s=to_s, step_s=step_s, steps=steps_a_piece(series))
+        for first_s, last_s in parts:
+            yield from self._piece(query, first_s, last_s, step_s)
+
+    def samples(self, selector: str, at_s: float) -> Piece:
+        """Every sample that a range selector (`up[5m]`) reaches from a moment, as it was scraped.
+
+        Raises:
+            CollectError: there is no answer.
+        """
+        params = {"time": f"{at_s:.3f}"}
+        result, warnings = self._asked(lambda: self._client.custom_query(selector, params=params))
+        return Piece(at_s, at_s, self._read(tracks_of, result), warnings)
+
+    def clock(self) -> Clock:
+        """The server's clock against ours, measured.
+
+        Raises:
+            CollectError: there is no answer.
+        """
+        self.instant("vector(1)")  # connecting would count as skew
+        before_s = self._wall()
+        samples = self.instant("vector(time())").samples
+        after_s = self._wall()
+        if not samples:
+            raise failures.not_prometheus(self.url, "it does not tell its time")
+        server_s, middle_s = samples[0].value, (before_s + after_s) / 2
+        return Clock(server_s, server_s - middle_s, (after_s - before_s) / 2 + 0.001)
+
+    def _piece(self, query: str, from_s: float, to_s: float, step_s: float) -> Iterator[Piece]:
+        try:
+            yield self._ranged(query, from_s, to_s, step_s)
+        except CollectError as exc:
+            parts = halves(from_s, to_s, step_s) if exc.kind in SPLIT_ON else []
+            if not parts or (exc.kind == "query" and exc.hint != failures.NARROW_HINT):
+                raise
+        else:
+            return
+        for first_s, last_s in parts:
+            yield from self._piece(query, first_s, last_s, step_s)
+
+    def _ranged(self, query: str, from_s: float, to_s: float, step_s: float) -> Piece:
+        # The client rounds times to whole seconds: what `params` say comes after and counts.
+        exact = {"start": f"{from_s:.3f}", "end": f"{to_s:.3f}"}
+        first, last = (datetime.fromtimestamp(t_s, tz=UTC) for t_s in (from_s, to_s))
+        result, warnings = self._asked(
+            lambda: self._client.custom_query_range(
+                query, start_time=first, end_time=last, step=f"{step_s:.3f}", params=exact
+            )
+        )
+        return Piece(from_s, to_s, self._read(tracks_of, result), warnings)
+
+    def _asked(self, ask: Callable[[], object]) -> tuple[object, tuple[str, ...]]:
+        """An answer's result and warnings; a busy server is asked again."""
+        pause_s = self._settings.pause_s
+        for left in reversed(range(self._settings.tries)):
+            with self._counting:
+                self.asked += 1
+            try:
+                with self.pace.turn():
+                    return ask(), self._session.warnings
+            except BusyError as exc:
+                if not left:
+                    raise
+                after_s = exc.after_s
+            except (KeyError, TypeError) as exc:  # the client takes the answer's form for granted
+                raise failures.not_prometheus(
+                    self.url, "the answer is JSON, but none of Prometheus"
+                ) from exc
+            self.retried += 1
+            self._sleep(max(pause_s, after_s))
+            pause_s *= 2
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _read(self, read: Callable[[object], Got], result: object) -> Got:
+        try:
+            return read(result)
+        except ValueError as exc:
+            raise failures.not_prometheus(self.url, str(exc)) from exc
+
+
+def _base(address: Address) -> str:
+    """The URL that the query API's paths are put behind, without credentials."""
+    path = address.path.partition("?")[0].rstrip("/")
+    for ending in (METRICS_PATH, *API_ENDINGS):
+        path = path.removesuffix(ending)
+    whole = address.url
+    return whole.removesuffix(address.path) + path

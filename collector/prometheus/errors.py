@@ -1,0 +1,116 @@
+"""What went wrong with a query, in words, with what to try. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.collector.errors import CollectError
+
+QUERY_SHOWN = 120
+SAID_SHOWN = 300
+UNPARSABLE, UNPROCESSABLE = 400, 422
+BUSY = frozenset({429, 502, 503, 504})
+"""Statuses after which a server is asked again."""
+
+API_HINT = (
+    "the address is the one before /api/v1: http://host:9090 for Prometheus and Thanos, "
+    "http://host/prometheus for Mimir, http://host:8481/select/0/prometheus for a VictoriaMetrics "
+    "cluster"
+)
+TENANT_HINT = "name the tenant: --header X-Scope-OrgID=TENANT (Mimir, Cortex, Loki's gateway)"
+NARROW_HINT = "ask for less: --selector 'namespace=\"...\"', or raise the server's limit"
+
+
+class BusyError(CollectError):
+    """The server may answer when it is asked again; `after_s` is what it said, 0 where nothing."""
+
+    def __init__(self, message: str, *, kind: str, hint: str, after_s: float = 0.0) -> None:
+        super().__init__(message, kind=kind, hint=hint)
+        self.after_s = after_s
+
+
+def shortened(query: str) -> str:
+    """A query that fits a message."""
+    line = " ".join(query.split())
+    return line if len(line) <= QUERY_SHOWN else f"{line[: QUERY_SHOWN - 1]}…"
+
+
+def refused(url: str, said: str) -> BusyError:
+    """No connection, or one that ended before there was an answer."""
+    return BusyError(
+        f"{url}: {said}", kind="refused", hint="does Prometheus run there? check host and port"
+    )
+
+
+def half(url: str, said: str) -> BusyError:
+    """The answer began and did not end, or is no JSON."""
+    return BusyError(
+        f"{url}: the answer is damaged: {said}",
+        kind="truncated",
+        hint="did the server restart? a proxy between may also cut answers",
+    )
+
+
+def slow(url: str, timeout_s: float, query: str) -> CollectError:
+    """No whole answer in time. It is not asked again: that would double the load."""
+    return CollectError(
+        f"{url}: no whole answer within {timeout_s:g} s to {shortened(query)}",
+        kind="timeout",
+        hint="the server is overloaded or the fleet is large: --selector, or raise "
+        "--fleet-query-timeout",
+    )
+
+
+def tls(url: str, said: str) -> CollectError:
+    """The TLS handshake failed."""
+    return CollectError(
+        f"{url}: TLS failed: {said[:SAID_SHOWN]}",
+        kind="tls",
+        hint="--ca-file names the authority to trust, --client-cert and --client-key who we are",
+    )
+
+
+def too_large(url: str, limit_bytes: int, query: str) -> CollectError:
+    """More than an answer may hold."""
+    return CollectError(
+        f"{url}: the answer to {shortened(query)} is larger than {limit_bytes} bytes",
+        kind="too_large",
+        hint=NARROW_HINT,
+    )
+
+
+def not_prometheus(url: str, said: str) -> CollectError:
+    """Something answers there, and it is no Prometheus."""
+    return CollectError(f"{url}: {said}", kind="not_found", hint=API_HINT)
+
+
+def bad_status(
+    url: str, *, status: int, said: str, query: str, after_s: float = 0.0
+) -> CollectError:
+    """The server answered with an error. `said` is its own word for it."""
+    told = " ".join(said.split())[:SAID_SHOWN] or "no reason given"
+    if status in (UNPARSABLE, UNPROCESSABLE):
+        return CollectError(
+            f"{url}: the server refuses the query {shortened(query)}: {told}",
+            kind="query",
+            hint=NARROW_HINT if "too many" in told or "exceed" in told else "see the selector",
+        )
+    if status in (401, 403):
+        hint = "a token: --bearer-token-file; user and password: --header-file Authorization=FILE"
+        if "org id" in told.lower() or "tenant" in told.lower():
+            hint = TENANT_HINT
+        return CollectError(f"{url}: {status}: {told}", kind="auth", hint=hint)
+    if status == 404:
+        return not_prometheus(url, "404: there is no query API")
+    if status in BUSY:
+        return BusyError(
+            f"{url}: {status}: {told}",
+            kind="http_status",
+            hint="the server is starting, overloaded or limits its clients; try again later",
+            after_s=after_s,
+        )
+    if 300 <= status < 400:
+        return CollectError(
+            f"{url}: {status}: it redirects, which is not followed",
+            kind="redirect",
+            hint="give the address that it leads to; a login page wants a token",
+        )
+    return CollectError(f"{url}: {status}: {told}", kind="http_status", hint="see the server's log")

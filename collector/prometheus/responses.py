@@ -1,0 +1,127 @@
+"""Prometheus query responses, and the limits on how many samples one may hold. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+POINTS_MOST = 11_000
+"""Prometheus refuses more points a series than this (web/api/v1)."""
+
+SAMPLES_MOST = 2_000_000
+"""What one piece may hold: about 60 MB of JSON."""
+
+
+def steps_of(*, from_s: float, to_s: float, step_s: float) -> int:
+    """How many steps a range has, both ends in it."""
+    return max(0, math.floor((to_s - from_s) / step_s + 1e-9) + 1)
+
+
+def steps_a_piece(series: int) -> int:
+    """How many steps of so many series one piece may hold."""
+    return max(1, min(POINTS_MOST, SAMPLES_MOST // max(1, series)))
+
+
+def pieces(
+    *, from_s: float, to_s: float, step_s: float, steps: int
+) -> Iterator[tuple[float, float]]:
+    """First and last moment of each piece: every step of the range is in exactly one."""
+    for first in range(0, steps_of(from_s=from_s, to_s=to_s, step_s=step_s), steps):
+        last = min(first + steps, steps_of(from_s=from_s, to_s=to_s, step_s=step_s)) - 1
+        yield from_s + first * step_s, from_s + last * step_s
+
+
+def halves(from_s: float, to_s: float, step_s: float) -> list[tuple[float, float]]:
+    """A piece in two; empty where it is a single step."""
+    steps = steps_of(from_s=from_s, to_s=to_s, step_s=step_s)
+    if steps < 2:
+        return []
+    middle_s = from_s + (steps // 2) * step_s
+    return [(from_s, middle_s - step_s), (middle_s, to_s)]
+
+
+# --- What a Prometheus answers to a query ---------------------------------------------------------
+
+
+Json: TypeAlias = Any
+"""What a server sent: anything."""
+
+Document = Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One series' value at the moment asked for."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One series' values over a range, oldest first: (unix seconds, value)."""
+
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An instant query's samples. With `warnings` the server itself says that some are missing."""
+
+    samples: Sequence[Sample]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a range query's answer, from `from_s` to `to_s`, both in it."""
+
+    from_s: float
+    to_s: float
+    tracks: Sequence[Track]
+    warnings: tuple[str, ...] = ()
+
+
+def samples_of(result: Json) -> list[Sample]:
+    """The samples of a vector.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return [Sample(row["metric"], float(row["value"][1])) for row in _rows(result)]
+    except (KeyError, TypeError, IndexError) as exc:
+        raise ValueError("the answer is no vector of samples") from exc
+
+
+def tracks_of(result: Json) -> list[Track]:
+    """The series of a matrix.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return [
+            Track(row["metric"], [(float(t_s), float(value)) for t_s, value in row["values"]])
+            for row in _rows(result)
+        ]
+    except (KeyError, TypeError) as exc:
+        raise ValueError("the answer is no matrix of series") from exc
+
+
+def warnings_of(document: Document) -> tuple[str, ...]:
+    """The warnings of an answer: a shard that is down, a store that did not answer."""
+    said: Json = document.get("warnings")
+    told = [str(one) for one in _rows(said or [])]
+    if document.get("isPartial") is True:  # VictoriaMetrics' own word for it
+        told.append("the server marks its answer as partial")
+    return tuple(told)
+
+
+def _rows(result: Json) -> list[Json]:
+    if type(result) is not list:
+        raise TypeError
+    return result  # pyright: ignore[reportUnknownVariableType]

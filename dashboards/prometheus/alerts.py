@@ -1,0 +1,298 @@
+"""Alerting rules for findings, stages, stalled engines and error budgets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kneewatch.collector.signals.vllm import ARRIVALS, within_ttft
+from kneewatch.dashboards.prometheus.recording_rules import FOUND, derived, inexpressible
+from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.rules.cascade import NAMES
+from kneewatch.rules.facts import duration, number, recorded
+from kneewatch.rules.rule import Bound, Guard, Rule, Severity
+
+STAGE = "cascade_stage"
+
+SEEN_ELSEWHERE = {"lora_max": "lora_requests_info"}
+"""Guards on a number inside a label: the metric's being there at all says as much."""
+
+
+def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
+    """The rules that PromQL can judge from vLLM's own series, and the others with the signal that
+    it lacks."""
+    known = {s.key for s in plan.signals()} - set(inexpressible(plan))
+    known |= set(derived(plan)) | {STAGE} | set(SEEN_ELSEWHERE)
+    known |= set(FOUND) if plan.gpu_join else set()
+    can: list[Rule] = []
+    cannot: list[tuple[Rule, str]] = []
+    for rule in plan.rules():
+        lacking = [s for s in (rule.signal, *(g.signal for g in rule.guards)) if s not in known]
+        if lacking:
+            cannot.append((rule, lacking[0]))
+        else:
+            can.append(rule)
+    return can, cannot
+
+
+def finding_group(plan: Plan) -> Group:
+    """An alert for each bound of each rule."""
+    rules, _ = expressible(plan)
+    return Group("kneewatch-findings", tuple(_alerts(plan, rules)))
+
+
+def _alerts(plan: Plan, rules: Iterable[Rule]) -> Iterable[Alert]:
+    for rule in rules:
+        ends = any(guard.ends for guard in rule.guards)
+        for bound in rule.bounds:
+            yield Alert(
+                name=alert_name(rule.id),
+                expr=_expr(plan, rule, bound),
+                for_s=rule.for_s * plan.scale,
+                keep_s=0.0 if ends else rule.clear_s * plan.scale,
+                labels={
+                    "severity": bound.severity.word,
+                    "kneewatch": "finding",
+                    "rule": rule.id,
+                },
+                annotations=_annotations(plan, rule, bound),
+            )
+
+
+def alert_name(rule_id: str) -> str:
+    """An alert's name: `KV-EVICT` is `KneewatchKvEvict`."""
+    return "Kneewatch" + "".join(part.capitalize() for part in rule_id.split("-"))
+
+
+def _expr(plan: Plan, rule: Rule, bound: Bound) -> str:
+    """Over the bound; once firing, until it is back inside by the rule's margin."""
+    signal, sign = recorded(rule.signal), "<" if rule.below else ">"
+    margin = abs(bound.threshold) * rule.clear_ratio
+    relaxed = bound.threshold + margin if rule.below else bound.threshold - margin
+    crossed = f"{signal} {sign} {number(bound.threshold)}"
+    if margin:
+        firing = firing_of(alert_name(rule.id), bound.severity.word)
+        crossed = (
+            f"({crossed}) or (({signal} {sign} {number(relaxed)}) and on ({plan.engine}) {firing})"
+        )
+    if not rule.below and bound.threshold - margin <= 0:
+        crossed = f"({crossed}) > 0"
+    guards = "".join(f" and {_guard(plan, guard)}" for guard in rule.guards)
+    return f"({crossed}){guards}" if guards else crossed
+
+
+def firing_of(alert: str, severity: str) -> str:
+    """The series that Prometheus keeps while an alert fires."""
+    return f'ALERTS{{alertname="{alert}", severity="{severity}", alertstate="firing"}}'
+
+
+def _guard(plan: Plan, guard: Guard) -> str:
+    if guard.signal in SEEN_ELSEWHERE:
+        series = plan.dialect.series(SEEN_ELSEWHERE[guard.signal])
+        return f"on ({plan.process}) {series}"
+    sign = "<=" if guard.below else ">="
+    return f"({recorded(guard.signal)} {sign} {number(guard.value)})"
+
+
+def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
+    sign = "below" if rule.below else "above"
+    told = {
+        "summary": f"{rule.summary} on {{{{ $labels.instance }}}}",
+        "description": f"{rule.signal} is {{{{ $value | humanize }}}} ({sign} "
+        f"{number(bound.threshold)}: {bound.source}).",
+        "action": rule.advice,
+        "guide": ", ".join(rule.guide),
+    }
+    return told | triage_link(plan)
+
+
+def triage_link(plan: Plan) -> dict[str, str]:
+    """The annotation that leads to the triage page, where one is stated."""
+    if not plan.triage_url:
+        return {}
+    return {"triage": f"{plan.triage_url.rstrip('/')}/{{{{ $labels.instance }}}}"}
+
+
+# --- Error budgets of the TTFT target: how fast they burn, on two windows at once. Pure -----------
+#
+# A budget is what the objective leaves: 1 % of the requests at 99 %. Alerts need traffic now, so
+# that a quiet night does not burn, and both windows, so that they end soon after the trouble
+# does. A total stall yields no first token and so no burn: KneewatchCauseEngineStalled is there
+# for that.
+
+
+WINDOWS_S = (300.0, 1800.0, 3600.0, 21600.0)
+SPEEDS = (
+    ("KneewatchTtftBudgetFastBurn", "critical", 14.4, 3600.0, 300.0, "two days"),
+    ("KneewatchTtftBudgetSlowBurn", "warning", 6.0, 21600.0, 1800.0, "five days"),
+)
+"""Name, severity, burn from, long and short window, and when a month's budget is gone at that
+speed. Source: Google, The Site Reliability Workbook, chapter 5, table 5-8."""
+
+TRAFFIC_S = 300.0
+
+
+def burn_groups(plan: Plan) -> tuple[Group, ...]:
+    """The error ratios and their alerts; nothing without a TTFT target."""
+    within = within_ttft(plan.targets.ttft_p99_s)
+    if within is None:
+        return ()
+    rules: list[Record | Alert] = []
+    for window_s in WINDOWS_S:
+        share = within.promql(replace(plan.dialect, range_s=window_s))
+        rules.append(Record(error_ratio(window_s), f"1 - ({share})"))
+    traffic = ARRIVALS.promql(replace(plan.dialect, range_s=TRAFFIC_S))
+    rules.append(Record(recorded("arrival_per_s:5m"), traffic or ""))
+    return (Group("kneewatch-burn", (*rules, *_burn_rate_alerts(plan))),)
+
+
+def error_ratio(window_s: float) -> str:
+    """The recorded share of requests whose first token came late."""
+    minutes = round(window_s / 60)
+    told = f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
+    return recorded(f"ttft_error_ratio:{told}")
+
+
+def _burn_rate_alerts(plan: Plan) -> list[Alert]:
+    budget = 1 - plan.objective_ratio
+    alerts: list[Alert] = []
+    for name, severity, speed, long_s, short_s, gone in SPEEDS:
+        bound = number(min(0.999, speed * budget))
+        alerts.append(
+            Alert(
+                name=name,
+                expr=f"({error_ratio(long_s)} > {bound}) and ({error_ratio(short_s)} > {bound})"
+                f" and ({recorded('arrival_per_s:5m')} > 0)",
+                for_s=0.0,
+                keep_s=0.0,
+                labels={"severity": severity, "kneewatch": "burn"},
+                annotations={
+                    "summary": "TTFT's error budget burns: {{ $labels.instance }}",
+                    "description": "{{ $value | humanizePercentage }} of the requests of the last "
+                    f"{duration(long_s)} waited too long for their first token: a month's budget "
+                    f"would be gone in {gone}.",
+                    "action": "See which cause stands: the triage page and the cause alerts.",
+                    "guide": "9.3",
+                }
+                | triage_link(plan),
+            )
+        )
+    return alerts
+
+
+# --- Alerts about the stages, about what has vanished, and about an engine that stands still ------
+
+
+STAGE_ADVICE = {
+    1: "Nothing hurts yet: plan for more KV cache before growth does it.",
+    2: "Give the KV cache more room (fp8 KV cache, --gpu-memory-utilization) or admit less.",
+    3: "Take load away now: shed at the gateway or add replicas; then give the KV cache more room.",
+    4: "Shed load at once; the work that is done is mostly repeated work.",
+}
+
+
+def stage_group(plan: Plan) -> Group:
+    """An alert for each stage from 1 on and each severity that it can have."""
+    alerts: list[Alert] = []
+    for number_, severities in (
+        (1, (Severity.INFO,)),
+        (2, (Severity.INFO, Severity.WARNING, Severity.CRITICAL)),
+        (3, (Severity.WARNING, Severity.CRITICAL)),
+        (4, (Severity.CRITICAL,)),
+    ):
+        for severity in severities:
+            alerts.append(_stage(plan, number_, severity))
+    return Group("kneewatch-stages", tuple(alerts))
+
+
+def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
+    name = NAMES[number_]
+    return Alert(
+        name=f"KneewatchCascade{name.capitalize()}",
+        expr=f"({recorded('cascade_stage')} == {number_})"
+        f" and ({recorded('cascade_severity')} == {int(severity)})",
+        for_s=0.0,
+        keep_s=0.0,
+        labels={
+            "severity": severity.word,
+            "kneewatch": "stage",
+            "stage": str(number_),
+        },
+        annotations={
+            "summary": f"KV memory pressure, stage {number_} ({name}): {{{{ $labels.instance }}}}",
+            "description": "KV cache usage, preemptions and the queue say so; see "
+            f"{recorded('cascade_evidence')}.",
+            "action": STAGE_ADVICE[number_],
+            "guide": "7.4",
+        }
+        | triage_link(plan),
+    )
+
+
+def vanished_group(plan: Plan) -> Group:
+    """Dead-man alerts: silence is not health.
+
+    Several API servers show load and cache from the first request on, tokens from the start: such a
+    server is there, and has lost nothing, while it has had no prompt.
+    """
+    running = plan.dialect.series("num_requests_running")
+    prompts = plan.dialect.series("prompt_tokens", "_total")
+    unused = f"(sum by ({plan.process}) ({prompts}) == 0)"
+    gone_s = max(5 * plan.window_s, 20 * plan.interval_s)
+    return Group(
+        "kneewatch-observer",
+        (
+            Alert(
+                name="KneewatchNoMetrics",
+                expr=f"absent({running}) and absent({prompts})",
+                for_s=gone_s,
+                keep_s=0.0,
+                labels={"severity": "critical", "kneewatch": "observer"},
+                annotations={
+                    "summary": "No vLLM server is scraped at all",
+                    "description": "Prometheus has no series of vLLM: every other alert is silent.",
+                    "action": "Look at Prometheus's targets and at vLLM's /metrics.",
+                    "guide": "",
+                },
+            ),
+            Alert(
+                name="KneewatchMetricsVanished",
+                expr=f"sum by ({plan.process})"
+                f" (max_over_time({running}[1h]) unless {running})"
+                f" and on ({plan.process}) (up == 1)"
+                f" unless on ({plan.process}) {unused}",
+                for_s=gone_s,
+                keep_s=0.0,
+                labels={"severity": "warning", "kneewatch": "observer"},
+                annotations={
+                    "summary": "vLLM's metrics have gone from a page that answers:"
+                    " {{ $labels.instance }}",
+                    "description": "The page can be read and lacks series that it had an hour ago.",
+                    "action": "See whether an engine died or --disable-log-stats was set.",
+                    "guide": "",
+                }
+                | triage_link(plan),
+            ),
+            Alert(
+                name="KneewatchTargetDown",
+                expr=f"(up == 0) and on ({plan.process})"
+                f" (max by ({plan.process}) (max_over_time({running}[1h])) >= 0)",
+                for_s=min(60.0, 4 * plan.interval_s) * plan.scale,
+                keep_s=0.0,
+                labels={"severity": "critical", "kneewatch": "cause", "cause": "target_down"},
+                annotations={
+                    "summary": "A vLLM server does not answer: {{ $labels.instance }}",
+                    "description": "It was scraped within the last hour.",
+                    "action": "See whether the server runs and listens.",
+                    "guide": "",
+                }
+                | triage_link(plan),
+            ),
+        ),
+    )
+
+
+def held(expr: str, seconds: float, plan: Plan) -> str:
+    """A condition that has held at every evaluation of so many seconds (1 there, else nothing)."""
+    step = duration(plan.interval_s)
+    return f"(min_over_time(({expr})[{duration(seconds)}:{step}]) == 1)"

@@ -1,0 +1,121 @@
+"""A cause as PromQL: its gate, its severities, and the log-odds of its terms one by one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.record import CauseRecord, Term
+from kneewatch.rules.conditions import Number, ToPromQL
+from kneewatch.rules.facts import Spelling, number, recorded
+from kneewatch.rules.rule import Severity
+
+ZERO = f"({recorded('running')} * 0)"
+"""Nothing, for every engine: what stands in for a signal that has no value."""
+
+
+Levels = tuple[tuple[Severity, str], ...]
+"""Severities and when each applies, worst first; an empty condition always does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A piece of evidence: what it adds to the log-odds, where `when` holds (always, where that is
+    empty)."""
+
+    value: str
+    threshold: str | None
+    weight: float
+    when: str = ""
+    below: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CauseQuery:
+    """A form of a cause as PromQL: concluded where `when` holds and the evidence carries it.
+
+    `start` are the log-odds that the terms are added to, a number or an expression. `note` is the
+    form's name, empty for a cause's only form. `for_s` is how long it must hold, where that is not
+    the cause's onset.
+    """
+
+    record: CauseRecord
+    when: str
+    terms: tuple[Scored, ...]
+    start: float | str
+    levels: Levels
+    summary: str
+    lever: str
+    guide: tuple[str, ...]
+    note: str = ""
+    for_s: float | None = None
+    apart: bool = False
+    """Whether nothing follows from it now."""
+
+    @property
+    def series(self) -> str:
+        """What tells its recorded confidence from those of the others."""
+        return f"{self.record.id}:{self.note}" if self.note else self.record.id
+
+
+class Spelled:
+    """Signals by expressions of their own: boards, and engines beside their peers."""
+
+    def __init__(self, series: Mapping[str, str], *, window_s: float = 0.0) -> None:
+        self._series = series
+        self.window_s = self.interval_s = window_s
+        self.targets, self.scale, self.process = Targets(), 1.0, ""
+
+    def series(self, key: str) -> str | None:
+        """The expression of a signal; None where there is none."""
+        return self._series.get(key)
+
+    def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
+        """Nothing here reads vLLM's own series."""
+        raise NotImplementedError(metric, suffix, extra)
+
+    def summed(self, expr: str) -> str:
+        """Nothing here reads vLLM's own series."""
+        raise NotImplementedError(expr)
+
+    def last_rate(self, metric: str) -> str:
+        """Nothing here reads vLLM's own series."""
+        raise NotImplementedError(metric)
+
+
+def scored(to: Spelling, term: Term) -> Scored | None:
+    """A term as PromQL; None where PromQL cannot know it, or it counts for nothing."""
+    value = ZERO if isinstance(term.value, Number) else term.value.promql(to)
+    when = term.when.compile(ToPromQL(to))
+    if value is None or when.nowhere or not term.weight.value:
+        return None
+    threshold = None if term.threshold is None else term.threshold.promql(to)
+    if term.threshold is not None and threshold is None:
+        return None
+    return Scored(value, threshold, term.weight.value, when.vector, term.below)
+
+
+def confidence(start: float | str, terms: Sequence[Scored], zero: str = ZERO) -> str:
+    """The confidence of a cause whose log-odds start at `start`, a number or an expression.
+
+    `zero` is nothing for each of what is judged: engines by default.
+    """
+    begin = start if isinstance(start, str) else number(start)
+    summed = " + ".join([f"({zero} + {begin})", *(_added(term, zero) for term in terms)])
+    return f"1 / (1 + exp(-1 * ({summed})))"
+
+
+def _added(term: Scored, zero: str) -> str:
+    weighed = f"{number(term.weight)} * {_strength(term)}"
+    if term.when:
+        weighed = f"({weighed}) and ({term.when})"
+    return f"(({weighed}) or {zero})"
+
+
+def _strength(term: Scored) -> str:
+    if term.threshold is None:
+        return f"(({term.value}) * 0 + 1)"
+    if term.below:
+        return f"clamp_max(0.5 * ({term.threshold}) / ({term.value}), 1)"
+    return f"clamp(0.5 * ({term.value}) / ({term.threshold}), 0, 1)"

@@ -1,0 +1,267 @@
+"""Causes as recording and alerting rules, including replicas slower than their peers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kneewatch.dashboards.prometheus.alerts import triage_link
+from kneewatch.dashboards.prometheus.cause_query import CauseQuery, Spelled, confidence, scored
+from kneewatch.dashboards.prometheus.gpu_engines import (
+    ENGINE_CLOCK,
+    ENGINE_HEAT,
+    ENGINE_XID,
+    gpu_queries,
+)
+from kneewatch.dashboards.prometheus.hourly_totals import NAMES
+from kneewatch.dashboards.prometheus.recording_rules import CONFIDENCE, Recorded
+from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW
+from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXPLAINS
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Say
+from kneewatch.diagnose.fleet.outliers import CLOCK_BELOW, PEERS_MIN, SAME_ARRIVALS, SLOWER, TERMS
+from kneewatch.rules.conditions import ToPromQL, nodes
+from kneewatch.rules.facts import number, recorded
+from kneewatch.rules.quantities import Held
+from kneewatch.rules.rule import Severity
+
+FEW_RATIO = 0.25
+"""No more of the peers may be behind; one always may."""
+
+HOLDS_WINDOWS = 5.0
+"""Before it is told: routers take a minute to even out."""
+
+SLOW, SHARE, BEHIND = (
+    recorded(key) for key in ("itl_p50_over_peers", "arrival_over_peers", "behind_peers")
+)
+TAIL = recorded("itl_p99_s")
+
+
+def peer_records(plan: Plan) -> list[Record]:
+    """An engine against the middle one of its peers, and 1 for each that is behind them."""
+    slow = (
+        f"({SLOW} >= {number(SLOWER)}) and ({_over(plan, recorded('itl_mean_s'))}"
+        f" >= {number(SLOWER)}) unless ({SHARE} > {number(SAME_ARRIVALS)})"
+    )
+    behind = f"({slow}) or ({_clock_low(plan)})" if plan.gpu_join else slow
+    return [
+        Record(SLOW, _over(plan, recorded("itl_p50_s"))),
+        Record(SHARE, _over(plan, recorded("arrival_per_s"))),
+        Record(BEHIND, f"({behind}) * 0 + 1"),
+    ]
+
+
+def bad_node(plan: Plan) -> CauseQuery:
+    """Its tokens come far slower though it gets no more requests, or its GPU's clock is low."""
+    pool, beside = _pool(plan), _beside_peers(plan)
+    peers = f"count by ({pool}) ({recorded('running')})"
+    few = f"count by ({pool}) ({BEHIND}) <= clamp_min({number(FEW_RATIO)} * {peers}, 1)"
+    return CauseQuery(
+        BY_ID["bad_node"],
+        f"{BEHIND} and on ({pool}) ({peers} >= {PEERS_MIN}) and on ({pool}) ({few})",
+        tuple(made for each in TERMS if (made := scored(beside, each)) is not None),
+        -1.0,
+        ((Severity.WARNING, ""),),
+        "It is slower than its peers with the same work",
+        "Take it out of the pool, look at its GPU (clocks, XID, temperature, power) and replace it "
+        "before its peers.",
+        ("9.3",),
+        for_s=HOLDS_WINDOWS * plan.window_s,
+    )
+
+
+def _beside_peers(plan: Plan) -> Spelled:
+    """The signals of diagnose/fleet/outliers.py as expressions."""
+    pool = _pool(plan)
+    worst = f"({TAIL} == on ({pool}) group_left () max by ({pool}) ({TAIL}))"
+    alone = f"count by ({pool}) {worst} == 1 and count by ({pool}) ({TAIL}) > 1"
+    of_gpus = {
+        "gpu_clock_over_peers": ENGINE_CLOCK,
+        "gpu_clock_low_over_peers": _clock_low(plan),
+        "gpu_xid": ENGINE_XID,
+        "gpu_hotter_than_peers_c": _over(plan, ENGINE_HEAT, "-"),
+    }
+    return Spelled(
+        {
+            "itl_p50_over_peers": SLOW,
+            "arrival_over_peers": SHARE,
+            "itl_p99_worst_s": f"({worst} and on ({pool}) ({alone}))",
+            **(of_gpus if plan.gpu_join else {}),
+        }
+    )
+
+
+def _clock_low(plan: Plan) -> str:
+    """Its GPUs' clock against its peers', where that is low while it works."""
+    works = f"({recorded('running_avg')} + {recorded('waiting')}) >= 1"
+    return f"({_over(plan, ENGINE_CLOCK)} <= {number(CLOCK_BELOW)}) and ({works})"
+
+
+def _over(plan: Plan, series: str, sign: str = "/") -> str:
+    """A series against the middle one of the peers."""
+    pool = _pool(plan)
+    middle = f"quantile by ({pool}) (0.5, {series}) > 0"
+    return f"({series} {sign} on ({pool}) group_left () ({middle}))"
+
+
+def _pool(plan: Plan) -> str:
+    """The labels that peers share."""
+    return ", ".join(label for label in plan.labels if label in NAMES)
+
+
+# Causes as recording and alerting rules: confidence recorded, severities and folding alerted.
+# Pure.
+#
+# Everything here is derived from the records in diagnose/causes. What PromQL cannot conclude is
+# left out with the record's own reason (`left_out`).
+
+
+SEVERITY = "cause_severity"
+
+
+def cause_queries(plan: Plan) -> tuple[CauseQuery, ...]:
+    """Every form of every cause that a plan's series can show."""
+    to = Recorded(plan)
+    made = [
+        query
+        for record in CAUSES
+        for form in record.forms
+        if not (record.sidecar or form.sidecar) and (query := _query(to, record, form)) is not None
+    ]
+    of_gpus = gpu_queries(plan) if plan.gpu_join else ()
+    return (*of_gpus, *made, bad_node(plan))
+
+
+def left_out(plan: Plan) -> Mapping[str, str]:
+    """The causes that a plan's rules do not conclude, and why."""
+    concluded = {query.record.id for query in cause_queries(plan)}
+    return {
+        record.id: record.sidecar
+        for record in CAUSES
+        if record.id not in concluded and record.sidecar
+    }
+
+
+def _query(spelling: Recorded, record: CauseRecord, form: Form) -> CauseQuery | None:
+    to = ToPromQL(spelling)
+    gate = form.gate.compile(to)
+    if gate.nowhere:
+        return None
+    levels = [(level.severity, level.when.compile(to)) for level in form.levels]
+    return CauseQuery(
+        record,
+        gate.vector,
+        tuple(made for term in form.terms if (made := scored(spelling, term)) is not None),
+        form.start.value,
+        tuple((severity, when.vector) for severity, when in levels if not when.nowhere),
+        form.summary,
+        form.action or _plain(form.lever),
+        form.guide,
+        form.name,
+        apart=form.apart is not None,
+    )
+
+
+def _plain(say: Say) -> str:
+    if not isinstance(say, str):
+        raise TypeError("a form whose lever is a function states its alert's action")
+    return say
+
+
+def cause_groups(plan: Plan) -> tuple[Group, Group]:
+    """The recording rules of all causes, and their alerts."""
+    to, queries = Recorded(plan), cause_queries(plan)
+    flags = {
+        held.name: flag
+        for record in CAUSES
+        for held in nodes(record.forms)
+        if isinstance(held, Held) and held.flagged and (flag := held.flag(to)) is not None
+    }
+    records = [
+        *(Record(recorded(name), flag) for name, flag in flags.items()),
+        *peer_records(plan),
+        *(_record(query) for query in queries),
+        *(_severity(plan, query) for query in queries),
+    ]
+    alerts = [alert for query in queries for alert in _alerts(plan, query, queries)]
+    return (
+        Group("kneewatch-confidence", tuple(records)),
+        Group("kneewatch-causes", tuple(alerts)),
+    )
+
+
+def cause_name(cause: str) -> str:
+    """An alert's name: `kv_pressure` is `KneewatchCauseKvPressure`."""
+    return "KneewatchCause" + "".join(part.capitalize() for part in cause.split("_"))
+
+
+def _record(query: CauseQuery) -> Record:
+    sure = confidence(query.start, query.terms)
+    return Record(recorded(CONFIDENCE), f"({sure}) and ({query.when})", {"cause": query.series})
+
+
+def _severity(plan: Plan, query: CauseQuery) -> Record:
+    """The severity of a cause by itself: 1 info, 2 warning, 3 critical, while it is concluded."""
+    series = _series(CONFIDENCE, query)
+    sure = f"({series} >= {number(DOUBTFUL_BELOW)})"
+    options = [
+        f"(({sure}{f' and on ({plan.engine}) ({when})' if when else ''}) * 0 + {int(severity)})"
+        for severity, when in query.levels
+        if severity != Severity.INFO
+    ]
+    options.append(f"(({series} >= {number(CONCLUDED_FROM)}) * 0 + {int(Severity.INFO)})")
+    return Record(recorded(SEVERITY), " or ".join(options), {"cause": query.series})
+
+
+def _series(key: str, query: CauseQuery) -> str:
+    return f'{recorded(key)}{{cause="{query.series}"}}'
+
+
+def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> list[Alert]:
+    """An alert for each severity that a cause may have, by itself or by what it explains; none
+    while something else explains it."""
+    series, on = _series(CONFIDENCE, query), f"on ({plan.engine})"
+    above = [cause for cause, others in EXPLAINS.items() if query.record.id in others]
+    under = EXPLAINS.get(query.record.id, ()) if not query.apart else ()
+    explained = [other for other in queries if other.record.id in under]
+    worst = _series(SEVERITY, query)
+    if explained:
+        names = "|".join(other.series for other in explained)
+        sure = f"({series} >= {number(DOUBTFUL_BELOW)})"
+        worst = (
+            f"max by ({plan.engine}) ({worst} or"
+            f' ({recorded(SEVERITY)}{{cause=~"{names}"}} and {on} {sure}))'
+        )
+    told = ""
+    if above:
+        names = "|".join(other.series for other in queries
+                         if other.record.id in above and not other.apart)  # fmt: skip
+        told = f' unless {on} ({recorded(CONFIDENCE)}{{cause=~"{names}"}}'
+        told += f" >= {number(DOUBTFUL_BELOW)})"
+    levels = {severity for each in (query, *explained) for severity, _ in each.levels}
+    return [
+        _alert(plan, query, severity, f"({series} and {on} ({worst} == {int(severity)})){told}")
+        for severity in sorted(levels | {Severity.INFO}, reverse=True)
+    ]
+
+
+def _alert(plan: Plan, query: CauseQuery, severity: Severity, expr: str) -> Alert:
+    record = query.record
+    onset_s = record.onset_s.value * plan.scale
+    return Alert(
+        name=cause_name(record.id) + query.note.capitalize(),
+        expr=expr,
+        for_s=onset_s if query.for_s is None else query.for_s,
+        keep_s=record.clear_s.value * plan.scale,
+        labels={
+            "severity": severity.word,
+            "kneewatch": "cause",
+            "cause": record.id,
+        },
+        annotations={
+            "summary": f"{query.summary}: {{{{ $labels.instance }}}}",
+            "description": f"{record.id}, confidence {{{{ $value | humanizePercentage }}}}.",
+            "action": query.lever,
+            "guide": ", ".join(query.guide),
+        }
+        | triage_link(plan),
+    )

@@ -1,0 +1,390 @@
+"""Recording rules and alerts for throttled and faulty GPUs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
+
+from kneewatch.dashboards.prometheus.cause_query import Spelled, confidence, scored
+from kneewatch.dashboards.prometheus.gpu_series import (
+    BOARD,
+    CLOCK,
+    NAME,
+    WHERE,
+    each,
+    field_of,
+    raw,
+)
+from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
+from kneewatch.diagnose.catalogue.gpu_specs import gpus, plain_name
+from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW
+from kneewatch.diagnose.causes.gpu_clocks import (
+    AT_LIMIT,
+    BOARD_TERMS,
+    BUSY_FROM,
+    HALF_SPEED,
+    HELD_FROM,
+    LOW_CLOCK,
+    LOWERED,
+    MAX_SM_CLOCK_HZ,
+    NEARLY_FULL,
+    Held,
+)
+from kneewatch.diagnose.causes.gpu_faults import LINK_ERRORS_PER_S, PCIE_REPLAYS_PER_S
+from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
+from kneewatch.diagnose.gpu.health import (
+    DRAINED,
+    LINK,
+    RECOVERY,
+    REPLACE,
+    RESET,
+    XID,
+    XID_COUNTER,
+    XID_IN_WINDOW,
+    XID_KEPT_S,
+    XIDS,
+    GpuState,
+)
+from kneewatch.rules.facts import duration, number
+from kneewatch.rules.rule import Severity
+
+THROTTLED = each("throttled_confidence")
+WORKING = each("working_ratio")
+HEAT, BRAKE, POWER = each("heat_held_ratio"), each("brake_held_ratio"), each("power_held_ratio")
+FULL_HZ, RATIO, LOW = each("clock_full_hz"), each("clock_full_ratio"), each("clock_low")
+USUAL, BINDS, WANTED = each("power_usual_watts"), each("at_power_limit"), each("throttled_wanted")
+ZERO = f"({WORKING} * 0)"
+HELD = number(HELD_FROM)
+
+
+class Reason(NamedTuple):
+    """Why clocks are held down: where, of what the reasons before it left, and the words."""
+
+    id: str
+    when: str
+    text: str
+    action: str
+
+
+def clock_records() -> tuple[Record, ...]:
+    """What a throttled GPU is concluded from, and the conclusion by reason."""
+    clock_hz, most_hz = each("gpu_sm_clock_hz"), each("gpu_sm_clock_most_hz")
+    return (
+        Record(WORKING, f"{each('busy_ratio')} >= {number(BUSY_FROM)}"),
+        Record(HEAT, _greatest("gpu_thermal_throttle_ratio", "gpu_heat_bit_ratio")),
+        Record(BRAKE, _greatest("gpu_power_brake_ratio", "gpu_power_brake_bit_ratio",
+                                "gpu_board_limit_ratio", "gpu_hw_slowdown_ratio")),
+        Record(POWER, _greatest("gpu_power_throttle_ratio", "gpu_power_bit_ratio")),
+        Record(FULL_HZ, _first(f"({each('gpu_sm_clock_max_hz')} > 0)",
+                               *_by_model(clock_hz, _clocks()))),
+        Record(RATIO, f"{clock_hz} / ({FULL_HZ} > 0)"),
+        Record(LOW, f"({most_hz} > 0) / ({FULL_HZ} > 0) < {number(LOW_CLOCK)}"),
+        Record(USUAL, _first(f"({each('gpu_power_limit_default_watts')} > 0 and {LOW})",
+                             *_by_model(LOW, _watts()))),
+        Record(BINDS, _at_power_limit()),
+        *(Record(THROTTLED, _concluded(at), {"reason": one.id})
+          for at, one in enumerate(REASONS)),
+        Record(WANTED, f"max by ({BOARD}) ({THROTTLED}{{reason=~\"power_limit|setting\"}})"),
+    )  # fmt: skip
+
+
+def clock_alerts(plan: Plan) -> tuple[Alert, ...]:
+    """A throttled GPU by reason: wanted by somebody it is a note, unless it is at half speed."""
+    nearly = f"({RATIO} >= {number(NEARLY_FULL)})"
+    wanted = f"({WANTED} unless ({RATIO} < {number(HALF_SPEED)}))"
+    alerts: list[Alert] = []
+    for reason in REASONS:
+        told = f'{THROTTLED}{{reason="{reason.id}"}}'
+        warning = (
+            f"({told} >= {number(DOUBTFUL_BELOW)}) unless on ({BOARD}) {nearly}"
+            f" unless on ({BOARD}) {wanted}"
+        )
+        info = f"({told} >= {number(CONCLUDED_FROM)}) unless ({warning})"
+        alerts.append(_clock_alert(plan, reason, Severity.WARNING, warning))
+        alerts.append(_clock_alert(plan, reason, Severity.INFO, info))
+    return tuple(alerts)
+
+
+def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> Alert:
+    return Alert(
+        name="KneewatchGpuThrottled",
+        expr=expr,
+        for_s=ONSET_S * plan.scale,
+        keep_s=CLEAR_S * plan.scale,
+        labels={
+            "severity": severity.word,
+            "kneewatch": "gpu",
+            "cause": "gpu_throttled",
+            "reason": reason.id,
+        },
+        annotations={
+            "summary": f"{NAME} of {WHERE} is held down {reason.text} while it works",
+            "description": "Confidence {{ $value | humanizePercentage }}; it is the GPU, not the "
+            f"cache or the batch. Its shares of time and clock: {each('')}*.",
+            "action": f"On {WHERE} {reason.action}.",
+            "guide": "9.3",
+        },
+        by=f"{BOARD}, reason",
+    )
+
+
+def _at_power_limit() -> str:
+    """Whether the power limit holds it: by time, or by what it draws (without a limit on the page
+    of a GPU with low clocks: against the usual one)."""
+    watts, limit = each("gpu_power_watts"), f"(({each('gpu_power_limit_watts')} > 0) or {USUAL})"
+    return f"({POWER} >= {HELD}) or ({watts} >= {number(AT_LIMIT)} * {limit})"
+
+
+def _matters() -> str:
+    """More than what a busy GPU does anyway: at the limit that it was delivered with is that."""
+    at_watts = f"(({each('gpu_power_limit_watts')} > 0) or {each('gpu_power_watts')})"
+    lowered = f"({at_watts} < {number(LOWERED)} * {USUAL})"
+    by_design = f"({BINDS} unless {lowered})"
+    idle = f"({each('gpu_idle_ratio')} >= 0.5)"
+    hurt = f"({HEAT} >= {HELD}) or ({BRAKE} >= {HELD})"
+    return f"({hurt} or (({LOW} unless {by_design}) unless {idle}))"
+
+
+def _reasons() -> tuple[Reason, ...]:
+    """The reasons in the sidecar's words, the one that goes first first."""
+    nobody = GpuState("", "", "", "")
+
+    def reason(
+        name: str,
+        when: str,
+        *,
+        heat: float = 0.0,
+        brake: float = 0.0,
+        power: float = 0.0,
+        setting: bool = False,
+    ) -> Reason:
+        held = Held(nobody, None, True, False, heat, brake, power, setting, None)
+        return Reason(name, when, *held.why)
+
+    return (
+        reason("heat", f"({HEAT} >= {HELD})", heat=1.0),
+        reason("board", f"({BRAKE} >= {HELD})", brake=1.0),
+        reason("power_limit", BINDS, power=1.0),
+        reason("setting", f"({each('gpu_clock_setting_ratio')} >= {HELD})", setting=True),
+        reason("unknown", ""),
+    )
+
+
+REASONS = _reasons()
+BOARDS = Spelled(
+    {
+        "gpu_thermal_throttle_ratio": HEAT,
+        "gpu_power_brake_ratio": BRAKE,
+        "gpu_power_throttle_ratio": POWER,
+        "gpu_sm_clock_ratio": RATIO,
+        "gpu_temperature_c": each("gpu_temperature_c"),
+    }
+)
+"""A board's signals under the names that the evidence has for them."""
+
+
+def _concluded(at: int) -> str:
+    """The confidence where this reason is the first that holds."""
+    terms = [made for each in BOARD_TERMS if (made := scored(BOARDS, each)) is not None]
+    sure = confidence(0.0, terms, ZERO)
+    own = REASONS[at].when
+    held = f" and {own}" if own else ""
+    held += "".join(f" unless {before.when}" for before in REASONS[:at])
+    return f"(({sure}) and {_matters()}){held}"
+
+
+def _greatest(*keys: str) -> str:
+    """The greatest of the signals that have a value."""
+    return reduce(lambda one, other: f"(({one} > {other}) or {other} or {one})", map(each, keys))
+
+
+def _first(*options: str) -> str:
+    return " or ".join(options)
+
+
+def _clocks() -> Mapping[str, float]:
+    """Highest clocks by a pattern of the model's name; the longest names go first."""
+    names = sorted(MAX_SM_CLOCK_HZ, key=len, reverse=True)
+    return {f".*{name}.*": MAX_SM_CLOCK_HZ[name] for name in names}
+
+
+def _watts() -> Mapping[str, float]:
+    """Board power by a pattern of the names that the catalogue knows a GPU by."""
+    found: dict[str, float] = {}
+    for gpu in gpus().values():
+        if any(name.startswith("NVIDIA") for name in gpu.names):
+            plain = ("[^a-z0-9]+".join(plain_name(name).split()) for name in gpu.names)
+            found[f"(?i)(nvidia[^a-z0-9]+)?({'|'.join(dict.fromkeys(plain))})"] = gpu.power_watts
+    return found
+
+
+def _by_model(series: str, values: Mapping[str, float]) -> list[str]:
+    """A value for each GPU of a series whose model a pattern fits."""
+    return [
+        f'({series}{{modelName=~"{pattern}"}} * 0 + {number(value)})'
+        for pattern, value in values.items()
+    ]
+
+
+# --- A GPU with an error of its own, as rules: diagnose/causes/gpu_faults.py and the XIDs ---------
+
+
+AILMENT = each("ailment")
+XID_NOW, XID_NEW, XID_COUNTED = each("xid"), each("xid_new"), each("xid_counted")
+XID_SEEN = each("xid_seen")
+LOST_S = 3600.0
+"""A GPU that its node's page had within this and no longer has is missed."""
+
+PCIE_ACTION = "reseat the card or its riser, then look at the slot"
+LOST_ACTION = "look at its kernel log (XID 79) and at nvidia-smi -L"
+
+
+@dataclass(frozen=True, slots=True)
+class Ailing:
+    """One thing that is wrong with a GPU where `when` holds. `at_work`: it bears on what the GPU
+    does now, and is no mark that an old event left."""
+
+    id: str
+    when: str
+    what: str
+    action: str
+    severity: Severity
+    at_work: bool = True
+
+
+def fault_records(plan: Plan) -> tuple[Record, ...]:
+    """The XIDs seen, and a series for each thing that is wrong with a GPU."""
+    last, kept = field_of(XID), duration(XID_KEPT_S)
+    known = _codes(XIDS)
+    shown = f'{XID_NOW}{{xid=~"{known}"}}'
+    changed = f"changes({last}[{duration(plan.window_s)}]) > 0"
+    return (
+        Record(XID_NOW, f'count_values by ({BOARD}) ("xid", {last})'),
+        # It is new for as long as it stays the last one; at the first look it is old.
+        Record(XID_NEW, f"({shown} and on ({BOARD}) ({changed})) or ({shown} and {XID_NEW})"),
+        Record(XID_COUNTED, _counted(plan, known)),
+        Record(
+            XID_SEEN,
+            f"(last_over_time({XID_NEW}[{kept}]) unless on ({BOARD}) ({last} == 0))"
+            f" or last_over_time({XID_COUNTED}[{kept}])",
+        ),
+        *(
+            Record(
+                AILMENT,
+                one.when,
+                {
+                    "ailment": one.id,
+                    "severity": one.severity.word,
+                    "at_work": str(one.at_work).lower(),
+                },
+            )
+            for one in (*_by_xid(), *_by_field())
+        ),
+    )
+
+
+def fault_alerts(plan: Plan) -> tuple[Alert, ...]:
+    """An alert for each thing that may be wrong."""
+    return tuple(_fault_alert(plan, one) for one in (*_by_xid(), *_by_field()))
+
+
+def _counted(plan: Plan, codes: str) -> str:
+    """XIDs of the window, where the exporter counts them by number."""
+    window, only = duration(plan.window_s), f'xid=~"{codes}"'
+    rising = f"rate({raw(plan, XID_COUNTER, only)}[{window}])"
+    there = raw(plan, XID_IN_WINDOW, only)
+    by = f"max by ({BOARD}, xid)"
+    return f"({by} ({rising}) > 0) or ({by} ({there}) > 0)"
+
+
+def _by_xid() -> tuple[Ailing, ...]:
+    """XIDs by how grave they are: those that came, those that stood there at the first look."""
+    urgent = _codes(code for code, xid in XIDS.items() if xid.urgent)
+    others = _codes(code for code, xid in XIDS.items() if not xid.urgent)
+    seen, now = f'{XID_SEEN}{{xid=~"{urgent}"}}', f'{XID_NOW}{{xid=~"{urgent}"}}'
+    note = f'{XID_SEEN}{{xid=~"{others}"}} or {XID_NOW}{{xid=~"{others}"}}'
+    return (
+        Ailing("xid", seen, _xid_text(urgent=True), _xid_action(urgent=True), Severity.CRITICAL),
+        Ailing("xid_old", f"{now} unless {seen}",
+               f"{_xid_text(urgent=True)}, since before Prometheus looked",
+               _xid_action(urgent=True), Severity.WARNING, False),
+        Ailing("xid_note", note, _xid_text(urgent=False), _xid_action(urgent=False),
+               Severity.INFO, False),
+    )  # fmt: skip
+
+
+def _xid_text(*, urgent: bool) -> str:
+    meant = {str(code): xid.meaning for code, xid in XIDS.items() if xid.urgent == urgent}
+    return _chosen("$labels.xid", meant) + " (XID {{ $labels.xid }})"
+
+
+def _xid_action(*, urgent: bool) -> str:
+    wanted = {str(code): xid.action for code, xid in XIDS.items() if xid.urgent == urgent}
+    return _chosen("$labels.xid", wanted)
+
+
+def _by_field() -> tuple[Ailing, ...]:
+    ecc, rising = each("gpu_ecc_uncorrectable"), f"({each('gpu_ecc_uncorrectable_per_s')} > 0)"
+    errors = "uncorrectable memory errors since its driver was loaded"
+    asked = _chosen('printf "%.0f" $value', {str(code): text for code, text in RECOVERY.items()})
+    here, node = field_of(CLOCK), "cluster, Hostname, hostname"
+    before = f"last_over_time({here}[{duration(LOST_S)}])"
+    return (
+        Ailing("recovery_wanted", f"{each('gpu_recovery_action')} > 0",
+               "its driver asks for a recovery", asked, Severity.CRITICAL),
+        Ailing("row_remap_failed", f"{each('gpu_row_remap_failures')} > 0",
+               "a memory row could not be remapped", REPLACE, Severity.WARNING, False),
+        Ailing("row_remap_pending", f"{each('gpu_row_remap_pending')} > 0",
+               "a memory row waits to be remapped", DRAINED, Severity.INFO, False),
+        Ailing("ecc_rising", f"({ecc} > 0) and {rising}",
+               f"{errors}, and rising", RESET, Severity.CRITICAL),
+        Ailing("ecc", f"({ecc} > 0) unless {rising}", errors, RESET, Severity.WARNING, False),
+        Ailing("nvlink_errors", f"{each('gpu_nvlink_error_per_s')} >= {number(LINK_ERRORS_PER_S)}",
+               "NVLink checksum errors", LINK, Severity.WARNING),
+        Ailing("nvlink_lost", f"{each('gpu_nvlink_recovery_failed_per_s')} > 0",
+               "an NVLink was lost and not recovered", LINK, Severity.CRITICAL),
+        Ailing("nvlink_recovered", f"{each('gpu_nvlink_recovery_per_s')} > 0",
+               "an NVLink was lost and recovered", LINK, Severity.WARNING),
+        Ailing("pcie_replays",
+               f"{each('gpu_pcie_replay_per_s')} > {number(PCIE_REPLAYS_PER_S)}",
+               "PCIe replays", PCIE_ACTION, Severity.WARNING),
+        # A node that went altogether was scaled down or is down: other alerts are there for it.
+        Ailing("gone", f"({before} unless {here}) and on ({node}) {here}",
+               "it is no longer on its node's page, and others are", LOST_ACTION,
+               Severity.WARNING),
+    )  # fmt: skip
+
+
+def _fault_alert(plan: Plan, one: Ailing) -> Alert:
+    return Alert(
+        name="KneewatchGpuFault",
+        expr=f'{AILMENT}{{ailment="{one.id}"}}',
+        for_s=ONSET_S * plan.scale,
+        keep_s=CLEAR_S * plan.scale,
+        labels={
+            "severity": one.severity.word,
+            "kneewatch": "gpu",
+            "cause": "gpu_fault",
+            "ailment": one.id,
+        },
+        annotations={
+            "summary": f"{NAME} of {WHERE}: {one.what}",
+            "description": f"{one.id}: {{{{ $value | humanize }}}}. It is the hardware, not the "
+            "cache or the batch.",
+            "action": f"Drain {WHERE}: {one.action}.",
+            "guide": "9.3",
+        },
+        by=f"{BOARD}, xid, ailment",
+    )
+
+
+def _codes(codes: Iterable[int]) -> str:
+    return "|".join(str(code) for code in codes)
+
+
+def _chosen(what: str, texts: Mapping[str, str]) -> str:
+    """A template that says the text of what stands there."""
+    cases = [f'if eq ({what}) "{key}" }}}}{text}' for key, text in texts.items()]
+    return "{{ " + "{{ else ".join(cases) + "{{ end }}"

@@ -1,0 +1,230 @@
+"""GPU rules joined to engines, where labels allow it. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.dashboards.prometheus.cause_query import CauseQuery, Spelled, scored
+from kneewatch.dashboards.prometheus.gpu_alerts import (
+    AILMENT,
+    RATIO,
+    THROTTLED,
+    WANTED,
+    clock_alerts,
+    clock_records,
+    fault_alerts,
+    fault_records,
+)
+from kneewatch.dashboards.prometheus.gpu_series import (
+    BOARD,
+    BUSY,
+    CLOCK,
+    FREE,
+    INSTANCE,
+    USED,
+    each,
+    field_of,
+    gpu_records,
+    raw,
+    spellings,
+)
+from kneewatch.dashboards.prometheus.recording_rules import FOUND
+from kneewatch.dashboards.prometheus.rule_group import Group, Plan, Record
+from kneewatch.diagnose.causes.gpu_clocks import (
+    AS_EVER,
+    ENGINE_TERMS,
+    HALF_SPEED,
+    NEARLY_FULL,
+    QUEUED_S,
+    SLOWER,
+)
+from kneewatch.diagnose.causes.gpu_faults import WEIGHTS
+from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.gpu.health import XID
+from kneewatch.rules.facts import duration, number, recorded
+from kneewatch.rules.rule import Severity
+
+GIVEN = each("given")
+THROTTLED_ODDS, FAULT_ODDS = recorded("gpu_throttled_log_odds"), recorded("gpu_fault_log_odds")
+CLOCK_RATIO, UNWANTED = recorded("gpu_throttled_clock_ratio"), recorded("gpu_throttled_unwanted")
+ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID = map(recorded, (
+    "gpu_sm_clock_min_hz", "gpu_temperature_max_c", "gpu_xid_max"
+))  # fmt: skip
+"""Of an engine's GPUs the slowest, the hottest and the greatest XID: what peers are compared by."""
+
+FAULT_SEVERITY, FAULT_AT_WORK = recorded("gpu_fault_severity"), recorded("gpu_fault_at_work")
+
+
+def joined_group(plan: Plan) -> Group:
+    """An engine's GPU signals, and what its GPUs' causes are concluded from; nothing unjoined."""
+    if not plan.gpu_join:
+        return Group("kneewatch-engine-gpus", ())
+    used, free = field_of(USED), field_of(FREE)
+    sure = f"max by ({BOARD}) ({THROTTLED})"
+    own = f"{BOARD}, {INSTANCE}"
+    return Group(
+        "kneewatch-engine-gpus",
+        (
+            Record(GIVEN, _given(plan)),
+            Record(
+                recorded(FOUND[0]),
+                f"{_engine(plan, 'sum', used, own)} / on ({plan.engine})"
+                f" ({_engine(plan, 'sum', f'{used} + {free}', own)} > 0)",
+            ),
+            Record(recorded(FOUND[1]), _engine(plan, "avg", field_of(BUSY), own)),
+            Record(ENGINE_CLOCK, _engine(plan, "min", f"max by ({BOARD}) ({field_of(CLOCK)})")),
+            Record(ENGINE_HEAT, _engine(plan, "max", each("temperature_c"))),
+            Record(ENGINE_XID, _engine(plan, "max", field_of(XID))),
+            Record(THROTTLED_ODDS, _engine(plan, "max", f"ln({sure} / (1 - {sure}))")),
+            Record(CLOCK_RATIO, _engine(plan, "min", f"{RATIO} and on ({BOARD}) {THROTTLED}")),
+            Record(UNWANTED, _engine(plan, "max", f"{sure} unless {WANTED}")),
+            Record(FAULT_ODDS, _engine(plan, "max", f"sum by ({BOARD}) ({_weights()})")),
+            Record(FAULT_SEVERITY, _engine(plan, "max", f"max by ({BOARD}) ({_severities()})")),
+            Record(
+                FAULT_AT_WORK,
+                _engine(plan, "max", f'count by ({BOARD}) ({AILMENT}{{at_work="true"}})'),
+            ),
+        ),
+    )
+
+
+def _given(plan: Plan) -> str:
+    """1 for each GPU or MIG instance and what it is given to, in the engine's labels."""
+    there = ", ".join(f'{gpu}!=""' for _, gpu in plan.gpu_join)
+    mine = ", ".join(label for label, _ in plan.gpu_join)
+    parts: list[str] = []
+    for name, _ in spellings(CLOCK):
+        series = raw(plan, name, there)
+        for label, gpu in plan.gpu_join:
+            if label != gpu:
+                series = f'label_replace({series}, "{label}", "$1", "{gpu}", "(.+)")'
+        parts.append(f"max by ({BOARD}, {INSTANCE}, {mine}) ({series}) * 0 + 1")
+    return " or ".join(parts)
+
+
+def _engine(plan: Plan, fold: str, expr: str, by: str = BOARD) -> str:
+    """What is said of boards, or of instances, folded over those that an engine is given."""
+    mine = ", ".join(label for label, _ in plan.gpu_join)
+    folded = f"{fold} by ({mine}) ({GIVEN} * on ({by}) group_left () ({expr}))"
+    return f"({recorded('running')} * 0 + on ({mine}) group_left () {folded})"
+
+
+def _weights() -> str:
+    return " or ".join(
+        f'({AILMENT}{{severity="{severity.word}"}} * 0 + {number(weight)})'
+        for severity, weight in WEIGHTS.items()
+    )
+
+
+def _severities() -> str:
+    return " or ".join(
+        f'({AILMENT}{{severity="{severity.word}"}} * 0 + {int(severity)})' for severity in WEIGHTS
+    )
+
+
+# --- Causes that lie in an engine's GPUs, as PromQL; none where no label joins them ---------------
+
+
+DRIFT = recorded("itl_mean_drift_ratio")
+ENGINES = Spelled({"itl_mean_drift_ratio": DRIFT})
+
+
+def gpu_queries(plan: Plan) -> tuple[CauseQuery, ...]:
+    """An engine's GPUs have an error that bears on what they do now, or the mark of an old one;
+    their clocks are held down and it shows, or tokens come as ever (or somebody wants it so)."""
+    return (
+        _fault(f"{FAULT_AT_WORK} > 0"),
+        _fault(f"{FAULT_SEVERITY} unless {FAULT_AT_WORK}", "apart"),
+        _throttled_and_slow(plan),
+        _throttled_apart(),
+    )
+
+
+def _throttled_and_slow(plan: Plan) -> CauseQuery:
+    slow = f"({_slow()})"
+    harmed = (
+        f"({recorded('cascade_stage')} >= 2)"
+        f" or (min_over_time({recorded('queued')}[{duration(QUEUED_S * plan.scale)}]) == 1)"
+    )
+    for target_s, signal in (
+        (plan.targets.ttft_p99_s, "ttft_p99_s"),
+        (plan.targets.itl_p99_s, "itl_p99_s"),
+    ):
+        if target_s is not None:
+            harmed += f" or ({recorded(signal)} > {number(target_s)})"
+    return _throttled(
+        f"{_grave()} unless {_apart()}",
+        ((Severity.CRITICAL, f"{slow} and ({harmed})"), (Severity.WARNING, "")),
+    )
+
+
+def _throttled_apart() -> CauseQuery:
+    levels = ((Severity.WARNING, _grave()), (Severity.INFO, ""))
+    when = f"{THROTTLED_ODDS} unless ({_grave()} unless {_apart()})"
+    return _throttled(when, levels, "apart")
+
+
+def _fault(when: str, note: str = "") -> CauseQuery:
+    return CauseQuery(
+        BY_ID["gpu_fault"],
+        when,
+        (),
+        FAULT_ODDS,
+        (
+            (Severity.CRITICAL, f"{FAULT_SEVERITY} == 3"),
+            (Severity.WARNING, f"{FAULT_SEVERITY} == 2"),
+            (Severity.INFO, ""),
+        ),
+        "A GPU of this server has an error of its own",
+        "Drain its node; the alert KneewatchGpuFault says which GPU it is and what to do.",
+        ("9.3",),
+        note,
+        apart=bool(note),
+    )
+
+
+def _throttled(when: str, levels: tuple[tuple[Severity, str], ...], note: str = "") -> CauseQuery:
+    return CauseQuery(
+        BY_ID["gpu_throttled"],
+        f"({recorded('running_avg')} >= 1) and ({when})",
+        tuple(made for each in ENGINE_TERMS if (made := scored(ENGINES, each)) is not None),
+        THROTTLED_ODDS,
+        levels,
+        "A GPU of this server cannot reach its clocks while it works",
+        "Look at that GPU's heat, power and settings; the alert KneewatchGpuThrottled says which "
+        "it is and why.",
+        ("9.3",),
+        note,
+        apart=bool(note),
+    )
+
+
+def _slow() -> str:
+    return (
+        f"({DRIFT} >= {number(SLOWER)}) or (({CLOCK_RATIO} < {number(HALF_SPEED)}) unless {DRIFT})"
+    )
+
+
+def _grave() -> str:
+    """More than a note: nobody wants it so, or it is slow."""
+    return f"(({UNWANTED} or ({_slow()})) unless ({CLOCK_RATIO} >= {number(NEARLY_FULL)}))"
+
+
+def _apart() -> str:
+    return f"({DRIFT} < {number(AS_EVER)})"
+
+
+# Rules about GPUs, from a DCGM exporter's series: each GPU by itself, and by engine where labels
+# are stated that join them.
+
+
+def gpu_group(plan: Plan) -> Group:
+    """What is recorded of each GPU, and the alerts about it."""
+    return Group(
+        "kneewatch-gpus",
+        (
+            *gpu_records(plan),
+            *clock_records(),
+            *fault_records(plan),
+            *clock_alerts(plan),
+            *fault_alerts(plan),
+        ),
+    )

@@ -1,0 +1,128 @@
+"""DCGM's fields and the health signals of each GPU as recording rules. Pure.
+
+A field is recorded once a board (once a MIG instance where it is the instance's): in SI units,
+under DCGM's older name whatever the exporter calls it, and nothing where DCGM has no value. What is
+recorded of a board has its labels only: a GPU that pods share is on a page once a pod.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from kneewatch.collector.names.dcgm_fields import Field, field_table
+from kneewatch.collector.signals.expr import BitShare, Dialect, Expr
+from kneewatch.collector.signals.gpu import DEV, PROF, health_signals
+from kneewatch.dashboards.prometheus.rule_group import Plan, Record
+from kneewatch.diagnose.gpu.health import XID
+from kneewatch.diagnose.gpu.monitor import OF_AN_INSTANCE
+from kneewatch.rules.facts import PREFIX, duration, number, recorded
+
+GPU_LABELS = ("cluster", "Hostname", "hostname", "gpu", "UUID", "modelName")
+"""What tells boards apart, and their kind; exporters write Hostname or hostname."""
+
+BOARD = ", ".join(GPU_LABELS)
+INSTANCE = "GPU_I_ID"
+NAME = "GPU {{ $labels.gpu }}{{ if not $labels.gpu }}{{ $labels.UUID }}{{ end }}"
+WHERE = "{{ $labels.Hostname }}{{ $labels.hostname }}"
+"""A GPU and its node in an annotation."""
+
+USED, FREE = DEV + "FB_USED", DEV + "FB_FREE"
+BUSY = PROF + "GR_ENGINE_ACTIVE"
+CLOCK = DEV + "SM_CLOCK"
+SHOWN = (USED, FREE, BUSY, XID)
+"""Fields that findings and the XIDs need beside the health signals."""
+
+NO_VALUE_FROM = 2.0**63
+BLANKS_32 = 0x7FFFFFF0, 0x7FFFFFF0 + 16
+BLANKS_DOUBLE = 2.0**47
+"""DCGM's blanks as on a page (collector/names/dcgm_fields.py); fields that are not wide never
+reach 2^47 otherwise."""
+
+
+def each(key: str) -> str:
+    """The recorded series of a GPU's health signal."""
+    return recorded("gpu:" + key.removeprefix("gpu_"))
+
+
+def field_of(name: str) -> str:
+    """The recorded series of DCGM's field."""
+    return recorded(name)
+
+
+def gpu_records(plan: Plan) -> tuple[Record, ...]:
+    """Fields, bits and health signals, in the order in which they need each other."""
+    signals = {signal.key: signal.expr for signal in health_signals(None)}
+    dialect = Dialect(plan.window_s, GPU_LABELS, prefix=PREFIX)
+    told = {key: expr.promql(dialect) for key, expr in signals.items()}
+    asked = {key: query for key, query in told.items() if query is not None}
+    shares = {key: expr for key, expr in signals.items() if isinstance(expr, BitShare)}
+    fields = dict.fromkeys((*_fields(asked.values()), *_masks(signals.values()), *SHOWN))
+    window = duration(plan.window_s)
+    return (
+        *(Record(field_of(name), _cleaned(plan, name)) for name in fields),
+        *(Record(_bit(key), _seen(share)) for key, share in shares.items()),
+        *(Record(each(key), query) for key, query in asked.items()),
+        *(Record(each(key), f"avg_over_time({_bit(key)}[{window}])") for key in shares),
+    )
+
+
+def raw(plan: Plan, name: str, extra: str = "") -> str:
+    """A selector of the exporter's own series."""
+    matchers = ",".join(part for part in (plan.gpu_selector, extra) if part)
+    return f"{name}{{{matchers}}}" if matchers else name
+
+
+def spellings(name: str) -> list[tuple[str, float]]:
+    """A field's names on pages, those that win first, and the way of each to the field's unit."""
+    known = [(n.rank, text, n.scale) for text, n in field_table().names.items()
+             if n.field.name == name]  # fmt: skip
+    return [(text, scale) for _, text, scale in sorted(known)]
+
+
+def _fields(queries: Iterable[str]) -> Iterator[str]:
+    for query in queries:
+        yield from re.findall(rf"{PREFIX}(DCGM_\w+)", query)
+
+
+def _masks(exprs: Iterable[Expr]) -> Iterator[str]:
+    return (expr.metric for expr in exprs if isinstance(expr, BitShare))
+
+
+def _bit(key: str) -> str:
+    return each(key.removesuffix("_ratio") + "_now")
+
+
+def _seen(share: BitShare) -> str:
+    """1 where one of the mask's bits is set now, else 0."""
+    mask = field_of(share.metric)
+    bits = [1 << at for at in range(share.mask.bit_length()) if share.mask >> at & 1]
+    each_bit = " + ".join(f"(floor({mask} / {bit}) % 2)" for bit in bits)
+    return f"clamp_max({each_bit}, 1)"
+
+
+def _cleaned(plan: Plan, name: str) -> str:
+    field = field_table().fields[name]
+    links = tuple(label for label in field.labels if label == "nvlink")
+    own = (INSTANCE,) if name.startswith(OF_AN_INSTANCE) else ()
+    by = ", ".join((*GPU_LABELS, *links, *own))
+    parts: list[str] = []
+    for spelling, scale in spellings(name):
+        value = _known(raw(plan, spelling), field, scale)
+        if links:  # series of links name their GPU otherwise
+            for label, other in (("UUID", "gpu_uuid"), ("modelName", "model_name")):
+                value = f'label_replace({value}, "{label}", "$1", "{other}", "(.+)")'
+        scaled = value if scale == 1 else f"{number(scale)} * {value}"
+        parts.append(f"max by ({by}) ({scaled})")
+    return " or ".join(parts)
+
+
+def _known(series: str, field: Field, scale: float) -> str:
+    """A field's series where DCGM has a value; NaN is below nothing."""
+    if field.wide:
+        return f"({series} < {number(NO_VALUE_FROM)})"
+    low, high = BLANKS_32
+    below = f"({series} < {low})"
+    if field.unit == "hertz" and scale == 1:  # clocks pass 2^31 Hz
+        return f"({below} or ({series} >= {high} < {number(BLANKS_DOUBLE)}))"
+    return below

@@ -1,0 +1,359 @@
+"""promtool tests for the rules: simulated servers and GPUs with the alerts they must fire. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import yaml
+
+from kneewatch.collector.signals.expr import Dialect
+from kneewatch.dashboards.prometheus.hourly_totals import NAMES
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE
+from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S
+from kneewatch.rules.facts import duration, number
+
+NO_VALUE = 9223372036854775794.0
+"""DCGM's way to say that it has none."""
+
+BUSY = {
+    "DEV_SM_CLOCK": 1755,
+    "DEV_GPU_TEMP": 58,
+    "DEV_POWER_USAGE": 412.5,
+    "DEV_FB_USED": 70_000,
+    "DEV_FB_FREE": 10_000,
+    "DEV_XID_ERRORS": 0,
+    "DEV_PCIE_REPLAY_COUNTER": 7,
+    "DEV_ROW_REMAP_FAILURE": 0,
+    "PROF_GR_ENGINE_ACTIVE": 0.87,
+}
+BLANK = ("DEV_XID_ERRORS", "DEV_PCIE_REPLAY_COUNTER", "DEV_ROW_REMAP_FAILURE", "DEV_GPU_TEMP",
+         "DEV_ECC_DBE_VOL_TOTAL")  # fmt: skip
+
+WELL, LOST, HOT = "GPUs that are well", "a GPU falls off the bus", "heat holds a GPU down"
+
+Series = Mapping[str, str]
+
+
+class GpuScenario(NamedTuple):
+    """A server's GPUs, each on a node of its own that is called by the scenario's name and what it
+    is like, and the alerts that fire."""
+
+    name: str
+    series: Series
+    fires: frozenset[tuple[str, str]] = frozenset()
+
+
+def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
+    """GPUs of a server that serves, over so many evaluations."""
+    half, interval_s = steps // 2, plan.interval_s
+
+    def level(value: float) -> str:
+        return f"{number(value)}x{steps}"
+
+    def gpu(like: str = "", mig: str = "", *, of: str = WELL, **fields: str) -> Series:
+        """A busy H100 of the default fields."""
+        shown = {name: level(value) for name, value in BUSY.items()} | fields
+        node = f"{of}: {like}" if like else of
+        labels = {"gpu": "0", "UUID": node, "modelName": "NVIDIA H100 80GB HBM3", "Hostname": node}
+        labels |= {"GPU_I_ID": mig} if mig else {}
+        labels |= {other: of for _, other in plan.gpu_join}
+        inner = ", ".join(f'{name}="{value}"' for name, value in labels.items())
+        return {f"DCGM_FI_{name}{{{inner}}}": told for name, told in shown.items()}
+
+    replays = f"5000+{number(interval_s)}x{half} 0x{steps - half}"
+    harmless = {
+        **gpu("works"),
+        **gpu("has no values", **dict.fromkeys(BLANK, level(NO_VALUE))),
+        **gpu("XID of a program", DEV_XID_ERRORS=f"0x{half} 43x{half}"),
+        **gpu("began anew", DEV_PCIE_REPLAY_COUNTER=replays, DEV_ECC_DBE_VOL_TOTAL=level(0)),
+        **gpu("idle", PROF_GR_ENGINE_ACTIVE=level(0.01), DEV_SM_CLOCK=level(345)),
+        **gpu("MIG", "1"),
+        **gpu("MIG", "2"),
+    }
+    lost = gpu(of=LOST, DEV_XID_ERRORS=f"0x{half} 79x{half}")
+    held_ns = f"0+{number(0.4e9 * interval_s)}x{steps}"
+    hot = gpu(of=HOT, DEV_SM_CLOCK=level(990), DEV_THERMAL_VIOLATION=held_ns)
+    return (
+        GpuScenario(WELL, harmless),
+        GpuScenario(LOST, lost, _fires(plan, "Fault", "critical")),
+        GpuScenario(HOT, hot, _fires(plan, "Throttled", "warning")),
+    )
+
+
+def _fires(plan: Plan, cause: str, severity: str) -> frozenset[tuple[str, str]]:
+    """The alert about the GPU, and that about the engine which it is joined to."""
+    names = [f"KneewatchGpu{cause}", *([f"KneewatchCauseGpu{cause}"] if plan.gpu_join else [])]
+    return frozenset((name, severity) for name in names)
+
+
+# --- Made-up servers for the promtool tests -------------------------------------------------------
+
+
+WINDOWS = 8
+"""How many windows a scenario lasts."""
+
+
+class Server:
+    """Series of a made-up server, in promtool's notation: start+step x count. Where no model is
+    stated it serves one that is called like itself: then it has no peers."""
+
+    def __init__(self, plan: Plan, name: str, *, model: str = "") -> None:
+        self._plan = plan
+        self._process = {"instance": name, "job": "vllm"}
+        for label, _ in plan.gpu_join:
+            self._process[label] = (model or name) if label in NAMES else name
+        self._engine = self._process | {"model_name": model or name, "engine": "0"}
+        self.steps = round(WINDOWS * plan.window_s / plan.interval_s)
+
+    def level(self, value: float) -> str:
+        """A gauge that stands still."""
+        return f"{number(value)}x{self.steps}"
+
+    def rate(self, per_s: float) -> str:
+        """A counter that grows."""
+        return f"0+{number(per_s * self._plan.interval_s)}x{self.steps}"
+
+    def ramp(self, per_s: float) -> str:
+        """A gauge that grows."""
+        return self.rate(per_s)
+
+    def named(self, metric: str, *labels: str) -> str:
+        """A series of the engine."""
+        spelled = Dialect(self._plan.window_s, prefix=self._plan.prefix)
+        return spelled.series(metric, extra=", ".join((*pairs(self._engine), *labels)))
+
+    @property
+    def up(self) -> str:
+        """Whether the server's page can be read."""
+        return f"up{{{', '.join(pairs(self._process))}}}"
+
+    def busy(
+        self,
+        *,
+        running: float,
+        waiting: str = "",
+        usage: float = 0.5,
+        preempted_per_s: float = 0.0,
+        served_per_s: float = 4.0,
+        tokens_per_s: float = 800.0,
+        itl_s: float = 0.02,
+    ) -> dict[str, str]:
+        """A server that serves: TTFT 0.2 s."""
+        queue = waiting or self.level(0)
+        found = {
+            self.named("num_requests_running"): self.level(running),
+            self.named("num_requests_waiting"): queue,
+            self.named("num_requests_waiting_by_reason", 'reason="capacity"'): queue,
+            self.named("num_requests_waiting_by_reason", 'reason="deferred"'): self.level(0),
+            self.named("kv_cache_usage_perc"): self.level(usage),
+            self.named("num_preemptions_total"): self.rate(preempted_per_s),
+            self.named("generation_tokens_total"): self.rate(tokens_per_s),
+            self.named("prompt_tokens_total"): self.rate(4 * served_per_s),
+            self.named("request_success_total", 'finished_reason="stop"'): self.rate(served_per_s),
+            self.up: self.level(1),
+        }
+        for name, bounds, value_s, per_s in (
+            ("time_to_first_token_seconds", (0.1, 0.25, 1.0), 0.2, served_per_s),
+            ("inter_token_latency_seconds", (0.01, 0.025, 0.05, 0.075, 0.5), itl_s, tokens_per_s),
+            ("e2e_request_latency_seconds", (1.0, 5.0, 10.0), 4.0, served_per_s),
+            ("request_prefill_time_seconds", (0.1, 0.3, 1.0), 0.05, served_per_s),
+        ):
+            found |= self._histogram(name, bounds, value_s=value_s, per_s=per_s)
+        return found
+
+    def _histogram(
+        self, name: str, bounds: tuple[float, ...], *, value_s: float, per_s: float
+    ) -> dict[str, str]:
+        """A histogram all of whose observations are the same."""
+        found = {
+            self.named(f"{name}_bucket", f'le="{bound}"'): self.rate(
+                per_s if bound >= value_s else 0.0
+            )
+            for bound in bounds
+        }
+        found[self.named(f"{name}_bucket", 'le="+Inf"')] = self.rate(per_s)
+        found[self.named(f"{name}_count")] = self.rate(per_s)
+        found[self.named(f"{name}_sum")] = self.rate(value_s * per_s)
+        return found
+
+
+def pairs(labels: Mapping[str, str]) -> Iterator[str]:
+    """Labels as a selector has them."""
+    return (f'{name}="{value}"' for name, value in labels.items())
+
+
+# --- promtool tests for the rules: what must fire, and what must not ------------------------------
+
+
+TESTS_FILE = "kneewatch.tests.yml"
+HEAD = "# Generated by `kneewatch export prometheus-tests`: promtool test rules {}\n"
+
+STATED = "BREAKER|TTFT-P.*|ITL-P.*|BENCH-.*"
+"""Rules whose bounds only the user states."""
+
+FEW = 4
+"""Steps after which a server's metrics go, where an alert waits for long."""
+
+NOTHING: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Series by metric and labels, and the alerts that fire after so many windows. Servers and
+    nodes are called by its name, or begin with it: all scenarios are played at once.
+
+    `fires` holds (alert name, severity) pairs; nothing else may fire from `severity` warning on.
+    """
+
+    name: str
+    series: Mapping[str, str]
+    fires: frozenset[tuple[str, str]] = NOTHING
+
+
+def scenarios(plan: Plan) -> tuple[Scenario, ...]:
+    """Trouble, and what only looks like it."""
+    return (*_calm(plan), *_troubled(plan), *_with_peers(plan), *_with_gpus(plan))
+
+
+def _calm(plan: Plan) -> Iterator[Scenario]:
+    name = "a server that serves"
+    yield Scenario(name, Server(plan, name).busy(running=8))
+    name = "an idle server"
+    yield Scenario(name, Server(plan, name).busy(running=0, served_per_s=0, tokens_per_s=0))
+    name = "a full cache without harm"
+    yield Scenario(name, Server(plan, name).busy(running=16, usage=0.97))
+    name = "counters that begin anew"
+    server = Server(plan, name)
+    half, step = server.steps // 2, number(4 * plan.interval_s)
+    reset = {
+        server.named("generation_tokens_total"): f"5000+{step}x{half} 0+{step}x{half}",
+        server.named("num_preemptions_total"): f"9x{half} 0x{half}",
+    }
+    yield Scenario(name, server.busy(running=8) | reset)
+    name = "started anew and not used yet"
+    server = Server(plan, name)
+    tokens = (server.named(f"{kind}_tokens_total") for kind in ("prompt", "generation"))
+    fresh = dict.fromkeys(tokens, f"5000x{FEW} 0x{server.steps - FEW}")
+    yield Scenario(name, _gone(server, until=FEW) | fresh | {server.up: server.level(1)})
+
+
+def _troubled(plan: Plan) -> Iterator[Scenario]:
+    name = "running requests are preempted and queue"
+    server = Server(plan, name)
+    critical = plan.thresholds.get("KV-EVICT", {}).get("critical", EVICT_CRITICAL_PER_S)
+    evicting = server.busy(
+        running=16, usage=0.99, preempted_per_s=1.25 * 16 * critical, waiting=server.level(30)
+    )
+    yield Scenario(name, evicting, frozenset({
+        ("KneewatchKvEvict", "warning"), ("KneewatchKvEvict", "critical"),
+        ("KneewatchCascadeQueueing", "critical"), ("KneewatchCauseKvPressure", "critical"),
+    }))  # fmt: skip
+    name = "more requests arrive than are served"
+    server = Server(plan, name)
+    yield Scenario(name, server.busy(running=16, waiting=server.ramp(0.25)), frozenset({
+        ("KneewatchQueueGrows", "warning"), ("KneewatchCauseAdmissionLimit", "warning"),
+    }))  # fmt: skip
+    name = "no token comes out"
+    stalled = Server(plan, name).busy(running=8, served_per_s=0.0, tokens_per_s=0.0)
+    yield Scenario(name, stalled, frozenset({("KneewatchCauseEngineStalled", "critical")}))
+    yield _poor_speculation(plan)
+    yield _without_answer(plan)
+    yield _without_metrics(plan)
+
+
+def _poor_speculation(plan: Plan) -> Scenario:
+    name = "a speculation that does not pay"
+    server = Server(plan, name)
+    drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_tokens": 30.0}
+    counted = {
+        server.named(f"spec_decode_num_{part}_total"): server.rate(per_s)
+        for part, per_s in drafts.items()
+    }
+    return Scenario(name, server.busy(running=8) | counted, frozenset({
+        ("KneewatchSpecAccept", "warning"), ("KneewatchCauseSpecDecodePoor", "warning"),
+    }))  # fmt: skip
+
+
+def _without_answer(plan: Plan) -> Scenario:
+    name = "a server that does not answer"
+    server = Server(plan, name)
+    half = server.steps // 2
+    down = {server.up: f"1x{half} 0x{half}"}
+    fires = frozenset({("KneewatchTargetDown", "critical")})
+    return Scenario(name, _gone(server, until=half) | down, fires)
+
+
+def _without_metrics(plan: Plan) -> Scenario:
+    name = "a page that has lost vLLM's metrics"
+    server = Server(plan, name)
+    fires = frozenset({("KneewatchMetricsVanished", "warning")})
+    return Scenario(name, _gone(server, until=FEW) | {server.up: server.level(1)}, fires)
+
+
+def _gone(server: Server, *, until: int) -> dict[str, str]:
+    """Series of a server that serves, until so many steps have passed."""
+    return {
+        series: f"{values.partition('x')[0]}x{until} stale"
+        for series, values in server.busy(running=8).items()
+    }
+
+
+def _with_peers(plan: Plan) -> Iterator[Scenario]:
+    """Four servers of a model, and the seconds between the tokens of each."""
+    slow = frozenset({("KneewatchCauseBadNode", "warning")})
+    for name, itls_s, fires in (
+        ("one of four is slow", (0.02, 0.02, 0.02, 0.06), slow),
+        ("two kinds of GPU", (0.02, 0.02, 0.06, 0.06), NOTHING),
+    ):
+        series: dict[str, str] = {}
+        for at, itl_s in enumerate(itls_s):
+            server = Server(plan, f"{name}, {at}", model=name)
+            series |= server.busy(running=8, itl_s=itl_s)
+        yield Scenario(name, series, fires)
+
+
+def _with_gpus(plan: Plan) -> Iterator[Scenario]:
+    for name, gpus, fires in gpu_scenarios(plan, round(WINDOWS * plan.window_s / plan.interval_s)):
+        yield Scenario(name, {**Server(plan, name).busy(running=8), **gpus}, fires)
+
+
+def promtool_files(plan: Plan) -> dict[str, str]:
+    """The test file by name; it stands beside the rule file.
+
+    All scenarios are one test, for promtool takes as long for one server as for a dozen.
+    """
+    step, played = duration(plan.interval_s), scenarios(plan)
+    series = {name: values for one in played for name, values in one.series.items()}
+    test = {
+        "name": "; ".join(one.name for one in played),
+        "interval": step,
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [_expected(plan, scenario) for scenario in played],
+    }
+    document: dict[str, Any] = {
+        "rule_files": [RULES_FILE],
+        "evaluation_interval": step,
+        "tests": [test],
+    }
+    body = yaml.safe_dump(document, sort_keys=False, width=100_000)
+    return {TESTS_FILE: HEAD.format(TESTS_FILE) + body}
+
+
+def _expected(plan: Plan, scenario: Scenario) -> dict[str, Any]:
+    """What fires of a scenario's servers and GPUs, and nothing else."""
+    firing = 'alertname=~"Kneewatch.*", alertstate="firing", severity=~"warning|critical"'
+    told = " or ".join(
+        f'ALERTS{{{label}=~"{scenario.name}.*", {firing}, rule!~"{STATED}"}}'
+        for label in ("instance", "Hostname")
+    )
+    return {
+        "expr": f"count by (alertname, severity) ({told})",
+        "eval_time": duration((WINDOWS - 1) * plan.window_s),
+        "exp_samples": [
+            {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}
+            for name, severity in sorted(scenario.fires)
+        ],
+    }

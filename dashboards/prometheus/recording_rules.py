@@ -1,0 +1,383 @@
+"""Recording rules for signals, hour-of-week baselines and cascade stages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kneewatch.collector.signals.expr import Dialect, InfoChanges
+from kneewatch.collector.signals.signal import Signal
+from kneewatch.dashboards.prometheus.rule_group import Group, Plan, Record
+from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM
+from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.learned.derived_signals import (
+    RECENT_REQUESTS_MIN,
+    RECENT_SCRAPES,
+    RECENT_SHARE,
+)
+from kneewatch.rules.baseline import (
+    DRIFTS,
+    FAMILIES,
+    HOUR_S,
+    MORE_IS_BETTER,
+    QUEUE_MOVES,
+    QUIET_WAITING,
+    SAMPLES_MAX,
+    SAMPLES_MIN,
+    SCRAPES_MIN,
+    SPREAD_MAX,
+    STAGE_MOVES,
+    TRACKED,
+    WEEK_S,
+    WEEKS,
+    WEEKS_MIN,
+)
+from kneewatch.rules.cascade import (
+    EVICTS,
+    EVIDENCE,
+    EXIT_HOLD_S,
+    FALLS_TO,
+    LOAD_HOLDS_AT,
+    SAMPLES_KEPT,
+    severities,
+)
+from kneewatch.rules.conditions import ToPromQL, nodes
+from kneewatch.rules.facts import duration, number, recorded
+from kneewatch.rules.quantities import Usually
+
+STEP_S = 300.0
+"""How often is looked whether an hour has begun."""
+
+NEW_HOUR = f"(minute() < {round(STEP_S / 60)})"
+"""True at the first evaluation in an hour: groups are evaluated at some second of their interval,
+which is not the hour's own."""
+
+USUALLY = tuple(
+    dict.fromkeys(
+        node.key
+        for record in CAUSES
+        for form in record.forms
+        if not (record.sidecar or form.sidecar)
+        for node in nodes((form.gate, form.terms, form.levels))
+        if isinstance(node, Usually)
+    )
+)
+"""Signals that causes compare with their normal values."""
+
+COMPARED = tuple(
+    dict.fromkeys(
+        (*(of for _, of in DRIFTS), "kv_transfer_mean_s", "finished_length_ratio", *USUALLY)
+    )
+)
+"""Signals that a rule holds against what they were."""
+
+SEASON = "season"
+"""A label that only what is usual has, so that it stands beside the quiet median."""
+
+
+def season_group(plan: Plan) -> Group:
+    """The medians of each hour, and what is usual at the hour that begins."""
+    hours = [Record(recorded(f"{key}:hour"), _hour(recorded(key))) for key in COMPARED]
+    usual = [
+        Record(recorded(f"{key}:usual"), _usual(plan, recorded(f"{key}:hour")), {SEASON: "week"})
+        for key in COMPARED
+    ]
+    return Group("kneewatch-seasons", (*hours, *usual), interval_s=STEP_S)
+
+
+def held_against(plan: Plan, key: str) -> str:
+    """What a signal is to be held against: its quiet median, or what is usual at this hour of the
+    week where that is worse; either where there is no other."""
+    worse = "min" if key in MORE_IS_BETTER else "max"
+    usual = f"last_over_time({recorded(f'{key}:usual')}[{duration(HOUR_S + STEP_S)}])"
+    return f"{worse} by ({plan.engine}) ({recorded(f'{key}:quiet')} or {usual})"
+
+
+def _hour(series: str) -> str:
+    ended = f"{series}[{duration(HOUR_S)}]"
+    enough = f"count_over_time({ended}) >= {SCRAPES_MIN}"
+    return f"(quantile_over_time(0.5, {ended}) and {enough}) and on () {NEW_HOUR}"
+
+
+def _usual(plan: Plan, hour: str) -> str:
+    """The median of the weeks, where there are enough that agree."""
+    each = " or ".join(_week(hour, week) for week in range(1, WEEKS + 1))
+    middle = f"quantile by ({plan.engine}) (0.5, {each})"
+    apart = f"abs(({each}) - on ({plan.engine}) group_left () ({middle}))"
+    agree = f"quantile by ({plan.engine}) (0.5, {apart}) <= {number(SPREAD_MAX)} * abs({middle})"
+    enough = f"count by ({plan.engine}) ({each}) >= {WEEKS_MIN}"
+    return f"({middle}) and ({agree}) and ({enough}) and on () {NEW_HOUR}"
+
+
+def _week(hour: str, week: int) -> str:
+    """The hour that begins, so many weeks ago: it was recorded at its end, at some second of a
+    step that may have been another then."""
+    ago_s = week * WEEK_S - HOUR_S
+    around = f"{hour}[{duration(2 * STEP_S)}] offset {duration(ago_s - STEP_S)}"
+    return f'label_replace(last_over_time({around}), "week", "{week}", "", "")'
+
+
+# --- Recording rules: every signal that PromQL can express, and what is derived from several ------
+
+
+CONFIDENCE = "cause_confidence"
+FAMILY_SERIES = ("disturbed", "sampled")
+
+CASCADE = ("cascade_stage", "cascade_severity", "work_fallen")
+FOUND = ("gpu_memory_used_ratio", "gpu_engine_active_ratio")
+"""Signals of an engine's GPUs that findings judge, where labels join them."""
+
+
+def inexpressible(plan: Plan) -> list[str]:
+    """Signals that PromQL cannot express: numbers that stand inside a label."""
+    return [s.key for s in plan.signals() if s.expr.promql(plan.dialect) is None]
+
+
+class Recorded:
+    """How conditions are spelled with what a plan's rules record (rules/conditions)."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.window_s, self.interval_s = plan, plan.window_s, plan.interval_s
+        self.scale, self.targets, self.process = plan.scale, plan.targets, plan.process
+        signals = {signal.key for signal in plan.signals()} - set(inexpressible(plan))
+        of_gpus = FOUND if plan.gpu_join else ()
+        self.keys = frozenset({*signals, *derived(plan), *CASCADE, *of_gpus})
+        """What is recorded for each engine."""
+
+    def series(self, key: str) -> str | None:
+        """The recorded series of a signal; None where there is none."""
+        return recorded(key) if key in self.keys else None
+
+    def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
+        """vLLM's own series of a metric."""
+        return self.plan.dialect.series(metric, suffix, extra=extra)
+
+    def summed(self, expr: str) -> str:
+        """An expression over vLLM's own series, summed by engine."""
+        return self.plan.dialect.sum(expr)
+
+    def last_rate(self, metric: str) -> str:
+        """The rate of a counter between its last two scrapes, by engine."""
+        return self.summed(f"irate({self.raw(metric, '_total')}[{self.plan.dialect.range}])")
+
+
+def signal_group(plan: Plan) -> Group:
+    """A series for each signal, per engine."""
+    dialect = plan.dialect
+    rules = [
+        Record(recorded(signal.key), _spread(plan, signal, query))
+        for signal in plan.signals()
+        if (query := signal.expr.promql(dialect)) is not None
+    ]
+    return Group("kneewatch-signals", tuple(rules))
+
+
+def _spread(plan: Plan, signal: Signal, query: str) -> str:
+    """What a page says once for all its engines (the running adapters), told for each."""
+    if not isinstance(signal.expr, InfoChanges):
+        return query
+    each = f"({recorded('running')} * 0 + 1)"
+    return f"{each} * on ({plan.process}) group_left () ({query})"
+
+
+def derived_group(plan: Plan) -> Group:
+    """Derived signals: counts in the window, quiet medians, and drifts against them."""
+    return Group(
+        "kneewatch-derived",
+        tuple(Record(recorded(key), expr) for key, expr in derived(plan).items()),
+    )
+
+
+def derived(plan: Plan) -> Mapping[str, str]:
+    """The derived signals' expressions by key, in an order in which each finds what it needs."""
+    window = number(plan.window_s)
+    found = {
+        "preempted_in_window": f"{window} * {recorded('preemption_per_s')}",
+        "errors_in_window": f"{window} * {recorded('finished_error_per_s')}",
+        "prompt_tail_ratio": over("prompt_tokens_p99", "prompt_tokens_p95"),
+        "prefill_busy_ratio": f"{recorded('arrival_per_s')} * {recorded('prefill_mean_s')}",
+    }
+    found |= _recent(plan)
+    for key in COMPARED:
+        found[f"{key}:quiet"] = _quiet(plan, key)
+    for key, of in (*DRIFTS, ("kv_transfer_drift_ratio", "kv_transfer_mean_s")):
+        found[key] = f"{recorded(of)} / ({held_against(plan, of)} > 0)"
+    ended = "finished_length_ratio"
+    found["finished_length_drift_points"] = f"{recorded(ended)} - ({held_against(plan, ended)})"
+    for key in USUALLY:
+        found[Usually(key).name] = held_against(plan, key)
+    if plan.targets.ttft_p99_s is not None:
+        wait = over("waiting", "completed_per_s")
+        found["queue_wait_estimate_ratio"] = f"{wait} / {number(plan.targets.ttft_p99_s)}"
+    return found
+
+
+def _recent(plan: Plan) -> dict[str, str]:
+    """What shows first on the window's newest quarter (`recent` in derived_signals.py)."""
+    quarter_s = max(RECENT_SHARE * plan.window_s, RECENT_SCRAPES * plan.interval_s)
+    quarter = _within(plan, quarter_s)
+    half = _within(plan, max(quarter_s, 2 * RECENT_SHARE * plan.window_s))
+    found: dict[str, str] = {}
+    for kind in ("ratio", "tokens_mean"):
+        hits = _signal(plan, f"prefix_hit_{kind}")
+        told = [
+            f"(({hits.expr.promql(dialect)}) and"
+            f" {number(dialect.range_s)} * ({arrivals}) >= {number(RECENT_REQUESTS_MIN)})"
+            for dialect in (quarter, half)
+            if (arrivals := _signal(plan, "arrival_per_s").expr.promql(dialect))
+        ]
+        found[f"prefix_hit_recent_{kind}"] = " or ".join(told)
+        recent, window = recorded(f"prefix_hit_recent_{kind}"), recorded(hits.key)
+        found[f"prefix_hit_fewest_{kind}"] = f"({recent} <= {window}) or {window} or {recent}"
+    spec = _signal(plan, "spec_acceptance_ratio")
+    found["spec_acceptance_recent_ratio"] = spec.expr.promql(quarter) or ""
+    swaps = _signal(plan, "lora_change_per_s")
+    found["lora_change_recent_per_s"] = _spread(plan, swaps, swaps.expr.promql(quarter) or "")
+    return found
+
+
+def _within(plan: Plan, range_s: float) -> Dialect:
+    return replace(plan.dialect, range_s=min(range_s, plan.window_s))
+
+
+def _signal(plan: Plan, key: str) -> Signal:
+    return next(signal for signal in plan.signals() if signal.key == key)
+
+
+def calm_group(plan: Plan) -> Group:
+    """What the quiet medians are taken of: values of scrapes in which nothing moved their family.
+
+    Evaluated after the alerts, for a finding at warning is not quiet.
+    """
+    # Once for all families: there are many alerts to look through.
+    firing = 'ALERTS{kneewatch="finding", alertstate="firing", severity=~"warning|critical"}'
+    seen, warned, arrivals = map(recorded, ("seen", "warned", "arrival_per_s"))
+    half, window = duration(plan.window_s / 2), duration(plan.window_s)
+    rules = [
+        Record(warned, f"max by ({plan.engine}, rule) ({firing})"),
+        # A target that has just appeared has no quiet yet.
+        Record(seen, f"({arrivals} > 0) and ({recorded('running')} offset {half})"),
+    ]
+    for family in FAMILIES:
+        label = {"family": family}
+        disturbed, sampled = (f'{recorded(key)}{{family="{family}"}}' for key in FAMILY_SERIES)
+        on = f"unless on ({plan.engine})"
+        calm = f"{seen} {on} max_over_time({disturbed}[{window}])"
+        if plan.ordered:  # one sample each half window, as the sidecar takes them
+            spaced = duration((plan.window_s - plan.interval_s) / 2)
+            calm = f"({calm}) {on} last_over_time({sampled}[{spaced}])"
+        rules.append(Record(recorded("disturbed"), _disturbed(plan, family), label))
+        rules.append(Record(recorded("sampled"), calm, label))
+        rules += [
+            Record(recorded(f"{key}:calm"), f"{recorded(key)} and on ({plan.engine}) {sampled}")
+            for key in TRACKED[family]
+            if key in COMPARED
+        ]
+    return Group("kneewatch-calm", tuple(rules))
+
+
+def _disturbed(plan: Plan, family: str) -> str:
+    """Where something moves a family of signals: a cause, a finding at warning, the cascade or a
+    queue."""
+    causes = "|".join(record.id for record in CAUSES if family in record.moves)
+    rules = "|".join(rule.id for rule in plan.rules() if family in rule.moves)
+    concluded = f'{recorded(CONFIDENCE)}{{cause=~"({causes})(:.*)?"}} >= {number(CONCLUDED_FROM)}'
+    warned = f'{recorded("warned")}{{rule=~"{rules}"}}'
+    parts = [f"(max by ({plan.engine}) ({concluded}))"]
+    parts += [f"(max by ({plan.engine}) ({warned}))"] if rules else []
+    if family in STAGE_MOVES:
+        parts.append(f"({recorded('cascade_stage')} >= {EVICTS})")
+    if family in QUEUE_MOVES:
+        parts.append(f"({recorded('waiting_avg')} >= {number(QUIET_WAITING)})")
+    return " or ".join(parts)
+
+
+def _quiet(plan: Plan, key: str) -> str:
+    """The median of the quiet values; the last one known while there is no quiet."""
+    remembered_s = SAMPLES_MAX * plan.window_s / 2
+    calm = f"{recorded(f'{key}:calm')}[{duration(remembered_s)}]"
+    dense = plan.window_s / 2 / plan.interval_s
+    enough = SAMPLES_MIN if plan.ordered else max(1, round(SAMPLES_MIN * dense))
+    return (
+        f"(quantile_over_time(0.5, {calm}) and count_over_time({calm}) >= {enough})"
+        f" or {recorded(f'{key}:quiet')}"
+    )
+
+
+def over(key: str, by: str) -> str:
+    """One recorded series over another, where that is above nothing."""
+    return f"{recorded(key)} / ({recorded(by)} > 0)"
+
+
+# --- The stages of the KV memory-pressure cascade as recording rules. Pure ------------------------
+#
+# The same conditions as rules/cascade.py. A stage holds while its evidence was seen within the
+# hold; a restarted process has nothing to hold.
+
+
+def stage_group(plan: Plan) -> Group:
+    """Evidence, stage and severity, a series each."""
+    return Group(
+        "kneewatch-cascade",
+        (
+            Record(recorded("in_flight_avg"), _sum("running_avg", "waiting_avg")),
+            Record(recorded("work_fallen"), _work_fallen(plan)),
+            Record(recorded("cascade_evidence"), _evidence(plan)),
+            Record(recorded("cascade_stage"), _held(plan, "cascade_evidence")),
+            Record(recorded("cascade_severity_evidence"), _severity(plan)),
+            Record(
+                recorded("cascade_severity"),
+                f"(({_held(plan, 'cascade_severity_evidence')}) and"
+                f" {recorded('cascade_stage')} >= 2) or {recorded('cascade_severity_evidence')}",
+            ),
+        ),
+    )
+
+
+def _evidence(plan: Plan) -> str:
+    """The stage that the evidence of this moment shows: the conditions of rules/cascade.py."""
+    to = ToPromQL(Recorded(plan))
+    stages = [f"(({when.compile(to).vector}) * 0 + {stage})" for stage, when in EVIDENCE]
+    return f"{' or '.join(stages)} or ({recorded('kv_usage_ratio')} * 0)"
+
+
+def _work_fallen(plan: Plan) -> str:
+    """1 where tokens have been below their median of earlier windows for half a window while the
+    load holds."""
+    made, load = recorded("generation_tokens_per_s"), recorded("in_flight_avg")
+    half = plan.window_s / 2
+    earlier = f"[{duration(SAMPLES_KEPT * half)}] offset {duration(plan.window_s)}"
+    fallen = (
+        f"({made} < bool {number(FALLS_TO)} * quantile_over_time(0.5, {made}{earlier}))"
+        f" * ({load} >= bool {number(LOAD_HOLDS_AT)} * quantile_over_time(0.5, {load}{earlier}))"
+    )
+    return f"min_over_time(({fallen})[{duration(half)}:{duration(plan.interval_s)}])"
+
+
+def _severity(plan: Plan) -> str:
+    """0 ok, 1 info, 2 warning, 3 critical, before the hold."""
+    to = ToPromQL(Recorded(plan))
+    evicting = next(rule for rule in plan.rules() if rule.id == "KV-EVICT")
+    levels = [
+        f"(({when.compile(to).vector or recorded('cascade_stage')}) * 0 + {int(severity)})"
+        for severity, when in severities(evicting)
+    ]
+    return " or ".join(levels)
+
+
+def _held(plan: Plan, key: str) -> str:
+    """The highest of a series within the hold; half of it once no request is left."""
+    series, hold_s = recorded(key), EXIT_HOLD_S * plan.scale
+    starts = plan.dialect.names.get("process_start_time_seconds", "process_start_time_seconds")
+    selector = f"{{{plan.selector}}}" if plan.selector else ""
+    restarted = f"(changes({starts}{selector}[{duration(hold_s)}]) > 0)"
+    busy = f"({_sum('running', 'waiting')} > 0)"
+    unheld = f"unless on ({plan.process}) {restarted}"
+    return (
+        f"((max_over_time({series}[{duration(hold_s)}]) and {busy})"
+        f" or max_over_time({series}[{duration(hold_s / 2)}])) {unheld} or {series}"
+    )
+
+
+def _sum(one: str, other: str) -> str:
+    return f"({recorded(one)} + {recorded(other)})"

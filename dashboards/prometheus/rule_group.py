@@ -1,0 +1,94 @@
+"""Rules as Prometheus takes them, and what they are made for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
+from kneewatch.collector.signals.expr import Dialect
+from kneewatch.diagnose.diagnosis_config import Profile
+
+LABELS = (
+    "cluster",
+    "namespace",
+    "job",
+    "pod",
+    "instance",
+    "tier",
+    "model_name",
+    "engine",
+)
+"""Labels that keep engines apart, and those by which people find them; absent ones do no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Profile):
+    """What rules are made for: a profile, and where its series come from.
+
+    `interval_s` is the evaluation interval. `objective_ratio` of the requests must meet the
+    targets. `prefix` begins vLLM's metric names. `triage_url` is where the triage page of a target
+    is: its `instance` is put behind it. `gpu_join` has the engine's labels, and those of DCGM's
+    series that say the same: without it no GPU is an engine's. `gpu_selector` restricts DCGM's.
+    `ordered`: a rule sees what those before it recorded at the same moment; vmalert's do not.
+    """
+
+    interval_s: float = 15.0
+    objective_ratio: float = 0.99
+    labels: tuple[str, ...] = LABELS
+    prefix: str = VLLM_PREFIX
+    selector: str = ""
+    triage_url: str = ""
+    gpu_join: tuple[tuple[str, str], ...] = ()
+    gpu_selector: str = ""
+    ordered: bool = True
+
+    @property
+    def dialect(self) -> Dialect:
+        """How series are spelled."""
+        return Dialect(self.window_s, self.labels, self.selector, {}, self.prefix)
+
+    @property
+    def engine(self) -> str:
+        """The labels of an engine, for `by` and `on`."""
+        return ", ".join(self.labels)
+
+    @property
+    def process(self) -> str:
+        """The labels of a process: what all its engines share."""
+        return ", ".join(one for one in self.labels if one not in ("model_name", "engine"))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A recording rule."""
+
+    name: str
+    expr: str
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """An alerting rule; `keep_s` is how long it goes on firing after its expression has ended, `by`
+    are the labels of what it is about (none: an engine's)."""
+
+    name: str
+    expr: str
+    for_s: float
+    keep_s: float
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rules that are evaluated one after the other: later ones see what earlier ones recorded.
+
+    `interval_s` is how often, where that is not the plan's.
+    """
+
+    name: str
+    rules: tuple[Record | Alert, ...]
+    interval_s: float | None = None

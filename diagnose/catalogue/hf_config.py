@@ -1,0 +1,284 @@
+"""A Hugging Face `config.json`, read strictly, with the defaults of its model family. Pure."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import cast
+
+from kneewatch.diagnose.sizing.inputs import SizingError
+
+# Names that older families have for the same thing; the first that is there counts.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "hidden_size": ("n_embd", "d_model", "n_embed"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "kv_n_heads", "multi_query_group_num"),
+    "head_dim": ("attention_head_dim", "kv_channels"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "block_ff_dim"),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
+    "n_routed_experts": ("num_local_experts", "num_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
+}
+# Parts of a configuration whose fields are read as if they stood beside them (DBRX).
+_FLATTENED = ("attn_config", "ffn_config")
+# What a file at the top level always states; class defaults fill these in nested parts only.
+_STATED = {
+    "num_hidden_layers", "n_layer", "n_layers", "hidden_size", "n_embd", "d_model", "vocab_size",
+    "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "intermediate_size",
+    "ffn_dim", "moe_intermediate_size", "n_routed_experts", "num_experts", "num_local_experts",
+    "num_experts_per_tok", "max_position_embeddings", "n_positions", "kv_lora_rank",
+    "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim",
+    "index_n_heads", "hidden_size_per_layer_input", "vocab_size_per_layer_input",
+    "global_head_dim", "sliding_window", "num_kv_shared_layers",
+}  # fmt: skip
+
+
+@cache
+def _defaults() -> Mapping[str, Mapping[str, object]]:
+    text = files("kneewatch.diagnose.catalogue").joinpath("defaults.toml").read_text("utf-8")
+    return cast("Mapping[str, Mapping[str, object]]", tomllib.loads(text))
+
+
+def mapping(value: object) -> Mapping[str, object] | None:
+    """The value where it is a JSON object, else None."""
+    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else None
+
+
+def completed(
+    fields: Mapping[str, object], *, family: str, outer: Mapping[str, object]
+) -> Mapping[str, object]:
+    """The fields with what the family's configuration class fills in.
+
+    `outer` is the whole file: in a part nested in it publishers leave out whatever equals the
+    class's default, at its top level only what every configuration has.
+    """
+    flat = dict(fields)
+    for key in _FLATTENED:
+        flat = {**(mapping(flat.get(key)) or {}), **flat}
+    nested = fields is not outer
+    return {
+        **{
+            key: value
+            for key, value in _defaults().get(family, {}).items()
+            if (nested or key not in _STATED)
+            and not _named(key, flat)
+            and not (key == "tie_word_embeddings" and key in outer)
+        },
+        **flat,
+    }
+
+
+def _named(key: str, fields: Mapping[str, object]) -> bool:
+    # A null in the file is the file's word; only what it does not name is filled in.
+    same = next((group for group in _GROUPS if key in group), (key,))
+    return any(name in fields for name in same)
+
+
+_GROUPS = tuple((name, *also) for name, also in ALIASES.items())
+
+
+# --- A Hugging Face `config.json`, read with care: what is needed and absent is an error ----------
+
+
+# Where multimodal configurations keep the language model's own fields.
+_TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+
+
+def _whole(value: object) -> bool:
+    # The largest field in the wild is a context of some million.
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The fields of a language model's configuration; `name` is how errors call it."""
+
+    name: str
+    fields: Mapping[str, object]
+    outer: Mapping[str, object]
+
+    @property
+    def model_type(self) -> str:
+        """The family as the language model's part names it, without a `_text` ending."""
+        value = self.fields.get("model_type") or self.outer.get("model_type") or ""
+        return str(value).removesuffix("_model").removesuffix("_text")
+
+    @property
+    def architecture(self) -> str:
+        """The class that vLLM would load, "" where the file does not say."""
+        listed = self.outer.get("architectures") or self.fields.get("architectures")
+        if isinstance(listed, Sequence) and not isinstance(listed, str) and listed:
+            return str(cast("Sequence[object]", listed)[0])
+        return ""
+
+    @property
+    def multimodal(self) -> bool:
+        """True where the file describes a tower beside the language model."""
+        return any(
+            key.endswith("vision_config") or key == "audio_config"
+            for key, value in self.outer.items()
+            if value is not None
+        )
+
+    def stated(self, key: str) -> tuple[str, object]:
+        """The field under the name that it has here, and its value; None where it is absent."""
+        for name in (key, *ALIASES.get(key, ())):
+            value = self.fields.get(name)
+            if value is not None:
+                return name, value
+        return key, None
+
+    def has(self, *keys: str) -> bool:
+        """True where one of the fields is there, under a usual name, and not null."""
+        return any(self.stated(key)[1] is not None for key in keys)
+
+    def count(self, *keys: str, default: int | None = None) -> int:
+        """A whole number of 0 or more: the first of the fields that is there.
+
+        Raises:
+            SizingError: none is there and there is no default, or it is no such number.
+        """
+        for key in keys:
+            name, value = self.stated(key)
+            if value is None:
+                continue
+            if not _whole(value):
+                raise self.wrong(name, value, "a whole number")
+            return cast("int", value)
+        if default is None:
+            raise self.missing(keys[0])
+        return default
+
+    def positive(self, *keys: str, default: int | None = None) -> int:
+        """As `count`, of 1 or more."""
+        value = self.count(*keys, default=default)
+        if value < 1:
+            raise self.wrong(keys[0], value, "1 or more")
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """A truth value; the file's outer part counts where the language model's says nothing.
+
+        Raises:
+            SizingError: it is neither true nor false.
+        """
+        value = self.fields.get(key)
+        if value is None:
+            value = self.outer.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def word(self, key: str, *, default: str = "") -> str:
+        """A text field, `default` where it is absent.
+
+        Raises:
+            SizingError: it is no text.
+        """
+        value = self.fields.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(key, value, "a text")
+        return value
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """A list of words; empty where it is absent.
+
+        Raises:
+            SizingError: the field is no list.
+        """
+        value = self.fields.get(key)
+        if value is None:
+            return ()
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self.wrong(key, value, "a list")
+        return tuple(str(word) for word in cast("Sequence[object]", value))
+
+    def indices(self, key: str, *, below: int) -> frozenset[int]:
+        """A list of layer numbers, those of `below` and more left out; empty where it is absent.
+
+        Raises:
+            SizingError: the field is no list of whole numbers.
+        """
+        return frozenset(layer for layer in self.counts(key) if layer < below)
+
+    def counts(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers of 0 or more; empty where it is absent.
+
+        Raises:
+            SizingError: the field is no such list.
+        """
+        self.words(key)
+        listed = tuple(cast("Sequence[object]", self.fields.get(key) or ()))
+        if not all(_whole(entry) for entry in listed):
+            raise self.wrong(key, list(listed), "a list of whole numbers")
+        return cast("tuple[int, ...]", listed)
+
+    def section(self, key: str) -> Config | None:
+        """A nested part as a configuration of its own; None where it is absent.
+
+        Raises:
+            SizingError: the field is no JSON object.
+        """
+        value = self.fields.get(key)
+        if value is None:
+            return None
+        found = mapping(value)
+        if found is None:
+            raise self.wrong(key, value, "a JSON object")
+        return Config(f"{self.name}: {key}", found, found)
+
+    def quantization(self) -> Config | None:
+        """The checkpoint's own quantization section, None for a 16-bit checkpoint."""
+        for place in (self.outer, self.fields):
+            for key in _QUANTIZATION_KEYS:
+                found = mapping(place.get(key))
+                if found:
+                    return Config(f"{self.name}: {key}", found, found)
+        return None
+
+    def missing(self, key: str) -> SizingError:
+        """The error for a field without which nothing can be computed."""
+        return SizingError(
+            f"{self.name}: the configuration has no {key}; add it to the file", name="model"
+        )
+
+    def wrong(self, key: str, value: object, expected: str) -> SizingError:
+        """The error for a field that is there and is not what it should be."""
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return SizingError(f"{self.name}: {key} is {shown}, expected {expected}", name="model")
+
+
+def read_config(name: str, document: object) -> Config:
+    """A configuration from the parsed JSON of a `config.json`.
+
+    Fields that the family's configuration class would fill in are filled in: those that no
+    published file states at its top level, and in a nested part, whose defaults files leave out,
+    all.
+
+    Raises:
+        SizingError: it is not a JSON object.
+    """
+    outer = mapping(document)
+    if outer is None:
+        raise SizingError(f"{name}: a model configuration is a JSON object", name="model")
+    fields, depth = outer, 0
+    # thinker_config.text_config is the deepest in the wild.
+    while depth < 3:
+        inner = next((found for key in _TEXT_KEYS if (found := mapping(fields.get(key)))), None)
+        if inner is None:
+            break
+        fields, depth = inner, depth + 1
+    family = Config(name, fields, outer).model_type
+    return Config(name, completed(fields, family=family, outer=outer), outer)

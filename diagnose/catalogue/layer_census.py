@@ -1,0 +1,276 @@
+"""Which kind each layer of a model is, in order, and how many there are of each. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from kneewatch.diagnose.catalogue.families import (
+    ALL_SLIDING,
+    INDEXED,
+    LATENT,
+    PATTERNED_SLIDING,
+    RECURRENCES,
+    SHARED_KV,
+    SWITCHED_SLIDING,
+    known,
+    refuse_unmodelled,
+)
+from kneewatch.diagnose.catalogue.hf_config import Config
+from kneewatch.diagnose.catalogue.layers import (
+    FullAttention,
+    LatentAttention,
+    LayerKind,
+    Layers,
+    SlidingAttention,
+    recurrent_layer,
+)
+from kneewatch.diagnose.sizing.inputs import SizingError
+
+FULL, SLIDING, LINEAR, MAMBA, NONE = "full", "sliding", "linear", "mamba", "none"
+
+# Deeper than any model, and small enough to count through.
+_MOST_LAYERS = 10_000
+
+# What configurations call their layers.
+_LAYER_TYPES: Mapping[str, tuple[str, ...]] = {
+    "full_attention": (FULL,),
+    "attention": (FULL,),
+    # vLLM gives chunked layers the whole context (seen with 0.11).
+    "chunked_attention": (FULL,),
+    "deepseek_sparse_attention": (FULL,),
+    "indexed_attention": (FULL,),
+    "sliding_attention": (SLIDING,),
+    "linear_attention": (LINEAR,),
+    "conv": (LINEAR,),
+    "mamba": (MAMBA,),
+    "mamba2": (MAMBA,),
+    "moe": (NONE,),
+    "mlp": (NONE,),
+    # Zamba 2: an attention block in front of the layer's Mamba.
+    "hybrid": (FULL, MAMBA),
+}
+_PATTERN_LETTERS: Mapping[str, tuple[str, ...]] = {
+    "M": (MAMBA,),
+    "*": (FULL,),
+    "E": (NONE,),
+    "-": (NONE,),
+}
+
+
+def depth(config: Config) -> int:
+    """The number of layers.
+
+    Raises:
+        SizingError: it is missing, or no model is that deep.
+    """
+    # Nemotron-H may say it by its pattern alone.
+    listed = len(config.word("hybrid_override_pattern")) or len(config.words("layers_block_type"))
+    layers = config.positive("num_hidden_layers", default=listed or None)
+    if layers > _MOST_LAYERS:
+        raise config.wrong("num_hidden_layers", layers, f"{_MOST_LAYERS} or fewer")
+    return layers
+
+
+def shared_layers(config: Config) -> int:
+    """How many layers, the last ones, read the cache of an earlier layer and keep none."""
+    if config.model_type not in SHARED_KV:
+        return 0
+    shared = config.count("num_kv_shared_layers", default=0)
+    if shared >= depth(config):
+        raise config.wrong("num_kv_shared_layers", shared, "fewer than the layers")
+    return shared
+
+
+def keeping_words(config: Config) -> list[str]:
+    """The words of the layers that keep something of their own."""
+    words = layer_words(config)
+    shared = shared_layers(config)
+    return words[: len(words) - shared] if shared else words
+
+
+def layer_words(config: Config) -> list[str]:
+    """FULL, SLIDING, LINEAR, MAMBA or NONE of each layer, in order; two where a layer has both.
+
+    Raises:
+        SizingError: a kind of layer that is not modelled, or none that can be told.
+    """
+    layers = depth(config)
+    if config.model_type == "falcon_h1":
+        return [FULL, MAMBA] * layers
+    for key in ("layer_types", "layers_block_type"):
+        if config.has(key):
+            return _listed(config, key, layers)
+    if config.has("layer_types_count"):
+        return _counted(config, layers)
+    pattern = config.word("hybrid_override_pattern")
+    if pattern:
+        return [word for letter in pattern[:layers] for word in _letter_words(config, letter)]
+    if config.model_type in RECURRENCES:
+        full = _full_indices(config, layers)
+        other = MAMBA if RECURRENCES[config.model_type].startswith("mamba") else LINEAR
+        return [FULL if layer in full else other for layer in range(layers)]
+    return _sliding_words(config, layers)
+
+
+def _full_indices(config: Config, layers: int) -> frozenset[int]:
+    """Which layers of a hybrid are full attention, by the fields that older files have."""
+    if config.has("full_attention_interval"):
+        step = config.positive("full_attention_interval")
+        return frozenset(range(step - 1, layers, step))
+    if config.has("attn_layer_period"):
+        offset = config.count("attn_layer_offset", default=0)
+        return frozenset(range(offset, layers, config.positive("attn_layer_period")))
+    for key in ("attn_layer_indices", "full_attn_idxs"):
+        if config.has(key):
+            return config.indices(key, below=layers)
+    if config.has("attn_type_list"):
+        kinds = config.words("attn_type_list")
+        return frozenset(layer for layer, kind in enumerate(kinds[:layers]) if kind == "1")
+    linear = config.section("linear_attn_config")
+    if linear is not None:
+        # Kimi Linear counts its layers from 1.
+        return frozenset(
+            layer - 1 for layer in linear.indices("full_attn_layers", below=layers + 1) if layer
+        )
+    raise config.missing("layer_types")
+
+
+def _listed(config: Config, key: str, layers: int) -> list[str]:
+    listed = config.words(key)
+    if len(listed) < layers:
+        raise config.wrong(key, list(listed), f"one entry for each of {layers} layers")
+    # Layers beyond the last are of the draft head.
+    return [word for entry in listed[:layers] for word in _layer_words(config, key, entry)]
+
+
+def _counted(config: Config, layers: int) -> list[str]:
+    counted = config.section("layer_types_count")
+    counts = {key: counted.count(key) for key in counted.fields} if counted else {}
+    if sum(counts.values()) != layers:
+        raise config.wrong("layer_types_count", counts, f"{layers} layers together")
+    return [
+        word
+        for key, count in counts.items()
+        for word in _layer_words(config, "layer_types_count", key) * count
+    ]
+
+
+def _layer_words(config: Config, key: str, entry: str) -> tuple[str, ...]:
+    words = _LAYER_TYPES.get(entry)
+    if words is None:
+        raise SizingError(
+            f"{config.name}: {key} has {entry!r}, which is not modelled",
+            name="model",
+            choices=sorted(_LAYER_TYPES),
+        )
+    return words
+
+
+def _letter_words(config: Config, letter: str) -> tuple[str, ...]:
+    words = _PATTERN_LETTERS.get(letter)
+    if words is None:
+        raise SizingError(
+            f"{config.name}: hybrid_override_pattern has {letter!r}, which is not modelled",
+            name="model",
+            choices=sorted(_PATTERN_LETTERS),
+        )
+    return words
+
+
+def _sliding_words(config: Config, layers: int) -> list[str]:
+    family = config.model_type
+    switched_off = family in SWITCHED_SLIDING and not config.flag(
+        "use_sliding_window", default=False
+    )
+    # Latent attention has no window even where the field is set.
+    if not config.has("sliding_window") or switched_off or family in LATENT:
+        return [FULL] * layers
+    if family in SWITCHED_SLIDING:
+        full = min(config.count("max_window_layers", default=layers), layers)
+        return [FULL] * full + [SLIDING] * (layers - full)
+    letters = config.fields.get("sliding_window_pattern")
+    if isinstance(letters, str) and set(letters) in ({"L", "G"}, {"L"}, {"G"}):
+        return [FULL if letters[i % len(letters)] == "G" else SLIDING for i in range(layers)]
+    if family in PATTERNED_SLIDING or (known(config) and letters is not None):
+        step = config.positive("sliding_window_pattern", default=PATTERNED_SLIDING.get(family))
+        return [FULL if (layer + 1) % step == 0 else SLIDING for layer in range(layers)]
+    if family in ALL_SLIDING:
+        return [SLIDING] * layers
+    raise SizingError(
+        f"{config.name}: sliding_window is set, but nothing says which layers slide; "
+        "add layer_types to the file",
+        name="model",
+    )
+
+
+# --- The census of a model's layers: how many of which kind keep what for a token. Pure -----------
+#
+# Source: the model classes of vLLM (vllm/model_executor/models, 0.11 to 0.33) and the published
+# configurations.
+
+
+def layer_kinds(config: Config) -> tuple[Layers, ...]:
+    """The model's layers that keep something, whole-model sizes.
+
+    Layers that read the cache of an earlier one are left out, for they keep nothing.
+
+    Raises:
+        SizingError: an architecture that is not modelled, or a field that is missing.
+    """
+    refuse_unmodelled(config)
+    counts = Counter(keeping_words(config))
+    if not counts[FULL] + counts[SLIDING]:
+        raise SizingError(
+            f"{config.name}: no layer is attention, which is not modelled", name="model"
+        )
+    kinds: Counter[LayerKind] = Counter()
+    for word, count in counts.items():
+        if word == FULL:
+            kinds[_full(config)] += count
+        elif word == SLIDING:
+            kinds[_sliding(config)] += count
+        elif word in (LINEAR, MAMBA):
+            kinds[recurrent_layer(config)] += count
+    return tuple(Layers(kind, count) for kind, count in kinds.items())
+
+
+def head_dim(config: Config) -> int:
+    """Elements of one head; the hidden size split over the heads where no field says."""
+    if config.has("head_dim"):
+        return config.positive("head_dim")
+    hidden, heads = config.positive("hidden_size"), config.positive("num_attention_heads")
+    if hidden < heads:
+        raise config.wrong("num_attention_heads", heads, f"{hidden} (the hidden size) or fewer")
+    return hidden // heads
+
+
+def kv_heads(config: Config) -> int:
+    """Key and value heads; as many as query heads where no field says (MHA)."""
+    # Falcon's larger models keep the switch of the smaller and don't mean it.
+    grouped = config.flag("new_decoder_architecture", default=False)
+    if config.flag("multi_query", default=False) and not grouped:
+        return 1
+    if not config.flag("multi_query_attention", default=True):
+        return config.positive("num_attention_heads")
+    return config.positive("num_key_value_heads", "num_attention_heads")
+
+
+def _full(config: Config) -> FullAttention | LatentAttention:
+    if config.has("kv_lora_rank"):
+        return LatentAttention(
+            latent_dim=config.positive("kv_lora_rank"),
+            rope_dim=config.count("qk_rope_head_dim"),
+            index_dim=config.count(
+                "index_head_dim", default=None if config.model_type in INDEXED else 0
+            ),
+        )
+    # Gemma 4 gives its global layers heads of their own.
+    size = config.count("global_head_dim", default=0) or head_dim(config)
+    heads = config.count("num_global_key_value_heads", default=0) or kv_heads(config)
+    return FullAttention(heads, size, config.count("v_head_dim", default=0) or size)
+
+
+def _sliding(config: Config) -> SlidingAttention:
+    size = head_dim(config)
+    return SlidingAttention(kv_heads(config), size, size, config.positive("sliding_window"))

@@ -1,0 +1,141 @@
+"""What a LoRA adapter may adapt in a model: the matrices that vLLM keeps buffers for. Pure.
+
+For a matrix of so many inputs and outputs an adapter of rank r has r x (inputs + outputs)
+elements. vLLM splits one of the two factors over the tensor-parallel ranks and keeps the other
+whole on each: the factor at the inputs where the matrix is split by outputs, and the reverse.
+Source: vllm/lora/layers (0.32), whose buffers are recorded in tests/fixtures/adapters; guide 2.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kneewatch.diagnose.catalogue.hf_config import Config
+from kneewatch.diagnose.catalogue.layer_census import (
+    FULL,
+    LINEAR,
+    MAMBA,
+    SLIDING,
+    head_dim,
+    kv_heads,
+    layer_words,
+)
+from kneewatch.diagnose.catalogue.layers import recurrent_parameters
+from kneewatch.diagnose.catalogue.parameters import (
+    GATED_ATTENTION,
+    Experts,
+    dense_layers,
+    dense_widths,
+    matrices,
+    shared_width,
+)
+
+# Families whose vLLM class adapts the embedding and the output projection, too...
+_TABLES = frozenset({
+    "apertus", "ernie4_5", "exaone4", "exaone_moe", "falcon_h1", "granite", "granitemoe",
+    "granitemoehybrid", "granitemoeshared", "jamba", "lfm2", "lfm2_moe", "llama", "llama4",
+    "mixtral", "nemotron", "nemotron_h", "phi3", "phimoe", "qwen3", "qwen3_5", "qwen3_5_moe",
+    "qwen3_moe",
+})  # fmt: skip
+# ...and those where it is the embedding alone.
+_INPUT_TABLE = frozenset({"cohere", "cohere2", "olmo2", "olmo3", "phi", "smollm3"})
+# Families whose queries, keys and values are one matrix of the checkpoint, or gate and up one.
+_FUSED_ATTENTION = frozenset({"chatglm", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "phi3"})
+_FUSED_GATE = frozenset({"chatglm", "phi3"})
+_FUSED_EXPERTS = frozenset({"gpt_oss", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl_moe"})
+# Projections into a recurrent layer, more or less: queries to gates, and the convolution.
+_RECURRENT_INPUTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterShape:
+    """Elements of one adapter for each unit of its rank, by what becomes of them on a GPU.
+
+    whole          on every tensor-parallel rank
+    split          over the ranks
+    kv             over the ranks, no further than the KV heads go
+    experts_whole  of routed experts, on every rank that holds the expert
+    experts_split  of routed experts, over the ranks
+    tables         of embedding and output projection, on every rank
+    head           whether the output projection is adapted
+    """
+
+    whole: float
+    split: float
+    kv: float
+    experts_whole: float
+    experts_split: float
+    tables: float
+    head: bool
+
+
+def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
+    """What an adapter of the language model may hold.
+
+    Raises:
+        SizingError: a field that is missing.
+    """
+    hidden, words = config.positive("hidden_size"), layer_words(config)
+    attentions = words.count(FULL) + words.count(SLIDING)
+    whole, split, kv = (float(attentions * each) for each in _attention(config, hidden))
+    recurrent = words.count(LINEAR) + words.count(MAMBA)
+    if recurrent:
+        whole += recurrent * (_RECURRENT_INPUTS + 1) * hidden
+        split += recurrent * recurrent_parameters(config) / hidden
+    mlps = dense_layers(config, experts)
+    gates = _gates(config, fused=config.model_type in _FUSED_GATE)
+    shared = shared_width(config)
+    whole += (mlps + (experts.layers if shared else 0)) * (gates + 1) * hidden
+    split += matrices(config) * (dense_widths(config, mlps, hidden) + shared * experts.layers)
+    # The router is adapted as well.
+    whole += experts.layers * (hidden + experts.count)
+    experts_whole, experts_split = _routed(config, hidden, experts)
+    vocab = config.positive("vocab_size")
+    tables = (config.model_type in _TABLES) + (config.model_type in _TABLES | _INPUT_TABLE)
+    return AdapterShape(
+        whole=whole,
+        split=split,
+        kv=kv,
+        experts_whole=experts_whole,
+        experts_split=experts_split,
+        tables=float(tables * (vocab + hidden)),
+        head=config.model_type in _TABLES,
+    )
+
+
+def _attention(config: Config, hidden: int) -> tuple[int, int, int]:
+    """Of one attention layer: on every rank, split, and split no further than the KV heads."""
+    heads = config.positive("num_attention_heads")
+    if config.has("kv_lora_rank"):
+        return *_latent(config, hidden, heads), 0
+    size = head_dim(config)
+    gated = config.flag("attn_output_gate", default=config.model_type in GATED_ATTENTION)
+    inputs = 1 if config.model_type in _FUSED_ATTENTION else 3
+    queries = heads * size * (2 if gated else 1)
+    return (inputs + 1) * hidden, queries + heads * size, 2 * kv_heads(config) * size
+
+
+def _latent(config: Config, hidden: int, heads: int) -> tuple[int, int]:
+    rank, rope = config.positive("kv_lora_rank"), config.count("qk_rope_head_dim")
+    nope, value = config.positive("qk_nope_head_dim"), config.positive("v_head_dim")
+    query_rank = config.count("q_lora_rank", default=0)
+    # Down to the ranks on every GPU, up from them over the heads, and out.
+    whole = hidden + rank + rope + rank + hidden
+    whole += hidden + 2 * query_rank if query_rank else hidden
+    split = heads * (nope + rope) + heads * (nope + value) + heads * value
+    return whole, split
+
+
+def _gates(config: Config, *, fused: bool) -> int:
+    """Matrices from the hidden state into an MLP, as the checkpoint has them."""
+    return 1 if fused else matrices(config) - 1
+
+
+def _routed(config: Config, hidden: int, experts: Experts) -> tuple[float, float]:
+    if not experts.count:
+        return 0.0, 0.0
+    width = config.positive("moe_intermediate_size", "intermediate_size")
+    latent = config.count("moe_latent_size", default=0) or hidden
+    inputs = _gates(config, fused=config.model_type in _FUSED_EXPERTS)
+    all_experts = experts.layers * experts.count
+    return float(all_experts * (inputs + 1) * latent), float(all_experts * matrices(config) * width)

@@ -1,0 +1,240 @@
+"""A case for a cause: evidence for and against, and what it adds up to. Pure.
+
+Confidence is a sum of log-odds, not a constant: each piece of evidence adds its weight times how
+far its value lies beyond the threshold (half at the threshold, whole at twice the threshold),
+evidence against takes away. `make accuracy` checks what the numbers mean on recordings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kneewatch.diagnose.causes.lora_adapters import AdapterUse
+from kneewatch.diagnose.gpu.health import GpuState
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
+from kneewatch.diagnose.workload.drift import Departure, Drift
+from kneewatch.rules.baseline import Baseline
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule_state import Finding
+
+if TYPE_CHECKING:
+    from kneewatch.diagnose.learned.knee import (
+        LearnedKnee,  # it is learned for targets, which are here
+    )
+    from kneewatch.diagnose.learned.live_workload import LiveWorkload
+
+CONCLUDED_FROM = 0.5
+"""A case below even odds is not concluded."""
+
+DOUBTFUL_BELOW = 0.6
+"""A cause with less confidence than this is a note (`info`), it pages nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number that speaks for or against a cause, in words. `threshold` is None where none
+    applies."""
+
+    signal: str
+    value: float | None
+    threshold: float | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the user promises; None where nothing is promised."""
+
+    ttft_p99_s: float | None = None
+    itl_p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that a cause may look at, for one engine at one moment.
+
+    `values` are signals and derived signals, `recent` some signals on a quarter of the window,
+    `streaks_s` how long named conditions have held, `config` the labels of cache_config_info,
+    `observed_s` how long this process has been watched. `gpus` are the target's GPUs one by one, or
+    with `gpus_guessed` those that may be; `gpus_lost` has a line for each that does not answer.
+    `adapters` had a slot in the window; they are looked for only while requests are held back.
+    `lengths` is how far answers are from those of quiet times, looked for only while many more than
+    then end at their limit; None where too few are known. `endless` is how many go far beyond what
+    is stated, looked for while many end at their limit, `workload` all requests of an hour against
+    what is stated; None where nothing is. `knee` is what this engine carries, as far as its own
+    loads have told. `split` is what stated sweeps say of its tensor-parallel degree.
+    """
+
+    now_s: float
+    window_s: float
+    scale: float
+    observed_s: float
+    values: Mapping[str, float | None]
+    recent: Mapping[str, float | None]
+    streaks_s: Mapping[str, float]
+    missing: Mapping[str, tuple[str, ...]]
+    findings: Mapping[str, Finding]
+    stage: Stage
+    baseline: Baseline
+    config: Mapping[str, str]
+    targets: Targets
+    restarts_s: Sequence[float]
+    gpus: Sequence[GpuState] = ()
+    gpus_guessed: bool = False
+    gpus_lost: Sequence[str] = ()
+    adapters: Sequence[AdapterUse] = ()
+    lengths: Drift | None = None
+    endless: Departure | None = None
+    workload: LiveWorkload | None = None
+    knee: LearnedKnee | None = None
+    split: Comparison | None = None
+
+    @classmethod
+    def of_moment(
+        cls,
+        values: Mapping[str, float | None],
+        *,
+        config: Mapping[str, str] | None = None,
+        targets: Targets | None = None,
+    ) -> Facts:
+        """Facts without a past: of a tier's average engine, or of one beside its peers."""
+        return cls(
+            now_s=0.0,
+            window_s=0.0,
+            scale=1.0,
+            observed_s=0.0,
+            values=values,
+            recent={},
+            streaks_s={},
+            missing={},
+            findings={},
+            stage=Stage(0, 0.0, Severity.OK, None, ()),
+            baseline=Baseline(window_s=1.0),
+            config=config or {},
+            targets=targets or Targets(),
+            restarts_s=(),
+        )
+
+    def get(self, signal: str, default: float = 0.0) -> float:
+        """A signal's value, or `default` where it has none."""
+        value = self.values.get(signal)
+        return default if value is None else value
+
+    def held(self, streak: str, seconds: float) -> bool:
+        """Whether a condition has held for so long (scaled like the rules' durations)."""
+        return self.streaks_s.get(streak, -1.0) >= seconds * self.scale
+
+    def severity(self, rule_id: str) -> Severity:
+        """A finding's severity with its clear time; ok where it is unknown."""
+        finding = self.findings.get(rule_id)
+        return finding.held if finding else Severity.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """A value of a signal from which on the cause would not be concluded. `above`: from there
+    upwards, else downwards."""
+
+    signal: str
+    now: float
+    at: float
+    above: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What we conclude. `lever` is the first thing to do, in words.
+
+    All numbers in it are of one moment, `seen_s`: that of the diagnosis, or where the cause only
+    lingers the last one at which it was concluded. `unless` says, for the first cause of a
+    diagnosis, at which values it would not have stood then. `apart`: nothing follows from it now,
+    so that it explains nothing.
+    """
+
+    id: str
+    confidence: float
+    severity: Severity
+    summary: str
+    evidence: tuple[Evidence, ...]
+    against: tuple[Evidence, ...]
+    guide: tuple[str, ...]
+    lever: str
+    since_s: float = math.nan
+    seen_s: float = math.nan
+    explains: tuple[str, ...] = ()
+    unless: tuple[Counterfactual, ...] = ()
+    apart: bool = False
+
+
+@dataclass(slots=True)
+class Case:
+    """A cause under examination."""
+
+    id: str
+    summary: str
+    lever: str
+    guide: tuple[str, ...]
+    severity: Severity
+    log_odds: float = 0.0
+    apart: bool = False
+    evidence: list[Evidence] = field(default_factory=list[Evidence])
+    against: list[Evidence] = field(default_factory=list[Evidence])
+
+    def weigh(
+        self,
+        signal: str,
+        value: float | None,
+        threshold: float | None,
+        weight: float,
+        text: str,
+        *,
+        below: bool = False,
+    ) -> None:
+        """Add evidence: for the cause with a positive weight, against it with a negative one.
+
+        `below`: a value says the more the further it lies below its threshold, not above.
+        """
+        if value is None:
+            return
+        self.log_odds += weight * strength(value, threshold, below=below)
+        side = self.evidence if weight >= 0 else self.against
+        side.append(Evidence(signal, value, threshold, text))
+
+    def close(self) -> Cause | None:
+        """The cause, or None where the evidence does not carry it."""
+        confidence = chance(self.log_odds)
+        if confidence < CONCLUDED_FROM:
+            return None
+        severity = self.severity if confidence >= DOUBTFUL_BELOW else Severity.INFO
+        return Cause(
+            self.id,
+            round(confidence, 2),
+            severity,
+            self.summary,
+            tuple(self.evidence),
+            tuple(self.against),
+            self.guide,
+            self.lever,
+            apart=self.apart,
+        )
+
+
+def chance(log_odds: float) -> float:
+    """The chance, 0 to 1, that belongs to log-odds."""
+    return 1 / (1 + math.exp(-log_odds))
+
+
+def strength(value: float, threshold: float | None, *, below: bool = False) -> float:
+    """How much a value says: 0.5 at its threshold, 1 at twice it (or, with `below`, at half it).
+
+    A value short of its threshold says less than 0.5, down to nothing.
+    """
+    if threshold is None or threshold <= 0:
+        return 1.0
+    if below:
+        return 1.0 if value <= threshold / 2 else 0.5 * threshold / value
+    return min(1.0, max(0.0, 0.5 * value / threshold))

@@ -1,0 +1,285 @@
+"""Causes around the KV cache's size and the queue: guide 7.4, 8.1, 9.3. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kneewatch.diagnose.causes.bottleneck import is_bound
+from kneewatch.diagnose.causes.common_conditions import (
+    BATCH,
+    BATCH_MOST,
+    EVICTING,
+    ITL_DRIFT,
+    KV_USAGE,
+    NOT_EVICTING,
+    PREFILL_BUSY,
+    QUEUE,
+    QUEUE_RULES,
+    QUEUES,
+    SERVED,
+    SLOW_PROMPTS,
+    STALL_SHARE,
+    TTFT_TARGET_S,
+    queued_for,
+)
+from kneewatch.diagnose.causes.evidence import Facts
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Say, term
+from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
+from kneewatch.rules.cascade import EVICT_WARNING_PER_S, SEVERITY
+from kneewatch.rules.conditions import ALWAYS, Condition, Number
+from kneewatch.rules.quantities import Signal
+from kneewatch.rules.rule import Severity
+
+PREEMPTIONS = Signal("preemption_per_s")
+QUEUE_HELD = queued_for(10.0)
+KV_BINDS = (KV_USAGE >= 0.95) & QUEUE_HELD
+
+
+def _evicting(facts: Facts) -> str:
+    more = {3: " and requests are queueing", 4: " and throughput collapses"}
+    per_s, stage = facts.get("preemption_per_s"), facts.stage.number
+    return f"KV cache full: vLLM preempts {per_s:.1f} requests/s{more.get(stage, '')}."
+
+
+KV_PRESSURE = CauseRecord(
+    id="kv_pressure",
+    title="KV cache too small for the load",
+    means="Running requests are preempted, or requests queue for KV blocks that running ones hold.",
+    forms=(
+        Form(
+            gate=EVICTING | KV_BINDS,
+            start=Number(0.0),
+            terms=(
+                term(
+                    PREEMPTIONS.otherwise(0.0),
+                    None,
+                    -0.5,
+                    "nothing is preempted yet",
+                    when=~EVICTING.assume(unknown=False),
+                    signal="preemption_per_s",
+                ),
+                term(
+                    Signal("preemption_ratio_per_s").otherwise(0.0),
+                    EVICT_WARNING_PER_S,
+                    2.0,
+                    "{value:.1%} of running requests are preempted every second",
+                    when=EVICTING,
+                    signal="preemption_ratio_per_s",
+                ),
+                term(KV_USAGE, 0.9, 2.0, "KV cache {value:%} full (mean)", when=KV_USAGE >= 0.85),
+                term(
+                    KV_USAGE,
+                    0.9,
+                    -1.5,
+                    "KV cache {value:%} full (mean)",
+                    when=KV_USAGE < 0.85,
+                    below=True,
+                ),
+                term(QUEUE, 1.0, 1.0, "{value} requests queued for capacity", when=QUEUE >= 1.0),
+                term(
+                    STALL_SHARE,
+                    0.02,
+                    0.5,
+                    "streams stall for more than 0.5 s in {value:%} of decode time",
+                    when=(STALL_SHARE > 0.02) & EVICTING,
+                ),
+            ),
+            levels=(
+                Level(Severity.CRITICAL, EVICTING & (SEVERITY >= 3.0)),
+                Level(Severity.WARNING, (EVICTING & (SEVERITY >= 2.0)) | NOT_EVICTING),
+                Level(Severity.INFO),
+            ),
+            say=(
+                (EVICTING, _evicting),
+                (ALWAYS, "KV cache full: requests are queueing for blocks, none preempted yet."),
+            ),
+            summary="The KV cache is too small for this load",
+            lever="Give the KV cache more room (fp8 KV cache, higher --gpu-memory-utilization), "
+            "admit less (lower --max-num-seqs), or add replicas.",
+            guide=("7.4", "9.3"),
+        ),
+    ),
+    explains=(*QUEUES, *SLOW_PROMPTS, "decode_bound", "prefix_churn"),
+    covers=("KV-EVICT", "KV-FULL", "ITL-STALL", *QUEUE_RULES),
+    moves=(TTFT, ITL, PREFIX, LOAD),
+    levers=(
+        "kv_blocks",
+        "kv_memory_bytes",
+        "kv_fp8",
+        "gpu_memory_utilization",
+        "fewer_seqs",
+        "more_replicas",
+        "tensor_parallel",
+        "max_model_len",
+    ),
+    enough="preemption_per_s",
+    onset_s=Number(0.0),
+    clear_s=Number(0.0),
+    capacity=True,
+    queues=True,
+)
+
+LONG_WAIT_S = QUEUE / SERVED
+"""What a newcomer waits, by Little's law; unknown while nothing finishes."""
+
+UNSERVED = SERVED.otherwise(0.0) <= 0.0
+HURTS = (
+    (LONG_WAIT_S >= 0.5 * TTFT_TARGET_S)
+    | (
+        ~TTFT_TARGET_S.known
+        & (LONG_WAIT_S >= (0.2 * Signal("e2e_mean_s").otherwise(0.0)).at_least(1.0))
+    )
+    | UNSERVED
+)
+"""A queue matters where its wait does: against the target, else against a request's length. One
+from which nobody is served always does."""
+
+MORE_REPLICAS = "Add replicas; the KV cache is not what limits this one."
+
+GPU_BUSY_DRIFT = 1.6
+"""Steps of this many times their quiet length are those of a busy GPU."""
+
+STEPS_ARE_SHORT = (Signal("itl_mean_s") < 0.1) & (STALL_SHARE < 0.05) & (PREFILL_BUSY < 0.5)
+"""What the page shows of the GPU's load where no quiet step is known to compare with: quick steps,
+and prompts computed for less than half of the time."""
+
+GPU_HAS_ROOM = ((ITL_DRIFT < GPU_BUSY_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
+    is_bound("compute") | is_bound("memory")
+)
+SEATS_BIND = (
+    (BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST) & (KV_USAGE < 0.8) & GPU_HAS_ROOM
+).assume(unknown=False)
+"""Whether the batch sits at a ceiling of its own, with room in the KV cache and on the GPU. Room
+that was not measured is none: then what binds is open, and it is a queue."""
+
+
+def _gpu(facts: Facts) -> str:
+    drift = facts.get("itl_mean_drift_ratio")
+    busy = ": the GPU is busy" if drift >= GPU_BUSY_DRIFT else ""
+    return f"inter-token latency is {drift:.1f}x its quiet mean{busy}"
+
+
+def _more_replicas(facts: Facts) -> str:
+    if facts.values.get("kv_usage_avg_ratio") is None:
+        return "Add replicas."
+    return MORE_REPLICAS
+
+
+GPU_ROOM = (
+    term(
+        ITL_DRIFT,
+        GPU_BUSY_DRIFT,
+        0.6,
+        "inter-token latency is {value:.1f}x its quiet mean: the GPU has room",
+        below=True,
+    ),
+    term(
+        Signal("itl_mean_s"),
+        0.1,
+        0.3,
+        "steps take {value:ms} and prefill runs {prefill_busy_ratio:%} of the time: the GPU has "
+        "room",
+        when=~ITL_DRIFT.known,
+        below=True,
+    ),
+)
+"""What shows that the GPU is not what the queue waits for."""
+
+
+def _expected_wait(facts: Facts) -> str:
+    waiting, served_per_s = facts.get("waiting_by_capacity"), facts.values.get("completed_per_s")
+    queued = f"{waiting:.0f} requests queued"
+    if served_per_s is None:
+        return queued
+    if served_per_s <= 0:
+        return f"{queued}, none finished in the window"
+    return f"{queued}, expected wait {waiting / served_per_s:.1f} s"
+
+
+def _overloaded(facts: Facts) -> str:
+    return f"Overloaded: {_expected_wait(facts)}."
+
+
+def _queue(
+    gate: Condition, *, pinned: bool, summary: str, say: Say, lever: Say, action: str = ""
+) -> Form:
+    """A queue that neither preemption nor a full cache explains."""
+    return Form(
+        gate=QUEUE_HELD & HURTS & NOT_EVICTING & gate,
+        start=Number(0.3),
+        terms=(
+            term(QUEUE, 2.0, 1.2, _expected_wait),
+            term(
+                KV_USAGE,
+                0.8,
+                1.0,
+                "KV cache {value:%} full",
+                when=ALWAYS if pinned else KV_USAGE < 0.8,
+                below=True,
+            ),
+            term(
+                Signal("waiting_slope_per_s"),
+                0.1,
+                0.6,
+                "the queue grows by {value:.1f} requests/s",
+                when=Signal("waiting_slope_per_s") > 0.1,
+            ),
+            *(GPU_ROOM if pinned else (term(ITL_DRIFT, GPU_BUSY_DRIFT, 0.6, _gpu),)),
+        ),
+        levels=(
+            Level(
+                Severity.CRITICAL,
+                (LONG_WAIT_S >= 60.0) | (UNSERVED & queued_for(60.0, stretch=False)),
+            ),
+            Level(Severity.WARNING),
+        ),
+        say=((ALWAYS, say),),
+        summary=summary,
+        lever=lever,
+        action=action,
+        guide=("9.3", "8.1"),
+    )
+
+
+QUEUE_SATURATION = CauseRecord(
+    id="queue_saturation",
+    title="Requests came faster than they were served",
+    means="More requests arrive than are served, and the KV cache is not the limit.",
+    forms=(
+        _queue(
+            ~SEATS_BIND & (KV_USAGE < 0.95).assume(unknown=True),
+            pinned=False,
+            summary="More requests arrive than are served, and the KV cache is not the limit",
+            say=_overloaded,
+            lever=_more_replicas,
+            action=MORE_REPLICAS,
+        ),
+    ),
+    explains=("past_knee", "prefill_bound", "slo_conflict"),
+    covers=QUEUE_RULES,
+    moves=(TTFT, ITL, LOAD),
+    symptoms=("S3",),
+    levers=("more_seqs", "more_replicas", "queue_limit"),
+    enough="waiting",
+    onset_s=Number(0.0),
+    clear_s=Number(45.0),
+    capacity=True,
+    queues=True,
+)
+
+ADMISSION_LIMIT = replace(
+    QUEUE_SATURATION,
+    id="admission_limit",
+    title="max_num_seqs kept requests waiting",
+    means="The batch is pinned at max_num_seqs while the KV cache and the GPU have room.",
+    forms=(
+        _queue(
+            SEATS_BIND,
+            pinned=True,
+            summary="The batch is pinned at its limit while KV and GPU have room",
+            say="Batch pinned at {running_max} requests with room in the KV cache and on the GPU: "
+            "{waiting_by_capacity} requests queued.",
+            lever="Raise --max-num-seqs; check ITL as the batch grows.",
+        ),
+    ),
+)

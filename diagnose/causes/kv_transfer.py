@@ -1,0 +1,182 @@
+"""KV that comes from elsewhere: slow paths, and pools that do not match. Guide 6.5, 7.7. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.diagnose.causes.common_conditions import KV_USAGE, QUEUE_RULES, QUEUES
+from kneewatch.diagnose.causes.evidence import Facts
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, SidecarHolds, term
+from kneewatch.rules.baseline import TRANSFER, TTFT
+from kneewatch.rules.conditions import ALWAYS, PYTHON, Number
+from kneewatch.rules.quantities import Held, Signal
+from kneewatch.rules.rule import Severity
+
+DECODES_FROM = 0.5
+"""Of the prompt tokens that a server of the decode pool takes most were computed elsewhere."""
+
+ONE_TOKEN = 1.5
+"""A server of the prefill pool makes one token a request, and hands the request on."""
+
+PATH = (
+    "Look at the network, RDMA or PCIe path and the peer's log: it is the data path, not the GPU."
+)
+LMCACHE_PATH = (
+    "Look at where LMCache keeps the KV (host memory, disk, a remote server), at the way there and "
+    "at LMCache's log: it is the data path, not the GPU."
+)
+DECODE_POOL = (
+    "More decode replicas, or prefill replicas turned into such (a lower P:D ratio): the path is "
+    "not what they wait for."
+)
+
+MEAN_S, DRIFT = Signal("kv_transfer_mean_s"), Signal("kv_transfer_drift_ratio")
+SHARE = MEAN_S / Signal("ttft_mean_s")
+FAILED = Signal("kv_transfer_failed_per_s")
+WAITING, ARRIVED = Signal("kv_fetch_waiting"), Signal("kv_fetch_arrived").otherwise(0.0)
+QUEUED = Signal("kv_fetch_queued").otherwise(0.0)
+FETCHING = Held("fetching", WAITING >= 1.0, Number(10.0))
+LONG, SLOWER = SHARE >= 0.3, DRIFT >= 3.0
+HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
+UNDER_WAY = FETCHING & ~HERE.assume(unknown=False)
+KV_BINDS = UNDER_WAY & (QUEUED > 0.5 * WAITING) & (KV_USAGE >= 0.95)
+EXPIRED = Signal("kv_expired_per_s")
+GB_PER_S = Signal("kv_transfer_bytes_per_s") * 1e-9
+
+OF_LMCACHE = "LMCache's metrics name no engine"
+RETRIEVED = SidecarHolds(
+    lambda facts: _is_lmcache(facts, "kv_transfer_mean_s", "retrieve_mean_s"), OF_LMCACHE
+)
+LOST = (FAILED > 0.0) & SidecarHolds(
+    lambda facts: _is_lmcache(facts, "kv_transfer_failed_per_s", "failed_per_s"), OF_LMCACHE
+)
+BY_LMCACHE = ((LONG | SLOWER) & RETRIEVED) | LOST
+
+
+def _is_lmcache(facts: Facts, signal: str, own: str) -> bool:
+    """The signals of transfers know LMCache's as well: they are its where they say what it says."""
+    value = facts.values.get(signal)
+    return value is not None and facts.values.get(f"lmcache_{own}") == value
+
+
+def pool_of(facts: Facts) -> str:
+    """`prefill` or `decode` where the server is one side of a disaggregated pair, else empty."""
+    if facts.get("kv_external_share_ratio") >= DECODES_FROM:
+        return "decode"
+    hands_on = facts.values.get("kv_expired_per_s") is not None
+    length = facts.values.get("output_tokens_mean")
+    return "prefill" if hands_on and length is not None and length <= ONE_TOKEN else ""
+
+
+_RETRIEVED, _LOST, _BY_LMCACHE = (each.compile(PYTHON) for each in (RETRIEVED, LOST, BY_LMCACHE))
+_HERE, _KV_BINDS = HERE.compile(PYTHON), KV_BINDS.compile(PYTHON)
+
+
+def _long(facts: Facts) -> str:
+    share = facts.get("kv_transfer_mean_s") / facts.get("ttft_mean_s", 1.0)
+    move = "a retrieve from LMCache" if _RETRIEVED(facts) else "a transfer"
+    return f"{move} takes {share:.0%} of TTFT"
+
+
+def _slower(facts: Facts) -> str:
+    moves = "retrieves from LMCache" if _RETRIEVED(facts) else "transfers"
+    return f"{moves} take {facts.get('kv_transfer_drift_ratio'):.1f}x their quiet mean"
+
+
+def _failing(facts: Facts) -> str:
+    return (
+        "reads from LMCache's storage fail" if _LOST(facts) else "transfers fail and are repeated"
+    )
+
+
+def _lever(facts: Facts) -> str:
+    if _HERE(facts) or _KV_BINDS(facts) or facts.get("kv_expired_per_s") > 0:
+        return DECODE_POOL
+    return LMCACHE_PATH if _BY_LMCACHE(facts) else PATH
+
+
+def _decode_pool_share(facts: Facts) -> float | None:
+    share = facts.values.get("kv_external_share_ratio")
+    return share if pool_of(facts) == "decode" else None
+
+
+KV_TRANSFER_SLOW = CauseRecord(
+    id="kv_transfer_slow",
+    title="KV transfers were the wait",
+    means="KV movement between nodes or tiers is the wait.",
+    forms=(
+        Form(
+            gate=LONG | SLOWER | (FAILED > 0.0) | FETCHING,
+            start=Number(-0.3),
+            terms=(
+                term(SHARE, 0.3, 1.2, _long, when=LONG, signal="kv_transfer_mean_s"),
+                term(DRIFT, 3.0, 1.5, _slower, when=SLOWER, signal="kv_transfer_mean_s"),
+                term(FAILED, None, 1.5, _failing, when=FAILED > 0.0),
+                term(
+                    ARRIVED,
+                    None,
+                    -0.8,
+                    "the KV of {value} of {kv_fetch_waiting} waiting requests has arrived",
+                    when=HERE,
+                    signal="kv_fetch_arrived",
+                ),
+                term(WAITING, 1.0, 1.2, "{value} requests are waiting for KV", when=UNDER_WAY),
+                term(
+                    QUEUED,
+                    None,
+                    -0.8,
+                    "{value} fetches have not begun, and the KV cache here is "
+                    "{kv_usage_avg_ratio:%} full",
+                    when=KV_BINDS,
+                    signal="kv_fetch_queued",
+                ),
+                term(
+                    Signal("lmcache_retrieve_tokens_per_s"),
+                    None,
+                    0.0,
+                    "a retrieve moves {value} tokens/s on each GPU",
+                    when=BY_LMCACHE,
+                    sidecar=OF_LMCACHE,
+                ),
+                term(
+                    Signal("lmcache_healthy"),
+                    None,
+                    0.6,
+                    "LMCache reports that it is not healthy",
+                    when=BY_LMCACHE & (Signal("lmcache_healthy") < 1.0),
+                    sidecar=OF_LMCACHE,
+                ),
+                term(
+                    Signal("kv_transfer_bytes_per_s"),
+                    None,
+                    0.0,
+                    "a transfer moves {gb_per_s:.1f} GB/s",
+                ),
+                term(
+                    Sidecar(_decode_pool_share, "which pool a server is in is read off its load"),
+                    None,
+                    0.0,
+                    "a decode pool: {value:%} of prompt tokens were computed elsewhere",
+                    signal="kv_external_share_ratio",
+                    sidecar="which pool a server is in is read off its load",
+                ),
+                term(
+                    EXPIRED,
+                    None,
+                    0.6,
+                    "KV of {expired_per_min:.1f} requests/min expired here before it was fetched",
+                    when=EXPIRED > 0.0,
+                ),
+            ),
+            levels=(Level(Severity.WARNING),),
+            say=((ALWAYS, "Requests wait for KV blocks to arrive from another node or tier."),),
+            words=(("expired_per_min", 60.0 * EXPIRED), ("gb_per_s", GB_PER_S)),
+            summary="Requests wait for KV blocks from another node or tier",
+            lever=_lever,
+            action=PATH,
+            guide=("6.5", "7.7"),
+        ),
+    ),
+    explains=QUEUES,
+    covers=("XFER-SLOW", "XFER-FAIL", *QUEUE_RULES),
+    moves=(TRANSFER, TTFT),
+    levers=("transfer_path",),
+)

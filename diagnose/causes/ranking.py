@@ -1,0 +1,162 @@
+"""All causes, what explains what, and their ranking. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from kneewatch.diagnose.causes import availability as observer
+from kneewatch.diagnose.causes import gpu_clocks, gpu_faults, latency, workload
+from kneewatch.diagnose.causes import kv_and_queue as memory
+from kneewatch.diagnose.causes import kv_transfer as transfer
+from kneewatch.diagnose.causes import optional_features as features
+from kneewatch.diagnose.causes import prefix_cache as prefix
+from kneewatch.diagnose.causes import tensor_parallel as parallelism
+from kneewatch.diagnose.causes import workload as left_profile
+from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Cause, Facts
+from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.rules.conditions import PYTHON, nodes
+from kneewatch.rules.quantities import Held
+
+OF_REPLICAS = "it is a comparison of replicas: `kneewatch diagnose --prometheus` has it"
+
+FLEET_ONLY_CAUSES = (
+    CauseRecord(
+        id="routing_dilution",
+        title="Routing ignored prefixes",
+        means="Replicas' hit rates are low because routing ignores prefixes.",
+        levers=("sticky_routing",),
+        fleet=True,
+        sidecar=OF_REPLICAS,
+    ),
+    CauseRecord(
+        id="replica_imbalance",
+        title="Replicas unevenly loaded",
+        means="Replicas of one tier, or engines of one server, carry very different load.",
+        fleet=True,
+        sidecar=OF_REPLICAS,
+    ),
+    CauseRecord(
+        id="mixed_tiers",
+        title="Mixed hardware behind one balancer",
+        means="A pool's hardware tiers differ, and the balancer treats them alike.",
+        fleet=True,
+        sidecar=OF_REPLICAS,
+    ),
+    CauseRecord(
+        id="bad_node",
+        title="A node slower than its peers",
+        means="A replica is slower than its peers with the same work.",
+        fleet=True,
+    ),
+    CauseRecord(
+        id="cold_replica",
+        title="A replica still warming up",
+        means="A replica has started and its caches are cold.",
+        fleet=True,
+        sidecar=OF_REPLICAS,
+    ),
+)
+
+
+# Every cause there is, and all that follows from the records: what explains what, what is told
+# with what, what is learned meanwhile. A cause is added here and nowhere else.
+
+
+CAUSES: tuple[CauseRecord, ...] = (
+    gpu_faults.GPU_FAULT,
+    gpu_clocks.GPU_THROTTLED,
+    observer.ENGINE_STALLED,
+    memory.KV_PRESSURE,
+    memory.QUEUE_SATURATION,
+    memory.ADMISSION_LIMIT,
+    prefix.PREFIX_CACHE_OFF,
+    prefix.PREFIX_REUSE_LOST,
+    prefix.PREFIX_CHURN,
+    features.ADAPTER_THRASH,
+    transfer.KV_TRANSFER_SLOW,
+    features.SPEC_DECODE_POOR,
+    latency.PREFILL_INTERFERENCE,
+    latency.SLO_CONFLICT,
+    latency.PREFILL_BOUND,
+    latency.DECODE_BOUND,
+    latency.PAST_KNEE,
+    workload.RUNAWAY_GENERATION,
+    left_profile.WORKLOAD_DRIFT,
+    workload.UNDERUSED,
+    workload.KV_OVERPROVISIONED,
+    parallelism.TP_OVERHEAD,
+    observer.ENGINE_RESTARTED,
+    observer.TARGET_DOWN,
+    observer.METRICS_MISSING,
+    *FLEET_ONLY_CAUSES,
+)
+
+BY_ID = {record.id: record for record in CAUSES}
+EXAMINED = tuple(record for record in CAUSES if record.forms or record.judge is not None)
+"""Those that one engine's facts can show; the others are concluded by whoever sees them."""
+
+
+def _closed(record: CauseRecord) -> tuple[str, ...]:
+    """What a cause explains, and what that explains in turn."""
+    reached: dict[str, None] = {}
+    ahead = list(record.explains)
+    while ahead:
+        other = ahead.pop(0)
+        if other not in reached and other != record.id:
+            reached[other] = None
+            ahead += BY_ID[other].explains
+    return tuple(reached)
+
+
+EXPLAINS = {record.id: _closed(record) for record in CAUSES if record.explains}
+"""What follows from a cause, also by way of another: it is reported under it, not beside it."""
+
+STREAKS = {
+    held.name: held.of.compile(PYTHON)
+    for record in CAUSES
+    for held in nodes(record.forms)
+    if isinstance(held, Held)
+}
+"""Conditions that must hold for a while before a cause is concluded, by name."""
+
+_EXAMINE = tuple(record.examine for record in EXAMINED)
+
+
+def conclude(facts: Facts) -> list[Cause]:
+    """Every cause that its evidence carries, in no order."""
+    return [cause for examine in _EXAMINE if (cause := examine(facts)) is not None]
+
+
+def ranked(causes: Sequence[Cause]) -> list[Cause]:
+    """Causes worst and surest first; explained ones are folded into what explains them.
+
+    A cause that explains another is reported with the worse severity of both: a lost prefix that
+    makes a queue is as bad as the queue, and it is what to act on. A cause that is doubtful, or
+    from which nothing follows now, explains nothing.
+    """
+    present = {cause.id: cause for cause in causes}
+    under = {cause.id: _under(cause, present) for cause in causes}
+    explained = {other.id for others in under.values() for other in others}
+    heads = [
+        _with_explained(cause, under[cause.id]) for cause in causes if cause.id not in explained
+    ]
+    return sorted(heads, key=lambda cause: (-cause.severity, -cause.confidence))
+
+
+def _under(cause: Cause, present: Mapping[str, Cause]) -> list[Cause]:
+    """The causes that are reported under this one, worst first."""
+    if cause.apart or cause.confidence < DOUBTFUL_BELOW:
+        return []
+    under = [present[other] for other in EXPLAINS.get(cause.id, ()) if other in present]
+    return sorted(under, key=lambda other: (-other.severity, -other.confidence))
+
+
+def _with_explained(head: Cause, under: Sequence[Cause]) -> Cause:
+    if not under:
+        return head
+    return replace(
+        head,
+        severity=max(head.severity, under[0].severity),
+        explains=tuple(other.id for other in under),
+    )

@@ -1,0 +1,312 @@
+"""What is known about the running server, from its page and from what the user states. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.deployment.vllm_flags import (
+    CACHING_BY_DEFAULT,
+    LARGEST,
+    Launch,
+    knows,
+    oldest_version,
+)
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
+from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
+from kneewatch.diagnose.sizing.memory.launch_setup import (
+    LATEST,
+    Setup,
+    Version,
+    defaults,
+    parse_version,
+)
+from kneewatch.diagnose.sizing.memory.weights import DEFAULT_RANK, RANKS, Adapters, Parallel
+from kneewatch.diagnose.workload.stated_workload import StatedWorkload
+
+KV_SIZE_LABEL = "kv_cache_size_tokens"
+_UNSET_LABELS = ("", "None", "none", "null")
+
+
+def label_capacity_tokens(
+    size: float | None, block: int | None, blocks: int | None
+) -> float | None:
+    """Tokens that requests can hold: all but the null block's."""
+    if size is None and block and blocks:
+        size = float(block * blocks)
+    if size is None or blocks is None:
+        return size
+    if size > LARGEST:
+        return None
+    return size * (blocks - 1) / blocks if blocks > 1 else None
+
+
+def label_context_tokens(config: Mapping[str, str], size: float | None) -> int | None:
+    """max_model_len, which the page shows as the capacity over the concurrency at it."""
+    concurrency = label_number(config, "kv_cache_max_concurrency")
+    if not size or not concurrency or size / concurrency > LARGEST:
+        return None
+    return round(size / concurrency)
+
+
+def label_number(config: Mapping[str, str], label: str) -> float | None:
+    """A label as a number above 0 that counts something; None where it is none."""
+    text = config.get(label, "")
+    if text in _UNSET_LABELS:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value <= LARGEST else None
+
+
+def label_count(config: Mapping[str, str], label: str) -> int | None:
+    """The same as a whole number, 1 or more."""
+    value = label_number(config, label)
+    return None if value is None or value < 1 else int(value)
+
+
+def label_flag(config: Mapping[str, str], label: str) -> bool | None:
+    """A label as a truth; None where it says neither."""
+    return {"True": True, "False": False}.get(config.get(label, ""))
+
+
+# --- What is known about the running server: from its page, and from what the user states ---------
+
+
+memory_of = lru_cache(maxsize=64)(memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What the user says about the server; None: not said.
+
+    `usd_per_gpu_hour` falls back on the GPU's price in the catalogue. `sweeps` were measured of
+    this model on this GPU, one at each tensor-parallel degree.
+    """
+
+    model: Model | None = None
+    gpu: Gpu | None = None
+    tensor_parallel: int | None = None
+    version: Version | None = None
+    launch: Launch | None = None
+    replicas: int | None = None
+    usd_per_gpu_hour: float | None = None
+    gpus: int | None = None
+    workload: StatedWorkload | None = None
+    sweeps: tuple[Sweep, ...] = ()
+
+    @property
+    def degree(self) -> int | None:
+        """The tensor-parallel degree, where it or the command line is stated."""
+        given = None if self.launch is None else self.launch.count("--tensor-parallel-size")
+        return self.tensor_parallel or given
+
+    @property
+    def seats(self) -> float | None:
+        """Requests that may run at once, where the command line says."""
+        return None if self.launch is None else self.launch.count("--max-num-seqs")
+
+
+NOTHING = Stated()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """A running server. None: not known.
+
+    `capacity_tokens` is what requests can hold: vLLM keeps one block for itself.
+    `blocks_override` and `kv_memory_bytes` are set where the user fixed the cache's size: then
+    the memory utilization does not decide it. `misfit` says why what is stated cannot run.
+    """
+
+    stated: Stated
+    config: Mapping[str, str] = field(default_factory=dict[str, str])
+    version: Version | None = None
+    block_tokens: int | None = None
+    blocks: int | None = None
+    capacity_tokens: float | None = None
+    kv_cache_dtype: str = "auto"
+    gpu_memory_utilization: float | None = None
+    kv_memory_bytes: float | None = None
+    blocks_override: int | None = None
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    tensor_parallel: int | None = None
+    data_parallel: int = 1
+    gpus: int | None = None
+    usd_per_gpu_hour: float | None = None
+    misfit: str = ""
+    setup: Setup | None = None
+    layout: KvLayout | None = None
+
+    @property
+    def replicas(self) -> int:
+        """Copies behind the load balancer, one where nobody says."""
+        return self.stated.replicas or 1
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Dollars per hour of one replica; None where GPUs or price are not known."""
+        if self.gpus is None or self.usd_per_gpu_hour is None:
+            return None
+        return self.gpus * self.usd_per_gpu_hour
+
+    @property
+    def kv_is_fp8(self) -> bool:
+        """Whether the cache is in 8 bits already, or fewer."""
+        return self.kv_cache_dtype.startswith(("fp8", "int8", "nvfp4", "turboquant"))
+
+    @property
+    def caching_by_default(self) -> bool:
+        """Whether that version caches prefixes and chunks prefills unless told not to."""
+        return (self.version or LATEST) >= CACHING_BY_DEFAULT
+
+    @property
+    def launch_known(self) -> bool:
+        """Whether the whole command line is stated: what is not in it is not given."""
+        return self.stated.launch is not None and self.stated.launch.complete
+
+    @property
+    def chunks(self) -> bool | None:
+        """Whether a prompt may be split over steps; None where nothing tells."""
+        if self.chunked_prefill is None and self.launch_known:
+            return self.caching_by_default
+        return self.chunked_prefill
+
+    def knows(self, flag: str) -> bool:
+        """Whether the running version takes the flag."""
+        return knows(flag, version=self.version, config=self.config)
+
+    def in_force(self, flag: str) -> object:
+        """A flag's value as far as it is known, None where it is not."""
+        return {
+            "--kv-cache-dtype": self.kv_cache_dtype if "cache_dtype" in self.config else None,
+            "--gpu-memory-utilization": self.gpu_memory_utilization,
+            "--num-gpu-blocks-override": self.blocks_override,
+            "--kv-cache-memory-bytes": self.kv_memory_bytes,
+            "--enable-prefix-caching": self.prefix_caching,
+            "--enable-chunked-prefill": self.chunked_prefill,
+            "--max-model-len": self.max_model_len,
+            "--max-num-seqs": self.max_num_seqs,
+            "--max-num-batched-tokens": self.max_num_batched_tokens,
+            "--tensor-parallel-size": self.tensor_parallel,
+            "--long-prefill-token-threshold": self._given("--long-prefill-token-threshold"),
+            "--max-cpu-loras": self._given("--max-cpu-loras"),
+            "replicas": self.stated.replicas,
+        }.get(flag)
+
+    def _given(self, flag: str) -> int | None:
+        return None if self.stated.launch is None else self.stated.launch.count(flag)
+
+
+def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deployment:
+    """The server of a page's cache_config_info labels and of what is stated; the page wins."""
+    launch = stated.launch or Launch()
+    version = stated.version or oldest_version(config)
+    block, blocks = label_count(config, "block_size"), label_count(config, "num_gpu_blocks")
+    override, size = (
+        label_count(config, "num_gpu_blocks_override"),
+        label_count(config, KV_SIZE_LABEL),
+    )
+    if override is not None and blocks is not None and override != blocks:
+        # The page contradicts itself: no size can be computed from it.
+        block, blocks, override, size = None, None, None, None
+    tensor = stated.degree
+    pipeline = launch.count("--pipeline-parallel-size") or 1
+    data = launch.count("--data-parallel-size") or 1
+    gpus = tensor * pipeline if tensor else stated.gpus
+    price = stated.usd_per_gpu_hour
+    if price is None and stated.gpu is not None:
+        price = stated.gpu.usd_per_hour
+    dtype = config.get("cache_dtype") or launch.text("--kv-cache-dtype") or "auto"
+    parallel = Parallel(tensor or 1, pipeline, data, "--enable-expert-parallel" in launch.flags)
+    usable = Deployment(
+        stated=stated,
+        config=config,
+        version=version,
+        block_tokens=block,
+        blocks=blocks,
+        capacity_tokens=label_capacity_tokens(size, block, blocks),
+        kv_cache_dtype=dtype,
+        gpu_memory_utilization=label_number(config, "gpu_memory_utilization"),
+        kv_memory_bytes=label_count(config, "kv_cache_memory_bytes"),
+        blocks_override=override,
+        prefix_caching=label_flag(config, "enable_prefix_caching"),
+        chunked_prefill=launch.switched("enable-chunked-prefill"),
+        max_model_len=launch.count("--max-model-len") or label_context_tokens(config, size),
+        max_num_seqs=_taken(stated, "--max-num-seqs"),
+        max_num_batched_tokens=_taken(stated, "--max-num-batched-tokens"),
+        tensor_parallel=tensor,
+        data_parallel=data,
+        gpus=gpus,
+        usd_per_gpu_hour=price,
+    )
+    return _with_sizing(usable, parallel)
+
+
+def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
+    """With the sizing math's view of it, where a model is stated that this launch can hold."""
+    stated = plain.stated
+    if stated.model is None or plain.tensor_parallel is None:
+        return plain
+    launch = stated.launch or Launch()
+    setup = Setup(
+        model=stated.model,
+        gpu=stated.gpu,
+        parallel=parallel,
+        quantization=launch.text("--quantization"),
+        kv_cache_dtype=plain.kv_cache_dtype,
+        version=plain.version or LATEST,
+        gpu_memory_utilization=plain.gpu_memory_utilization,
+        max_model_len=plain.max_model_len,
+        max_num_seqs=plain.max_num_seqs,
+        max_num_batched_tokens=plain.max_num_batched_tokens,
+        block_tokens=plain.block_tokens,
+        enforce_eager="--enforce-eager" in launch.flags,
+        adapters=_adapters(launch),
+    )
+    try:
+        layout = kv_layout_of(setup)
+        fits = setup.gpu is None or memory_of(setup).holds_one
+    except SizingError as exc:
+        return replace(plain, misfit=str(exc))
+    misfit = "" if fits else "weights and one request do not fit into its memory"
+    return replace(plain, setup=setup, layout=layout, misfit=misfit)
+
+
+def _adapters(launch: Launch) -> Adapters | None:
+    """The adapter slots of the launch; None without any, or with a rank that vLLM does not take."""
+    if "--enable-lora" not in launch.flags:
+        return None
+    rank = launch.count("--max-lora-rank") or DEFAULT_RANK
+    return Adapters(launch.count("--max-loras") or 1, rank) if rank in RANKS else None
+
+
+def _taken(stated: Stated, flag: str) -> int | None:
+    """A limit of the launch: as given there, or the default where the whole line is known."""
+    if stated.launch is None:
+        return None
+    given = stated.launch.count(flag)
+    if not stated.launch.absent(flag) or stated.version is None or stated.gpu is None:
+        return given or None
+    taken = defaults(stated.version, stated.gpu)
+    return taken.max_num_seqs if flag == "--max-num-seqs" else taken.max_num_batched_tokens
+
+
+def stated_version(text: str | None) -> Version | None:
+    """A version as the user writes it.
+
+    Raises:
+        SizingError: it is none.
+    """
+    return None if text is None else parse_version(text)

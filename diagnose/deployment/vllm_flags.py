@@ -1,0 +1,332 @@
+"""A vLLM command line as flags and values, and the versions and defaults of flags. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kneewatch.collector.errors import SettingsError
+from kneewatch.diagnose.sizing.memory.launch_setup import Version
+
+_SEPARATORS = "\n;|&()"
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command in a script, comments left out; those of here-documents last.
+
+    Quotes may run over lines; one that never closes (an apostrophe in prose) is a plain character.
+    Nothing is expanded: `$VARIABLE` stays as it is written.
+    """
+    script, documents = _without_documents(re.sub(r"\\\r?\n", " ", text))
+    found = list(_commands(script))
+    for document in documents:
+        found += _commands(document)
+    return found
+
+
+def _without_documents(text: str) -> tuple[str, list[str]]:
+    script: list[str] = []
+    documents: list[str] = []
+    end: str | None = None
+    body: list[str] = []
+    for line in text.splitlines():
+        if end is not None:
+            if line.strip() == end:
+                documents.append("\n".join(body))
+                end, body = None, []
+            else:
+                body.append(line)
+            continue
+        script.append(line)
+        opened = None if line.lstrip().startswith("#") else _HEREDOC.search(line)
+        end = None if opened is None else opened[2]
+    return "\n".join(script), [*documents, "\n".join(body)]
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    words: list[str] = []
+    word: list[str] | None = None
+    at = 0
+    # Where a kind of quote closes for the last time: an opened one beyond it never does.
+    last = {quote: text.rfind(quote) for quote in "'\""}
+    while at < len(text):
+        char = text[at]
+        at += 1
+        if char in "'\"" and at <= last[char]:
+            quoted, at = _quoted(text, at, char)
+            word = [*(word or ()), quoted]
+        elif char == "\\" and at < len(text):
+            word = [*(word or ()), text[at]]
+            at += 1
+        elif char.isspace() or char in _SEPARATORS or (char == "#" and word is None):
+            if word is not None:
+                words.append("".join(word))
+                word = None
+            if char == "#":
+                at = _line_end(text, at)
+            elif char in _SEPARATORS and words:
+                yield words
+                words = []
+        else:
+            start = at - 1
+            while at < len(text) and not text[at].isspace() and text[at] not in "'\"\\\n;|&()":
+                at += 1
+            word = [*(word or ()), text[start:at]]
+    if word is not None:
+        words.append("".join(word))
+    if words:
+        yield words
+
+
+def _line_end(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end
+
+
+def _quoted(text: str, at: int, quote: str) -> tuple[str, int]:
+    """What stands in quotes that opened before `at`, and where the text goes on."""
+    if quote == "'":
+        end = text.find(quote, at)
+        return text[at:end], end + 1
+    found = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL).match(text, at)
+    if found is None:
+        return '"', at
+    return re.sub(r'\\(["\\$`])', r"\1", found[1]), found.end()
+
+
+# --- A vLLM command line as flags and values ------------------------------------------------------
+
+
+ALIASES = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
+    "-sc": "--speculative-config",
+    "-cc": "--compilation-config",
+    "-O": "--compilation-config",
+    "--tp": "--tensor-parallel-size",
+}
+MULTIPLES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+"""vLLM reads 4k as 4,000 and 4K as 4,096."""
+
+ENTRIES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+NUMBERS = (
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--data-parallel-size",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--max-model-len",
+    "--max-cpu-loras",
+    "--long-prefill-token-threshold",
+)
+"""Flags whose numbers the recommendations use."""
+
+LARGEST = 2.0**53
+"""Above it a number is no whole number any more, and no count of anything."""
+
+CONTAINERS = ("docker", "podman", "nerdctl")
+SWITCHES = ("--rm", "-d", "-i", "-t", "-it", "-ti", "--init", "--privileged", "--detach")
+"""Switches of `docker run`: what follows another flag of it is that flag's value."""
+
+_IMAGE = re.compile(r"[^\s=]*vllm[^\s=]*")
+_FLAG = re.compile(r"--?[A-Za-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command line: `flags` by their full name with dashes, "" where a flag has no value.
+
+    `model` is what is served, "" where the line does not say. `complete` is false where more
+    flags may be in force than are written: in a `--config` file or in a shell variable.
+    """
+
+    model: str = ""
+    flags: Mapping[str, str] = field(default_factory=dict[str, str])
+    complete: bool = True
+
+    def text(self, flag: str) -> str | None:
+        """A flag's value as it was written; None where it is not given or a variable's."""
+        value = self.flags.get(flag)
+        return None if value is None or "$" in value else value
+
+    def number(self, flag: str) -> float | None:
+        """A flag's value as a number, 4k and 4K understood; None: not given, or not readable."""
+        text = self.flags.get(flag)
+        # More digits than a float holds would not even convert.
+        found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgG]?)", text or "")
+        if found is None:
+            return None
+        value = float(found[1]) * MULTIPLES.get(found[2], 1)
+        return value if value <= LARGEST else None
+
+    def count(self, flag: str) -> int | None:
+        """The same as a whole number."""
+        value = self.number(flag)
+        return None if value is None else int(value)
+
+    def unreadable(self, flag: str) -> bool:
+        """Whether a number's flag is given, and what it is cannot be read."""
+        given = self.flags.get(flag)
+        return given not in (None, "auto") and self.number(flag) is None
+
+    def absent(self, flag: str) -> bool:
+        """Whether the flag is certainly not given."""
+        return self.complete and flag not in self.flags
+
+    def switched(self, feature: str) -> bool | None:
+        """Whether `--feature` or `--no-feature` is given; None where neither is."""
+        if f"--no-{feature}" in self.flags:
+            return False
+        given = self.flags.get(f"--{feature}")
+        return None if given is None else given.lower() != "false"
+
+
+def parse_launch(text: str, *, origin: str) -> Launch:
+    """The vLLM command line in a text such as a shell script's; the first one counts.
+
+    Comments, continued lines, environment and wrappers in front of it are skipped; flags may be
+    `--flag value` or `--flag=value`, with underscores or dashes.
+
+    Raises:
+        SettingsError: no vLLM command in it; it names `origin`.
+    """
+    found = commands(text)
+    for words in found:
+        arguments = _arguments(words)
+        if arguments is not None:
+            return _parsed(arguments)
+    for words in found:
+        arguments = _contained(words)
+        if arguments:
+            return _parsed(arguments)
+    everything = [word for words in found for word in words]
+    if everything and everything[0].startswith("--"):
+        return _parsed(everything)
+    raise SettingsError(
+        f"{origin}: no vLLM command line in it; write `vllm serve MODEL --flag value ...`"
+    )
+
+
+def _arguments(words: list[str]) -> list[str] | None:
+    for at, word in enumerate(words):
+        after = words[at + 1 :]
+        if word.split("/")[-1] == "vllm" and after[:1] == ["serve"]:
+            return after[1:]
+        if word == "-m" and after[:1] and after[0] in ENTRIES:
+            return after[1:]
+    return None
+
+
+def _contained(words: list[str]) -> list[str]:
+    """What `docker run` hands to an image of vLLM; empty where it is none."""
+    names = [word.split("/")[-1] for word in words]
+    if "run" not in words or not any(name in CONTAINERS for name in names):
+        return []
+    for at in range(words.index("run") + 1, len(words)):
+        word, before = words[at], words[at - 1]
+        is_value = before.startswith("-") and "=" not in before and before not in SWITCHES
+        if not is_value and not word.startswith("-") and _IMAGE.fullmatch(word):
+            return words[at + 1 :]
+    return []
+
+
+def _parsed(words: list[str]) -> Launch:
+    flags: dict[str, str] = {}
+    model, at, complete = "", 0, True
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word.startswith(("$", "<", ">")) and model:
+            # A variable may hold flags; a redirection holds none.
+            complete = complete and not word.startswith("$")
+            continue
+        if not _FLAG.match(word):
+            model = model or word
+            continue
+        name, equals, value = word.partition("=")
+        if not equals and at < len(words) and not _FLAG.match(words[at]):
+            value = words[at]
+            at += 1
+        name = ALIASES.get(name, name)
+        flags[name.replace("_", "-")] = value
+    complete = complete and "--config" not in flags and model not in ("$@", "$*")
+    return Launch(flags.pop("--model", "") or model, flags, complete)
+
+
+# --- Which vLLM versions know a flag, and what they take by default -------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of `vllm serve`: known from `since` on, and no longer from `until` on.
+
+    `label` is its name in the labels of cache_config_info; a page that has it knows the flag.
+    """
+
+    since: Version
+    until: Version | None = None
+    label: str = ""
+
+
+FLAGS: Mapping[str, Flag] = {
+    "--kv-cache-dtype": Flag((0, 4, 0), label="cache_dtype"),
+    "--gpu-memory-utilization": Flag((0, 1, 0), label="gpu_memory_utilization"),
+    "--num-gpu-blocks-override": Flag((0, 4, 1), label="num_gpu_blocks_override"),
+    "--kv-cache-memory-bytes": Flag((0, 11, 0), label="kv_cache_memory_bytes"),
+    "--kv-offloading-size": Flag((0, 12, 0), label="kv_offloading_size"),
+    "--enable-prefix-caching": Flag((0, 4, 0), label="enable_prefix_caching"),
+    "--no-enable-prefix-caching": Flag((0, 6, 0), label="enable_prefix_caching"),
+    "--enable-chunked-prefill": Flag((0, 4, 0)),
+    "--no-enable-chunked-prefill": Flag((0, 6, 0)),
+    "--long-prefill-token-threshold": Flag((0, 8, 0)),
+    "--max-model-len": Flag((0, 1, 0)),
+    "--max-num-batched-tokens": Flag((0, 1, 0)),
+    "--max-num-seqs": Flag((0, 1, 0)),
+    "--max-num-queued-reqs": Flag((0, 32, 0)),
+    "--max-loras": Flag((0, 3, 0)),
+    "--max-cpu-loras": Flag((0, 3, 0)),
+    "--override-generation-config": Flag((0, 7, 0)),
+    "--quantization": Flag((0, 2, 0)),
+    "--speculative-config": Flag((0, 8, 3)),
+    "--tensor-parallel-size": Flag((0, 1, 0)),
+}
+"""Source: vllm/engine/arg_utils.py of the releases, 0.33 the newest."""
+
+CACHING_BY_DEFAULT: Version = (0, 9, 0)
+"""Prefix caching and chunked prefill are on unless switched off: V1 only, from 0.9 on."""
+
+FP8_KV_SINCE: Version = (0, 8, 3)
+"""Older V1 engines took `--kv-cache-dtype fp8` and ignored or refused it (vLLM 14221)."""
+
+FROM_LABELS: tuple[tuple[str, Version], ...] = (
+    ("kv_cache_size_tokens", (0, 24, 0)),
+    ("kv_cache_memory_bytes", (0, 11, 0)),
+)
+"""Labels of cache_config_info that came with a version: on the page, it is that or later."""
+
+
+def oldest_version(config: Mapping[str, str]) -> Version | None:
+    """The oldest vLLM that has these labels on its page; None where they say nothing."""
+    return next((version for label, version in FROM_LABELS if label in config), None)
+
+
+def knows(flag: str, *, version: Version | None, config: Mapping[str, str]) -> bool:
+    """Whether the running version takes the flag; one that is no flag of vLLM's always passes.
+
+    With no version known, only flags that are as old as anything in use pass, or those whose
+    label is on the page.
+    """
+    if not flag.startswith("--"):
+        return True
+    known = FLAGS.get(flag.partition(".")[0])
+    if known is None:
+        return False
+    if known.label and known.label in config:
+        return True
+    at = version or oldest_version(config) or (0, 6, 0)
+    return known.since <= at and (known.until is None or at < known.until)

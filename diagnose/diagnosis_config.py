@@ -1,0 +1,105 @@
+"""What a diagnosis depends on besides the pages: windows, targets, hardware, thresholds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kneewatch.collector.signals.signal import Signal
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.learned.live_workload import unwatched
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, compared, degrees_of
+from kneewatch.rules.library import RULES
+from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.rule import WINDOW_S, Rule, with_thresholds
+
+LONG_WINDOWS = 5.0
+"""History kept, in short windows: the guide's second window is 5 minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Everything that a user may state. None: not stated, and signals that need it are unknown."""
+
+    window_s: float = WINDOW_S
+    targets: Targets = field(default_factory=Targets)
+    gpus: int | None = None
+    peak_flop_per_s: float | None = None
+    peak_bytes_per_s: float | None = None
+    benchmark_ttft_p99_s: float | None = None
+    benchmark_gpu_ratio: float | None = None
+    stated: Stated = NOTHING
+    thresholds: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict[str, Mapping[str, float]]
+    )
+    thresholds_origin: str = "settings"
+
+    @property
+    def scale(self) -> float:
+        """The short window against its default: durations are stretched by it."""
+        return self.window_s / WINDOW_S
+
+    def signals(self) -> tuple[Signal, ...]:
+        """The catalogue with what this profile makes computable."""
+        return (
+            *VLLM_SIGNALS,
+            *configured(
+                ttft_slo_s=self.targets.ttft_p99_s,
+                gpus=self.gpus,
+                peak_flop_per_s=self.peak_flop_per_s,
+                peak_bytes_per_s=self.peak_bytes_per_s,
+            ),
+        )
+
+    def split(self) -> Comparison | None:
+        """What the stated sweeps say of the stated tensor-parallel degree; None without either."""
+        stated = self.stated
+        if not stated.sweeps or stated.degree is None:
+            return None
+        return self.split_at(stated.degree)
+
+    def split_at(self, tensor_parallel: int) -> Comparison:
+        """What the stated sweeps say of a degree, within the targets."""
+        targets = self.targets
+        unit, degrees = degrees_of(
+            self.stated.sweeps, ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s
+        )
+        return compared(unit, degrees, tensor_parallel)
+
+    def unstated(self) -> dict[str, str]:
+        """Signals that nobody can compute until the user states something, and what."""
+        reasons = {
+            "goodput_per_s": (self.targets.ttft_p99_s, "no TTFT target (slo.ttft_p99_s)"),
+            "tokens_per_gpu_hour": (self.gpus, "number of GPUs not stated (gpus)"),
+            "mfu_ratio": (self.peak_flop_per_s, "GPU peak not stated (peak.flop_per_s)"),
+            "mbu_ratio": (self.peak_bytes_per_s, "GPU peak not stated (peak.bytes_per_s)"),
+        }
+        lacking = {key: why for key, (stated, why) in reasons.items() if stated is None}
+        return lacking | self._unsplit() | unwatched(self.stated)
+
+    def _unsplit(self) -> dict[str, str]:
+        """Why sweeps that are stated say nothing, by the cause that they are for."""
+        if not self.stated.sweeps:
+            return {}
+        split = self.split()
+        why = "degree not stated (tensor_parallel)" if split is None else split.why
+        return {"tp_overhead": why} if why else {}
+
+    def rules(self) -> tuple[Rule, ...]:
+        """All rules with the user's thresholds.
+
+        Raises:
+            SettingsError: a threshold names no rule or severity.
+        """
+        rules = (
+            *RULES,
+            *slo_rules(
+                ttft_p99_s=self.targets.ttft_p99_s,
+                itl_p99_s=self.targets.itl_p99_s,
+                benchmark_ttft_p99_s=self.benchmark_ttft_p99_s,
+                benchmark_gpu_ratio=self.benchmark_gpu_ratio,
+            ),
+        )
+        return with_thresholds(rules, self.thresholds, self.thresholds_origin)

@@ -1,0 +1,1 @@
+"""Watches and diagnoses one engine."""

@@ -1,0 +1,150 @@
+"""The diagnosis of one engine: its symptoms, health and verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kneewatch.diagnose.causes.evidence import Cause, Facts, Targets
+from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule_state import Finding
+
+SYMPTOMS = {
+    "S1": "TTFT too high at low concurrency",
+    "S2": "ITL spikes under mixed load",
+    "S3": "throughput plateau too low",
+    "S4": "TTFT and ITL targets cannot both be met",
+    "S5": "requests per second and GPU fall as tensor parallelism grows",
+    "S6": "ITL too high at low concurrency while the GPU has compute to spare",
+    "S7": "TTFT spikes on some tenants without a prefill pattern",
+    "S8": "P99 healthy at low load, spiking at the peak",
+}
+
+LOW_CONCURRENCY = 8.0
+SLOW_DRIFT = 3.0
+GPU_SPARE_BELOW = 0.6
+
+
+def symptoms(facts: Facts, causes: Iterable[Cause]) -> list[str]:
+    """Ids of the symptoms that show, in the guide's order.
+
+    "Too high" is over the target where one is set, else three times the quiet baseline.
+    """
+    found = {cause.id for cause in causes}
+    found |= {other for cause in causes for other in cause.explains}
+    few = facts.get("running_avg") < LOW_CONCURRENCY
+    slow_first = _too_high(facts, "ttft", facts.targets.ttft_p99_s)
+    slow_steps = _too_high(facts, "itl", facts.targets.itl_p99_s)
+    busy = facts.values.get("gpu_engine_active_ratio")
+    queued = any(BY_ID[cause].queues for cause in found)
+    shown = {symptom for cause in found for symptom in BY_ID[cause].symptoms}
+    if few and slow_first and not queued:
+        shown.add("S1")
+    if few and slow_steps and busy is not None and busy < GPU_SPARE_BELOW:
+        shown.add("S6")
+    if queued and slow_first:
+        shown.add("S8")
+    return [symptom for symptom in SYMPTOMS if symptom in shown]
+
+
+def _too_high(facts: Facts, name: str, target_s: float | None) -> bool:
+    value = facts.values.get(f"{name}_p99_s")
+    if target_s is not None:
+        return value is not None and value > target_s
+    return (facts.values.get(f"{name}_p99_drift_ratio") or 0.0) >= SLOW_DRIFT
+
+
+# --- What is said about one engine at one moment --------------------------------------------------
+
+
+NO_STAGE = "cascade_stage: "
+"""What begins the line of `unknown` that says why there is no stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The verdict on one engine. `stage` is None while it cannot be judged; `unknown` says why.
+
+    `judged_against` says what latencies were held against; `window_s` is what the window really
+    held, which is less than asked for at the start and after a restart.
+    """
+
+    t_s: float
+    target: str
+    engine: str
+    model: str
+    tier: str | None
+    health: str
+    stage: Stage | None
+    causes: Sequence[Cause]
+    symptoms: Sequence[str]
+    findings: Sequence[Finding]
+    values: Mapping[str, float | None]
+    unknown: Sequence[str]
+    window_s: float
+    judged_against: str
+    recommendations: Sequence[Recommendation] = ()
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the engine stood on a page that could be read; its stage may be unknown still."""
+        return self.stage is not None or bool(self.values)
+
+    @property
+    def stage_unknown(self) -> str:
+        """Why there is no stage, in words; empty where there is one."""
+        if self.stage is not None:
+            return ""
+        if not self.was_read:
+            return self.judged_against.removeprefix("nothing: ")
+        return next(
+            (line.removeprefix(NO_STAGE) for line in self.unknown if line.startswith(NO_STAGE)),
+            "nothing to judge it by",
+        )
+
+    @property
+    def headline(self) -> str:
+        """What the verdict rests on, in a word: the first cause's id, or the worst finding's rule
+        where that cause is a note beside something worse. Empty where there is no cause."""
+        if not self.causes:
+            return ""
+        if self.causes[0].severity >= min(self.severity, Severity.WARNING):
+            return self.causes[0].id
+        worst = max(self.findings, key=lambda finding: finding.severity, default=None)
+        graver = worst is not None and worst.severity >= Severity.WARNING
+        return worst.rule.id if worst is not None and graver else ""
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of causes, stage and findings."""
+        return worst_of(self.causes, self.stage, self.findings)
+
+
+def worst_of(causes: Sequence[Cause], stage: Stage | None, findings: Sequence[Finding]) -> Severity:
+    """The worst severity among them; ok where there are none."""
+    staged = stage.severity if stage else Severity.OK
+    return max([staged, *[c.severity for c in causes], *[f.severity for f in findings]])
+
+
+def health(severity: Severity, *, readable: bool) -> str:
+    """One word: a page that cannot be read is unknown at best, never ok."""
+    if not readable and severity < Severity.WARNING:
+        return "unknown"
+    return severity.word
+
+
+def judged_against(targets: Targets, *, has_baseline: bool) -> str:
+    """What latencies were compared with, in words."""
+    stated = [
+        f"{name} P99 {1000 * target_s:.0f} ms"
+        for name, target_s in (("TTFT", targets.ttft_p99_s), ("ITL", targets.itl_p99_s))
+        if target_s is not None
+    ]
+    if stated:
+        return "targets: " + ", ".join(stated)
+    if has_baseline:
+        return "its own quiet baseline (no SLO is set)"
+    return "nothing: no SLO is set and no quiet baseline is known yet"

@@ -1,0 +1,453 @@
+"""From pages to diagnoses: one engine over time, with its learned baselines. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kneewatch.collector.history import Column, History, Restart
+from kneewatch.collector.names.vllm_resolver import EngineBinding
+from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.collector.samples import Page
+from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
+from kneewatch.collector.window import Window
+from kneewatch.diagnose.causes import availability as observer
+from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts
+from kneewatch.diagnose.causes.lora_adapters import adapters_seen
+from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, ranked
+from kneewatch.diagnose.causes.workload import LENGTH_POINTS
+from kneewatch.diagnose.diagnosis_config import LONG_WINDOWS, Profile
+from kneewatch.diagnose.engine.cause_tracker import CauseTracker
+from kneewatch.diagnose.engine.counterfactual import counterfactuals
+from kneewatch.diagnose.engine.diagnosis import (
+    NO_STAGE,
+    Diagnosis,
+    health,
+    judged_against,
+    symptoms,
+    worst_of,
+)
+from kneewatch.diagnose.gpu.monitor import GpuReading
+from kneewatch.diagnose.learned.derived_signals import (
+    Streaks,
+    derive,
+    increase_since_last,
+    recent,
+    unused,
+)
+from kneewatch.diagnose.learned.forecast import (
+    Forecaster,
+    SloForecaster,
+    demand_ratio,
+    forecast_values,
+)
+from kneewatch.diagnose.learned.knee import LiveKnee, same_launch
+from kneewatch.diagnose.learned.live_workload import WorkloadWatch
+from kneewatch.diagnose.learned.output_lengths import OutputLengths
+from kneewatch.diagnose.recommend.adviser import Adviser
+from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
+from kneewatch.diagnose.workload.drift import Departure, Drift
+from kneewatch.diagnose.workload.stated_workload import ANSWERS
+from kneewatch.rules.baseline import (
+    FAMILIES,
+    LENGTHS,
+    QUEUE_MOVES,
+    QUIET_WAITING,
+    STAGE_MOVES,
+    Baseline,
+)
+from kneewatch.rules.cascade import EVICTS, Cascade, lacking
+from kneewatch.rules.rule import Rule, Severity
+from kneewatch.rules.rule_state import Finding, RuleBook
+
+Values = Mapping[str, float | None]
+
+
+class Learned:
+    """One engine's past, as far as something is judged by it.
+
+    Quiet times and the knee outlive a restart of the server; a server that was launched otherwise
+    has another knee.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        window_s = profile.window_s
+        self._profile = profile
+        self.baseline = Baseline(window_s=window_s)
+        self.workload = WorkloadWatch(profile.stated, window_s=window_s)
+        self.knee = self._new_knee()
+        self._launch: Mapping[str, str] = {}
+        self._lengths = OutputLengths(
+            window_s=window_s,
+            longest_s=LONG_WINDOWS * window_s,
+            stated=self.workload.points.get(ANSWERS, ()),
+        )
+        self._forecaster = Forecaster(window_s=window_s)
+        self._slo_forecaster = SloForecaster(
+            window_s=window_s, ttft_p99_s=profile.targets.ttft_p99_s, seats=profile.stated.seats
+        )
+
+    def _new_knee(self) -> LiveKnee:
+        return LiveKnee(window_s=self._profile.window_s, targets=self._profile.targets)
+
+    def forecasts(self, t_s: float, values: Values) -> dict[str, float | None]:
+        """Where the load is going, after a scrape with these values."""
+        demand = demand_ratio(values)
+        forecast = forecast_values(demand, self._forecaster.update(t_s, demand))
+        return forecast | self._slo_forecaster.update(t_s, values)
+
+    def longer(self, history: History, window: Window, values: Values) -> Drift | None:
+        """How far answers are from those of quiet times, while many more end at their limit."""
+        points = values.get("finished_length_drift_points") or 0.0
+        return self._lengths.drift(history, window) if points >= LENGTH_POINTS else None
+
+    def endless(self, history: History, window: Window, values: Values) -> Departure | None:
+        """How many answers go far beyond what is stated, while many end at their limit."""
+        at_limit = values.get("finished_length_ratio") or 0.0
+        return self._lengths.endless(history, window) if at_limit >= LENGTH_POINTS else None
+
+    def quiet(self, t_s: float, values: Values, window: Window, families: Collection[str]) -> None:
+        """Add a scrape that is quiet for these families of signals."""
+        self.baseline.learn(t_s, values, families)
+        if LENGTHS in families:
+            self._lengths.learn(t_s, window)
+
+    def launched(self, config: Mapping[str, str]) -> None:
+        """Take how the server says that it was launched."""
+        if config == self._launch:
+            return
+        if config and self._launch and not same_launch(config, self._launch):
+            self.knee = self._new_knee()
+        self._launch = config or self._launch
+
+    def begin_anew(self) -> None:
+        """The process was replaced, or the clock was set back: what was held has no since."""
+        self._forecaster.forget()
+        self._slo_forecaster.forget()
+        self.workload.forget()
+
+
+# --- From pages to diagnoses: one engine over time. Pure: time comes with each page ---------------
+
+
+RESTARTS_KEPT = 16
+SCRAPES_IN_WINDOW = 2.2
+"""A window holds two scrapes at least, also where they come late."""
+
+VANISHED_KEPT_S = 3600.0
+"""How long an engine that left a page which can be read is told; a replica that an orchestrator
+names is forgotten sooner, for those are replaced."""
+
+UNREAD = "the page could not be read"
+GONE = "the engine is not on the page"
+"""Why nothing is known of an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Signals and rules of a profile, made once and shared by all engines."""
+
+    signals: tuple[Signal, ...]
+    rules: tuple[Rule, ...]
+    core: tuple[str, ...]
+    unstated: Mapping[str, str]
+    split: Comparison | None = None
+
+    @classmethod
+    def of(cls, profile: Profile) -> Catalogue:
+        """The catalogue of a profile."""
+        signals = profile.signals()
+        core = tuple(signal.key for signal in signals if signal.core)
+        return cls(signals, profile.rules(), core, profile.unstated(), profile.split())
+
+
+class EngineMonitor:
+    """One engine over time."""
+
+    def __init__(self, target: str, key: EngineKey, profile: Profile, catalogue: Catalogue) -> None:
+        self.target, self.key, self.profile = target, key, profile
+        self._catalogue = catalogue
+        self.history = History(keep_s=LONG_WINDOWS * profile.window_s)
+        self._signals = SignalSet(catalogue.signals, self.history)
+        self._rules = RuleBook(catalogue.rules, scale=profile.scale)
+        evicting = next(rule for rule in catalogue.rules if rule.id == "KV-EVICT")
+        self._cascade = Cascade(scale=profile.scale, targets=profile.targets, evicting=evicting)
+        self.learned = Learned(profile)
+        self._streaks = Streaks(STREAKS, profile.targets)
+        self._tracker = CauseTracker(scale=profile.scale)
+        self._adviser = Adviser(profile.stated)
+        self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
+        self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
+        self._vanished, self._blind = 0, 0
+        self._came_s = float("-inf")
+        self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
+        self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
+        self.newest: Diagnosis | None = None
+        """What was last said, also of a page that could not be read."""
+        self.restart: Restart | None = None
+        """A restart that the newest page showed."""
+        self._columns: tuple[Column, ...] = ()
+        self._columns_of = -1
+
+    def knows_week(self, peak_requests: float | None) -> None:
+        """Take the most requests that ran or waited here within the last week; None: not known."""
+        self._adviser.weekly_peak_requests = peak_requests
+
+    def knows_season(self, usual: Mapping[str, float]) -> None:
+        """Take how the baseline's signals usually are at this hour of the week."""
+        self.learned.baseline.season = usual
+
+    def page(
+        self,
+        t_s: float,
+        page: Page,
+        binding: EngineBinding,
+        process_start: int | None,
+        gpus: GpuReading,
+    ) -> Diagnosis | None:
+        """The diagnosis after one scrape; None where the scrape is not newer than the last."""
+        steps = self.history.clock_steps
+        before = len(self.history.times), self.history.times[-1:]
+        restart = self.history.append(t_s, page, binding, process_start)
+        if (len(self.history.times), self.history.times[-1:]) == before:
+            return None
+        if restart is not None or self.history.clock_steps != steps:
+            self._begin_anew(t_s, restart)
+        if self._vanished or before[0] == 0:
+            self._came_s = t_s
+        self._vanished = 0
+        window = Window(self.history, now_s=t_s, range_s=self._range_s(t_s))
+        reading = self._signals.read(window)
+        self.newest, self.restart = self._judge(t_s, window, reading, gpus), restart
+        return self.newest
+
+    def counters(self) -> tuple[tuple[Column, ...], tuple[float, ...]]:
+        """The newest page's counters, histogram parts among them; NaN for what it lacks.
+
+        Shapes: both (counters,). The columns are the same object until others come.
+        """
+        if self._columns_of != self.history.generation:
+            columns = tuple(self.history.counters.columns)
+            if columns != self._columns:
+                self._columns = columns
+            self._columns_of = self.history.generation
+        newest = self.history.frames[-1].counters if self.history.frames else ()
+        return self._columns, tuple(newest)
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """The labels of cache_config_info on the newest page."""
+        return self.history.info.get("cache_config_info", {})
+
+    def _range_s(self, t_s: float) -> float:
+        """The window, shorter while less has been seen, longer where scrapes are rare."""
+        times = self.history.times
+        window_s = self.profile.window_s
+        if len(times) < 2:
+            return window_s
+        rare_s = min(SCRAPES_IN_WINDOW * (times[-1] - times[-2]), LONG_WINDOWS * window_s)
+        return min(max(window_s, rare_s), t_s - times[0])
+
+    @property
+    def last_s(self) -> float:
+        """Time of the newest page that had this engine; -inf before the first."""
+        return self.history.times[-1] if self.history.times else float("-inf")
+
+    def gone(self, t_s: float, beside: Collection[EngineMonitor]) -> Diagnosis | None:
+        """The diagnosis while the page can be read and lacks this engine; None once forgotten.
+        `beside` are those on the page."""
+        successor = self._successor(beside)
+        kept_s = VANISHED_KEPT_S
+        if successor is not None:
+            kept_s = self.profile.window_s
+        elif self.key.replica:
+            kept_s = LONG_WINDOWS * self.profile.window_s
+        if t_s - self.last_s > kept_s:
+            return None
+        self._vanished += 1
+        cause = observer.vanished(
+            _named(self.key),
+            self._vanished,
+            self.last_s,
+            successor=None if successor is None else _named(successor.key),
+        )
+        return self.unreadable(t_s, cause, cause.evidence[0].text, GONE)
+
+    def _successor(self, beside: Collection[EngineMonitor]) -> EngineMonitor | None:
+        """The engine that came when this one left, in its place (another model by the same number)
+        or, where none stayed, at all; None where engines stayed and nothing took its place."""
+        came = [one for one in beside if one._came_s > self.last_s]
+        place = self.key.engine, self.key.replica
+        same = [one for one in came if (one.key.engine, one.key.replica) == place]
+        return next(iter(same or (came if len(came) == len(beside) else ())), None)
+
+    def unreadable(self, t_s: float, cause: Cause, why: str, seen: str = UNREAD) -> Diagnosis:
+        """The diagnosis after a scrape that gave nothing of this engine."""
+        self.restart = None
+        self.newest = Diagnosis(
+            t_s, self.target, self.key.engine, self.key.model, None,
+            health(cause.severity, readable=False), None, [replace(cause, seen_s=t_s)], [], [], {},
+            [f"every signal: {why}"], 0.0, f"nothing: {seen}",
+        )  # fmt: skip
+        return self.newest
+
+    def _begin_anew(self, t_s: float, restart: Restart | None) -> None:
+        """The process was replaced, or the clock was set back: what was held has no since."""
+        if restart is not None:
+            self._restarts_s.append(restart.t_s)
+        self._disturbed_s = dict.fromkeys(FAMILIES, t_s)
+        self._rules.forget()
+        self._cascade.forget()
+        self._streaks.forget()
+        self._tracker.forget()
+        self._adviser.restarted()
+        self.learned.begin_anew()
+
+    def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
+        profile, learned, config = self.profile, self.learned, self.config
+        learned.launched(config)
+        derived, notes = derive(reading, window, learned.baseline, profile.targets)
+        forecasts = learned.forecasts(t_s, reading.values)
+        workload = learned.workload.update(t_s, self.history)
+        values = {**reading.values, **derived, **forecasts, **gpus.values}
+        values |= workload.values() if workload else {}
+        idle = not (values.get("running_max") or values.get("waiting"))
+        stage = self._cascade.judge(
+            t_s, values, preempted=increase_since_last(self.history, "num_preemptions")
+        )
+        unjudged = lacking(stage, values)
+        values["cascade_stage"] = None if unjudged else float(stage.number)
+        values["cascade_severity"] = None if unjudged else float(stage.severity)
+        findings = self._rules.judge(t_s, values, reading.missing, notes, idle=idle)
+        facts = Facts(
+            now_s=t_s,
+            window_s=window.range_s,
+            scale=profile.scale,
+            observed_s=t_s - self.history.first_s,
+            values=values,
+            recent=recent(self.history, t_s, window.range_s),
+            streaks_s=self._streaks.update(t_s, self.history, values),
+            missing=reading.missing,
+            findings={finding.rule.id: finding for finding in findings},
+            stage=stage,
+            baseline=learned.baseline,
+            config=config,
+            targets=profile.targets,
+            restarts_s=self._restarts_s,
+            gpus=gpus.states,
+            gpus_guessed=gpus.guess,
+            gpus_lost=gpus.lost,
+            adapters=adapters_seen(window) if values.get("waiting_deferred") else (),
+            knee=learned.knee.update(t_s, values),
+            split=self._catalogue.split,
+            lengths=learned.longer(self.history, window, values),
+            endless=learned.endless(self.history, window, values),
+            workload=workload,
+        )
+        causes, lacks_core = self._causes(facts, findings, reading, window)
+        told = None if unjudged else stage
+        readable = not lacks_core and window.scrapes > 1
+        return Diagnosis(
+            t_s=t_s,
+            target=self.target,
+            engine=self.key.engine,
+            model=self.key.model,
+            tier=None,
+            health=health(worst_of(causes, told, findings), readable=readable),
+            stage=told,
+            causes=causes,
+            symptoms=symptoms(facts, causes),
+            findings=findings,
+            values=values,
+            unknown=[
+                *_without_stage(unjudged, window.scrapes),
+                *self._unknowns(reading),
+                *gpus.unknown,
+            ],
+            window_s=window.range_s,
+            judged_against=judged_against(
+                profile.targets, has_baseline=learned.baseline.get("ttft_p99_s") is not None
+            ),
+            recommendations=self._adviser.advise(facts, causes) if causes else (),
+        )
+
+    def _causes(
+        self, facts: Facts, findings: list[Finding], reading: Reading, window: Window
+    ) -> tuple[list[Cause], bool]:
+        concluded = conclude(facts)
+        self._blind = self._blind + 1 if observer.is_blind(facts) else 0
+        missing = observer.metrics_missing(
+            facts,
+            self._catalogue.core,
+            reading.impossible,
+            blind=self._blind,
+            unused=self._blind > 0 and unused(self.history),
+        )
+        if missing is not None:
+            concluded.append(missing)
+        told = ranked(self._tracker.update(facts.now_s, concluded))
+        if told:
+            told[0] = replace(told[0], unless=self._turning_points(facts, told[0]))
+        # Last: turning points are of the baseline that the causes were concluded from.
+        self._learn(facts, concluded, findings, window)
+        return told, missing is not None
+
+    def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
+        """What the first cause hangs on, by the numbers that it was concluded from: while it only
+        lingers, those of then."""
+        cause, points = self._unless
+        before = points if cause == first.id else ()
+        if first.seen_s == facts.now_s:
+            before = counterfactuals(BY_ID[first.id].stands, facts, first, before)
+        self._unless = (first.id, before)
+        return before
+
+    def _learn(
+        self, facts: Facts, concluded: list[Cause], findings: list[Finding], window: Window
+    ) -> None:
+        """Add the scrape to the baselines of those families that nothing has moved of late."""
+        disturbed = {family for cause in concluded for family in BY_ID[cause.id].moves}
+        disturbed.update(
+            family
+            for finding in findings
+            if finding.severity and finding.held >= Severity.WARNING
+            for family in finding.rule.moves
+        )
+        if facts.stage.number >= EVICTS:
+            disturbed.update(STAGE_MOVES)
+        if facts.get("waiting_avg") >= QUIET_WAITING:
+            disturbed.update(QUEUE_MOVES)
+        for family in disturbed:
+            self._disturbed_s[family] = facts.now_s
+        if facts.observed_s < self.profile.window_s / 2 or not facts.get("arrival_per_s"):
+            return
+        settled_s = facts.now_s - facts.window_s
+        families = [family for family, t_s in self._disturbed_s.items() if t_s < settled_s]
+        if families:
+            self.learned.quiet(facts.now_s, facts.values, window, families)
+
+    def _unknowns(self, reading: Reading) -> list[str]:
+        if self._unknown[0] is not reading.missing:
+            wanted = {s.key: s for s in self._catalogue.signals}
+            lines = [
+                f"{key}: {observer.lack_words(metrics, reading.impossible)}"
+                + (f" (needs {wanted[key].needs})" if wanted[key].needs else "")
+                for key, metrics in reading.missing.items()
+            ]
+            lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
+            self._unknown = (reading.missing, lines)
+        return self._unknown[1]
+
+
+def _named(key: EngineKey) -> str:
+    return f"engine {key.engine} of {key.model}"
+
+
+def _without_stage(unjudged: Sequence[str], scrapes: int) -> list[str]:
+    """The line that says why there is no stage; none where there is one."""
+    if not unjudged:
+        return []
+    if scrapes < 2:
+        return [f"{NO_STAGE}the window holds one scrape, it needs two"]
+    return [f"{NO_STAGE}it needs {', '.join(unjudged)}"]

@@ -1,0 +1,289 @@
+"""The diagnosis of a fleet: causes, sizes and recommendations. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kneewatch.diagnose.causes.availability import TARGET_DOWN
+from kneewatch.diagnose.causes.evidence import Cause, Evidence, Targets
+from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.engine_state import Engine, coverage, engines_of
+from kneewatch.diagnose.fleet.inventory import Group
+from kneewatch.diagnose.fleet.observed import Gone, Observed
+from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
+from kneewatch.diagnose.fleet.replica_count import (
+    Split,
+    TierSize,
+    scene_of,
+    server_of,
+    sizes_of,
+    splits_of,
+)
+from kneewatch.diagnose.fleet.routing import mixed_tiers, reuse_possible, routing_dilution
+from kneewatch.diagnose.fleet.tensor_parallel import split_notes, tp_overhead
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, spread
+from kneewatch.diagnose.fleet.workload_drift import unprofiled, workload_drift
+from kneewatch.diagnose.recommend.context import SETTLE_WORDS
+from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.rules.rule import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAdvice:
+    """A recommendation, and the pool and tier that it is for."""
+
+    made: Recommendation
+    pool: str
+    tier: str
+
+
+def advice_of(
+    tiers: Sequence[Tier],
+    sizes: Sequence[TierSize],
+    causes: Sequence[FleetCause],
+    splits: Sequence[Split],
+    stated: Stated,
+    targets: Targets,
+) -> list[FleetAdvice]:
+    """Every change that the fleet's evidence carries: what presses first, what saves last."""
+    found = [
+        FleetAdvice(one.advice, one.tier.pool, one.tier.tier)
+        for one in sizes
+        if one.advice is not None
+    ]
+    more = [one for one in found if one.made.id != "fewer-replicas"]
+    routing = [
+        told
+        for tier in tiers
+        if any(_dilutes(one, tier) for one in causes)
+        and (told := _routing(tier, stated, targets)) is not None
+    ]
+    split = [told for one in splits if (told := _resplit(one)) is not None]
+    return [*more, *routing, *split, *(one for one in found if one not in more)]
+
+
+def _dilutes(one: FleetCause, tier: Tier) -> bool:
+    return (one.cause.id, one.pool, one.tier) == ("routing_dilution", tier.pool, tier.tier)
+
+
+def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None:
+    """Requests of one prefix to one replica, with the hits that repeats would give."""
+    scene = scene_of(tier, server_of(tier, stated), targets, "routing_dilution", peak=None)
+    made, possible = sticky_routing(scene), middle(map(reuse_possible, tier.engines))
+    hits = scene.facts.values.get("prefix_hit_ratio")
+    if made is None or possible is None or hits is None or not hits < possible:
+        return None
+    computed = scene.get("computed_prompt_tokens_per_s")
+    left = (1 - possible) / (1 - hits)
+    told = replace(
+        made,
+        before={**made.before, "computed_prompt_tokens_per_s": computed},
+        predicted={"prefix_hit_ratio": possible, "computed_prompt_tokens_per_s": computed * left},
+        verify=(
+            f"prefix_hit_ratio rises from {hits:.2f} towards {possible:.2f} on every replica "
+            f"{SETTLE_WORDS}, running stays alike",
+        ),
+    )
+    return FleetAdvice(told, tier.pool, tier.tier)
+
+
+def _resplit(split: Split) -> FleetAdvice | None:
+    """The same replicas, split by the work that was measured: guide 6.5."""
+    if not split.uneven:
+        return None
+    now, to, total = split.prefill, split.prefill_needed, split.prefill + split.decode
+    used, after = split.used, (split.prefill_work / to, split.decode_work / (total - to))
+    made = Recommendation(
+        id="pd-ratio",
+        cause="",
+        changes=(
+            Change("prefill replicas", now, to),
+            Change("decode replicas", split.decode, total - to),
+        ),
+        summary=f"Prefill replicas are {used[0]:.0%} taken, decode replicas {used[1]:.0%}: the "
+        f"work is {split.needed}, the replicas are {now}:{split.decode}.",
+        before={"prefill_used_ratio": used[0], "decode_used_ratio": used[1]},
+        predicted={"prefill_used_ratio": after[0], "decode_used_ratio": after[1]},
+        cost_usd_per_hour=0.0,
+        checks=("that this hour's mix of prompts and answers is the usual one",),
+        risk="A replica that changes sides starts with an empty cache.",
+        verify=(f"queue_mean_s falls on the fuller side {SETTLE_WORDS}, ITL keeps its target",),
+        guide=("6.5",),
+    )
+    return FleetAdvice(made, split.pool, split.tier)
+
+
+# --- The diagnosis of a fleet from what a metrics system said of it -------------------------------
+
+
+SPREAD_OVER = (
+    "running",
+    "waiting",
+    "kv_usage_ratio",
+    "preemption_ratio_per_s",
+    "arrival_per_s",
+    "generation_tokens_per_s",
+    "prefix_hit_ratio",
+    "ttft_p99_s",
+    "itl_p99_s",
+)
+
+
+OF_A_POOL = TARGET_DOWN.id
+"""The cause that is told of a pool: what does not answer does not say its tier."""
+
+FLEET_CAUSES = tuple(record.id for record in CAUSES if record.fleet)
+"""Every cause across replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDiagnosis:
+    """The verdict on a fleet: causes best first, engines worst first.
+
+    `lost` says since when and why there is no newer answer, empty where there is none to miss.
+    `notes` say what could not be judged, and what else a reader must know. `sizes` are in the order
+    of `tiers`; `splits` are of those that prefill and decode apart.
+    """
+
+    observed: Observed
+    tiers: tuple[Tier, ...]
+    engines: tuple[Engine, ...]
+    causes: tuple[FleetCause, ...]
+    notes: tuple[str, ...]
+    sizes: tuple[TierSize, ...]
+    advice: tuple[FleetAdvice, ...]
+    splits: tuple[Split, ...] = ()
+    lost: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of causes and engines."""
+        found = [*(one.cause.severity for one in self.causes), *(e.severity for e in self.engines)]
+        return max(found, default=Severity.OK)
+
+    @property
+    def partial(self) -> bool:
+        """Whether some of the answer is missing: nothing that is not seen is healthy."""
+        return bool(self.observed.warnings or self.observed.failed)
+
+    @property
+    def health(self) -> str:
+        """One word; an engine that cannot be read and an answer that is partial are not ok. Of what
+        was seen before and no more nothing is said."""
+        if self.lost:
+            return "unknown"
+        blind = self.partial or any(engine.health == "unknown" for engine in self.engines)
+        if (blind or not self.engines) and self.severity < Severity.WARNING:
+            return "unknown"
+        return self.severity.word
+
+
+def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
+    """The verdict on a fleet."""
+    covered = coverage(profile, observed.recorded)
+    engines = engines_of(observed, profile, covered)
+    tiers = tiers_of(engines)
+    causes = [*_gone(observed.gone)]
+    for tier in tiers:
+        alone = (routing_dilution, replica_imbalance, cold_replicas, underused)
+        causes += [one for judge in alone if (one := judge(tier)) is not None]
+        causes += bad_nodes(tier)
+        drifted = workload_drift(tier, observed.past, profile.stated, tiers)
+        causes += [drifted] if drifted else []
+    causes += tp_overhead(tiers, profile)
+    for pool, role in sorted({(tier.pool, tier.role) for tier in tiers}):
+        mixed = mixed_tiers([tier for tier in tiers if (tier.pool, tier.role) == (pool, role)])
+        causes += [mixed] if mixed else []
+    ranked = sorted(causes, key=lambda c: (-c.cause.severity, -c.cause.confidence, c.cause.id))
+    worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
+    notes = _notes(observed, engines, covered.left_out)
+    notes += split_notes(tiers, profile)
+    notes += unprofiled(tiers, profile.stated)
+    stated, targets = profile.stated, profile.targets
+    blind = bool(observed.warnings or observed.failed)
+    sizes = sizes_of(tiers, observed, ranked, stated, targets, blind=blind)
+    splits = splits_of(tiers, stated, targets)
+    advice = () if blind else advice_of(tiers, sizes, ranked, splits, stated, targets)
+    return FleetDiagnosis(
+        observed,
+        tuple(tiers),
+        tuple(worst),
+        tuple(ranked),
+        tuple(notes),
+        tuple(sizes),
+        tuple(advice),
+        tuple(splits),
+    )
+
+
+def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
+    """The tiers of each pool; nothing is ever compared or averaged across them."""
+    groups: dict[Group, list[Engine]] = {}
+    for engine in engines:
+        groups.setdefault(engine.member.group, []).append(engine)
+    return [
+        Tier(
+            pool,
+            name,
+            role,
+            tuple(members),
+            tuple(one for key in SPREAD_OVER if (one := spread(key, members)) is not None),
+        )
+        for (pool, name, role), members in sorted(groups.items())
+    ]
+
+
+def _gone(gone: Sequence[Gone]) -> list[FleetCause]:
+    """Replicas whose scrapes fail, a cause for each pool."""
+    found: list[FleetCause] = []
+    for pool in sorted({one.pool for one in gone if one.down}):
+        down = sorted(one.replica for one in gone if one.down and one.pool == pool)
+        what = "replica does not answer its" if len(down) == 1 else "replicas do not answer their"
+        text = f"{len(down)} {what} scrapes: {', '.join(down[:3])}"
+        cause = Cause(
+            OF_A_POOL,
+            0.95,
+            Severity.CRITICAL,
+            text + (" and others." if len(down) > 3 else "."),
+            (Evidence("up", 0.0, 1.0, "Prometheus says that the scrape fails (up is 0)"),),
+            (),
+            (),
+            "See whether the server runs and listens.",
+        )
+        found.append(FleetCause(cause, pool, "", tuple(down)))
+    return found
+
+
+def _notes(observed: Observed, engines: Sequence[Engine], unjudged: Mapping[str, str]) -> list[str]:
+    notes = [f"{key}: {why}" for key, why in sorted(observed.failed.items())]
+    if observed.past.missing:
+        notes.append(f"the past, so replicas and drifts: {observed.past.missing}")
+    blind = [engine.member.name for engine in engines if engine.stage is None]
+    if blind:
+        notes.append(
+            f"{len(blind)} engines tell no KV usage or no rate in the window (new, stale, or "
+            f"scraped too rarely for it): {', '.join(blind[:3])}"
+        )
+    left_out = [one.replica for one in observed.gone if not one.down]
+    if left_out:
+        notes.append(
+            f"{len(left_out)} replicas of the last hour are no targets any more (scaled down, or "
+            f"renamed): {', '.join(sorted(left_out)[:3])}"
+        )
+    if not any(engine.member.tier for engine in engines):
+        notes.append("tier: no label and no DCGM series says what GPUs the replicas have")
+    if not observed.gpus:
+        notes.append("gpu_*: no DCGM series can be joined to the replicas")
+    if not observed.recorded:
+        notes.append(
+            "stage 4 needs a past: load the recording rules (kneewatch export prometheus-rules)"
+        )
+    by_reason: dict[str, list[str]] = {}
+    for rule, reason in unjudged.items():
+        by_reason.setdefault(reason, []).append(rule)
+    notes += [f"not judged ({reason}): {', '.join(rules)}" for reason, rules in by_reason.items()]
+    return notes

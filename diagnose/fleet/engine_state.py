@@ -1,0 +1,264 @@
+"""One engine of a fleet at one moment: findings and stage from the rules' own records. Pure.
+
+A moment has no past: rules that must have held for longer than the window, or that compare with
+quiet times, are judged by the recording rules' alerts where those are loaded, else not at all; each
+such rule is named with its reason. Collapse (stage 4) shows over time only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.signal import Signal as CatalogueSignal
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.inventory import Labels, Member
+from kneewatch.diagnose.fleet.observed import Observed, Values
+from kneewatch.rules.cascade import EVIDENCE, FILLING_FROM_RATIO, NAMES, evidence_of, severities
+from kneewatch.rules.conditions import PYTHON, Quantity
+from kneewatch.rules.facts import Moment
+from kneewatch.rules.quantities import Signal, Target, WindowSeconds, signals_of
+from kneewatch.rules.rule import WINDOW_S, Rule, Severity
+
+MOMENT_S = WINDOW_S
+"""Rules that must hold for longer than this are not judged on one moment."""
+
+OWN = (
+    "running",
+    "running_avg",
+    "waiting",
+    "waiting_by_capacity",
+    "waiting_min",
+    "arrival_per_s",
+    "generation_tokens_per_s",
+    "computed_prompt_tokens_per_s",
+    "kv_usage_ratio",
+    "kv_usage_avg_ratio",
+    "preemption_per_s",
+    "preemption_ratio_per_s",
+    "prefix_hit_ratio",
+    "prefix_query_per_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "itl_p50_s",
+    "itl_p99_s",
+    "itl_mean_s",
+    "prompt_tokens_p50",
+    "queue_share_ratio",
+    "finished_error_ratio",
+)
+"""Signals that sizes, causes across replicas and the reader's table need."""
+
+MOMENTARY: Mapping[str, Quantity] = {
+    "preempted_in_window": Signal("preemption_per_s") * WindowSeconds(),
+    "errors_in_window": Signal("finished_error_per_s") * WindowSeconds(),
+    "prompt_tail_ratio": Signal("prompt_tokens_p99") / Signal("prompt_tokens_p95"),
+    "prompt_p99_kv_share_ratio": Signal("prompt_tokens_p99") / Signal("kv_capacity_tokens"),
+    "queue_wait_estimate_ratio": Signal("waiting")
+    / Signal("completed_per_s")
+    / Target("ttft_p99_s"),
+}
+"""Derived signals that one moment is enough for."""
+
+STAGE_KEYS = ("cascade_stage", "cascade_severity")
+OF_CONFIG = ("kv_capacity_tokens",)
+"""What labels of cache_config_info say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which rules are judged how. `signals` are asked for on this moment, `remembered` are recorded
+    series that are read where there are any; `left_out` says of each other rule why it is not
+    judged."""
+
+    moment: tuple[Rule, ...]
+    recorded: tuple[Rule, ...]
+    left_out: Mapping[str, str]
+    signals: tuple[str, ...]
+    remembered: tuple[str, ...]
+
+
+def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
+    """How the rules of a profile are judged where recording rules give these signals."""
+    dialect = Dialect(profile.window_s)
+    asked = {s.key for s in profile.signals() if s.expr.promql(dialect) is not None}
+    known, found = {*asked, *MOMENTARY, *STAGE_KEYS, *OF_CONFIG}, {*recorded}
+    moment: list[Rule] = []
+    kept: list[Rule] = []
+    left_out: dict[str, str] = {}
+    signals, remembered = list[str](OWN), list[str](STAGE_KEYS)
+    for rule in profile.rules():
+        needs = (rule.signal, *(guard.signal for guard in rule.guards))
+        unknown = [key for key in needs if key not in known]
+        if not unknown and rule.for_s <= MOMENT_S:
+            moment.append(rule)
+            signals += [key for need in needs for key in _asked(need) if key in asked]
+            continue
+        remembered.append(rule.signal)
+        if rule.signal in found:
+            kept.append(rule)
+        else:
+            left_out[rule.id] = _reason(rule, unknown, profile.signals())
+    signals += [key for key in signals_of(tuple(when for _, when in EVIDENCE)) if key in asked]
+    return Coverage(
+        tuple(moment),
+        tuple(kept),
+        left_out,
+        tuple(dict.fromkeys(signals)),
+        tuple(dict.fromkeys(remembered)),
+    )
+
+
+def _asked(key: str) -> tuple[str, ...]:
+    return signals_of(MOMENTARY[key]) if key in MOMENTARY else (key,)
+
+
+def _reason(rule: Rule, unknown: Sequence[str], signals: Sequence[CatalogueSignal]) -> str:
+    """Why one moment is not enough for a rule."""
+    if rule.signal.startswith("gpu_"):
+        return "needs an engine's GPUs: load recording rules exported with --gpu-join"
+    if unknown and unknown[0] in {signal.key for signal in signals}:
+        return f"{unknown[0]} stands inside a label: load the recording rules"
+    if unknown:
+        return f"{unknown[0]} compares with quiet times: load the recording rules"
+    return f"must hold for {_span(rule.for_s)}: load the recording rules"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rule whose bound a value crosses."""
+
+    rule: Rule
+    severity: Severity
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine's verdict. `stage` is None where no metric tells it."""
+
+    member: Member
+    values: Values
+    gpus: Values
+    config: Labels
+    stage: int | None
+    severity: Severity
+    findings: tuple[Found, ...]
+
+    @property
+    def health(self) -> str:
+        """One word; what cannot be read is never ok."""
+        if self.stage is None and self.severity < Severity.WARNING:
+            return "unknown"
+        return self.severity.word
+
+    @property
+    def stage_name(self) -> str:
+        """The stage's word."""
+        return "unknown" if self.stage is None else NAMES[self.stage]
+
+    def get(self, signal: str) -> float | None:
+        """A signal's value; None where it has none."""
+        return self.values.get(signal)
+
+    @property
+    def in_flight(self) -> float | None:
+        """Requests that run and wait; the mean of the window where it is known."""
+        running = self.values.get("running_avg", self.values.get("running"))
+        return None if running is None else running + self.values.get("waiting", 0.0)
+
+
+def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[Engine]:
+    """Every engine's verdict."""
+    judge = _Judge(profile, covered, observed.window_s)
+    return [
+        judge.engine(
+            member,
+            observed.values.get(member.key, {}),
+            observed.gpus.get(member.key, {}),
+            observed.configs.get(member.key, {}),
+            observed.alerts.get(member.key, {}),
+        )
+        for member in observed.shape.members
+    ]
+
+
+class _Judge:
+    """The rules of a profile, ready to judge engines."""
+
+    def __init__(self, profile: Profile, covered: Coverage, window_s: float) -> None:
+        self._covered, self._targets, self._window_s = covered, profile.targets, window_s
+        evicting = next(rule for rule in profile.rules() if rule.id == "KV-EVICT")
+        self._severities = [(s, when.compile(PYTHON)) for s, when in severities(evicting)]
+        self._momentary = {key: quantity.read() for key, quantity in MOMENTARY.items()}
+
+    def engine(
+        self,
+        member: Member,
+        values: Values,
+        gpus: Values,
+        config: Labels,
+        alerts: Mapping[str, Severity],
+    ) -> Engine:
+        """One engine's verdict; `alerts` are the severities of rules that fire there."""
+        moment = Moment(values, self._targets, window_s=self._window_s)
+        known = dict(values)
+        for key, read in self._momentary.items():
+            value = read(moment)
+            if value is not None:
+                known.setdefault(key, value)
+        stage = stage_of(known, self._targets, self._window_s)
+        if stage is not None:
+            known["cascade_stage"] = float(stage)
+            known.setdefault("cascade_severity", float(self._severity(known)))
+        findings = [finding for rule in self._covered.moment if (finding := _finding(rule, known))]
+        findings += [
+            Found(rule, alerts[rule.id], known[rule.signal])
+            for rule in self._covered.recorded
+            if rule.id in alerts and rule.signal in known
+        ]
+        worst = max((finding.severity for finding in findings), default=Severity.OK)
+        severity = max(worst, stage_severity(known))
+        return Engine(member, known, gpus, config, stage, severity, tuple(findings))
+
+    def _severity(self, values: Values) -> Severity:
+        moment = Moment(values, self._targets)
+        return next(severity for severity, holds in self._severities if holds(moment))
+
+
+def stage_of(values: Values, targets: Targets, window_s: float) -> int | None:
+    """The cascade's stage: the recording rules' where there are any, else by the evidence of this
+    moment; None where no metric tells."""
+    recorded = values.get("cascade_stage")
+    if recorded is not None:
+        return int(recorded)
+    usage, preempted = values.get("kv_usage_ratio"), values.get("preemption_per_s")
+    if usage is None or preempted is None or "running" not in values:
+        return None
+    filled = min(usage, values.get("kv_usage_avg_ratio", usage)) >= FILLING_FROM_RATIO
+    moment = Moment(
+        {**values, "preempted_since_scrape": preempted},
+        targets,
+        {"filling": window_s} if filled else {},
+        window_s=window_s,
+    )
+    return evidence_of(moment)[0]
+
+
+def stage_severity(values: Values) -> Severity:
+    """The severity of an engine's stage; ok where there is none."""
+    return Severity(int(values.get("cascade_severity", 0.0)))
+
+
+def _finding(rule: Rule, values: Values) -> Found | None:
+    value = values.get(rule.signal)
+    if value is None or not all(guard.holds(values) for guard in rule.guards):
+        return None
+    severity = rule.level(value)
+    return Found(rule, severity, value) if severity else None

@@ -1,0 +1,180 @@
+"""Which replicas, engines, models and tiers a fleet has, by the labels of its series. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kneewatch.collector.errors import SettingsError
+
+Labels = Mapping[str, str]
+Key = tuple[str, ...]
+"""The values of the labels that tell engines apart."""
+
+Group = tuple[str, str, str]
+"""Pool, tier and role."""
+
+DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "replica": ("pod", "ReplicaId", "WorkerId", "instance"),
+    "namespace": ("cluster", "namespace", "application"),
+    "pool": (),
+    "model": ("model_name",),
+    "tier": ("tier",),
+    "role": ("role", "llm_d_ai_role"),
+    "engine": ("engine",),
+    "node": ("node", "Hostname", "hostname", "kubernetes_node"),
+}
+"""The labels that say what something is, the first that is there counts (of `namespace`: all).
+
+`pod` is Kubernetes', `ReplicaId` and `WorkerId` are Ray Serve's, `instance` is Prometheus's own,
+`llm_d_ai_role` what Prometheus makes of llm-d's pod label.
+"""
+
+GROUPS = ("pool", "namespace", "model", "tier", "role")
+"""The parts that make a group of replicas."""
+
+RECORDED = ("instance", "model_name", "engine", "pod", "namespace", "job", "cluster", "tier")
+"""Labels that the recording rules keep."""
+
+ROLES = ("prefill", "decode")
+"""Pools of a disaggregated fleet: their replicas do different work and are never compared."""
+
+NOT_IDENTITY = frozenset({"__name__", "le", "endpoint", "container", "prometheus"})
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMap:
+    """What labels mean; `names` maps a part of DEFAULTS to the labels that say it."""
+
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULTS)
+
+    def told(self, part: str, labels: Labels) -> str:
+        """What a part is called, empty where no label says it."""
+        if part == "namespace":
+            return "/".join(found for name in self.names[part] if (found := labels.get(name)))
+        return next((labels[name] for name in self.names[part] if labels.get(name)), "")
+
+    def grouping(self, series: Iterable[Labels]) -> tuple[str, ...]:
+        """The labels of series that decide which pool, tier and role they belong to."""
+        wanted = [one for part in GROUPS for one in self.names[part]]
+        there = {name for labels in series for name in labels}
+        return tuple(name for name in dict.fromkeys(wanted) if name in there)
+
+
+def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
+    """The defaults with what the user states before them: {"replica": "pod_name"}.
+
+    Raises:
+        SettingsError: there is no such part.
+    """
+    names = dict(DEFAULTS)
+    for part, label in stated.items():
+        if part not in names:
+            raise SettingsError(
+                f"fleet.labels ({origin}): no part {part!r}; there are {', '.join(DEFAULTS)}"
+            )
+        names[part] = tuple(one.strip() for one in label.split(",") if one.strip())
+    return LabelMap(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One engine of one replica. `tier` is empty where nothing says on what kind of GPU it runs,
+    `role` where it is not one of ROLES.
+
+    `namespace` and `model` make its pool, where no label names one: replicas that take the same
+    requests.
+    """
+
+    key: Key
+    replica: str
+    engine: str
+    model: str
+    namespace: str
+    pool: str
+    tier: str
+    role: str
+    node: str
+    labels: Labels
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+        return f"{self.replica} engine {self.engine}" if self.engine else self.replica
+
+    @property
+    def group(self) -> Group:
+        """Pool, tier and role: what may be compared, and nothing else is ever averaged."""
+        return self.pool, self.tier, self.role
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The engines of a fleet, and the labels `by` that tell them apart."""
+
+    by: tuple[str, ...]
+    members: tuple[Member, ...]
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the labels that recording rules keep are enough."""
+        return set(self.by) <= set(RECORDED)
+
+    def key(self, labels: Labels) -> Key:
+        """The key of a series."""
+        return tuple(labels.get(name, "") for name in self.by)
+
+
+def shape_of(series: Iterable[Labels], names: LabelMap) -> Shape:
+    """The shape that the series of one gauge, one an engine, tell."""
+    unique = list({_identity(labels): labels for labels in series}.values())
+    by = distinguishing(unique)
+    members = [_member(labels, by, names) for labels in unique]
+    spaces: dict[str, set[str]] = {}
+    for member in members:
+        spaces.setdefault(member.replica, set()).add(member.namespace)
+    several = {name for name, found in spaces.items() if len(found) > 1}
+    members = [
+        replace(m, replica=f"{m.namespace}/{m.replica}") if m.replica in several else m
+        for m in members
+    ]
+    counts: dict[str, int] = {}
+    for member in members:
+        counts[member.replica] = counts.get(member.replica, 0) + 1
+    single = [m if counts[m.replica] > 1 else replace(m, engine="") for m in members]
+    return Shape(by, tuple(sorted(single, key=lambda m: (m.pool, m.tier, m.replica, m.engine))))
+
+
+def distinguishing(series: Sequence[Labels]) -> tuple[str, ...]:
+    """The fewest labels that tell all series apart, those that recording rules keep first."""
+    others = {name for labels in series for name in labels} - NOT_IDENTITY - set(RECORDED)
+    by: list[str] = []
+    apart = 1
+    for name in (*RECORDED, *sorted(others)):
+        if apart >= len(series) and by:
+            break
+        keys = {tuple(labels.get(one, "") for one in (*by, name)) for labels in series}
+        if len(keys) > apart or not by:
+            by.append(name)
+            apart = len(keys)
+    return tuple(by)
+
+
+def _identity(labels: Labels) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((k, v) for k, v in labels.items() if k not in NOT_IDENTITY))
+
+
+def _member(labels: Labels, by: tuple[str, ...], names: LabelMap) -> Member:
+    namespace, model = names.told("namespace", labels), names.told("model", labels)
+    return Member(
+        key=tuple(labels.get(name, "") for name in by),
+        replica=names.told("replica", labels) or "?",
+        engine=names.told("engine", labels),
+        model=model,
+        namespace=namespace,
+        pool=names.told("pool", labels) or "/".join(part for part in (namespace, model) if part),
+        tier=names.told("tier", labels),
+        role=role if (role := names.told("role", labels)) in ROLES else "",
+        node=names.told("node", labels),
+        labels=labels,
+    )

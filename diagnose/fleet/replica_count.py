@@ -1,0 +1,420 @@
+"""How many replicas a tier needs, and how many of them for prefill and decode. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from kneewatch.diagnose.catalogue.gpu_specs import recognise
+from kneewatch.diagnose.catalogue.models import Model, model
+from kneewatch.diagnose.causes.evidence import Facts, Targets
+from kneewatch.diagnose.deployment.deployment import Deployment, Stated, deployment
+from kneewatch.diagnose.fleet.observed import Observed, Peak
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
+from kneewatch.diagnose.recommend.context import Scene
+from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
+from kneewatch.diagnose.recommend.levers_replicas import fewer_replicas, more_replicas, used_ratio
+from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.planning_formulas import (
+    HEADROOM_HIGH_RATIO,
+    HEADROOM_LOW_RATIO,
+)
+from kneewatch.diagnose.sizing.replicas.replica_count import prefill_decode_ratio
+from kneewatch.rules.rule import Severity
+
+SHARED_OUT = (
+    "running",
+    "running_avg",
+    "waiting",
+    "waiting_by_capacity",
+    "arrival_per_s",
+    "generation_tokens_per_s",
+    "computed_prompt_tokens_per_s",
+    "kv_usage_ratio",
+    "kv_usage_avg_ratio",
+)
+"""What the balancer shares out: the mean of the engines; of what is a request's own, the median."""
+
+PER_REQUEST = ("prompt_tokens_mean", "output_tokens_mean", "itl_mean_s", "prefix_hit_ratio")
+WORST = ("itl_p99_s", "ttft_p99_s")
+CONFIGURED = ("kv_capacity_tokens",)
+
+
+def averaged(tier: Tier) -> dict[str, float | None]:
+    """The signals of the tier's average engine; P99s are the worst engine's."""
+
+    def each(keys: tuple[str, ...], fold: Callable[[list[float]], float | None]) -> None:
+        for key in keys:
+            known = [value for e in tier.engines if (value := e.get(key)) is not None]
+            found[key] = fold(known) if known else None
+
+    found: dict[str, float | None] = {}
+    each(SHARED_OUT, lambda known: sum(known) / len(known))
+    each(PER_REQUEST, middle)
+    each(WORST, max)
+    each(CONFIGURED, min)
+    computed, prompts = found["computed_prompt_tokens_per_s"], found["prompt_tokens_mean"]
+    arrivals = found["arrival_per_s"]
+    if computed is not None and prompts and arrivals:
+        found["prefix_saved_ratio"] = max(0.0, 1 - computed / (prompts * arrivals))
+    return found
+
+
+def server_of(tier: Tier, stated: Stated) -> Deployment:
+    """The server that each engine of the tier is: by what is stated, else by its series.
+
+    The model is the one that `model_name` names, the GPU the one of the tier's name, and DCGM
+    counts the GPUs of each pod, which its data-parallel engines share evenly.
+    """
+    pod = middle(engine.gpus.get("gpus") for engine in tier.engines)
+    gpus = pod / (tier.engines_each or 1) if pod else 0.0
+    each = int(gpus) if gpus and gpus == int(gpus) else None
+    launch = stated.launch
+    split = stated.tensor_parallel or (launch and launch.count("--tensor-parallel-size")) or each
+    known = replace(
+        stated,
+        model=stated.model or _model_named(tier.engines[0].member.model),
+        gpu=stated.gpu or (recognise(tier.tier) if tier.tier else None),
+        tensor_parallel=split,
+        gpus=stated.gpus or each,
+        replicas=tier.replicas,
+    )
+    return deployment(tier.engines[0].config, known)
+
+
+def _model_named(name: str) -> Model | None:
+    try:
+        return model(name)
+    except SizingError:
+        return None
+
+
+def scene_of(
+    tier: Tier, server: Deployment, targets: Targets, cause: str, *, peak: float | None
+) -> Scene:
+    """The average engine and its server, for the levers against a cause; `peak` are the most
+    requests of one engine in a week, None where nobody knows."""
+    values = averaged(tier)
+    if server.capacity_tokens is None:
+        server = replace(server, capacity_tokens=values["kv_capacity_tokens"])
+    facts = Facts.of_moment(values, config=server.config, targets=targets)
+    return Scene(cause, facts, server, demand(values, server), weekly_peak_requests=peak)
+
+
+def at_load(scene: Scene, requests: float) -> Scene:
+    """The same with so many requests on each engine."""
+    return replace(scene, demand=replace(scene.demand, requests=requests))
+
+
+# How many replicas a tier needs, by the peak that was measured: guide 2.6, 8.3, 9.1 step 11.
+# Pure.
+#
+# The arithmetic and the guards are the sidecar's (diagnose/recommend), for the tier's average
+# engine.
+
+
+MOST_OF = 0.5
+"""A tier is short of replicas where half of its engines are; what fewer show is their own."""
+
+NO_PEAK = (
+    "no load of the past can be told: no series, or none whose labels say the tier "
+    "(--fleet-label tier=LABEL)"
+)
+DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierSize:
+    """A tier's replicas: those there are, those that its measured peak needs (None: unknown).
+
+    `used_ratio` is the part of the tier that the peak took; `advice` the change, None where it
+    keeps its size; `why` says why it does, or cannot be judged.
+    """
+
+    tier: Tier
+    present: int
+    needed: int | None
+    peak: Peak | None
+    used_ratio: float | None
+    gpus_each: int | None
+    usd_per_hour: float | None
+    advice: Recommendation | None = None
+    why: str = ""
+
+
+def _size(
+    tier: Tier,
+    peak: Peak | None,
+    stated: Stated,
+    targets: Targets,
+    *,
+    trouble: str,
+    down: int,
+    blind: bool,
+) -> TierSize:
+    """The size of a tier. `trouble` says what ails it, empty for nothing: then it gets no less.
+
+    No number is told at all where some of the answer is missing (`blind`), or where replicas of
+    the pool are `down`: those that answer are not all there are, and nobody is to scale to them.
+    """
+    server, now, engines = server_of(tier, stated), tier.replicas, tier.engines_each
+    hourly, gpus = server.usd_per_hour, server.gpus
+    plain = TierSize(
+        tier,
+        now,
+        None,
+        peak,
+        None,
+        None if gpus is None or engines is None else gpus * engines,
+        None if hourly is None else hourly * len(tier.engines),
+    )
+    if blind or any(engine.stage is None for engine in tier.engines):
+        return replace(plain, why="not all of it can be seen")
+    if down:
+        answers = "does" if down == 1 else "do"
+        return replace(plain, why=f"{down} more of its pool {answers} not answer")
+    if engines is None:
+        return replace(plain, why="its replicas have unlike numbers of data-parallel engines")
+    if tier.role == "prefill":
+        # Its cache is a passage: what it carries is compute, which the P:D ratio weighs.
+        return replace(plain, needed=now, why="prefill replicas are sized by the P:D ratio")
+    if peak is None:
+        return replace(plain, why=NO_PEAK)
+    return _sized(plain, server, targets, peak, trouble)
+
+
+def _sized(
+    plain: TierSize, server: Deployment, targets: Targets, peak: Peak, trouble: str
+) -> TierSize:
+    tier, now = plain.tier, plain.present
+    each = peak.requests / len(tier.engines)
+    scene = scene_of(tier, server, targets, "underused", peak=each if peak.weekly else None)
+    used = used_ratio(scene, each)
+    if used is None:
+        return replace(plain, why="what a replica can hold is not known")
+    sized = replace(plain, used_ratio=used)
+    if (more := _more(scene, tier, each)) is not None:
+        told = f"{_peak_words(peak, used)}. {more.summary}"
+        return replace(sized, needed=_count(more), advice=_whole(replace(more, summary=told), tier))
+    if ceil(round(now * used * (1 + HEADROOM_LOW_RATIO), 6)) >= now:
+        return replace(sized, needed=now, why=f"{_peak_words(peak, used)}: the size is right")
+    if trouble:
+        return replace(sized, needed=now, why=f"no fewer while something is wrong: {trouble}")
+    if not peak.weekly:
+        seen = f"{peak.seen_ratio * peak.span_s / DAY_S:.1f} days of load"
+        return replace(sized, needed=now, why=f"no fewer by {seen}: a week's peak is wanted")
+    if scene.demand.requests <= 0:
+        return replace(sized, needed=now, why="nothing runs at this moment that ITL could tell of")
+    fewer = fewer_replicas(scene)
+    if fewer is None or not fewer.changes:
+        of_each = " Of each engine:" if tier.engines_each != 1 else ""
+        said = f".{of_each} {fewer.summary}" if fewer else ""
+        why = f"{_peak_words(peak, used)}{said}"
+        return replace(sized, needed=now, why=why)
+    total = _count(fewer)
+    told = f"{_peak_words(peak, used)}: {total} carry it with {HEADROOM_HIGH_RATIO:.0%} on top."
+    return replace(sized, needed=total, advice=_whole(replace(fewer, summary=told), tier))
+
+
+def _whole(made: Recommendation, tier: Tier) -> Recommendation:
+    """What is said of one engine's server, in the dollars of replicas that have several."""
+    engines = tier.engines_each or 1
+
+    def dollars(told: Mapping[str, float]) -> dict[str, float]:
+        times = {"usd_per_hour": engines}
+        return {key: value * times.get(key, 1) for key, value in told.items()}
+
+    cost = made.cost_usd_per_hour
+    return replace(
+        made,
+        before=dollars(made.before),
+        predicted=dollars(made.predicted),
+        cost_usd_per_hour=None if cost is None else cost * engines,
+    )
+
+
+def _more(scene: Scene, tier: Tier, each: float) -> Recommendation | None:
+    """More replicas: for the peak with the guide's headroom, for what presses now, or none."""
+    found: list[Recommendation] = []
+    requests = max(each, scene.demand.requests)
+    capacity = scene.server.capacity_tokens
+    wanted = at_load(replace(scene, cause="kv_pressure"), requests)
+    if wanted.demand.tokens is not None and capacity:
+        ratio = wanted.demand.tokens / capacity * (1 + HEADROOM_LOW_RATIO)
+        now = tier.replicas
+        if ceil(round(now * ratio, 6)) > now or _share(tier, pressed=True) >= MOST_OF:
+            found += [made for made in [more_replicas(wanted)] if made is not None]
+    if _share(tier, pressed=False) >= MOST_OF:
+        queue = replace(scene, cause="queue_saturation")
+        found += [made for made in [more_replicas(queue)] if made is not None]
+    return max(found, key=_count, default=None)
+
+
+def _share(tier: Tier, *, pressed: bool) -> float:
+    """The share of engines that evict, else of those that only queue."""
+    if pressed:
+        shown = [engine for engine in tier.engines if (engine.stage or 0) >= 2]
+    else:
+        shown = [
+            engine
+            for engine in tier.engines
+            if (engine.get("waiting_min") or 0.0) >= 1 and not (engine.stage or 0) >= 2
+        ]
+    return len(shown) / len(tier.engines)
+
+
+def _count(made: Recommendation) -> int:
+    return next(int(c.after or 0) for c in made.changes if c.flag == REPLICAS)
+
+
+def _peak_words(peak: Peak, used: float) -> str:
+    days = peak.span_s / DAY_S
+    whole = "" if peak.seen_ratio >= 1 else f" ({peak.seen_ratio:.0%} of them seen)"
+    return (
+        f"The most in flight in {days:.3g} days{whole} was {peak.requests:.0f} requests, "
+        f"{used:.0%} of what the tier holds"
+    )
+
+
+def _trouble(tier: Tier, causes: Iterable[FleetCause]) -> str:
+    """What is wrong with a tier at warning or worse; empty where nothing is."""
+    found = [
+        one.cause.id
+        for one in causes
+        if one.cause.severity >= Severity.WARNING
+        and one.pool == tier.pool
+        and one.tier in ("", tier.tier)
+    ]
+    ill = [e.member.name for e in tier.engines if e.severity >= Severity.WARNING]
+    more = f" and {len(ill) - 1} more" if len(ill) > 1 else ""
+    return ", ".join([*found, *([f"{ill[0]}{more}"] if ill else [])])
+
+
+def sizes_of(
+    tiers: Sequence[Tier],
+    observed: Observed,
+    causes: Sequence[FleetCause],
+    stated: Stated,
+    targets: Targets,
+    *,
+    blind: bool,
+) -> list[TierSize]:
+    """The size of every tier."""
+    down = Counter(one.pool for one in observed.gone if one.down)
+    return [
+        _size(
+            tier,
+            observed.past.peaks.get((tier.pool, tier.tier, tier.role)),
+            stated,
+            targets,
+            trouble=_trouble(tier, causes),
+            down=down[tier.pool],
+            blind=blind,
+        )
+        for tier in tiers
+    ]
+
+
+# How a disaggregated tier is split into prefill and decode, and how its work is. Guide 6.5. Pure.
+#
+# A prefill replica computes prompts while a request is on it: that share of its time is its work.
+# A decode replica's is the part of its KV cache, or of its ITL target, that its requests take.
+
+
+UNEVEN = 1.5
+"""One pool is so many times as full as the other before replicas are moved: less is noise."""
+
+LEAST_BUSY = 0.2
+"""Below it neither pool has work enough to tell a ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Replicas and work, in replicas' worth, of the two sides of a tier.
+
+    `needed` is the work's ratio of prefill to decode as the guide writes it, `1:2.3`;
+    `prefill_needed` how many of the present replicas would prefill by it.
+    """
+
+    pool: str
+    tier: str
+    prefill: int
+    decode: int
+    prefill_work: float
+    decode_work: float
+    needed: str
+    prefill_needed: int
+
+    @property
+    def used(self) -> tuple[float, float]:
+        """The share of each side that is taken."""
+        return self.prefill_work / self.prefill, self.decode_work / self.decode
+
+    @property
+    def uneven(self) -> bool:
+        """Whether another split would suit the work better, beyond doubt."""
+        least, most = sorted(self.used)
+        other = self.prefill_needed != self.prefill
+        return other and most >= LEAST_BUSY and most >= UNEVEN * least
+
+
+def splits_of(tiers: Sequence[Tier], stated: Stated, targets: Targets) -> list[Split]:
+    """The split of each tier whose replicas' roles are known, and of whose work enough is."""
+    return [
+        found
+        for prefill in tiers
+        for decode in tiers
+        if (prefill.role, decode.role) == ("prefill", "decode")
+        and (prefill.pool, prefill.tier) == (decode.pool, decode.tier)
+        and (found := _split(prefill, decode, stated, targets)) is not None
+    ]
+
+
+def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Split | None:
+    taken_each = [min(1.0, one) for e in prefill.engines if (one := e.in_flight) is not None]
+    # A replica of several engines is taken as they are in the mean.
+    busy = sum(taken_each) * prefill.replicas / len(prefill.engines)
+    taken = _decode_work(decode, stated, targets)
+    arrivals = _total(prefill, "arrival_per_s")
+    computed = _total(prefill, "computed_prompt_tokens_per_s")
+    written = _total(decode, "generation_tokens_per_s")
+    if taken is None or not (arrivals > 0 and computed > 0 and written > 0 and busy > 0):
+        return None
+    ratio = prefill_decode_ratio(
+        peak_requests_per_s=arrivals,
+        input_tokens=computed / arrivals,
+        output_tokens=written / arrivals,
+        prefill_tokens_per_s_per_gpu=computed / busy,
+        decode_tokens_per_s_per_gpu=written / taken,
+    )
+    total = prefill.replicas + decode.replicas
+    return Split(
+        prefill.pool,
+        prefill.tier,
+        prefill.replicas,
+        decode.replicas,
+        busy,
+        taken,
+        ratio.text,
+        min(max(round(total * ratio.ratio / (1 + ratio.ratio)), 1), total - 1),
+    )
+
+
+def _decode_work(decode: Tier, stated: Stated, targets: Targets) -> float | None:
+    """Replicas' worth of decode work; None where it is not known."""
+    scene = scene_of(decode, server_of(decode, stated), targets, "", peak=None)
+    held, capacity = scene.demand.held_tokens, scene.server.capacity_tokens
+    if held is None or not capacity:
+        return None
+    requests = scene.demand.running + scene.demand.waiting
+    filled = requests * held / (KV_TARGET_RATIO * capacity)
+    if targets.itl_p99_s:
+        filled = max(filled, scene.get("itl_p99_s") / targets.itl_p99_s)
+    return filled * decode.replicas
+
+
+def _total(tier: Tier, signal: str) -> float:
+    return sum(engine.get(signal) or 0.0 for engine in tier.engines)

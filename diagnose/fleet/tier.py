@@ -1,0 +1,106 @@
+"""A tier: its engines, the spread of each signal, and its causes. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.fleet.engine_state import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One signal over several engines. `worst` names the engine with the greatest value, or the
+    least where less is worse; `unknown` engines have none and are in no other figure."""
+
+    signal: str
+    count: int
+    unknown: int
+    least: float
+    median: float
+    mean: float
+    most: float
+    worst: str
+
+    @property
+    def worst_value(self) -> float:
+        """The value of the worst engine."""
+        return self.least if self.signal in LESS_IS_WORSE else self.most
+
+
+LESS_IS_WORSE = frozenset({"prefix_hit_ratio", "generation_tokens_per_s"})
+
+
+def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
+    """A signal's spread; None where no engine has a value."""
+    rows = [(value, e.member.name) for e in engines if (value := e.get(signal)) is not None]
+    if not rows:
+        return None
+    values = [value for value, _ in rows]
+    _, worst = min(rows) if signal in LESS_IS_WORSE else max(rows)
+    return Spread(
+        signal,
+        len(rows),
+        len(engines) - len(rows),
+        min(values),
+        median(values),
+        fmean(values),
+        max(values),
+        worst,
+    )
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+# --- What is said about a fleet at one moment -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCause:
+    """A cause, the pool or tier that it is about, and the replicas that show it."""
+
+    cause: Cause
+    pool: str
+    tier: str
+    replicas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Replicas of one pool on one kind of GPU. `tier` is empty where nothing names it, `role` where
+    they both prefill and decode."""
+
+    pool: str
+    tier: str
+    role: str
+    engines: tuple[Engine, ...]
+    spreads: tuple[Spread, ...]
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+        where = f"{self.pool or '?'} on {self.tier}" if self.tier else self.pool or "?"
+        return f"{where} ({self.role})" if self.role else where
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas it has."""
+        return len({engine.member.replica for engine in self.engines})
+
+    @property
+    def engines_each(self) -> int | None:
+        """Data-parallel engines of each replica; None where replicas differ."""
+        counts = set(Counter(engine.member.replica for engine in self.engines).values())
+        return counts.pop() if len(counts) == 1 else None
+
+
+def names_of(engines: Sequence[Engine]) -> tuple[str, ...]:
+    """Their names."""
+    return tuple(engine.member.name for engine in engines)

@@ -1,0 +1,1 @@
+"""GPU signals and GPU health."""

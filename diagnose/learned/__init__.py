@@ -1,0 +1,1 @@
+"""What is learned about an engine over time."""

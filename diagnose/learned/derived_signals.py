@@ -1,0 +1,228 @@
+"""Signals that need more than one window: drifts, estimates, and how long conditions have held.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kneewatch.collector.history import History
+from kneewatch.collector.signals.expr import InfoChanges
+from kneewatch.collector.signals.signal import Reading
+from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.collector.window import Window
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.rules.baseline import DRIFTS, Baseline
+from kneewatch.rules.facts import Holds, Moment
+
+NO_BASELINE = "no quiet baseline yet"
+NO_TARGET = "no TTFT target is set"
+PROGRESS = ("generation_tokens", "prompt_tokens")
+"""What moves while an engine works; where the first is not known, nothing is. Finished requests do
+not count: an engine that hangs still counts those that their clients give up."""
+
+ADAPTER_CHANGES = InfoChanges("lora_requests_info")
+RECENT_REQUESTS_MIN = 4.0
+RECENT_SHARE = 0.25
+RECENT_SCRAPES = 2.2
+
+COUNTED = (
+    ("preempted_in_window", "preemption_per_s"),
+    ("errors_in_window", "finished_error_per_s"),
+)
+"""Derived counts: how many of a rate's events the window holds; a share of few says nothing."""
+
+HELP: dict[str, str] = {
+    **{key: f"{per_s} times the window" for key, per_s in COUNTED},
+    "prefix_hit_quiet_ratio": "prefix_hit_ratio's quiet baseline",
+    **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
+    "kv_transfer_drift_ratio": "kv_transfer_mean_s over its quiet baseline",
+    "finished_length_drift_points": "finished_length_ratio less its quiet baseline",
+    "prompt_tokens_shift_ratio": "share of an hour's prompts that surely lies beyond one of "
+    "workload_profile's percentiles, less what may",
+    "output_tokens_shift_ratio": "the same of the answers",
+    "arrival_peak_ratio": "an hour's arrivals over this engine's share of workload_profile's peak",
+    "cascade_stage": "number of the KV memory-pressure cascade's stage, 0 to 4",
+    "cascade_severity": "severity of that stage: 0 ok, 1 info, 2 warning, 3 critical",
+    "kv_demand_ratio": "KV tokens that requests in flight ask for over the cache's capacity",
+    "kv_exhausted_in_s": "seconds until that reaches 1 at its trend; nothing without a trend",
+    "kv_exhausted_soonest_s": "the same at the steepest likely trend",
+    "kv_exhausted_latest_s": "the same at the flattest likely trend, nothing beyond half an hour",
+    "slo_breaks_in_s": "seconds until first tokens come later than the TTFT target at the present "
+    "trend; nothing without a trend or a target",
+    "slo_breaks_soonest_s": "the same at the steepest likely trend",
+    "slo_breaks_latest_s": "the same at the flattest likely trend, nothing beyond half an hour",
+    "prefill_busy_ratio": "prompts under computation at a time, arrivals a second times "
+    "prefill_mean_s",
+    "prompt_tail_ratio": "longest prompts (P99) over the P95",
+    "prompt_p99_kv_share_ratio": "P99 prompt length over the KV cache's capacity",
+    "queue_wait_estimate_ratio": "the queue's wait by Little's law over the TTFT target",
+    "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt",
+    "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
+    "more",
+}
+"""Derived signals and what they are."""
+
+
+def derive(
+    reading: Reading, window: Window, baseline: Baseline, targets: Targets
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Derived signals, and for those without a value the reason."""
+    values = reading.values
+    derived = baseline.drifts(values)
+    notes = {key: NO_BASELINE for key, value in derived.items() if value is None}
+    derived["kv_transfer_drift_ratio"] = _over(
+        values.get("kv_transfer_mean_s"), baseline.get("kv_transfer_mean_s")
+    )
+    derived["finished_length_drift_points"] = _less(
+        values.get("finished_length_ratio"), baseline.get("finished_length_ratio")
+    )
+    for key in ("kv_transfer_drift_ratio", "finished_length_drift_points"):
+        if derived[key] is None:
+            notes[key] = NO_BASELINE
+    derived["prompt_tail_ratio"] = _over(
+        values.get("prompt_tokens_p99"), values.get("prompt_tokens_p95")
+    )
+    derived["prompt_p99_kv_share_ratio"] = _over(
+        values.get("prompt_tokens_p99"), values.get("kv_capacity_tokens")
+    )
+    for key, per_s in COUNTED:
+        rate = values.get(per_s)
+        derived[key] = None if rate is None else rate * window.range_s
+    derived["prefill_busy_ratio"] = _times(
+        values.get("arrival_per_s"), values.get("prefill_mean_s")
+    )
+    derived["prefix_hit_quiet_ratio"] = baseline.get("prefix_hit_ratio")
+    wait_s = _over(values.get("waiting"), values.get("completed_per_s"))
+    derived["queue_wait_estimate_ratio"] = _over(wait_s, targets.ttft_p99_s)
+    if targets.ttft_p99_s is None:
+        notes["queue_wait_estimate_ratio"] = NO_TARGET
+    derived["prefill_hit_share"], derived["prefill_miss_share"] = _prefill_sides(values, window)
+    return derived, notes
+
+
+def recent(history: History, now_s: float, window_s: float) -> dict[str, float | None]:
+    """Draft acceptance and changes of adapters on the window's newest quarter, and prefix hits
+    (their share and how many a request) on that or on its newest half: on the shorter that holds
+    enough requests."""
+    frames = history.times
+    interval_s = frames[-1] - frames[-2] if len(frames) > 1 else window_s
+    range_s = min(max(RECENT_SHARE * window_s, RECENT_SCRAPES * interval_s), window_s)
+    window = Window(history, now_s=now_s, range_s=range_s)
+    drafted = window.rate("spec_decode_num_draft_tokens")
+    accepted = _over(window.rate("spec_decode_num_accepted_tokens"), drafted)
+    swapped_per_s = ADAPTER_CHANGES.bind(history)(window)
+    started = window.part_rate(TTFT, "count")
+    if not _enough(started, window):
+        window = Window(history, now_s=now_s, range_s=max(range_s, 2 * RECENT_SHARE * window_s))
+        started = window.part_rate(TTFT, "count")
+    known = _enough(started, window)
+    looked_up = window.rate("prefix_cache_queries") if known else None
+    hits = window.rate("prefix_cache_hits") if known else None
+    return {
+        "prefix_hit_ratio": _over(hits, looked_up),
+        "prefix_hit_tokens_mean": None if looked_up is None else _over(hits, started),
+        "spec_acceptance_ratio": accepted,
+        "lora_change_per_s": swapped_per_s,
+    }
+
+
+def _enough(started_per_s: float | None, window: Window) -> bool:
+    return (started_per_s or 0.0) * window.range_s >= RECENT_REQUESTS_MIN
+
+
+UNFORGIVING = frozenset({"stalled"})
+"""Conditions that a single scrape ends: one token is progress."""
+
+
+class Streaks:
+    """How long conditions have held, by scrape; one scrape to the contrary does not end a streak.
+    `conditions` are those that causes ask for; that of a stalled engine is read off the history."""
+
+    def __init__(self, conditions: Mapping[str, Holds], targets: Targets) -> None:
+        self._conditions, self._targets = conditions, targets
+        self._since_s: dict[str, float] = {}
+        self._doubted: set[str] = set()
+
+    def forget(self) -> None:
+        """The process was replaced."""
+        self._since_s.clear()
+        self._doubted.clear()
+
+    def update(
+        self, now_s: float, history: History, values: Mapping[str, float | None]
+    ) -> dict[str, float]:
+        """Seconds that each condition has held; conditions that do not hold are left out."""
+        moment = Moment(values, self._targets)
+        holds = {name: held(moment) for name, held in self._conditions.items()}
+        in_flight = (values.get("running") or 0.0) + (values.get("waiting") or 0.0)
+        holds["stalled"] = in_flight >= 1 and not progressed(history)
+        for name, held in holds.items():
+            if held:
+                self._since_s.setdefault(name, now_s)
+                self._doubted.discard(name)
+            elif name in self._doubted or name in UNFORGIVING:
+                self._since_s.pop(name, None)
+            else:
+                self._doubted.add(name)
+        return {name: now_s - since_s for name, since_s in self._since_s.items()}
+
+
+def progressed(history: History) -> bool:
+    """Whether any token came out since the scrape before, or KV blocks were filled or freed (a
+    long prefill counts its tokens only at its end); true where that is not known."""
+    steps = [_step(history, metric) for metric in PROGRESS]
+    if steps[0] is None or any(step is not None and step > 0 for step in steps):
+        return True
+    before, now = history.frames[-2], history.frames[-1]
+    columns = history.gauge_columns("kv_cache_usage_perc")
+    return any(before.gauges[at] != now.gauges[at] for at in columns)
+
+
+def unused(history: History) -> bool:
+    """Whether the process has not had a token to work on since it began; false where that is not
+    known."""
+    columns = [history.counters.by_metric.get(metric, ()) for metric in PROGRESS]
+    newest = history.frames[-1].counters
+    return all(columns) and not any(newest[at] for found in columns for _, at in found)
+
+
+def increase_since_last(history: History, metric: str) -> float:
+    """What a counter gained between the last two scrapes; 0 where it is not known."""
+    return _step(history, metric) or 0.0
+
+
+def _step(history: History, metric: str) -> float | None:
+    if len(history.frames) < 2:
+        return None
+    before, now = history.frames[-2], history.frames[-1]
+    gained: float | None = None
+    for _, at in history.counters.by_metric.get(metric, ()):
+        value, was = now.counters[at], before.counters[at]
+        # A counter that went back was reset: what it shows is what it gained.
+        step = value if value < was else value - was
+        if step == step:
+            gained = step if gained is None else gained + step
+    return gained
+
+
+def _prefill_sides(
+    values: Mapping[str, float | None], window: Window
+) -> tuple[float | None, float | None]:
+    prompt = values.get("prompt_tokens_p50")
+    buckets = window.buckets("request_prefill_kv_computed_tokens")
+    if prompt is None or buckets is None:
+        return None, None
+    low, high = buckets.share_at_most(0.25 * prompt), buckets.share_at_most(0.75 * prompt)
+    return low, None if high is None else 1 - high
+
+
+def _over(value: float | None, by: float | None) -> float | None:
+    return value / by if value is not None and by is not None and by > 0 else None
+
+
+def _times(value: float | None, by: float | None) -> float | None:
+    return value * by if value is not None and by is not None else None
+
+
+def _less(value: float | None, by: float | None) -> float | None:
+    return value - by if value is not None and by is not None else None

@@ -1,0 +1,296 @@
+"""Forecasts: when the KV cache is exhausted, and when TTFT exceeds its target. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isfinite, log, sqrt
+
+SPACINGS = (0.25, 1.0)
+"""Samples a quarter window apart for what comes fast, a window apart for what comes slowly."""
+
+SAMPLES_MAX = 24
+SAMPLES_MIN = 8
+"""Two windows at least, and six (or twenty-four) at most."""
+
+TREND_MIN = 6.0
+"""Slope over its standard error. Neighbouring samples overlap, so the error is underestimated."""
+
+LATE_SAMPLES = 4
+"""The newest ones must go on as the line does."""
+
+DEMAND_MIN = 0.3
+"""A cache that is hardly used has a long way to go, whatever the slope."""
+
+HORIZON_S = 1800.0
+"""A trend is not followed beyond half an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds until demand reaches the KV cache's capacity: soonest, expected, latest.
+
+    `latest_s` is infinite where the slowest likely slope does not get there within the horizon.
+    """
+
+    soonest_s: float
+    expected_s: float
+    latest_s: float
+    demand_ratio: float
+    slope_per_s: float
+
+
+def forecast_values(demand: float | None, forecast: Forecast | None) -> dict[str, float | None]:
+    """The derived signals of a demand and its forecast."""
+    latest_s = None if forecast is None else forecast.latest_s
+    return {
+        "kv_demand_ratio": demand,
+        "kv_exhausted_in_s": None if forecast is None else forecast.expected_s,
+        "kv_exhausted_soonest_s": None if forecast is None else forecast.soonest_s,
+        "kv_exhausted_latest_s": latest_s if latest_s and isfinite(latest_s) else None,
+    }
+
+
+def demand_ratio(values: Mapping[str, float | None]) -> float | None:
+    """KV tokens asked for over the KV cache's capacity; None where usage is not known.
+
+    Usage x requests in flight / requests running: those who wait are taken to want what those who
+    run hold on average.
+    """
+    usage, running = values.get("kv_usage_avg_ratio"), values.get("running_avg")
+    if usage is None or not isfinite(usage):
+        return None
+    if not running:
+        return usage
+    return usage * (1 + (values.get("waiting_by_capacity") or 0.0) / running)
+
+
+class Forecaster:
+    """The demand of one engine over its last minutes. `window_s` is the short window; from
+    `come_at` on there is nothing to foresee."""
+
+    def __init__(self, *, window_s: float, come_at: float = 1.0) -> None:
+        self._come_at = come_at
+        self._trends = tuple(_Trend(spacing * window_s) for spacing in SPACINGS)
+
+    def forget(self) -> None:
+        """The process was replaced: an empty cache has no trend."""
+        for trend in self._trends:
+            trend.forget()
+
+    def update(self, now_s: float, demand: float | None) -> Forecast | None:
+        """The forecast after a scrape that tells a `demand_ratio`, the soonest; None where nothing
+        tends to exhaustion."""
+        if demand is None:
+            self.forget()
+            return None
+        made = [trend.update(now_s, demand) for trend in self._trends]
+        if demand >= self._come_at or not self._trends[0].rises:
+            return None
+        return min((one for one in made if one is not None), key=_expected, default=None)
+
+
+class _Trend:
+    """Samples of demand at one spacing, and the line through them."""
+
+    def __init__(self, spacing_s: float) -> None:
+        self._spacing_s = spacing_s
+        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
+        self._forecast: tuple[float, Forecast] | None = None
+
+    def forget(self) -> None:
+        self._samples.clear()
+        self._forecast = None
+
+    @property
+    def rises(self) -> bool:
+        """Whether the newest samples lie above those before them."""
+        values = [value for _, value in self._samples]
+        newest, before = values[-LATE_SAMPLES:], values[-2 * LATE_SAMPLES : -LATE_SAMPLES]
+        return bool(before) and sum(newest) * len(before) > sum(before) * len(newest)
+
+    def update(self, now_s: float, demand: float) -> Forecast | None:
+        if not self._samples or now_s - self._samples[-1][0] >= self._spacing_s:
+            self._samples.append((now_s, demand))
+            made = self._made(demand)
+            self._forecast = None if made is None else (now_s, made)
+        if self._forecast is None:
+            return None
+        made_s, made = self._forecast
+        return later(made, now_s - made_s)
+
+    def _made(self, demand: float) -> Forecast | None:
+        if len(self._samples) < SAMPLES_MIN or demand < DEMAND_MIN:
+            return None
+        slope, error, level = _line(self._samples)
+        if slope <= 0 or slope < TREND_MIN * error or not self._goes_on(slope, level):
+            return None
+        left = max(0.0, 1 - level)
+        expected_s = left / slope
+        if expected_s > HORIZON_S:
+            return None
+        slow = slope - 2 * error
+        latest_s = left / slow if slow > 0 else float("inf")
+        return Forecast(
+            soonest_s=left / (slope + 2 * error),
+            expected_s=expected_s,
+            latest_s=latest_s if latest_s <= HORIZON_S else float("inf"),
+            demand_ratio=demand,
+            slope_per_s=slope,
+        )
+
+    def _goes_on(self, slope: float, level: float) -> bool:
+        """Whether the newest samples rise too, and lie about where the line ends."""
+        late = list(self._samples)[-LATE_SAMPLES:]
+        rise = late[-1][1] - late[0][1]
+        wanted = slope * (late[-1][0] - late[0][0])
+        return rise >= wanted / 3 and late[-1][1] >= level - wanted
+
+
+def _expected(forecast: Forecast) -> float:
+    return forecast.expected_s
+
+
+def _line(samples: deque[tuple[float, float]]) -> tuple[float, float, float]:
+    """The least-squares line: slope, its standard error, and where it ends."""
+    count = len(samples)
+    mean_t = sum(t_s for t_s, _ in samples) / count
+    mean = sum(value for _, value in samples) / count
+    spread = sum((t_s - mean_t) ** 2 for t_s, _ in samples)
+    slope = sum((t_s - mean_t) * (value - mean) for t_s, value in samples) / spread
+    residual = sum((value - mean - slope * (t_s - mean_t)) ** 2 for t_s, value in samples)
+    error = sqrt(residual / (count - 2) / spread)
+    return slope, error, mean + slope * (samples[-1][0] - mean_t)
+
+
+def later(made: Forecast, age_s: float) -> Forecast:
+    """A forecast as it stands some seconds after it was made."""
+    return Forecast(
+        max(0.0, made.soonest_s - age_s),
+        max(0.0, made.expected_s - age_s),
+        max(0.0, made.latest_s - age_s),
+        made.demand_ratio,
+        made.slope_per_s,
+    )
+
+
+# --- When first tokens will come later than the TTFT target at the present trend. Pure ------------
+#
+# Three loads, each scaled so that the target breaks where it reaches 1; the first there counts:
+#
+# - KV and seats: what requests in flight ask for over what there is, as one arrival in a hundred
+# finds it, for that one is who decides P99: requests in flight scatter about their mean by its
+# square root (arrivals at random), so that a small batch breaks its target far below a full
+# house. - Latency: a server that serves one request after the other answers in 1 / (capacity -
+# arrivals) in the mean, so that the inverse of its latency falls in proportion to the load, where
+# latency itself runs away only at the end. Near it first tokens are late as exponentially as such
+# a server's: P99 is ln 100 times the mean, which a histogram gives exactly, P99 only as its
+# buckets end. Where the wait of who comes now is longer by Little's law, it is what counts.
+
+
+ONE_IN_A_HUNDRED = 2.33
+"""Standard deviations of a normal distribution that one value in a hundred lies above."""
+
+TAIL = log(100)
+"""P99 over the mean of an exponential distribution."""
+
+SHORT_OF_TARGET = 4.0
+"""A latency below a quarter of the target has a long way to go: that load is 0."""
+
+EASY = 10.0
+"""Below a tenth of its target a latency says nothing more of the load: the noise would be all."""
+
+Values = Mapping[str, float | None]
+
+
+class SloForecaster:
+    """The loads of one engine over its last minutes; silent without a target.
+
+    `window_s` is the short window, `seats` the limit of requests that run at once.
+    """
+
+    def __init__(
+        self, *, window_s: float, ttft_p99_s: float | None, seats: float | None = None
+    ) -> None:
+        self._target_s, self._seats, self._kept_s = ttft_p99_s, seats, window_s
+        self._loads = {
+            name: Forecaster(window_s=window_s, come_at=inf)
+            for name in (LOADS if ttft_p99_s is not None else ())
+        }
+        self._last: tuple[float, Forecast] | None = None
+
+    def forget(self) -> None:
+        """The process was replaced."""
+        self._last = None
+        for load in self._loads.values():
+            load.forget()
+
+    def update(self, now_s: float, values: Values) -> dict[str, float | None]:
+        """The derived signals of the forecast after a scrape, None without a trend or a target."""
+        if self._target_s is None:
+            return slo_values(None)
+        loads = slo_loads(values, target_s=self._target_s, seats=self._seats)
+        made = [load.update(now_s, loads[name]) for name, load in self._loads.items()]
+        if (values.get("ttft_p99_s") or 0.0) > self._target_s:
+            self._last = None
+            return slo_values(None)
+        return slo_values(self._kept(now_s, [one for one in made if one is not None]))
+
+    def _kept(self, now_s: float, made: list[Forecast]) -> Forecast | None:
+        """The soonest, or for a window the last one: a climb is not over at its first dip."""
+        if made:
+            self._last = now_s, min(made, key=_expected_ttft)
+        if self._last is None or now_s - self._last[0] > self._kept_s:
+            return None
+        return later(self._last[1], now_s - self._last[0])
+
+
+def slo_values(forecast: Forecast | None) -> dict[str, float | None]:
+    """The derived signals of a forecast."""
+    latest_s = None if forecast is None else forecast.latest_s
+    return {
+        "slo_breaks_in_s": None if forecast is None else forecast.expected_s,
+        "slo_breaks_soonest_s": None if forecast is None else forecast.soonest_s,
+        "slo_breaks_latest_s": latest_s if latest_s is not None and isfinite(latest_s) else None,
+    }
+
+
+LOADS = ("kv", "seats", "latency")
+
+
+def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[str, float | None]:
+    """Each load over that at which the target breaks; None where it is not known."""
+    demand, in_flight, latency_s = demand_ratio(values), _in_flight(values), _latency_s(values)
+    return {
+        "kv": None if demand is None else demand * _peak(in_flight),
+        "seats": None if seats is None else in_flight / seats * _peak(in_flight),
+        "latency": None if latency_s is None else _inverse(target_s, latency_s),
+    }
+
+
+def _peak(in_flight: float) -> float:
+    """What one arrival in a hundred finds, over the mean."""
+    return 1 + ONE_IN_A_HUNDRED / sqrt(in_flight) if in_flight > 0 else 1.0
+
+
+def _in_flight(values: Values) -> float:
+    return (values.get("running_avg") or 0.0) + (values.get("waiting_by_capacity") or 0.0)
+
+
+def _latency_s(values: Values) -> float | None:
+    """TTFT P99 as the mean has it, or the wait of who comes now where that is longer."""
+    ttft_s, served_per_s = values.get("ttft_mean_s"), values.get("completed_per_s")
+    if ttft_s is None or not isfinite(ttft_s):
+        return None
+    wait_s = (values.get("waiting_by_capacity") or 0.0) / served_per_s if served_per_s else 0.0
+    return max(TAIL * ttft_s, wait_s)
+
+
+def _inverse(target_s: float, latency_s: float) -> float:
+    short = min(EASY, target_s / latency_s) if latency_s > 0 else EASY
+    return (SHORT_OF_TARGET - short) / (SHORT_OF_TARGET - 1)
+
+
+def _expected_ttft(forecast: Forecast) -> float:
+    return forecast.expected_s

@@ -1,0 +1,345 @@
+"""The knee of an engine's latency-throughput curve, learned from its own load. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log2, nan
+from statistics import median, quantiles
+from typing import NamedTuple
+
+from kneewatch.diagnose.causes.evidence import Targets
+
+MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
+"""Labels of the configuration that vLLM measures at each start: alike is the same."""
+
+ALIKE_RATIO = 0.05
+"""A curve's steps are further apart: blocks that differ by less do not move a knee."""
+
+
+def same_launch(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two configurations are the same but for what is measured at a start."""
+    return one.keys() == other.keys() and all(
+        value == other[label] or (label in MEASURED and _alike(value, other[label]))
+        for label, value in one.items()
+    )
+
+
+def _alike(one: str, other: str) -> bool:
+    try:
+        first, second = float(one), float(other)
+    except ValueError:
+        return False
+    return abs(first - second) <= ALIKE_RATIO * min(abs(first), abs(second))
+
+
+# The knee of a server's own latency-throughput curve, learned from the loads it has had. Pure.
+#
+# One point a window: requests in flight, what was served, how late. Points are gathered by
+# concurrency in steps of the square root of two; a step counts once it holds enough of them.
+# Without targets the knee is where power is highest, tokens per second over the time a token
+# takes (Kleinrock 1979): beyond it latency grows by a larger factor than throughput. Both are
+# means, which vLLM's histograms give exactly; a quantile inside a wide bucket would move the knee
+# by a step. With targets C_max is the last step that keeps them. Only steps that were seen count:
+# nothing is extrapolated.
+
+
+STEPS_PER_DOUBLING = 2
+HALF_A_STEP = 2 ** (0.5 / STEPS_PER_DOUBLING)
+"""From the middle of a step to its edge."""
+
+POINTS_KEPT = 48
+POINTS_MIN = 3
+STEPS_MIN = 3
+SPAN_MIN = 4.0
+"""Loads from one to this many times it must have been seen: less is a spot, not a curve."""
+
+IN_FLIGHT_MIN = 0.5
+REQUESTS_MIN = 4.0
+"""Fewer finished requests in a window say nothing about their latency."""
+
+FORGOTTEN_S = 14 * 24 * 3600.0
+"""Older points are of another server: versions, models and prompts change."""
+
+
+class Point(NamedTuple):
+    """One window. `token_s` is a request's whole time over its output tokens."""
+
+    t_s: float
+    in_flight: float
+    requests_per_s: float
+    tokens_per_s: float
+    token_s: float
+    ttft_p99_s: float | None
+    itl_p99_s: float | None
+
+
+FIELDS = len(Point._fields)
+
+
+LOAD_SIGNALS = ("running_avg", "waiting_avg")
+SERVED_SIGNALS = (
+    "completed_per_s",
+    "generation_tokens_per_s",
+    "e2e_mean_s",
+    "output_tokens_mean",
+)
+"""Signals without which a window is no point."""
+
+POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
+"""Signals that `point_of` makes a point of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A figure with the middle half of its windows."""
+
+    low: float
+    expected: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedKnee:
+    """How much one engine carries, from its own history.
+
+    `c_max` is in requests in flight: `low` is sure, beyond `high` the knee is past; `reached` is
+    False where no load past it was seen: then C_max is a lower bound. `basis` says what decided.
+    """
+
+    c_max: Range
+    usable_requests_per_s: Range
+    reached: bool
+    basis: str
+    points: int
+    steps: int
+
+    @property
+    def past_from(self) -> float | None:
+        """Requests in flight above which it is surely overloaded; None where that was not seen."""
+        return self.c_max.high * HALF_A_STEP if self.reached else None
+
+    @property
+    def before_to(self) -> float:
+        """Requests in flight up to which it surely is not."""
+        return self.c_max.low * HALF_A_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The points of one concurrency."""
+
+    in_flight: float
+    points: Sequence[Point]
+
+    def power(self) -> Range:
+        return _range([point.tokens_per_s / point.token_s for point in self.points])
+
+    def kept(self, targets: Targets) -> float:
+        """The share of windows that keep the targets."""
+        kept = sum(1 for point in self.points if _keeps(point, targets))
+        return kept / len(self.points)
+
+
+class CurveLearner:
+    """The points of one engine (or of a tier's engines together), of each step the newest.
+
+    They are kept as plain numbers: as objects those of 1,000 engines took five times the memory.
+    """
+
+    def __init__(self, *, window_s: float, kept: int = POINTS_KEPT) -> None:
+        self._window_s, self._kept = window_s, kept
+        self._last_s = float("-inf")
+        self._steps: dict[int, array[float]] = {}
+
+    def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
+        """Take a scrape into account: one a window, so that no observation counts twice."""
+        if 0 <= now_s - self._last_s < self._window_s:
+            return
+        point = point_of(now_s, values, self._window_s)
+        if point is None:
+            return
+        self._last_s = now_s
+        self.take(point)
+
+    def take(self, point: Point) -> None:
+        """Take a window that was kept, as `points` gave it."""
+        kept = self._steps.setdefault(step_of(point.in_flight), array("d"))
+        kept.extend(_packed(point))
+        del kept[: -self._kept * FIELDS]
+
+    def recall(self, points: Sequence[Point]) -> None:
+        """Take windows from before all that were learned, oldest first."""
+        learned, self._steps = self.points(), {}
+        for point in (*points, *learned):
+            self.take(point)
+
+    def points(self) -> list[Point]:
+        """Every point kept, for the store."""
+        return [point for kept in self._steps.values() for point in _unpacked(kept)]
+
+    def knee(self, now_s: float, targets: Targets) -> LearnedKnee | None:
+        """The knee as far as it is known; None where too few loads have been seen."""
+        steps = self._known(now_s)
+        if len(steps) < STEPS_MIN or steps[-1].in_flight < SPAN_MIN * steps[0].in_flight:
+            return None
+        if targets.ttft_p99_s is not None or targets.itl_p99_s is not None:
+            return _at_targets(steps, targets)
+        return _at_power(steps)
+
+    def _known(self, now_s: float) -> list[_Step]:
+        known: list[_Step] = []
+        for _, kept in sorted(self._steps.items()):
+            fresh = [point for point in _unpacked(kept) if now_s - point.t_s <= FORGOTTEN_S]
+            if len(fresh) >= POINTS_MIN:
+                known.append(_Step(median(point.in_flight for point in fresh), fresh))
+        return known
+
+
+def _packed(point: Point) -> list[float]:
+    return [nan if value is None else value for value in point]
+
+
+def _unpacked(kept: array[float]) -> list[Point]:
+    return [
+        Point(t_s, load, served, tokens, token_s, *(None if x != x else x for x in tails))
+        for t_s, load, served, tokens, token_s, *tails in zip(*[iter(kept)] * FIELDS, strict=True)
+    ]
+
+
+def step_of(in_flight: float) -> int:
+    """The step of a concurrency: two of them double it."""
+    return round(STEPS_PER_DOUBLING * log2(in_flight))
+
+
+def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) -> Point | None:
+    """A window as a point of the curve; None where it says nothing about latency under load."""
+    in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
+    served_per_s, tokens_per_s = (
+        values.get("completed_per_s"),
+        values.get("generation_tokens_per_s"),
+    )
+    e2e_s, length = values.get("e2e_mean_s"), values.get("output_tokens_mean")
+    if not (served_per_s and tokens_per_s and e2e_s and length) or in_flight < IN_FLIGHT_MIN:
+        return None
+    if served_per_s * window_s < REQUESTS_MIN:
+        return None
+    return Point(
+        t_s=now_s,
+        in_flight=in_flight,
+        requests_per_s=served_per_s,
+        tokens_per_s=tokens_per_s,
+        token_s=e2e_s / length,
+        ttft_p99_s=values.get("ttft_p99_s"),
+        itl_p99_s=values.get("itl_p99_s"),
+    )
+
+
+def _at_power(steps: Sequence[_Step]) -> LearnedKnee:
+    """The knee is the step of most power; steps whose better windows reach it may be it as well."""
+    powers = [step.power() for step in steps]
+    best = max(range(len(steps)), key=lambda at: powers[at].expected)
+    near = [at for at, power in enumerate(powers) if power.high >= powers[best].expected]
+    return _learned(
+        steps,
+        low=min(near),
+        best=best,
+        high=max(near),
+        reached=best + 1 < len(steps),
+        basis="latency rises faster than throughput beyond it",
+    )
+
+
+def _at_targets(steps: Sequence[_Step], targets: Targets) -> LearnedKnee | None:
+    """C_max is the last step of the run that keeps the targets in most windows."""
+    kept = [step.kept(targets) for step in steps]
+    start = next((at for at, share in enumerate(kept) if share >= 0.5), None)
+    if start is None:
+        return None
+    best = _run_end(kept, start, least=0.5)
+    return _learned(
+        steps,
+        low=_run_end(kept, start, least=0.9) if kept[start] >= 0.9 else start,
+        best=best,
+        high=_run_end(kept, start, least=0.1),
+        reached=best + 1 < len(steps),
+        basis="P99 within the targets",
+    )
+
+
+def _run_end(kept: Sequence[float], start: int, *, least: float) -> int:
+    """The last of the steps from `start` on that keep the targets in at least this share."""
+    end = start
+    while end + 1 < len(kept) and kept[end + 1] >= least:
+        end += 1
+    return end
+
+
+def _learned(
+    steps: Sequence[_Step], *, low: int, best: int, high: int, reached: bool, basis: str
+) -> LearnedKnee:
+    served = [point.requests_per_s for point in steps[best].points]
+    return LearnedKnee(
+        c_max=Range(steps[low].in_flight, steps[best].in_flight, steps[high].in_flight),
+        usable_requests_per_s=_range(served),
+        reached=reached,
+        basis=basis,
+        points=sum(len(step.points) for step in steps),
+        steps=len(steps),
+    )
+
+
+def _keeps(point: Point, targets: Targets) -> bool:
+    pairs = ((point.ttft_p99_s, targets.ttft_p99_s), (point.itl_p99_s, targets.itl_p99_s))
+    return all(
+        target_s is None or (value_s is not None and value_s <= target_s)
+        for value_s, target_s in pairs
+    )
+
+
+def _range(values: Sequence[float]) -> Range:
+    if len(values) < 2:
+        return Range(values[0], values[0], values[0])
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return Range(low, middle, high)
+
+
+# --- The knee of one engine as it is learned while it is watched ----------------------------------
+
+
+LIVE_POINTS_KEPT = 12
+"""Windows of each concurrency that are remembered: there are many engines in one daemon."""
+
+
+class LiveKnee:
+    """One engine's knee; worked out anew once a window. `window_s` is the short window."""
+
+    def __init__(self, *, window_s: float, targets: Targets) -> None:
+        self._window_s, self._targets = window_s, targets
+        self._curve = CurveLearner(window_s=window_s, kept=LIVE_POINTS_KEPT)
+        self._knee: LearnedKnee | None = None
+        self._made_s = float("-inf")
+        self._recalled: Sequence[Point] = ()
+        self.first_s: float | None = None
+        """When it was first scraped; None before that."""
+        self.asked = False
+        """Whether the history was asked what came before; whoever asks sets it."""
+
+    def recall(self, points: Sequence[Point]) -> None:
+        """Take windows from before the first scrape, oldest first: the next knee counts them.
+        Another thread may call it, once."""
+        self._recalled = points
+
+    def update(self, now_s: float, values: Mapping[str, float | None]) -> LearnedKnee | None:
+        """The knee after a scrape; None where too few loads have been seen."""
+        if self.first_s is None:
+            self.first_s = now_s
+        if self._recalled:
+            points, self._recalled = self._recalled, ()
+            self._curve.recall(points)
+            self._made_s = float("-inf")
+        self._curve.learn(now_s, values)
+        if not 0 <= now_s - self._made_s < self._window_s:
+            self._knee, self._made_s = self._curve.knee(now_s, self._targets), now_s
+        return self._knee

@@ -1,0 +1,193 @@
+"""One engine's requests of the last hour against the workload that its size was computed for. Pure.
+
+A minute's requests are no workload: they are counted over an hour at the default window, or since
+the engine has been seen where that is shorter, from snapshots of its counters.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import sub
+
+from kneewatch.collector.history import History
+from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.collector.window import Buckets
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.workload.drift import Departure, Point, departure
+from kneewatch.diagnose.workload.stated_workload import METRICS, WORDS
+
+STEP_WINDOWS = 5.0
+STEPS = 12
+"""A snapshot every five windows, twelve back: an hour of windows of a minute."""
+
+QUANTILES = (0.5, 0.95, 0.99)
+SHIFTS = {side: f"{side}_shift_ratio" for side in WORDS}
+RATE = "arrival_peak_ratio"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWorkload:
+    """Requests of `span_s`, held against what is stated, by side (`stated_workload.WORDS`).
+    `origin` and `grown` are the stated workload's.
+
+    `live` are their P50, P95 and P99, None where the histogram cannot tell. `expected` are the
+    requests that its share of the stated peak would be, 0 where nobody knows its share or a rate
+    has not been held yet.
+    """
+
+    origin: str
+    grown: bool
+    span_s: float
+    lengths: Mapping[str, Departure]
+    live: Mapping[str, tuple[float | None, ...]]
+    requests: float
+    expected: float
+
+    def values(self) -> dict[str, float | None]:
+        """Derived signals."""
+        found: dict[str, float | None] = {
+            SHIFTS[side]: abs(one.shift_ratio) for side, one in self.lengths.items()
+        }
+        if self.expected:
+            found[RATE] = self.requests / self.expected
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Counters at one moment: requests that got a first token, and lengths by side and bound."""
+
+    t_s: float
+    requests: float
+    bounds: Mapping[str, tuple[float, ...]]
+    lengths: Mapping[str, array[float]] = field(default_factory=dict[str, "array[float]"])
+
+    def follows(self, other: _Counts) -> bool:
+        """Whether these counters may have grown out of the others."""
+        return (
+            self.bounds == other.bounds
+            and self.requests >= other.requests
+            and all(gained >= 0 for side in self.bounds for gained in self.since(other, side))
+        )
+
+    def since(self, other: _Counts, side: str) -> tuple[float, ...]:
+        """What was counted since, by bound."""
+        return tuple(map(sub, self.lengths[side], other.lengths[side]))
+
+
+class WorkloadWatch:
+    """One engine's requests over an hour; nothing is said where nothing is stated."""
+
+    def __init__(self, stated: Stated, *, window_s: float) -> None:
+        workload = stated.workload
+        self._origin = workload.origin if workload else ""
+        self._grown = workload is not None and workload.grown
+        self.points = points_of(stated)
+        self._peak_per_s = _peak_per_s(stated)
+        self._engines = _stated_engines(stated)
+        self._step_s = STEP_WINDOWS * window_s
+        self._kept: deque[_Counts] = deque(maxlen=STEPS + 1)
+
+    def beside(self, engines: int) -> None:
+        """Take how many engines of the page share the replica's requests."""
+        self._engines = max(self._engines, engines)
+
+    def forget(self) -> None:
+        """The process was replaced: its counters begin anew."""
+        self._kept.clear()
+
+    def update(self, t_s: float, history: History) -> LiveWorkload | None:
+        """What is said after a scrape; None where nothing is stated or nothing to compare."""
+        if not self.points and self._peak_per_s is None:
+            return None
+        now = _counts(t_s, history)
+        if self._kept and not now.follows(self._kept[-1]):
+            self._kept.clear()
+        if not self._kept or t_s - self._kept[-1].t_s >= self._step_s:
+            self._kept.append(now)
+        first = self._kept[0]
+        return None if first is now else self._compared(first, now)
+
+    def _compared(self, first: _Counts, now: _Counts) -> LiveWorkload:
+        lengths: dict[str, Departure] = {}
+        live: dict[str, tuple[float | None, ...]] = {}
+        for side, points in self.points.items():
+            bounds = now.bounds.get(side, ())
+            counts = now.since(first, side) if bounds else ()
+            one = departure(points, dict(zip(bounds, counts, strict=True)))
+            if one is not None:
+                lengths[side] = one
+                live[side] = tuple(_quantile(bounds, counts, q) for q in QUANTILES)
+        span_s = now.t_s - first.t_s
+        peak_per_s = self._peak_per_s if span_s >= self._step_s and now.requests else None
+        return LiveWorkload(
+            self._origin,
+            self._grown,
+            span_s,
+            lengths,
+            live,
+            now.requests - first.requests,
+            (peak_per_s or 0.0) / self._engines * span_s,
+        )
+
+
+def points_of(stated: Stated) -> Mapping[str, tuple[Point, ...]]:
+    """What is stated of the lengths of the server's requests, by side."""
+    if stated.workload is None:
+        return {}
+    model, gpu = stated.model, stated.gpu
+    return stated.workload.lengths(model.id if model else None, gpu.id if gpu else None)
+
+
+def unwatched(stated: Stated) -> dict[str, str]:
+    """Signals that a stated profile does not make known here, and why."""
+    workload, found = stated.workload, dict[str, str]()
+    if workload is None:
+        return found
+    points = points_of(stated)
+    for side in WORDS:
+        if side not in points:
+            found[SHIFTS[side]] = f"{workload.origin} has several tiers: state model or gpu"
+    if workload.peak_requests_per_s is None:
+        found[RATE] = f"{workload.origin} is of a batch, or its tiers share the peak"
+    elif stated.replicas is None:
+        found[RATE] = f"the peak of {workload.origin} is all replicas': state replicas"
+    return found
+
+
+def _quantile(
+    bounds: tuple[float, ...], counts: tuple[float, ...], quantile: float
+) -> float | None:
+    """A quantile of what was counted; None beyond the last bound, from where nobody knows."""
+    found = Buckets.of(bounds, counts).quantile(quantile)
+    return None if found == bounds[-2] else found
+
+
+def _peak_per_s(stated: Stated) -> float | None:
+    """One replica's share of the stated peak, requests/s; None where nobody knows it."""
+    workload = stated.workload
+    if workload is None or workload.peak_requests_per_s is None or stated.replicas is None:
+        return None
+    return workload.peak_requests_per_s / stated.replicas
+
+
+def _stated_engines(stated: Stated) -> int:
+    return (stated.launch and stated.launch.count("--data-parallel-size")) or 1
+
+
+def _counts(t_s: float, history: History) -> _Counts:
+    row = history.frames[-1].counters
+
+    def total(columns: tuple[int, ...]) -> float:
+        return sum(value for at in columns if (value := row[at]) == value)
+
+    buckets = {side: history.buckets_of(metric) for side, metric in METRICS.items()}
+    return _Counts(
+        t_s,
+        total(history.counter_columns(TTFT, (), "count")),
+        {side: one.bounds for side, one in buckets.items()},
+        {side: array("d", map(total, one.columns)) for side, one in buckets.items()},
+    )

@@ -1,0 +1,268 @@
+"""Benchmark tables in CSV, their columns and units, read into measured points. Pure."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint, ordered, refuse
+
+ACCEPTED = (
+    "concurrency",
+    "requests_per_s",
+    "ttft_p99_ms",
+    "itl_p99_ms",
+    "ttft_p50_ms",
+    "itl_p50_ms",
+    "latency_mean_ms",
+    "output_tokens_per_s",
+    "requests",
+    "failed",
+)
+"""One accepted spelling of each column; times in `_ms` or `_s`. The first four are needed."""
+
+_UNITS = {
+    **dict.fromkeys(("ms", "msec", "msecs", "millis", "millisecond", "milliseconds"), 1000.0),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+}
+"""Units in a second: to divide by, since 1900 / 1000 is 1.9 and 1900 x 0.001 is a little more."""
+
+_P99 = {"p99", "99", "99th"}
+_P50 = {"p50", "50", "50th", "median", "med"}
+_PER_SECOND = {"s", "sec", "second", "throughput", "rate", "persec", "persecond"}
+_NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A field of a point, and units per second where the name states one (times only).
+
+    `second_choice`: another column for the same field is to be preferred (ITL over TPOT, the
+    measured rate over the offered one).
+    """
+
+    field: str
+    units_per_s: float | None = None
+    second_choice: bool = False
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower().replace("tokens_per", "tokens per"))
+
+
+def _time(words: set[str]) -> str | None:
+    if "ttft" in words or {"first", "token"} <= words:
+        return "ttft"
+    if words & {"itl", "tpot", "tbt"} or {"inter", "token"} <= words or "intertoken" in words:
+        return "itl"
+    if {"time", "per", "output", "token"} <= words:
+        return "itl"
+    if words & {"e2e", "e2el", "latency"} or {"end", "to"} <= words:
+        return "latency"
+    return None
+
+
+def _time_field(quantity: str, words: set[str]) -> str | None:
+    if quantity == "latency":
+        return None if words & (_P99 | _P50 | {"p90", "p95"}) else "latency_mean_s"
+    if words & _P99:
+        return f"{quantity}_p99_s"
+    if words & _P50:
+        return f"{quantity}_p50_s"
+    return None
+
+
+def column(name: str) -> Column | None:
+    """What a column with this name holds; None for one that sizing has no use for."""
+    ordered = _words(name)
+    words = set(ordered)
+    quantity = _time(words)
+    if quantity is not None:
+        field = _time_field(quantity, words)
+        unit = next((_UNITS[w] for w in reversed(ordered) if w in _UNITS), None)
+        is_tpot = "tpot" in words or {"per", "output"} <= words
+        return None if field is None else Column(field, unit, is_tpot)
+    if words & {"concurrency", "concurrent", "streams", "users", "clients"} or ordered == ["c"]:
+        return Column("concurrency")
+    if words & {"tok", "tokens", "token"}:
+        generated = not words & {"input", "prompt", "prefill", "total", "max", "peak", "user"}
+        return Column("output_tokens_per_s") if generated and words & _PER_SECOND else None
+    if {"output", "throughput"} <= words:
+        return Column("output_tokens_per_s")
+    if words & {"failed", "errors", "errored"}:
+        return Column("failed")
+    if words & {"rps", "qps"}:
+        return Column("requests_per_s")
+    if words & {"req", "reqs", "request", "requests"} and "goodput" not in words:
+        if words & _PER_SECOND:
+            return Column("requests_per_s", second_choice="rate" in words)
+        return Column("requests")
+    return Column("requests") if ordered == ["completed"] else None
+
+
+def cell_value(text: str, column: Column, *, where: str, decimal_comma: bool = False) -> float:
+    """A cell as a number: times in seconds, by the cell's own unit or else the column's.
+
+    Raises:
+        SizingError: it is no number, or a time without a unit.
+    """
+    match = _NUMBER.fullmatch(text.replace(",", ".") if decimal_comma else text)
+    unit = match[2].lower() if match else ""
+    if match is None or (unit and unit not in _UNITS):
+        raise refuse(f"{where}: {text!r} is not a number", "12", "0.45", "450 ms")
+    value = float(match[1])
+    if not math.isfinite(value):
+        raise refuse(f"{where}: {text!r} is too large a number")
+    if not column.field.endswith("_s") or column.field.endswith("_per_s"):
+        return value
+    units_per_s = _UNITS[unit] if unit else column.units_per_s
+    if units_per_s is None:
+        raise refuse(
+            f"{where}: a time without a unit; end the column's name in _ms or _s",
+            column.field.removesuffix("_s") + "_ms",
+            column.field,
+        )
+    return value / units_per_s
+
+
+# --- A benchmark table as CSV, and the CSV of aiperf, to measured points --------------------------
+
+
+_NEEDED = ("concurrency", "requests_per_s", "ttft_p99_s", "itl_p99_s")
+_MIXED_ITL = "the column {name!r} is a time per output token: its P99 is over requests, not gaps"
+AIPERF_ROWS = {
+    "time to first token (ms)": "ttft",
+    "inter chunk latency (ms)": "chunk",
+    "inter token latency (ms)": "itl",
+    "request latency (ms)": "latency",
+}
+AIPERF_VALUES = {
+    "request throughput (requests/sec)": "requests_per_s",
+    "output token throughput (tokens/sec)": "output_tokens_per_s",
+    "request count": "requests",
+}
+
+
+def _rows(text: str) -> tuple[list[tuple[int, list[str]]], bool]:
+    """The filled lines with their numbers, split, and whether a comma may be a decimal mark."""
+    kept = [
+        (number, line)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    if not kept:
+        raise refuse("the benchmark is empty", *ACCEPTED)
+    delimiter = max(",;\t", key=kept[0][1].count)
+    try:
+        split = [
+            (number, [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))])
+            for number, line in kept
+        ]
+    except csv.Error as error:
+        raise refuse(f"the benchmark is no CSV: {error}", *ACCEPTED) from error
+    return split, delimiter != ","
+
+
+def _columns(header: Sequence[str]) -> dict[int, Column]:
+    """Column number to what it holds.
+
+    Raises:
+        SizingError: a needed quantity is missing, or two columns hold the same one.
+    """
+    held = {i: found for i, name in enumerate(header) if (found := column(name)) is not None}
+    first = {found.field for found in held.values() if not found.second_choice}
+    held = {i: c for i, c in held.items() if not (c.second_choice and c.field in first)}
+    names: dict[str, str] = {}
+    for position, found in held.items():
+        if found.field in names:
+            raise refuse(
+                f"the columns {names[found.field]!r} and {header[position]!r} both look like "
+                f"{found.field}: drop one",
+                *ACCEPTED,
+            )
+        names[found.field] = header[position]
+    missing = [field for field in _NEEDED if field not in names]
+    if missing:
+        raise refuse(
+            f"no column for {', '.join(missing)} among {', '.join(map(repr, header))}; "
+            f"accepted names are like {', '.join(ACCEPTED)}",
+            *ACCEPTED,
+        )
+    return held
+
+
+def _count(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _point(values: Mapping[str, float], *, origin: str) -> BenchmarkPoint:
+    return BenchmarkPoint(
+        concurrency=values["concurrency"],
+        requests_per_s=values["requests_per_s"],
+        ttft_p99_s=values["ttft_p99_s"],
+        itl_p99_s=values["itl_p99_s"],
+        ttft_p50_s=values.get("ttft_p50_s"),
+        itl_p50_s=values.get("itl_p50_s"),
+        latency_mean_s=values.get("latency_mean_s"),
+        output_tokens_per_s=values.get("output_tokens_per_s"),
+        requests=_count(values.get("requests")),
+        failed=_count(values.get("failed")),
+        origin=origin,
+    )
+
+
+def table_points(text: str) -> Benchmark:
+    """The points of a CSV with a header line and one line per concurrency.
+
+    Raises:
+        SizingError: naming the row and the column, and what is accepted.
+    """
+    rows, decimal_comma = _rows(text)
+    header, lines = rows[0][1], rows[1:]
+    columns = _columns(header)
+    points: list[BenchmarkPoint] = []
+    for number, cells in lines:
+        if len(cells) != len(header):
+            raise refuse(f"row {number} has {len(cells)} cells, the header {len(header)}")
+        values: dict[str, float] = {}
+        for position, held in columns.items():
+            if not cells[position] and held.field not in _NEEDED:
+                continue
+            where = f"row {number}, column {header[position]!r}"
+            values[held.field] = cell_value(
+                cells[position], held, where=where, decimal_comma=decimal_comma
+            )
+        points.append(_point(values, origin=f"row {number}"))
+    tpot = [header[i] for i, held in columns.items() if held.second_choice and "itl" in held.field]
+    return ordered(points, [_MIXED_ITL.format(name=name) for name in tpot])
+
+
+def is_aiperf(text: str) -> bool:
+    """Whether the text is the CSV that aiperf writes: one metric per line."""
+    return text.lstrip().lower().startswith("metric,avg")
+
+
+def aiperf_metrics(text: str) -> dict[str, dict[str, float]]:
+    """Metric to statistic to value, in seconds and per second, as aiperf's JSON has them."""
+    found: dict[str, dict[str, float]] = {}
+    statistics: list[str] = []
+    for number, cells in _rows(text)[0]:
+        name = cells[0].lower()
+        if name == "metric":
+            statistics = [cell.lower() for cell in cells[1:]]
+        elif name in AIPERF_ROWS:
+            quantity = AIPERF_ROWS[name]
+            found[quantity] = {
+                statistic: cell_value(
+                    f"{cell} ms", Column("time_s"), where=f"row {number}, column {statistic!r}"
+                )
+                for statistic, cell in zip(statistics, cells[1:], strict=False)
+                if cell
+            }
+        elif name in AIPERF_VALUES and len(cells) > 1:
+            where = f"row {number}, column 'value'"
+            found[AIPERF_VALUES[name]] = {"avg": cell_value(cells[1], Column("value"), where=where)}
+    return found

@@ -1,0 +1,413 @@
+"""A benchmark's latency-throughput curve, its knee, and whether it is fit to size from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Literal
+
+from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
+from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
+from kneewatch.diagnose.sizing.inputs import positive, within
+
+TAIL_RATIO = 2.0
+"""P99/P50 of TTFT against the quietest point: at twice, the tail leaves (as in rules.library)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """Where latency begins to rise faster than throughput: between `safe` and `past`.
+
+    `past` is None where the sweep ended before the knee. `basis` says how it was seen.
+    """
+
+    safe: BenchmarkPoint
+    past: BenchmarkPoint | None
+    basis: str
+    steps: tuple[Step, ...]
+
+
+def worst_per_concurrency(points: Sequence[BenchmarkPoint]) -> tuple[BenchmarkPoint, ...]:
+    """One point per concurrency: of repeated runs, the lowest RPS and the highest latencies."""
+    worst: list[BenchmarkPoint] = []
+    for _, group in groupby(sorted(points, key=lambda p: p.concurrency), lambda p: p.concurrency):
+        runs = list(group)
+        slowest = max(runs, key=lambda p: p.ttft_p99_s)
+        worst.append(
+            replace(
+                slowest,
+                requests_per_s=min(p.requests_per_s for p in runs),
+                itl_p99_s=max(p.itl_p99_s for p in runs),
+            )
+        )
+    return tuple(worst)
+
+
+def knee(points: Sequence[BenchmarkPoint]) -> Knee:
+    """The knee of the curve, as the region between two measured points.
+
+    With medians: the first point whose P99/P50 of TTFT is `TAIL_RATIO` times the lowest one before
+    it, which the guide trusts more than throughput. Without: the point where requests/s over TTFT
+    P99 is highest; beyond it latency grows by a larger factor than throughput (Kleinrock's power).
+
+    Source: guide 8.1, 8.2; Kleinrock 1979, "Power and deterministic rules of thumb".
+    """
+    by_tail = _tail_knee(points)
+    return by_tail if by_tail is not None else _power_knee(points)
+
+
+def _tail_knee(points: Sequence[BenchmarkPoint]) -> Knee | None:
+    if any(not p.ttft_p50_s for p in points):
+        return None
+    tails = [p.ttft_p99_s / (p.ttft_p50_s or 1.0) for p in points]
+    lowest = tails[0]
+    for (safe, past), tail in zip(pairwise(points), tails[1:], strict=True):
+        if tail >= TAIL_RATIO * lowest:
+            step = Step(
+                title=f"Knee, between {safe.concurrency:g} and {past.concurrency:g} in flight",
+                formula="(TTFT P99 / P50) / lowest (TTFT P99 / P50) before it",
+                values=f"({figure(past.ttft_p99_s)} / {figure(past.ttft_p50_s or 0.0)}) "
+                f"/ {figure(lowest)}",
+                result=f"{figure(tail / lowest)} (knee from {figure(TAIL_RATIO)})",
+                source="guide 8.1",
+            )
+            return Knee(safe, past, "P99 of TTFT leaves P50", (step,))
+        lowest = min(lowest, tail)
+    return None
+
+
+def _power(point: BenchmarkPoint) -> float:
+    return point.requests_per_s / point.ttft_p99_s
+
+
+def _power_knee(points: Sequence[BenchmarkPoint]) -> Knee:
+    best = max(range(len(points)), key=lambda i: _power(points[i]))
+    safe, past = points[best], points[best + 1] if best + 1 < len(points) else None
+    step = Step(
+        title=f"Knee, at {safe.concurrency:g} in flight",
+        formula="requests/s / TTFT P99, highest",
+        values=f"{figure(safe.requests_per_s)} / {figure(safe.ttft_p99_s)}",
+        result=f"{figure(_power(safe))} per s²"
+        + ("" if past is None else f" (then {figure(_power(past))})"),
+        source="guide 8.1; Kleinrock 1979",
+    )
+    basis = "latency rises faster than throughput" if past else "not reached"
+    return Knee(safe, past, basis, (step,))
+
+
+# --- Whether a benchmark can be believed: Little's law within it, production against it -----------
+
+
+GAP_LIMIT = 2.0
+"""Guide 8.3: ceiling over measured RPS; above it the test's inputs are not production's."""
+
+IMPOSSIBLE_GAP = 0.9
+"""More served than Little's law allows, by more than ramps at a run's ends can explain."""
+
+THIN_GAP = 1.25
+"""A fifth of the stated concurrency missing on average: ramps take that much of a short run."""
+
+TTFT_EXCESS_LIMIT = 0.30
+"""Guide 9.1 step 13: production TTFT P99 above the benchmark's."""
+
+GPU_SHORTFALL_LIMIT = 0.20
+"""Guide 9.1 step 13: GPU utilization below the benchmark's, 20 points, at equal RPS."""
+
+Basis = Literal["mean latency", "target"]
+Verdict = Literal["consistent", "mismatch", "impossible"]
+
+
+@dataclass(frozen=True, slots=True)
+class LittleGap:
+    """Little's ceiling against what was measured; `gap_ratio` is ceiling / measured."""
+
+    ceiling_requests_per_s: float
+    gap_ratio: float
+    basis: Basis
+    verdict: Verdict
+    meaning: str
+    steps: tuple[Step, ...]
+
+
+def littles_gap(
+    *, concurrency: float, requests_per_s: float, latency_s: float, basis: Basis = "mean latency"
+) -> LittleGap:
+    """How far the measured requests/s lie below concurrency / latency.
+
+    With `basis="mean latency"`, the mean life of a request in seconds, the gap of a sound run is 1:
+    Little's law is an identity. With `basis="target"` it is the guide's own example, which divides
+    by the TTFT target; that gap also holds all of decode, so 2 and more is common with long
+    outputs, and below 1 only says that requests end sooner than the target.
+
+    Raises:
+        SizingError: a number is not positive.
+    Source: guide 8.3; Little 1961.
+    """
+    positive("concurrency", concurrency)
+    positive("requests_per_s", requests_per_s)
+    positive("latency_s", latency_s)
+    ceiling = concurrency / latency_s
+    gap = ceiling / requests_per_s
+    verdict, meaning = _verdict(gap, basis)
+    name = "mean latency" if basis == "mean latency" else "TTFT target"
+    steps = (
+        Step(
+            title="Little's ceiling",
+            formula=f"concurrency / {name}",
+            values=f"{figure(concurrency)} / {figure(latency_s)} s",
+            result=f"{figure(ceiling)} requests/s",
+            source="guide 8.3",
+        ),
+        Step(
+            title="Little's gap",
+            formula="ceiling / measured",
+            values=f"{figure(ceiling)} / {figure(requests_per_s)}",
+            result=f"{figure(gap)} ({verdict})",
+            source="guide 8.3",
+        ),
+    )
+    return LittleGap(ceiling, gap, basis, verdict, meaning, steps)
+
+
+def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:
+    if gap > GAP_LIMIT and basis == "mean latency":
+        return "mismatch", (
+            "the stated concurrency was not in flight (too few requests, a slow client, arrivals "
+            "that never filled it), or the latencies leave out part of a request's life, such as "
+            "tokens that the client did not see; fix the benchmark before sizing"
+        )
+    if gap > GAP_LIMIT:
+        return "mismatch", (
+            "by the guide the test's inputs are not production's; with long outputs the gap is "
+            "decode time: compare with the mean latency before rejecting the benchmark"
+        )
+    if gap < IMPOSSIBLE_GAP and basis == "mean latency":
+        return "impossible", "more was served than was in flight: two of the numbers do not belong"
+    if gap > THIN_GAP and basis == "mean latency":
+        return "consistent", (
+            f"within the guide's limit, but only {1 / gap:.0%} of the stated concurrency was in "
+            "flight on average: run longer at each step"
+        )
+    return "consistent", "the benchmark can be sized from"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Production against the benchmark; a shortfall or excess below 0 is the good direction.
+
+    `resize`: the workload has to be characterized again. None: that half was not measured.
+    """
+
+    ttft_excess_ratio: float | None
+    gpu_shortfall_ratio: float | None
+    resize: bool
+    steps: tuple[Step, ...]
+
+
+def divergence(
+    *,
+    benchmark_ttft_p99_s: float | None = None,
+    production_ttft_p99_s: float | None = None,
+    benchmark_gpu_ratio: float | None = None,
+    production_gpu_ratio: float | None = None,
+) -> Divergence:
+    """Whether the first week of production contradicts the benchmark at equal requests/s.
+
+    It does with TTFT P99 more than 30 % above, or GPU utilization more than 20 points below.
+
+    Raises:
+        SizingError: a time is not positive or a utilization is outside 0..1.
+    Source: guide 9.1, step 13.
+    """
+    excess = shortfall = None
+    steps: list[Step] = []
+    if benchmark_ttft_p99_s is not None and production_ttft_p99_s is not None:
+        positive("benchmark_ttft_p99_s", benchmark_ttft_p99_s)
+        positive("production_ttft_p99_s", production_ttft_p99_s)
+        excess = float(exact(production_ttft_p99_s) / exact(benchmark_ttft_p99_s) - 1)
+        steps.append(
+            Step(
+                title="TTFT P99 above the benchmark",
+                formula="production / benchmark - 1",
+                values=f"{figure(production_ttft_p99_s)} / {figure(benchmark_ttft_p99_s)} - 1",
+                result=f"{excess:+.0%} (limit {TTFT_EXCESS_LIMIT:+.0%})",
+                source="guide 9.1 step 13",
+            )
+        )
+    if benchmark_gpu_ratio is not None and production_gpu_ratio is not None:
+        within("benchmark_gpu_ratio", benchmark_gpu_ratio, low=0, high=1)
+        within("production_gpu_ratio", production_gpu_ratio, low=0, high=1)
+        shortfall = float(exact(benchmark_gpu_ratio) - exact(production_gpu_ratio))
+        steps.append(
+            Step(
+                title="GPU utilization below the benchmark",
+                formula="benchmark - production",
+                values=f"{benchmark_gpu_ratio:.0%} - {production_gpu_ratio:.0%}",
+                result=f"{shortfall * 100:.0f} points (limit {GPU_SHORTFALL_LIMIT * 100:.0f})",
+                source="guide 9.1 step 13",
+            )
+        )
+    resize = (excess is not None and excess > TTFT_EXCESS_LIMIT) or (
+        shortfall is not None and shortfall > GPU_SHORTFALL_LIMIT
+    )
+    return Divergence(excess, shortfall, resize, tuple(steps))
+
+
+# --- What makes a benchmark's curve unfit, or less fit, to size from. Pure. Guide 8.2 and 8.3 -----
+
+
+MIN_POINTS = 5
+"""Two points on the flat part, two past the knee and the knee itself."""
+
+MIN_REQUESTS = 500
+"""So that at least five requests lie beyond a P99; aiperf and vLLM report one of any number."""
+
+SATURATED_ELASTICITY = 0.5
+"""Of the last step: RPS gained per concurrency gained (both relative). Above it, still rising."""
+
+NOISE_RATIO = 0.05
+"""Two runs of one configuration differ by this much; a smaller dip is no dip."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedFlag:
+    """Why a curve may mislead; `kind` is a stable word, `message` the numbers and what to do."""
+
+    kind: str
+    message: str
+
+
+def red_flags(benchmark: Benchmark) -> tuple[RedFlag, ...]:
+    """What makes the curve unfit, or less fit, to size from.
+
+    Source: guide 8.2 (a sweep from 1 to beyond the knee, warmed up), thresholds as named above.
+    """
+    points = worst_per_concurrency(benchmark.points)
+    return (
+        *_coverage(benchmark, points),
+        *_end(points),
+        *_shape(points),
+        *_runs(benchmark),
+        *_law(points),
+    )
+
+
+def _coverage(benchmark: Benchmark, points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
+    flags: list[RedFlag] = []
+    if len(points) < MIN_POINTS:
+        flags.append(
+            RedFlag(
+                "few_points",
+                f"{len(points)} measured concurrencies; a curve with its knee needs "
+                f"{MIN_POINTS} or more, from 1 in flight to past saturation",
+            )
+        )
+    if len(points) > 1 and points[0].concurrency * 4 > points[-1].concurrency:
+        flags.append(
+            RedFlag(
+                "no_baseline",
+                f"the sweep starts at {points[0].concurrency:g} in flight, too near its end at "
+                f"{points[-1].concurrency:g} to show the quiet latency",
+            )
+        )
+    if len(points) < len(benchmark.points):
+        flags.append(
+            RedFlag(
+                "repeated_runs",
+                "several runs at one concurrency: the lowest RPS and highest latencies are used",
+            )
+        )
+    return flags
+
+
+def _end(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
+    """Whether throughput still rises where the sweep ends."""
+    if len(points) < 2:
+        return []
+    before, last = points[-2], points[-1]
+    rps_gain = last.requests_per_s / before.requests_per_s - 1
+    load_gain = last.concurrency / before.concurrency - 1
+    if rps_gain <= SATURATED_ELASTICITY * load_gain:
+        return []
+    return [
+        RedFlag(
+            "not_saturated",
+            f"throughput still rises at the end: {rps_gain:+.0%} RPS for {load_gain:+.0%} "
+            f"concurrency; go beyond {last.concurrency:g} in flight",
+        )
+    ]
+
+
+def _shape(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
+    flags: list[RedFlag] = []
+    for before, after in pairwise(points):
+        step = f"from {before.concurrency:g} to {after.concurrency:g} in flight"
+        if after.requests_per_s < before.requests_per_s * (1 - NOISE_RATIO):
+            flags.append(
+                RedFlag(
+                    "rps_falls",
+                    f"RPS falls {step}: {figure(before.requests_per_s)} to "
+                    f"{figure(after.requests_per_s)}: preemption past saturation, or a bad run",
+                )
+            )
+        for name, low, high in (
+            ("TTFT", before.ttft_p99_s, after.ttft_p99_s),
+            ("ITL", before.itl_p99_s, after.itl_p99_s),
+        ):
+            if high < low * (1 - 2 * NOISE_RATIO):
+                flags.append(
+                    RedFlag(
+                        "latency_falls",
+                        f"{name} P99 falls {step}: {figure(low)} to {figure(high)} s: not warmed "
+                        "up (guide: 1,000 requests first), or too few requests",
+                    )
+                )
+    return flags
+
+
+def _runs(benchmark: Benchmark) -> list[RedFlag]:
+    flags: list[RedFlag] = []
+    few = [p for p in benchmark.points if p.requests is not None and p.requests < MIN_REQUESTS]
+    if few:
+        least = min(p.requests or 0 for p in few)
+        flags.append(
+            RedFlag(
+                "few_requests",
+                f"{len(few)} of {len(benchmark.points)} runs have under {MIN_REQUESTS} requests "
+                f"(fewest {least}): their P99 rests on {max(1, least // 100)} of them",
+            )
+        )
+    failed = [p for p in benchmark.points if p.failed]
+    if failed:
+        flags.append(
+            RedFlag(
+                "failed_requests",
+                f"requests failed at {', '.join(f'{p.concurrency:g}' for p in failed)} in flight: "
+                "RPS and latencies count only those that succeeded",
+            )
+        )
+    return flags
+
+
+def _law(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
+    """Points whose concurrency, RPS and mean latency break Little's law."""
+    flags: list[RedFlag] = []
+    for point in points:
+        if not point.latency_mean_s:
+            continue
+        gap = littles_gap(
+            concurrency=point.concurrency,
+            requests_per_s=point.requests_per_s,
+            latency_s=point.latency_mean_s,
+        )
+        if gap.verdict != "consistent":
+            flags.append(
+                RedFlag(
+                    "littles_law",
+                    f"at {point.concurrency:g} in flight Little's law gives "
+                    f"{figure(gap.ceiling_requests_per_s)} requests/s, measured were "
+                    f"{figure(point.requests_per_s)}: {gap.meaning}",
+                )
+            )
+    return flags

@@ -1,0 +1,307 @@
+"""A vLLM launch to be sized: its settings, its version's defaults, and what is rejected. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
+from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention
+from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.catalogue.quantization import SCHEMES, Scheme, scheme
+from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
+from kneewatch.diagnose.sizing.memory.weights import (
+    ONE_GPU,
+    Adapters,
+    Draft,
+    Parallel,
+    check_adapters,
+    check_draft,
+)
+
+Version = tuple[int, int, int]
+LATEST: Version = (0, 33, 0)
+# Utilization 0.92 instead of 0.90: 0.20.0 no longer lists 0.92 as a setting of the user's.
+_UTILIZATION_092: Version = (0, 20, 0)
+# The graph estimate is taken from the KV budget: some 0.3 to 1.5 GiB already with 0.20.0.
+GRAPHS_TAKEN: Version = (0, 20, 0)
+# "GPU KV cache size" became concurrency x context in place of blocks // groups x block.
+_CAPACITY_BY_CONTEXT: Version = (0, 20, 2)
+# Sliding layers reserve for two batches in flight (async scheduling, issue 49878).
+_TWO_BATCHES: Version = (0, 26, 0)
+# Layers of several kinds share one pool; before, sliding layers kept the whole context.
+_HYBRID_POOL: Version = (0, 9, 2)
+# V1 raised max_num_seqs to 1024 and the token budget on large GPUs.
+_LARGE_BATCHES: Version = (0, 8, 3)
+# GPUs of 160 GiB and more got a budget of 16,384 tokens; seen in 0.32, not in 0.20.
+_LARGER_BUDGET: Version = (0, 26, 0)
+# Prefixes of models with recurrent layers are cached by default (pull request 50991): a request
+# keeps the state of its last whole block beside the present one.
+_HYBRID_PREFIXES: Version = (0, 28, 0)
+# Blocks of latent attention beside recurrent layers are whole multiples of 128 tokens, of 64 with
+# 0.11; read in 0.32, the version between that brought it is not known.
+_LATENT_HYBRID_128: Version = (0, 32, 0)
+# V0 0.7 padded a latent entry of 576 elements to 640 (256-byte rows).
+_PADDED_LATENT: tuple[Version, Version] = ((0, 7, 0), (0, 8, 0))
+V1: Version = (0, 9, 0)
+
+
+def parse_version(text: str) -> Version:
+    """(major, minor, patch) of a vLLM version such as "0.11.0", "v0.20.1rc2" or "0.19".
+
+    Raises:
+        SizingError: no version can be read from it.
+    """
+    found = re.match(r"\s*v?(\d{1,3})\.(\d{1,4})(?:\.(\d{1,4}))?", text)
+    if found is None:
+        raise SizingError(f"vLLM version {text!r} is not of the form 0.20.1", name="vllm_version")
+    major, minor, patch = found.groups()
+    return int(major), int(minor), int(patch or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a version of vLLM takes where the user says nothing."""
+
+    version: Version
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    async_batches: bool
+    hybrid_pool: bool
+    capacity_by_context: bool
+    padded_latent: bool
+    state_blocks: int
+    latent_hybrid_tokens: int
+
+    def batches_in_flight(self, pipeline_parallel: int) -> int:
+        """Steps whose tokens are not settled yet: one more than stages where steps overlap."""
+        return pipeline_parallel + 1 if self.async_batches else 1
+
+
+def defaults(version: Version, gpu: Gpu | None) -> Defaults:
+    """The server's defaults on that GPU; without a GPU, those of an 80 GB H100."""
+    if gpu is None:
+        return _defaults(version, 80 * GIB, ampere=False)
+    return _defaults(version, gpu.memory_bytes, ampere=gpu.id.startswith("a100"))
+
+
+@lru_cache(maxsize=1024)
+def _defaults(version: Version, memory_bytes: int, *, ampere: bool) -> Defaults:
+    large = memory_bytes >= 70 * GIB and not ampere and version >= _LARGE_BATCHES
+    budget = 8192 if large else 2048
+    if memory_bytes >= 160 * GIB and version >= _LARGER_BUDGET:
+        budget = 16384
+    first, last = _PADDED_LATENT
+    return Defaults(
+        version=version,
+        gpu_memory_utilization=0.92 if version >= _UTILIZATION_092 else 0.90,
+        max_num_seqs=1024 if large else 256,
+        max_num_batched_tokens=budget,
+        async_batches=version >= _TWO_BATCHES,
+        hybrid_pool=version >= _HYBRID_POOL,
+        capacity_by_context=version >= _CAPACITY_BY_CONTEXT,
+        padded_latent=first <= version < last,
+        state_blocks=2 if version >= _HYBRID_PREFIXES else 1,
+        latent_hybrid_tokens=128 if version >= _LATENT_HYBRID_128 else 64,
+    )
+
+
+# --- A launch to be sized, and what no launch can be ----------------------------------------------
+
+
+OVERHEADS = ("fitted", "guide")
+# More than any count of tokens, requests or GPUs will be for a while.
+_LARGEST_COUNT = 1 << 40
+_LARGEST_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A launch to be sized. None means vLLM's default for that version and GPU.
+
+    `weights_bytes` and `available_kv_bytes` are per GPU, as vLLM logs them, and win over what
+    would be computed; adapters and a draft come on top of the first. `context_tokens` is the length
+    at which concurrency is asked for, the longest allowed one (`max_model_len`) where it is None.
+    """
+
+    model: Model
+    gpu: Gpu | None = None
+    parallel: Parallel = ONE_GPU
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    version: Version = LATEST
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_tokens: int | None = None
+    decode_context_parallel: int = 1
+    enforce_eager: bool = False
+    hybrid_pool: bool = True
+    prefix_caching: bool = True
+    overhead: str = "fitted"
+    weights_bytes: float | None = None
+    available_kv_bytes: float | None = None
+    context_tokens: int | None = None
+    adapters: Adapters | None = None
+    draft: Draft | None = None
+
+    @property
+    def scheme(self) -> Scheme:
+        """The quantization: the one stated, else the checkpoint's own.
+
+        A checkpoint that is quantized already keeps its own form of what is stated: "fp8" of one
+        that leaves attention in 16 bit is that.
+        """
+        own = scheme(self.model.quantization)
+        if self.quantization is None:
+            return own
+        stated = scheme(self.quantization)
+        return own if stated.id in {own.id, own.stated_as} else stated
+
+    @property
+    def defaults(self) -> Defaults:
+        """What that vLLM takes by default on that GPU."""
+        return defaults(self.version, self.gpu)
+
+    @property
+    def utilization(self) -> float:
+        """The share of the GPU's memory that vLLM may use."""
+        stated = self.gpu_memory_utilization
+        return self.defaults.gpu_memory_utilization if stated is None else stated
+
+    @property
+    def seqs(self) -> int:
+        """The most requests that run at once."""
+        return self.max_num_seqs or self.defaults.max_num_seqs
+
+    @property
+    def batched_tokens(self) -> int:
+        """The token budget of one step."""
+        return self.max_num_batched_tokens or self.defaults.max_num_batched_tokens
+
+    @property
+    def longest_tokens(self) -> int:
+        """The longest request that is allowed.
+
+        Raises:
+            SizingError: neither the launch nor the model says.
+        """
+        longest = self.max_model_len or self.model.max_context_tokens
+        if not longest:
+            raise SizingError(
+                f"{self.model.id}: the configuration has no max_position_embeddings; "
+                "state the longest context",
+                name="max_model_len",
+            )
+        return longest
+
+    @property
+    def context(self) -> int:
+        """The length at which concurrency is asked for."""
+        return self.context_tokens or self.longest_tokens
+
+
+def check(setup: Setup) -> None:
+    """Refuse what vLLM would refuse or what no launch can mean.
+
+    Raises:
+        SizingError: with the input's name.
+    """
+    within("gpu_memory_utilization", setup.utilization, low=0.01, high=1.0)
+    _check_counts(setup)
+    if setup.overhead not in OVERHEADS:
+        raise SizingError(
+            f"overhead {setup.overhead!r} is not known", name="overhead", choices=OVERHEADS
+        )
+    if setup.context > setup.longest_tokens:
+        raise SizingError(
+            f"context {setup.context} is longer than the {setup.longest_tokens} tokens allowed",
+            name="context",
+        )
+    if setup.batched_tokens < min(setup.seqs, setup.max_num_seqs or 0):
+        raise SizingError(
+            f"a budget of {setup.batched_tokens} tokens is below the {setup.seqs} requests of a "
+            "batch; vLLM refuses that",
+            name="max_num_batched_tokens",
+        )
+    _check_parallel(setup)
+    _check_dtypes(setup)
+    if setup.model.target_hidden_size:
+        raise SizingError(
+            f"{setup.model.id} is a draft head, which runs beside its target only: state the "
+            "target here and the head as the draft",
+            name="model",
+        )
+    if setup.adapters is not None:
+        check_adapters(setup.adapters, setup.model)
+    if setup.draft is not None:
+        check_draft(setup.draft, setup.model, setup.parallel)
+
+
+def _check_counts(setup: Setup) -> None:
+    for name, value in (
+        ("max_model_len", setup.max_model_len),
+        ("max_num_seqs", setup.max_num_seqs),
+        ("max_num_batched_tokens", setup.max_num_batched_tokens),
+        ("context", setup.context_tokens),
+        ("block_size", setup.block_tokens),
+        ("tensor_parallel", setup.parallel.tensor),
+        ("pipeline_parallel", setup.parallel.pipeline),
+        ("dcp", setup.decode_context_parallel),
+    ):
+        if value is not None:
+            positive(name, value)
+            most = _LARGEST_BLOCK if name == "block_size" else _LARGEST_COUNT
+            within(name, value, low=1, high=most)
+    if setup.weights_bytes is not None:
+        positive("weights_gib", setup.weights_bytes)
+
+
+def _check_parallel(setup: Setup) -> None:
+    parallel, model = setup.parallel, setup.model
+    heads, tp = model.attention_heads, parallel.tensor
+    if heads and heads % tp:
+        fitting = [str(size) for size in range(1, heads + 1) if not heads % size and size <= 64]
+        raise SizingError(
+            f"tensor parallel {tp} does not divide the {heads} attention heads of {model.id}",
+            name="tensor_parallel",
+            choices=fitting,
+        )
+    if parallel.pipeline > model.depth:
+        raise SizingError(
+            f"{model.id} has {model.depth} layers for {parallel.pipeline} pipeline stages",
+            name="pipeline_parallel",
+        )
+    most = _most_context_ranks(setup)
+    if tp % setup.decode_context_parallel or setup.decode_context_parallel > most:
+        fitting = [str(ranks) for ranks in range(1, most + 1) if not tp % ranks]
+        raise SizingError(
+            f"{setup.decode_context_parallel} context ranks do not fit TP {tp} of {model.id}: "
+            "they share the ranks that hold copies of the same KV heads",
+            name="dcp",
+            choices=fitting,
+        )
+
+
+def _most_context_ranks(setup: Setup) -> int:
+    """Ranks that hold the same KV: all with latent attention, else those beyond the KV heads."""
+    tp = setup.parallel.tensor
+    full = [part.kind for part in setup.model.layers]
+    if all(isinstance(kind, LatentAttention) for kind in full):
+        return tp
+    heads = [kind.kv_heads for kind in full if isinstance(kind, FullAttention)]
+    return max(tp // min(heads, default=tp), 1)
+
+
+def _check_dtypes(setup: Setup) -> None:
+    gpu, arithmetic = setup.gpu, setup.scheme.compute
+    # Ampere and older run 8- and 4-bit weights through weight-only kernels, which is no refusal.
+    if gpu is not None and arithmetic == "fp4" and gpu.flop_per_s("fp8") is None:
+        raise SizingError(
+            f"{gpu.name} has neither FP4 nor FP8 arithmetic for {setup.scheme.id} weights",
+            name="quantization",
+            choices=tuple(key for key in SCHEMES if SCHEMES[key].compute != "fp4"),
+        )

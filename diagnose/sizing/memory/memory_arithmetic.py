@@ -1,0 +1,260 @@
+"""The memory budget as lines of arithmetic that can be checked by hand. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.diagnose.catalogue.layers import (
+    FullAttention,
+    LatentAttention,
+    Recurrent,
+    SlidingAttention,
+)
+from kneewatch.diagnose.catalogue.quantization import scheme
+from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.memory.budget import Memory, kv_layout_of
+from kneewatch.diagnose.sizing.memory.kv_cache import (
+    Group,
+    KvSettings,
+    heads_per_gpu,
+    index_bytes,
+    state_bytes,
+    token_bytes,
+)
+from kneewatch.diagnose.sizing.memory.weights import Weights
+
+_MEBI = 1 << 20
+
+
+def gib(amount_bytes: float) -> str:
+    """Bytes as GiB with two digits."""
+    return f"{amount_bytes / GIB:,.2f} GiB"
+
+
+def beside_steps(answer: Memory) -> Iterator[Step]:
+    """The buffers of the adapters, the draft's weights, and all that is loaded together."""
+    setup = answer.setup
+    if setup.adapters is not None:
+        slots, rank = setup.adapters.slots, setup.adapters.rank
+        each = answer.adapter_bytes / slots
+        yield Step(
+            "LoRA adapters on each GPU",
+            "slots x bytes of the matrices that may be adapted, at the largest rank",
+            f"{slots} x {figure(each / _MEBI)} MiB of rank {rank} in 16 bit",
+            gib(answer.adapter_bytes),
+            "guide 2.5; vllm/lora/layers (0.32)",
+        )
+    if setup.draft is not None:
+        draft = setup.draft.model
+        parameters = draft.parameters.total if draft.parameters is not None else 0.0
+        yield Step(
+            f"Draft on each GPU ({scheme(draft.quantization).id})",
+            f"{draft.id}, split over the ranks like its target",
+            f"{figure(parameters / 1e9)} billion parameters / {setup.parallel.tensor}",
+            gib(answer.draft_bytes),
+            "guide 6.6; vllm/config/speculative.py (0.32)",
+        )
+    if setup.adapters is not None or setup.draft is not None:
+        own = (answer.weights_bytes or 0.0) - answer.adapter_bytes - answer.draft_bytes
+        parts = [own]
+        parts += [answer.adapter_bytes] if setup.adapters is not None else []
+        parts += [answer.draft_bytes] if setup.draft is not None else []
+        yield Step(
+            "Loaded on each GPU",
+            "weights + adapters + draft",
+            " + ".join(gib(part) for part in parts),
+            gib(answer.weights_bytes or 0.0),
+            'vLLM\'s line "Model loading took"',
+        )
+
+
+def draft_token_steps(answer: Memory) -> Iterator[Step]:
+    """What a token takes in the draft's layers, which share the target's blocks."""
+    draft, settings = answer.setup.draft, answer.layout.settings
+    for part in draft.model.layers if draft is not None else ():
+        each = token_bytes(part.kind, settings)
+        yield Step(
+            "KV of a token in the draft",
+            "layers x bytes of a layer",
+            f"{part.count} x {figure(each)}",
+            f"{figure(part.count * each)} B on each GPU",
+            "guide 6.6; vllm/v1/core/kv_cache_utils.py",
+        )
+
+
+def draft_token_bytes(answer: Memory) -> float:
+    """Bytes that one more token takes in the draft's layers, on one GPU; 0 without a draft."""
+    draft, settings = answer.setup.draft, answer.layout.settings
+    if draft is None:
+        return 0.0
+    return sum(part.count * token_bytes(part.kind, settings) for part in draft.model.layers)
+
+
+# --- The memory's arithmetic, line by line, as a person would check it with a pencil --------------
+
+
+_KV_SOURCE = "guide 2.2; vllm/v1/kv_cache_interface.py"
+_POOL_SOURCE = "vllm/v1/core/kv_cache_utils.py"
+
+
+def memory_steps(answer: Memory) -> tuple[Step, ...]:
+    """Weights, KV bytes per token, what is left for the cache, blocks, tokens, requests."""
+    found: list[Step] = []
+    if answer.setup.available_kv_bytes is None:
+        found += [_weights(answer), *beside_steps(answer), _overhead(answer), _available(answer)]
+    else:
+        stated = gib(answer.available_bytes.expected)
+        found.append(Step("Available KV on each GPU", "as stated", stated, stated, "the user"))
+    found += [_tokens(group, answer.layout.settings) for group in _own_groups(answer)]
+    return (*found, *draft_token_steps(answer), *_pool(answer))
+
+
+def _own_groups(answer: Memory) -> tuple[Group, ...]:
+    """The model's own layers, where a draft's share their groups."""
+    if answer.setup.draft is None:
+        return answer.layout.groups
+    return kv_layout_of(replace(answer.setup, draft=None)).groups
+
+
+def _weights(answer: Memory) -> Step:
+    setup = answer.setup
+    total_bytes = (answer.weights_bytes or 0.0) - answer.adapter_bytes - answer.draft_bytes
+    if answer.weights is None:
+        return Step(
+            "Weights on each GPU", "as stated", gib(total_bytes), gib(total_bytes), "the user"
+        )
+    return Step(
+        f"Weights on each GPU ({setup.scheme.id})",
+        "attention + MLP + experts + tables + small + vision",
+        " + ".join(gib(part) for part in _parts(answer.weights)),
+        gib(total_bytes),
+        f"guide 2.1; {setup.scheme.source}",
+    )
+
+
+def _parts(weights: Weights) -> tuple[float, ...]:
+    return (
+        weights.attention_bytes,
+        weights.mlp_bytes,
+        weights.experts_bytes,
+        weights.tables_bytes,
+        weights.small_bytes,
+        weights.vision_bytes,
+    )
+
+
+def _overhead(answer: Memory) -> Step:
+    taken = answer.overhead
+    if taken is None:
+        raise AssertionError("an available amount that was computed has an overhead")
+    guide = answer.setup.overhead == "guide"
+    return Step(
+        f"Overhead on each GPU ({answer.setup.overhead})",
+        "activations + framework + CUDA graphs",
+        f"{gib(taken.activation_bytes)} + {gib(taken.framework_bytes)} + {gib(taken.graphs_bytes)}",
+        f"{gib(taken.expected_bytes)} ({gib(taken.low_bytes)} to {gib(taken.high_bytes)})",
+        "guide 2.3, 2.4" if guide else "fitted to logged start-ups of vLLM 0.6 to 0.31",
+    )
+
+
+def _available(answer: Memory) -> Step:
+    setup, free, taken = answer.setup, answer.available_bytes, answer.overhead
+    memory_bytes = setup.gpu.memory_bytes if setup.gpu is not None else 0
+    overhead = gib(taken.expected_bytes) if taken is not None else ""
+    loaded = "weights"
+    if answer.adapter_bytes or answer.draft_bytes:
+        loaded = "all that is loaded"
+    return Step(
+        "Available KV on each GPU",
+        f"utilization x memory - {loaded} - overhead",
+        f"{figure(setup.utilization)} x {gib(memory_bytes)} - {gib(answer.weights_bytes or 0.0)} "
+        f"- {overhead}",
+        f"{gib(free.expected)} ({gib(free.low)} to {gib(free.high)})",
+        "vllm/v1/worker/gpu_worker.py",
+    )
+
+
+def _tokens(group: Group, settings: KvSettings) -> Step:
+    kind, count = group.kind, group.layers
+    if isinstance(kind, Recurrent):
+        held = state_bytes(kind, settings)
+        return Step(
+            f"State of a request, {count} recurrent layers",
+            "(convolution x 2 B + state x its width) / TP, each layer",
+            f"({kind.conv_elements:,} x 2 + {kind.state_elements:,} x "
+            f"{figure(kind.state_bytes_per_element)}) / {settings.tensor_parallel}",
+            f"{figure(held)} B a layer",
+            _KV_SOURCE,
+        )
+    each = figure(settings.element_bytes)
+    if isinstance(kind, LatentAttention):
+        title, formula, values = _latent(kind, count, settings)
+    else:
+        heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
+        formula = "layers x KV heads on a GPU x (key + value) x bytes"
+        values = f"{count} x {heads} x ({kind.key_dim} + {kind.value_dim}) x {each}"
+        title = "KV of a token, full attention"
+        if isinstance(kind, SlidingAttention):
+            title = f"KV of a token within a window of {kind.window_tokens:,}"
+    result = f"{figure(count * group.token_bytes)} B on each GPU"
+    return Step(title, formula, values, result, _KV_SOURCE)
+
+
+def _latent(kind: LatentAttention, count: int, settings: KvSettings) -> tuple[str, str, str]:
+    row = f"({kind.latent_dim} + {kind.rope_dim}) x {figure(settings.element_bytes)}"
+    formula = "(latent + rope) x bytes"
+    if settings.packed_latent and kind.index_dim:
+        formula = "latent + its scales + rope x 2"
+        row = f"{kind.latent_dim} + {kind.latent_dim // 32} + {kind.rope_dim} x 2"
+    index = index_bytes(kind)
+    formula += " + indexer" if index else ""
+    row += f" + {index}" if index else ""
+    return (
+        "KV of a token, latent attention",
+        f"layers x ({formula}), the same on every rank",
+        f"{count} x ({row})",
+    )
+
+
+def _pool(answer: Memory) -> tuple[Step, ...]:
+    layout, context = answer.layout, answer.setup.context
+    blocks = layout.blocks(answer.available_bytes.expected)
+    request = layout.request_blocks(context)
+    block_tokens = min(group.block_tokens for group in layout.groups)
+    return (
+        Step(
+            "Blocks",
+            "available KV / (page x layers of a group)",
+            f"{gib(answer.available_bytes.expected)} / ({figure(layout.page_bytes)} B x "
+            f"{layout.group_layers})",
+            f"{blocks:,} of {block_tokens} tokens, one of them vLLM's own",
+            _POOL_SOURCE,
+        ),
+        Step(
+            f"Blocks of a request of {context:,} tokens",
+            " + ".join(_group_formula(group, layout.settings) for group in layout.groups),
+            "sum over the groups",
+            f"{request:,}",
+            _POOL_SOURCE,
+        ),
+        Step(
+            "Requests at once",
+            "blocks / blocks of a request",
+            f"{blocks:,} / {request:,}",
+            f"{figure(answer.concurrency.expected)} ({figure(answer.concurrency.low)} to "
+            f"{figure(answer.concurrency.high)})",
+            "vLLM's start-up line",
+        ),
+    )
+
+
+def _group_formula(group: Group, settings: KvSettings) -> str:
+    if isinstance(group.kind, FullAttention | LatentAttention):
+        need = f"ceil(context / {group.block_tokens})"
+    elif isinstance(group.kind, SlidingAttention):
+        need = f"(ceil((window - 1 + tokens in flight) / {group.block_tokens}) + 1)"
+    else:
+        need = f"{settings.state_blocks}"
+    return f"{group.groups} x {need}"

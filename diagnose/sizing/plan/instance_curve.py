@@ -1,0 +1,434 @@
+"""Steps 7 and 10 of a plan: what one instance carries, predicted or measured. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kneewatch.diagnose.catalogue.quantization import scheme
+from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.benchmark.latency_curve import littles_gap
+from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
+from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
+from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.budget import Memory, memory
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, weights_per_gpu
+from kneewatch.diagnose.sizing.plan.plan_result import (
+    PlanStep,
+    Point,
+    Pool,
+    Value,
+    longest_request_tokens,
+)
+from kneewatch.diagnose.sizing.plan.workload_profile import Slo
+from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performance, performance
+from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
+
+BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
+"""Chunks to try beside vLLM's own budget (guide 6.4: 256 in its example, 512 or 1,024 in use)."""
+
+GAIN_RATIO = 1.02
+"""Less gain than this is no reason for another setting: the roofline is not that exact."""
+
+_P99_STEP_RATIO = 0.01
+_BATCH_GAIN_RATIO = 0.99
+"""A batch runs at the lowest concurrency that gives this much of the highest throughput."""
+
+
+def launch(
+    pool: Pool, parallel: Parallel, *, quantization: str, kv_cache_dtype: str = "auto"
+) -> Setup:
+    """The launch of one instance; adapters and a draft's weights count as weights."""
+    plain = weights_per_gpu(pool.model, scheme(quantization), parallel).total_bytes
+    lora, drafted = pool.profile.lora, pool.profile.speculation
+    extra_bytes = lora.max_simultaneous_adapters * lora.adapter_bytes if lora else 0.0
+    adapters = None
+    if lora and lora.max_lora_rank is not None:
+        # Buffers of a rank are split over the GPUs by their own rule.
+        adapters = Adapters(lora.max_simultaneous_adapters, lora.max_lora_rank)
+    extra_bytes += drafted.draft_weights_bytes if drafted else 0.0
+    longest = longest_request_tokens(pool)
+    return Setup(
+        model=pool.model,
+        gpu=pool.gpu,
+        parallel=parallel,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=longest,
+        context_tokens=min(pool.tail_tokens, longest),
+        weights_bytes=plain + extra_bytes / parallel.gpus,
+        adapters=adapters,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """One instance as it would run; `hit_ratio` is of input tokens, `stored_bytes` of the KV cache
+    of one GPU is kept for prefixes."""
+
+    pool: Pool
+    setup: Setup
+    memory: Memory
+    costs: Costs
+    hit_ratio: float = 0.0
+    stored_bytes: float = 0.0
+    drafting: Drafting | None = None
+
+    @property
+    def limit(self) -> int:
+        """Requests of P95 length that run at once: what the KV cache and max_num_seqs admit."""
+        if not self.memory.holds_one:
+            return 0
+        free = self.memory.available_bytes.expected - self.stored_bytes
+        held = self.memory.layout.concurrency(free, self.setup.context)
+        return max(min(int(held), self.setup.seqs), 0)
+
+
+def serving(pool: Pool, setup: Setup) -> Serving:
+    """An instance of that launch, with nothing cached and nothing drafted."""
+    known = launch_costs(setup)
+    return Serving(pool=pool, setup=setup, memory=memory(setup), costs=known)
+
+
+def at(instance: Serving, concurrency: float) -> Performance:
+    """The roofline's prediction at mean lengths."""
+    lengths = instance.pool.lengths
+    load = Load(
+        input_tokens=lengths.mean_input_tokens,
+        output_tokens=max(lengths.mean_output_tokens, 1.0),
+        concurrency=concurrency,
+        max_running=max(instance.limit, 1),
+        max_num_batched_tokens=instance.setup.batched_tokens,
+        prefix_hit_ratio=instance.hit_ratio,
+        drafting=instance.drafting,
+    )
+    return performance(instance.costs, load)
+
+
+def point(instance: Serving, concurrency: float) -> Point:
+    """The same with P99s: of a P99 prompt, and of a step with a prompt's chunk."""
+    lengths, found = instance.pool.lengths, at(instance, concurrency)
+    longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
+    chunked = found.prefill_step_ratio > _P99_STEP_RATIO
+    step = found.prefill_step if chunked else found.decode_step
+    return Point(
+        concurrency=concurrency,
+        requests_per_s=found.requests_per_s,
+        ttft_p99_s=found.ttft_s + longer / found.prefill_tokens_per_s,
+        itl_p99_s=max(step.total_s * found.draft_factor, found.itl_s),
+    )
+
+
+def keeps(found: Point, slo: Slo) -> bool:
+    """Whether a point keeps every stated target."""
+    return not missed(found, slo)
+
+
+def missed(found: Point, slo: Slo) -> tuple[str, ...]:
+    """The targets that a point misses, with its figures."""
+    pairs = (("TTFT", found.ttft_p99_s, slo.ttft_p99_s), ("ITL", found.itl_p99_s, slo.itl_p99_s))
+    return tuple(
+        f"{name} P99 {figure(value)} s above {figure(target)} s"
+        for name, value, target in pairs
+        if target is not None and value > target
+    )
+
+
+def has_target(slo: Slo) -> bool:
+    """Whether any target is stated."""
+    return slo.ttft_p99_s is not None or slo.itl_p99_s is not None
+
+
+def best_point(instance: Serving) -> Point | None:
+    """C_max: the highest concurrency that keeps the targets; None where none does, or none is.
+
+    A batch without targets runs at the lowest concurrency with 99 % of the highest throughput.
+    Source: guide 8.3 step 1, 1.4.
+    """
+    profile, limit = instance.pool.profile, instance.limit
+    if limit < 1:
+        return None
+    if not has_target(profile.slo):
+        return _busiest(instance, limit) if profile.traffic.kind == "batch" else None
+    if not keeps(point(instance, 1), profile.slo):
+        return None
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (
+            (middle, high) if keeps(point(instance, middle), profile.slo) else (low, middle - 1)
+        )
+    return point(instance, low)
+
+
+def _busiest(instance: Serving, limit: int) -> Point:
+    found = [point(instance, count) for count in sweep(limit)]
+    most = max(one.requests_per_s for one in found)
+    return next(one for one in found if one.requests_per_s >= _BATCH_GAIN_RATIO * most)
+
+
+def sweep(limit: int) -> tuple[int, ...]:
+    """Concurrencies to measure at: powers of two up to the limit, and the limit."""
+    powers = [2**power for power in range(int(math.log2(limit)) + 1)]
+    return tuple(dict.fromkeys([*powers, limit]))
+
+
+def usable_per_s(instance: Serving) -> float:
+    """Requests/s at C_max; 0 where no concurrency keeps the targets, or none is stated."""
+    best = best_point(instance)
+    return 0.0 if best is None else best.requests_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Token budgets of a step with requests/s at the targets, and the instance with the best."""
+
+    tried: tuple[tuple[int, float], ...]
+    instance: Serving
+
+
+def tuned(instance: Serving) -> Budgets:
+    """The instance with the token budget that carries most at an ITL target; else vLLM's own.
+
+    A smaller chunk stalls decoding less and lets prompts in slower; it takes other memory too.
+    Source: guide 6.4.
+    """
+    own, most = instance.setup.batched_tokens, usable_per_s(instance)
+    if instance.pool.profile.slo.itl_p99_s is None or instance.limit < 1:
+        return Budgets((), instance)
+    tried, chosen = [(own, most)], instance
+    for tokens in BUDGETS_TOKENS:
+        if tokens >= own:
+            continue
+        setup = replace(instance.setup, max_num_batched_tokens=tokens)
+        smaller = replace(instance, setup=setup, memory=memory(setup))
+        usable = usable_per_s(smaller)
+        tried.append((tokens, usable))
+        if usable > most * GAIN_RATIO:
+            chosen, most = smaller, usable
+    return Budgets(tuple(tried), chosen)
+
+
+def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
+    """Whether vLLM starts and holds that many requests of P95 length.
+
+    Raises:
+        SizingError: an input that cannot be, other than a split that the heads forbid.
+    """
+    try:
+        return memory(setup).fits(concurrency)
+    except SizingError as error:
+        if error.name != "tensor_parallel":
+            raise
+        return False
+
+
+# --- Steps 7 and 10 of a plan: what one instance carries, measured or predicted. Pure. Guide 8.3 --
+
+
+_STALL_RATIO = 1.5
+_SOURCE = "roofline; guide 3, 8.2"
+_SWEEP = (
+    "a sweep over concurrency with production's own lengths (P50, P95 and P99), 500 requests or "
+)
+_MORE = "more a point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU utilization"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What one instance carries at the targets. `source` is measured, predicted or unknown."""
+
+    best: Point | None
+    source: str
+    steps: tuple[Step, ...]
+    to_measure: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curve:
+    """The operating point of a benchmark that the profile names.
+
+    Raises:
+        SizingError: its text was not given, or cannot be read.
+    """
+    if name not in benchmarks:
+        raise SizingError(f"benchmark {name!r} is named in the profile and missing", name="plan")
+    table, slo = read_benchmark(benchmarks[name]), pool.profile.slo
+    if not has_target(slo):
+        return _untargeted(pool, table)
+    found = operating_point(benchmark=table, ttft_p99_s=slo.ttft_p99_s, itl_p99_s=slo.itl_p99_s)
+    notes = [*table.notes, *(flag.message for flag in found.flags)]
+    if found.c_max is None:
+        return Curve(
+            best=None, source="measured", steps=found.steps, to_measure=(), notes=tuple(notes)
+        )
+    gap_steps, gap_note = _little(found.c_max, slo.ttft_p99_s)
+    return Curve(
+        best=_point(found.c_max),
+        source="measured",
+        steps=(*found.steps, *gap_steps),
+        to_measure=(),
+        notes=(*notes, *gap_note),
+    )
+
+
+def _untargeted(pool: Pool, table: Benchmark) -> Curve:
+    if pool.profile.traffic.kind != "batch":
+        return Curve(
+            best=None,
+            source="unknown",
+            steps=(),
+            to_measure=(),
+            notes=("no target is stated: the benchmark has no C_max",),
+        )
+    best = max(table.points, key=lambda one: one.requests_per_s)
+    step = Step(
+        title="Highest throughput",
+        formula="greatest requests/s of the benchmark",
+        values=f"at {best.concurrency:g} in flight",
+        result=f"{figure(best.requests_per_s)} requests/s",
+        source="guide 1.4",
+    )
+    return Curve(
+        best=_point(best), source="measured", steps=(step,), to_measure=(), notes=table.notes
+    )
+
+
+def _point(found: BenchmarkPoint) -> Point:
+    return Point(
+        concurrency=found.concurrency,
+        requests_per_s=found.requests_per_s,
+        ttft_p99_s=found.ttft_p99_s,
+        itl_p99_s=found.itl_p99_s,
+    )
+
+
+def _little(best: BenchmarkPoint, target_s: float | None) -> tuple[tuple[Step, ...], list[str]]:
+    if best.latency_mean_s is not None:
+        gap = littles_gap(
+            concurrency=best.concurrency,
+            requests_per_s=best.requests_per_s,
+            latency_s=best.latency_mean_s,
+        )
+    elif target_s is not None:
+        gap = littles_gap(
+            concurrency=best.concurrency,
+            requests_per_s=best.requests_per_s,
+            latency_s=target_s,
+            basis="target",
+        )
+    else:
+        return (), ["Little's law was not checked: the benchmark has no mean latency"]
+    return gap.steps, [f"Little's law: {gap.meaning}"]
+
+
+def predicted_curve(instance: Serving) -> Curve:
+    """The roofline's curve, with what has to be measured before it is believed."""
+    profile, limit = instance.pool.profile, instance.limit
+    to_measure = (_SWEEP + _MORE,)
+    if limit < 1:
+        why = f"the KV cache holds no request of {instance.setup.longest_tokens:,} tokens"
+        return Curve(best=None, source="unknown", steps=(), to_measure=to_measure, notes=(why,))
+    best = best_point(instance)
+    notes = ["predicted by the roofline, bursts left out: measure before buying"]
+    if best is None and has_target(profile.slo):
+        notes.append("by the roofline one request alone misses a target: no concurrency will do")
+    elif best is None:
+        notes.append("no target is stated: C_max and usable RPS are unknown")
+    elif best.concurrency < limit and has_target(profile.slo):
+        beyond = point(instance, best.concurrency + 1)
+        notes.append(f"one more in flight: {', '.join(missed(beyond, profile.slo))}")
+        if beyond.itl_p99_s > _STALL_RATIO * best.itl_p99_s:
+            notes.append(
+                "from there on more than 1 % of the steps carry a prompt's chunk: a smaller token "
+                "budget, more GPUs an instance or two pools would move C_max"
+            )
+    elif best.concurrency >= limit:
+        notes.append(f"memory binds: {limit} requests of P95 length are held or admitted at once")
+    steps = [_sweep_step(instance, count) for count in sweep(limit)]
+    if best is not None:
+        steps += _best_steps(instance, best)
+    return Curve(
+        best=best,
+        source="unknown" if best is None else "predicted",
+        steps=tuple(steps),
+        to_measure=to_measure,
+        notes=tuple(notes),
+    )
+
+
+def _sweep_step(instance: Serving, count: int) -> Step:
+    found = point(instance, count)
+    slo = instance.pool.profile.slo
+    verdict = ""
+    if has_target(slo):
+        verdict = ", kept" if keeps(found, slo) else ", missed"
+    return Step(
+        title=f"{count} in flight",
+        formula="by the roofline",
+        values=f"TTFT P99 {figure(found.ttft_p99_s)} s, ITL P99 {figure(found.itl_p99_s)} s",
+        result=f"{figure(found.requests_per_s)} requests/s{verdict}",
+        source=_SOURCE,
+    )
+
+
+def _best_steps(instance: Serving, best: Point) -> list[Step]:
+    found, lengths = at(instance, best.concurrency), instance.pool.lengths
+    step = found.decode_step
+    outputs = lengths.mean_output_tokens
+    return [
+        Step(
+            title=f"A decode step at {best.concurrency:g} in flight ({figure(found.running)} run)",
+            formula="max(reading, computing) + all-reduces + kernels + host",
+            values=f"max({figure(step.memory_s * 1e3)}, {figure(step.compute_s * 1e3)}) + "
+            f"{figure(step.interconnect_s * 1e3)} + {figure(step.kernels_s * 1e3)} + "
+            f"{figure(step.host_s * 1e3)} ms",
+            result=f"{figure(step.total_s * 1e3)} ms",
+            source="guide 3.3, 5.1",
+        ),
+        Step(
+            title="Usable RPS of one instance",
+            formula="in flight / (TTFT + (output tokens - 1) x ITL), means",
+            values=f"{best.concurrency:g} / ({figure(found.ttft_s)} + ({figure(outputs)} - 1) x "
+            f"{figure(found.itl_s)})",
+            result=f"{figure(best.requests_per_s)} requests/s",
+            source="Little's law; guide 8.3 step 2",
+        ),
+    ]
+
+
+def curve_output(curve: Curve) -> dict[str, Value]:
+    """C_max and usable RPS by name; None where unknown."""
+    best = curve.best
+    return {
+        "source": curve.source,
+        "c_max": None if best is None else best.concurrency,
+        "usable_requests_per_s": None if best is None else best.requests_per_s,
+        "ttft_p99_s": None if best is None else best.ttft_p99_s,
+        "itl_p99_s": None if best is None else best.itl_p99_s,
+    }
+
+
+def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
+    """Step 7 (baseline) or 10 (final)."""
+    best = curve.best
+    if best is None:
+        decision = "usable RPS of one instance is not known"
+    else:
+        decision = (
+            f"C_max {best.concurrency:g} in flight, {figure(best.requests_per_s)} requests/s of "
+            f"one instance ({curve.source})"
+        )
+    return PlanStep(
+        number=number,
+        title="Benchmark one instance" if number == 7 else "Benchmark again with everything on",
+        decision=decision,
+        output=curve_output(curve),
+        steps=curve.steps,
+        to_measure=curve.to_measure,
+        notes=curve.notes,
+        tier=pool.name,
+    )

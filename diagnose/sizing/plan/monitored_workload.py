@@ -1,0 +1,46 @@
+"""What of a workload profile is watched on live servers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kneewatch.diagnose.sizing.plan.plan_result import call_lengths, planned_peak_per_s
+from kneewatch.diagnose.sizing.plan.workload_profile import Lengths, WorkloadProfile
+from kneewatch.diagnose.workload.drift import Point
+from kneewatch.diagnose.workload.stated_workload import ANSWERS, KEYS, PROMPTS, Part, StatedWorkload
+
+PERCENTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+
+
+def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
+    """The percentiles of lengths by tier, and the peak that the plan sizes for.
+
+    A session's inputs are between those of its first call, which are stated, and of its last.
+    """
+    if profile.tiers:
+        launches = [(tier.name, tier.deployment, tier.lengths) for tier in profile.tiers]
+    else:
+        launches = [("", profile.deployment, profile.lengths)]
+    # A batch is done as fast as it goes; what a tier gets of a peak, its plan decides.
+    judged = profile.traffic.kind == "online" and not profile.tiers
+    return StatedWorkload(
+        origin,
+        tuple(
+            Part(name, launch.model, launch.gpus, _lengths(lengths, profile))
+            for name, launch, lengths in launches
+        ),
+        planned_peak_per_s(profile) if judged else None,
+        grown=profile.session is not None,
+    )
+
+
+def _lengths(first: Lengths, profile: WorkloadProfile) -> Mapping[str, tuple[Point, ...]]:
+    last = call_lengths(first, profile.session)
+    # The plan's P50 is of the call in the middle, its P95 and P99 are of the last one.
+    grown = {PROMPTS: last.input_p99_tokens - first.input_p99_tokens, ANSWERS: 0}
+    return {side: _points(first, KEYS[side], grown[side]) for side in (PROMPTS, ANSWERS)}
+
+
+def _points(first: Lengths, side: str, grown: int) -> tuple[Point, ...]:
+    stated = [(ratio, getattr(first, f"{side}_{name}_tokens")) for name, ratio in PERCENTILES]
+    return tuple(Point(ratio, float(tokens), float(tokens + grown)) for ratio, tokens in stated)

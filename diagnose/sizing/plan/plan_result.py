@@ -1,0 +1,341 @@
+"""The result of a plan: its steps and pools, rendered as lines and as JSON. Pure."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.sizing.memory.budget import Memory
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.plan.workload_profile import (
+    Deployment,
+    Lengths,
+    SessionShape,
+    WorkloadProfile,
+)
+from kneewatch.diagnose.sizing.replicas.admission import input_limit
+
+Value = float | int | str | bool | None
+
+_LENGTH_ROUNDING_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStep:
+    """One of the guide's thirteen decisions.
+
+    `output` is by name with its unit, None where it cannot be known yet; `steps` is the
+    arithmetic; `to_measure` is what only a measurement can say. `tier` is empty where the
+    decision is for all of the traffic.
+    """
+
+    number: int
+    title: str
+    decision: str
+    output: Mapping[str, Value]
+    steps: tuple[Step, ...] = ()
+    to_measure: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    tier: str = ""
+
+
+def counted(count: int, noun: str) -> str:
+    """The count with its noun: 1 GPU, 2 GPUs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def of_tier(name: str, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The arithmetic with the tier's name in front, where there is one."""
+    return tuple(replace(s, title=f"{name}: {s.title}") if name else s for s in steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The thirteen steps in order; with tiers, steps 4 to 10 come once for each of them."""
+
+    profile: WorkloadProfile
+    tiers: tuple[str, ...]
+    steps: tuple[PlanStep, ...]
+
+    def step(self, number: int, tier: str = "") -> PlanStep:
+        """The step of that number, of a tier where it has several.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for step in self.steps:
+            if step.number == number and step.tier == tier:
+                return step
+        raise KeyError(f"step {number} {tier}".strip())
+
+    @property
+    def instances(self) -> int | None:
+        """Instances to deploy; None where usable RPS is not known."""
+        return _count(self.step(11).output["instances"])
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs to deploy; None where usable RPS is not known."""
+        return _count(self.step(11).output["gpus"])
+
+
+def _count(value: Value) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One fleet to be sized: a model on a GPU, the lengths of its calls, its share of traffic.
+
+    `share_ratio` is of the requests that arrive; `peak_requests_per_s` includes the growth.
+    """
+
+    name: str
+    profile: WorkloadProfile
+    deployment: Deployment
+    lengths: Lengths
+    model: Model
+    gpu: Gpu
+    share_ratio: float
+    peak_requests_per_s: float
+
+    @property
+    def tail_tokens(self) -> int:
+        """Input and output at P95: the request that memory is planned with."""
+        return self.lengths.input_p95_tokens + self.lengths.output_p95_tokens
+
+    @property
+    def average_requests_per_s(self) -> float | None:
+        """This fleet's share of the average; None where that is not stated."""
+        average = average_requests_per_s(self.profile)
+        return None if average is None else average * self.share_ratio
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        """The stated price, else the catalogue's default."""
+        stated = self.deployment.usd_per_gpu_hour
+        return self.gpu.usd_per_hour if stated is None else stated
+
+
+def average_requests_per_s(profile: WorkloadProfile) -> float | None:
+    """The stated average, or a batch's own rate."""
+    traffic = profile.traffic
+    if traffic.batch_requests is not None and traffic.batch_window_s is not None:
+        return traffic.batch_requests / traffic.batch_window_s
+    return traffic.average_requests_per_s
+
+
+def planned_peak_per_s(profile: WorkloadProfile) -> float:
+    """The peak to size for: the stated one, or a batch's own rate, and the growth."""
+    peak = profile.traffic.peak_requests_per_s or average_requests_per_s(profile)
+    if peak is None:
+        raise SizingError("the profile has no peak", name="peak_requests_per_s")
+    return peak * (1 + profile.traffic.growth_ratio)
+
+
+def call_lengths(lengths: Lengths, session: SessionShape | None) -> Lengths:
+    """The lengths of all calls of a session, from those of its first call.
+
+    Each call's input holds the earlier outputs and what was added. The mean call is in the middle
+    of the session; P95 and P99 are of its last call.
+    Source: guide 1.2 (the session is the unit of sizing).
+    """
+    if session is None:
+        return lengths
+    later = session.calls - 1
+    grown = session.added_tokens + lengths.mean_output_tokens
+    last = math.ceil(later * grown)
+    return replace(
+        lengths,
+        input_p50_tokens=lengths.input_p50_tokens + math.ceil(later * grown / 2),
+        input_p95_tokens=lengths.input_p95_tokens + last,
+        input_p99_tokens=lengths.input_p99_tokens + last,
+        input_mean_tokens=lengths.mean_input_tokens + later * grown / 2,
+    )
+
+
+def longest_request_tokens(pool: Pool) -> int:
+    """`max_model_len` to launch with: stated, or the input limit and the P99 output.
+
+    Raises:
+        SizingError: today's P99 lengths do not fit the model, or the stated length.
+    Source: guide 9.4 (the operational limit is not the model's).
+    """
+    lengths, own = pool.lengths, pool.model.max_context_tokens
+    needed = lengths.input_p99_tokens + lengths.output_p99_tokens
+    limit = pool.deployment.max_model_len or own
+    if limit and needed > limit:
+        raise SizingError(
+            f"P99 requests take {needed:,} tokens, more than the {limit:,} that "
+            f"{pool.model.id} is allowed",
+            name="max_model_len",
+        )
+    if pool.deployment.max_model_len:
+        return pool.deployment.max_model_len
+    allowed = input_limit(
+        p95_input_tokens=lengths.input_p95_tokens, p99_input_tokens=lengths.input_p99_tokens
+    )
+    wanted = max(allowed.low_tokens + lengths.output_p99_tokens, needed)
+    rounded = math.ceil(wanted / _LENGTH_ROUNDING_TOKENS) * _LENGTH_ROUNDING_TOKENS
+    return min(rounded, own) if own else rounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What one instance does at a concurrency; P99s measured, or from the roofline."""
+
+    concurrency: float
+    requests_per_s: float
+    ttft_p99_s: float
+    itl_p99_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """A fleet after step 10. `usable_source` is measured, predicted, stated or unknown.
+
+    `point` is one instance at C_max, None where no concurrency is known to keep the targets;
+    `quiet_ttft_s` is the P99 prompt's prefill in an empty instance.
+    """
+
+    pool: Pool
+    setup: Setup
+    memory: Memory
+    steps: tuple[PlanStep, ...]
+    usable_requests_per_s: float | None
+    usable_source: str
+    point: Point | None
+    quiet_ttft_s: float | None
+    hit_ratio: float | None = None
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one instance."""
+        return self.setup.parallel.gpus
+
+
+# --- A plan as lines for a terminal, and as plain types for JSON and Markdown ---------------------
+
+
+_WIDTH = 100
+_UNITS = {
+    "_requests_per_s": "requests/s",
+    "_requests_per_s_per_instance": "requests/s an instance",
+    "_s": "s",
+}
+"""Endings of names that are printed as a unit behind the value instead."""
+
+_GB, _MB = 1e9, 1e6
+
+
+def plan_lines(plan: Plan) -> tuple[str, ...]:
+    """The plan to read with a pencil: every decision, its figures and how they came about."""
+    lines = [f"Plan for {plan.profile.name}"]
+    for step in plan.steps:
+        lines += ["", *_step_lines(step)]
+    return tuple(lines)
+
+
+def _step_lines(step: PlanStep) -> list[str]:
+    tier = f" ({step.tier})" if step.tier else ""
+    lines = [f"{step.number}. {step.title}{tier}"]
+    lines += _wrapped("-> ", [step.decision])
+    width = max((len(_words(name)) for name in step.output), default=0)
+    lines += [
+        f"     {_words(name):<{width}}  {shown(name, value)}" for name, value in step.output.items()
+    ]
+    if step.steps:
+        lines.append("   How:")
+        for one in step.steps:
+            lines += _arithmetic(one)
+    for title, items in (("To measure", step.to_measure), ("Note", step.notes)):
+        lines += _wrapped(f"{title}: ", items)
+    return lines
+
+
+def _arithmetic(step: Step) -> list[str]:
+    first = f"{step.title}: {step.formula}"
+    second = f"= {step.values} = {step.result}  [{step.source}]"
+    return [*_folded(first, "     ", "       "), *_folded(second, "       ", "         ")]
+
+
+def _wrapped(label: str, items: Iterable[str]) -> list[str]:
+    return [line for item in items for line in _folded(f"{label}{item}", "   ", "     ")]
+
+
+def _folded(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _words(name: str) -> str:
+    tier, dot, plain = name.rpartition(".")
+    for ending in _UNITS:
+        if plain.endswith(ending):
+            plain = plain.removesuffix(ending)
+            break
+    plain = plain.removesuffix("_ratio").replace("_bytes", "").replace("_", " ")
+    return f"{tier}{dot}{plain}"
+
+
+def shown(name: str, value: Value) -> str:
+    """A value as written by hand, with the unit that its name ends in."""
+    if value is None:
+        return "not known"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if name.endswith("_ratio"):
+        return f"{value:.1%}"
+    if "_bytes" in name:
+        return f"{figure(value / _GB)} GB" if value >= _GB else f"{figure(value / _MB)} MB"
+    for ending, unit in _UNITS.items():
+        if name.endswith(ending):
+            return f"{figure(value)} {unit}"
+    return figure(value)
+
+
+def plan_document(plan: Plan) -> dict[str, object]:
+    """The plan as plain types, in the order of its steps."""
+    return {
+        "profile": plan.profile.name,
+        "tiers": list(plan.tiers),
+        "instances": plan.instances,
+        "gpus": plan.gpus,
+        "steps": [_step_document(step) for step in plan.steps],
+    }
+
+
+def _step_document(step: PlanStep) -> dict[str, object]:
+    return {
+        "number": step.number,
+        "tier": step.tier,
+        "title": step.title,
+        "decision": step.decision,
+        "output": dict(step.output),
+        "steps": [
+            {
+                "title": one.title,
+                "formula": one.formula,
+                "values": one.values,
+                "result": one.result,
+                "source": one.source,
+            }
+            for one in step.steps
+        ],
+        "to_measure": list(step.to_measure),
+        "notes": list(step.notes),
+    }

@@ -1,0 +1,432 @@
+"""Steps 1 to 3 of a plan: the workload, its GPU, and routing to one pool or to tiers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu
+from kneewatch.diagnose.catalogue.models import Model, model
+from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.plan.plan_result import (
+    PlanStep,
+    Pool,
+    Value,
+    average_requests_per_s,
+    call_lengths,
+    planned_peak_per_s,
+)
+from kneewatch.diagnose.sizing.plan.workload_profile import Deployment, Lengths, WorkloadProfile
+from kneewatch.diagnose.sizing.replicas.archetypes import TARGETS, archetype, session_tokens
+from kneewatch.diagnose.sizing.replicas.tiers import (
+    ROUTER_HIGH_S,
+    ModelTier,
+    RoutingAdvice,
+    TierLoad,
+    cascaded_loads,
+    routed_loads,
+    routing_advice,
+)
+
+_NO_SLO = "no TTFT or ITL target is stated: C_max, and with it the fleet, cannot be decided"
+
+
+def workload_step(profile: WorkloadProfile) -> PlanStep:
+    """Step 1: the lengths, rates and targets that every later step takes."""
+    traffic, slo = profile.traffic, profile.slo
+    lengths = call_lengths(profile.lengths, profile.session)
+    kind, target = archetype(traffic.archetype), TARGETS[traffic.kind]
+    average, peak = average_requests_per_s(profile), planned_peak_per_s(profile)
+    notes = [f"{traffic.archetype}: bound by {kind.bottleneck}; watch {kind.slo}"]
+    if slo.ttft_p99_s is None and slo.itl_p99_s is None and traffic.kind == "online":
+        notes.append(_NO_SLO)
+    elif traffic.kind == "online":
+        for name, value in (("TTFT", slo.ttft_p99_s), ("ITL", slo.itl_p99_s)):
+            if value is None:
+                notes.append(f"no {name} target is stated: it does not bound C_max")
+    if average is None:
+        notes.append("no average rate is stated: cost per token needs it, or a utilization")
+    output: dict[str, Value] = {
+        "archetype": traffic.archetype,
+        "kind": traffic.kind,
+        "input_mean_tokens": lengths.mean_input_tokens,
+        "output_mean_tokens": lengths.mean_output_tokens,
+        "input_p95_tokens": lengths.input_p95_tokens,
+        "output_p95_tokens": lengths.output_p95_tokens,
+        "average_requests_per_s": average,
+        "planned_peak_requests_per_s": peak,
+        "ttft_p99_slo_s": slo.ttft_p99_s,
+        "itl_p99_slo_s": slo.itl_p99_s,
+    }
+    return PlanStep(
+        number=1,
+        title="Characterize the workload",
+        decision=f"optimise {target.optimize}; operate at: {target.operating_point}",
+        output=output,
+        steps=(
+            *_rate_steps(profile),
+            *_mean_steps(profile.lengths),
+            *_session_steps(profile, lengths),
+        ),
+        to_measure=_unmeasured(profile),
+        notes=tuple(notes),
+    )
+
+
+def _rate_steps(profile: WorkloadProfile) -> list[Step]:
+    traffic, steps = profile.traffic, list[Step]()
+    average, planned = average_requests_per_s(profile), planned_peak_per_s(profile)
+    peak = planned / (1 + traffic.growth_ratio)
+    if traffic.batch_requests is not None and traffic.batch_window_s is not None:
+        steps.append(
+            Step(
+                title="Rate of the batch",
+                formula="requests / window",
+                values=f"{figure(traffic.batch_requests)} / {figure(traffic.batch_window_s)} s",
+                result=f"{figure(peak)} requests/s",
+                source="guide 1.4",
+            )
+        )
+    elif average is not None:
+        steps.append(
+            Step(
+                title="Peak over average",
+                formula="peak RPS / average RPS",
+                values=f"{figure(peak)} / {figure(average)}",
+                result=figure(peak / average),
+                source="guide 1.3",
+            )
+        )
+    if traffic.growth_ratio:
+        steps.append(
+            Step(
+                title="Planned peak",
+                formula="peak RPS x (1 + growth)",
+                values=f"{figure(peak)} x (1 + {figure(traffic.growth_ratio)})",
+                result=f"{figure(planned)} requests/s",
+                source="guide 1.3",
+            )
+        )
+    return steps
+
+
+def _mean_steps(lengths: Lengths) -> list[Step]:
+    steps: list[Step] = []
+    if lengths.input_mean_tokens is None:
+        steps.append(
+            _mean_step(
+                "input",
+                p50=lengths.input_p50_tokens,
+                p95=lengths.input_p95_tokens,
+                mean=lengths.mean_input_tokens,
+            )
+        )
+    if lengths.output_mean_tokens is None:
+        steps.append(
+            _mean_step(
+                "output",
+                p50=lengths.output_p50_tokens,
+                p95=lengths.output_p95_tokens,
+                mean=lengths.mean_output_tokens,
+            )
+        )
+    return steps
+
+
+def _mean_step(side: str, *, p50: float, p95: float, mean: float) -> Step:
+    return Step(
+        title=f"Mean {side}, estimated",
+        formula="P50 x exp((ln(P95 / P50) / 1.645)^2 / 2)",
+        values=f"{figure(p50)} x exp((ln({figure(p95)} / {figure(p50)}) / 1.645)^2 / 2)",
+        result=f"{figure(mean)} tokens",
+        source="mean of a log-normal distribution with this P50 and P95",
+    )
+
+
+def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
+    session, first = profile.session, profile.lengths
+    if session is None:
+        return []
+    later, outputs = session.calls - 1, first.mean_output_tokens
+    each = f"({session.added_tokens:,} + {figure(outputs)})"
+    whole = session_tokens(
+        calls=session.calls,
+        first_prompt_tokens=round(first.mean_input_tokens),
+        added_tokens=session.added_tokens,
+        output_tokens=round(outputs),
+    )
+    return [
+        Step(
+            title="Input of a session's mean call",
+            formula="mean of the first + (calls - 1) / 2 x (added + output)",
+            values=f"{figure(first.mean_input_tokens)} + {later} / 2 x {each}",
+            result=f"{figure(grown.mean_input_tokens)} tokens",
+            source="guide 1.2",
+        ),
+        Step(
+            title="P95 input of a session's last call",
+            formula="P95 of the first + (calls - 1) x (added + output)",
+            values=f"{first.input_p95_tokens:,} + {later} x {each}",
+            result=f"{grown.input_p95_tokens:,} tokens",
+            source="guide 1.2",
+        ),
+        Step(
+            title="Prompt tokens of a whole session",
+            formula="sum over its calls; and with everything before a call cached",
+            values=f"{session.calls} calls",
+            result=f"{whole.prefill_tokens:,}; {whole.prefill_tokens_cached:,} cached",
+            source="guide 1.2; prefix caching: 7.2",
+        ),
+    ]
+
+
+def _unmeasured(profile: WorkloadProfile) -> tuple[str, ...]:
+    lengths, wanted = profile.lengths, list[str]()
+    for side, stated in (
+        ("input", lengths.input_mean_tokens),
+        ("output", lengths.output_mean_tokens),
+    ):
+        if stated is None:
+            wanted.append(f"mean {side} length: it is estimated as of a log-normal distribution")
+    if profile.traffic.predictability is None:
+        wanted.append("how predictable the traffic is: taken as uncertain")
+    if profile.traffic.lowest_requests_per_s is None:
+        wanted.append("the rate of the quietest hour, for the warm minimum")
+    return tuple(wanted)
+
+
+def resource(gpu: Gpu, wanted: str) -> tuple[float, str]:
+    """What a GPU has of what an archetype asks for (compute, bandwidth or memory), as a word."""
+    if wanted == "compute":
+        peak = gpu.fp8_flop_per_s or gpu.bf16_flop_per_s
+        return peak, f"{figure(peak / 1e12)} TFLOP/s"
+    if wanted == "bandwidth":
+        rate = gpu.memory_bandwidth_bytes_per_s
+        return rate, f"{figure(rate / 1e12)} TB/s"
+    return gpu.memory_bytes, f"{figure(gpu.memory_bytes / 1e9)} GB"
+
+
+def choose_gpu(candidates: Sequence[Gpu], *, wanted: str) -> Gpu:
+    """The candidate with most of what the archetype asks for; of equals the cheaper.
+
+    Source: guide 3.5 and 9.1 step 2 (compute for prefill, bandwidth for decode).
+    """
+    return max(candidates, key=lambda gpu: (resource(gpu, wanted)[0], -gpu.usd_per_hour))
+
+
+def hardware_step(pools: Sequence[Pool], candidates: Sequence[Sequence[Gpu]]) -> PlanStep:
+    """Step 2: the GPU of each fleet, of those that could be had."""
+    wanted = archetype(pools[0].profile.traffic.archetype).hardware
+    several, output, steps = len(pools) > 1, dict[str, Value](), list[Step]()
+    for pool, known in zip(pools, candidates, strict=True):
+        gpu, prefix = pool.gpu, f"{pool.name}." if several else ""
+        output[f"{prefix}gpu"] = gpu.id
+        output[f"{prefix}memory_bytes"] = gpu.memory_bytes
+        output[f"{prefix}link"] = "nvlink" if gpu.nvlink_bytes_per_s else "pcie"
+        output[f"{prefix}linked_gpus"] = gpu.nvlink_gpus
+        output[f"{prefix}usd_per_gpu_hour"] = pool.usd_per_gpu_hour
+        if len(known) > 1:
+            steps.append(
+                Step(
+                    title=f"Most {wanted}" + (f" for {pool.name}" if several else ""),
+                    formula="greatest of the candidates",
+                    values=", ".join(f"{one.id} {resource(one, wanted)[1]}" for one in known),
+                    result=gpu.id,
+                    source="guide 9.1 step 2, 3.5; catalogue of GPUs",
+                )
+            )
+    notes = [f"{pool.gpu.id}: {pool.gpu.note}" for pool in pools if pool.gpu.note]
+    notes += [
+        f"{pool.gpu.id}: no NVLink, so tensor parallelism beyond 2 is not planned"
+        for pool in pools
+        if pool.gpu.nvlink_bytes_per_s is None
+    ]
+    if all(len(known) == 1 for known in candidates):
+        notes.append("one candidate is stated: nothing was compared")
+    return PlanStep(
+        number=2,
+        title="Select the hardware",
+        decision=", ".join(dict.fromkeys(pool.gpu.name for pool in pools)) + f" (for {wanted})",
+        output=output,
+        steps=tuple(steps),
+        to_measure=("the price that is really paid per GPU-hour",)
+        if any(pool.deployment.usd_per_gpu_hour is None for pool in pools)
+        else (),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+# Step 3 of a plan: one fleet, or a tier for each kind of request or hardware. Pure. Guide 1.5.
+
+
+_UNBOUND_TTFT_S = 1e9
+
+
+def candidates(deployment: Deployment, gpus: Mapping[str, Gpu] | None) -> tuple[Gpu, ...]:
+    """The GPUs that a deployment could have.
+
+    Raises:
+        SizingError: one that is not in the catalogue.
+    """
+    return tuple(gpu(name, catalogue=gpus) for name in deployment.gpus)
+
+
+def pool_of(
+    profile: WorkloadProfile,
+    deployment: Deployment,
+    lengths: Lengths,
+    *,
+    name: str,
+    share_ratio: float,
+    models: Mapping[str, Model],
+    gpus: Mapping[str, Gpu] | None,
+) -> Pool:
+    """The fleet for a share of the traffic, on the GPU that step 2 takes.
+
+    Raises:
+        SizingError: a model or GPU that is not known.
+    """
+    known = models.get(deployment.model)
+    wanted = archetype(profile.traffic.archetype).hardware
+    return Pool(
+        name=name,
+        profile=profile,
+        deployment=deployment,
+        lengths=call_lengths(lengths, profile.session),
+        model=model(deployment.model) if known is None else known,
+        gpu=choose_gpu(candidates(deployment, gpus), wanted=wanted),
+        share_ratio=share_ratio,
+        peak_requests_per_s=planned_peak_per_s(profile) * share_ratio,
+    )
+
+
+def tier_loads(profile: WorkloadProfile) -> tuple[TierLoad, ...]:
+    """Peak requests/s of each tier, escalated ones counted again in a cascade.
+
+    Raises:
+        SizingError: shares or escalations that cannot be.
+    """
+    peak = planned_peak_per_s(profile)
+    if profile.routing.method == "cascade":
+        return cascaded_loads(
+            names=[tier.name for tier in profile.tiers],
+            escalation_ratios=[tier.escalation_ratio or 0.0 for tier in profile.tiers[:-1]],
+            peak_requests_per_s=peak,
+        )
+    shares = [ModelTier(tier.name, tier.share_ratio or 0.0, 0.0) for tier in profile.tiers]
+    return routed_loads(tiers=shares, peak_requests_per_s=peak)
+
+
+def simple_ratio(profile: WorkloadProfile) -> float | None:
+    """Requests that need not the last tier: of the tiers, else as stated; None: not known."""
+    if profile.tiers:
+        last = tier_loads(profile)[-1].peak_requests_per_s
+        return 1 - last / planned_peak_per_s(profile)
+    return profile.routing.simple_ratio
+
+
+def advice(profile: WorkloadProfile, large_gpus: int) -> RoutingAdvice:
+    """Whether a small model for simple requests pays, for a large fleet of that many GPUs."""
+    routing, target = profile.routing, profile.slo.ttft_p99_s
+    router_s = ROUTER_HIGH_S if routing.router_s is None else routing.router_s
+    return routing_advice(
+        large_model_gpus=large_gpus,
+        simple_share_ratio=simple_ratio(profile) or 0.0,
+        small_model_acceptable=bool(routing.small_model_acceptable),
+        ttft_budget_s=_UNBOUND_TTFT_S if target is None else target,
+        router_s=router_s,
+    )
+
+
+def routing_step(
+    profile: WorkloadProfile, *, large_gpus: int | None, found: RoutingAdvice | None
+) -> PlanStep:
+    """Step 3: tiers or one fleet. `found` is None where hardware tiers need no advice, or where
+    the single fleet's size is not known."""
+    method, tiers = profile.routing.method, profile.tiers
+    taken = uses_tiers(profile, found)
+    output: dict[str, Value] = {
+        "tiers": len(tiers) if taken else 1,
+        "method": method if taken else "single fleet",
+        "large_model_gpus": large_gpus,
+        "simple_ratio": simple_ratio(profile) if method != "hardware" else None,
+    }
+    notes = [] if found is None else list(found.reasons)
+    if taken:
+        for load in tier_loads(profile):
+            output[f"{load.name}.peak_requests_per_s"] = load.peak_requests_per_s
+    elif found is not None and found.worth_it:
+        notes.append("tiers would pay: state each as [[tiers]] to have them sized")
+    if found is None and method != "hardware" and not taken:
+        notes.append("the large fleet's size is not known: routing was not weighed")
+    return PlanStep(
+        number=3,
+        title="Decide on routing",
+        decision=_decision(profile, taken=taken),
+        output=output,
+        steps=_steps(tier_loads(profile), profile) if taken else (),
+        to_measure=_to_measure(profile, taken=taken),
+        notes=(*notes, *_method_notes(profile, taken=taken)),
+    )
+
+
+def uses_tiers(profile: WorkloadProfile, found: RoutingAdvice | None) -> bool:
+    """Whether steps 4 to 10 run for each tier: for hardware always, for models where they pay."""
+    if not profile.tiers:
+        return False
+    return profile.routing.method == "hardware" or (found is not None and found.worth_it)
+
+
+def _decision(profile: WorkloadProfile, *, taken: bool) -> str:
+    if not taken:
+        return "one fleet for all requests"
+    names = ", ".join(tier.name for tier in profile.tiers)
+    how = {
+        "route": "a router deals requests to",
+        "cascade": "requests climb through",
+        "hardware": "requests are routed by kind to the hardware tiers",
+    }
+    return f"{how[profile.routing.method]} {names}; each is a fleet of its own"
+
+
+def _steps(loads: Sequence[TierLoad], profile: WorkloadProfile) -> tuple[Step, ...]:
+    peak = planned_peak_per_s(profile)
+    what = "escalated" if profile.routing.method == "cascade" else "share"
+    return tuple(
+        Step(
+            title=f"Peak of {load.name}",
+            formula=f"planned peak x {what}",
+            values=f"{figure(peak)} x {figure(load.peak_requests_per_s / peak)}",
+            result=f"{figure(load.peak_requests_per_s)} requests/s",
+            source="guide 1.5, 9.5",
+        )
+        for load in loads
+    )
+
+
+def _to_measure(profile: WorkloadProfile, *, taken: bool) -> tuple[str, ...]:
+    wanted: list[str] = []
+    if profile.routing.method == "hardware":
+        return ("each tier's own curve and cold start",) if taken else ()
+    if simple_ratio(profile) is None:
+        wanted.append("the share of requests that a small model could answer")
+    elif profile.routing.small_model_acceptable is None:
+        wanted.append("the small model's quality on those requests")
+    if taken:
+        wanted.append("misrouted requests: quality lost, and large-model time wasted")
+    return tuple(wanted)
+
+
+def _method_notes(profile: WorkloadProfile, *, taken: bool) -> tuple[str, ...]:
+    notes: list[str] = []
+    if not taken:
+        return ()
+    if profile.routing.method == "cascade" and profile.traffic.kind == "online":
+        notes.append(
+            "an escalated request first waits for the small model's whole answer: its TTFT is not "
+            "that of the large tier"
+        )
+    if profile.routing.method == "hardware":
+        notes.append("never round robin over unequal tiers: the slow one sets the P99 (guide 9.5)")
+    if profile.routing.router_s is None and profile.routing.method == "route":
+        notes.append("the router's time is not stated: taken as 20 ms")
+    return tuple(notes)

@@ -1,0 +1,1 @@
+"""How many replicas carry a load, and what they cost."""

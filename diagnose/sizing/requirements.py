@@ -1,0 +1,121 @@
+"""What is asked of a launch: its load, its targets, its price. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.replicas.replica_count import SAFETY_DEFAULT
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Efficiency, with_shares
+
+# Beyond these no load, rate or target has a meaning.
+_SMALLEST, _LARGEST = 1e-9, 1e12
+# No kernel is that far from the peak.
+_SMALLEST_SHARE = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A launch and what is asked of it; None: not stated, and what needs it is not answered.
+
+    `replicas` such launches share `concurrency`; `usable_requests_per_s` of one replica is
+    measured or, where it is None, predicted at the concurrency and the targets. `mfu_ratio` and
+    `mbu_ratio` are shares of the compute peak and of the bandwidth that a step reaches,
+    `acceptance_ratio` the chance of one drafted token.
+    """
+
+    setup: Setup
+    replicas: int = 1
+    concurrency: float | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    peak_requests_per_s: float | None = None
+    usable_requests_per_s: float | None = None
+    ttft_slo_s: float | None = None
+    itl_slo_s: float | None = None
+    safety: float = SAFETY_DEFAULT
+    usd_per_gpu_hour: float | None = None
+    utilization_ratio: float = 1.0
+    mfu_ratio: float | None = None
+    mbu_ratio: float | None = None
+    acceptance_ratio: float | None = None
+
+    @property
+    def concurrency_per_engine(self) -> float:
+        """Requests in flight on one engine: replicas and data-parallel engines share them.
+
+        One on each engine where nothing is stated.
+        """
+        return (self.concurrency or self.engines) / self.engines
+
+    @property
+    def efficiency(self) -> Efficiency:
+        """Shares of the peaks that are reached: those stated, for the rest those measured."""
+        return with_shares(DEFAULT, mfu_ratio=self.mfu_ratio, mbu_ratio=self.mbu_ratio)
+
+    @property
+    def engines(self) -> int:
+        """Engines that share the load."""
+        return self.replicas * self.setup.parallel.data
+
+    @property
+    def has_target(self) -> bool:
+        """True where a latency is promised."""
+        return self.ttft_slo_s is not None or self.itl_slo_s is not None
+
+
+def check_question(question: Question) -> None:
+    """Refuse a load, a target or a price that cannot be.
+
+    Raises:
+        SizingError: with the input's name.
+    """
+    for name, value in (
+        ("concurrency", question.concurrency),
+        ("input_tokens", question.input_tokens),
+        ("output_tokens", question.output_tokens),
+        ("peak_rps", question.peak_requests_per_s),
+        ("usable_rps", question.usable_requests_per_s),
+        ("ttft_slo", question.ttft_slo_s),
+        ("itl_slo", question.itl_slo_s),
+    ):
+        if value is not None:
+            positive(name, value)
+            within(name, value, low=_SMALLEST, high=_LARGEST)
+    if question.usd_per_gpu_hour is not None:
+        not_negative("usd_per_gpu_hour", question.usd_per_gpu_hour)
+    _check_shares(question)
+    within("utilization", question.utilization_ratio, low=0.001, high=1.0)
+    within("safety", question.safety, low=1.0, high=10.0)
+    stated = (question.input_tokens, question.output_tokens)
+    if (stated[0] is None) != (stated[1] is None):
+        missing = "input_tokens" if stated[0] is None else "output_tokens"
+        raise SizingError("input and output lengths go together", name=missing)
+    longest = question.setup.longest_tokens
+    if sum(value or 0.0 for value in stated) > longest:
+        raise SizingError(
+            f"input and output together exceed the {longest} tokens that are allowed",
+            name="input_tokens",
+        )
+
+
+def _check_shares(question: Question) -> None:
+    for name, share in (("mfu", question.mfu_ratio), ("mbu", question.mbu_ratio)):
+        if share is not None:
+            positive(name, share)
+            within(name, share, low=_SMALLEST_SHARE, high=1.0)
+    accepted = question.acceptance_ratio
+    if accepted is not None:
+        within("acceptance", accepted, low=0.0, high=1.0)
+        if question.setup.draft is None:
+            raise SizingError("acceptance is that of a draft: state the draft", name="acceptance")
+
+
+def at_lengths(question: Question) -> Setup:
+    """The launch, its requests counted at the lengths that are stated where no context is."""
+    setup, inputs, outputs = question.setup, question.input_tokens, question.output_tokens
+    if setup.context_tokens is not None or inputs is None or outputs is None:
+        return setup
+    return replace(setup, context_tokens=min(ceil(inputs + outputs), setup.longest_tokens))

@@ -1,0 +1,336 @@
+"""The result of a search: candidates and rejections, rendered as lines and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.quantization import scheme
+from kneewatch.diagnose.sizing.arithmetic import Step, figure
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.requirements import Question
+from kneewatch.diagnose.sizing.size import size, steps
+
+NODE = "only one GPU in a node"
+FORMAT = "number format not supported by the GPU"
+REQUANTIZED = "the checkpoint is quantized already"
+HEADS = "tensor parallelism does not divide the heads"
+LAYERS = "more pipeline stages than layers"
+WEIGHTS = "weights do not fit"
+KV = "KV cache does not hold one request of the longest length"
+TTFT_MISSED = "TTFT above the target with a single request"
+ITL_MISSED = "ITL above the target with a single request"
+GPUS = "needs more GPUs than allowed"
+REASONS = (NODE, FORMAT, REQUANTIZED, HEADS, LAYERS, WEIGHTS, KV, TTFT_MISSED, ITL_MISSED, GPUS)
+
+
+def name_of(setup: Setup) -> str:
+    """A launch in few words: GPU, parallelism, weights, KV dtype and longest context."""
+    gpu = setup.gpu.id if setup.gpu is not None else "no GPU"
+    stages = f" PP {setup.parallel.pipeline}" if setup.parallel.pipeline > 1 else ""
+    return (
+        f"{gpu} TP {setup.parallel.tensor}{stages}, {setup.scheme.id} weights, "
+        f"{setup.kv_cache_dtype} KV cache, {setup.longest_tokens:,} tokens"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """One reason, how many configurations fail for it, and the nearest of them in words."""
+
+    reason: str
+    configurations: int
+    example: str
+
+
+@dataclass(slots=True)
+class _Count:
+    configurations: int
+    needed_ratio: float
+    setup: Setup
+    detail: Callable[[], str]
+
+
+class Tally:
+    """Counts failures while a search runs; of each reason the nearest one is kept."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = {}
+
+    def reject(
+        self,
+        reason: str,
+        setup: Setup,
+        detail: Callable[[], str],
+        *,
+        configurations: int,
+        needed_ratio: float = 1.0,
+    ) -> None:
+        """Count configurations that need `needed_ratio` times what there is."""
+        count = self._counts.get(reason)
+        if count is None:
+            self._counts[reason] = _Count(configurations, needed_ratio, setup, detail)
+            return
+        count.configurations += configurations
+        if needed_ratio < count.needed_ratio:
+            count.needed_ratio, count.setup, count.detail = needed_ratio, setup, detail
+
+    def rejections(self) -> tuple[Rejection, ...]:
+        """The reasons met, in the order in which a launch runs into them."""
+        return tuple(
+            Rejection(reason, count.configurations, f"{name_of(count.setup)}: {count.detail()}")
+            for reason in REASONS
+            if (count := self._counts.get(reason)) is not None
+        )
+
+
+# --- What a search answers: what meets the targets, and how much does not, and why ----------------
+
+
+BY_HOUR, BY_TOKENS = "usd_per_hour", "usd_per_million_output_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A configuration that meets the targets.
+
+    `concurrency`, `requests_per_s`, the latencies and `kv_usage_ratio` are of one replica with as
+    many requests in flight as the targets allow; `binding` is what allows no more. `gpus` and
+    `usd_per_hour` are of all replicas; `usd_per_million_output_tokens` is at that load times the
+    question's utilization.
+    """
+
+    setup: Setup
+    replicas: int
+    gpus: int
+    usd_per_hour: float
+    usd_per_million_output_tokens: float
+    concurrency: int
+    requests_per_s: float
+    ttft_s: float
+    itl_s: float
+    kv_usage_ratio: float
+    binding: str
+    starts_for_certain: bool
+    """Whether it starts with the most overhead of the memory's band, too."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """What it runs on."""
+        return gpu_of(self.setup)
+
+    @property
+    def validations(self) -> int:
+        """Formats whose quality must be validated: weights and KV cache narrower than published."""
+        own = scheme(self.setup.model.quantization).id
+        return (self.setup.scheme.id != own) + (kv_element_bytes(self.setup.kv_cache_dtype) < 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The answer of a search.
+
+    `best` has the cheapest first, `by_gpu` the cheapest on every GPU; both hold a launch once, at
+    the longest context that it starts with. `configurations` were tried, `meeting` of them meet
+    the targets, and `rejections` count the rest. `ranked_by` is BY_HOUR where there is a peak to
+    carry, BY_TOKENS where there is none.
+    """
+
+    question: Question
+    ranked_by: str
+    best: tuple[Candidate, ...]
+    by_gpu: tuple[Candidate, ...]
+    rejections: tuple[Rejection, ...]
+    configurations: int
+    launches: int
+    meeting: int
+
+    @property
+    def winner(self) -> Candidate | None:
+        """The cheapest; None where nothing meets the targets."""
+        return self.best[0] if self.best else None
+
+
+def gpu_of(setup: Setup) -> Gpu:
+    """The GPU of a launch that a search made."""
+    if setup.gpu is None:
+        raise TypeError("a launch of a search has a GPU")
+    return setup.gpu
+
+
+def question_of(question: Question, candidate: Candidate) -> Question:
+    """The question about that candidate at its highest load: `size` answers it in full."""
+    return replace(
+        question,
+        setup=candidate.setup,
+        replicas=candidate.replicas,
+        concurrency=float(candidate.concurrency * candidate.replicas),
+    )
+
+
+# --- A search told: in lines for people, and in plain types for JSON ------------------------------
+
+
+_FAST_LINK_FROM = 2
+_SAME_RATIO = 1e-9
+_PREDICTED = "speeds are predicted by the roofline: measure the winner before buying"
+
+
+def notes(found: Found, candidate: Candidate) -> tuple[str, ...]:
+    """What to validate, to check or to know before that candidate is bought."""
+    setup, gpu = candidate.setup, candidate.gpu
+    told: list[str] = []
+    if setup.quantization is not None:
+        told.append(f"validate the quality of {setup.scheme.id} weights on your own prompts")
+    if "fp8" in setup.kv_cache_dtype:
+        told.append("validate the quality of the FP8 KV cache, on long contexts above all")
+    tensor = setup.parallel.tensor
+    if tensor > _FAST_LINK_FROM and tensor > gpu.nvlink_gpus:
+        told.append(
+            f"TP {tensor} is over PCIe; the guide wants NVLink above TP 2: benchmark it against a "
+            "smaller one"
+        )
+    longest = found.question.setup.max_model_len or setup.model.max_context_tokens
+    if setup.longest_tokens < longest:
+        told.append(
+            f"needs --max-model-len {setup.longest_tokens}: longer requests (up to {longest:,} "
+            "tokens) are refused"
+        )
+    if not candidate.starts_for_certain:
+        told.append("may not start: it does not with the most overhead of the memory's band")
+    if gpu.memory_is_estimated:
+        told.append(f"{gpu.id}: memory {gpu.memory_source}")
+    return tuple(told)
+
+
+def difference(found: Found, candidate: Candidate) -> str:
+    """Why that candidate won, or what it costs more than the winner and why; one sentence."""
+    limit = f"{candidate.binding} binds at {candidate.concurrency} concurrent requests a replica"
+    winner = found.winner
+    if winner is None or candidate is winner:
+        return f"cheapest that meets the targets: {limit}"
+    cost, least = _cost(found, candidate), _cost(found, winner)
+    if cost <= least * (1 + _SAME_RATIO):
+        return f"costs the same, but {_tie(winner, candidate)}; {limit}"
+    more = f"costs {cost / least - 1:.0%} more" if least else "costs more"
+    return f"{more}: {_cause(found, winner, candidate)}because {limit}"
+
+
+def _cost(found: Found, candidate: Candidate) -> float:
+    if found.ranked_by == BY_HOUR:
+        return candidate.usd_per_hour
+    return candidate.usd_per_million_output_tokens
+
+
+def _tie(winner: Candidate, candidate: Candidate) -> str:
+    if candidate.gpus > winner.gpus:
+        return f"takes {candidate.gpus} GPUs instead of {winner.gpus}"
+    if candidate.validations > winner.validations:
+        return "has more formats whose quality must be validated"
+    return "is slower at its highest load"
+
+
+def _cause(found: Found, winner: Candidate, candidate: Candidate) -> str:
+    if found.ranked_by != BY_HOUR:
+        return (
+            f"{figure(candidate.requests_per_s / candidate.setup.parallel.gpus)} requests/s a GPU "
+        )
+    if candidate.gpus > winner.gpus:
+        alike = candidate.setup.parallel.gpus == winner.setup.parallel.gpus
+        added = candidate.replicas - winner.replicas if alike else candidate.gpus - winner.gpus
+        return f"needs {added} more {'replica' if alike else 'GPU'}{'s' * (added > 1)} "
+    return f"needs {candidate.gpus} GPUs at {_price(candidate)} USD/h each "
+
+
+def _price(candidate: Candidate) -> str:
+    return figure(candidate.usd_per_hour / candidate.gpus)
+
+
+def winner_steps(found: Found) -> tuple[Step, ...]:
+    """The arithmetic of the winner's fleet and cost, line by line; empty where nothing won."""
+    if found.winner is None:
+        return ()
+    return steps(size(question_of(found.question, found.winner)))
+
+
+def explain(found: Found) -> tuple[str, ...]:
+    """The search in lines: what won, what came next, what each GPU costs, why the rest failed."""
+    lines = [
+        f"{found.configurations:,} configurations tried, {found.meeting:,} meet the targets; "
+        + ("ranked by cost per hour" if found.ranked_by == BY_HOUR else "ranked by cost per token")
+    ]
+    for place, candidate in enumerate(found.best, start=1):
+        lines += [f"{place}. {_headline(candidate)}", f"   {difference(found, candidate)}"]
+        lines += [f"   {_speed(candidate)}", *[f"   - {note}" for note in notes(found, candidate)]]
+    if found.best:
+        lines.append(f"{_PREDICTED}.")
+    lines += [step.line() for step in winner_steps(found)]
+    if len(found.by_gpu) > 1:
+        lines.append("Cheapest on each GPU:")
+        lines += [f"   {_headline(candidate)}" for candidate in found.by_gpu]
+    if found.rejections:
+        lines.append("Why the others failed, with the nearest of each:")
+        lines += [
+            f"   {each.configurations:,} x {each.reason}: {each.example}"
+            for each in found.rejections
+        ]
+    return tuple(lines)
+
+
+def _headline(candidate: Candidate) -> str:
+    return (
+        f"{candidate.replicas} x {name_of(candidate.setup)}: {candidate.gpus} GPU"
+        f"{'s' * (candidate.gpus > 1)}, {figure(candidate.usd_per_hour)} USD/h, "
+        f"{figure(candidate.usd_per_million_output_tokens)} USD per million output tokens"
+    )
+
+
+def _speed(candidate: Candidate) -> str:
+    return (
+        f"one replica at {candidate.concurrency} concurrent: "
+        f"{figure(candidate.requests_per_s)} requests/s, TTFT {figure(candidate.ttft_s)} s, "
+        f"ITL {figure(candidate.itl_s)} s, KV cache {candidate.kv_usage_ratio:.0%} used"
+    )
+
+
+def document(found: Found) -> dict[str, object]:
+    """The search in plain types."""
+    return {
+        "ranked_by": found.ranked_by,
+        "configurations": found.configurations,
+        "launches": found.launches,
+        "meeting": found.meeting,
+        "best": [_entry(found, candidate) for candidate in found.best],
+        "by_gpu": [_entry(found, candidate) for candidate in found.by_gpu],
+        "rejections": [
+            {
+                "reason": each.reason,
+                "configurations": each.configurations,
+                "example": each.example,
+            }
+            for each in found.rejections
+        ],
+        "notes": [_PREDICTED],
+        "steps": [step.line() for step in winner_steps(found)],
+    }
+
+
+def _entry(found: Found, candidate: Candidate) -> dict[str, object]:
+    setup = candidate.setup
+    launch: dict[str, object] = {
+        "gpu": candidate.gpu.id,
+        "tensor_parallel": setup.parallel.tensor,
+        "pipeline_parallel": setup.parallel.pipeline,
+        "quantization": setup.scheme.id,
+        "kv_cache_dtype": setup.kv_cache_dtype,
+        "max_model_len": setup.longest_tokens,
+    }
+    plain = {
+        field.name: getattr(candidate, field.name)
+        for field in fields(candidate)
+        if field.name != "setup"
+    }
+    told = {"reason": difference(found, candidate), "notes": list(notes(found, candidate))}
+    return launch | plain | told

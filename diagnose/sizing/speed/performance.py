@@ -1,0 +1,420 @@
+"""A server's predicted step time, and its throughput and latency at a concurrency. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kneewatch.diagnose.sizing.inputs import not_negative, positive, within
+from kneewatch.diagnose.sizing.speed.model_parallelism import ALLREDUCES_PER_LAYER
+from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency
+from kneewatch.diagnose.sizing.speed.speculation import tokens_per_pass
+
+_ACTIVATION_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One step and its parts; `total_s` has the longer of memory and compute, and the rest.
+
+    `kernels_s` is GPU time that no peak explains, `host_s` what the CPU adds to the step.
+    """
+
+    memory_s: float
+    compute_s: float
+    interconnect_s: float
+    kernels_s: float
+    host_s: float
+    total_s: float
+
+    @property
+    def binding(self) -> str:
+        """What takes the largest part: memory, compute, interconnect or host.
+
+        Time between kernels counts to the host, which launches them.
+        """
+        by_memory = self.memory_s >= self.compute_s
+        parts = {
+            "memory" if by_memory else "compute": max(self.memory_s, self.compute_s),
+            "interconnect": self.interconnect_s,
+            "host": self.kernels_s + self.host_s,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepModel:
+    """A step's time as a function of its sequences and prompt tokens, at fixed lengths.
+
+    Reading: weights once, the experts touched, each sequence's KV and state. Computing: two FLOP
+    a parameter and token, and attention. All-reduces: two a layer, over the ring. Under pipeline
+    parallelism the running sequences and prompt tokens are dealt evenly to as many micro-batches
+    as there are stages, and a step is one pass through all stages.
+    """
+
+    weights_s: float
+    experts_s: float
+    """All routed experts; a step reads the share that its tokens touch."""
+    untouched_ratio: float
+    sequence_read_s: float
+    sequence_compute_s: float
+    prompt_token_compute_s: float
+    token_link_s: float
+    collectives_s: float
+    """Fixed costs of a step's all-reduces and of passing from stage to stage."""
+    layers_s: float
+    sequence_s: float
+    host_s: float
+    prompt_step_s: float
+    tokens_per_sequence: float
+    stages: int
+
+    def total_s(self, sequences: float, prompt_tokens: float = 0.0) -> float:
+        """Seconds of a step with so many decoding sequences and prompt tokens."""
+        if self.stages > 1:
+            sequences = max(min(sequences, 1.0), sequences / self.stages)
+            prompt_tokens /= self.stages
+        tokens = sequences * self.tokens_per_sequence + prompt_tokens
+        read_s = self.weights_s + sequences * self.sequence_read_s
+        if self.experts_s:
+            read_s += self.experts_s * (1 - self.untouched_ratio**tokens)
+        compute_s = (
+            sequences * self.sequence_compute_s + prompt_tokens * self.prompt_token_compute_s
+        )
+        return (
+            (read_s if read_s > compute_s else compute_s)
+            + tokens * self.token_link_s
+            + self.collectives_s
+            + self.layers_s
+            + sequences * self.sequence_s
+            + (self.host_s + self.prompt_step_s if prompt_tokens else self.host_s)
+        )
+
+    def parts(self, sequences: float, prompt_tokens: float = 0.0) -> StepTime:
+        """The same step with its parts."""
+        total_s = self.total_s(sequences, prompt_tokens)
+        if self.stages > 1:
+            sequences = max(min(sequences, 1.0), sequences / self.stages)
+            prompt_tokens /= self.stages
+        tokens = sequences * self.tokens_per_sequence + prompt_tokens
+        touched_ratio = 1 - self.untouched_ratio**tokens if self.experts_s else 0.0
+        return StepTime(
+            memory_s=self.weights_s
+            + sequences * self.sequence_read_s
+            + self.experts_s * touched_ratio,
+            compute_s=sequences * self.sequence_compute_s
+            + prompt_tokens * self.prompt_token_compute_s,
+            interconnect_s=tokens * self.token_link_s + self.collectives_s,
+            kernels_s=self.layers_s + sequences * self.sequence_s,
+            host_s=self.host_s + (self.prompt_step_s if prompt_tokens else 0.0),
+            total_s=total_s,
+        )
+
+
+def step_model(
+    costs: Costs,
+    efficiency: Efficiency,
+    *,
+    context_tokens: float,
+    prompt_context_tokens: float,
+    tokens_per_sequence: float = 1.0,
+) -> StepModel:
+    """The step's time at a mean context of the decodes, and of the prompt tokens in prefill.
+
+    `tokens_per_sequence` is above 1 where drafted tokens are verified.
+    """
+    kv_bytes = costs.kv_bytes_per_token * context_tokens + costs.state_bytes
+    pair_flop = costs.flop_per_pair * context_tokens
+    prompt_pair_flop = costs.prefill_flop_per_pair * prompt_context_tokens
+    for window in costs.windows:
+        seen = min(context_tokens, window.tokens)
+        kv_bytes += window.kv_bytes_per_token * seen
+        pair_flop += window.flop_per_pair * seen
+        prompt_pair_flop += window.flop_per_pair * min(prompt_context_tokens, window.tokens)
+    read_per_s = costs.bandwidth_bytes_per_s * efficiency.mbu_ratio
+    matrix_per_s = costs.flop_per_s * efficiency.mfu_ratio
+    attention_per_s = costs.attention_flop_per_s * efficiency.attention_mfu_ratio
+    token_flop = costs.body_flop_per_token + costs.head_flop_per_token
+    degree, stages = costs.tensor_parallel, costs.pipeline_parallel
+    link_per_s = costs.link_bytes_per_s * efficiency.link_ratio
+    token_bytes = costs.hidden_size * _ACTIVATION_BYTES
+    allreduces = ALLREDUCES_PER_LAYER * costs.layers if degree > 1 else 0
+    sent_bytes = allreduces * 2 * (degree - 1) / degree * token_bytes
+    sent_bytes += (stages - 1) * token_bytes / degree
+    return StepModel(
+        weights_s=costs.weights_bytes / read_per_s,
+        experts_s=costs.experts_bytes / (costs.bandwidth_bytes_per_s * efficiency.expert_mbu_ratio),
+        untouched_ratio=costs.untouched_ratio,
+        sequence_read_s=kv_bytes / read_per_s,
+        sequence_compute_s=tokens_per_sequence
+        * (token_flop / matrix_per_s + pair_flop / attention_per_s),
+        prompt_token_compute_s=costs.body_flop_per_token / matrix_per_s
+        + prompt_pair_flop / attention_per_s,
+        token_link_s=sent_bytes / link_per_s,
+        collectives_s=(allreduces + stages - 1) * efficiency.allreduce_latency_s,
+        layers_s=costs.layers * efficiency.layer_s,
+        sequence_s=efficiency.sequence_s,
+        host_s=efficiency.host_s,
+        prompt_step_s=efficiency.prompt_step_s,
+        tokens_per_sequence=tokens_per_sequence,
+        stages=stages,
+    )
+
+
+# --- The steady state of a closed loop on one server, for any number of requests in flight. Pure --
+#
+# The mean step carries the decodes of all running requests and, now and then, a chunk of a
+# prompt. Source: guide chapters 3 and 5; text 001, 4.2 to 4.9.
+
+
+_ROUNDS = 12
+_SETTLED_RATIO = 1e-4
+# An output of one token has no decode; a share of a pass keeps the arithmetic the same.
+_FEWEST_PASSES = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """Speculative decoding: the draft's length, its acceptance and its cost.
+
+    `acceptance_ratio` is of one drafted token; `cost_ratio` is one draft step over one target
+    step.
+    """
+
+    tokens: int
+    acceptance_ratio: float
+    cost_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a server is asked for: mean lengths and the requests in flight (closed loop).
+
+    `max_running` is what the KV cache and max_num_seqs admit; the rest queues.
+    `prefix_hit_ratio` is the share of input tokens that the prefix cache holds.
+    """
+
+    input_tokens: float
+    output_tokens: float
+    concurrency: float
+    max_running: float = math.inf
+    max_num_batched_tokens: int = 8192
+    prefix_hit_ratio: float = 0.0
+    drafting: Drafting | None = None
+
+
+@dataclass(slots=True)
+class Cycle:
+    """The steady state: the mean step with `running` decodes, and a prompt's way among them.
+
+    `full` where the token budget keeps prompts out.
+    """
+
+    running: float
+    step_s: float = 0.0
+    prefill_s: float = 0.0
+    chunk_tokens: float = 0.0
+    prefill_step_ratio: float = 0.0
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What a request sees at so many in flight, and the cycle behind it."""
+
+    ttft_s: float
+    itl_s: float
+    requests_per_s: float
+    queueing: bool
+    cycle: Cycle
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """A server and lengths for which any number of requests in flight can be asked about.
+
+    `fresh` prompt tokens are computed, `per_pass` output tokens come out of a step; `factor` is
+    what a draft makes a plain step longer by.
+    """
+
+    load: Load
+    step: StepModel
+    fresh: float
+    per_pass: float
+    passes: float
+    factor: float
+
+    def at(self, concurrency: float) -> Latency:
+        """The latencies with so many requests in flight."""
+        places = min(concurrency, self.load.max_running)
+        cycle = self._cycle(places)
+        decode_s = self.passes * cycle.step_s
+        if cycle.full:
+            requests_per_s = cycle.running / decode_s
+            ttft_s = concurrency / requests_per_s - decode_s
+        else:
+            requests_per_s = places / (cycle.prefill_s + decode_s)
+            ttft_s = cycle.prefill_s + (concurrency - places) / requests_per_s
+        return Latency(
+            ttft_s,
+            cycle.step_s / self.per_pass,
+            requests_per_s,
+            cycle.full or concurrency > places,
+            cycle,
+        )
+
+    def _cycle(self, places: float) -> Cycle:
+        """The steady state, by repeated substitution of the requests that decode."""
+        load, step, fresh = self.load, self.step, self.fresh
+        passes, factor, stages = self.passes, self.factor, step.stages
+        # A step's tokens are bounded: beyond this many decodes prompts come in no faster.
+        most = load.max_num_batched_tokens * stages / (fresh / passes + step.tokens_per_sequence)
+        chunks = math.ceil(fresh / load.max_num_batched_tokens)
+        chunk = fresh / chunks
+        # The stages of a pipeline work on a prompt's chunks one behind the other.
+        turns = (chunks + stages - 1) / stages
+        # A request's own prompt never stands in the way of its own decode.
+        others_ratio = 1 - 1 / max(places, 1.0)
+        own = load.drafting.cost_ratio if load.drafting is not None else 0.0
+        cycle = Cycle(running=min(places, most), chunk_tokens=chunk)
+        for _ in range(_ROUNDS):
+            running = max(cycle.running, 1.0)
+            mean_tokens = others_ratio * cycle.running * fresh / passes
+            # Chunks arrive independently, and those that meet share a step.
+            ratio = -math.expm1(-mean_tokens / chunk)
+            together = mean_tokens / ratio if ratio else chunk
+            plain_s = step.total_s(running)
+            mixed_s = step.total_s(running, together)
+            # The draft takes its turns at every step, and reads a prompt once as its target does.
+            cycle.step_s = factor * plain_s + (1 + own) * ratio * (mixed_s - plain_s)
+            own_s = mixed_s if stages == 1 else step.total_s(running, max(together, chunk * stages))
+            # A prompt waits for the end of the step that it arrives in: half of one in the mean.
+            cycle.prefill_s = turns * own_s + cycle.step_s / 2
+            cycle.chunk_tokens, cycle.prefill_step_ratio = together, ratio
+            decode_s = passes * cycle.step_s
+            settled = places * decode_s / (cycle.prefill_s + decode_s)
+            cycle.full = settled > most
+            settled = min(settled, most)
+            moved = abs(settled - cycle.running)
+            cycle.running = settled
+            if moved <= _SETTLED_RATIO * settled:
+                break
+        return cycle
+
+
+def closed_loop(costs: Costs, load: Load, efficiency: Efficiency) -> ClosedLoop:
+    """The loop for a load's lengths on a server.
+
+    Raises:
+        SizingError: a load that cannot be, named.
+    """
+    _check(load)
+    # vLLM computes the last token of a prompt even where all of it is cached.
+    fresh = max(load.input_tokens * (1 - load.prefix_hit_ratio), 1.0)
+    drafting = load.drafting
+    per_pass, verified, factor = 1.0, 1.0, 1.0
+    if drafting is not None and drafting.tokens:
+        per_pass = tokens_per_pass(
+            acceptance_ratio=drafting.acceptance_ratio, draft_tokens=drafting.tokens
+        )
+        verified = 1.0 + drafting.tokens
+        factor = 1 + drafting.tokens * drafting.cost_ratio
+    step = step_model(
+        costs,
+        efficiency,
+        context_tokens=load.input_tokens + load.output_tokens / 2,
+        prompt_context_tokens=load.input_tokens - fresh / 2,
+        tokens_per_sequence=verified,
+    )
+    # The first token comes out of the prefill.
+    passes = max((load.output_tokens - 1) / per_pass, _FEWEST_PASSES)
+    return ClosedLoop(load, step, fresh, per_pass, passes, factor)
+
+
+def _check(load: Load) -> None:
+    positive("input_tokens", load.input_tokens)
+    positive("concurrency", load.concurrency)
+    positive("max_num_batched_tokens", load.max_num_batched_tokens)
+    for name, value in (("output_tokens", load.output_tokens), ("max_running", load.max_running)):
+        within(name, value, low=1, high=math.inf)
+    within("prefix_hit_ratio", load.prefix_hit_ratio, low=0.0, high=1.0)
+    if load.drafting is not None:
+        not_negative("draft_cost_ratio", load.drafting.cost_ratio)
+
+
+# --- What a server yields at a concurrency: the roofline's prediction. Pure -----------------------
+#
+# Source: guide chapters 3 and 5; text 001, 4.2 to 4.9; the steady state is `closed_loop`'s.
+
+
+_HALF = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Performance:
+    """What a server yields at a load.
+
+    prefill_tokens_per_s   input tokens that it could take in if it did nothing else
+    decode_tokens_per_s    output tokens of all requests together, at the load
+    ttft_s                 until the first token, the wait for a place included
+    itl_s                  between output tokens of one request, others' prefills included
+    running                requests that decode, in the mean
+    prefill_step_ratio     share of the steps that carry a chunk of a prompt
+    tokens_per_pass        output tokens of one step and request, above 1 with drafts
+    binding                memory, compute, interconnect or host: the largest part of the mean
+                           step
+    queueing               whether requests wait for a place
+    """
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    requests_per_s: float
+    ttft_s: float
+    itl_s: float
+    running: float
+    chunk_tokens: float
+    prefill_step_ratio: float
+    tokens_per_pass: float
+    draft_factor: float
+    decode_step: StepTime
+    prefill_step: StepTime
+    binding: str
+    queueing: bool
+
+
+def performance(costs: Costs, load: Load, efficiency: Efficiency = DEFAULT) -> Performance:
+    """Throughput and latencies in the steady state of a closed loop.
+
+    Each request prefills, then decodes: throughput = places / (prefill + passes x step), where
+    the mean step is a plain one and, for the share that carries a prompt's chunk, a longer one.
+
+    Raises:
+        SizingError: a load that cannot be, named.
+    Source: guide 3.2 to 3.4 and 6.6; Little's law: guide, operating point.
+    """
+    loop = closed_loop(costs, load, efficiency)
+    return performance_of(loop, loop.at(load.concurrency))
+
+
+def performance_of(loop: ClosedLoop, seen: Latency) -> Performance:
+    """All of what a server yields where its requests see those latencies."""
+    load, step, cycle = loop.load, loop.step, seen.cycle
+    running = max(cycle.running, 1.0)
+    plain, mixed = step.parts(running), step.parts(running, cycle.chunk_tokens)
+    budget = load.max_num_batched_tokens * step.stages
+    return Performance(
+        prefill_tokens_per_s=budget / step.total_s(0.0, budget),
+        decode_tokens_per_s=seen.requests_per_s * load.output_tokens,
+        requests_per_s=seen.requests_per_s,
+        ttft_s=seen.ttft_s,
+        itl_s=seen.itl_s,
+        running=cycle.running,
+        chunk_tokens=cycle.chunk_tokens,
+        prefill_step_ratio=cycle.prefill_step_ratio,
+        tokens_per_pass=loop.per_pass,
+        draft_factor=loop.factor,
+        decode_step=plain,
+        prefill_step=mixed,
+        binding=(mixed if cycle.prefill_step_ratio > _HALF else plain).binding,
+        queueing=seen.queueing,
+    )

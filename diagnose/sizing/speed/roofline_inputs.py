@@ -1,0 +1,315 @@
+"""The roofline's inputs: what one GPU reads and computes, and its MFU and MBU. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Final
+
+from kneewatch.diagnose.catalogue.gpu_specs import Dtype, Gpu
+from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingAttention
+from kneewatch.diagnose.catalogue.models import Model
+from kneewatch.diagnose.catalogue.parameters import Parameters
+from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
+from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup
+from kneewatch.diagnose.sizing.memory.weights import fewest_kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Shares of the peaks that a step reaches, and the time that no peak explains.
+
+    mfu_ratio             of the compute peak, in matrix products
+    attention_mfu_ratio   of the 16-bit compute peak, in attention
+    mbu_ratio             of the memory bandwidth
+    expert_mbu_ratio      of the memory bandwidth, reading routed experts
+    link_ratio            of the link between GPUs
+    allreduce_latency_s   fixed cost of one all-reduce, or of passing on to the next stage
+    layer_s               between the kernels of one layer
+    sequence_s            one sequence of the batch: sampling, block tables, detokenization
+    host_s                scheduling and input preparation of a step
+    prompt_step_s         more for a step with prompt tokens, which no full CUDA graph replays
+
+    The first five can be measured on a live server; `dataclasses.replace(DEFAULT, ...)` takes
+    what is known.
+    """
+
+    mfu_ratio: float = 0.32
+    attention_mfu_ratio: float = 0.37
+    mbu_ratio: float = 0.92
+    expert_mbu_ratio: float = 0.58
+    link_ratio: float = 0.7
+    allreduce_latency_s: float = 4e-6
+    layer_s: float = 13e-6
+    sequence_s: float = 40e-6
+    host_s: float = 1.7e-3
+    prompt_step_s: float = 15e-3
+
+    def check(self) -> None:
+        """Refuse shares that are not above 0 and at most 1, and negative times.
+
+        Raises:
+            SizingError: with the field's name and its value.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_ratio"):
+                positive(field.name, value)
+                within(field.name, value, low=0.0, high=1.0)
+            else:
+                not_negative(field.name, value)
+
+
+def with_shares(
+    base: Efficiency, *, mfu_ratio: float | None = None, mbu_ratio: float | None = None
+) -> Efficiency:
+    """`base` with a measured share of the compute peak, of the bandwidth, or of both.
+
+    Who measures one share knows one for all kernels of a kind: it counts for attention and for
+    routed experts as well.
+    """
+    if mfu_ratio is not None:
+        base = replace(base, mfu_ratio=mfu_ratio, attention_mfu_ratio=mfu_ratio)
+    if mbu_ratio is not None:
+        base = replace(base, mbu_ratio=mbu_ratio, expert_mbu_ratio=mbu_ratio)
+    return base
+
+
+DEFAULT: Final = Efficiency()
+
+BANDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        "mfu_ratio": (0.25, 0.32),
+        "mbu_ratio": (0.80, 0.92),
+        "expert_mbu_ratio": (0.45, 0.92),
+        "sequence_s": (14e-6, 40e-6),
+        "host_s": (0.9e-3, 1.8e-3),
+        "prompt_step_s": (10e-3, 15e-3),
+    }
+)
+"""Lowest and highest over the fit and those that leave one of the 15 models out. Single servers
+lie further out: on 32K prompts, MFU is from 0.1 (GLM-4.5-Air, vLLM 0.11) to 0.5 (Qwen3.5-9B)."""
+
+SOURCE: Final = "fitted to published points of vLLM on H100 (tests/throughput.py)"
+
+
+# What one GPU of a model copy reads and computes: the roofline's inputs, worked out once. Pure.
+#
+# Source: guide chapters 3 and 5; text 001, 4.2 to 4.8; layer kinds as in `catalogue.layers`.
+
+
+SPARSE_TOPK_TOKENS = 2048
+"""Tokens that a layer with an indexer attends to (DeepSeek-V3.2 configuration, index_topk)."""
+_INDEX_SCALE_BYTES = 4
+"""The indexer's keys are FP8 with one float32 scale a token (vLLM, DeepSeek-V3.2)."""
+_NVLINK_DIRECTIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Layers that attend to `tokens` at most: bytes and FLOP per token attended, of one GPU."""
+
+    tokens: int
+    kv_bytes_per_token: float
+    flop_per_pair: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """One copy of a model on `gpus` GPUs, per GPU of one tensor-parallel group.
+
+    Pipeline stages are laid end to end here: bytes and FLOP are those of all stages.
+    A pair is one query token and one token that it attends to.
+    """
+
+    weights_bytes: float
+    """Read at every step: all but routed experts, towers and the embedding table."""
+    experts_bytes: float
+    """Routed experts, of which a batch reads those that it touches."""
+    untouched_ratio: float
+    """Share of the experts that one token leaves alone."""
+    kv_bytes_per_token: float
+    """Read per token of context and step, by layers without a window."""
+    flop_per_pair: float
+    prefill_flop_per_pair: float
+    windows: tuple[Window, ...]
+    state_bytes: float
+    """Recurrent state that a sequence reads and writes at a step."""
+    body_flop_per_token: float
+    head_flop_per_token: float
+    flop_per_s: float
+    attention_flop_per_s: float
+    bandwidth_bytes_per_s: float
+    link: str
+    link_bytes_per_s: float
+    """Between GPUs, one direction."""
+    layers: int
+    hidden_size: int
+    tensor_parallel: int
+    pipeline_parallel: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the copy."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+def costs(
+    model: Model,
+    gpu: Gpu,
+    *,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    quantization: str | None = None,
+    kv_bytes_per_element: float = 2.0,
+) -> Costs:
+    """What a step reads and computes on one GPU; `quantization` None is the checkpoint's own.
+
+    Weights in a format that the GPU does not compute in are unpacked and computed in 16 bit.
+
+    Raises:
+        SizingError: a count below 1, an unknown scheme, or a model whose parameters are unknown.
+    Source: guide 3.3, 3.4 and 5.1; text 001, 4.2 and 4.3; text 003, Q4.
+    """
+    positive("tensor_parallel", tensor_parallel)
+    positive("pipeline_parallel", pipeline_parallel)
+    positive("kv_bytes_per_element", kv_bytes_per_element)
+    parameters = model.parameters
+    if parameters is None:
+        raise SizingError(
+            f"{model.id}: its source does not say how many parameters it has, so what a step "
+            "reads is unknown; give the path of its config.json",
+            name="model",
+        )
+    stored = scheme(quantization or model.quantization)
+    linear_bits = stored.linear_bits
+    attention_bits = stored.attention_bits_of(mixture=bool(model.experts.count))
+    head = parameters.head or parameters.embedding
+    kinds = _kinds(model, tensor_parallel, kv_bytes_per_element)
+    nvlink = tensor_parallel <= gpu.nvlink_gpus and gpu.nvlink_bytes_per_s is not None
+    attention = _attention_parameters(model, parameters, tensor_parallel)
+    experts = model.experts
+    touched_ratio = experts.per_token / experts.count if experts.count else 0.0
+    routed = parameters.experts / tensor_parallel
+    dense = attention + parameters.mlp / tensor_parallel + parameters.small
+    return Costs(
+        weights_bytes=(
+            attention * attention_bits
+            + parameters.mlp / tensor_parallel * linear_bits
+            + (parameters.small + head / tensor_parallel) * FULL_BITS
+        )
+        / 8,
+        experts_bytes=routed * stored.expert_bits / 8,
+        untouched_ratio=1 - touched_ratio,
+        kv_bytes_per_token=kinds.kv_bytes_per_token,
+        flop_per_pair=kinds.flop_per_pair,
+        prefill_flop_per_pair=kinds.prefill_flop_per_pair,
+        windows=kinds.windows,
+        state_bytes=kinds.state_bytes,
+        body_flop_per_token=2 * (dense + routed * touched_ratio) + kinds.state_flop,
+        head_flop_per_token=2 * head / tensor_parallel,
+        flop_per_s=_peak_flop_per_s(gpu, stored),
+        attention_flop_per_s=gpu.bf16_flop_per_s,
+        bandwidth_bytes_per_s=gpu.memory_bandwidth_bytes_per_s,
+        link="NVLink" if nvlink else "PCIe",
+        link_bytes_per_s=(
+            gpu.nvlink_bytes_per_s / _NVLINK_DIRECTIONS
+            if nvlink and gpu.nvlink_bytes_per_s is not None
+            else gpu.pcie_bytes_per_s
+        ),
+        layers=model.depth,
+        hidden_size=model.hidden_size,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+    )
+
+
+def launch_costs(setup: Setup) -> Costs:
+    """What a step of that launch reads and computes on one GPU.
+
+    Raises:
+        SizingError: its GPU or its parameters are not known.
+    """
+    if setup.gpu is None:
+        raise SizingError("state the GPU: its speed is not known", name="gpu")
+    return costs(
+        setup.model,
+        setup.gpu,
+        tensor_parallel=setup.parallel.tensor,
+        pipeline_parallel=setup.parallel.pipeline,
+        quantization=setup.quantization,
+        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
+    )
+
+
+def _peak_flop_per_s(gpu: Gpu, stored: Scheme) -> float:
+    wanted: dict[str, Dtype] = {"fp8": "fp8", "fp4": "fp4"}
+    dtype = wanted.get(stored.compute)
+    peak = gpu.flop_per_s(dtype) if dtype is not None else None
+    return peak or gpu.bf16_flop_per_s
+
+
+def _attention_parameters(model: Model, parameters: Parameters, tensor_parallel: int) -> float:
+    """Attention parameters on one GPU: KV projections split no further than the KV heads go."""
+    split = (parameters.attention - parameters.kv) / tensor_parallel
+    kv = parameters.kv / min(tensor_parallel, fewest_kv_heads(model))
+    return split + kv + parameters.replicated
+
+
+@dataclass(slots=True)
+class _Kinds:
+    """Sums over the layers of a model, on one GPU."""
+
+    kv_bytes_per_token: float = 0.0
+    flop_per_pair: float = 0.0
+    prefill_flop_per_pair: float = 0.0
+    windows: tuple[Window, ...] = ()
+    state_bytes: float = 0.0
+    state_flop: float = 0.0
+
+
+def _kinds(model: Model, tensor_parallel: int, kv_bytes: float) -> _Kinds:
+    sums = _Kinds()
+    heads = model.attention_heads / tensor_parallel
+    for layers in model.layers:
+        kind, count = layers.kind, layers.count
+        match kind:
+            case FullAttention():
+                size = count * (kind.key_dim + kind.value_dim)
+                sums.kv_bytes_per_token += -(-kind.kv_heads // tensor_parallel) * size * kv_bytes
+                sums.flop_per_pair += 2 * heads * size
+                sums.prefill_flop_per_pair += 2 * heads * size
+            case SlidingAttention():
+                size = count * (kind.key_dim + kind.value_dim)
+                kept = -(-kind.kv_heads // tensor_parallel) * size * kv_bytes
+                sums.windows += (Window(kind.window_tokens, kept, 2 * heads * size),)
+            case LatentAttention():
+                _add_latent(sums, kind, count=count, heads=heads, kv_bytes=kv_bytes)
+            case _:
+                elements = count * kind.state_elements / tensor_parallel
+                tail = count * kind.conv_elements / tensor_parallel
+                # Read and written at every step; the update is a product, a decay and a sum
+                # for each element, and as much to read it out.
+                sums.state_bytes += 2 * (elements * kind.state_bytes_per_element + tail * kv_bytes)
+                sums.state_flop += 6 * elements
+    return sums
+
+
+def _add_latent(
+    sums: _Kinds, kind: LatentAttention, *, count: int, heads: float, kv_bytes: float
+) -> None:
+    # Decode attends in the compressed space. Prefill attends with real heads, whose key and
+    # value width is a quarter of the latent one in every published model.
+    latent, rope = kind.latent_dim, kind.rope_dim
+    kept = count * (latent + rope) * kv_bytes
+    decode_flop = 2 * heads * count * (2 * latent + rope)
+    if kind.index_dim:
+        sums.windows += (Window(SPARSE_TOPK_TOKENS, kept, decode_flop),)
+        sums.kv_bytes_per_token += count * (kind.index_dim + _INDEX_SCALE_BYTES)
+        return
+    sums.kv_bytes_per_token += kept
+    sums.flop_per_pair += decode_flop
+    sums.prefill_flop_per_pair += 2 * heads * count * (latent / 2 + rope)

@@ -1,0 +1,434 @@
+"""A diagnosis as the JSON document kneewatch.diagnosis/1, written and read. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from typing import Any, cast
+
+from kneewatch.collector.errors import KneewatchError
+from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Evidence
+from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value, presently
+from kneewatch.rules.cascade import NAMES, Stage
+from kneewatch.rules.library import RULES
+from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.rule import WORDS, Bound, Rule, Severity
+from kneewatch.rules.rule_state import UNKNOWN, Clearing, Finding
+
+SCHEMA = "kneewatch.diagnosis/1"
+LIBRARY_BOUNDS = {rule.id: rule.bounds for rule in RULES}
+LARGEST = sys.float_info.max
+DIGITS = 6
+"""Significant digits of numbers in documents: more would be noise of the histograms."""
+
+
+def document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The JSON document of one diagnosis, ready for any JSON encoder: no NaN, no infinities."""
+    return {
+        "schema": SCHEMA,
+        "t": round(diagnosis.t_s, 3),
+        "target": diagnosis.target,
+        "engine": diagnosis.engine,
+        "model": diagnosis.model,
+        "tier": diagnosis.tier,
+        "health": diagnosis.health,
+        "stage": stage_document(diagnosis.stage),
+        "causes": [cause_document(cause) for cause in diagnosis.causes],
+        "symptoms": list(diagnosis.symptoms),
+        "findings": [finding_document(finding) for finding in diagnosis.findings],
+        "recommendations": [
+            recommendation_document(presently(made, diagnosis.values))
+            for made in diagnosis.recommendations
+        ],
+        "signals": signals_document(diagnosis.values),
+        "unknown": list(diagnosis.unknown),
+        "window_s": round(diagnosis.window_s, 3),
+        "judged_against": diagnosis.judged_against,
+    }
+
+
+def stage_document(stage: Stage | None) -> dict[str, Any]:
+    """A stage; number and since are null while nothing can be read."""
+    if stage is None:
+        return {
+            "number": None,
+            "name": "unknown",
+            "since": None,
+            "forecast_s": None,
+            "severity": None,
+            "reasons": [],
+        }
+    forecast_s = stage.forecast_s
+    return {
+        "number": stage.number,
+        "name": stage.name,
+        "since": round(stage.since_s, 3),
+        "forecast_s": None if forecast_s is None else round(forecast_s, 1),
+        "severity": stage.severity.word,
+        "reasons": list(stage.reasons),
+    }
+
+
+def cause_document(cause: Cause) -> dict[str, Any]:
+    """A cause with its evidence."""
+    return {
+        "id": cause.id,
+        "confidence": cause.confidence,
+        "severity": cause.severity.word,
+        "since": round(cause.since_s, 3),
+        "seen": round(cause.seen_s, 3) if isfinite(cause.seen_s) else None,
+        "summary": cause.summary,
+        "evidence": [_evidence(item) for item in cause.evidence],
+        "against": [_evidence(item) for item in cause.against],
+        "guide": list(cause.guide),
+        "lever": cause.lever,
+        "explains": list(cause.explains),
+        "unless": [
+            {
+                "signal": point.signal,
+                "now": rounded(point.now),
+                "at": rounded(point.at),
+                "above": point.above,
+            }
+            for point in cause.unless
+        ],
+    }
+
+
+def recommendation_document(made: Recommendation) -> dict[str, Any]:
+    """A recommendation; numbers that are not known are left out of `before` and `predicted`."""
+    return {
+        "id": made.id,
+        "cause": made.cause,
+        "summary": made.summary,
+        "changes": [
+            {"flag": change.flag, "from": change.before, "to": change.after}
+            for change in made.changes
+        ],
+        "before": dict(made.before),
+        "predicted": dict(made.predicted),
+        "cost_usd_per_hour": rounded(made.cost_usd_per_hour),
+        "unknown": list(made.unknown),
+        "checks": list(made.checks),
+        "risk": made.risk,
+        "verify": list(made.verify),
+        "guide": list(made.guide),
+    }
+
+
+def finding_document(finding: Finding) -> dict[str, Any]:
+    """A finding; `note` says why it is not judged, and `bounds` are told where they are not those
+    of the rule library."""
+    row: dict[str, Any] = {
+        "rule": finding.rule.id,
+        "state": finding.state,
+        "signal": finding.rule.signal,
+        "value": rounded(finding.value),
+        "missing": list(finding.missing),
+    }
+    if finding.since_s is not None:
+        row["since"] = round(finding.since_s, 3)
+    if finding.note:
+        row["note"] = finding.note
+    if finding.clearing is not None:
+        row["clearing_since_s"] = round(finding.clearing.since_s, 3)
+        row["was"] = rounded(finding.clearing.was)
+        row["held"] = finding.held.word
+    if finding.rule.bounds != LIBRARY_BOUNDS.get(finding.rule.id):
+        row["bounds"] = {one.severity.word: rounded(one.threshold) for one in finding.rule.bounds}
+    return row
+
+
+def signals_document(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Signals by key, unrounded (a hundred to a line: rounding would be the dearest part of it);
+    null where there is no value."""
+    if isfinite(sum(filter(None, values.values()))):
+        return dict(values)
+    return {
+        key: value if value is None or -LARGEST <= value <= LARGEST else None
+        for key, value in values.items()
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """A number with six significant digits; null for what JSON cannot hold."""
+    if value is None or not isfinite(value):
+        return None
+    if value == 0 or value == int(value):
+        return value
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _evidence(item: Evidence) -> dict[str, Any]:
+    return {
+        "signal": item.signal,
+        "value": rounded(item.value),
+        "threshold": rounded(item.threshold),
+        "text": item.text,
+    }
+
+
+# The JSON document kneewatch.diagnosis/1 as a diagnosis again: the inverse of `document`. Pure.
+#
+# Past and remote documents are told by the same renderers as live ones. Keys that are not known
+# are passed over, for keys are only ever added; what an older document lacks gets a default.
+
+
+LATEST_S = 253_402_300_799.0
+"""The end of the year 9999: a later moment cannot be told."""
+SHOWN = 60
+SEVERITIES = {word: severity for severity, word in WORDS.items()}
+STATES = {**SEVERITIES, UNKNOWN: Severity.OK}
+
+
+ONE = {"ttft_p99_s": 1.0, "itl_p99_s": 1.0, "benchmark_ttft_p99_s": 1.0, "benchmark_gpu_ratio": 1.0}
+BY_TARGET = slo_rules(**ONE)
+KNOWN = {rule.id: rule for rule in (*RULES, *(replace(rule, bounds=()) for rule in BY_TARGET))}
+"""Rules by id; those of a user's targets without bounds, which a document may tell."""
+
+TOLD = "setting"
+"""Where a bound comes from that a document tells."""
+
+
+class DocumentError(KneewatchError):
+    """Something is not a kneewatch.diagnosis/1 document; the message names the place in it."""
+
+
+def diagnosis_of(document: Mapping[str, Any]) -> Diagnosis:
+    """The diagnosis that a document tells.
+
+    Symptoms that this version does not know are left out. A rule's bounds are those of the rule
+    library where the document does not tell others.
+
+    Raises:
+        DocumentError: it is none, or a value in it is not of its kind.
+    """
+    if not isinstance(cast("object", document), Mapping):
+        raise DocumentError(f"not a {SCHEMA} document: {_shown(document)} is no JSON object")
+    whole = _Part(document, "")
+    if whole.text("schema") != SCHEMA:
+        raise whole.wrong("schema", f"{SCHEMA!r}")
+    t_s = whole.moment("t")
+    if t_s is None:
+        raise whole.wrong("t", "a time")
+    stage = whole.part("stage")
+    return Diagnosis(
+        t_s=t_s,
+        target=whole.text("target"),
+        engine=whole.text("engine", ""),
+        model=whole.text("model", ""),
+        tier=whole.text("tier", "") or None,
+        health=whole.word("health", STATES),
+        stage=_stage(stage, t_s) if stage else None,
+        causes=[_cause(part, t_s) for part in whole.parts("causes")],
+        symptoms=[symptom for symptom in whole.texts("symptoms") if symptom in SYMPTOMS],
+        findings=[_finding(part) for part in whole.parts("findings")],
+        values=whole.numbers("signals"),
+        unknown=list(whole.texts("unknown")),
+        window_s=whole.number("window_s") or 0.0,
+        judged_against=whole.text("judged_against", "nothing that is known"),
+        recommendations=tuple(_recommendation(part) for part in whole.parts("recommendations")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A JSON object of the document, and where in it. Null is the same as absent."""
+
+    values: Mapping[str, Any]
+    place: str
+
+    def wrong(self, key: str, wanted: str) -> DocumentError:
+        said = _shown(self.values[key]) if key in self.values else "missing"
+        return DocumentError(
+            f"not a {SCHEMA} document: {self.place}{key} must be {wanted}, it is {said}"
+        )
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(key, "text")
+        return value
+
+    def word(self, key: str, words: Iterable[str], default: str | None = None) -> str:
+        told, known = self.text(key, default), tuple(words)
+        if told not in known:
+            raise self.wrong(key, f"one of {', '.join(known)}")
+        return told
+
+    def number(self, key: str) -> float | None:
+        value = self.values.get(key)
+        try:
+            return None if value is None else _finite(value)
+        except (ValueError, OverflowError):
+            raise self.wrong(key, "a finite number") from None
+
+    def moment(self, key: str) -> float | None:
+        t_s = self.number(key)
+        if t_s is not None and not 0 <= t_s <= LATEST_S:
+            raise self.wrong(key, "a time in seconds")
+        return t_s
+
+    def numbers(self, key: str) -> dict[str, float | None]:
+        part = self.part(key)
+        return {name: part.number(name) for name in part.values} if part else {}
+
+    def known_numbers(self, key: str) -> dict[str, float]:
+        return {name: value for name, value in self.numbers(key).items() if value is not None}
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        rows = self._rows(key)
+        if not all(isinstance(row, str) for row in rows):
+            raise self.wrong(key, "a list of texts")
+        return tuple(cast("list[str]", rows))
+
+    def part(self, key: str) -> _Part | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "an object")
+        return _Part(cast("Mapping[str, Any]", value), f"{self.place}{key}.")
+
+    def parts(self, key: str) -> list[_Part]:
+        rows = self._rows(key)
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise self.wrong(key, "a list of objects")
+        return [
+            _Part(cast("Mapping[str, Any]", row), f"{self.place}{key}[{at}].")
+            for at, row in enumerate(rows)
+        ]
+
+    def _rows(self, key: str) -> list[object]:
+        value = self.values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.wrong(key, "a list")
+        return cast("list[object]", value)
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError("no finite number")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    told = repr(value)
+    return told if len(told) <= SHOWN else told[:SHOWN] + "..."
+
+
+def _stage(part: _Part, t_s: float) -> Stage | None:
+    number = part.number("number")
+    if number is None:
+        return None
+    if number not in range(len(NAMES)):
+        raise part.wrong("number", f"0 to {len(NAMES) - 1}")
+    since_s = part.moment("since")
+    return Stage(
+        number=int(number),
+        since_s=t_s if since_s is None else since_s,
+        severity=SEVERITIES[part.word("severity", SEVERITIES, Severity.OK.word)],
+        forecast_s=part.number("forecast_s"),
+        reasons=part.texts("reasons"),
+    )
+
+
+def _cause(part: _Part, t_s: float) -> Cause:
+    since_s, seen_s = part.moment("since"), part.moment("seen")
+    return Cause(
+        id=part.text("id"),
+        confidence=part.number("confidence") or 0.0,
+        severity=SEVERITIES[part.word("severity", SEVERITIES)],
+        summary=part.text("summary", ""),
+        evidence=tuple(_read_evidence(item) for item in part.parts("evidence")),
+        against=tuple(_read_evidence(item) for item in part.parts("against")),
+        guide=part.texts("guide"),
+        lever=part.text("lever", ""),
+        since_s=t_s if since_s is None else since_s,
+        seen_s=nan if seen_s is None else seen_s,
+        explains=part.texts("explains"),
+        unless=tuple(point for item in part.parts("unless") if (point := _turning(item))),
+    )
+
+
+def _turning(part: _Part) -> Counterfactual | None:
+    now, at = part.number("now"), part.number("at")
+    if now is None or at is None:
+        return None
+    return Counterfactual(part.text("signal"), now, at, bool(part.values.get("above")))
+
+
+def _read_evidence(part: _Part) -> Evidence:
+    value, threshold = part.number("value"), part.number("threshold")
+    return Evidence(part.text("signal"), value, threshold, part.text("text", ""))
+
+
+def _finding(part: _Part) -> Finding:
+    rule_id, signal = part.text("rule"), part.text("signal", "")
+    rule = KNOWN.get(rule_id) or Rule(rule_id, signal, (), "a rule of another version", "", ())
+    if signal and rule.signal != signal:
+        rule = replace(rule, signal=signal, bounds=())
+    if bounds := part.part("bounds"):
+        rule = replace(rule, bounds=tuple(_bounds(bounds)))
+    state = part.word("state", STATES)
+    return Finding(
+        rule,
+        state,
+        STATES[state],
+        part.number("value"),
+        part.moment("since"),
+        part.texts("missing"),
+        part.text("note", ""),
+        _clearing(part),
+    )
+
+
+def _bounds(part: _Part) -> Iterable[Bound]:
+    for word, severity in SEVERITIES.items():
+        threshold = part.number(word)
+        if severity and threshold is not None:
+            yield Bound(severity, threshold, TOLD)
+
+
+def _clearing(part: _Part) -> Clearing | None:
+    since_s = part.moment("clearing_since_s")
+    if since_s is None:
+        return None
+    held = SEVERITIES[part.word("held", SEVERITIES, Severity.INFO.word)]
+    return Clearing(since_s, part.number("was"), held)
+
+
+def _recommendation(part: _Part) -> Recommendation:
+    return Recommendation(
+        id=part.text("id"),
+        cause=part.text("cause", ""),
+        changes=tuple(_change(row) for row in part.parts("changes")),
+        summary=part.text("summary", ""),
+        predicted=part.known_numbers("predicted"),
+        cost_usd_per_hour=part.number("cost_usd_per_hour"),
+        checks=part.texts("checks"),
+        risk=part.text("risk", ""),
+        verify=part.texts("verify"),
+        guide=part.texts("guide"),
+        before=part.known_numbers("before"),
+        unknown=part.texts("unknown"),
+    )
+
+
+def _change(part: _Part) -> Change:
+    return Change(part.text("flag"), _value(part, "from"), _value(part, "to"))
+
+
+def _value(part: _Part, key: str) -> Value:
+    value = part.values.get(key)
+    if isinstance(value, bool | str):
+        return value
+    number = part.number(key)
+    return value if isinstance(value, int) else number

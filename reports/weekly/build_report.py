@@ -1,0 +1,183 @@
+"""From what was observed to the report. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kneewatch.reports.formatting import percent
+from kneewatch.reports.weekly.capacity import present, sized
+from kneewatch.reports.weekly.cost import money
+from kneewatch.reports.weekly.data_quality import data_quality
+from kneewatch.reports.weekly.figures import Period
+from kneewatch.reports.weekly.guide_tables import tables
+from kneewatch.reports.weekly.hours import Grid
+from kneewatch.reports.weekly.incidents import incidents
+from kneewatch.reports.weekly.knee import Curve, curve, knee
+from kneewatch.reports.weekly.observed import EngineObserved, Observed, TierObserved
+from kneewatch.reports.weekly.report import EngineSpan, Incident, Tier, WeeklyReport
+from kneewatch.reports.weekly.slo import slo
+from kneewatch.reports.weekly.tier_sections import (
+    TierKnee,
+    TierMoney,
+    TierSize,
+    TierSlo,
+    TierTables,
+    TierWorkload,
+)
+from kneewatch.reports.weekly.tier_workload import workload
+from kneewatch.reports.weekly.track_record import track_record
+from kneewatch.reports.weekly.trends import NOISE_TEST, Past, past
+from kneewatch.reports.weekly.verdict import SEVERITY, TierSections, severity, verdict
+from kneewatch.rules.rule import Severity
+
+EMPTY = "nothing was watched in this time: the report is empty"
+PARTIAL_RATIO = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class _Sections:
+    """Everything about one tier."""
+
+    tier: Tier
+    tables: TierTables
+    slo: TierSlo
+    knee: TierKnee
+    workload: TierWorkload
+    size: TierSize
+    money: TierMoney
+    incidents: tuple[Incident, ...]
+
+    def judged(self, *, partial: bool) -> TierSections:
+        """What the verdict is made of."""
+        watched = any(engine.watched_ratio > 0 for engine in self.tier.engines)
+        return TierSections(
+            self.tier.id,
+            watched,
+            partial,
+            self.incidents,
+            self.tables,
+            self.slo,
+            self.size,
+            self.money,
+        )
+
+
+def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
+    """The report of what was observed."""
+    stated = {tier.id: tier.stated for tier in observed.tiers}
+    told = incidents(observed.episodes, stated, observed.recommended)
+    sections = [_sections(tier, observed, told) for tier in observed.tiers]
+    judged = [one.judged(partial=observed.partial) for one in sections]
+    worst = max((severity(one) for one in judged), default=Severity.OK)
+    return WeeklyReport(
+        made_s=made_s,
+        version=version,
+        source=observed.source,
+        timezone=observed.grid.timezone,
+        period=_period(observed.grid, observed.tiers, before=False),
+        compared=None
+        if observed.before_grid is None
+        else _period(observed.before_grid, observed.tiers, before=True),
+        filters=observed.filters,
+        notices=_notices(observed),
+        severity=worst.word,
+        noise_test=NOISE_TEST,
+        tiers=tuple(one.tier for one in sections),
+        verdicts=tuple(verdict(one) for one in judged),
+        incidents=told,
+        tables=tuple(one.tables for one in sections),
+        slo=tuple(one.slo for one in sections),
+        knees=tuple(one.knee for one in sections),
+        workloads=tuple(one.workload for one in sections),
+        sizes=tuple(one.size for one in sections),
+        money=tuple(one.money for one in sections),
+        track_record=track_record(observed.recommended),
+        data_quality=data_quality(observed),
+    )
+
+
+def _sections(tier: TierObserved, observed: Observed, told: Sequence[Incident]) -> _Sections:
+    now = past(observed.grid, tier.engines, tier.together)
+    before = (
+        past(observed.before_grid, tier.before, tier.together_before)
+        if observed.before_grid
+        else None
+    )
+    own = tuple(one for one in told if one.tier == tier.id)
+    worst = _worst(own)
+    found = curve(tier, observed.grid.to_s)
+    recommended = [one for one in observed.recommended if one.tier == tier.id]
+    work = workload(tier, now, before)
+    size = sized(tier, work, found, now, worst=worst, recommended=recommended)
+    return _Sections(
+        tier=_tier(tier, now),
+        tables=tables(tier.id, tier.stated, now, before, worst=worst, c_max=_c_max(found)),
+        slo=slo(tier.id, tier.stated, now, before),
+        knee=knee(tier, found, now),
+        workload=work,
+        size=size,
+        money=money(tier, size, found, now, before, recommended),
+        incidents=own,
+    )
+
+
+def _c_max(found: Curve | None) -> float | None:
+    return found.learned.c_max.expected if found else None
+
+
+def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
+    """The worst of the tier's incidents by cause, causes told with others among them."""
+    worst: dict[str, Severity] = {}
+    for one in own:
+        spans = [(one.cause, one.severity), *((span.id, span.severity) for span in one.causes)]
+        for cause, word in spans:
+            worst[cause] = max(worst.get(cause, Severity.OK), SEVERITY[word])
+    return worst
+
+
+def _tier(tier: TierObserved, now: Past | None) -> Tier:
+    gpus = tier.stated.gpus
+    length_s = now.grid.to_s - now.grid.from_s if now is not None else 1.0
+    return Tier(
+        id=tier.id,
+        model=tier.model,
+        gpu=tier.gpu,
+        engines=tuple(_engine(engine, length_s) for engine in tier.engines),
+        gpus=None if gpus is None else gpus * len(present(tier.engines)),
+    )
+
+
+def _engine(engine: EngineObserved, length_s: float) -> EngineSpan:
+    watched_s = sum(span.watched_s for span in engine.spans)
+    return EngineSpan(
+        target=engine.target,
+        engine=engine.engine,
+        replica=engine.replica,
+        first_s=engine.first_s,
+        last_s=engine.last_s,
+        watched_ratio=min(1.0, watched_s / length_s),
+    )
+
+
+def _period(grid: Grid, tiers: Sequence[TierObserved], *, before: bool) -> Period:
+    engines = [engine for tier in tiers for engine in (tier.before if before else tier.engines)]
+    covered_s = 0.0
+    for slot, *spans in zip(grid.slots, *(engine.spans for engine in engines), strict=True):
+        watched_s = max((span.clock_s for span in spans), default=0.0)
+        covered_s += min(watched_s, slot.end_s - slot.start_s)
+    return Period(grid.from_s, grid.to_s, covered_s, grid.days)
+
+
+def _notices(observed: Observed) -> tuple[str, ...]:
+    """What must be known before anything is read."""
+    notices = list(observed.notices)
+    length_s = observed.grid.to_s - observed.grid.from_s
+    covered_s = _period(observed.grid, observed.tiers, before=False).covered_s
+    if not any(tier.engines for tier in observed.tiers):
+        notices.append(EMPTY)
+    elif covered_s < PARTIAL_RATIO * length_s:
+        notices.append(f"only {percent(covered_s / length_s)} of this time was watched")
+    if observed.before_grid is not None and not any(tier.before for tier in observed.tiers):
+        notices.append("nothing was watched in the time before: nothing is compared with it")
+    return tuple(notices)

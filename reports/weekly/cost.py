@@ -1,0 +1,139 @@
+"""What a tier cost, what it gave for it, and what its idle hours took (guide 9.1 step 12, 9.2).
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kneewatch.reports.formatting import plural
+from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.aggregation import Span
+from kneewatch.reports.weekly.figures import DOWN, UP, Trend
+from kneewatch.reports.weekly.hours import HOUR_S
+from kneewatch.reports.weekly.knee import Curve
+from kneewatch.reports.weekly.levers import live
+from kneewatch.reports.weekly.observed import Recommended, TierObserved
+from kneewatch.reports.weekly.tier_sections import Saving, TierMoney, TierSize
+from kneewatch.reports.weekly.trends import Measure, Of, Past, trend, unknown
+
+HOURS_PER_MONTH = 730.0
+"""A twelfth of a year."""
+
+NO_GPUS = "the number of GPUs of an engine is not stated (gpus, or tensor_parallel)"
+NO_PRICE = "no price is stated (usd_per_gpu_hour), and the GPU is not known (gpu)"
+NO_CURVE = "no GPU source, and what an engine carries is not known yet"
+SCALE_DOWN = "scale-down"
+
+
+def money(
+    tier: TierObserved,
+    size: TierSize,
+    found: Curve | None,
+    now: Past | None,
+    before: Past | None,
+    recommended: Sequence[Recommended],
+) -> TierMoney:
+    """The tier's bill over the period."""
+    gpus, price = tier.stated.gpus, tier.stated.usd_per_gpu_hour
+    missing = NO_GPUS if gpus is None else NO_PRICE if price is None else ""
+    whole = now.whole if now is not None else Span()
+    hours = None if gpus is None else whole.engine_s / HOUR_S * gpus
+    idle = None if gpus is None else whole.idle_s / HOUR_S * gpus
+    rate = None if gpus is None or price is None else gpus * price
+    used, basis = _utilization(tier, found, now, before)
+    return TierMoney(
+        tier=tier.id,
+        gpus=size.gpus_present,
+        gpu_hours=hours,
+        usd_per_gpu_hour=price,
+        price_source=tier.stated.price_source,
+        usd=trend(Measure("usd", "cost", "usd", _usd(rate), missing=missing), now, before),
+        tokens_per_gpu_hour=trend(
+            Measure("tokens_per_gpu_hour", "tokens per GPU-hour", "tokens",
+                    m.tokens_per_gpu_hour(gpus), UP,
+                    missing=NO_GPUS if gpus is None else "no tokens were counted"), now, before,
+        ),
+        usd_per_million_tokens=trend(
+            Measure("usd_per_million_tokens", "cost per million generated tokens",
+                    "usd_per_million_tokens", _per_million(rate), DOWN,
+                    missing=missing or "no tokens were counted"), now, before,
+        ),
+        usd_per_million_tokens_at_full=_at_full(rate, found),
+        utilization_ratio=used,
+        utilization_basis=basis,
+        idle_hours=idle,
+        idle_ratio=m.over(whole.idle_s, whole.watched_s),
+        idle_usd=None if idle is None or price is None else idle * price,
+        savings=_savings(size, price, recommended),
+        missing=missing,
+    )  # fmt: skip
+
+
+def _usd(rate: float | None) -> Of:
+    """Dollars of a span: every hour of an engine is paid."""
+    return lambda span: None if rate is None else span.engine_s / HOUR_S * rate
+
+
+def _per_million(rate: float | None) -> Of:
+    def read(span: Span) -> float | None:
+        paid, tokens = _usd(rate)(span), span.counts.get(m.GENERATED)
+        return None if tokens is None else m.over(paid, tokens / 1e6)
+
+    return read
+
+
+def _at_full(rate: float | None, found: Curve | None) -> float | None:
+    """Dollars per million tokens of an engine that is always at its C_max."""
+    if rate is None or found is None:
+        return None
+    return m.over(rate, found.tokens_per_s * HOUR_S / 1e6)
+
+
+def _utilization(
+    tier: TierObserved, found: Curve | None, now: Past | None, before: Past | None
+) -> tuple[Trend, str]:
+    """How much of the capacity was used on average: GPU activity, else load over capacity."""
+    busy = Measure("utilization_ratio", "utilization", "ratio", m.level(m.GPU_BUSY), UP,
+                   missing=NO_CURVE)  # fmt: skip
+    if now is not None and now.value(busy) is not None:
+        return trend(busy, now, before), "share of time that the GPU's engine was active"
+    if found is None:
+        return unknown(busy, NO_CURVE), ""
+    usable = found.learned.usable_requests_per_s.expected
+
+    def load(span: Span) -> float | None:
+        return m.over(span.counts.get(m.COMPLETED), span.engine_s * usable)
+
+    measure = Measure("utilization_ratio", "utilization", "ratio", load, UP, missing=NO_CURVE)
+    return trend(measure, now, before), "requests served over what the engines could have served"
+
+
+def _savings(
+    size: TierSize, price: float | None, recommended: Sequence[Recommended]
+) -> tuple[Saving, ...]:
+    """What each recommendation that is still to be followed saves, the dearest first."""
+    found: list[Saving] = []
+    present, needed, replicas = size.gpus_present, size.gpus_needed, size.replicas_needed
+    if size.verdict == "too large" and price is not None and present and needed and replicas:
+        saved = (present - needed) * price
+        found.append(
+            Saving(
+                SCALE_DOWN, "", "",
+                f"{plural(replicas, 'replica')} in place of {size.replicas_present}", "open", saved,
+                saved * HOURS_PER_MONTH,
+                "less headroom: do it replica by replica, and watch TTFT P99 at the next peak",
+            )
+        )  # fmt: skip
+    newest = {(one.document["id"], one.target, one.engine): one for one in live(recommended)}
+    for one in newest.values():
+        cost = one.document.get("cost_usd_per_hour")
+        if cost is None:
+            continue
+        saved = 0.0 - float(cost)
+        found.append(
+            Saving(
+                str(one.document["id"]), one.target, one.engine, str(one.document["summary"]),
+                one.fate, saved, saved * HOURS_PER_MONTH, str(one.document.get("risk", "")),
+            )
+        )  # fmt: skip
+    return tuple(sorted(found, key=lambda one: -(one.saves_usd_per_hour or 0.0)))

@@ -1,0 +1,337 @@
+"""The guide's tables 9.3 and 7.7 filled in for one tier. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from kneewatch.collector.signals.vllm import XFER
+from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.aggregation import Span
+from kneewatch.reports.weekly.figures import DOWN, UP, Trend
+from kneewatch.reports.weekly.observed import TierStated
+from kneewatch.reports.weekly.tier_sections import TableRow, TierTables
+from kneewatch.reports.weekly.trends import Measure, Of, Past, trend
+from kneewatch.rules.guide_tables import KV_TABLE, MONITORING, Row
+from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.rule import Rule, Severity
+
+OFF_LORA = "LoRA: no adapter was on the page"
+OFF_SPECULATION = "speculative decoding: nothing was drafted"
+OFF_CACHING = "prefix caching: no prompt was looked up"
+OFF_TRANSFER = "KV transfer: no connector's figures are on the page"
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """A row of a table. `judges` are rules by the figure (its place) that they judge.
+
+    `off` is what is not in use where the first figure has no value; else it is unknown, and
+    `enable` says how to have it. The sparkline is of the last figure.
+    """
+
+    row: Row
+    figures: tuple[Measure, ...]
+    band: str
+    how: str
+    low: float | None = None
+    high: float | None = None
+    judges: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    off: str = ""
+    enable: str = ""
+    trend_only: bool = False
+
+
+def rows(gpus: int | None) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
+    """The rows of 9.3 and those of 7.7; `gpus` are those of one engine."""
+    by_subject = {row.subject: row for row in MONITORING}
+    monitoring = (*_gpu_rows(by_subject), *_serving_rows(by_subject, gpus))
+    order = {row.subject: at for at, row in enumerate(MONITORING)}
+    return (
+        tuple(sorted(monitoring, key=lambda spec: order[spec.row.subject])),
+        _kv_rows({row.subject: row for row in KV_TABLE}),
+    )
+
+
+def _gpu_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
+    memory = Measure("gpu_memory_used_ratio", "", "ratio", m.level(m.GPU_MEMORY),
+                     missing=m.GPU_MISSING)  # fmt: skip
+    serving = Measure("gpu_engine_active_ratio", "while serving", "ratio",
+                      m.level(m.GPU_BUSY, serving=True), missing=m.GPU_MISSING)  # fmt: skip
+    fleet = Measure("gpu_engine_active_mean_ratio", "all hours", "ratio", m.level(m.GPU_BUSY), UP,
+                    missing=m.GPU_MISSING)  # fmt: skip
+    return (
+        RowSpec(
+            of["GPU memory utilization"], (memory,), "80-90 %",
+            "memory used over memory, mean over time and GPUs", 0.8, 0.9,
+            {"GPU-MEMORY-LOW": 0, "GPU-MEMORY-HIGH": 0}, enable=m.GPU_SOURCE,
+        ),
+        RowSpec(
+            of["GPU compute utilization"], (serving,), "60-85 % while serving",
+            "share of time that the GPU's engine was active, while requests ran", 0.6, 0.85,
+            {"GPU-BUSY-LOW": 0, "GPU-BUSY-FULL": 0}, enable=m.GPU_SOURCE,
+        ),
+        RowSpec(
+            of["Fleet utilization"], (fleet,), "60-80 %",
+            "share of time that the GPU's engine was active, over all hours", 0.6, 0.8,
+            {"FLEET-LOW": 0, "FLEET-HIGH": 0}, enable=m.GPU_SOURCE,
+        ),
+    )  # fmt: skip
+
+
+def _serving_rows(of: Mapping[str, Row], gpus: int | None) -> tuple[RowSpec, ...]:
+    held_back = _with_lora(m.level(m.DEFERRED))
+    deferred = Measure("waiting_deferred", "requests held back for a slot", "requests", held_back,
+                       DOWN, missing="not on the page")  # fmt: skip
+    changes = Measure("lora_change_per_s", "changes of the running set", "per_s",
+                      m.level(m.ADAPTER_CHANGES), DOWN, missing="not on the page")  # fmt: skip
+    queue = Measure("waiting", "mean", "requests", m.level(m.WAITING), DOWN)
+    queue_peak = Measure("waiting_peak", "worst hour of an engine", "requests",
+                         m.top(m.WAITING), DOWN)  # fmt: skip
+    tokens = Measure("tokens_per_gpu_hour", "", "tokens", m.tokens_per_gpu_hour(gpus), UP,
+                     missing="the number of GPUs of an engine is not stated (gpus)"
+                     if gpus is None else "no tokens were counted")  # fmt: skip
+    accepted = Measure("spec_acceptance_ratio", "", "ratio", m.ratio(m.ACCEPTED, m.DRAFTED), UP,
+                       missing=m.NO_SPECULATION)  # fmt: skip
+    return (
+        RowSpec(
+            of["Adapter cache hit rate"], (deferred,), "above 80 % (not exported)",
+            "vLLM counts no adapter hits; requests held back for an adapter slot stand for the "
+            "misses", off=OFF_LORA, enable="--enable-lora, with adapters in use",
+        ),
+        RowSpec(
+            of["Adapter eviction rate"], (changes,), "near zero",
+            "changes a second of the set of running adapters: evictions are not exported",
+            judges={"LORA-CHANGE": 0}, off=OFF_LORA,
+            enable="--enable-lora, with adapters in use",
+        ),
+        _kv_usage(of["KV cache utilization"]),
+        _eviction(of["KV cache eviction rate"], "below 5 % of running requests a second", 0.05),
+        _hits(of["Prefix cache hit rate"]),
+        RowSpec(
+            of["TTFT P50 / P99"], (m.TTFT_P50, m.TTFT_P99), "within the SLO",
+            "quantiles of all requests' times to first token", judges={"TTFT-P50": 0,
+            "TTFT-P99": 1}, enable="state a target (slo.ttft_p99_s) to have it judged",
+        ),
+        RowSpec(
+            of["ITL / TPOT P50 / P99"], (m.ITL_P50, m.ITL_P99), "within the SLO",
+            "quantiles of all times between two outputs of a request", judges={"ITL-P50": 0,
+            "ITL-P99": 1}, enable="state a target (slo.itl_p99_s) to have it judged",
+        ),
+        RowSpec(
+            of["Queue depth"], (queue, queue_peak), "near zero",
+            "requests waiting on an engine, time-weighted mean", enable="",
+        ),
+        RowSpec(
+            of["Tokens/GPU-hour"], (tokens,), "the more the better",
+            "generated tokens over GPU-hours, idle ones among them", trend_only=True,
+            enable="state how many GPUs an engine has (gpus)",
+        ),
+        RowSpec(
+            of["Speculative decoding acceptance"], (accepted,), "above 60 %",
+            "accepted over drafted tokens, all of the period", 0.6, judges={"SPEC-ACCEPT": 0},
+            off=OFF_SPECULATION, enable="--speculative-config",
+        ),
+    )  # fmt: skip
+
+
+def _with_lora(of: Of) -> Of:
+    """A figure where adapters are in use."""
+    changes = m.level(m.ADAPTER_CHANGES)
+    return lambda span: None if changes(span) is None else of(span)
+
+
+def _kv_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
+    saved = Measure("prefix_saved_ratio", "", "ratio", m.saved, UP,
+                    missing="prompt tokens by source are not on the page")  # fmt: skip
+    residency = Measure("kv_residency_s", "mean", "s", m.mean(m.RESIDENCY), UP,
+                        missing="no lifetimes of KV blocks on the page")  # fmt: skip
+    transfer = (
+        Measure("kv_transfer_mean_s", "mean", "s", m.mean(XFER), DOWN, missing="no KV transfer"),
+        Measure("kv_transfer_p99_s", "P99", "s", m.quantile(XFER, 0.99), DOWN,
+                missing="no KV transfer"),
+    )  # fmt: skip
+    return (
+        _hits(of["Cache hit rate"]),
+        RowSpec(
+            of["Prefix cache reuse ratio"], (saved,), "near the hit rate",
+            "share of prompt tokens that were not computed, whatever cache had them",
+            judges={"PREFIX-SAVED": 0}, enable="vLLM 0.16 or later",
+        ),
+        _kv_usage(of["KV cache utilization"]),
+        _eviction(of["Eviction rate"], "below 10 % of running requests a second", 0.1),
+        RowSpec(
+            of["KV residency time"], (residency,), "long against the time between reuses",
+            "mean time from a block's filling to its eviction", judges={"KV-RESIDENCY": 0},
+            enable="start vLLM with --kv-cache-metrics",
+        ),
+        RowSpec(
+            of["KV transfer latency"], transfer, "not rising",
+            "times of KV transfers between nodes or tiers, all of the period", off=OFF_TRANSFER,
+            enable="a KV connector",
+        ),
+    )  # fmt: skip
+
+
+def _kv_usage(row: Row) -> RowSpec:
+    return RowSpec(
+        row, (m.KV_MEAN, m.KV_PEAK), "75-90 % at the peak",
+        "share of KV blocks that requests held while any ran; an engine's busiest hour is judged",
+        0.75, 0.9, {"KV-FULL": 1, "KV-UNUSED": 1},
+    )  # fmt: skip
+
+
+def _eviction(row: Row, band: str, high: float) -> RowSpec:
+    return RowSpec(
+        row, (m.EVICTION, m.EVICTION_PEAK), band,
+        "preemptions over running requests and seconds; the worst hour is judged, incidents too",
+        None, high, {"KV-EVICT": 1},
+    )  # fmt: skip
+
+
+def _hits(row: Row) -> RowSpec:
+    return RowSpec(
+        row, (m.HIT_RATIO,), "depends on the workload; 30 % and more with known reuse",
+        "hits over looked-up prompt tokens, all of the period", 0.3, judges={"PREFIX-HIT": 0},
+        off=OFF_CACHING, enable="--enable-prefix-caching",
+    )  # fmt: skip
+
+
+def with_load(spec: RowSpec, load: Measure) -> RowSpec:
+    """Fleet utilization by what an engine is known to carry, where no GPU is read."""
+    return replace(
+        spec,
+        figures=(load,),
+        how="requests in flight over the C_max learned from the period, over all hours",
+        judges={"FLEET-LOW": 0, "FLEET-HIGH": 0},
+    )
+
+
+# --- The guide's tables filled in for one tier ----------------------------------------------------
+
+
+FLEET = "Fleet utilization"
+BY_HIT_RATE = ("PREFIX-HIT",)
+KNOWN_REUSE = 0.3
+"""The guide's bound on hits is for workloads that are known to repeat prefixes."""
+
+
+def tables(
+    tier: str,
+    stated: TierStated,
+    now: Past | None,
+    before: Past | None,
+    *,
+    worst: Mapping[str, Severity],
+    c_max: float | None,
+) -> TierTables:
+    """Both tables. `worst` are the tier's incidents by cause; `c_max` what an engine carries."""
+    rules = {rule.id: rule for rule in (*_slo(stated), *stated.rules)}
+    monitoring, kv = rows(stated.gpus)
+    return TierTables(
+        tier=tier,
+        monitoring=tuple(
+            _row(_placed(spec, now, c_max), now, before, rules, worst) for spec in monitoring
+        ),
+        kv=tuple(_row(spec, now, before, rules, worst) for spec in kv),
+    )
+
+
+def _slo(stated: TierStated) -> tuple[Rule, ...]:
+    targets = stated.targets
+    return slo_rules(ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s)
+
+
+def _placed(spec: RowSpec, now: Past | None, c_max: float | None) -> RowSpec:
+    """The fleet's utilization by load where no GPU is read and the load is known."""
+    if spec.row.subject != FLEET or c_max is None or now is None:
+        return spec
+    if now.value(spec.figures[0]) is not None:
+        return spec
+
+    def load(span: Span) -> float | None:
+        running, waiting = m.level(m.RUNNING)(span), m.level(m.WAITING)(span)
+        return None if running is None else (running + (waiting or 0.0)) / c_max
+
+    return with_load(
+        spec, Measure("load_ratio", "of the learned C_max", "ratio", load, missing=m.GPU_MISSING)
+    )
+
+
+def _row(
+    spec: RowSpec,
+    now: Past | None,
+    before: Past | None,
+    rules: Mapping[str, Rule],
+    worst: Mapping[str, Severity],
+) -> TableRow:
+    figures = tuple(trend(measure, now, before) for measure in spec.figures)
+    state, advice = _state(spec, figures, rules, before, worst)
+    known = figures[0].value is not None
+    last = spec.figures[-1]
+    shown = now.spark(last) if now is not None and known else None
+    low, high = _band(spec, rules)
+    return TableRow(
+        section=spec.row.section,
+        subject=spec.row.subject,
+        figures=figures,
+        band=spec.band,
+        low=low,
+        high=high,
+        state=state,
+        advice=advice,
+        missing="" if known else _missing(spec, state, figures[0]),
+        enable=spec.enable if not known or state == "trend" else "",
+        how=spec.how,
+        rules=spec.row.rules,
+        causes=spec.row.causes,
+        spark=shown,
+    )
+
+
+def _missing(spec: RowSpec, state: str, figure: Trend) -> str:
+    return spec.off if state == "off" else figure.missing
+
+
+def _state(
+    spec: RowSpec,
+    figures: tuple[Trend, ...],
+    rules: Mapping[str, Rule],
+    before: Past | None,
+    worst: Mapping[str, Severity],
+) -> tuple[str, str]:
+    """The state, and what to do about it."""
+    if figures[0].value is None:
+        return ("off" if spec.off else "unknown"), ""
+    found, advice, judged = Severity.OK, "", False
+    for rule_id, at in spec.judges.items():
+        rule, value = rules.get(rule_id), figures[at].value
+        if rule is None or value is None:
+            continue
+        judged = True
+        severity = rule.level(value)
+        if rule_id in BY_HIT_RATE and not _reused(figures[at]):
+            severity = Severity.OK
+        if severity > found:
+            found, advice = severity, rule.advice
+    for cause in spec.row.causes:
+        severity = worst.get(cause, Severity.OK)
+        if severity > found:
+            found, advice = severity, f"see the incidents: {cause}"
+    if spec.trend_only or (not judged and spec.judges and found == Severity.OK):
+        return "trend", ""
+    return found.word, advice
+
+
+def _reused(figure: Trend) -> bool:
+    """Whether the workload is known to repeat prefixes: the period before shows it."""
+    return figure.before is not None and figure.before >= KNOWN_REUSE
+
+
+def _band(spec: RowSpec, rules: Mapping[str, Rule]) -> tuple[float | None, float | None]:
+    """The band's bounds; those of a target that is stated."""
+    for rule_id in ("TTFT-P99", "ITL-P99"):
+        if rule_id in spec.judges and rule_id in rules:
+            return None, rules[rule_id].threshold(Severity.WARNING)
+    return spec.low, spec.high

@@ -1,0 +1,192 @@
+"""The knee of a tier's own curve, learned from the period's windows (guide 8.1, 8.3). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from kneewatch.diagnose.learned.knee import (
+    POINTS_KEPT,
+    POINTS_MIN,
+    CurveLearner,
+    LearnedKnee,
+    Point,
+    Range,
+    step_of,
+)
+from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.figures import Spread
+from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, TierStated
+from kneewatch.reports.weekly.tier_sections import BenchmarkCheck, KneeStep, TierKnee
+from kneewatch.reports.weekly.trends import Past
+from kneewatch.rules.rule import WINDOW_S
+
+TTFT_OFF, GPU_OFF = 0.3, -0.2
+"""How far production may be from the benchmark: 30 % and 20 points (guide 9.1 step 13)."""
+
+TOO_FEW = (
+    "too few loads were seen to know the curve: it takes windows at three concurrencies at least, "
+    "the highest four times the lowest"
+)
+NO_BENCHMARK = "no benchmark is stated (benchmark.ttft_p99_s, benchmark.gpu_ratio)"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What one engine of the tier carries. `latency_s` is a request's mean time at C_max."""
+
+    learned: LearnedKnee
+    latency_s: float
+    tokens_per_s: float
+
+
+def curve(tier: TierObserved, until_s: float) -> Curve | None:
+    """The tier's curve from all its engines' windows; None where too few loads were seen."""
+    learner = CurveLearner(window_s=WINDOW_S)
+    chosen = thinned([point for engine in tier.engines for point in engine.points])
+    for point in chosen:
+        learner.take(point)
+    learned = learner.knee(until_s, tier.stated.targets)
+    if learned is None:
+        return None
+    best = step_of(learned.c_max.expected)
+    near = [point for point in chosen if step_of(point.in_flight) == best]
+    return Curve(
+        learned,
+        latency_s=median(_latency_s(point) for point in near),
+        tokens_per_s=median(point.tokens_per_s for point in near),
+    )
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """As many of each concurrency as a curve keeps, evenly over time and engines."""
+    by_step: dict[int, list[Point]] = {}
+    for point in sorted(points, key=lambda one: one.t_s):
+        by_step.setdefault(step_of(point.in_flight), []).append(point)
+    return [
+        step[at * len(step) // POINTS_KEPT] if len(step) > POINTS_KEPT else step[at]
+        for step in by_step.values()
+        for at in range(min(len(step), POINTS_KEPT))
+    ]
+
+
+def knee(tier: TierObserved, found: Curve | None, now: Past | None) -> TierKnee:
+    """The knee, where the peak sat against it, and the benchmark beside it."""
+    points = [point for engine in tier.engines for point in engine.points]
+    learned = found.learned if found else None
+    peak = max(
+        (engine for engine in tier.engines if engine.in_flight is not None),
+        key=_peak,
+        default=None,
+    )
+    in_flight = peak.in_flight if peak is not None else None
+    c_max = learned.c_max.expected if learned else None
+    usable = learned.usable_requests_per_s.expected if learned else None
+    little = c_max / found.latency_s if found is not None and c_max is not None else None
+    return TierKnee(
+        tier=tier.id,
+        steps=_steps(points),
+        c_max=_spread(learned.c_max) if learned else None,
+        usable_requests_per_s=_spread(learned.usable_requests_per_s) if learned else None,
+        reached=learned.reached if learned else False,
+        basis=learned.basis if learned else "",
+        peak_in_flight=in_flight.p99 if in_flight else None,
+        peak_requests_per_s=_served_at(peak, points),
+        peak_at_s=in_flight.highest_at_s if in_flight else None,
+        peak_target=peak.target if peak is not None else "",
+        position_ratio=m.over(in_flight.p99 if in_flight else None, c_max),
+        little_requests_per_s=little,
+        little_gap_ratio=m.over(little, usable),
+        benchmark=benchmark_checks(tier.stated, now),
+        windows=len(points),
+        missing="" if learned else TOO_FEW,
+    )
+
+
+def benchmark_checks(stated: TierStated, now: Past | None) -> tuple[BenchmarkCheck, ...]:
+    """TTFT P99 and GPU activity of production against the benchmark's."""
+    whole = now.whole if now is not None else None
+    ttft_s = m.TTFT_P99.of(whole) if whole else None
+    busy = m.level(m.GPU_BUSY, serving=True)(whole) if whole else None
+    was_s, was_busy = stated.benchmark_ttft_p99_s, stated.benchmark_gpu_ratio
+    ttft_off = None if ttft_s is None or was_s is None else ttft_s / was_s - 1
+    busy_off = None if busy is None or was_busy is None else busy - was_busy
+    return (
+        BenchmarkCheck(
+            "TTFT P99", "s", was_s, ttft_s, ttft_off, TTFT_OFF,
+            _check(ttft_off, lambda off: off > TTFT_OFF),
+            _lacking(was_s, ttft_s, "no request in this time"),
+        ),
+        BenchmarkCheck(
+            "GPU activity while serving", "ratio", was_busy, busy, busy_off, GPU_OFF,
+            _check(busy_off, lambda off: off < GPU_OFF),
+            _lacking(was_busy, busy, m.GPU_MISSING),
+        ),
+    )  # fmt: skip
+
+
+def _check(off: float | None, far: Callable[[float], bool]) -> str:
+    if off is None:
+        return "unknown"
+    return "warning" if far(off) else "ok"
+
+
+def _lacking(benchmark: float | None, production: float | None, why: str) -> str:
+    if benchmark is None:
+        return NO_BENCHMARK
+    return why if production is None else ""
+
+
+def _steps(points: Sequence[Point]) -> tuple[KneeStep, ...]:
+    by_step: dict[int, list[Point]] = {}
+    for point in points:
+        by_step.setdefault(step_of(point.in_flight), []).append(point)
+    return tuple(
+        KneeStep(
+            in_flight=median(point.in_flight for point in step),
+            windows=len(step),
+            requests_per_s=_middle([point.requests_per_s for point in step]),
+            tokens_per_s=_middle([point.tokens_per_s for point in step]),
+            token_s=_middle([point.token_s for point in step]),
+            ttft_p99_s=_known([point.ttft_p99_s for point in step]),
+            itl_p99_s=_known([point.itl_p99_s for point in step]),
+        )
+        for _, step in sorted(by_step.items())
+        if len(step) >= POINTS_MIN
+    )
+
+
+def _known(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return _middle(known) if known else None
+
+
+def _middle(values: Sequence[float]) -> Spread:
+    """The middle half of some values."""
+    if len(values) < 2:
+        return Spread(values[0], values[0], values[0])
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return Spread(low, middle, high)
+
+
+def _spread(found: Range) -> Spread:
+    return Spread(found.low, found.expected, found.high)
+
+
+def _peak(engine: EngineObserved) -> float:
+    return engine.in_flight.p99 if engine.in_flight else 0.0
+
+
+def _served_at(peak: EngineObserved | None, points: Sequence[Point]) -> float | None:
+    """What was served at about the peak's concurrency."""
+    if peak is None or not peak.in_flight or peak.in_flight.p99 <= 0:
+        return None
+    step = step_of(peak.in_flight.p99)
+    near = [point.requests_per_s for point in points if step_of(point.in_flight) == step]
+    return median(near) if near else None
+
+
+def _latency_s(point: Point) -> float:
+    """A request's mean time: what a token takes, times its tokens."""
+    return point.token_s * point.tokens_per_s / point.requests_per_s

@@ -1,0 +1,265 @@
+"""An incident drawn over time: stages, causes and signals. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kneewatch.reports.formatting import cut, quantity
+from kneewatch.reports.triage.charts import ceiling
+from kneewatch.reports.weekly.figures import Line
+from kneewatch.reports.weekly.page.formatting import Calendar, health
+from kneewatch.reports.weekly.page.svg import path
+from kneewatch.reports.weekly.report import Incident
+
+WIDE, TALL = 300.0, 60.0
+"""Units of a chart's inside, which is stretched to the room there is."""
+
+LEAST_WIDTH = 0.5
+TABLE_ROWS = 24
+LATE = "ttft_p99_s"
+
+
+class Reach:
+    """Where moments lie, in percent."""
+
+    def __init__(self, since_s: float, until_s: float) -> None:
+        self.since_s, self.until_s = since_s, max(until_s, since_s + 1.0)
+
+    def x(self, t_s: float) -> float:
+        """A moment's place, at an end where it lies beyond."""
+        return min(100.0, max(0.0, 100 * (t_s - self.since_s) / (self.until_s - self.since_s)))
+
+    def spread(self, start_s: float, end_s: float) -> tuple[float, float]:
+        """Where a stretch begins and how wide it is: wide enough to be seen."""
+        x, end = self.x(start_s), self.x(end_s)
+        width = max(LEAST_WIDTH, end - x)
+        return min(x, 100.0 - width), width
+
+
+@dataclass(frozen=True, slots=True)
+class SmallChart:
+    """A signal in the incident's time: its path, its bound's height, its highest value."""
+
+    signal: str
+    top: str
+    line: str
+    bound_y: float | None
+    bound: str
+    desc: str
+
+
+def small_chart(line: Line, reach: Reach, budget_s: float | None) -> SmallChart | None:
+    """A signal's chart, with the budget where it is one of TTFT; None where nothing is known."""
+    known = [v for v in line.values if v is not None and math.isfinite(v)]
+    if not known:
+        return None
+    bound = budget_s if line.signal == LATE else None
+    top = ceiling(max(*known, bound or 0.0, 0.0), of=line.signal) or 1.0
+    points = [
+        None if value is None or not math.isfinite(value)
+        else (reach.x(t_s) * WIDE / 100, TALL - TALL * max(0.0, value) / top)
+        for t_s, value in zip(line.times_s, line.values, strict=False)
+    ]  # fmt: skip
+    least, most = quantity(line.signal, min(known)), quantity(line.signal, max(known))
+    words = "" if bound is None else f"budget {quantity(line.signal, bound)}"
+    return SmallChart(
+        line.signal,
+        quantity(line.signal, top),
+        path(points),
+        None if bound is None else TALL - TALL * bound / top,
+        words,
+        f"From {least} to {most}{f'; {words}' if words else ''}.",
+    )
+
+
+def table(lines: Sequence[Line]) -> list[tuple[float, tuple[str, ...]]]:
+    """Signals by moment, few enough rows to read: every so many moments one."""
+    by_time = [dict(zip(line.times_s, line.values, strict=False)) for line in lines]
+    moments = sorted({t_s for line in lines for t_s in line.times_s})
+    each = max(1, math.ceil(len(moments) / TABLE_ROWS))
+    told = list(zip((line.signal for line in lines), by_time, strict=True))
+    return [
+        (t_s, tuple(quantity(signal, values.get(t_s)) for signal, values in told))
+        for t_s in moments[::each]
+    ]
+
+
+# --- An incident as a strip: stages as steps, causes as bars, its signals. Geometry ---------------
+
+
+STAGES = 4
+STEP_PX, CAUSE_PX, TOP_PX = 17, 22, 34
+LABEL_FROM, LABEL_AT_DESK = 18.0, 9.5
+"""Percent of the width from which on a step has room for its name: on a phone, and on a desk."""
+
+LABEL_MOST = 28
+"""Letters of a name that stands in the drawing; the tables have all of it."""
+
+MIDDLE = 50.0
+STEPS_S = (30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800)
+TICKS_MOST = 5
+EDGE = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A stage in the strip: `x` and `width` in percent, `y` and `height` in pixels."""
+
+    x: float
+    width: float
+    y: float
+    height: float
+    severity: str
+    label: str
+    labelled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch of a cause; its name stands above the `first` of its stretches, from `text_x` on
+    or, with `left`, up to it."""
+
+    x: float
+    width: float
+    y: float
+    severity: str
+    label: str
+    first: bool
+    text_x: float
+    left: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment in the strip; `after` says on which side of it there is room for its words."""
+
+    x: float
+    y: float
+    words: str
+    after: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A drawn incident. `ground_px` is where the steps stand, `height_px` all of it."""
+
+    steps: tuple[Step, ...]
+    causes: tuple[Bar, ...]
+    marks: tuple[Mark, ...]
+    ticks: tuple[tuple[float, str], ...]
+    ground_px: int
+    height_px: int
+    charts: tuple[SmallChart, ...]
+    held: tuple[float, float]
+    signals: tuple[str, ...]
+    thinned: bool
+    rows: tuple[tuple[float, tuple[str, ...]], ...]
+    desc: str
+
+
+def strip(incident: Incident, calendar: Calendar) -> Strip:
+    """An incident drawn over its time and what is shown around it."""
+    end_s = _end(incident.end_s, incident)
+    times = [t_s for line in incident.lines for t_s in line.times_s]
+    margin_s = 0.05 * (end_s - incident.start_s)
+    reach = Reach(
+        min([incident.start_s - margin_s, *times]), max([end_s + margin_s, *times])
+    )  # fmt: skip
+    ground = TOP_PX + STAGES * STEP_PX if incident.stages else 4
+    steps = tuple(
+        _step(reach, span.start_s, _end(span.end_s, incident), ground=ground, number=span.number,
+              severity=span.severity, label=cut(f"{span.number} {span.name}", LABEL_MOST))
+        for span in incident.stages
+    )  # fmt: skip
+    causes = tuple(_bars(incident, reach, ground))
+    lanes = len({span.id for span in incident.causes})
+    shown = [
+        chart for line in incident.lines if (chart := small_chart(line, reach, incident.budget_s))
+    ]
+    return Strip(
+        steps=steps,
+        causes=causes,
+        marks=tuple(_marks(incident, reach)) if steps else (),
+        ticks=tuple(_ticks(reach, calendar)),
+        ground_px=ground,
+        height_px=ground + CAUSE_PX * lanes + 22,
+        charts=tuple(shown),
+        held=reach.spread(incident.start_s, end_s),
+        signals=tuple(line.signal for line in incident.lines),
+        thinned=len(set(times)) > TABLE_ROWS,
+        rows=tuple(table(incident.lines)),
+        desc=_told(incident, calendar),
+    )
+
+
+def _end(end_s: float | None, incident: Incident) -> float:
+    """An end, or when it was last seen where it goes on."""
+    return incident.last_s if end_s is None else end_s
+
+
+def _step(
+    reach: Reach,
+    start_s: float,
+    end_s: float,
+    *,
+    ground: int,
+    number: int,
+    severity: str,
+    label: str,
+) -> Step:
+    x, width = reach.spread(start_s, end_s)
+    height = STEP_PX * max(0.25, min(number, STAGES))
+    return Step(x, width, ground - height, height, health(severity), label, width >= LABEL_AT_DESK)
+
+
+def _bars(incident: Incident, reach: Reach, ground: int) -> Iterator[Bar]:
+    """The causes in lanes of their own, by when each was first seen."""
+    lanes: dict[str, int] = {}
+    for span in incident.causes:
+        first = span.id not in lanes
+        lane = lanes.setdefault(span.id, len(lanes))
+        x, width = reach.spread(span.start_s, _end(span.end_s, incident))
+        text_x = x if x <= MIDDLE else x + width
+        yield Bar(
+            x, width, ground + 18 + CAUSE_PX * lane, health(span.severity),
+            cut(span.id, LABEL_MOST), first, text_x, left=x > MIDDLE,
+        )  # fmt: skip
+
+
+def _marks(incident: Incident, reach: Reach) -> list[Mark]:
+    told = ((incident.stage2_s, "eviction seen"), (incident.late_s, "TTFT P99 over budget"))
+    marks: list[Mark] = []
+    for row, (t_s, words) in enumerate(told):
+        if t_s is not None:
+            x = reach.x(t_s)
+            marks.append(Mark(x, 11.0 + 15 * row, words, x < MIDDLE))
+    return marks
+
+
+def _ticks(reach: Reach, calendar: Calendar) -> list[tuple[float, str]]:
+    length_s = reach.until_s - reach.since_s
+    step_s = next((s for s in STEPS_S if length_s / s <= TICKS_MOST), STEPS_S[-1])
+    # Round moments are those of the local clock, whose offset may be half an hour.
+    offset = calendar.local(reach.since_s).utcoffset()
+    offset_s = 0.0 if offset is None else offset.total_seconds()
+    first = math.ceil((reach.since_s + offset_s) / step_s)
+    last = math.floor((reach.until_s + offset_s) / step_s)
+    moments = (at * step_s - offset_s for at in range(first, last + 1))
+    told = calendar.day if step_s >= 86400 else calendar.clock
+    return [
+        (reach.x(t_s), calendar.clock(t_s, seconds=True) if step_s < 60 else told(t_s))
+        for t_s in moments
+        if EDGE <= reach.x(t_s) <= 100 - EDGE
+    ]
+
+
+def _told(incident: Incident, calendar: Calendar) -> str:
+    spans = [
+        f"stage {span.number} ({span.name}) from {calendar.clock(span.start_s, seconds=True)}"
+        for span in incident.stages
+    ] + [
+        f"{span.id} from {calendar.clock(span.start_s, seconds=True)}" for span in incident.causes
+    ]  # fmt: skip
+    return f"{incident.title}: {'; '.join(spans)}." if spans else incident.title

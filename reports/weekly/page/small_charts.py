@@ -1,0 +1,174 @@
+"""Sparklines, stacked bars and the heat map of a week. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kneewatch.reports.formatting import number
+from kneewatch.reports.weekly.figures import Spark
+from kneewatch.reports.weekly.page.formatting import WEEKDAYS, told
+from kneewatch.reports.weekly.page.svg import path
+from kneewatch.reports.weekly.tier_sections import WeekdayHour
+
+WIDE, TALL = 164, 28
+"""Units of a sparkline's inside, which is stretched to the room there is."""
+
+HEADROOM = 1.05
+SQUARES_MOST = 64
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LABEL_FROM = 6.0
+"""Percent of a bar's width from which on a part has room for its letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkLine:
+    """A drawn sparkline: its path, its band (top and height, None without bounds), in words."""
+
+    path: str
+    band: tuple[float, float] | None
+    desc: str
+
+
+def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkLine | None:
+    """A figure over the period, from nothing up; None where it was never known."""
+    known = [value for value in spark.values if value is not None and math.isfinite(value)]
+    if not known:
+        return None
+    bounds = [bound for bound in (low, high) if bound is not None and math.isfinite(bound)]
+    least, most = min(0.0, *known), HEADROOM * max(*known, *bounds, 0.0)
+    per_unit = TALL / (most - least) if most > least else 0.0
+    per_step = WIDE / max(1, len(spark.values) - 1)
+    points = [
+        None if value is None or not math.isfinite(value)
+        else (place * per_step, TALL - (value - least) * per_unit)
+        for place, value in enumerate(spark.values)
+    ]  # fmt: skip
+    band = None
+    if bounds:
+        top = 0.0 if high is None else TALL - (high - least) * per_unit
+        bottom = TALL if low is None else TALL - (low - least) * per_unit
+        band = (top, bottom - top) if bottom > top else None
+    desc = f"From {told(min(known), spark.unit)} to {told(max(known), spark.unit)}."
+    return SparkLine(path(points), band, desc)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a bar: `x` and `width` in percent, its letter, what it is called and its value."""
+
+    letter: str
+    name: str
+    value: str
+    x: float
+    width: float
+    labelled: bool
+
+
+def stack(parts: Sequence[tuple[str, float, str]], *, whole: float) -> tuple[Part, ...]:
+    """Parts side by side, by name, size and words; empty where there is nothing to divide."""
+    if not whole > 0:
+        return ()
+    made: list[Part] = []
+    x = 0.0
+    for letter, (name, size, words) in zip(LETTERS, parts, strict=False):
+        width = max(0.0, min(100.0 * size / whole, 100.0 - x))
+        made.append(Part(letter, name, words, x, width, width >= LABEL_FROM))
+        x += width
+    return tuple(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Squares:
+    """GPUs as squares in a row: as a path, `width` by `height` units; `each` GPUs to a square."""
+
+    path: str
+    width: int
+    height: int
+    each: int
+
+
+def squares(count: int, *, beside: int) -> Squares:
+    """So many squares, at the scale that also holds `beside`; 16 to a row."""
+    each = max(1, math.ceil(max(count, beside) / SQUARES_MOST))
+    shown = math.ceil(count / each)
+    drawn = "".join(f"M{place % 16 * 14} {place // 16 * 14}h11v11h-11z" for place in range(shown))
+    most = math.ceil(max(count, beside, 1) / each)
+    return Squares(drawn, 14 * min(16, most), 14 * max(1, math.ceil(shown / 16)), each)
+
+
+# --- The week as a field of hours: how fast each spent the error budget. Geometry and words -------
+
+
+CELL = 13
+LEFT, TOP = 30, 14
+HOURS, DAYS = 24, 7
+WIDTH, HEIGHT = LEFT + HOURS * CELL, TOP + DAYS * CELL
+
+LEVELS: tuple[tuple[str, float, str, int], ...] = (
+    ("heat-0", 0.0, "nothing late", 2),
+    ("heat-1", 1.0, "within the budget", 5),
+    ("heat-2", 6.0, "up to 6 times the budget", 8),
+    ("heat-3", 14.4, "up to 14.4 times", 10),
+    ("heat-4", math.inf, "more", 12),
+)
+"""Class, upper end of the burn, words, and side of the square: size tells what colour tells. A
+square is a short line, as thick as it is long: the stylesheet knows the sides.
+
+Above 14.4 a month's budget is gone within two days, above 6 within five."""
+
+SILENT, UNSEEN = "heat-none", "heat-unseen"
+UNSEEN_SIDE = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A drawn field: paths by class, the table behind it by hour, and it in words."""
+
+    paths: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    desc: str
+
+
+def heat(cells: Sequence[WeekdayHour]) -> Heat | None:
+    """The field of a tier's hours of the week; None where none is known."""
+    by_place = {(cell.weekday, cell.hour): cell for cell in cells}
+    burns = [cell for cell in cells if cell.burn is not None]
+    if not burns:
+        return None
+    drawn: dict[str, list[str]] = {}
+    for weekday in range(DAYS):
+        for hour in range(HOURS):
+            name, side = _level(by_place.get((weekday, hour)))
+            x, y = LEFT + hour * CELL + (CELL - side) / 2, TOP + weekday * CELL + CELL / 2
+            drawn.setdefault(name, []).append(f"M{x:g} {y:g}h{side}")
+    names = [name for name, *_ in LEVELS] + [SILENT, UNSEEN]
+    rows = [
+        (f"{hour:02}:00", tuple(_told(by_place.get((weekday, hour))) for weekday in range(DAYS)))
+        for hour in range(HOURS)
+    ]
+    worst = max(burns, key=lambda cell: cell.burn or 0.0)
+    return Heat(
+        tuple((name, "".join(drawn[name])) for name in names if name in drawn),
+        tuple(rows),
+        f"The error budget's burn by hour and weekday. The worst is "
+        f"{WEEKDAYS[worst.weekday % DAYS]} {worst.hour:02}:00 with {number(worst.burn)} times the "
+        f"budget.",
+    )
+
+
+def _level(cell: WeekdayHour | None) -> tuple[str, int]:
+    if cell is None or cell.requests is None:
+        return UNSEEN, UNSEEN_SIDE
+    if cell.burn is None:
+        return (SILENT, 2) if cell.requests <= 0 else (UNSEEN, UNSEEN_SIDE)
+    return next((name, side) for name, top, _, side in LEVELS if cell.burn <= top)
+
+
+def _told(cell: WeekdayHour | None) -> str:
+    if cell is None or cell.requests is None:
+        return "?"
+    if cell.burn is None:
+        return "-" if cell.requests <= 0 else "?"
+    return number(cell.burn)

@@ -1,0 +1,175 @@
+"""What a tier was asked for: lengths, arrivals, archetype, drift (guide 1.1 to 1.3). Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from kneewatch.collector.signals.vllm import OUTPUT_LENGTH, PROMPT_LENGTH
+from kneewatch.diagnose.sizing.replicas.archetypes import archetype
+from kneewatch.reports.weekly import measures as m
+from kneewatch.reports.weekly.figures import Trend
+from kneewatch.reports.weekly.hours import DAY_S
+from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, Together, WorkloadStated
+from kneewatch.reports.weekly.tier_sections import Arrivals, Drift, Lengths, TierWorkload
+from kneewatch.reports.weekly.trends import Measure, Past, judged, trend
+
+MINUTE_S = 60.0
+LONG_INPUT_TOKENS, LONG_OUTPUT_TOKENS = 2000.0, 800.0
+"""From these means on a side is long: the guide draws its archetypes on these two axes (1.2), with
+a RAG of 4,000 and 200 tokens and code generation of 200 and 3,000 (8.2)."""
+
+DRIFT_LIMIT = 1.3
+"""A measured figure further from the stated one than this is another workload (9.1 step 13)."""
+
+NO_PROFILE = (
+    "no workload is stated that the size was computed for (workload_profile or report.profile, a "
+    "file as for kneewatch size --plan)"
+)
+NO_REQUEST = "no request was finished in this time"
+
+
+def workload(tier: TierObserved, now: Past | None, before: Past | None) -> TierWorkload:
+    """The tier's requests over the period."""
+    prompt, output = (
+        _lengths("prompt_tokens", PROMPT_LENGTH, now, before),
+        _lengths("output_tokens", OUTPUT_LENGTH, now, before),
+    )
+    kind, why = _archetype(prompt.mean.value, output.mean.value)
+    arrived = arrivals(tier, now.grid.from_s if now is not None else 0.0)
+    saved = m.saved(now.whole) if now is not None else None
+    return TierWorkload(
+        tier=tier.id,
+        prompt=prompt,
+        output=output,
+        computed_prompt_ratio=None if saved is None else 1 - saved,
+        arrivals=arrived,
+        archetype=kind,
+        archetype_why=why,
+        bottleneck=archetype(kind).bottleneck if kind else "",
+        drift=_drift(tier.stated.workload, prompt, output, arrived),
+        drift_missing="" if tier.stated.workload is not None else NO_PROFILE,
+    )
+
+
+def _lengths(key: str, metric: str, now: Past | None, before: Past | None) -> Lengths:
+    p50, p95, p99 = (
+        trend(
+            Measure(f"{key}_p{percent}", f"P{percent}", "tokens", m.quantile(metric, percent / 100),
+                    missing=NO_REQUEST), now, before,
+        )
+        for percent in (50, 95, 99)
+    )  # fmt: skip
+    mean = Measure(f"{key}_mean", "mean", "tokens", m.mean(metric), missing=NO_REQUEST)
+    return Lengths(p50, p95, p99, trend(mean, now, before), p50.missing)
+
+
+def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
+    """Requests a second of the whole tier, minute by minute from the period's start on."""
+    now = _per_s(tier.engines, tier.together)
+    before = _per_s(tier.before, tier.together_before)
+    known = [(at, rate) for at, rate in enumerate(now) if rate is not None]
+    highest = max(known, key=lambda one: one[1], default=None)
+    mean, p95, p99 = (
+        _rate_trend(name, q, now, before)
+        for name, q in (("mean", None), ("P95", 0.95), ("P99", 0.99))
+    )
+    return Arrivals(
+        window_s=MINUTE_S,
+        mean_per_s=mean,
+        p95_per_s=p95,
+        p99_per_s=p99,
+        highest_per_s=highest[1] if highest else None,
+        highest_at_s=from_s + highest[0] * MINUTE_S if highest else None,
+        peak_to_mean_ratio=m.over(p99.value, mean.value),
+        missing="" if known else NO_REQUEST,
+    )
+
+
+def _per_s(engines: Sequence[EngineObserved], together: Together) -> list[float | None]:
+    """The tier's rate in each minute; None where no engine of it tells."""
+    all_minutes = (*(engine.minutes for engine in engines), together.minutes)
+    columns = [minutes for minutes in all_minutes if minutes]
+    rates: list[float | None] = []
+    for minute in zip(*columns, strict=False):
+        known = [begun for begun in minute if not math.isnan(begun)]
+        rates.append(math.fsum(known) / MINUTE_S if known else None)
+    return rates
+
+
+def _rate_trend(
+    name: str, q: float | None, now: Sequence[float | None], before: Sequence[float | None]
+) -> Trend:
+    made = Trend(f"arrival_{name.lower()}_per_s", name, "per_s", _rate(now, q), _rate(before, q))
+    if made.value is None:
+        return Trend(made.key, name, "per_s", None, made.before, missing=NO_REQUEST)
+    return judged(made, "", _daily(now, q), _daily(before, q))
+
+
+def _daily(rates: Sequence[float | None], q: float | None) -> list[float | None]:
+    each = int(DAY_S / MINUTE_S)
+    return [_rate(rates[at : at + each], q) for at in range(0, len(rates), each)]
+
+
+def _rate(rates: Sequence[float | None], q: float | None) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    if not known:
+        return None
+    return fmean(known) if q is None else quantile(known, q)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The q-quantile of some values, linear between neighbours."""
+    order = sorted(values)
+    place = q * (len(order) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(order) - 1)
+    return order[low] + (order[high] - order[low]) * (place - low)
+
+
+def _archetype(inputs: float | None, outputs: float | None) -> tuple[str, str]:
+    """The guide's archetype by mean lengths, and what it was told by."""
+    if inputs is None or outputs is None:
+        return "", ""
+    long_in, long_out = inputs >= LONG_INPUT_TOKENS, outputs >= LONG_OUTPUT_TOKENS
+    kind = {
+        (False, False): "chat",
+        (True, False): "rag",
+        (False, True): "code",
+        (True, True): "agentic",
+    }[long_in, long_out]
+    why = (
+        f"mean prompt {inputs:.0f} tokens ({'long' if long_in else 'short'}: the line is "
+        f"{LONG_INPUT_TOKENS:.0f}), mean output {outputs:.0f} ({'long' if long_out else 'short'}: "
+        f"the line is {LONG_OUTPUT_TOKENS:.0f})"
+    )
+    return kind, why
+
+
+def _drift(
+    stated: WorkloadStated | None, prompt: Lengths, output: Lengths, arrived: Arrivals
+) -> tuple[Drift, ...]:
+    if stated is None:
+        return ()
+    pairs = (
+        ("mean prompt", "tokens", stated.input_mean_tokens, prompt.mean.value),
+        ("prompt P95", "tokens", stated.input_p95_tokens, prompt.p95.value),
+        ("mean output", "tokens", stated.output_mean_tokens, output.mean.value),
+        ("output P95", "tokens", stated.output_p95_tokens, output.p95.value),
+        ("average requests", "per_s", stated.average_requests_per_s, arrived.mean_per_s.value),
+        ("peak requests", "per_s", stated.peak_requests_per_s, arrived.p99_per_s.value),
+    )
+    return tuple(
+        _drifted(name, unit, expected, measured)
+        for name, unit, expected, measured in pairs
+        if expected is not None
+    )
+
+
+def _drifted(name: str, unit: str, expected: float, measured: float | None) -> Drift:
+    ratio = m.over(measured, expected)
+    state = "unknown"
+    if ratio is not None:
+        state = "ok" if 1 / DRIFT_LIMIT <= ratio <= DRIFT_LIMIT else "warning"
+    return Drift(name, unit, expected, measured, ratio, DRIFT_LIMIT, state)

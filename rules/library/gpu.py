@@ -1,0 +1,69 @@
+"""The GPU rows of guide 9.3. Without a GPU source they are unknown, never healthy. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.rules.rule import Bound, Guard, Rule, Severity
+
+SERVING = Guard("running_avg", 1.0)
+
+RULES = (
+    Rule(
+        id="GPU-MEMORY-LOW",
+        signal="gpu_memory_used_ratio",
+        bounds=(Bound(Severity.INFO, 0.70, "guide 9.3: target 80-90 %"),),
+        below=True,
+        summary="Much of the GPU's memory is not given to the server",
+        advice="Raise --gpu-memory-utilization; memory that vLLM took is no KV pressure.",
+        guide=("9.3",),
+        for_s=600.0,
+    ),
+    Rule(
+        id="GPU-MEMORY-HIGH",
+        signal="gpu_memory_used_ratio",
+        bounds=(Bound(Severity.INFO, 0.97, "guide 9.3: above 95 %, vLLM takes 92 % by itself"),),
+        summary="The GPU has hardly any memory left beside the server",
+        advice="Lower --gpu-memory-utilization a little: a spike outside the pool would be an OOM.",
+        guide=("9.3",),
+        for_s=600.0,
+    ),
+    Rule(
+        id="GPU-BUSY-LOW",
+        signal="gpu_engine_active_ratio",
+        bounds=(Bound(Severity.INFO, 0.60, "guide 9.3: target 60-85 % while serving"),),
+        below=True,
+        summary="The GPU is often idle while requests run",
+        advice="Larger batches, or look for a host that cannot feed the GPU.",
+        guide=("9.3",),
+        for_s=300.0,
+        guards=(SERVING,),
+    ),
+    Rule(
+        id="GPU-BUSY-FULL",
+        signal="gpu_engine_active_ratio",
+        bounds=(Bound(Severity.INFO, 0.98, "guide 9.3: pegged; healthy while TTFT is stable"),),
+        summary="The GPU never rests",
+        advice="Fine while TTFT holds; when it rises: chunked prefill, P/D, or more GPUs.",
+        guide=("9.3",),
+        for_s=300.0,
+        guards=(SERVING,),
+    ),
+    Rule(
+        id="FLEET-LOW",
+        signal="gpu_engine_active_ratio",
+        bounds=(Bound(Severity.INFO, 0.40, "guide 9.2, 9.3: the utilization trap"),),
+        below=True,
+        summary="The GPU has been under 40 % busy for hours",
+        advice="Consolidate, fill with batch work, or scale down sooner.",
+        guide=("9.2", "9.3"),
+        for_s=4 * 3600.0,
+    ),
+    Rule(
+        id="FLEET-HIGH",
+        signal="gpu_engine_active_ratio",
+        bounds=(Bound(Severity.INFO, 0.90, "guide 9.3: no headroom for spikes"),),
+        summary="The GPU has been over 90 % busy for an hour",
+        advice="Add a replica or quantize: the next spike has no room.",
+        guide=("9.3",),
+        for_s=3600.0,
+    ),
+)

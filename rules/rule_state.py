@@ -1,0 +1,188 @@
+"""Rules over time: how long a bound has been crossed, and a state that does not flap. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kneewatch.rules.rule import Guard, Rule, Severity
+
+UNKNOWN = "unknown"
+NO_OBSERVATION = "requests are in flight, and the window has no observation"
+
+
+class Clearing(NamedTuple):
+    """A state that only its clear time holds: the value has been back inside every bound, or not
+    judged, from `since_s` on. `was` is the last value before, `severity` what the state was."""
+
+    since_s: float
+    was: float | None
+    severity: Severity
+
+
+class Finding(NamedTuple):
+    """A rule's state now. `state` is ok, info, warning, critical or unknown; `since_s` its
+    beginning. A state that is clearing is told as info, for what it says is over.
+
+    `missing` names the metrics that an unknown finding lacks; `note` says why else it is not
+    judged, or what keeps it quiet though its value is out of bounds.
+    """
+
+    rule: Rule
+    state: str
+    severity: Severity
+    value: float | None
+    since_s: float | None
+    missing: tuple[str, ...] = ()
+    note: str = ""
+    clearing: Clearing | None = None
+
+    @property
+    def held(self) -> Severity:
+        """The severity with the clear time: what an alert with the same hysteresis fires at."""
+        return self.severity if self.clearing is None else self.clearing.severity
+
+
+class RuleState:
+    """One rule over time."""
+
+    def __init__(self, rule: Rule, *, scale: float) -> None:
+        self.rule = rule
+        self._for_s, self._clear_s = rule.for_s * scale, rule.clear_s * scale
+        self._active = Severity.OK
+        self._since_s: float | None = None
+        self._crossed_s: dict[Severity, float] = {}
+        self._calm_s: float | None = None
+        self._outside: float | None = None
+        self._inside_s: float | None = None
+        self._unjudged = Finding(rule, UNKNOWN, Severity.OK, None, None)
+
+    def forget(self) -> None:
+        """What was seen so far belongs to another process or another clock."""
+        self._active, self._since_s, self._calm_s = Severity.OK, None, None
+        self._outside, self._inside_s = None, None
+        self._crossed_s.clear()
+
+    def judge(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        missing: Mapping[str, tuple[str, ...]],
+        notes: Mapping[str, str],
+        *,
+        idle: bool,
+    ) -> Finding:
+        """The finding at `now_s`.
+
+        `notes` says of a signal without a value why it has none. `idle`: no request is in flight,
+        and a signal without an observation is no worry.
+        """
+        rule, signal = self.rule, self.rule.signal
+        lacking = missing.get(signal)
+        if lacking is not None or signal not in values:
+            return self._unknown(lacking or (signal,), "")
+        value = values[signal]
+        for guard in rule.guards:
+            if not guard.holds(values):
+                if guard.ends:
+                    self.forget()
+                return self._settle(
+                    now_s, Severity.OK, Severity.OK, value, note=self._kept(guard, value)
+                )
+        if value is None:
+            if not idle or signal in notes:
+                return self._unknown((), notes.get(signal, NO_OBSERVATION))
+            return self._settle(now_s, Severity.OK, Severity.OK, value)
+        level = rule.level(value)
+        # The relaxed bounds matter to a state that has begun.
+        relaxed = rule.level(value, relax=rule.clear_ratio) if self._active else level
+        return self._settle(now_s, level, relaxed, value)
+
+    def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
+        # A page lacks the same from scrape to scrape: it is told by the same finding.
+        told = self._unjudged
+        if told.missing != lacking or told.note != note:
+            told = self._unjudged = told._replace(missing=lacking, note=note)
+        return told
+
+    def _kept(self, guard: Guard, value: float | None) -> str:
+        """Says that a guard keeps the rule quiet, where its value would be worth a warning."""
+        if value is None or self.rule.level(value) < Severity.WARNING:
+            return ""
+        side = "above" if guard.below else "below"
+        return f"not judged while {guard.signal} is {side} {guard.value:g}"
+
+    def _settle(
+        self,
+        now_s: float,
+        level: Severity,
+        relaxed: Severity,
+        value: float | None,
+        *,
+        note: str = "",
+    ) -> Finding:
+        if not (level or self._active or self._crossed_s):
+            return Finding(self.rule, "ok", Severity.OK, value, None, (), note)
+        for severity in (Severity.INFO, Severity.WARNING, Severity.CRITICAL):
+            if level >= severity:
+                self._crossed_s.setdefault(severity, now_s)
+            else:
+                self._crossed_s.pop(severity, None)
+        held = max(
+            (s for s, since_s in self._crossed_s.items() if now_s - since_s >= self._for_s),
+            default=Severity.OK,
+        )
+        if held > self._active:
+            if self._active == Severity.OK:
+                self._since_s = self._crossed_s[held]
+            self._active, self._calm_s = held, None
+        elif relaxed < self._active:
+            self._calm_s = now_s if self._calm_s is None else self._calm_s
+            if now_s - self._calm_s >= self._clear_s:
+                self._active, self._calm_s = max(held, relaxed), None
+                self._since_s = self._since_s if self._active else None
+        else:
+            self._calm_s = None
+        return self._told(now_s, level, relaxed, value, note)
+
+    def _told(
+        self, now_s: float, level: Severity, relaxed: Severity, value: float | None, note: str
+    ) -> Finding:
+        active = self._active
+        if not active:
+            self._outside, self._inside_s = None, None
+            if level >= Severity.WARNING:
+                note = f"told once it is out of bounds for {self._for_s:.0f} s"
+            return Finding(self.rule, "ok", Severity.OK, value, None, (), note)
+        if relaxed:
+            self._outside, self._inside_s = value, None
+            return Finding(self.rule, active.word, active, value, self._since_s)
+        if self._inside_s is None:
+            self._inside_s = now_s
+        clearing = Clearing(self._inside_s, self._outside, active)
+        info = Severity.INFO
+        return Finding(self.rule, info.word, info, value, self._since_s, (), note, clearing)
+
+
+class RuleBook:
+    """All rules of one engine over time."""
+
+    def __init__(self, rules: Sequence[Rule], *, scale: float) -> None:
+        self._states = [RuleState(rule, scale=scale) for rule in rules]
+
+    def forget(self) -> None:
+        """The process was replaced, or the clock was set back."""
+        for state in self._states:
+            state.forget()
+
+    def judge(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        missing: Mapping[str, tuple[str, ...]],
+        notes: Mapping[str, str],
+        *,
+        idle: bool,
+    ) -> list[Finding]:
+        """Every rule's finding, in the rules' order."""
+        return [state.judge(now_s, values, missing, notes, idle=idle) for state in self._states]
