@@ -23,6 +23,7 @@ from kneewatch.rules.guide_tables import ROWS
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.rule import Rule
+from tests.reference_pages import reference_pages
 
 ID_ENUM = '"description": "Stable name of a cause.",\n      "enum": ['
 ROOT = Path(__file__).parent.parent
@@ -143,6 +144,7 @@ def pages() -> dict[str, str]:
     """Every generated file's text by its path."""
     made = {name: page() for name, page in PAGES.items()}
     files = {**dashboards(), **rule_files(Plan()), **dcgm_files()}
+    made |= reference_pages()
     return made | {f"{CHECKED_IN}/{name}": text for name, text in files.items()}
 
 

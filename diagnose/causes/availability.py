@@ -88,7 +88,9 @@ def _stalled_s(facts: Facts) -> float:
 
 
 STALLED_FOR_S = Sidecar(
-    lambda facts: facts.streaks_s.get("stalled"), "PromQL sees it as no increase over the range"
+    lambda facts: facts.streaks_s.get("stalled"),
+    "PromQL sees it as no increase over the range",
+    "seconds without progress",
 )
 
 ENGINE_STALLED = CauseRecord(

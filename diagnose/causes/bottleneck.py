@@ -81,13 +81,13 @@ def bound_of(facts: Facts) -> Bound | None:
 
 def is_bound(kind: Kind) -> Condition:
     """Whether the GPUs wait for this; false where nothing tells."""
-    return SidecarHolds(lambda facts: _is(facts, kind), WHY)
+    return SidecarHolds(lambda facts: _is(facts, kind), WHY, f"the GPUs are {WORDS[kind]}")
 
 
 def bound_terms(wanted: Kind, weight: float = 0.6, against: float = -0.6) -> tuple[Term, ...]:
     """What is short as evidence: for the cause where it is what the cause says, else against."""
-    value = Sidecar(lambda facts: _get(facts, "value"), WHY)
-    bound = Sidecar(lambda facts: _get(facts, "threshold"), WHY)
+    value = Sidecar(lambda facts: _get(facts, "value"), WHY, "the share that shows what is short")
+    bound = Sidecar(lambda facts: _get(facts, "threshold"), WHY, "its bound")
     host = is_bound("host")
 
     def each(weight: float, when: Condition, *, below: bool = False) -> Term:

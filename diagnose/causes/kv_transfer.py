@@ -43,10 +43,14 @@ GB_PER_S = Signal("kv_transfer_bytes_per_s") * 1e-9
 
 OF_LMCACHE = "LMCache's metrics name no engine"
 RETRIEVED = SidecarHolds(
-    lambda facts: _is_lmcache(facts, "kv_transfer_mean_s", "retrieve_mean_s"), OF_LMCACHE
+    lambda facts: _is_lmcache(facts, "kv_transfer_mean_s", "retrieve_mean_s"),
+    OF_LMCACHE,
+    "the transfers are LMCache's",
 )
 LOST = (FAILED > 0.0) & SidecarHolds(
-    lambda facts: _is_lmcache(facts, "kv_transfer_failed_per_s", "failed_per_s"), OF_LMCACHE
+    lambda facts: _is_lmcache(facts, "kv_transfer_failed_per_s", "failed_per_s"),
+    OF_LMCACHE,
+    "the failures are LMCache's",
 )
 BY_LMCACHE = ((LONG | SLOWER) & RETRIEVED) | LOST
 
@@ -151,7 +155,11 @@ KV_TRANSFER_SLOW = CauseRecord(
                     "a transfer moves {gb_per_s:.1f} GB/s",
                 ),
                 term(
-                    Sidecar(_decode_pool_share, "which pool a server is in is read off its load"),
+                    Sidecar(
+                        _decode_pool_share,
+                        "which pool a server is in is read off its load",
+                        "the share of prompt tokens computed elsewhere, on a decode server",
+                    ),
                     None,
                     0.0,
                     "a decode pool: {value:%} of prompt tokens were computed elsewhere",

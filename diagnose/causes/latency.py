@@ -258,9 +258,19 @@ QUEUE_SHOWS = (Signal("queue_share_ratio") >= 0.2) & (Signal("waiting_avg") >= 1
 LEFT = (TAIL_DRIFT >= 2.0) & GROWTH.known & (OVER | QUEUE_SHOWS)
 IN_FLIGHT = Signal("running_avg").otherwise(0.0) + Signal("waiting_avg").otherwise(0.0)
 OF_KNEE = "the knee that an engine's own history has is no series"
-KNEE = Sidecar(lambda facts: facts.knee.c_max.expected if facts.knee else None, OF_KNEE)
-PAST_KNEE_FROM = Sidecar(lambda facts: facts.knee.past_from if facts.knee else None, OF_KNEE)
-BEFORE_KNEE_TO = Sidecar(lambda facts: facts.knee.before_to if facts.knee else None, OF_KNEE)
+KNEE = Sidecar(
+    lambda facts: facts.knee.c_max.expected if facts.knee else None, OF_KNEE, "the learned knee"
+)
+PAST_KNEE_FROM = Sidecar(
+    lambda facts: facts.knee.past_from if facts.knee else None,
+    OF_KNEE,
+    "the upper bound of the learned knee",
+)
+BEFORE_KNEE_TO = Sidecar(
+    lambda facts: facts.knee.before_to if facts.knee else None,
+    OF_KNEE,
+    "the lower bound of the learned knee",
+)
 PAST = (IN_FLIGHT > PAST_KNEE_FROM).assume(unknown=False)
 BEYOND = OVER & PAST
 

@@ -141,7 +141,11 @@ PAYS_WELL = 1.5
 """The estimate is the best case: what gives half as much again does pay."""
 
 LOADED = is_bound("compute")
-WANTED = Sidecar(lambda facts: SPEC_AIM if _loaded(facts) else None, WHY)
+WANTED = Sidecar(
+    lambda facts: SPEC_AIM if _loaded(facts) else None,
+    WHY,
+    f"{SPEC_AIM:g} while the GPUs are compute-bound",
+)
 """The guide's aim (9.3), where each rejected token costs arithmetic that is short."""
 
 
@@ -260,7 +264,11 @@ SPEC_DECODE_POOR = CauseRecord(
                 ),
                 term(PER_DRAFT, None, -0.8, _per_draft, when=PAYS),
                 term(
-                    Sidecar(_first_position, "acceptance by position is not recorded"),
+                    Sidecar(
+                        _first_position,
+                        "acceptance by position is not recorded",
+                        "the acceptance of the first draft token",
+                    ),
                     None,
                     0.0,
                     _by_position,
@@ -351,7 +359,11 @@ ADAPTER_THRASH = CauseRecord(
                     sidecar="the number of slots stands inside a label",
                 ),
                 term(
-                    Sidecar(lambda facts: _turns(facts), "turns follow from labels over time"),
+                    Sidecar(
+                        lambda facts: _turns(facts),
+                        "turns follow from labels over time",
+                        "how often adapters took turns",
+                    ),
                     None,
                     0.0,
                     lambda facts: _turns_words(facts.adapters),

@@ -35,6 +35,8 @@ class Sidecar(Quantity):
 
     of: Callable[[Facts], float | None]
     why: str
+    means: str
+    """The quantity in words, for the documentation."""
 
     def read(self) -> Read:
         return cast(Read, self.of)
@@ -50,6 +52,8 @@ class SidecarHolds(Leaf):
 
     of: Callable[[Facts], bool]
     why: str
+    means: str
+    """The condition in words, for the documentation."""
 
     def holds(self, *, side: bool) -> Holds:
         of = cast(Holds, self.of)

@@ -137,19 +137,32 @@ CAPPED = AT_LIMIT >= LENGTH_POINTS
 
 OF_LENGTHS = "lengths are compared as whole histograms, over time"
 OF_PROFILE = "the stated workload_profile is no series"
-SHIFT = Sidecar(lambda facts: facts.lengths.shift_ratio if facts.lengths else None, OF_LENGTHS)
+SHIFT = Sidecar(
+    lambda facts: facts.lengths.shift_ratio if facts.lengths else None,
+    OF_LENGTHS,
+    "the share of outputs that got longer",
+)
 SHIFT_CHANCE = Sidecar(
-    lambda facts: facts.lengths.chance_ratio if facts.lengths else None, OF_LENGTHS
+    lambda facts: facts.lengths.chance_ratio if facts.lengths else None,
+    OF_LENGTHS,
+    "the share that chance explains",
 )
 UNSHIFTED = SidecarHolds(
     lambda facts: (
         facts.lengths is not None and not (facts.lengths.real and facts.lengths.shift_ratio > 0)
     ),
     OF_LENGTHS,
+    "the distribution of output lengths is known and has not moved up",
 )
-BEYOND = Sidecar(lambda facts: facts.endless.shift_ratio if facts.endless else None, OF_PROFILE)
+BEYOND = Sidecar(
+    lambda facts: facts.endless.shift_ratio if facts.endless else None,
+    OF_PROFILE,
+    "the share of outputs far beyond the stated profile",
+)
 BEYOND_CHANCE = Sidecar(
-    lambda facts: facts.endless.chance_ratio if facts.endless else None, OF_PROFILE
+    lambda facts: facts.endless.chance_ratio if facts.endless else None,
+    OF_PROFILE,
+    "the share that chance explains",
 )
 LONGER = Signal("output_tokens_mean") / Usually("output_tokens_mean")
 ALWAYS_SO = (MORE_AT_LIMIT < LENGTH_POINTS).assume(unknown=False)

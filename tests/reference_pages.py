@@ -1,0 +1,515 @@
+"""The generated block of each cause's and rule's page: how it is detected, in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import cast
+
+from kneewatch.collector.names.dcgm_fields import field_table
+from kneewatch.collector.names.vllm_metrics import metric_table
+from kneewatch.collector.signals.gpu import GPU_SIGNALS
+from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.dashboards.prometheus.alerts import alert_name, expressible
+from kneewatch.dashboards.prometheus.causes import cause_name, cause_queries, left_out
+from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.diagnose.causes import availability
+from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW, chance
+from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES
+from kneewatch.diagnose.causes.record import (
+    CauseRecord,
+    Finds,
+    Form,
+    Say,
+    Sidecar,
+    SidecarHolds,
+    Term,
+)
+from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
+from kneewatch.diagnose.fleet import outliers, routing
+from kneewatch.diagnose.learned.derived_signals import HELP
+from kneewatch.rules.conditions import (
+    ALWAYS,
+    OPPOSITE,
+    Arithmetic,
+    Assume,
+    AtLeast,
+    Compare,
+    Condition,
+    Constant,
+    Every,
+    Known,
+    Not,
+    Number,
+    Otherwise,
+    Over,
+    Quantity,
+    Some,
+    nodes,
+)
+from kneewatch.rules.library import RULES
+from kneewatch.rules.library.latency import slo_rules
+from kneewatch.rules.quantities import (
+    Configured,
+    Exposed,
+    FirstOf,
+    Held,
+    LastStep,
+    Least,
+    Named,
+    Recent,
+    Signal,
+    SquareRoot,
+    Target,
+    Usually,
+    Watched,
+    WindowSeconds,
+)
+from kneewatch.rules.rule import Guard, Rule
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
+CAUSE_SECTIONS = (
+    "Meaning",
+    "Impact",
+    "How it is detected",
+    "Confirm it",
+    "Stop-gap now",
+    "Fix",
+    "What not to do",
+    "False positives",
+    "Why",
+)
+RULE_SECTIONS = ("Meaning", "How it is detected", "What to do", "Related causes")
+
+SETTING_RULES = slo_rules(
+    ttft_p99_s=1.0, itl_p99_s=1.0, benchmark_ttft_p99_s=1.0, benchmark_gpu_ratio=0.7
+)
+"""Rules that exist only with a latency target or a benchmark in the settings."""
+
+SETTING_BOUNDS = {
+    "TTFT-P99": "`slo.ttft_p99_s`",
+    "TTFT-P50": "`slo.ttft_p99_s`",
+    "ITL-P99": "`slo.itl_p99_s`",
+    "ITL-P50": "`slo.itl_p99_s`",
+    "BENCH-TTFT": "1.3x `benchmark.ttft_p99_s`",
+    "BENCH-GPU": "`benchmark.gpu_ratio` less 0.2",
+}
+
+FUNCTIONS: Mapping[str, Callable[..., object]] = {
+    "routing_dilution": routing.routing_dilution,
+    "replica_imbalance": outliers.replica_imbalance,
+    "mixed_tiers": routing.mixed_tiers,
+    "bad_node": outliers.bad_nodes,
+    "cold_replica": outliers.cold_replicas,
+    "target_down": availability.unreadable,
+    "metrics_missing": availability.metrics_missing,
+}
+"""Causes that a function concludes from more than one engine's facts."""
+
+EVIDENCE_TERMS: Mapping[str, tuple[Term, ...]] = {"bad_node": outliers.TERMS}
+
+
+def reference_pages() -> dict[str, str]:
+    """Each cause's and rule's page with its block filled, by its path."""
+    blocks = {f"docs/causes/{record.id}.md": cause_block(record) for record in CAUSES}
+    blocks |= {f"docs/rules/{rule.id}.md": rule_block(rule) for rule in (*RULES, *SETTING_RULES)}
+    return {path: filled((ROOT / path).read_text(), block) for path, block in blocks.items()}
+
+
+def filled(page: str, block: str) -> str:
+    """The page with `block` between its two marks.
+
+    Raises:
+        ValueError: a mark is missing.
+    """
+    head, _, rest = page.partition(BEGIN)
+    _, mark, tail = rest.partition(END)
+    if not mark:
+        raise ValueError(f"no {BEGIN} and {END} in {page.splitlines()[0]!r}")
+    return f"{head}{BEGIN}\n{block}\n{END}{tail}"
+
+
+def page_problems(page: str, sections: Iterable[str]) -> list[str]:
+    """Sections that a page lacks, and metrics on it that collector/names does not know."""
+    headings = set(re.findall(r"(?m)^## (.+)$", page))
+    missing = [f"section {name!r} is missing" for name in sections if name not in headings]
+    return missing + [f"no such metric: {name}" for name in unknown_metrics(page)]
+
+
+def unknown_metrics(page: str) -> list[str]:
+    """Names of vLLM's or DCGM's metrics on a page that collector/names does not know."""
+    table, dcgm = metric_table(), field_table().names
+    families = {name.name for metric in table.metrics.values() for name in metric.spellings}
+    vllm = families | table.samples.keys()
+    names = set(re.findall(r"\bvllm:(\w+)", page))
+    unknown = [f"vllm:{name}" for name in names if name not in vllm]
+    unknown += [name for name in set(re.findall(r"\bDCGM_FI_\w+", page)) if name not in dcgm]
+    return sorted(unknown)
+
+
+# --- Causes ---------------------------------------------------------------------------------------
+
+
+def cause_block(record: CauseRecord) -> str:
+    """The generated block of a cause's page."""
+    parts: list[str] = []
+    for number, form in enumerate(record.forms, 1):
+        if len(record.forms) > 1:
+            parts.append(f"### Variant {number}: {_lower(form.summary)}")
+        parts.append(form_block(form))
+    function = record.judge or FUNCTIONS.get(record.id)
+    if function is not None:
+        parts.append(function_block(function))
+    if record.id in EVIDENCE_TERMS:
+        parts.append(evidence_table(EVIDENCE_TERMS[record.id]))
+    return "\n\n".join([*parts, "\n".join(facts_list(record))])
+
+
+def form_block(form: Form) -> str:
+    """A form's gate, evidence and severities."""
+    gate = "\n".join(bullets(form.gate))
+    start = chance(form.start.value)
+    severities = "; ".join(
+        f"`{level.severity.word}`" + (f" if {inline(level.when)}" if level.when != ALWAYS else "")
+        for level in form.levels
+    )
+    stretched = any(isinstance(node, Held) and node.stretch for node in nodes(form))
+    times = " (times grow with a window above 60 s)" if stretched else ""
+    return (
+        f"It is considered only if{times}:\n\n{gate}\n\n"
+        f"Confidence starts at {start:.0%} (log-odds {form.start.value:+g}). Each piece of "
+        "evidence adds its weight times its strength: half of the weight at the threshold, all of "
+        "it at twice the threshold (at half of it, if lower is stronger). It is reported from "
+        f"{CONCLUDED_FROM:.0%} on, as `info` below {DOUBTFUL_BELOW:.0%}.\n\n"
+        f"{evidence_table(form.terms)}\n\n"
+        f"Severity, the first that applies: {severities}."
+    )
+
+
+def evidence_table(terms: Iterable[Term]) -> str:
+    """A table of terms: the value, what the reader sees, threshold, when it counts, weight."""
+    rows = [
+        "| evidence | reads | threshold | counts if | weight |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for term in terms:
+        name = quantity(term.value)
+        if isinstance(term.signal, str) and term.signal and f"`{term.signal}`" not in name:
+            name = f"`{term.signal}`: {name}"
+        bound = ""
+        if term.threshold is not None:
+            bound = f"{'below' if term.below else 'above'} {quantity(term.threshold)}"
+        when = "" if term.when == ALWAYS else inline(term.when)
+        cells = (name, sentence(term.say), bound, when, weight(term.weight.value))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def weight(log_odds: float) -> str:
+    """A weight in words."""
+    if not log_odds:
+        return "shown only"
+    size = abs(log_odds)
+    word = "strong" if size >= 1.5 else "medium" if size >= 0.7 else "weak"
+    return f"{word}, {'for' if log_odds > 0 else 'against'} ({log_odds:+g})"
+
+
+def sentence(say: Say) -> str:
+    """What a term's sentence looks like; empty where a function writes it."""
+    if not isinstance(say, str):
+        return ""
+    units = {"%": "N%", ".1%": "N%", "ms": "N ms", "s": "N s"}
+    return re.sub(r"{\w+(?::([^}]*))?}", lambda field: units.get(field[1] or "", "N"), say)
+
+
+def function_block(function: Callable[..., object]) -> str:
+    """What a function that concludes a cause reads, and its thresholds."""
+    plain = cast(FunctionType, function)
+    names, texts = references(plain)
+    module = plain.__globals__
+    numbers = {
+        name: module[name]
+        for name in names
+        if name.isupper() and isinstance(module.get(name), int | float)
+    }
+    signals = [text for text in texts if text in SIGNALS]
+    text = " ".join((plain.__doc__ or "").split("\n\n")[0].split())
+    lines = [f"Concluded by a function, not by weights alone: {_lower(text)}"]
+    if signals:
+        lines.append("Signals it reads: " + ", ".join(f"`{signal}`" for signal in signals) + ".")
+    if numbers:
+        bounds = ", ".join(
+            f"{name.lower().replace('_', ' ')} {value:g}" for name, value in numbers.items()
+        )
+        lines.append(f"Its numbers: {bounds}.")
+    return "\n\n".join(lines)
+
+
+SIGNALS = frozenset({s.key for s in (*VLLM_SIGNALS, *GPU_SIGNALS)} | HELP.keys())
+
+
+def references(function: FunctionType) -> tuple[list[str], list[str]]:
+    """Global names and strings that a function uses, also by way of its module's functions."""
+    names: dict[str, None] = {}
+    texts: dict[str, None] = {}
+    done: set[str] = set()
+    ahead = [function]
+    while ahead:
+        current = ahead.pop(0)
+        if current.__name__ in done:
+            continue
+        done.add(current.__name__)
+        for code in codes(current.__code__):
+            names |= dict.fromkeys(code.co_names)
+            texts |= dict.fromkeys(strings(code.co_consts))
+        for name in names:
+            other = function.__globals__.get(name)
+            if isinstance(other, FunctionType) and other.__module__ == function.__module__:
+                ahead.append(other)
+    return list(names), list(texts)
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes(constant)
+
+
+def strings(constants: Iterable[object]) -> Iterator[str]:
+    """The strings among constants, also in tuples."""
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple):
+            yield from strings(cast("tuple[object, ...]", constant))
+
+
+def facts_list(record: CauseRecord) -> list[str]:
+    """Times, what follows, and whether PromQL sees it, as a list."""
+    onset_s, clear_s = record.onset_s.value, record.clear_s.value
+    begins = f"once it has held for {onset_s:g} s" if onset_s else "at once"
+    ends = f"once it has not held for {clear_s:g} s" if clear_s else "as soon as it does not hold"
+    lines = [f"- Reported {begins}; ends {ends}."]
+    if record.fleet:
+        lines.append("- Concluded from more than one engine's page, or by the observer.")
+    above = [other.id for other in CAUSES if record.id in other.explains]
+    rows = (
+        ("Reported under it", [cause_link(other) for other in dict.fromkeys(record.explains)]),
+        ("It is reported under", [cause_link(other) for other in above]),
+        ("Covers the rules", [rule_link(rule) for rule in dict.fromkeys(record.covers)]),
+        ("Symptoms", [SYMPTOMS[symptom] for symptom in record.symptoms]),
+        ("Levers, best first", [f"`{lever}`" for lever in record.levers]),
+    )
+    lines += [f"- {name}: {', '.join(values)}." for name, values in rows if values]
+    return [*lines, f"- PromQL: {in_promql(record)}"]
+
+
+def in_promql(record: CauseRecord) -> str:
+    """Whether the exported rules conclude a cause, by which alert, and what they cannot see."""
+    plan = Plan()
+    why = left_out(plan).get(record.id)
+    if why is not None:
+        return f"no exported alert: {why}."
+    if record.id not in {query.record.id for query in cause_queries(plan)}:
+        return "no exported alert; the series `up` says it."
+    unseen = [form.sidecar for form in record.forms if form.sidecar]
+    unseen += [term.sidecar for form in record.forms for term in form.terms if term.sidecar]
+    text = f"the exported alert `{cause_name(record.id)}` concludes it"
+    reasons = list(dict.fromkeys(unseen))
+    if reasons:
+        text += f", without what only the daemon sees ({'; '.join(reasons)})"
+    return f"{text}."
+
+
+def cause_link(cause: str) -> str:
+    """A link from a cause's page to another cause's."""
+    return f"[{cause}]({cause}.md)" if cause in BY_ID else f"`{cause}`"
+
+
+def rule_link(rule: str) -> str:
+    """A link from a cause's page to a rule's."""
+    return f"[{rule}](../rules/{rule}.md)"
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
+
+
+# --- Conditions and quantities in words -----------------------------------------------------------
+
+
+SIGNS = {">=": "is at least", ">": "is above", "<=": "is at most", "<": "is below"}
+
+
+def bullets(condition: Condition, indent: str = "") -> list[str]:
+    """A condition as nested list items."""
+    tree = _tree(condition, side=True, unknown=False)
+    items = tree[1] if isinstance(tree, tuple) and tree[0] == "all" else [tree]
+    return [line for item in items for line in _items(item, indent)]
+
+
+_Tree = str | tuple[str, list["_Tree"]]
+
+
+def _items(tree: _Tree, indent: str) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield f"{indent}- {tree}"
+        return
+    yield f"{indent}- {tree[0]} of:"
+    for item in tree[1]:
+        yield from _items(item, indent + "    ")
+
+
+def inline(condition: Condition) -> str:
+    """A condition in one line."""
+    return _inline(_tree(condition, side=True, unknown=False))
+
+
+def _inline(tree: _Tree, *, inside: bool = False) -> str:
+    if isinstance(tree, str):
+        return tree
+    word = " and " if tree[0] == "all" else " or "
+    text = word.join(_inline(item, inside=True) for item in tree[1])
+    return f"({text})" if inside else text
+
+
+def _tree(condition: Condition, *, side: bool, unknown: bool) -> _Tree:
+    """Where a condition is true, or with `side` false where it is false, as text or as a list of
+    all or any; with `unknown` also where it is unknown."""
+    match condition:
+        case Every(parts) | Some(parts):
+            kind = "all" if isinstance(condition, Every) == side else "any"
+            items: list[_Tree] = []
+            for part in parts:
+                tree = _tree(part, side=side, unknown=unknown)
+                items += tree[1] if isinstance(tree, tuple) and tree[0] == kind else [tree]
+            return (kind, items) if len(items) > 1 else items[0]
+        case Not(part):
+            return _tree(part, side=not side, unknown=unknown)
+        case Assume(part, assumed):
+            return _tree(part, side=side, unknown=assumed == side)
+        case Compare(left, sign, right):
+            sign = sign if side else OPPOSITE[sign]
+            text = f"{quantity(left)} {SIGNS[sign]} {quantity(right)}"
+            return f"{text} (or unknown)" if unknown else text
+        case Known(of):
+            return f"{quantity(of)} is {'known' if side else 'unknown'}"
+        case Constant(value):
+            return "always" if value == side else "never"
+        case Held(_, of, for_s, _):
+            text = f"{_inline(_tree(of, side=True, unknown=False))} for {for_s.value:g} s"
+            return text if side else f"not ({text})"
+        case Configured(label, value):
+            return f"`{label}` is {'' if side else 'not '}`{value}` in `cache_config_info`"
+        case Exposed(metric, _):
+            return f"the page {'has' if side else 'lacks'} `{metric}`"
+        case Watched(windows):
+            time = "1 window" if windows.value == 1 else f"{windows.value:g} windows"
+            return f"the engine was observed for {'at least' if side else 'less than'} {time}"
+        case Finds(rule):
+            return f"rule {rule_link(rule)} is {'active' if side else 'not active'}"
+        case SidecarHolds():
+            return condition.means if side else f"not ({condition.means})"
+        case availability.Stalled(whole):
+            least = "" if whole else f" ({availability.STALL_NOTED_S:g} s with a short window)"
+            span = f"{availability.STALLED_S:g} s{least}"
+            text = f"requests were in flight for {span} and no token came, no KV block moved"
+            return text if side else f"not ({text})"
+        case _:
+            raise TypeError(f"no words for {type(condition).__name__}")
+
+
+def quantity(value: Quantity, *, inside: bool = False) -> str:
+    """A quantity in words, signals by their keys."""
+    match value:
+        case Number(number):
+            return f"{number:g}"
+        case Signal(key) | LastStep(_, key):
+            return f"`{key}`"
+        case Recent(key):
+            return f"recent `{key}`"
+        case Usually(key):
+            return f"the baseline of `{key}`"
+        case Target(name):
+            return f"the target `slo.{name}`"
+        case WindowSeconds(share):
+            return "the window (s)" if share == 1 else f"{share:g} x the window (s)"
+        case Named(_, of):
+            return quantity(of, inside=inside)
+        case Otherwise(of, default):
+            # An unknown value that counts as 0 is what a reader expects.
+            inner = quantity(of, inside=inside)
+            return f"{inner} (unknown: {default.value:g})" if default.value else inner
+        case Arithmetic(left, sign, right):
+            text = f"{quantity(left, inside=True)} {sign} {quantity(right, inside=True)}"
+            return f"({text})" if inside else text
+        case Over(left, right):
+            text = f"{quantity(left, inside=True)} / {quantity(right, inside=True)}"
+            return f"({text})" if inside else text
+        case AtLeast(of, least):
+            return f"max({quantity(of)}, {quantity(least)})"
+        case Least(left, right):
+            return f"min({quantity(left)}, {quantity(right)})"
+        case SquareRoot(of):
+            return f"sqrt({quantity(of)})"
+        case FirstOf(options):
+            first, *others = (quantity(option) for option in options)
+            return first + "".join(f", if unknown {other}" for other in others)
+        case Sidecar():
+            return value.means
+        case _:
+            raise TypeError(f"no words for {type(value).__name__}")
+
+
+# --- Rules ----------------------------------------------------------------------------------------
+
+
+def rule_block(rule: Rule) -> str:
+    """The generated block of a rule's page."""
+    side = "below" if rule.below else "above"
+    lines = [f"- Signal: `{rule.signal}`, {signal_help(rule.signal)}"]
+    for bound in rule.bounds:
+        value = SETTING_BOUNDS.get(rule.id, f"{bound.threshold:g}")
+        lines.append(f"- `{bound.severity.word}` {side} {value}.")
+    held = f"for {rule.for_s:g} s" if rule.for_s else "at the first scrape"
+    back = f"{rule.clear_ratio:.0%} inside the bound" if rule.clear_ratio else "inside the bound"
+    lines.append(
+        f"- Starts if the bound is crossed {held}. Ends if the value was {back} for "
+        f"{rule.clear_s:g} s. Times are for a window of 60 s and scale with it."
+    )
+    if rule.guards:
+        guards = "; ".join(guard_words(guard) for guard in rule.guards)
+        lines.append(f"- Judged only while {guards}.")
+    covering = [record.id for record in CAUSES if rule.id in record.covers]
+    if covering:
+        links = ", ".join(f"[{cause}](../causes/{cause}.md)" for cause in covering)
+        lines.append(f"- Not reported by itself beside the causes that cover it: {links}.")
+    if rule.id in SETTING_BOUNDS:
+        lines.append("- Exists only if the setting is stated.")
+    return "\n".join([*lines, f"- PromQL: {rule_in_promql(rule)}"])
+
+
+def rule_in_promql(rule: Rule) -> str:
+    """Whether the exported rules have a rule, or what they lack."""
+    _, lacking = expressible(Plan())
+    for other, signal in lacking:
+        if other.id == rule.id:
+            return f"no exported alert: PromQL has no `{signal}`."
+    return f"the exported alert `{alert_name(rule.id)}`."
+
+
+def guard_words(guard: Guard) -> str:
+    """A guard in words."""
+    return f"`{guard.signal}` is at {'most' if guard.below else 'least'} {guard.value:g}"
+
+
+def signal_help(key: str) -> str:
+    """A signal's help text as the rest of a sentence."""
+    texts = {signal.key: signal.help for signal in (*VLLM_SIGNALS, *GPU_SIGNALS)} | dict(HELP)
+    text = texts.get(key, "")
+    return _lower(text).rstrip(".") + "." if text else "see the signals."

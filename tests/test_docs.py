@@ -1,0 +1,57 @@
+"""Each cause and each rule has a page with all its sections, and every name on it exists."""
+
+from __future__ import annotations
+
+import pytest
+
+from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.rules.library import RULES
+from tests.reference_pages import (
+    BEGIN,
+    CAUSE_SECTIONS,
+    END,
+    ROOT,
+    RULE_SECTIONS,
+    SETTING_RULES,
+    filled,
+    page_problems,
+)
+
+CAUSE_IDS = [record.id for record in CAUSES]
+RULE_IDS = [rule.id for rule in (*RULES, *SETTING_RULES)]
+PAGES = [
+    *((f"docs/causes/{name}.md", CAUSE_SECTIONS) for name in CAUSE_IDS),
+    *((f"docs/rules/{name}.md", RULE_SECTIONS) for name in RULE_IDS),
+]
+
+
+@pytest.mark.parametrize(("path", "sections"), PAGES, ids=[path for path, _ in PAGES])
+def test_every_cause_and_rule_has_a_whole_page(path: str, sections: tuple[str, ...]) -> None:
+    page = (ROOT / path).read_text()
+    name = path.rsplit("/", 1)[1].removesuffix(".md")
+    assert page.startswith(f"# {name}: ")
+    assert page_problems(page, sections) == []
+
+
+@pytest.mark.parametrize(("folder", "names"), [("causes", CAUSE_IDS), ("rules", RULE_IDS)])
+def test_every_page_is_of_a_cause_or_rule_and_in_the_index(folder: str, names: list[str]) -> None:
+    pages = {path.stem for path in (ROOT / "docs" / folder).glob("*.md")} - {"index"}
+    assert pages == set(names)
+    index = (ROOT / "docs" / folder / "index.md").read_text()
+    assert [name for name in names if f"[{name}]({name}.md)" not in index] == []
+
+
+def test_a_page_with_a_gap_is_noticed() -> None:
+    page = "# x: y\n\n## Meaning\n\n`vllm:num_requests_flying` and DCGM_FI_DEV_MOOD\n"
+    assert page_problems(page, ("Meaning", "Fix")) == [
+        "section 'Fix' is missing",
+        "no such metric: DCGM_FI_DEV_MOOD",
+        "no such metric: vllm:num_requests_flying",
+    ]
+
+
+def test_only_the_block_is_generated() -> None:
+    page = f"# x: y\n\n{BEGIN}\nold\n{END}\n\n## Fix\n"
+    assert filled(page, "new") == f"# x: y\n\n{BEGIN}\nnew\n{END}\n\n## Fix\n"
+    with pytest.raises(ValueError, match="no <!-- generated"):
+        filled("# x: y\n", "new")
