@@ -28,6 +28,7 @@ from kneewatch.agent.settings.options import (
     effective,
     loader,
     setting_options,
+    timestamp,
 )
 from kneewatch.agent.size.options import size_options
 from kneewatch.collector.errors import CollectError, KneewatchError
@@ -104,7 +105,7 @@ def diagnose(
         prometheus or "",
         effective(given),
         selector=selector,
-        at_s=commands.moment(at),
+        at_s=timestamp(at),
         form=form,
     )
 

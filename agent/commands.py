@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from datetime import UTC, datetime, tzinfo
 from importlib.resources import files
 
 import click
@@ -27,6 +25,7 @@ from kneewatch.agent.printing import (
 from kneewatch.agent.recording import Captures, capture_names, rare_collections
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.options import timestamp
 from kneewatch.agent.stream import GpuStream, TargetStream, capture_name, ticks
 from kneewatch.agent.targets import target_name, targets_toml
 from kneewatch.collector.captures.capture import is_capture
@@ -157,7 +156,7 @@ def replay(
     to_time: str | None,
 ) -> int:
     """Print the diagnosis of every recorded scrape. Returns the exit status."""
-    from_s, to_s = moment(from_time), moment(to_time)
+    from_s, to_s = timestamp(from_time), timestamp(to_time)
     if from_s is not None and to_s is not None and from_s > to_s:
         raise SettingsError(f"--from {from_time} is later than --to {to_time}")
     recorded = PrefetchedPages(Captures(captures, from_s=from_s, to_s=to_s), settings.limits())
@@ -218,26 +217,3 @@ def completion(cli: click.Command, shell: str) -> int:
         raise SettingsError(f"no completion for {shell}")
     click.echo(made(cli, {}, "kneewatch", "_KNEEWATCH_COMPLETE").source())
     return OK
-
-
-def moment(told: str | None, zone: tzinfo = UTC) -> float | None:
-    """A time as unix seconds; one without a zone is in `zone`, UTC as what kneewatch prints."""
-    if told is None:
-        return None
-    try:
-        t_s = float(told)
-    except ValueError:
-        t_s = _iso_moment(told, zone)
-    if not math.isfinite(t_s):
-        raise SettingsError(f"{told!r} is no time")
-    return t_s
-
-
-def _iso_moment(told: str, zone: tzinfo) -> float:
-    try:
-        moment = datetime.fromisoformat(told)
-    except ValueError as exc:
-        raise SettingsError(
-            f"{told!r} is neither unix seconds nor an ISO 8601 time such as 2026-11-21T00:03:00Z"
-        ) from exc
-    return (moment if moment.tzinfo else moment.replace(tzinfo=zone)).timestamp()

@@ -7,16 +7,16 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kneewatch.agent.model_files import named_model
+from kneewatch.agent.input_files import named_model
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu, gpu, recognise
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.deployment import Stated, stated_version
 from kneewatch.diagnose.deployment.vllm_flags import NUMBERS, Launch, parse_launch
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
@@ -54,8 +54,8 @@ def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadPro
     if path is None:
         return None
     # Here: no daemon without a profile pays for the plan's modules.
-    from kneewatch.agent.size.inputs import profile_text
-    from kneewatch.diagnose.sizing.inputs import SizingError
+    from kneewatch.agent.input_files import profile_text
+    from kneewatch.diagnose.catalogue.inputs import SizingError
     from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
 
     try:
@@ -110,7 +110,7 @@ def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
 
 def _sweep(degree: int, path: str) -> Sweep:
     # Here: no command without a benchmark pays for what reads one.
-    from kneewatch.agent.size.inputs import text_of
+    from kneewatch.agent.input_files import text_of
     from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
 
     read: list[Benchmark] = []

@@ -15,9 +15,6 @@ from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.rule import WINDOW_S, Rule, with_thresholds
 
-LONG_WINDOWS = 5.0
-"""History kept, in short windows: the guide's second window is 5 minutes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Profile:

@@ -11,6 +11,9 @@ from kneewatch.collector.errors import SettingsError
 WINDOW_S = 60.0
 """The short window that durations are stated for; a profile with another one stretches them."""
 
+LONG_WINDOWS = 5.0
+"""History kept, in short windows: the guide's second window is 5 minutes."""
+
 
 class Severity(IntEnum):
     """How bad; `ok` when nothing is."""

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem, dumped
 from kneewatch.agent.settings.options import SPAN
 from kneewatch.agent.size.options import FLAGS, SWITCHES, Flag
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 
 NOT_KNOWN = "must be a model of the catalogue"
 LONGEST_TEXT = 200

@@ -13,14 +13,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from kneewatch.agent import commands
 from kneewatch.agent.printing import FOUND, NO_DATA, OK
 from kneewatch.agent.report.gather import gather
 from kneewatch.agent.report.history import History
 from kneewatch.agent.report.inventory import Wanted, stated_of
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.settings.options import SPAN
+from kneewatch.agent.settings.options import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
 from kneewatch.collector.errors import SettingsError
 from kneewatch.reports.weekly.build_report import build
@@ -159,7 +158,7 @@ def end_s(told: str | None, settings: Settings) -> float | None:
         SettingsError: it is no time, or there is no such time zone.
     """
     try:
-        return commands.moment(told, zone_of(settings["report.timezone"]))
+        return timestamp(told, zone_of(settings["report.timezone"]))
     except OverflowError as exc:
         raise SettingsError(f"--to {told}: no calendar has that time: {exc}") from exc
 

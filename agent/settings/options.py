@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -170,3 +172,26 @@ def _paired(row: table.Setting, given: Sequence[tuple[str, str]]) -> dict[str, s
         twice = next(name for name in names if names.count(name) > 1)
         raise SettingsError(f"flag {row.option}: {twice} is given twice")
     return paired
+
+
+def timestamp(text: str | None, zone: tzinfo = UTC) -> float | None:
+    """A time as unix seconds; one without a zone is in `zone`, UTC as what kneewatch prints."""
+    if text is None:
+        return None
+    try:
+        t_s = float(text)
+    except ValueError:
+        t_s = _iso_timestamp(text, zone)
+    if not math.isfinite(t_s):
+        raise SettingsError(f"{text!r} is no time")
+    return t_s
+
+
+def _iso_timestamp(text: str, zone: tzinfo) -> float:
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise SettingsError(
+            f"{text!r} is neither unix seconds nor an ISO 8601 time such as 2026-11-21T00:03:00Z"
+        ) from exc
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=zone)).timestamp()

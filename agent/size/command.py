@@ -11,22 +11,20 @@ import click
 import orjson
 
 from kneewatch.agent.deployment import sweeps_of
-from kneewatch.agent.model_files import named_model
+from kneewatch.agent.input_files import named_model, profile_text, text_of
 from kneewatch.agent.printing import NO_DATA, OK, say, style
 from kneewatch.agent.size.inputs import (
     asked,
     choices_of,
     over_profile,
-    profile_text,
     refuse_beside_plan,
-    text_of,
 )
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
 from kneewatch.diagnose.sizing.configuration_search import search
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.plan.plan_result import plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
@@ -44,7 +42,6 @@ from kneewatch.reports.size_text import (
     size_text,
 )
 
-LARGEST_TEXT_BYTES = 4 * 1024 * 1024
 DOES_NOT_FIT = 1
 
 # Where an input's name in the math is not its flag's name.

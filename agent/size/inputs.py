@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from kneewatch.agent.model_files import named_model
+from kneewatch.agent.input_files import named_model
 from kneewatch.agent.size.options import FLAGS, SWITCHES
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpu, gpus, recognise
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup, parse_version
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
@@ -19,12 +18,10 @@ from kneewatch.diagnose.sizing.memory.weights import (
     Draft,
     Parallel,
 )
-from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
 from kneewatch.diagnose.sizing.replicas.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_space import Choices
 
-LARGEST_TEXT_BYTES = 4 * 1024 * 1024
 OWN_DRAFT = "mtp"
 
 
@@ -212,34 +209,6 @@ def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
     if given["kv_cache_dtype"] != "auto":
         stated.setdefault("deployment", {})["kv_cache_dtype"] = given["kv_cache_dtype"]
     return stated
-
-
-def profile_text(path: str, name: str) -> str:
-    """The text of a workload profile; `example` is the shipped one.
-
-    Raises:
-        SizingError: as `text_of`.
-    """
-    return example_profile() if path == "example" else text_of(path, name)
-
-
-def text_of(path: str, name: str) -> str:
-    """A text file of the user's.
-
-    Raises:
-        SizingError: it cannot be read.
-    """
-    try:
-        if not Path(path).is_file():
-            reason = "is no regular file" if Path(path).exists() else "is not there"
-            raise SizingError(f"{path} {reason}", name=name)
-        if Path(path).stat().st_size > LARGEST_TEXT_BYTES:
-            raise SizingError(f"{path} is larger than {LARGEST_TEXT_BYTES:,} bytes", name=name)
-        return Path(path).read_text("utf-8")
-    except OSError as exc:
-        raise SizingError(f"{path[:200]} cannot be read: {exc.strerror}", name=name) from exc
-    except UnicodeDecodeError as exc:
-        raise SizingError(f"{path} is no text file", name=name) from exc
 
 
 def choices_of(given: dict[str, Any]) -> Choices:

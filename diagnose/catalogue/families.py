@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from kneewatch.diagnose.catalogue.hf_config import Config
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 
 # Decoders whose every layer is attention, of the usual fields.
 PLAIN = frozenset({

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 
 GIB: Final = 2**30
 Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8"]

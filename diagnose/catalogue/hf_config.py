@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import cast
 
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 
 # Names that older families have for the same thing; the first that is there counts.
 ALIASES: Mapping[str, tuple[str, ...]] = {

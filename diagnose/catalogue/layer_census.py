@@ -17,6 +17,7 @@ from kneewatch.diagnose.catalogue.families import (
     refuse_unmodelled,
 )
 from kneewatch.diagnose.catalogue.hf_config import Config
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
@@ -25,7 +26,6 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
     recurrent_layer,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 FULL, SLIDING, LINEAR, MAMBA, NONE = "full", "sliding", "linear", "mamba", "none"
 

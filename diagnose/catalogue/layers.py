@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.families import RECURRENCES
 from kneewatch.diagnose.catalogue.hf_config import Config
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 
 
 @dataclass(frozen=True, slots=True)

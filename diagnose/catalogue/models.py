@@ -12,6 +12,7 @@ from typing import cast
 
 from kneewatch.diagnose.catalogue.families import known, refuse_unmodelled
 from kneewatch.diagnose.catalogue.hf_config import Config, read_config
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layer_census import depth, head_dim, kv_heads, layer_kinds
 from kneewatch.diagnose.catalogue.layers import Layers
 from kneewatch.diagnose.catalogue.lora_shapes import AdapterShape, adapter_shape
@@ -24,7 +25,6 @@ from kneewatch.diagnose.catalogue.parameters import (
     vision_parameters,
 )
 from kneewatch.diagnose.catalogue.quantization import checkpoint_scheme
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 # Families whose checkpoints hold prediction layers that vLLM drafts with, each one an expert
 # layer of the model.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.hf_config import Config
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 
 FULL_BITS = 16.0
 """What is not quantized."""

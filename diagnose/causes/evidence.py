@@ -10,22 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from kneewatch.diagnose.causes.lora_adapters import AdapterUse
 from kneewatch.diagnose.gpu.health import GpuState
+from kneewatch.diagnose.learned.knee import LearnedKnee
+from kneewatch.diagnose.learned.live_workload import LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
 from kneewatch.diagnose.workload.drift import Departure, Drift
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.rule_state import Finding
-
-if TYPE_CHECKING:
-    from kneewatch.diagnose.learned.knee import (
-        LearnedKnee,  # it is learned for targets, which are here
-    )
-    from kneewatch.diagnose.learned.live_workload import LiveWorkload
 
 CONCLUDED_FROM = 0.5
 """A case below even odds is not concluded."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.vllm_flags import (
     CACHING_BY_DEFAULT,
@@ -16,7 +17,6 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     oldest_version,
 )
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
 from kneewatch.diagnose.sizing.memory.launch_setup import (

@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts
 from kneewatch.diagnose.causes.lora_adapters import adapters_seen
 from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, ranked
 from kneewatch.diagnose.causes.workload import LENGTH_POINTS
-from kneewatch.diagnose.diagnosis_config import LONG_WINDOWS, Profile
+from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.cause_tracker import CauseTracker
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import (
@@ -58,7 +58,7 @@ from kneewatch.rules.baseline import (
     Baseline,
 )
 from kneewatch.rules.cascade import EVICTS, Cascade, lacking
-from kneewatch.rules.rule import Rule, Severity
+from kneewatch.rules.rule import LONG_WINDOWS, Rule, Severity
 from kneewatch.rules.rule_state import Finding, RuleBook
 
 Values = Mapping[str, float | None]

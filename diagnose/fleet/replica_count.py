@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.causes.evidence import Facts, Targets
 from kneewatch.diagnose.deployment.deployment import Deployment, Stated, deployment
@@ -17,7 +18,6 @@ from kneewatch.diagnose.recommend.context import Scene
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
 from kneewatch.diagnose.recommend.levers_replicas import fewer_replicas, more_replicas, used_ratio
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.planning_formulas import (
     HEADROOM_HIGH_RATIO,
     HEADROOM_LOW_RATIO,

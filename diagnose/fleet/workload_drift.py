@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.causes.workload import departure_words, told_of
@@ -13,7 +14,6 @@ from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.fleet.observed import HOUR_S, Past
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, names_of
 from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.workload.drift import (
     FALSE_ALARM,
     SHIFT_MIN,

@@ -14,8 +14,8 @@ from kneewatch.collector.samples import Layout, Page
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Reading, SignalSet
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.diagnosis_config import LONG_WINDOWS
 from kneewatch.diagnose.gpu.health import GpuHealth, GpuState, board_of
+from kneewatch.rules.rule import LONG_WINDOWS
 
 STALE_AFTER_S = 90.0
 """A GPU page older than this says nothing: dcgm-exporter collects every 30 s by default."""

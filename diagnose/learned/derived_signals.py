@@ -10,9 +10,8 @@ from kneewatch.collector.signals.expr import InfoChanges
 from kneewatch.collector.signals.signal import Reading
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.rules.baseline import DRIFTS, Baseline
-from kneewatch.rules.facts import Holds, Moment
+from kneewatch.rules.facts import Holds, Moment, Targets
 
 NO_BASELINE = "no quiet baseline yet"
 NO_TARGET = "no TTFT target is set"

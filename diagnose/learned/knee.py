@@ -9,7 +9,7 @@ from math import log2, nan
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.rules.facts import Targets
 
 MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
 """Labels of the configuration that vLLM measures at each start: alike is the same."""

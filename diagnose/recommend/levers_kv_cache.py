@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import ceil, floor
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.prefix_cache import WAS_SHARED_FROM
 from kneewatch.diagnose.deployment.vllm_flags import FP8_KV_SINCE
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, Scene, advice, rounded_up
@@ -19,7 +20,6 @@ from kneewatch.diagnose.recommend.prediction import (
     present,
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S, transfer_s
 from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN

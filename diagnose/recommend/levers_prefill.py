@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import floor, log2
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, Scene, advice
 from kneewatch.diagnose.recommend.prediction import (
     After,
@@ -15,7 +16,6 @@ from kneewatch.diagnose.recommend.prediction import (
     resized_tokens,
 )
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, defaults
 from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import cast
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.bottleneck import bound_of
 from kneewatch.diagnose.causes.optional_features import (
     DRAFT_COST_RATIO,
@@ -16,7 +17,6 @@ from kneewatch.diagnose.causes.optional_features import (
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, Scene, advice
 from kneewatch.diagnose.recommend.prediction import costs_of
 from kneewatch.diagnose.recommend.recommendation import Recommendation
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.speed.performance import step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 from kneewatch.diagnose.sizing.speed.speculation import break_even_acceptance_ratio

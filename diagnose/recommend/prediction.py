@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import floor, inf
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import memory_of
 from kneewatch.diagnose.recommend.context import MEASURED, Scene
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance

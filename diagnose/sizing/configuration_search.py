@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from math import ceil
 
+from kneewatch.diagnose.catalogue.inputs import positive
 from kneewatch.diagnose.sizing.arithmetic import exact, figure
-from kneewatch.diagnose.sizing.inputs import positive
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.replicas.serving_cost import SECONDS_PER_HOUR
 from kneewatch.diagnose.sizing.requirements import Question

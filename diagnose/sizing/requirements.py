@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.replicas.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Efficiency, with_shares

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpu, gpus
+from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import figure
-from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpus
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
 from kneewatch.diagnose.sizing.configuration_search import search
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
 from kneewatch.diagnose.sizing.replicas.replica_count import size_fleet
 from kneewatch.diagnose.sizing.requirements import Question

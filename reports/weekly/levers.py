@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.weekly.figures import FlagChange

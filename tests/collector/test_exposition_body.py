@@ -33,7 +33,7 @@ def test_a_compressed_body_is_unpacked() -> None:
     halves = gzip.compress(plain[:9000]) + gzip.compress(plain[9000:])
     expected = parse(plain)
     for body, encoding in [
-        (gzip.compress(plain), "gzip"),
+        (gzip.compress(plain, mtime=0), "gzip"),
         (gzip.compress(plain), " X-GZIP"),
         (halves, "gzip"),
         (zlib.compress(plain), "deflate"),

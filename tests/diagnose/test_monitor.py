@@ -8,11 +8,11 @@ import pytest
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
-from kneewatch.diagnose.diagnosis_config import LONG_WINDOWS, Profile
+from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.engine_monitor import VANISHED_KEPT_S
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
-from kneewatch.rules.rule import Severity
+from kneewatch.rules.rule import LONG_WINDOWS, Severity
 from tests.collector.name_pages import labelled, recorded
 from tests.diagnose.streams import START_S, Target, alarming, bodies, cause_ids
 from tests.pages import counted, engine_only, grown, multiprocess, with_values, without

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
+from kneewatch.diagnose.catalogue.inputs import positive, within
 from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
-from kneewatch.diagnose.sizing.inputs import positive, within
 
 TAIL_RATIO = 2.0
 """P99/P50 of TTFT against the quietest point: at twice, the tail leaves (as in rules.library)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     Knee,
@@ -18,7 +19,6 @@ from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     worst_per_concurrency,
 )
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
-from kneewatch.diagnose.sizing.inputs import SizingError, positive
 
 BRACKET_RATIO = 1.25
 """The next measured point may lie this far above C_max before measuring between is worth it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvLayout,
     KvSettings,

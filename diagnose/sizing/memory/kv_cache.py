@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
@@ -14,7 +15,6 @@ from kneewatch.diagnose.catalogue.layers import (
     Recurrent,
     SlidingAttention,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 # What one token of one layer of a sparse-attention indexer takes: 8-bit keys and a scale.
 _INDEX_SCALE_BYTES = 4

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 
 RESERVE_LOW_RATIO, RESERVE_HIGH_RATIO = 0.20, 0.30
 """Share of the KV budget to leave to stored prefixes, beyond active requests (guide 7.2)."""

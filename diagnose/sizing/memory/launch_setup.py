@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import SCHEMES, Scheme, scheme
-from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
 from kneewatch.diagnose.sizing.memory.weights import (
     ONE_GPU,
     Adapters,

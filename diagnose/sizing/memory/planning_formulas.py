@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 
 BYTES_PER_VALUE: Mapping[str, float] = MappingProxyType(
     {

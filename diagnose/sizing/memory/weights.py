@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, Layers, SlidingAttention
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.parameters import Parameters
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
-from kneewatch.diagnose.sizing.inputs import SizingError, positive, within
 from kneewatch.diagnose.sizing.memory.kv_cache import heads_per_gpu
 
 _BITS = 8

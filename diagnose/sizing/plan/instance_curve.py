@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.benchmark.latency_curve import littles_gap
 from kneewatch.diagnose.sizing.benchmark.operating_point import operating_point
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, weights_per_gpu

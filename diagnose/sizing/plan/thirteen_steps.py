@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.plan.batching_step import batching_step
 from kneewatch.diagnose.sizing.plan.instance_curve import (
     Curve,

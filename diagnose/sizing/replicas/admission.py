@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive
 
 BREAKER_LOW_RATIO, BREAKER_HIGH_RATIO = 0.8, 0.9
 """Of the greatest safe depth: shed before the target breaks, not after (guide 9.4)."""

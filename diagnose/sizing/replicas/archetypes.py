@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 
 READING_S_PER_TOKEN = 0.090
 """A fast reader takes a token this often: faster output is not felt (guide 1.4)."""

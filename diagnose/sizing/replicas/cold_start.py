@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive
 
 START_LOW_S, START_HIGH_S = 120.0, 300.0
 """A whole cold start, from order to first request (guide 9.2: 2-5 minutes); measure your own."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import NormalDist
 
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
 
 SAFETY_PREDICTABLE = 1.2
 """Stable traffic with known patterns (guide 8.3)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import (
     Degree,
@@ -13,7 +14,6 @@ from kneewatch.diagnose.sizing.benchmark.tensor_parallel import (
     compared,
     degrees_of,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.replicas.tiers import TRAP_RATIO
 
 HOURS_PER_YEAR = 8760

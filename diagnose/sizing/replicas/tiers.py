@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.replicas.replica_count import (
     SAFETY_DEFAULT,
     FleetSize,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 
 
 def ridge_flop_per_byte(*, peak_flop_per_s: float, bandwidth_bytes_per_s: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 
 ALLREDUCES_PER_LAYER = 2
 """One behind attention and one behind the MLP (text 003, Q4; guide 5.1 counts one)."""

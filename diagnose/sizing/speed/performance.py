@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kneewatch.diagnose.sizing.inputs import not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
 from kneewatch.diagnose.sizing.speed.model_parallelism import ALLREDUCES_PER_LAYER
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency
 from kneewatch.diagnose.sizing.speed.speculation import tokens_per_pass

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Final
 
 from kneewatch.diagnose.catalogue.gpu_specs import Dtype, Gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingAttention
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.parameters import Parameters
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
-from kneewatch.diagnose.sizing.inputs import SizingError, not_negative, positive, within
 from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import fewest_kv_heads

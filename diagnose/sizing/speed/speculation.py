@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kneewatch.diagnose.sizing.inputs import not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import not_negative, positive, within
 
 _BISECTIONS = 60  # beyond the precision of a double on 0..1
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
@@ -14,7 +15,6 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
 )
 from kneewatch.diagnose.catalogue.models import model, model_from_config
-from kneewatch.diagnose.sizing.inputs import SizingError
 from tests.diagnose.catalogue.configurations import (
     BAMBA,
     DEEPSEEK_V3,

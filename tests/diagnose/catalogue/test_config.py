@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.hf_config import read_config
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import FullAttention, SlidingAttention
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
-from kneewatch.diagnose.sizing.inputs import SizingError
 from tests.diagnose.catalogue.configurations import (
     DEEPSEEK_V3,
     GEMMA_3N,

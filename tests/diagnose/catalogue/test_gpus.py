@@ -22,7 +22,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import (
     gpus_from,
     recognise,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 
 WANTED = (
     *("h100-sxm", "h100-pcie", "h100-nvl", "h200", "h20", "b200", "b300", "gb200", "gb300"),

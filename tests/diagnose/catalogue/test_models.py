@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model, model_from_config, model_ids
 from kneewatch.diagnose.catalogue.quantization import SCHEMES
-from kneewatch.diagnose.sizing.inputs import SizingError
 from tests.diagnose.catalogue.configurations import DEEPSEEK_V3, llama
 
 _TEXT = files("kneewatch.diagnose.catalogue").joinpath("models.json").read_text("utf-8")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model_from_config
 from kneewatch.diagnose.catalogue.quantization import SCHEMES, scheme
-from kneewatch.diagnose.sizing.inputs import SizingError
 from tests.diagnose.catalogue.configurations import llama
 
 

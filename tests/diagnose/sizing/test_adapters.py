@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps

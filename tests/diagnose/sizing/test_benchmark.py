@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.csv_tables import column
 from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 TABLE = """\
 # vLLM 0.21, Llama-3 70B FP8, TP=4

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import (
     FAR_BELOW,
@@ -16,7 +17,6 @@ from kneewatch.diagnose.sizing.benchmark.tensor_parallel import (
     compared,
     degrees_of,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.replicas.serving_cost import scaling
 from tests.diagnose.sweeps import LOADS, sweep
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
 from kneewatch.diagnose.sizing.configuration_search import search
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.speed.guide_formulas import (
     all_to_all_bytes,
     expert_capacity_tokens,

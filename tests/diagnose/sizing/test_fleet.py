@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import exact, figure
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.replicas.admission import (
     circuit_breaker,
     input_limit,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.planning_formulas import (
     BYTES_PER_VALUE,
     FRAMEWORK_HIGH_RATIO,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.speed.guide_formulas import (
     decode_ceiling_tokens_per_s,
     decode_step_floor_s,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
@@ -17,7 +18,6 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
 )
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvSettings,
     group_size,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
     LatentAttention,
@@ -18,7 +19,6 @@ from kneewatch.diagnose.catalogue.layers import (
     Recurrent,
     SlidingAttention,
 )
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvLayout,
     KvSettings,

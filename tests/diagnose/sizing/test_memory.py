@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.catalogue.quantization import scheme
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, defaults, parse_version
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
     divergence,
     knee,
@@ -21,7 +22,6 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import (
     requests_per_s_per_gpu,
 )
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint, ordered
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 
 def at(

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpus as catalogue
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_document, plan_lines
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan

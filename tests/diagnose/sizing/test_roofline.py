@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.speed.performance import (
     Drafting,
     Load,

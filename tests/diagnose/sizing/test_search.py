@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu, gpus
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing import search_results as rejections
 from kneewatch.diagnose.sizing.configuration_search import search
-from kneewatch.diagnose.sizing.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.inputs import SizingError
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.replicas.archetypes import (
     ARCHETYPES,
     TARGETS,

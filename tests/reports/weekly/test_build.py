@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kneewatch.agent.model_files import named_model
+from kneewatch.agent.input_files import named_model
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import Stated

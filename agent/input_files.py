@@ -1,5 +1,4 @@
-"""The model that `--model` names: a catalogue id, a configuration on disk, or an id that
-Hugging Face's cache already holds. Never the network. I/O edge."""
+"""Files that a user names: model configuration, workload profile, benchmark. No network."""
 
 from __future__ import annotations
 
@@ -8,11 +7,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model, model_from_config
-from kneewatch.diagnose.sizing.inputs import SizingError
 
 CONFIG = "config.json"
 LARGEST_BYTES = 8 * 1024 * 1024
+LARGEST_TEXT_BYTES = 4 * 1024 * 1024
 
 
 def named_model(name: str, environ: Mapping[str, str] = os.environ) -> Model:
@@ -59,3 +59,33 @@ def _document(path: Path) -> object:
         raise SizingError(f"{path} cannot be read: {exc.strerror}", name="model") from exc
     except (ValueError, RecursionError) as exc:
         raise SizingError(f"{path} is not JSON: {exc}", name="model") from exc
+
+
+def profile_text(path: str, name: str) -> str:
+    """The text of a workload profile; `example` is the shipped one.
+
+    Raises:
+        SizingError: as `text_of`.
+    """
+    from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
+
+    return example_profile() if path == "example" else text_of(path, name)
+
+
+def text_of(path: str, name: str) -> str:
+    """A text file of the user's.
+
+    Raises:
+        SizingError: it cannot be read.
+    """
+    try:
+        if not Path(path).is_file():
+            reason = "is no regular file" if Path(path).exists() else "is not there"
+            raise SizingError(f"{path} {reason}", name=name)
+        if Path(path).stat().st_size > LARGEST_TEXT_BYTES:
+            raise SizingError(f"{path} is larger than {LARGEST_TEXT_BYTES:,} bytes", name=name)
+        return Path(path).read_text("utf-8")
+    except OSError as exc:
+        raise SizingError(f"{path[:200]} cannot be read: {exc.strerror}", name=name) from exc
+    except UnicodeDecodeError as exc:
+        raise SizingError(f"{path} is no text file", name=name) from exc

@@ -1,4 +1,4 @@
-"""Inputs of the sizing math: what is wrong with one, and how it is said. Pure."""
+"""Checks of inputs to the catalogue and the sizing, and the error that names the input. Pure."""
 
 from __future__ import annotations
 
