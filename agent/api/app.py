@@ -26,7 +26,7 @@ from kneewatch.agent.api.sizing import Sizes, json_object
 from kneewatch.agent.api.triage import Triage, to_page
 from kneewatch.agent.api.triage_page import Views, shown
 from kneewatch.agent.notify import alerts
-from kneewatch.agent.notify.forward import AlertsError
+from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.reports.triage import page
 
@@ -90,7 +90,7 @@ class Routes:
         payload = await json_object(request)
         try:
             told = await run_in_threadpool(alerts.answer, payload, self._service)
-        except AlertsError as exc:
+        except PayloadError as exc:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, clean(str(exc))) from exc
         except KneewatchError as exc:
             log.warning("alerts could not be answered error=%s", exc)

@@ -171,7 +171,7 @@ ANSWER_EXAMPLE: Json = {
     "schema": "kneewatch.alerts/1",
     "t": NOW_S,
     "status": "firing",
-    "text": "1 alert, 1 of them about a watched target",
+    "text": "1 alert, 1 matched to a watched target",
     "alerts": [
         {
             "fingerprint": "c1f0ffee00c1f0ff",

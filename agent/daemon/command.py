@@ -233,7 +233,7 @@ class Daemon:
 
     def _tell_watched(self) -> None:
         names = [spec.name for spec in self._fleet.specs()]
-        self._notifier.watching([*names, *(self._fleet_job.names if self._fleet_job else ())])
+        self._notifier.set_watched([*names, *(self._fleet_job.names if self._fleet_job else ())])
 
     def _job_of(self, watch: FleetWatch) -> FleetJob:
         from kneewatch.agent.fleet.watch import FleetJob  # here: only this needs requests

@@ -305,7 +305,9 @@ class FleetJob:
     ) -> None:
         self._watch, self._notifier, self._on_names = watch, notifier, on_names
         # Until there is an answer nobody knows what of it was told before is still there.
-        self.names = frozenset(one for one in notifier.held() if one.split("/")[0] == FLEET)
+        self.names = frozenset(
+            one for one in notifier.active_targets() if one.split("/")[0] == FLEET
+        )
 
     def cycle(self) -> float | None:
         """Ask once, and tell. Gives the seconds until the next time where there was no answer."""

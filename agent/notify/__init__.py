@@ -1,1 +1,1 @@
-"""Telling people: webhooks, Slack, e-mail."""
+"""Notifications: webhooks, Slack, e-mail, and answers to Alertmanager's webhook."""

@@ -1,4 +1,4 @@
-"""Context of an alert: which targets it is about, and their diagnosis when it began."""
+"""Alert context: which targets an alert is about, and their diagnosis when it started."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 
 NAMES = ("kneewatch_target", "target")
-"""Labels that hold a target's name, as kneewatch's own metrics have it."""
+"""Labels that hold a target's name in kneewatch's own metrics."""
 
 EXPORTED = ("instance", "pod", "namespace", "job", "node", "container")
-"""Without honorLabels Prometheus puts a page's own label under exported_, and the scraper's in its
-place: the workload's is the exported one."""
+"""Without `honor_labels` Prometheus renames a label of the scraped page to `exported_<label>` and
+puts the scraper's own label in its place. The workload's label is then the exported one."""
 
 MODEL = "model_name"
 PODS = ("pod", "pod_name")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
 LOCAL = "loopback"
 IGNORED_LABELS = frozenset({"alertname", "severity"})
-"""Labels of the rule, not of what it is about."""
+"""Labels that describe the alerting rule, not the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A target as far as alerts can tell it. `models` and `engines` are those it has or had."""
+    """A watched target that an alert may match. `models` and `engines` include former ones."""
 
     name: str
     address: str
@@ -49,8 +49,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    """A target that an alert is about, and the labels that say so. `exact`: they identify it."""
+class MatchedTarget:
+    """A target that an alert matches, and the labels that matched. `exact`: they identify it."""
 
     target: str
     by: tuple[str, ...]
@@ -59,18 +59,20 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What was found for an alert, and in words how, or why nothing was. `model` and `engine` are
-    what the alert names of them: other engines of the target are not meant."""
+    """The targets of an alert; `text` explains how they matched, or why none did.
 
-    hits: tuple[Hit, ...]
+    `model` and `engine` are the alert's own labels: other engines of a target are excluded.
+    """
+
+    targets: tuple[MatchedTarget, ...]
     text: str
     model: str | None
     engine: str | None
 
 
 @dataclass(slots=True)
-class _Case:
-    """What speaks for and against a target."""
+class _Evidence:
+    """Labels that match a target (exactly, or shared with others) and labels that differ."""
 
     exact: list[str] = field(default_factory=list[str])
     shared: list[str] = field(default_factory=list[str])
@@ -80,69 +82,78 @@ class _Case:
 def match(alert: Mapping[str, str], candidates: Sequence[Candidate]) -> Match:
     """The targets that an alert with these labels is about."""
     labels = {**alert, **{n: alert[f"exported_{n}"] for n in EXPORTED if f"exported_{n}" in alert}}
-    cases = {one.name: _case(labels, one) for one in candidates}
-    hits = [
-        Hit(name, tuple(case.exact + case.shared), exact=True)
-        for name, case in cases.items()
-        if case.exact and not case.against
+    evidence_by_target = {candidate.name: _case(labels, candidate) for candidate in candidates}
+    targets = [
+        MatchedTarget(name, tuple(evidence.exact + evidence.shared), exact=True)
+        for name, evidence in evidence_by_target.items()
+        if evidence.exact and not evidence.against
     ] or [
-        Hit(name, tuple(case.shared), exact=False)
-        for name, case in cases.items()
-        if case.shared and not case.against
+        MatchedTarget(name, tuple(evidence.shared), exact=False)
+        for name, evidence in evidence_by_target.items()
+        if evidence.shared and not evidence.against
     ]
-    told = _words(labels, hits, cases)
-    return Match(tuple(hits), told, labels.get(MODEL) or None, labels.get("engine") or None)
+    text = _words(labels, targets, evidence_by_target)
+    return Match(tuple(targets), text, labels.get(MODEL) or None, labels.get("engine") or None)
 
 
-def _case(labels: Mapping[str, str], target: Candidate) -> _Case:
-    case = _Case()
+def _case(labels: Mapping[str, str], target: Candidate) -> _Evidence:
+    evidence = _Evidence()
     for name in NAMES:
         if labels.get(name) == target.name:
-            case.exact.append(f"{name}={target.name}")
+            evidence.exact.append(f"{name}={target.name}")
     own = dict(target.labels)
-    _pod(case, labels, own)
-    _instance(case, labels, own, target.address)
-    known: dict[str, frozenset[str]] = {name: frozenset({told}) for name, told in own.items()}
-    known[MODEL] = target.models
-    for name, values in known.items():
-        told = labels.get(name)
-        if told and values and name not in IGNORED_LABELS | {"instance", "engine", *PODS}:
-            (case.shared if told in values else case.against).append(f"{name}={told}")
-    # That two have an engine 0 says nothing; that one has no engine 3 does.
+    _pod(evidence, labels, own)
+    _instance(evidence, labels, own, target.address)
+    target_values: dict[str, frozenset[str]] = {
+        name: frozenset({value}) for name, value in own.items()
+    }
+    target_values[MODEL] = target.models
+    for name, values in target_values.items():
+        value = labels.get(name)
+        if value and values and name not in IGNORED_LABELS | {"instance", "engine", *PODS}:
+            (evidence.shared if value in values else evidence.against).append(f"{name}={value}")
+    # Every target has an engine 0, so equal engine ids prove nothing; a missing id does.
     engine = labels.get("engine")
     if engine and target.engines and engine not in target.engines:
-        case.against.append(f"engine={engine}")
-    return case
+        evidence.against.append(f"engine={engine}")
+    return evidence
 
 
-def _pod(case: _Case, labels: Mapping[str, str], own: Mapping[str, str]) -> None:
-    told = next(((n, labels[n]) for n in PODS if labels.get(n)), None)
-    pod = next((own[n] for n in PODS if own.get(n)), None)
-    if told is None or pod is None:
+def _pod(evidence: _Evidence, labels: Mapping[str, str], own: Mapping[str, str]) -> None:
+    alert_pod = next(((n, labels[n]) for n in PODS if labels.get(n)), None)
+    own_pod = next((own[n] for n in PODS if own.get(n)), None)
+    if alert_pod is None or own_pod is None:
         return
-    (case.exact if told[1] == pod else case.against).append(f"{told[0]}={told[1]}")
+    (evidence.exact if alert_pod[1] == own_pod else evidence.against).append(
+        f"{alert_pod[0]}={alert_pod[1]}"
+    )
 
 
-def _instance(case: _Case, labels: Mapping[str, str], own: Mapping[str, str], address: str) -> None:
-    """A target's address can be known by other names: one that differs speaks against it only
-    where nothing else identifies it, and says nothing against a loopback address."""
-    told = labels.get("instance")
-    if not told:
+def _instance(
+    evidence: _Evidence, labels: Mapping[str, str], own: Mapping[str, str], address: str
+) -> None:
+    """Compare the `instance` label with a target's address.
+
+    A host can have several names, so a different one counts against the target only where no other
+    label identifies it, and never where the target's address is a loopback address.
+    """
+    instance = labels.get("instance")
+    if not instance:
         return
-    if told == own.get("instance") or told == address:
-        case.exact.append(f"instance={told}")
+    if instance == own.get("instance") or instance == address:
+        evidence.exact.append(f"instance={instance}")
         return
-    theirs, ours = _host_port(told), _host_port(address)
+    theirs, ours = _host_port(instance), _host_port(address)
     if ours is None or theirs is None:
         return
     if theirs == ours:
-        case.exact.append(f"instance={told}")
+        evidence.exact.append(f"instance={instance}")
     elif ours[0] == LOCAL:
         return
     elif theirs[0] == ours[0]:  # another port of the same machine: a GPU exporter, a proxy
-        case.shared.append(f"host of instance={told}")
-    elif not case.exact:
-        case.against.append(f"instance={told}")
+        evidence.shared.append(f"host of instance={instance}")
+    elif not evidence.exact:
+        evidence.against.append(f"instance={instance}")
 
 
 def _host_port(text: str) -> tuple[str, int] | None:
@@ -154,31 +165,35 @@ def _host_port(text: str) -> tuple[str, int] | None:
     return (LOCAL if host in LOOPBACK else host), address.port
 
 
-def _words(labels: Mapping[str, str], hits: Sequence[Hit], cases: Mapping[str, _Case]) -> str:
-    if len(hits) == 1:
-        by = ", ".join(hits[0].by)
-        told = f"matched {hits[0].target} by {by}"
-        return told if hits[0].exact else f"{told}, which it shares; nothing in it names a target"
-    if hits:
-        by = ", ".join(dict.fromkeys(one for hit in hits for one in hit.by))
-        how = "by" if hits[0].exact else "by labels that they share:"
-        return f"matched {len(hits)} targets {how} {by}"
+def _words(
+    labels: Mapping[str, str],
+    targets: Sequence[MatchedTarget],
+    evidence_by_target: Mapping[str, _Evidence],
+) -> str:
+    if len(targets) == 1:
+        by = ", ".join(targets[0].by)
+        text = f"matched {targets[0].target} by {by}"
+        return text if targets[0].exact else f"{text}; no label of the alert names a target"
+    if targets:
+        by = ", ".join(dict.fromkeys(label for target in targets for label in target.by))
+        how = "by" if targets[0].exact else "by shared labels:"
+        return f"matched {len(targets)} targets {how} {by}"
     near = {
-        name: case.against
-        for name, case in cases.items()
-        if case.against and (case.shared or case.exact)
+        name: evidence.against
+        for name, evidence in evidence_by_target.items()
+        if evidence.against and (evidence.shared or evidence.exact)
     }
     if near:
         name, against = next(iter(near.items()))
         more = f" (and {len(near) - 1} more)" if len(near) > 1 else ""
-        return f"nothing matched: {name}{more} is near, but {', '.join(against)} differs"
-    if not cases:
-        return "nothing matched: no target is watched"
+        return f"no match: {name}{more} comes close, but {', '.join(against)} differs"
+    if not evidence_by_target:
+        return "no match: no target is watched"
     tried = ", ".join(sorted(labels.keys() - IGNORED_LABELS)) or "none"
-    return f"nothing matched: no target has its labels ({tried})"
+    return f"no match: no target has these labels ({tried})"
 
 
-# --- Engines at the moment an alert began, from the history, and what is said of them -------------
+# --- The diagnosis when an alert started, from the history ----------------------------------------
 
 
 log = logging.getLogger(__name__)
@@ -186,13 +201,13 @@ log = logging.getLogger(__name__)
 EngineName = tuple[str, str]
 """Model and engine."""
 
-UNREADABLE = "unknown, what was kept cannot be told"
+UNREADABLE = "unknown: the stored diagnosis cannot be read"
 RANKS = {word: n for n, word in enumerate(("ok", "info", "unknown", "warning", "critical"))}
 
 
 @dataclass(frozen=True, slots=True)
 class AlertContext:
-    """One engine when an alert began, and now. `why` says why there is nothing of the start."""
+    """One engine's diagnosis when an alert started, and now. `why`: why the former is missing."""
 
     target: str
     model: str
@@ -202,24 +217,24 @@ class AlertContext:
     why: str
 
     def lines(self, starts_s: float, now_s: float) -> list[Line]:
-        """What to tell a person of it."""
+        """Lines for a person: the verdict then, the verdict now, the first thing to do."""
         start = _read(self.start)
-        one = self.now or start
+        diagnosis = self.now or start
         lines = [Line(f"at {moment(starts_s, now_s)}", _verdict(start) or self.why or UNREADABLE)]
-        lines.append(Line("now", _verdict(self.now) or "unknown, it is not watched any more"))
-        if one is not None:
-            lines[0] = Line("", f"{who(one)}: {lines[0].plain()}")
-        ill = next((d for d in (self.now, start) if d is not None and d.causes), None)
-        return [*lines, *_lever(ill)] if ill else lines
+        lines.append(Line("now", _verdict(self.now) or "unknown: no longer watched"))
+        if diagnosis is not None:
+            lines[0] = Line("", f"{who(diagnosis)}: {lines[0].plain()}")
+        with_cause = next((d for d in (self.now, start) if d is not None and d.causes), None)
+        return [*lines, *_lever(with_cause)] if with_cause else lines
 
 
-class Past:
-    """The history as far as alerts ask for it. Without one, or where it cannot be read, it knows
-    nothing and says why."""
+class AlertHistory:
+    """Stored diagnoses for alerts. Without a readable history all answers are empty, with the
+    reason."""
 
     def __init__(self, reader: Reader | None) -> None:
         self._reader = reader
-        self._why = "" if reader is not None else "no history is kept"
+        self._why = "" if reader is not None else "unknown: no history is kept"
         self._stored: dict[str, dict[EngineName, list[StoredEngine]]] = {}
         if reader is None:
             return
@@ -233,57 +248,59 @@ class Past:
             engines.setdefault((row.model, row.engine), []).append(row)
 
     def engines(self, target: str) -> AbstractSet[EngineName]:
-        """The engines that a target has had."""
+        """The (model, engine) names that the history has of a target."""
         return self._stored.get(target, {}).keys()
 
     def document(
         self, target: str, engine: EngineName, at_s: float
     ) -> tuple[dict[str, Any] | None, str]:
-        """The diagnosis in force at a moment, of the worst of an engine's replicas; or why there
-        is none."""
-        found: list[dict[str, Any]] = []
+        """The stored diagnosis in force at `at_s`, and "" or the reason why there is none.
+
+        Where several replicas share the engine's name, the worst one.
+        """
+        documents: list[dict[str, Any]] = []
         damaged = False
         for row in self._stored.get(target, {}).get(engine, ()):
             try:
-                look = self._reader.look(row.id, at_s) if self._reader else None
+                stored = self._reader.look(row.id, at_s) if self._reader else None
             except KneewatchError as exc:
                 self._failed(exc)
             else:
-                damaged = damaged or (look is not None and look.damaged)
-                found += [look.document] if look and look.document is not None else []
-        if found:
-            return max(found, key=lambda one: RANKS.get(one.get("health", ""), 0)), ""
+                damaged = damaged or (stored is not None and stored.damaged)
+                documents += [stored.document] if stored and stored.document is not None else []
+        if documents:
+            return max(documents, key=lambda document: RANKS.get(document.get("health", ""), 0)), ""
         if damaged:
-            return None, "unknown, the history is damaged there"
-        return None, self._why or "unknown, it was not watched then"
+            return None, "unknown: the history is damaged at that time"
+        return None, self._why or "unknown: not watched at that time"
 
     def _failed(self, error: KneewatchError) -> None:
-        log.warning("alerts: the history cannot be read error=%s", error)
-        self._why = "unknown, the history cannot be read"
+        log.warning("alerts: cannot read the history error=%s", error)
+        self._why = "unknown: the history cannot be read"
 
 
 def _read(kept: Mapping[str, Any] | None) -> Diagnosis | None:
     try:
         return None if kept is None else diagnosis_of(kept)
     except DocumentError as exc:
-        log.warning("alerts: a stored diagnosis cannot be told error=%s", exc)
+        log.warning("alerts: cannot decode a stored diagnosis error=%s", exc)
         return None
 
 
 def _verdict(diagnosis: Diagnosis | None) -> str:
     if diagnosis is None:
         return ""
-    told = VERDICTS[diagnosis.health]
+    text = VERDICTS[diagnosis.health]
     if first := diagnosis.headline:
         causes = {cause.id: f": {cause.summary}" for cause in diagnosis.causes}
-        told += f" {first}{causes.get(first, '')}"
+        text += f" {first}{causes.get(first, '')}"
     stage = diagnosis.stage
-    return f"{told} (KV cascade stage {stage.number}, {stage.name})" if stage else told
+    return f"{text} (KV cascade stage {stage.number}, {stage.name})" if stage else text
 
 
 def _lever(diagnosis: Diagnosis) -> list[Line]:
     cause = diagnosis.causes[0]
-    made = advice.advised(diagnosis, cause)
-    if not made:
+    recommendations = advice.advised(diagnosis, cause)
+    if not recommendations:
         return [Line("do first", cause.lever)]
-    return [Line("do first", made[0].summary, advice.changes_words(made[0]))]
+    return [Line("do first", recommendations[0].summary, advice.changes_words(recommendations[0]))]

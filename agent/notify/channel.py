@@ -1,4 +1,4 @@
-"""One receiver: its queue with retries, and the thread that delivers. I/O edge."""
+"""One receiver's queue with retries, and the thread that delivers it. I/O edge."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from dataclasses import dataclass
 from threading import Condition, Thread
 
 from kneewatch.agent.notify import events
-from kneewatch.agent.notify.alert_state import AlertState, Memory
+from kneewatch.agent.notify.alert_state import AlertState, StateFile
 from kneewatch.agent.notify.dedup import Groups, SentAlerts
 from kneewatch.agent.notify.delivery import SendError, deliver, post
 from kneewatch.agent.notify.events import Event
 from kneewatch.agent.notify.formatting import email, slack, webhook
-from kneewatch.agent.notify.forward import Answered, forwarded
+from kneewatch.agent.notify.forward import DiagnosedAlert, forwarded
 from kneewatch.agent.notify.message import Message
 from kneewatch.agent.notify.receivers import SLACK, Receiver, Web
 from kneewatch.agent.target_state import TargetState
 
-QUEUE_MOST = 256
+QUEUE_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How a message is tried again: after `first_s`, then twice as long each time up to `most_s`,
-    less up to half of it by chance, so that many daemons do not come back at one moment."""
+class RetryPolicy:
+    """Exponential backoff: `first_s`, doubled at each failure up to `most_s`.
+
+    A random part of up to half is taken off, so that many daemons do not retry at the same moment.
+    """
 
     first_s: float = 1.0
     most_s: float = 300.0
 
     def wait_s(self, failures: int) -> float:
-        """How long to wait after so many failures."""
+        """Seconds to wait after this many failures."""
         whole_s = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 32))
         return whole_s * random.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class NotifierStats:
-    """Messages delivered, tries that failed, messages waiting now, messages given up."""
+    """Messages delivered, failed attempts, messages queued now, messages given up."""
 
     sent: int = 0
     failed: int = 0
@@ -49,7 +51,7 @@ class NotifierStats:
     dropped: int = 0
 
     def __add__(self, other: NotifierStats) -> NotifierStats:
-        """Both together."""
+        """The sums of both."""
         return NotifierStats(
             self.sent + other.sent,
             self.failed + other.failed,
@@ -60,7 +62,7 @@ class NotifierStats:
 
 @dataclass(slots=True)
 class Outgoing:
-    """A message on its way. `done` is called once, with whether it was delivered."""
+    """A queued message. `done` is called once, with whether the message was delivered."""
 
     message: Message
     done: Callable[[bool], None]
@@ -70,46 +72,46 @@ class Outgoing:
 
 
 class Outbox:
-    """The messages in the order they were made: one that must wait keeps the later ones waiting.
+    """A queue of messages in order: a message that waits for a retry blocks the later ones.
 
-    Times are of a clock that is never set.
+    Times are those of the monotonic clock.
     """
 
-    def __init__(self, *, patience: Patience, give_up_s: float) -> None:
-        self._patience, self._give_up_s = patience, give_up_s
+    def __init__(self, *, retry: RetryPolicy, give_up_s: float) -> None:
+        self._retry, self._give_up_s = retry, give_up_s
         self._waiting: deque[Outgoing] = deque()
         self._trying: Outgoing | None = None
         self._sent = self._failed = self._dropped = 0
 
     def put(self, message: Message, done: Callable[[bool], None], now_s: float) -> bool:
-        """Take a message; False where the oldest had to make room for it."""
-        full = len(self._waiting) >= QUEUE_MOST
+        """Queue a message; False where the oldest one was dropped to make room."""
+        full = len(self._waiting) >= QUEUE_MAX
         if full:
             self._drop(self._waiting.popleft())
         self._waiting.append(Outgoing(message, done, now_s, now_s))
         return not full
 
     def due_s(self) -> float | None:
-        """When the next one is to be tried; None while there is none."""
+        """When the next message is due; None where the queue is empty."""
         return self._waiting[0].due_s if self._waiting else None
 
     def next(self) -> Outgoing:
-        """The next one, to be tried now."""
+        """Take the next message out of the queue, to send it now."""
         self._trying = self._waiting.popleft()
         return self._trying
 
     def delivered(self, outgoing: Outgoing) -> None:
-        """It has arrived."""
+        """Count a message as delivered."""
         self._trying = None
         self._sent += 1
         outgoing.done(True)
 
     def failed(self, outgoing: Outgoing, error: SendError, now_s: float) -> float | None:
-        """It has not: the seconds until it is tried again, None where it is given up."""
+        """Requeue a message that failed: seconds until the retry, None where it is given up."""
         self._trying = None
         self._failed += 1
         outgoing.failures += 1
-        wait_s = self._patience.wait_s(outgoing.failures)
+        wait_s = self._retry.wait_s(outgoing.failures)
         if error.after_s is not None:
             wait_s = max(wait_s, error.after_s)
         if error.final or now_s + wait_s - outgoing.born_s > self._give_up_s:
@@ -119,15 +121,15 @@ class Outbox:
         self._waiting.appendleft(outgoing)
         return wait_s
 
-    def lose(self) -> None:
-        """The one being tried, if any, cannot be sent at all."""
+    def drop_current(self) -> None:
+        """Give up the message that is being sent, if any."""
         if self._trying is not None:
             self._failed += 1
             self._drop(self._trying)
             self._trying = None
 
     def stats(self) -> NotifierStats:
-        """How it went so far."""
+        """The counts so far."""
         waiting = len(self._waiting) + (self._trying is not None)
         return NotifierStats(self._sent, self._failed, waiting, self._dropped)
 
@@ -136,91 +138,95 @@ class Outbox:
         outgoing.done(False)
 
 
-# --- One receiver: what waits for it, and the thread that hands it over. I/O edge -----------------
+# --- The channel ----------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
 
 
 class Channel:
-    """One receiver. What others call takes a lock that is never held while something is sent."""
+    """One receiver and its thread. Public methods take a lock that is never held while sending."""
 
     def __init__(
-        self, receiver: Receiver, memory: Memory, patience: Patience, clock: Callable[[], float]
+        self,
+        receiver: Receiver,
+        state_file: StateFile,
+        retry: RetryPolicy,
+        clock: Callable[[], float],
     ) -> None:
         self.receiver = receiver
-        self._memory, self._clock = memory, clock
-        self._ledger, self._heard = AlertState(receiver), SentAlerts()
+        self._state_file, self._clock = state_file, clock
+        self._state, self._sent_alerts = AlertState(receiver), SentAlerts()
         self._groups = Groups(wait_s=receiver.group_wait_s)
-        self._outbox = Outbox(patience=patience, give_up_s=receiver.give_up_s)
+        self._outbox = Outbox(retry=retry, give_up_s=receiver.give_up_s)
         self._changed = Condition()
-        self._making = 0
+        self._formatting = 0
         self._close_at_s = math.inf
         self._restore()
         self._thread = Thread(target=self._run, name=f"notify-{receiver.name}", daemon=True)
         self._thread.start()
 
     def offer(self, state: TargetState) -> None:
-        """Take a target's newest state."""
+        """Queue the events of a target's newest state."""
         with self._changed:
-            self._gather(self._ledger.update(state))
+            self._gather(self._state.update(state))
 
-    def watching(self, targets: Iterable[str], t_s: float) -> None:
-        """Take the names of all targets that are watched: what was told of others is closed."""
+    def set_watched(self, targets: Iterable[str], t_s: float) -> None:
+        """Close the problems of targets that are not among `targets`, the watched ones."""
         with self._changed:
-            for target in sorted(set(self._ledger.targets()).difference(targets)):
-                self._gather(self._ledger.drop(target, t_s))
+            for target in sorted(set(self._state.targets()).difference(targets)):
+                self._gather(self._state.drop(target, t_s))
 
-    def held(self) -> list[str]:
-        """The names of the targets that something is held of."""
+    def active_targets(self) -> list[str]:
+        """The names of targets that have active problems."""
         with self._changed:
-            return self._ledger.targets()
+            return self._state.targets()
 
-    def pass_on(self, answered: Sequence[Answered], now_s: float) -> int:
-        """Send on the alerts that this receiver has not been told of; how many these are."""
+    def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
+        """Forward the alerts that this receiver does not have yet. Returns their number."""
         with self._changed:
-            fresh = [one for one in answered if self._heard.take(one.mark)]
-        if not fresh:
+            new = [alert for alert in alerts if self._sent_alerts.take(alert.key)]
+        if not new:
             return 0
         message = forwarded(
-            fresh, receiver=self.receiver.name, base=self.receiver.triage_url, now_s=now_s
+            new, receiver=self.receiver.name, base=self.receiver.triage_url, now_s=now_s
         )
 
         def done(is_delivered: bool) -> None:
-            for one in fresh:
-                self._heard.done(one.mark, delivered=is_delivered)
+            for alert in new:
+                self._sent_alerts.done(alert.key, delivered=is_delivered)
 
         with self._changed:
             self._put(message, done)
             self._changed.notify()
-        return len(fresh)
+        return len(new)
 
     def stats(self) -> NotifierStats:
-        """How it went so far; what is being gathered counts as waiting."""
+        """The counts so far; events that are being grouped count as queued."""
         with self._changed:
-            gathered = NotifierStats(queued=len(self._groups) + self._making)
+            gathered = NotifierStats(queued=len(self._groups) + self._formatting)
             return self._outbox.stats() + gathered
 
     def close(self, deadline_s: float) -> None:
-        """Send what is left, each message once, until a moment of the monotonic clock."""
+        """Ask the thread to send what is left, each message once, until `deadline_s`."""
         with self._changed:
             self._close_at_s = deadline_s
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait until that is done or the moment has come. What did not get out is remembered as
-        not told."""
+        """Wait for the thread, at most until the deadline. What was not sent stays unsent in the
+        state file."""
         self._thread.join(max(0.0, self._close_at_s - time.monotonic()))
         self._keep()
 
     def _restore(self) -> None:
-        kept = self._memory.get(self.receiver.name)
+        kept = self._state_file.get(self.receiver.name)
         try:
-            self._ledger.restore(kept.get("troubles", ()))
-            self._heard.restore(kept.get("alerts", ()))
+            self._state.restore(kept.get("troubles", ()))
+            self._sent_alerts.restore(kept.get("alerts", ()))
         except (KeyError, TypeError, ValueError) as exc:
             log.warning(
-                "notify: what was told before cannot be read receiver=%s error=%s",
+                "notify: alert state is malformed and was dropped receiver=%s error=%s",
                 self.receiver.name, type(exc).__name__,
             )  # fmt: skip
 
@@ -228,20 +234,20 @@ class Channel:
         with self._changed:
             if not self._is_changed():
                 return
-            kept = {"troubles": self._ledger.rows(), "alerts": self._heard.rows()}
-        self._memory.keep(self.receiver.name, kept)
+            kept = {"troubles": self._state.rows(), "alerts": self._sent_alerts.rows()}
+        self._state_file.keep(self.receiver.name, kept)
 
     def _is_changed(self) -> bool:
-        return self._ledger.is_changed or self._heard.is_changed
+        return self._state.is_changed or self._sent_alerts.is_changed
 
-    def _gather(self, found: Sequence[Event]) -> None:
-        self._groups.gather(found, time.monotonic())
-        if found or self._is_changed():
+    def _gather(self, new_events: Sequence[Event]) -> None:
+        self._groups.gather(new_events, time.monotonic())
+        if new_events or self._is_changed():
             self._changed.notify()
 
     def _put(self, message: Message, done: Callable[[bool], None]) -> None:
         if not self._outbox.put(message, done, time.monotonic()):
-            log.error("notify: too much waits, the oldest is lost receiver=%s", self.receiver.name)
+            log.error("notify: queue full, oldest message dropped receiver=%s", self.receiver.name)
 
     def _run(self) -> None:
         while True:
@@ -249,45 +255,45 @@ class Channel:
                 self._keep()
                 self._make_message()
                 outgoing = self._next()
-                # A receiver that is down is not asked a second time while we close.
+                # A receiver that is down gets one attempt while closing, no retries.
                 if outgoing is not None and not self._try(outgoing) and self._is_closing():
                     return
                 if outgoing is None and self._is_closing() and not self._groups:
                     return
             except Exception:
-                # A message that cannot be made or sent must not keep the others from it.
-                log.exception("notify: a message is lost receiver=%s", self.receiver.name)
+                # A message that cannot be formatted or sent must not block the others.
+                log.exception("notify: message dropped receiver=%s", self.receiver.name)
                 with self._changed:
-                    self._outbox.lose()
+                    self._outbox.drop_current()
 
     def _is_closing(self) -> bool:
         return self._close_at_s < math.inf
 
     def _make_message(self) -> None:
-        """Make a message of a group that is due; when closing, all are."""
+        """Queue a message for the first group that is due; when closing, every group is."""
         with self._changed:
-            found = self._groups.take(math.inf if self._is_closing() else time.monotonic())
-            found = [event for event in found if self._ledger.sent(event)]
-            if not found:  # it was over before it was told
+            due = self._groups.take(math.inf if self._is_closing() else time.monotonic())
+            due = [event for event in due if self._state.sent(event)]
+            if not due:  # resolved before it was sent
                 return
-            self._making = 1
+            self._formatting = 1
         try:
             receiver = self.receiver
-            message = events.message(found, receiver=receiver.name, base=receiver.triage_url)
+            message = events.message(due, receiver=receiver.name, base=receiver.triage_url)
             with self._changed:
-                self._put(message, self._teller(found))
+                self._put(message, self._on_delivered(due))
         finally:
-            self._making = 0
+            self._formatting = 0
 
-    def _teller(self, found: Sequence[Event]) -> Callable[[bool], None]:
+    def _on_delivered(self, sent: Sequence[Event]) -> Callable[[bool], None]:
         def done(_is_delivered: bool) -> None:
-            for event in found:
-                self._ledger.delivered(event)
+            for event in sent:
+                self._state.delivered(event)
 
         return done
 
     def _next(self) -> Outgoing | None:
-        """The next message to try, waited for; None when something else has changed first."""
+        """Wait for the next message that is due; None when something else changed first."""
         with self._changed:
             now_s, due_s = time.monotonic(), self._outbox.due_s()
             if self._is_closing():
@@ -306,23 +312,23 @@ class Channel:
             self._send(outgoing.message, timeout_s)
         except SendError as exc:
             with self._changed:
-                again_s = self._outbox.failed(outgoing, exc, time.monotonic())
-            level, then = (
+                retry_s = self._outbox.failed(outgoing, exc, time.monotonic())
+            level, outcome = (
                 (logging.ERROR, "given up")
-                if again_s is None
-                else (logging.WARNING, f"not delivered again_s={again_s:.0f}")
+                if retry_s is None
+                else (logging.WARNING, f"not delivered again_s={retry_s:.0f}")
             )
-            log.log(level, "notify: %s receiver=%s error=%s", then, self.receiver.name, exc)
+            log.log(level, "notify: %s receiver=%s error=%s", outcome, self.receiver.name, exc)
             return False
         with self._changed:
             self._outbox.delivered(outgoing)
         return True
 
     def _send(self, message: Message, timeout_s: float) -> None:
-        way = self.receiver.way
-        if isinstance(way, Web):
+        endpoint = self.receiver.endpoint
+        if isinstance(endpoint, Web):
             body = slack(message) if self.receiver.kind == SLACK else webhook(message)
-            post(way, body, timeout_s=timeout_s, now_s=self._clock())
+            post(endpoint, body, timeout_s=timeout_s, now_s=self._clock())
         else:
-            mail = email(message, sender=way.sender, recipients=way.recipients)
-            deliver(way, mail, timeout_s=timeout_s)
+            mail = email(message, sender=endpoint.sender, recipients=endpoint.recipients)
+            deliver(endpoint, mail, timeout_s=timeout_s)

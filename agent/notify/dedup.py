@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from kneewatch.agent.notify.events import Event, Group, Key, group_of
 
-MARKS_MOST = 10_000
+KEYS_MAX = 10_000
 
 
-class Mark(NamedTuple):
-    """What an alert is known by."""
+class DedupKey(NamedTuple):
+    """Identifies one state of an alert: fingerprint, status and start."""
 
     fingerprint: str
     status: str
@@ -20,49 +20,50 @@ class Mark(NamedTuple):
 
 
 class SentAlerts:
-    """The newest mark of each alert. Not safe between threads."""
+    """The newest key of each alert that was delivered or is on its way. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Mark] = {}
-        self._going: dict[str, Mark] = {}
+        self._delivered: dict[str, DedupKey] = {}
+        self._pending: dict[str, DedupKey] = {}
         self.is_changed = False
 
-    def take(self, mark: Mark) -> bool:
-        """Whether an alert is to be told; if so it is on its way from now on."""
-        known = self._going.get(mark.fingerprint) or self._told.get(mark.fingerprint)
-        if known == mark:
+    def take(self, key: DedupKey) -> bool:
+        """Whether an alert is new; if so it counts as pending from now on."""
+        known = self._pending.get(key.fingerprint) or self._delivered.get(key.fingerprint)
+        if known == key:
             return False
-        self._going[mark.fingerprint] = mark
+        self._pending[key.fingerprint] = key
         return True
 
-    def done(self, mark: Mark, *, delivered: bool) -> None:
-        """An alert was delivered, or given up: then Alertmanager's next word of it is told."""
-        if self._going.get(mark.fingerprint) == mark:
-            del self._going[mark.fingerprint]
+    def done(self, key: DedupKey, *, delivered: bool) -> None:
+        """Settle a pending alert. One that was given up is sent again when Alertmanager repeats
+        it."""
+        if self._pending.get(key.fingerprint) == key:
+            del self._pending[key.fingerprint]
         if delivered:
-            self._told.pop(mark.fingerprint, None)
-            self._told[mark.fingerprint] = mark
-            while len(self._told) > MARKS_MOST:
-                del self._told[next(iter(self._told))]
+            self._delivered.pop(key.fingerprint, None)
+            self._delivered[key.fingerprint] = key
+            while len(self._delivered) > KEYS_MAX:
+                del self._delivered[next(iter(self._delivered))]
             self.is_changed = True
 
-    def rows(self) -> list[Mark]:
-        """What must be known after a restart, ready for JSON."""
+    def rows(self) -> list[DedupKey]:
+        """The state to keep over a restart, ready for JSON."""
         self.is_changed = False
-        return list(self._told.values())
+        return list(self._delivered.values())
 
     def restore(self, rows: Iterable[Any]) -> None:
-        """Take what `rows` gave before a restart.
+        """Load what `rows` returned before a restart.
 
         Raises:
-            TypeError, ValueError: they are not what it gave.
+            TypeError, ValueError: the rows are malformed.
         """
         for fingerprint, status, starts_s in rows:
-            mark = Mark(str(fingerprint), str(status), float(starts_s))
-            self._told[mark.fingerprint] = mark
+            key = DedupKey(str(fingerprint), str(status), float(starts_s))
+            self._delivered[key.fingerprint] = key
 
 
-# --- Events that are alike, gathered for a while to become one message ----------------------------
+# --- Grouping -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -72,31 +73,34 @@ class _Gathering:
 
 
 class Groups:
-    """What is being gathered; the wait begins with the first event of a group."""
+    """Groups of similar events that wait to become one message each.
+
+    A group is due `wait_s` after its first event.
+    """
 
     def __init__(self, *, wait_s: float) -> None:
         self._wait_s = wait_s
-        self._going: dict[Group, _Gathering] = {}
+        self._pending: dict[Group, _Gathering] = {}
 
     def __len__(self) -> int:
-        return len(self._going)
+        return len(self._pending)
 
-    def gather(self, found: Iterable[Event], now_s: float) -> None:
-        """Take events. What gets worse before its beginning was told just begins worse."""
-        for event in found:
+    def gather(self, events: Iterable[Event], now_s: float) -> None:
+        """Add events. A problem that gets worse before its first message is sent begins worse."""
+        for event in events:
             fresh = event
-            begun = self._going.get(("began", event.key.id, ""))
-            if event.what == "worse" and begun is not None and event.key in begun.events:
-                fresh = replace(event, what="began", before=None)
+            begun = self._pending.get(("began", event.key.id, ""))
+            if event.kind == "worse" and begun is not None and event.key in begun.events:
+                fresh = replace(event, kind="began", before=None)
             group = group_of(fresh)
-            gathering = self._going.setdefault(group, _Gathering(now_s + self._wait_s))
+            gathering = self._pending.setdefault(group, _Gathering(now_s + self._wait_s))
             gathering.events[fresh.key] = fresh
 
     def due_s(self) -> float | None:
-        """When the first of them is due; None while there is none."""
-        return min((one.due_s for one in self._going.values()), default=None)
+        """When the first group is due; None where there is none."""
+        return min((gathering.due_s for gathering in self._pending.values()), default=None)
 
     def take(self, now_s: float) -> list[Event]:
-        """The first group that is due; empty where none is."""
-        due = next((group for group, one in self._going.items() if one.due_s <= now_s), None)
-        return list(self._going.pop(due).events.values()) if due is not None else []
+        """The events of a group that is due, which is removed; empty where none is."""
+        due = next((group for group, one in self._pending.items() if one.due_s <= now_s), None)
+        return list(self._pending.pop(due).events.values()) if due is not None else []

@@ -24,10 +24,10 @@ from kneewatch.reports.formatting import cut, printable
 
 
 class SendError(KneewatchError):
-    """A message could not be handed over. `after_s` is how long the receiver asks to wait; None
-    where it does not say. With `final` there is no use in trying again.
+    """A message could not be delivered.
 
-    The message is fit for a log: no secret is in it.
+    `after_s` is how long the receiver asks to wait, None where it does not. `final`: a retry is
+    useless. The text contains no secret, so it can be logged.
     """
 
     def __init__(self, message: str, *, final: bool = False, after_s: float | None = None) -> None:
@@ -35,39 +35,38 @@ class SendError(KneewatchError):
         self.final, self.after_s = final, after_s
 
 
-# --- Messages handed to a mail server: one session, one deadline. I/O edge ------------------------
+# --- SMTP -----------------------------------------------------------------------------------------
 
 
-SAID_MOST = 120
+REPLY_MAX = 120
 
 
 def deliver(mail: Mail, message: EmailMessage, *, timeout_s: float) -> None:
-    """Hand a message to the mail server. Recipients that it refuses do not keep it from the
-    others.
+    """Send a mail. A recipient that the server refuses does not stop delivery to the others.
 
     Raises:
-        SendError: the server did not take it.
+        SendError: the server did not accept it.
     """
     where = f"{mail.host}:{mail.port}"
     try:
         _deliver(mail, message, timeout_s)
     except CollectError as exc:
-        said = str(exc).partition("://")[2] or str(exc)
-        raise SendError(f"{said} ({exc.hint})" if exc.kind == "tls" else said) from exc
+        text = str(exc).partition("://")[2] or str(exc)
+        raise SendError(f"{text} ({exc.hint})" if exc.kind == "tls" else text) from exc
     except smtplib.SMTPNotSupportedError as exc:
-        raise SendError(f"{where}: {cut(str(exc), SAID_MOST)}", final=True) from exc
+        raise SendError(f"{where}: {cut(str(exc), REPLY_MAX)}", final=True) from exc
     except smtplib.SMTPRecipientsRefused as exc:
         codes = [code for code, _ in exc.recipients.values()]
-        said = f"{where} refused every recipient ({', '.join(map(str, codes))})"
-        raise SendError(said, final=all(code >= 500 for code in codes)) from exc
+        text = f"{where} refused every recipient ({', '.join(map(str, codes))})"
+        raise SendError(text, final=all(code >= 500 for code in codes)) from exc
     except smtplib.SMTPResponseException as exc:
-        words = _words(exc.smtp_error)
-        said = f"{where} answered {exc.smtp_code} {words}".rstrip()
-        raise SendError(said, final=exc.smtp_code >= 500) from exc
+        words = _reply_text(exc.smtp_error)
+        text = f"{where} answered {exc.smtp_code} {words}".rstrip()
+        raise SendError(text, final=exc.smtp_code >= 500) from exc
     except TimeoutError as exc:
-        raise SendError(f"{where}: not done within {timeout_s:g} s") from exc
+        raise SendError(f"{where}: timed out after {timeout_s:g} s") from exc
     except (smtplib.SMTPException, SettingsError, OSError, ValueError) as exc:
-        raise SendError(f"{where}: {cut(str(exc), SAID_MOST)}") from exc
+        raise SendError(f"{where}: {cut(str(exc), REPLY_MAX)}") from exc
 
 
 def _deliver(mail: Mail, message: EmailMessage, timeout_s: float) -> None:
@@ -79,25 +78,25 @@ def _deliver(mail: Mail, message: EmailMessage, timeout_s: float) -> None:
             session.login(mail.user, mail.password.read())
         session.send_message(message, mail.sender, list(mail.recipients))
         with contextlib.suppress(smtplib.SMTPException, OSError):
-            session.quit()  # it is delivered, whatever the server says to this
+            session.quit()  # the mail is already accepted: errors do not matter
     finally:
         session.close()
 
 
 class _Session(smtplib.SMTP):
-    """A session with one deadline for the name look-up, TLS and all that is said: a socket's own
-    timeout starts again with every byte."""
+    """An SMTP session with one deadline for DNS, TLS and all replies: a socket's own timeout
+    restarts with every byte."""
 
     def __init__(self, mail: Mail, timeout_s: float) -> None:
         self._deadline_s = time.monotonic() + timeout_s
         self._tls = _tls(mail) if mail.security == "tls" else None
-        # The name is stated: to find the machine's own full one can take a slow name server.
+        # Pass a local name: smtplib's default looks up the full name, which can be slow.
         super().__init__(mail.host, mail.port, socket.gethostname(), timeout_s)
 
     def connect(
         self, host: str = "", port: int = 0, source_address: object = None
     ) -> tuple[int, bytes]:
-        """Called by the constructor, which judges the greeting."""
+        """Connect and read the greeting; smtplib's constructor calls this."""
         address = Address("https" if self._tls else "http", host, port, "")
         timed = connect(address, timeout_s=self._deadline_s - time.monotonic(), tls=self._tls)
         timed.deadline_s = self._deadline_s
@@ -107,7 +106,7 @@ class _Session(smtplib.SMTP):
 
 
 class _TimedTls:
-    """As much of a TLS context as STARTTLS needs, for a socket that has a deadline."""
+    """The part of a TLS context that STARTTLS needs, for a socket with a deadline."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
@@ -129,33 +128,33 @@ def _tls(mail: Mail) -> ssl.SSLContext:
     return context
 
 
-def _words(error: bytes | str) -> str:
+def _reply_text(error: bytes | str) -> str:
     text = error.decode("utf-8", "replace") if isinstance(error, bytes) else error
-    return cut(" ".join(text.split()), SAID_MOST)
+    return cut(" ".join(text.split()), REPLY_MAX)
 
 
-# --- Messages posted as JSON: one request, one deadline, no redirects, no proxies. I/O edge -------
+# --- HTTP -----------------------------------------------------------------------------------------
 
 
-LATER = frozenset({408, 425, 429})
-"""Refusals that ask to try again, beside all of 5xx."""
+RETRYABLE = frozenset({408, 425, 429})
+"""Statuses that are worth a retry, beside all 5xx."""
 
-ANSWER_MOST_BYTES = 4096
-HINTED = ("tls", "dns", "auth")
-"""Failures whose hint fits here as well: the others speak of scraping."""
+ANSWER_MAX_BYTES = 4096
+SHOWN_HINTS = ("tls", "dns", "auth")
+"""Kinds of connection error whose hint applies here too; the other hints are about scraping."""
 
 
 def post(web: Web, body: Mapping[str, Any], *, timeout_s: float, now_s: float) -> None:
-    """Post a JSON document; returned is nothing, for nothing in an answer is of use.
+    """Post a JSON document, without redirects and proxies. The response body is not needed.
 
     Raises:
-        SendError: it was not taken.
+        SendError: the receiver did not accept it.
     """
     deadline_s = time.monotonic() + timeout_s
     data = json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
     try:
         address = web.address()
-        # Errors and logs show an address's URL, and this one's path and query may be a secret.
+        # Errors and logs show the address; this one's path and query may be a secret.
         shown = replace(address, path="")
         headers = {
             **request_headers(address, web.access),
@@ -167,13 +166,13 @@ def post(web: Web, body: Mapping[str, Any], *, timeout_s: float, now_s: float) -
     except SettingsError as exc:
         raise SendError(str(exc)) from exc
     except CollectError as exc:
-        hint = f" ({exc.hint})" if exc.kind in HINTED else ""
+        hint = f" ({exc.hint})" if exc.kind in SHOWN_HINTS else ""
         raise SendError(f"{exc}{hint}") from exc
     timed.deadline_s = deadline_s
-    _judge(shown, *_ask(timed, address, headers, data, timeout_s=timeout_s), now_s=now_s)
+    _check_status(shown, *_request(timed, address, headers, data, timeout_s=timeout_s), now_s=now_s)
 
 
-def _ask(
+def _request(
     timed: TimedSocket,
     address: Address,
     headers: Mapping[str, str],
@@ -181,7 +180,7 @@ def _ask(
     *,
     timeout_s: float,
 ) -> tuple[int, str | None]:
-    """The status and the Retry-After of the answer."""
+    """The status and the Retry-After header of the response."""
     connection = http.client.HTTPConnection(address.host, address.port)
     connection.default_port = 443 if address.scheme == "https" else 80
     connection.auto_open = 0
@@ -189,33 +188,32 @@ def _ask(
     try:
         connection.request("POST", address.path, body=data, headers=dict(headers))
         with connection.getresponse() as response:
-            response.read(ANSWER_MOST_BYTES)
+            response.read(ANSWER_MAX_BYTES)
             return response.status, response.headers.get("retry-after")
     except TimeoutError:
         raise SendError(f"no answer within {timeout_s:g} s") from None
     except (http.client.HTTPException, OSError, ValueError) as exc:
-        # The words of http.client's errors can quote the path.
-        said = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
-        raise SendError(f"no whole answer: {said}") from None
+        # The messages of http.client's errors can quote the path.
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
+        raise SendError(f"incomplete response: {reason}") from None
     finally:
         connection.close()
         timed.close()
 
 
-def _judge(shown: Address, status: int, retry_after: str | None, *, now_s: float) -> None:
+def _check_status(shown: Address, status: int, retry_after: str | None, *, now_s: float) -> None:
     if 200 <= status < 300:
         return
-    said = f"{shown.url} answered {status} {http.client.responses.get(status, '')}".rstrip()
-    if status in LATER or status >= 500:
-        raise SendError(said, after_s=after_s(retry_after, now_s))
+    text = f"{shown.url} answered {status} {http.client.responses.get(status, '')}".rstrip()
+    if status in RETRYABLE or status >= 500:
+        raise SendError(text, after_s=after_s(retry_after, now_s))
     if 300 <= status < 400:
-        said += "; redirects are not followed, set the address it leads to"
-    raise SendError(printable(said), final=True)
+        text += "; redirects are not followed: configure the final URL"
+    raise SendError(printable(text), final=True)
 
 
 def after_s(retry_after: str | None, now_s: float) -> float | None:
-    """How long a Retry-After header asks to wait: seconds, or until a date; None where it asks
-    nothing that can be read."""
+    """Seconds to wait by a Retry-After header (seconds or a date); None where it is unreadable."""
     text = (retry_after or "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
         return float(text)

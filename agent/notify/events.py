@@ -27,15 +27,15 @@ from kneewatch.reports.formatting import moment, span
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.rule import Severity
 
-What = Literal["began", "worse", "still", "ended"]
-CASCADE = "kv_pressure"
-BLIND = "metrics_missing"
-"""With this cause core signals lack: that no other is concluded then says nothing."""
+EventKind = Literal["began", "worse", "still", "ended"]
+KV_PRESSURE = "kv_pressure"
+METRICS_MISSING = "metrics_missing"
+"""With this cause core signals are missing, so the absence of other causes proves nothing."""
 
 
 class Key(NamedTuple):
-    """What a trouble is known by, also over a restart. Model and engine are empty for what
-    concerns the whole target."""
+    """Identifies a problem, also over a restart. Model and engine are empty for a problem of the
+    whole target."""
 
     target: str
     model: str
@@ -44,9 +44,9 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Something wrong now. `stage` is the cascade's number, 0 for what is no part of it; `cause`
-    is None for a stage without its cause."""
+class Problem:
+    """A cause or KV cascade stage of one engine now. `stage` is the cascade's number, 0 outside
+    it; `cause` is None for a stage without a cause."""
 
     key: Key
     severity: Severity
@@ -57,20 +57,21 @@ class Trouble:
 
     @property
     def badness(self) -> tuple[Severity, int, float]:
-        """Grows with how bad it is."""
+        """A sort key: severity, stage, confidence."""
         return self.severity, self.stage, self.cause.confidence if self.cause else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something to tell. `diagnosis` and `cause` are those of the moment, None for an end.
+    """A change of a problem that is worth a notification.
 
-    `before` is the severity told before, for what got worse. `ended_s` is when an end began to
-    hold, `how` how it ended where it did not simply pass. `serial` tells a trouble from a later one
-    of the same key. `left` are the other troubles that go on there when one ends.
+    `diagnosis` and `cause` are the present ones, None for an end. `before` is the previous severity
+    of a problem that got worse. `ended_s` is when the problem was last absent for good; `how` says
+    how it ended where it did not clear by itself. `serial` distinguishes problems with equal keys.
+    `left` lists the ids of the problems that are still active there.
     """
 
-    what: What
+    kind: EventKind
     key: Key
     severity: Severity
     stage: int
@@ -85,29 +86,29 @@ class Event:
     serial: int = 0
 
 
-def troubles(state: TargetState, floor: Severity) -> dict[Key, Trouble]:
-    """What is at least as bad as `floor` in a target's state."""
-    found: dict[Key, Trouble] = {}
+def problems(state: TargetState, floor: Severity) -> dict[Key, Problem]:
+    """The problems in a target's state with at least the severity `floor`."""
+    worst: dict[Key, Problem] = {}
     wide = not any(diagnosis.was_read for diagnosis in state.diagnoses)
     for diagnosis in state.diagnoses:
-        for trouble in _of_engine(state.name, diagnosis, wide=wide):
-            other = found.get(trouble.key)
-            if trouble.severity >= floor and (other is None or other.badness < trouble.badness):
-                found[trouble.key] = trouble
-    return found
+        for problem in _of_engine(state.name, diagnosis, wide=wide):
+            other = worst.get(problem.key)
+            if problem.severity >= floor and (other is None or other.badness < problem.badness):
+                worst[problem.key] = problem
+    return worst
 
 
-def _of_engine(target: str, diagnosis: Diagnosis, *, wide: bool) -> list[Trouble]:
+def _of_engine(target: str, diagnosis: Diagnosis, *, wide: bool) -> list[Problem]:
     engine = ("", "") if wide else (diagnosis.model, diagnosis.engine)
-    found: list[Trouble] = []
+    engine_problems: list[Problem] = []
     stage, pressure = diagnosis.stage, None
     for cause in diagnosis.causes:
-        if cause.id == CASCADE:
+        if cause.id == KV_PRESSURE:
             pressure = cause
             continue
         since_s = _moment(cause.since_s, diagnosis.t_s)
         key = Key(target, *engine, cause.id)
-        found.append(Trouble(key, cause.severity, 0, since_s, diagnosis, cause))
+        engine_problems.append(Problem(key, cause.severity, 0, since_s, diagnosis, cause))
     if pressure is not None or (stage is not None and stage.number):
         severity = max(
             stage.severity if stage else Severity.OK, pressure.severity if pressure else Severity.OK
@@ -117,15 +118,15 @@ def _of_engine(target: str, diagnosis: Diagnosis, *, wide: bool) -> list[Trouble
             _moment(pressure.since_s if pressure else math.nan, diagnosis.t_s),
         )
         number = stage.number if stage else 0
-        key = Key(target, *engine, CASCADE)
-        found.append(Trouble(key, severity, number, since_s, diagnosis, pressure))
-    return found
+        key = Key(target, *engine, KV_PRESSURE)
+        engine_problems.append(Problem(key, severity, number, since_s, diagnosis, pressure))
+    return engine_problems
 
 
-def is_over(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
-    """Whether a target's newest diagnoses, which lack a trouble, say that it is over.
+def is_resolved(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
+    """Whether a target's newest diagnoses, which lack a problem, show that it is resolved.
 
-    They do not where its engine could not be read or judged, nor where a graver cause explains it.
+    They do not where its engine could not be read, or where a worse cause explains it.
     """
     judged = [diagnosis for diagnosis in diagnoses if _is_judged(diagnosis)]
     if not (key.model or key.engine):
@@ -140,7 +141,7 @@ def is_over(key: Key, diagnoses: Sequence[Diagnosis]) -> bool:
 
 
 def _is_judged(diagnosis: Diagnosis) -> bool:
-    lacks = any(cause.id == BLIND for cause in diagnosis.causes)
+    lacks = any(cause.id == METRICS_MISSING for cause in diagnosis.causes)
     return diagnosis.stage is not None and diagnosis.health != "unknown" and not lacks
 
 
@@ -148,65 +149,65 @@ def _moment(since_s: float, t_s: float) -> float:
     return since_s if math.isfinite(since_s) else t_s
 
 
-# --- What kneewatch found itself, as messages: one for all that is alike --------------------------
+# --- Messages -------------------------------------------------------------------------------------
 
 
 Group = tuple[str, str, str]
-NAMED_MOST = 5
-PARTS_MOST = 10
-EVENTS_MOST = 100
+NAMED_MAX = 5
+PARTS_MAX = 10
+EVENTS_MAX = 100
 
 
 def group_of(event: Event) -> Group:
-    """What events that may share a message have in common."""
-    return event.what, event.key.id, event.how
+    """The grouping key: events with the same key share a message."""
+    return event.kind, event.key.id, event.how
 
 
 def message(events: Sequence[Event], *, receiver: str, base: str) -> Message:
-    """The message for events of one group, the worst of them in full. `base`: see `link`."""
+    """The message for the events of one group, the worst event in full. `base`: see `link`."""
     ordered = sorted(
         events,
         key=lambda event: (-event.severity, -event.stage, event.key),
     )
     worst = ordered[0]
     parts = [_part(worst, base, full=True)]
-    parts += [_part(event, base, full=False) for event in ordered[1:PARTS_MOST]]
+    parts += [_part(event, base, full=False) for event in ordered[1:PARTS_MAX]]
     left = len(ordered) - len(parts)
     marks = sorted(f"{event.key} {event.since_s:.3f} {event.stage}" for event in events)
     return Message(
         id=identity(receiver, *group_of(worst), *marks),
-        status=FIRING if worst.what != "ended" else UNWATCHED if worst.how else RESOLVED,
+        status=FIRING if worst.kind != "ended" else UNWATCHED if worst.how else RESOLVED,
         severity=worst.severity.word,
         t_s=max(event.t_s for event in events),
         headline=_headline(ordered),
         parts=tuple(parts),
         more=f"and {left} more" if left else "",
-        events=tuple(_document(event, base) for event in ordered[:EVENTS_MOST]),
+        events=tuple(_document(event, base) for event in ordered[:EVENTS_MAX]),
     )
 
 
 def _headline(events: Sequence[Event]) -> str:
     worst = events[0]
     where = _where(events)
-    told = f"{worst.key.id} on {where}"
-    if worst.key.id == CASCADE and worst.stage and worst.what != "ended":
-        told += f", stage {worst.stage} ({NAMES[worst.stage]})"
+    subject = f"{worst.key.id} on {where}"
+    if worst.key.id == KV_PRESSURE and worst.stage and worst.kind != "ended":
+        subject += f", stage {worst.stage} ({NAMES[worst.stage]})"
     lasted = span((worst.ended_s or worst.t_s) - worst.since_s)
-    if worst.what == "ended":
+    if worst.kind == "ended":
         word = worst.how.upper() if worst.how else "RESOLVED"
         times = f"{moment(worst.since_s, worst.t_s)} to {moment(worst.ended_s or 0, worst.t_s)}"
-        return f"{word}: {told}, after {lasted} ({times})"
+        return f"{word}: {subject}, after {lasted} ({times})"
     word = worst.severity.word.upper()
-    if worst.what == "still":
-        return f"STILL {word} after {lasted}: {told}"
-    if worst.what == "worse":
+    if worst.kind == "still":
+        return f"STILL {word} after {lasted}: {subject}"
+    if worst.kind == "worse":
         was = (
             f", was {worst.before.word.upper()}"
             if worst.before not in (None, worst.severity)
             else ""
         )
-        return f"WORSE, {word}{was}: {told}, for {lasted}"
-    return f"{word}: {told}" + (f", for {lasted}" if worst.t_s - worst.since_s >= 1 else "")
+        return f"WORSE, {word}{was}: {subject}, for {lasted}"
+    return f"{word}: {subject}" + (f", for {lasted}" if worst.t_s - worst.since_s >= 1 else "")
 
 
 def _where(events: Sequence[Event]) -> str:
@@ -215,8 +216,8 @@ def _where(events: Sequence[Event]) -> str:
     names = list(dict.fromkeys(event.key.target for event in events))
     if len(names) == 1:
         return f"{names[0]} ({len(events)} engines)"
-    shown = ", ".join(names[:NAMED_MOST])
-    left = len(names) - NAMED_MOST
+    shown = ", ".join(names[:NAMED_MAX])
+    left = len(names) - NAMED_MAX
     return f"{len(names)} targets: {shown}" + (f" and {left} more" if left > 0 else "")
 
 
@@ -228,9 +229,9 @@ def _who(event: Event) -> str:
 
 
 def _part(event: Event, base: str, *, full: bool) -> Part:
-    if event.what == "ended" or event.diagnosis is None:
-        left = (Line("still wrong there", ", ".join(event.left)),) if event.left else ()
-        # It is over: the page of the moment it began has something to show.
+    if event.kind == "ended" or event.diagnosis is None:
+        left = (Line("still active", ", ".join(event.left)),) if event.left else ()
+        # The problem is over, so link to the page as it was when the problem started.
         return Part(_who(event), left, link(base, event.key.target, event.since_s))
     lines = _lines(event, event.diagnosis, event.cause)
     return Part(_who(event), tuple(lines if full else lines[:1]), link(base, event.key.target))
@@ -245,20 +246,22 @@ def _lines(event: Event, diagnosis: Diagnosis, cause: Cause | None) -> list[Line
     if cause is None:
         return lines
     lines += [Line("evidence", text) for text in told_evidence(cause)[0]]
-    made = advice.advised(diagnosis, cause)
-    if not made:
+    recommendations = advice.advised(diagnosis, cause)
+    if not recommendations:
         return [*lines, Line("do first", cause.lever)]
-    lines.append(Line("do first", made[0].summary, advice.changes_words(made[0])))
-    if numbers := advice.numbers_words(made[0]):
+    lines.append(
+        Line("do first", recommendations[0].summary, advice.changes_words(recommendations[0]))
+    )
+    if numbers := advice.numbers_words(recommendations[0]):
         lines.append(Line("expected", numbers))
     return lines
 
 
 def _document(event: Event, base: str) -> dict[str, Any]:
     diagnosis, cause = event.diagnosis, event.cause
-    made = advice.advised(diagnosis, cause) if diagnosis and cause else []
+    recommendations = advice.advised(diagnosis, cause) if diagnosis and cause else []
     return {
-        "what": event.what,
+        "what": event.kind,
         "target": event.key.target,
         "model": event.key.model,
         "engine": event.key.engine,
@@ -270,6 +273,6 @@ def _document(event: Event, base: str) -> dict[str, Any]:
         "left": list(event.left),
         "stage": stage_document(diagnosis.stage) if diagnosis else None,
         "cause": cause_document(cause) if cause else None,
-        "recommendation": recommendation_document(made[0]) if made else None,
-        "link": link(base, event.key.target, event.since_s if event.what == "ended" else None),
+        "recommendation": recommendation_document(recommendations[0]) if recommendations else None,
+        "link": link(base, event.key.target, event.since_s if event.kind == "ended" else None),
     }

@@ -14,7 +14,7 @@ from kneewatch.reports.diagnosis_text import escaped
 from kneewatch.reports.formatting import cut
 
 BREAK = "\u200b"
-"""A space without width: between an @ and a name there is no mention, within a URL no link."""
+"""A zero-width space: it breaks @mentions and automatic links."""
 
 LINKS = re.compile(
     r"://|\]\(|(?<![A-Za-z0-9])(?:www|mailto|tel|javascript|data)(?=[.:])", re.IGNORECASE
@@ -23,60 +23,59 @@ MENTIONS = re.compile("@")
 SLACK_MARKUP = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "*": "\u2217", "~": "\u223c", "`": "'"}
 )
-"""Slack asks for the three of HTML. It has no escape for its own markup: look-alikes take its
-place (asterisk operator, tilde operator)."""
+"""Slack requires escaping of &, < and >. Its own markup has no escape, so look-alike characters
+replace it (asterisk operator, tilde operator)."""
 
 
 def escape_mail(text: str, most: int) -> str:
-    """At most so many characters of a text on one line, in which no program finds a link."""
+    """The text on one line, cut to `most` characters, with links broken."""
     return LINKS.sub(_broken, cut(text, most))
 
 
 def escape_plain(text: str, most: int) -> str:
-    """The same, and no mention either."""
+    """The text on one line, cut to `most` characters, with links and mentions broken."""
     return MENTIONS.sub(_broken, escape_mail(text, most))
 
 
 def escape_slack(text: str, most: int) -> str:
-    """The same for Slack's mrkdwn, and for what takes Slack's messages and reads Markdown."""
+    """Like `escape_plain`, for Slack's mrkdwn and for Slack-compatible programs with Markdown."""
     return escape_plain(text, most).translate(SLACK_MARKUP)
 
 
 def escape_markdown(text: str, most: int) -> str:
-    """The same for Markdown."""
+    """Like `escape_plain`, for Markdown."""
     return MENTIONS.sub(_broken, LINKS.sub(_broken, escaped(cut(text, most))))
 
 
 def escape_html(text: str, most: int) -> str:
-    """A text for the HTML of a mail, also within an attribute."""
+    """Like `escape_mail`, for HTML text and attributes."""
     return html.escape(escape_mail(text, most), quote=True)
 
 
-def _broken(found: re.Match[str]) -> str:
-    mark = found.group()
-    return mark[0] + BREAK + mark[1:] if mark in ("://", "](") else mark + BREAK
+def _broken(match: re.Match[str]) -> str:
+    token = match.group()
+    return token[0] + BREAK + token[1:] if token in ("://", "](") else token + BREAK
 
 
-# --- Messages as Slack's JSON, as JSON for programs, and as e-mail --------------------------------
+# --- Message formats ------------------------------------------------------------------------------
 
 
-HEADLINE_MOST, LINE_MOST, SUBJECT_MOST = 240, 400, 160
-SECTION_MOST = 2900
-"""Slack takes 3,000 characters in a section."""
+HEADLINE_MAX, LINE_MAX, SUBJECT_MAX = 240, 400, 160
+SECTION_MAX = 2900
+"""Slack's limit is 3,000 characters per section."""
 
 Escape = Callable[[str, int], str]
 
 
 def slack(message: Message) -> dict[str, Any]:
-    """The body for an incoming webhook of Slack, or of what takes the same.
+    """The body for an incoming webhook of Slack or a compatible program.
 
-    Slack shows the blocks, where `verbatim` keeps it from looking for links and names; others show
-    the text.
+    Slack shows the blocks; `verbatim` stops it from linking URLs and names. Others show the text.
     """
-    sections = [f"*{escape_slack(message.headline, HEADLINE_MOST)}*"]
+    sections = [f"*{escape_slack(message.headline, HEADLINE_MAX)}*"]
     sections += [_slack_part(part) for part in message.parts]
     if message.more:
-        sections.append(escape_slack(message.more, LINE_MOST))
+        sections.append(escape_slack(message.more, LINE_MAX))
     return {
         "text": "\n".join(sections),
         "blocks": [
@@ -89,7 +88,7 @@ def slack(message: Message) -> dict[str, Any]:
 
 
 def webhook(message: Message) -> dict[str, Any]:
-    """The body for a program: what happened as data, and as text that may be shown to people."""
+    """The body for a program: the events as data, and text for people."""
     return {
         "schema": SCHEMA,
         "id": message.id,
@@ -97,7 +96,7 @@ def webhook(message: Message) -> dict[str, Any]:
         "status": message.status,
         "severity": message.severity,
         "source": message.source,
-        "title": escape_plain(message.headline, HEADLINE_MOST),
+        "title": escape_plain(message.headline, HEADLINE_MAX),
         "text": text(message),
         "markdown": markdown(message),
         "events": [dict(event) for event in message.events],
@@ -106,9 +105,9 @@ def webhook(message: Message) -> dict[str, Any]:
 
 def text(message: Message, escaped: Escape = escape_plain) -> str:
     """A message as plain text."""
-    lines = [escaped(message.headline, HEADLINE_MOST)]
+    lines = [escaped(message.headline, HEADLINE_MAX)]
     for part in message.parts:
-        lines += ["", escaped(part.title, LINE_MOST)]
+        lines += ["", escaped(part.title, LINE_MAX)]
         lines += [f"  {_line(line, escaped, '')}" for line in part.lines]
         lines += [f"  {part.link}"] if part.link else []
     return "\n".join([*lines, *(["", message.more] if message.more else [])])
@@ -116,9 +115,9 @@ def text(message: Message, escaped: Escape = escape_plain) -> str:
 
 def markdown(message: Message) -> str:
     """A message as Markdown."""
-    lines = [f"**{escape_markdown(message.headline, HEADLINE_MOST)}**"]
+    lines = [f"**{escape_markdown(message.headline, HEADLINE_MAX)}**"]
     for part in message.parts:
-        title = escape_markdown(part.title, LINE_MOST)
+        title = escape_markdown(part.title, LINE_MAX)
         lines += ["", f"{title} ([triage]({part.link}))" if part.link else title, ""]
         lines += [f"- {_line(line, escape_markdown, '')}" for line in part.lines]
     return "\n".join([*lines, *(["", message.more] if message.more else [])])
@@ -127,7 +126,7 @@ def markdown(message: Message) -> str:
 def email(message: Message, *, sender: str, recipients: tuple[str, ...]) -> EmailMessage:
     """A message as e-mail: plain text, and the same in HTML."""
     mail = EmailMessage()
-    mail["Subject"] = cut(f"[kneewatch] {message.headline}", SUBJECT_MOST)
+    mail["Subject"] = cut(f"[kneewatch] {message.headline}", SUBJECT_MAX)
     mail["From"], mail["To"] = sender, ", ".join(recipients)
     mail["Date"] = formatdate(message.t_s)
     mail["Message-ID"] = f"<{message.id}@kneewatch.invalid>"
@@ -138,41 +137,43 @@ def email(message: Message, *, sender: str, recipients: tuple[str, ...]) -> Emai
 
 
 def _slack_part(part: Part) -> str:
-    title = escape_slack(part.title, LINE_MOST)
-    # The link is ours: its base has none of Slack's characters and its query is quoted.
+    title = escape_slack(part.title, LINE_MAX)
+    # The link needs no escape: its base has no Slack markup and its query is quoted.
     rows = [f"<{part.link}|triage> {title}" if part.link else title]
     size = len(rows[0])
     for line in part.lines:
         row = f"\u2022 {_line(line, escape_slack, '`')}"
         size += len(row) + 1
-        if size > SECTION_MOST:
+        if size > SECTION_MAX:
             break
         rows.append(row)
     return "\n".join(rows)
 
 
 def _line(line: Line, escaped: Escape, quote: str) -> str:
-    told = escaped(line.text, LINE_MOST)
+    content = escaped(line.text, LINE_MAX)
     if line.code:
-        told = f"{quote}{escaped(line.code, LINE_MOST)}{quote}" + (f". {told}" if told else "")
-    return f"{line.label}: {told}" if line.label else told
+        content = f"{quote}{escaped(line.code, LINE_MAX)}{quote}" + (
+            f". {content}" if content else ""
+        )
+    return f"{line.label}: {content}" if line.label else content
 
 
 def _html(message: Message) -> str:
-    def told(line: Line) -> str:
-        words = escape_html(line.text, LINE_MOST)
-        code = f"<code>{escape_html(line.code, LINE_MOST)}</code>. " if line.code else ""
+    def item(line: Line) -> str:
+        words = escape_html(line.text, LINE_MAX)
+        code = f"<code>{escape_html(line.code, LINE_MAX)}</code>. " if line.code else ""
         label = f"<b>{html.escape(line.label)}:</b> " if line.label else ""
         return f"<li>{label}{code}{words}</li>"
 
-    rows = [f"<p><b>{escape_html(message.headline, HEADLINE_MOST)}</b></p>"]
+    rows = [f"<p><b>{escape_html(message.headline, HEADLINE_MAX)}</b></p>"]
     for part in message.parts:
-        title = escape_html(part.title, LINE_MOST)
+        title = escape_html(part.title, LINE_MAX)
         if part.link:
             title += f' (<a href="{html.escape(part.link, quote=True)}">triage</a>)'
         rows.append(f"<p>{title}</p>")
         if part.lines:
-            rows.append(f"<ul>{''.join(told(line) for line in part.lines)}</ul>")
+            rows.append(f"<ul>{''.join(item(line) for line in part.lines)}</ul>")
     if message.more:
         rows.append(f"<p>{html.escape(message.more)}</p>")
     return f"<!DOCTYPE html><html><body>{''.join(rows)}</body></html>\n"

@@ -1,7 +1,7 @@
-"""A message before it is rendered: a headline and a part for each thing told. Pure.
+"""A notification before it is formatted: a headline and one part per engine or alert. Pure.
 
-All text in it is raw: names and summaries come from other machines. `escape` makes it safe for
-where it goes.
+All text is raw: names and summaries come from other machines. `formatting` escapes it for each
+receiver.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ FIRING, RESOLVED, UNWATCHED = "firing", "resolved", "unwatched"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a part. `label` is ours; `code` is what would be typed, shown before the text."""
+    """A line of a part. `label` needs no escape; `code` is a flag or command, shown first."""
 
     label: str
     text: str
     code: str = ""
 
     def plain(self) -> str:
-        """The line as one text."""
+        """The line as one string."""
         label = f"{self.label}: " if self.label else ""
         return f"{label}{self.code}. {self.text}".strip() if self.code else f"{label}{self.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing told: a title, lines, and a link to the triage page where there is one."""
+    """A section of a message: a title, lines, and a link to the triage page or ""."""
 
     title: str
     lines: tuple[Line, ...] = ()
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What is sent. `id` stays the same when it is sent again; `events` are JSON documents."""
+    """A notification. `id` is stable over retries; `events` are JSON documents."""
 
     id: str
     status: str
@@ -57,12 +57,12 @@ class Message:
 
 
 FLEET = "fleet"
-"""What begins the names under which a fleet is told (agent/fleet/watch.py)."""
+"""The first part of the target names of a fleet (agent/fleet/watch.py)."""
 
 
 def link(base: str, target: str, at_s: float | None = None) -> str:
-    """The triage page of a target, now or at a past moment, or a fleet's verdict, which has no
-    past; empty where there is no base."""
+    """The URL of a target's triage page, now or at `at_s`, or of a fleet's verdict, which has no
+    history; "" without a base URL."""
     if not base:
         return ""
     if target.split("/")[0] == FLEET:
@@ -72,5 +72,5 @@ def link(base: str, target: str, at_s: float | None = None) -> str:
 
 
 def identity(*parts: object) -> str:
-    """A short id that is the same for the same parts."""
+    """A short hash of the parts, as hexadecimal text."""
     return sha256("\0".join(map(str, parts)).encode("utf-8", "replace")).hexdigest()[:20]

@@ -1,4 +1,4 @@
-"""Telling people and programs what kneewatch finds, and what Alertmanager asks about."""
+"""The notifier: sends kneewatch's findings and forwarded alerts to all receivers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from kneewatch.agent.notify.alert_state import Memory, memory_file
-from kneewatch.agent.notify.channel import Channel, NotifierStats, Patience
-from kneewatch.agent.notify.forward import Answered
+from kneewatch.agent.notify.alert_state import StateFile, state_path
+from kneewatch.agent.notify.channel import Channel, NotifierStats, RetryPolicy
+from kneewatch.agent.notify.forward import DiagnosedAlert
 from kneewatch.agent.notify.receivers import Receiver, receivers
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import TargetState
@@ -18,15 +18,16 @@ __all__ = ["Notifier", "NotifierStats"]
 
 log = logging.getLogger(__name__)
 
-PATIENCE = Patience()
+RETRY = RetryPolicy()
 CHANGE_S = 1.0
-"""A receiver that is changed or taken out has so long to send what it held."""
+"""How long a receiver that was changed or removed may still send its queue."""
 
 
 class Notifier:
-    """All receivers; without any it is false. Each has a thread of its own: one that hangs keeps
-    no other waiting, and no cycle. What they were told is kept in `memory`; None: for as long as
-    this lives.
+    """All receivers, each with its own thread, so that a receiver that hangs delays nothing else.
+
+    False in a boolean context without receivers. The alert state is kept in `state_file`; None
+    keeps it in memory only.
 
     Raises:
         SettingsError: a secret of a receiver cannot be read.
@@ -34,101 +35,105 @@ class Notifier:
 
     def __init__(
         self,
-        told: Sequence[Receiver],
+        configured: Sequence[Receiver],
         *,
-        memory: Path | None,
-        patience: Patience = PATIENCE,
+        state_file: Path | None,
+        retry: RetryPolicy = RETRY,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        for receiver in told:
+        for receiver in configured:
             receiver.check()
-        self._kept, self._patience, self._clock = Memory(memory), patience, clock
+        self._state_file, self._retry, self._clock = StateFile(state_file), retry, clock
         self._is_failing = False
         self._watched: Collection[str] | None = None
-        self._channels = [self._channel(receiver) for receiver in told]
+        self._channels = [self._channel(receiver) for receiver in configured]
 
     @classmethod
     def of(cls, settings: Settings, *, store: Path | None) -> Notifier:
-        """The notifier that the settings ask for, its memory beside the store.
+        """The notifier of these settings, with its state file beside the store.
 
         Raises:
-            SettingsError: a receiver is not set as it must be.
+            SettingsError: a receiver's settings are wrong.
         """
-        memory = memory_file(store) if store is not None else None
-        return cls(receivers(settings), memory=memory)
+        state_file = state_path(store) if store is not None else None
+        return cls(receivers(settings), state_file=state_file)
 
     def __bool__(self) -> bool:
-        """Whether anybody is told."""
+        """Whether there are receivers."""
         return bool(self._channels)
 
-    def adopt(self, told: Sequence[Receiver]) -> None:
-        """Tell these from now on. One that is as it was goes on; one that differs begins with what
-        its name was told before, once the old one has had a moment to send what it held.
+    def adopt(self, configured: Sequence[Receiver]) -> None:
+        """Replace the receivers. Unchanged ones go on; a changed one keeps the alert state of its
+        name, after the old one had `CHANGE_S` to send its queue.
 
         Raises:
-            SettingsError: a secret of a receiver cannot be read; nothing has changed then.
+            SettingsError: a secret of a receiver cannot be read; then nothing changes.
         """
-        for receiver in told:
+        for receiver in configured:
             receiver.check()
-        going_on = {one.receiver.name: one for one in self._channels if one.receiver in told}
-        left = [one for one in self._channels if one.receiver.name not in going_on]
+        unchanged = {
+            item.receiver.name: item for item in self._channels if item.receiver in configured
+        }
+        left = [item for item in self._channels if item.receiver.name not in unchanged]
         self._close(left, CHANGE_S)
-        self._channels = [going_on.get(one.name) or self._channel(one) for one in told]
-        if left or len(going_on) < len(told):
-            log.info("notify: receivers changed now=%s", ",".join(one.name for one in told))
+        self._channels = [unchanged.get(item.name) or self._channel(item) for item in configured]
+        if left or len(unchanged) < len(configured):
+            log.info("notify: receivers changed now=%s", ",".join(item.name for item in configured))
         if self._watched is not None:
-            self.watching(self._watched)
+            self.set_watched(self._watched)
 
     def offer(self, state: TargetState) -> None:
-        """Take a target's newest state, after each cycle. It waits for nothing and never raises."""
+        """Queue the events of a target's newest state. Never blocks and never raises."""
         try:
             for channel in self._channels:
                 if channel.receiver.own:
                     channel.offer(state)
         except Exception:
-            # The cycle that calls must go on; a bug here is told once.
+            # The calling cycle must go on; a bug here is logged once.
             if not self._is_failing:
-                log.exception("notify: a state could not be judged target=%s", state.name)
+                log.exception("notify: cannot process the state target=%s", state.name)
             self._is_failing = True
 
-    def watching(self, targets: Collection[str]) -> None:
-        """Take the names of all targets that are watched now, at the start and when they change:
-        receivers that were told of trouble elsewhere learn that nobody looks any more."""
+    def set_watched(self, targets: Collection[str]) -> None:
+        """Set the names of all watched targets, at the start and after each change. Problems of
+        other targets are closed as "no longer watched"."""
         self._watched = tuple(targets)
         for channel in self._channels:
-            channel.watching(targets, self._clock())
+            channel.set_watched(targets, self._clock())
 
-    def held(self) -> set[str]:
-        """The names of the targets that some receiver was told of and has not heard the end of."""
-        return {name for channel in self._channels for name in channel.held()}
+    def active_targets(self) -> set[str]:
+        """The names of targets that have active problems for any receiver."""
+        return {name for channel in self._channels for name in channel.active_targets()}
 
-    def pass_on(self, answered: Sequence[Answered], now_s: float) -> dict[str, int]:
-        """Send on alerts to those who are to have them and have not; how many, by receiver."""
+    def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> dict[str, int]:
+        """Forward alerts to the receivers that match them. Returns how many, by receiver."""
         sent: dict[str, int] = {}
         for channel in self._channels:
             receiver = channel.receiver
-            wanted = [
-                one for one in answered if any(receiver.wants(*target) for target in one.targets)
+            matching = [
+                alert
+                for alert in alerts
+                if any(receiver.matches(*target) for target in alert.targets)
             ]
             if receiver.alerts:
-                sent[receiver.name] = channel.pass_on(wanted, now_s)
+                sent[receiver.name] = channel.forward(matching, now_s)
         return sent
 
     def stats(self) -> NotifierStats:
-        """How it went so far, for all receivers."""
+        """The counts so far, summed over receivers."""
         return sum(self.stats_by_receiver().values(), NotifierStats())
 
     def stats_by_receiver(self) -> dict[str, NotifierStats]:
-        """The same for each receiver, by its name."""
+        """The counts so far, by receiver name."""
         return {channel.receiver.name: channel.stats() for channel in self._channels}
 
     def close(self, timeout_s: float) -> None:
-        """Send what is left, within `timeout_s`; what does not get out is told after the next
-        start, if it still holds."""
+        """Send what is queued, within `timeout_s`. The rest is sent after the next start if the
+        problem is still active."""
         self._close(self._channels, timeout_s)
 
     def _channel(self, receiver: Receiver) -> Channel:
-        return Channel(receiver, self._kept, self._patience, self._clock)
+        return Channel(receiver, self._state_file, self._retry, self._clock)
 
     def _close(self, channels: Sequence[Channel], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Receivers: the keys of a `[[notify]]` table, how it is read, and where secrets come from."""
+"""Receivers: the keys of a `[[notify]]` table, their validation, and secrets. I/O edge."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DAY_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: what it holds, and the kinds of receiver that have it."""
+    """A key of a `[[notify]]` table, and the kinds of receiver that have it."""
 
     setting: Setting
     of: tuple[str, ...] = KINDS
 
     @property
     def name(self) -> str:
-        """The key as it stands in the file."""
+        """The key as written in the file."""
         return self.setting.key
 
 
@@ -43,50 +43,50 @@ def _key(
     name: str,
     kind: Kind,
     default: Any,  # noqa: ANN401 - a key has its own kind
-    told: str,
+    text: str,
     *of: str,
     most: float = float("inf"),
     secret: bool = False,
 ) -> Key:
-    return Key(Setting(name, kind, default, told, most=most, secret=secret), of or KINDS)
+    return Key(Setting(name, kind, default, text, most=most, secret=secret), of or KINDS)
 
 
 KEYS: tuple[Key, ...] = (
-    _key("kind", "text", None, "slack (and what takes its messages), webhook or email"),
-    _key("name", "text", None, "what logs and metrics call it; unset: its kind and place"),
-    _key("severity", "text", "critical", "what is told from: warning or critical"),
-    _key("targets", "texts", None, "names of targets, with * and ?; unset: all"),
-    _key("labels", "pairs", None, "labels that a target must have, values with * and ?"),
-    _key("own", "flag", True, "tell what kneewatch itself finds"),
-    _key("alerts", "flag", True, "pass on what Alertmanager posts, with the diagnosis"),
-    _key("group_wait_s", "seconds", 10.0, "how long to gather what is alike", most=3600.0),
+    _key("kind", "text", None, "slack (or a compatible program), webhook or email"),
+    _key("name", "text", None, "name in logs and metrics; unset: kind and position"),
+    _key("severity", "text", "critical", "lowest severity to send: warning or critical"),
+    _key("targets", "texts", None, "target names, with * and ?; unset: all"),
+    _key("labels", "pairs", None, "labels a target must have, values with * and ?"),
+    _key("own", "flag", True, "send kneewatch's own findings"),
+    _key("alerts", "flag", True, "forward Alertmanager's alerts with a diagnosis"),
+    _key("group_wait_s", "seconds", 10.0, "how long to group similar events", most=3600.0),
     _key(
         "hold_s",
         "seconds",
         None,
-        "how long a trouble must stay gone before its end is told; unset: 2 windows",
+        "how long a problem must stay absent to be resolved; unset: 2 windows",
         most=DAY_S,
     ),
-    _key("repeat_s", "seconds", None, "tell what goes on again after so long; unset: once"),
-    _key("give_up_s", "seconds", 3600.0, "how long a message is tried", most=DAY_S),
-    _key("timeout_s", "seconds", 10.0, "for one try, all of it", most=300.0),
-    _key("triage_url", "text", None, "where people reach kneewatch, for links to its page"),
-    _key("url", "text", None, "where to post; better in a file", *WEB, secret=True),
-    _key("url_file", "text", None, "file with it", *WEB),
-    _key("url_env", "text", None, "environment variable with it", *WEB),
+    _key("repeat_s", "seconds", None, "repeat an active problem this often; unset: never"),
+    _key("give_up_s", "seconds", 3600.0, "how long a message is retried", most=DAY_S),
+    _key("timeout_s", "seconds", 10.0, "time limit for one attempt", most=300.0),
+    _key("triage_url", "text", None, "base URL of kneewatch for people, for links"),
+    _key("url", "text", None, "webhook URL; a file is safer", *WEB, secret=True),
+    _key("url_file", "text", None, "file with the webhook URL", *WEB),
+    _key("url_env", "text", None, "environment variable with the webhook URL", *WEB),
     _key("headers", "pairs", None, "extra request headers", *WEB, secret=True),
     _key("header_files", "pairs", None, "headers whose values are in files", *WEB),
     _key("header_envs", "pairs", None, "headers whose values are in the environment", *WEB),
     _key("bearer_token_file", "text", None, "file with a bearer token", *WEB),
     _key("bearer_token_env", "text", None, "environment variable with a bearer token", *WEB),
     _key("client_cert_file", "text", None, "client certificate", *WEB),
-    _key("client_key_file", "text", None, "its key", *WEB),
-    _key("host", "text", None, "the mail server", EMAIL),
-    _key("port", "count", None, "unset: 587, 465 with tls, 25 with none", EMAIL, most=65_535),
+    _key("client_key_file", "text", None, "key of the client certificate", *WEB),
+    _key("host", "text", None, "mail server", EMAIL),
+    _key("port", "count", None, "unset: 587; 465 with tls, 25 with none", EMAIL, most=65_535),
     _key("security", "text", "starttls", "starttls, tls or none", EMAIL),
-    _key("user", "text", None, "name to log in with", EMAIL),
-    _key("password_file", "text", None, "file with its password", EMAIL),
-    _key("password_env", "text", None, "environment variable with its password", EMAIL),
+    _key("user", "text", None, "login name", EMAIL),
+    _key("password_file", "text", None, "file with the password", EMAIL),
+    _key("password_env", "text", None, "environment variable with the password", EMAIL),
     _key("from", "text", None, "sender's address", EMAIL),
     _key("to", "texts", None, "recipients' addresses", EMAIL),
     _key("ca_file", "text", None, "certificate authorities to trust"),
@@ -95,69 +95,68 @@ KEYS: tuple[Key, ...] = (
 BY_NAME = {key.name: key for key in KEYS}
 
 
-# --- One who is told: where, of what, and how secrets are come by. I/O edge -----------------------
+# --- Receivers and their secrets ------------------------------------------------------------------
 #
-# An address to post to, a password and a header's value are secrets: they are in no message, no
-# `repr` and no answer, and where a file or the environment holds them they are read anew each
-# time.
+# Webhook URLs, passwords and header values are secrets: no log, `repr` or response shows them. A
+# secret in a file or in the environment is read again at each use.
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A secret, or the file or environment variable that has it."""
+    """A secret, or the file or environment variable that holds it."""
 
     text: str | None = field(default=None, repr=False)
     file: str | None = None
     env: str | None = None
 
     def read(self) -> str:
-        """The secret as it is now.
+        """The secret's current value.
 
         Raises:
-            SettingsError: it cannot be read or is empty; the message names the place.
+            SettingsError: it is unreadable or empty; the message names the place.
         """
         if self.text is not None:
-            place, found = "the setting", self.text
+            place, value = "the setting", self.text
         elif self.file is not None:
-            place, found = f"the file {self.file}", _contents(self.file)
+            place, value = f"the file {self.file}", _contents(self.file)
         else:
             place = f"the environment variable {self.env}"
-            found = os.environ.get(self.env or "", "")
-        if not found.strip():
+            value = os.environ.get(self.env or "", "")
+        if not value.strip():
             raise SettingsError(f"{place} is empty or not set")
-        return found.strip()
+        return value.strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """Where to post. `access` is what a request shows and which server it trusts."""
+    """A webhook. `access` holds headers, tokens, client certificate and trusted authorities."""
 
     url: Secret
     access: FetchSettings
 
     def address(self) -> Address:
-        """The address as it is now; its path may be a secret.
+        """The current address; its path may be a secret.
 
         Raises:
-            SettingsError: it cannot be read, or is no HTTP(S) URL; the URL is not in the message.
+            SettingsError: it is unreadable or no HTTP(S) URL; the message does not show the URL.
         """
         url = self.url.read()
         if "://" not in url:
-            raise SettingsError("url must begin with https:// or http://; it is not shown here")
+            raise SettingsError("url must begin with https:// or http:// (value not shown)")
         try:
             address = parse_target(url)
         except CollectError:
-            # Its message has the URL, and so has the chain.
-            raise SettingsError("url must be an HTTP(S) URL; it is not shown here") from None
+            # The error and its chain contain the URL.
+            raise SettingsError("url must be an HTTP(S) URL (value not shown)") from None
         parts = urlsplit(url)
-        if parts.path in ("", "/"):  # a scrape would mean the metrics page
+        if parts.path in ("", "/"):  # parse_target would add /metrics
             address = replace(address, path="/" + (f"?{parts.query}" if parts.query else ""))
         return address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mail:
-    """Which server to hand mail to, and whom it is for. `security` is starttls, tls or none."""
+    """A mail server, the sender and the recipients. `security` is starttls, tls or none."""
 
     host: str
     port: int
@@ -172,15 +171,15 @@ class Mail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receiver:
-    """One who is told, and what of. `origin` is where it was configured.
+    """A receiver of notifications. `origin` is where it was configured.
 
-    `own`: what kneewatch finds itself; `alerts`: what Alertmanager posts. `hold_s` is how long a
-    trouble must stay gone before its end is told; `repeat_s` is None for telling once.
+    `own`: send kneewatch's own findings; `alerts`: forward Alertmanager's. `hold_s` is how long a
+    problem must stay absent to be resolved; `repeat_s` None: never repeat.
     """
 
     name: str
     kind: str
-    way: Web | Mail
+    endpoint: Web | Mail
     severity: Severity
     targets: tuple[str, ...]
     labels: Mapping[str, str]
@@ -194,24 +193,24 @@ class Receiver:
     triage_url: str
     origin: str
 
-    def wants(self, target: str, labels: Mapping[str, str]) -> bool:
-        """Whether a target is one that this receiver is told of."""
+    def matches(self, target: str, labels: Mapping[str, str]) -> bool:
+        """Whether this receiver gets notifications about a target."""
         named = not self.targets or any(_fits(target, pattern) for pattern in self.targets)
         return named and all(
             _fits(labels.get(name, ""), pattern) for name, pattern in self.labels.items()
         )
 
     def check(self) -> None:
-        """Read its secrets once, so that a wrong setting is told at the start.
+        """Read the secrets once, so that a wrong setting fails at the start.
 
         Raises:
-            SettingsError: one cannot be used.
+            SettingsError: a secret cannot be used.
         """
         try:
-            if isinstance(self.way, Web):
-                self.way.address()
-            elif self.way.password is not None:
-                self.way.password.read()
+            if isinstance(self.endpoint, Web):
+                self.endpoint.address()
+            elif self.endpoint.password is not None:
+                self.endpoint.password.read()
         except SettingsError as exc:
             raise SettingsError(f"{self.origin}: {exc}") from exc
 
@@ -227,15 +226,15 @@ def _contents(file: str) -> str:
 
 
 def _fits(text: str, pattern: str) -> bool:
-    # A name such as http://[::1]:8000 is no pattern of its own.
+    # As a pattern, a name such as http://[::1]:8000 does not match itself.
     return text == pattern or fnmatchcase(text, pattern)
 
 
-# --- The `[[notify]]` tables of the settings as receivers. Pure: no secret is read here -----------
+# --- Reading the settings -------------------------------------------------------------------------
 
 
 HOLD_S = 120.0
-"""How long a trouble must stay gone, at the default window; stretched with it, as durations are."""
+"""How long a problem must stay absent at the default window; scales with the window."""
 
 SEVERITIES = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
 PORTS = {"starttls": 587, "tls": 465, "none": 25}
@@ -257,26 +256,26 @@ ACCESS = (
 
 
 def receivers(settings: Settings) -> tuple[Receiver, ...]:
-    """Who is told, as the settings' `[[notify]]` tables say.
+    """The receivers of the settings' `[[notify]]` tables. No secret is read.
 
     Raises:
-        SettingsError: an unknown key, a value of the wrong kind, something missing; the message
+        SettingsError: a key is unknown or missing, or a value is of the wrong kind; the message
             names the key and the table.
     """
     hold_s = HOLD_S * settings["window_s"] / WINDOW_S
-    made: list[Receiver] = []
-    for place, given in enumerate(settings.tables.get("notify", ()), 1):
-        table = _Table(given, f"{settings.thresholds_origin}: [[notify]] number {place}")
-        made.append(_receiver(table, place=place, hold_s=hold_s))
-    names = [one.name for one in made]
-    for one in made:
-        if names.count(one.name) > 1:
-            raise SettingsError(f"{one.origin}: two receivers have the name {one.name!r}")
-    return tuple(made)
+    result: list[Receiver] = []
+    for place, keys in enumerate(settings.tables.get("notify", ()), 1):
+        table = _Table(keys, f"{settings.thresholds_origin}: [[notify]] number {place}")
+        result.append(_receiver(table, place=place, hold_s=hold_s))
+    names = [receiver.name for receiver in result]
+    for receiver in result:
+        if names.count(receiver.name) > 1:
+            raise SettingsError(f"{receiver.origin}: two receivers have the name {receiver.name!r}")
+    return tuple(result)
 
 
 def as_toml(settings: Settings) -> list[str]:
-    """Lines of a TOML file with the same tables; what is or may be a secret is hidden."""
+    """The `[[notify]]` tables as lines of TOML, with secrets hidden."""
     lines: list[str] = []
     for given in settings.tables.get("notify", ()):
         lines += ["", "[[notify]]"]
@@ -290,13 +289,15 @@ def _toml(name: str, value: object) -> str:
         return json.dumps(HIDDEN)
     if isinstance(value, dict):
         pairs = cast("dict[str, object]", value).items()
-        inner = ", ".join(f"{json.dumps(part)} = {json.dumps(told)}" for part, told in pairs)
+        inner = ", ".join(
+            f"{json.dumps(part)} = {json.dumps(part_value)}" for part, part_value in pairs
+        )
         return f"{{ {inner} }}"
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 class _Table:
-    """One `[[notify]]` table, checked key by key."""
+    """One `[[notify]]` table, validated key by key."""
 
     def __init__(self, given: Mapping[str, Any], origin: str) -> None:
         self.origin = origin
@@ -314,10 +315,10 @@ class _Table:
     def _value(self, name: str, value: object) -> object:
         key = BY_NAME.get(name)
         if key is None or self.kind not in key.of:
-            known = [other.name for other in KEYS if self.kind in other.of]
-            near = nearest(name, known)
+            names = [other.name for other in KEYS if self.kind in other.of]
+            nearest_name = nearest(name, names)
             raise SettingsError(
-                f"{self.origin}: {self.kind} has no key {name!r}; the nearest is {near!r}"
+                f"{self.origin}: {self.kind} has no key {name!r}; the nearest is {nearest_name!r}"
             )
         return checked(key.setting, value, self.origin)
 
@@ -336,14 +337,13 @@ class _Table:
             )
         return cast("str", value)
 
-    def fitting(self, name: str, value: str, pattern: re.Pattern[str], wanted: str) -> str:
+    def fitting(self, name: str, value: str, pattern: re.Pattern[str], description: str) -> str:
         if not pattern.fullmatch(value) or not value.isprintable():
-            raise SettingsError(f"{self.origin}: {name} must be {wanted}, not {value!r}")
+            raise SettingsError(f"{self.origin}: {name} must be {description}, not {value!r}")
         return value
 
     def secret(self, name: str, *, needed: bool) -> Secret | None:
-        """Where a secret is: as text (where there is such a key), in a file, or in the
-        environment."""
+        """The secret `name`: in the table itself, in a file, or in the environment."""
         names = [other for other in (name, f"{name}_file", f"{name}_env") if other in BY_NAME]
         stated = [other for other in names if self[other] is not None]
         if len(stated) > 1:
@@ -366,7 +366,7 @@ def _receiver(table: _Table, *, place: int, hold_s: float) -> Receiver:
     return Receiver(
         name=name,
         kind=table.kind,
-        way=_mail(table) if table.kind == EMAIL else _web(table),
+        endpoint=_mail(table) if table.kind == EMAIL else _web(table),
         severity=SEVERITIES[table.one_of("severity", table["severity"], tuple(SEVERITIES))],
         targets=tuple(table["targets"] or ()),
         labels=table["labels"] or {},
@@ -386,7 +386,7 @@ def _web(table: _Table) -> Web:
     url = table.secret("url", needed=True) or Secret()
     given = {name: table[name] for name in ACCESS if table[name] is not None}
     if table["client_key_file"] and not table["client_cert_file"]:
-        raise SettingsError(f"{table.origin}: client_key_file needs client_cert_file beside it")
+        raise SettingsError(f"{table.origin}: client_key_file requires client_cert_file")
     web = Web(url, FetchSettings(**given))
     if url.text is not None:
         try:
@@ -401,10 +401,10 @@ def _mail(table: _Table) -> Mail:
     host, user = table.need("host"), table["user"]
     password = table.secret("password", needed=user is not None)
     if password is not None and user is None:
-        raise SettingsError(f"{table.origin}: a password needs a user beside it")
+        raise SettingsError(f"{table.origin}: a password requires a user")
     if password is not None and security == "none" and host not in LOOPBACK:
         raise SettingsError(
-            f"{table.origin}: security = 'none' would show the password to the network; "
+            f"{table.origin}: security = 'none' would send the password unencrypted; "
             "use starttls or tls"
         )
     return Mail(
@@ -415,8 +415,8 @@ def _mail(table: _Table) -> Mail:
         password=password,
         sender=table.fitting("from", table.need("from"), MAILBOX, "a mail address: name@host"),
         recipients=tuple(
-            table.fitting("to", one, MAILBOX, "mail addresses: name@host")
-            for one in table.need("to")
+            table.fitting("to", recipient, MAILBOX, "mail addresses: name@host")
+            for recipient in table.need("to")
         ),
         ca_file=table["ca_file"],
         insecure_skip_verify=table["insecure_skip_verify"],

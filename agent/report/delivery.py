@@ -113,11 +113,11 @@ def send(
 
 
 def _hand_over(receiver: Receiver, message: Message, file: Path) -> None:
-    way = receiver.way
-    if isinstance(way, Web):
+    endpoint = receiver.endpoint
+    if isinstance(endpoint, Web):
         body = slack(message) if receiver.kind == SLACK else webhook(message)
-        post(way, body, timeout_s=receiver.timeout_s, now_s=message.t_s)
+        post(endpoint, body, timeout_s=receiver.timeout_s, now_s=message.t_s)
         return
-    mail = email(message, sender=way.sender, recipients=way.recipients)
+    mail = email(message, sender=endpoint.sender, recipients=endpoint.recipients)
     mail.add_attachment(file.read_bytes(), maintype="text", subtype="html", filename=file.name)
-    deliver(way, mail, timeout_s=receiver.timeout_s)
+    deliver(endpoint, mail, timeout_s=receiver.timeout_s)

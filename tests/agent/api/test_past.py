@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.notify.alert_context import Past
+from kneewatch.agent.notify.alert_context import AlertHistory
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.store.writer import Store
@@ -137,8 +137,8 @@ def test_a_damaged_moment_is_told_as_damaged(statement: str, tmp_path: Path) -> 
     assert "nothing was watched" not in missing.json()["detail"]
     assert "istory is damaged at that moment" in page
     reader = Reader(path)
-    look, why = Past(reader).document("a", ("m", "0"), NOW_S - 60)
-    assert (look, why) == (None, "unknown, the history is damaged there")
+    look, why = AlertHistory(reader).document("a", ("m", "0"), NOW_S - 60)
+    assert (look, why) == (None, "unknown: the history is damaged at that time")
     reader.close()
 
 

@@ -35,7 +35,7 @@ def made(tmp_path: Path) -> Made:
 
 @pytest.fixture
 def notifier() -> Iterator[Notifier]:
-    notifier = Notifier([], memory=None)
+    notifier = Notifier([], state_file=None)
     yield notifier
     notifier.close(0.5)
 

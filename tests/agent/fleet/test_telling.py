@@ -50,7 +50,7 @@ def told(ledger: AlertState, *answers: FleetDiagnosis) -> list[Event]:
 
 
 def words(events: list[Event]) -> list[tuple[str, str, str]]:
-    return [(one.what, one.key.target, one.key.id) for one in events]
+    return [(one.kind, one.key.target, one.key.id) for one in events]
 
 
 def ill(**more: float) -> FleetDiagnosis:
@@ -63,7 +63,7 @@ WELL = verdict(*fleet(3), (pod("hot"), {}))
 def test_a_replicas_cascade_begins_gets_worse_and_ends(ledger: AlertState) -> None:
     events = told(ledger, WELL, ill(), ill(**QUEUE), *[WELL] * 5)
     hot = [one for one in words(events) if one[1].endswith("/hot")]
-    assert [what for what, _, _ in hot] == ["began", "worse", "ended"]
+    assert [kind for kind, _, _ in hot] == ["began", "worse", "ended"]
     assert {(target, id_) for _, target, id_ in hot} == {("fleet/prod/m/hot", "kv_pressure")}
     said = text(message(events[:1], receiver="hook", base="https://k.example"))
     assert "KV cascade: stage 2" in said
@@ -79,7 +79,7 @@ def test_a_cause_across_replicas_is_told_once(ledger: AlertState) -> None:
 
 def test_what_a_partial_answer_lacks_is_not_over(ledger: AlertState) -> None:
     partial = verdict(*fleet(3), (pod("hot"), {}), warnings=["a shard is down"])
-    assert "ended" not in {one.what for one in told(ledger, ill(**QUEUE), *[partial] * 6)}
+    assert "ended" not in {one.kind for one in told(ledger, ill(**QUEUE), *[partial] * 6)}
 
 
 def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: AlertState) -> None:
@@ -103,15 +103,15 @@ def test_a_metrics_system_that_is_lost_is_told_and_ends_nothing_else(ledger: Ale
 def test_the_job_names_what_is_told_and_keeps_it_while_an_answer_is_partial(
     tmp_path: Path,
 ) -> None:
-    memory = tmp_path / "store.notify.json"
+    state_file = tmp_path / "store.notify.json"
     old = {"target": "fleet/prod/m/r9", "model": "m", "engine": "0", "id": "kv_pressure"}
     row = {**old, "severity": "critical", "stage": 3, "since": 1.0, "told": 1.0, "ended": None}
     made = receivers(settings(tmp_path, f"[[notify]]\n{HOOK}"))
     kept = {"troubles": [{**row, "how": ""}], "heard": []}
-    memory.write_text(
+    state_file.write_text(
         json.dumps({"schema": "kneewatch.notify/1", "receivers": {made[0].name: kept}})
     )
-    notifier = Notifier(made, memory=memory)
+    notifier = Notifier(made, state_file=state_file)
     changes: list[frozenset[str]] = []
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
     job = FleetJob(watch, notifier, on_names=lambda: changes.append(job.names))

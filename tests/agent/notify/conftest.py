@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import trustme
 
-from kneewatch.agent.notify.channel import Patience
+from kneewatch.agent.notify.channel import RetryPolicy
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
 from tests.agent.notify.made import settings
 from tests.agent.notify.web import Reply, Taker, Taking
 
-QUICK = Patience(first_s=0.05, most_s=0.2)
+QUICK = RetryPolicy(first_s=0.05, most_s=0.2)
 
 Starting = Callable[..., Notifier]
 
@@ -41,8 +41,8 @@ def starting(tmp_path: Path) -> Iterator[Starting]:
 
     def start(text: str, **more: Any) -> Notifier:  # noqa: ANN401
         given: dict[str, Any] = {
-            "memory": tmp_path / "store.notify.json",
-            "patience": QUICK,
+            "state_file": tmp_path / "store.notify.json",
+            "retry": QUICK,
             **more,
         }
         notifiers.append(Notifier(receivers(settings(tmp_path, text)), **given))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.notify.alerts import DOCUMENTS_MOST, answer
-from kneewatch.agent.notify.forward import AlertsError
+from kneewatch.agent.notify.alerts import DOCUMENTS_MAX, answer
+from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
 from kneewatch.agent.store.writer import Store
@@ -93,14 +93,14 @@ def test_a_start_that_nobody_watched_is_unknown(reader: Reader, starts_s: float)
         post(alert(starts_s=starts_s, instance="r0:8000")), service(state(sick()), reader=reader)
     )
     (look,) = told["alerts"][0]["diagnoses"]
-    assert (look["at_start"], look["why"]) == (None, "unknown, it was not watched then")
+    assert (look["at_start"], look["why"]) == (None, "unknown: not watched at that time")
     assert look["now"]["health"] == "critical"
-    assert "unknown, it was not watched then" in told["alerts"][0]["text"]
+    assert "unknown: not watched at that time" in told["alerts"][0]["text"]
 
 
 def test_without_a_history_the_start_is_unknown() -> None:
     told = answer(post(alert(instance="r0:8000")), service(state(sick())))
-    assert told["alerts"][0]["diagnoses"][0]["why"] == "no history is kept"
+    assert told["alerts"][0]["diagnoses"][0]["why"] == "unknown: no history is kept"
 
 
 def test_a_target_that_is_down_now_was_something_before(reader: Reader, tmp_path: Path) -> None:
@@ -109,15 +109,15 @@ def test_a_target_that_is_down_now_was_something_before(reader: Reader, tmp_path
     (look,) = told["alerts"][0]["diagnoses"]
     assert look["at_start"]["health"] == "critical"
     assert look["now"] is None
-    assert "now: unknown, it is not watched any more" in told["alerts"][0]["text"]
+    assert "now: unknown: no longer watched" in told["alerts"][0]["text"]
 
 
 def test_what_matches_nothing_says_so() -> None:
     told = answer(post(alert(instance="r9:8000")), service(state(sick())))
     (one,) = told["alerts"]
     assert (one["match"]["targets"], one["diagnoses"]) == ([], [])
-    assert one["match"]["text"].startswith("nothing matched")
-    assert told["text"] == "1 alert, 0 of them about a watched target"
+    assert one["match"]["text"].startswith("no match")
+    assert told["text"] == "1 alert, 0 matched to a watched target"
 
 
 def test_an_alert_about_one_engine_gets_that_engine() -> None:
@@ -131,15 +131,15 @@ def test_long_answers_are_bounded_and_say_what_is_left_out() -> None:
     posted = post(alert("resolved", instance="r0:8000"), *[alert(instance="r0:8000")] * 3)
     told = answer(posted, service(state(*engines)))
     shown = [len(one["diagnoses"]) for one in told["alerts"]]
-    assert shown == [20, DOCUMENTS_MOST - 20, 0, 0]
+    assert shown == [20, DOCUMENTS_MAX - 20, 0, 0]
     assert [one["left_out"] for one in told["alerts"]] == [0, 8, 20, 20]
     assert [one["status"] for one in told["alerts"]] == ["firing"] * 3 + ["resolved"]
-    assert "engines more" in told["alerts"][3]["text"]
+    assert "more engines" in told["alerts"][3]["text"]
 
 
 def test_what_alertmanager_left_out_is_said() -> None:
     told = answer(post(alert(instance="r0:8000"), truncatedAlerts=4), service(state(sick())))
-    assert "Alertmanager left out 4 more" in told["text"]
+    assert "Alertmanager truncated 4 more" in told["text"]
 
 
 def test_no_alerts_is_an_answer_too() -> None:
@@ -147,7 +147,7 @@ def test_no_alerts_is_an_answer_too() -> None:
 
 
 def test_a_wrong_post_is_refused() -> None:
-    with pytest.raises(AlertsError):
+    with pytest.raises(PayloadError):
         answer({"version": "4"}, service(state(sick())))
 
 

@@ -101,7 +101,7 @@ def test_a_memory_that_cannot_be_read_or_written_keeps_nothing_from_being_told(
         file.write_text(text)
         caplog.clear()
         starting(webhook(taker)).close(0.1)
-        assert "what was told before" in caplog.text, text
+        assert "notify: alert state" in caplog.text, text
     (tmp_path / "store.notify.json.new").mkdir()  # the file cannot be replaced
     caplog.clear()
     notifier = starting(webhook(taker))

@@ -41,9 +41,9 @@ def table(port: int, more: str = "", to: str = '"a@x.org", "b@x.org"') -> str:
 
 
 def mail(folder: Path, text: str) -> Mail:
-    way = receiver(folder, text).way
-    assert isinstance(way, Mail)
-    return way
+    endpoint = receiver(folder, text).endpoint
+    assert isinstance(endpoint, Mail)
+    return endpoint
 
 
 def letter() -> EmailMessage:
@@ -74,8 +74,8 @@ def test_in_the_clear(mailing: Mailing, tmp_path: Path) -> None:
 def test_encrypted_and_logged_in(
     mailing: Mailing, tmp_path: Path, security: str, server_tls: ssl.SSLContext, ca_file: str
 ) -> None:
-    way = {security: server_tls}
-    server = mailing(Ways(login=("kw", "s3cr3t"), **way))  # type: ignore[arg-type]
+    endpoint = {security: server_tls}
+    server = mailing(Ways(login=("kw", "s3cr3t"), **endpoint))  # type: ignore[arg-type]
     (tmp_path / "password").write_text("s3cr3t\n")
     own = f'security = "{security}"\nuser = "kw"\npassword_file = "{tmp_path}/password"\n'
     deliver(
@@ -150,8 +150,8 @@ def test_a_byte_now_and_then_does_not_stretch_the_deadline(
 
 def test_the_notifier_mails(mailing: Mailing, starting: Starting, tmp_path: Path) -> None:
     server = mailing(Ways())
-    way = table(server.port, 'security = "none"')
-    notifier = starting(f"[[notify]]\n{way}\ngroup_wait_s = 0.05")
+    endpoint = table(server.port, 'security = "none"')
+    notifier = starting(f"[[notify]]\n{endpoint}\ngroup_wait_s = 0.05")
     notifier.offer(state(sick()))
     notifier.close(10.0)
     message = message_from_bytes(server.mails[0].data, policy=policy.default)

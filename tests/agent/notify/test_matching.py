@@ -59,16 +59,16 @@ NAMED = candidate("named", "http://svc.ml:8000", instance="10.0.0.9:8000")
 )
 def test_what_is_matched(labels: dict[str, str], targets: str, by: str) -> None:
     found = match({"alertname": "X", **labels}, [A, B, C, LOCAL, NAMED])
-    assert [hit.target for hit in found.hits] == targets.split()
-    assert any(one.startswith(by) for hit in found.hits for one in hit.by)
+    assert [hit.target for hit in found.targets] == targets.split()
+    assert any(one.startswith(by) for hit in found.targets for one in hit.by)
     assert by in found.text
 
 
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        pytest.param({}, "no target has its labels (none)", id="no labels"),
-        pytest.param({"engine": "0"}, "no target has its labels (engine)", id="engine alone"),
+        pytest.param({}, "no target has these labels (none)", id="no labels"),
+        pytest.param({"engine": "0"}, "no target has these labels (engine)", id="engine alone"),
         pytest.param({"severity": "page"}, "(none)", id="severity"),
         pytest.param(
             {"instance": "gpu-8:8000", "tier": "chat"}, "instance=gpu-8:8000", id="another"
@@ -78,34 +78,34 @@ def test_what_is_matched(labels: dict[str, str], targets: str, by: str) -> None:
         pytest.param(
             {"instance": "gpu-7:8000", "model_name": "huge"}, "model_name=huge", id="model"
         ),
-        pytest.param({"instance": "not an address"}, "nothing matched", id="no address"),
-        pytest.param({"cluster": "x"}, "no target has its labels (cluster)", id="unknown label"),
+        pytest.param({"instance": "not an address"}, "no match", id="no address"),
+        pytest.param({"cluster": "x"}, "no target has these labels (cluster)", id="unknown label"),
     ],
 )
 def test_what_is_not(labels: dict[str, str], said: str) -> None:
     found = match({"alertname": "X", **labels}, [A, B])
-    assert found.hits == ()
-    assert found.text.startswith("nothing matched")
+    assert found.targets == ()
+    assert found.text.startswith("no match")
     assert said in found.text
 
 
 def test_what_identifies_goes_before_what_is_shared() -> None:
     found = match({"instance": "gpu-7:8000", "tier": "chat"}, [A, B])
-    assert [(hit.target, hit.exact) for hit in found.hits] == [("a", True)]
+    assert [(hit.target, hit.exact) for hit in found.targets] == [("a", True)]
     shared = match({"tier": "chat"}, [A, B])
-    assert [(hit.target, hit.exact) for hit in shared.hits] == [("a", False), ("b", False)]
-    assert shared.text == "matched 2 targets by labels that they share: tier=chat"
+    assert [(hit.target, hit.exact) for hit in shared.targets] == [("a", False), ("b", False)]
+    assert shared.text == "matched 2 targets by shared labels: tier=chat"
     alone = match({"tier": "chat"}, [A])
-    assert "nothing in it names a target" in alone.text
+    assert "no label of the alert names a target" in alone.text
 
 
 def test_loopback_is_not_one_machine_for_all() -> None:
-    assert match({"instance": "localhost:9090"}, [LOCAL]).hits == ()
-    assert match({"instance": "10.0.0.1:8000", "model_name": "tiny"}, [LOCAL]).hits != ()
+    assert match({"instance": "localhost:9090"}, [LOCAL]).targets == ()
+    assert match({"instance": "10.0.0.1:8000", "model_name": "tiny"}, [LOCAL]).targets != ()
 
 
 def test_no_targets() -> None:
-    assert match({"instance": "x:1"}, []).text == "nothing matched: no target is watched"
+    assert match({"instance": "x:1"}, []).text == "no match: no target is watched"
 
 
 def test_which_engine_is_meant() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.notify.forward import ALERTS_MOST, AlertsError, payload_of
+from kneewatch.agent.notify.forward import ALERTS_MAX, PayloadError, payload_of
 from tests.agent.notify.posts import alert, post
 from tests.reports.made import NOW_S
 
@@ -53,7 +53,7 @@ def test_without_a_fingerprint_the_labels_make_one() -> None:
         pytest.param({}, "version must be '4', not None", id="nothing"),
         pytest.param(post(version="3"), "version must be '4', not '3'", id="version"),
         pytest.param(post(alerts={}), "alerts must be a list, not dict", id="no list"),
-        pytest.param(post(*[alert()] * (ALERTS_MOST + 1)), "set max_alerts", id="too many"),
+        pytest.param(post(*[alert()] * (ALERTS_MAX + 1)), "set max_alerts", id="too many"),
         pytest.param(post(status="odd"), "status must be firing or resolved", id="status"),
         pytest.param(post(truncatedAlerts=-1), "truncatedAlerts must be a count", id="count"),
         pytest.param(post(alert(), 7), "alerts[1] must be an object, not 7", id="no alert"),  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_what_is_none_is_refused_with_its_place(document: Any, said: str | None)
     if said is None:
         payload_of(document)
         return
-    with pytest.raises(AlertsError) as caught:
+    with pytest.raises(PayloadError) as caught:
         payload_of(document)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 250
@@ -97,5 +97,5 @@ def test_any_change_is_read_or_refused(data: st.DataObject) -> None:
     document = json.loads(json.dumps(post(alert(), alert("resolved"))))
     where: Any = document if data.draw(st.booleans()) else document["alerts"][0]
     where[data.draw(st.sampled_from(sorted(where)))] = data.draw(VALUES)
-    with contextlib.suppress(AlertsError):
-        assert len(payload_of(document).alerts) <= ALERTS_MOST
+    with contextlib.suppress(PayloadError):
+        assert len(payload_of(document).alerts) <= ALERTS_MAX

@@ -21,9 +21,9 @@ BODY = {"text": "kv ≥ 99 %"}
 
 
 def web(folder: Path, url: str, more: str = "") -> Web:
-    way = receiver(folder, f'kind = "webhook"\nurl = "{url}"\n{more}').way
-    assert isinstance(way, Web)
-    return way
+    endpoint = receiver(folder, f'kind = "webhook"\nurl = "{url}"\n{more}').endpoint
+    assert isinstance(endpoint, Web)
+    return endpoint
 
 
 def failure(one: Web, *, timeout_s: float = 5.0) -> SendError:
@@ -75,11 +75,11 @@ def test_redirects_are_not_followed(taking: Taking, tmp_path: Path) -> None:
 def test_a_secret_that_cannot_be_read_now_is_tried_again(taking: Taking, tmp_path: Path) -> None:
     file = tmp_path / "hook"
     file.write_text(taking().url)
-    way = receiver(tmp_path, f'kind = "webhook"\nurl_file = "{file}"').way
-    assert isinstance(way, Web)
-    post(way, BODY, timeout_s=5, now_s=NOW_S)
+    endpoint = receiver(tmp_path, f'kind = "webhook"\nurl_file = "{file}"').endpoint
+    assert isinstance(endpoint, Web)
+    post(endpoint, BODY, timeout_s=5, now_s=NOW_S)
     file.unlink()
-    assert not failure(way).final
+    assert not failure(endpoint).final
 
 
 def test_nobody_there(tmp_path: Path) -> None:

@@ -24,10 +24,14 @@ def test_defaults(tmp_path: Path) -> None:
     assert (one.group_wait_s, one.hold_s, one.repeat_s, one.give_up_s) == (10, 120, None, 3600)
     assert one.own
     assert one.alerts
-    assert one.wants("anything", {})
+    assert one.matches("anything", {})
     two = receiver(tmp_path, MAIL)
-    assert isinstance(two.way, Mail)
-    assert (two.way.port, two.way.security, two.way.password) == (587, "starttls", None)
+    assert isinstance(two.endpoint, Mail)
+    assert (two.endpoint.port, two.endpoint.security, two.endpoint.password) == (
+        587,
+        "starttls",
+        None,
+    )
 
 
 def test_the_hold_is_stretched_with_the_window(tmp_path: Path) -> None:
@@ -37,9 +41,9 @@ def test_the_hold_is_stretched_with_the_window(tmp_path: Path) -> None:
 
 def test_ports_follow_the_security(tmp_path: Path) -> None:
     ports = [
-        way.port
+        endpoint.port
         for word in ("starttls", "tls", "none")
-        if isinstance(way := receiver(tmp_path, f'{MAIL}\nsecurity = "{word}"').way, Mail)
+        if isinstance(endpoint := receiver(tmp_path, f'{MAIL}\nsecurity = "{word}"').endpoint, Mail)
     ]
     assert ports == [587, 465, 25]
 
@@ -76,10 +80,10 @@ def test_ports_follow_the_security(tmp_path: Path) -> None:
         ),
         pytest.param(
             f"{HOOK}\nclient_key_file = 'k'",
-            "client_key_file needs client_cert_file",
+            "client_key_file requires client_cert_file",
             id="key file",
         ),
-        pytest.param('kind = "email"', "host is missing: the mail server", id="no server"),
+        pytest.param('kind = "email"', "host is missing: mail server", id="no server"),
         pytest.param(MAIL.replace("a@", "a b@"), "to must be mail addresses", id="recipient"),
         pytest.param(
             MAIL.replace("kw@", "kw\\nBcc: x@"), "from must be a mail address", id="header"
@@ -87,10 +91,10 @@ def test_ports_follow_the_security(tmp_path: Path) -> None:
         pytest.param(
             f"{MAIL}\nuser = 'kw'", "one of password_file, password_env", id="no password"
         ),
-        pytest.param(f"{MAIL}\npassword_env = 'P'", "a password needs a user", id="no user"),
+        pytest.param(f"{MAIL}\npassword_env = 'P'", "a password requires a user", id="no user"),
         pytest.param(
             f"{MAIL}\nuser = 'kw'\npassword_env = 'P'\nsecurity = 'none'",
-            "would show the password to the network",
+            "would send the password unencrypted",
             id="password in the clear",
         ),
     ],
@@ -129,8 +133,8 @@ def test_secrets_are_read_anew_each_time(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "hook"
     file.write_text("https://one.example/a\n")
     monkeypatch.setenv("HOOK", "https://two.example")
-    from_file = receiver(tmp_path, f'kind = "webhook"\nurl_file = "{file}"').way
-    from_env = receiver(tmp_path, 'kind = "webhook"\nurl_env = "HOOK"').way
+    from_file = receiver(tmp_path, f'kind = "webhook"\nurl_file = "{file}"').endpoint
+    from_env = receiver(tmp_path, 'kind = "webhook"\nurl_env = "HOOK"').endpoint
     assert isinstance(from_file, Web)
     assert isinstance(from_env, Web)
     assert from_file.address().url == "https://one.example/a"
@@ -159,7 +163,7 @@ def test_a_secret_that_cannot_be_read_is_told_at_the_start(
     (tmp_path / "nourl").write_text("https://s3cr3t@@x:y/")
     one = receiver(tmp_path, text.replace("{folder}", str(tmp_path)))
     with pytest.raises(SettingsError) as caught:
-        Notifier([one], memory=None)
+        Notifier([one], state_file=None)
     assert said in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
     assert "[[notify]] number 1" in str(caught.value)
@@ -167,9 +171,9 @@ def test_a_secret_that_cannot_be_read_is_told_at_the_start(
 
 def test_patterns_and_plain_names_choose_targets(tmp_path: Path) -> None:
     one = receiver(tmp_path, f"{HOOK}\ntargets = ['http://[::1]:8000', 'r?']")
-    assert one.wants("http://[::1]:8000", {})
-    assert one.wants("r1", {})
-    assert not one.wants("r10", {})
+    assert one.matches("http://[::1]:8000", {})
+    assert one.matches("r1", {})
+    assert not one.matches("r10", {})
 
 
 def shown(default: object) -> str:

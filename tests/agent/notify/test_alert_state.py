@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.notify.alert_state import HELD_MAX, AlertState
-from kneewatch.agent.notify.events import Event, Key, message, troubles
+from kneewatch.agent.notify.alert_state import ACTIVE_MAX, AlertState
+from kneewatch.agent.notify.events import Event, Key, message, problems
 from kneewatch.agent.notify.formatting import text
 from kneewatch.agent.notify.receivers import Receiver, receivers
 from kneewatch.agent.stream import TargetStream
@@ -42,25 +42,25 @@ def told(ledger: AlertState, *states: TargetState) -> list[tuple[str, str]]:
             assert ledger.sent(event)
             ledger.delivered(event)
         events += found
-    return [(event.what, event.key.id) for event in events]
+    return [(event.kind, event.key.id) for event in events]
 
 
 def test_a_stage_and_its_cause_are_one_trouble() -> None:
-    found = troubles(state(sick()), Severity.WARNING)
+    found = problems(state(sick()), Severity.WARNING)
     assert [(key.id, one.stage, one.severity) for key, one in found.items()] == [
         ("kv_pressure", 3, Severity.CRITICAL)
     ]
-    alone = troubles(state(sick(causes=[])), Severity.WARNING)
+    alone = problems(state(sick(causes=[])), Severity.WARNING)
     assert [(key.id, one.cause) for key, one in alone.items()] == [("kv_pressure", None)]
 
 
 def test_a_stage_that_harms_nobody_is_no_trouble() -> None:
     filling = healthy(stage=Stage(1, NOW_S, Severity.INFO, 60.0, ()))
-    assert troubles(state(filling), Severity.WARNING) == {}
+    assert problems(state(filling), Severity.WARNING) == {}
 
 
 def test_the_page_that_cannot_be_read_is_one_trouble_of_the_target() -> None:
-    found = troubles(state(unreadable(), unreadable(engine="1")), Severity.WARNING)
+    found = problems(state(unreadable(), unreadable(engine="1")), Severity.WARNING)
     assert list(found) == [Key("r0", "", "", "target_down")]
 
 
@@ -127,7 +127,7 @@ def test_a_trouble_that_begins_anew_before_its_end_arrived_is_told_anew(who: Rec
     again = ledger.update(
         state(sick(causes=[cause("kv_pressure", since_s=NOW_S + 30)]), after_s=30)
     )
-    assert [event.what for event in (*late, *again)] == ["ended", "began"]
+    assert [event.kind for event in (*late, *again)] == ["ended", "began"]
     ledger.delivered(late[0])
     assert ledger.sent(again[0]), "the late end does not close the new trouble"
 
@@ -144,7 +144,7 @@ def test_an_end_names_what_is_still_wrong_there(who: Receiver) -> None:
         if event.key.id == "kv_pressure"
     ]
     assert over.left == ("admission_limit",)
-    assert "still wrong there: admission_limit" in text(message([over], receiver="x", base=""))
+    assert "still active: admission_limit" in text(message([over], receiver="x", base=""))
 
 
 def test_rows_and_restore_are_inverse(who: Receiver) -> None:
@@ -169,7 +169,7 @@ STATES = st.sampled_from(["well", "ill", "worse", "blind"])
 @given(st.lists(STATES, max_size=60))
 def test_ends_and_beginnings_alternate(kinds: list[str]) -> None:
     who = Receiver(
-        name="x", kind="webhook", way=None,  # type: ignore[arg-type]
+        name="x", kind="webhook", endpoint=None,  # type: ignore[arg-type]
         severity=Severity.WARNING, targets=(), labels={}, own=True, alerts=True, group_wait_s=1,
         hold_s=HOLD_S, repeat_s=None, give_up_s=1, timeout_s=1, triage_url="", origin="",
     )  # fmt: skip
@@ -181,7 +181,7 @@ def test_ends_and_beginnings_alternate(kinds: list[str]) -> None:
     }
     ledger, going, gone = AlertState(who), False, 0
     for number, kind in enumerate(kinds):
-        words = [what for what, _ in told(ledger, state(made[kind], after_s=10.0 * number))]
+        words = [kind for kind, _ in told(ledger, state(made[kind], after_s=10.0 * number))]
         gone = gone + 1 if kind == "well" else 0
         if kind in ("ill", "worse"):
             assert (words == ["began"]) if not going else words in ([], ["worse"])
@@ -227,9 +227,9 @@ def test_recordings_of_a_real_server_give_few_messages(
 def test_troubles_without_end_are_not_all_held(who: Receiver) -> None:
     ledger = AlertState(who)
     for number in range(2):
-        engines = [sick(engine=f"{number}.{engine}") for engine in range(HELD_MAX)]
+        engines = [sick(engine=f"{number}.{engine}") for engine in range(ACTIVE_MAX)]
         told(ledger, state(*engines, after_s=5.0 * number))
-    assert len(ledger.rows()) == HELD_MAX
-    later = [("ended", "kv_pressure")] * HELD_MAX + [("began", "kv_pressure")]
+    assert len(ledger.rows()) == ACTIVE_MAX
+    later = [("ended", "kv_pressure")] * ACTIVE_MAX + [("began", "kv_pressure")]
     calm = [state(healthy(engine="0"), after_s=HOLD_S * number) for number in (1, 2, 3)]
     assert told(ledger, *calm, state(sick(), after_s=4 * HOLD_S)) == later
