@@ -11,7 +11,12 @@ from typing import Any, cast
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Evidence
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value, presently
+from kneewatch.diagnose.recommend.recommendation import (
+    Change,
+    Recommendation,
+    Value,
+    with_current_values,
+)
 from kneewatch.rules.cascade import NAMES, Stage
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
@@ -40,7 +45,7 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
         "symptoms": list(diagnosis.symptoms),
         "findings": [finding_document(finding) for finding in diagnosis.findings],
         "recommendations": [
-            recommendation_document(presently(made, diagnosis.values))
+            recommendation_document(with_current_values(made, diagnosis.values))
             for made in diagnosis.recommendations
         ],
         "signals": signals_document(diagnosis.values),

@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value, presently
+from kneewatch.diagnose.recommend.recommendation import (
+    Change,
+    Recommendation,
+    Value,
+    with_current_values,
+)
 from kneewatch.reports.formatting import duration, number, percent
 
 NUMBERS_SHOWN = 5
@@ -39,7 +44,7 @@ NUMBERS: tuple[Told, ...] = (
 def advised(diagnosis: Diagnosis, cause: Cause) -> list[Recommendation]:
     """The recommendations against a cause, best first, with the numbers of this diagnosis."""
     return [
-        presently(made, diagnosis.values)
+        with_current_values(made, diagnosis.values)
         for made in diagnosis.recommendations
         if made.cause == cause.id
     ]

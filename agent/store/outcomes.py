@@ -14,7 +14,7 @@ from kneewatch.agent.store.encoding import PackedEngine, PackedRecommendation
 from kneewatch.agent.store.engine_cache import KnownEngine, ToldRow
 from kneewatch.agent.store.history import read_signals
 from kneewatch.agent.store.records import Series
-from kneewatch.diagnose.recommend.history import shown
+from kneewatch.diagnose.recommend.history import config_shows
 from kneewatch.diagnose.recommend.outcomes import (
     APPLIED,
     EVIDENT,
@@ -25,8 +25,8 @@ from kneewatch.diagnose.recommend.outcomes import (
     SIGNALS,
     Change,
     Means,
-    evident,
-    judged,
+    outcome_of,
+    signals_show_change,
 )
 
 REWRITTEN_S = 60.0
@@ -144,7 +144,7 @@ class Tracking:
 
 
 def _shown(change: Change, config: Mapping[str, str]) -> bool | None:
-    return shown(change["flag"], change["to"], config)
+    return config_shows(change["flag"], change["to"], config)
 
 
 def _another_start(before_s: float | None, now_s: float | None) -> bool:
@@ -225,9 +225,11 @@ def _judge(
     after: Means,
 ) -> None:
     _unwatch(connection, row)
-    if fate == OPEN and not any(evident(one, before, after) for one in document["changes"]):
+    if fate == OPEN and not any(
+        signals_show_change(one, before, after) for one in document["changes"]
+    ):
         return
-    found = judged(document, before, after)
+    found = outcome_of(document, before, after)
     measured = {} if found is None else dict(found.measured)
     connection.execute(
         "UPDATE recommendations SET fate = ?, measured = ?, applied_s = ? WHERE id = ?",

@@ -14,7 +14,7 @@ from kneewatch.diagnose.causes.evidence import Facts, Targets
 from kneewatch.diagnose.deployment.deployment import Deployment, Stated, deployment
 from kneewatch.diagnose.fleet.observed import Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
-from kneewatch.diagnose.recommend.context import Scene
+from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
 from kneewatch.diagnose.recommend.levers_replicas import fewer_replicas, more_replicas, used_ratio
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
@@ -94,17 +94,17 @@ def _model_named(name: str) -> Model | None:
 
 def scene_of(
     tier: Tier, server: Deployment, targets: Targets, cause: str, *, peak: float | None
-) -> Scene:
+) -> LeverContext:
     """The average engine and its server, for the levers against a cause; `peak` are the most
     requests of one engine in a week, None where nobody knows."""
     values = averaged(tier)
     if server.capacity_tokens is None:
         server = replace(server, capacity_tokens=values["kv_capacity_tokens"])
     facts = Facts.of_moment(values, config=server.config, targets=targets)
-    return Scene(cause, facts, server, demand(values, server), weekly_peak_requests=peak)
+    return LeverContext(cause, facts, server, demand(values, server), weekly_peak_requests=peak)
 
 
-def at_load(scene: Scene, requests: float) -> Scene:
+def at_load(scene: LeverContext, requests: float) -> LeverContext:
     """The same with so many requests on each engine."""
     return replace(scene, demand=replace(scene.demand, requests=requests))
 
@@ -236,7 +236,7 @@ def _whole(made: Recommendation, tier: Tier) -> Recommendation:
     )
 
 
-def _more(scene: Scene, tier: Tier, each: float) -> Recommendation | None:
+def _more(scene: LeverContext, tier: Tier, each: float) -> Recommendation | None:
     """More replicas: for the peak with the guide's headroom, for what presses now, or none."""
     found: list[Recommendation] = []
     requests = max(each, scene.demand.requests)

@@ -1,4 +1,4 @@
-"""What a lever looks at: a cause, the facts, the server, the load. Pure."""
+"""The input of a lever (cause, signals, server, load) and its recommendation. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 
 VERIFY_S = 300.0
-"""Within which a change must show at an unchanged load: the guide's second window."""
+"""Time in seconds in which a change must show at an unchanged load."""
 
 MEASURED = "measured"
-"""Where `memo` has the shares of the GPU's peaks that were measured: by their names, or none."""
+"""Key of `memo` for the measured mfu_ratio and mbu_ratio."""
 
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """A cause in its surroundings. `cause` is its id; `memo` keeps what several levers ask for.
+class LeverContext:
+    """One cause on one engine: its id, the signals, the server and the load.
 
-    `weekly_peak_requests` are the most that ran or waited on this engine within the last week,
-    None where nobody watched for so long.
+    `memo` caches values that several levers need. `weekly_peak_requests` is the most requests that
+    ran or waited on this engine at once within the last week; None without a week of history.
     """
 
     cause: str
@@ -37,29 +37,29 @@ class Scene:
     weekly_peak_requests: float | None = None
 
     def get(self, signal: str) -> float:
-        """A signal's value, 0 where it has none."""
+        """The value of a signal; 0 where it is unknown."""
         return self.facts.values.get(signal) or 0.0
 
 
-Lever = Callable[[Scene], Recommendation | None]
+Lever = Callable[[LeverContext], Recommendation | None]
 
 
-def seats_held(scene: Scene, *, usage_ratio: float = KV_TARGET_RATIO) -> int | None:
-    """Requests of the present size that the KV cache holds up to a usage in the mean, with room
-    for their spread; None: not known."""
-    capacity, held = scene.server.capacity_tokens, scene.demand.held_tokens
+def seats_held(context: LeverContext, *, usage_ratio: float = KV_TARGET_RATIO) -> int | None:
+    """Requests of the present size that the KV cache holds at this mean usage, with a margin for
+    the spread of their lengths; None if unknown."""
+    capacity, held = context.server.capacity_tokens, context.demand.held_tokens
     if capacity is None or not held:
         return None
-    return scene.demand.most_requests(capacity, usage_ratio=usage_ratio)
+    return context.demand.most_requests(capacity, usage_ratio=usage_ratio)
 
 
 def rounded_down(count: float) -> int:
-    """A count that a person would choose, not above: whole up to 16, then in eighths of powers."""
+    """The next round number at or below: whole up to 16, then in eighths of powers of two."""
     return _rounded(count, floor)
 
 
 def rounded_up(count: float) -> int:
-    """A count that a person would choose, not below."""
+    """The next round number at or above."""
     return _rounded(count, ceil)
 
 
@@ -72,7 +72,7 @@ def _rounded(count: float, to_whole: Callable[[float], int]) -> int:
 
 
 def advice(
-    scene: Scene,
+    context: LeverContext,
     lever_id: str,
     changes: Sequence[tuple[str, Value, Value]],
     summary: str,
@@ -85,35 +85,37 @@ def advice(
     verify: Sequence[str] = (),
     guide: Sequence[str] = (),
 ) -> Recommendation:
-    """A recommendation for the scene's cause; free unless a cost is given."""
-    then = predicted or {}
-    summary = f"{summary}{_measured_words(scene, then)}"
+    """A recommendation against the context's cause; it costs nothing unless a cost is given."""
+    predicted_numbers = predicted or {}
+    summary = f"{summary}{_measured_words(context, predicted_numbers)}"
     return Recommendation(
         id=lever_id,
-        cause=scene.cause,
-        changes=tuple(Change(flag, now, then) for flag, now, then in changes),
+        cause=context.cause,
+        changes=tuple(
+            Change(flag, now, predicted_numbers) for flag, now, predicted_numbers in changes
+        ),
         summary=summary,
         before=_shown(before or {}),
-        predicted=_shown(then),
+        predicted=_shown(predicted_numbers),
         cost_usd_per_hour=cost_usd_per_hour,
         checks=tuple(checks),
         risk=risk,
         verify=tuple(verify),
         guide=tuple(guide),
-        unknown=tuple(_unknown(scene, then, cost_usd_per_hour)),
+        unknown=tuple(_unknown(context, predicted_numbers, cost_usd_per_hour)),
     )
 
 
-def _measured_words(scene: Scene, predicted: Mapping[str, float]) -> str:
-    """Says which share of a peak was measured, where speeds are predicted with it."""
-    found = scene.memo.get(MEASURED, {}) if "itl_s" in predicted else {}
+def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> str:
+    """Names the measured MFU or MBU behind a predicted speed; "" where none was measured."""
+    shares = context.memo.get(MEASURED, {}) if "itl_s" in predicted else {}
     words = {"mfu_ratio": "MFU", "mbu_ratio": "MBU"}
-    told = [f"{words[name]} of {100 * share:.0f} %" for name, share in found.items()]
-    return f" Speeds are with the measured {' and '.join(told)}." if told else ""
+    words_ = [f"{words[name]} of {share:.0%}" for name, share in shares.items()]
+    return f" Speed predicted with the measured {' and '.join(words_)}." if words_ else ""
 
 
 def _shown(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Numbers with six significant digits; what is no number is left out."""
+    """Numbers rounded to six significant digits, without infinite and absurdly large ones."""
     return {
         key: value if isinstance(value, int) else float(f"{value:.6g}")
         for key, value in numbers.items()
@@ -122,47 +124,50 @@ def _shown(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def _unknown(
-    scene: Scene, predicted: Mapping[str, float], cost_usd_per_hour: float | None
+    context: LeverContext, predicted: Mapping[str, float], cost_usd_per_hour: float | None
 ) -> Iterator[str]:
-    """What cannot be computed, and for want of what, in words."""
-    server = scene.server
+    """What cannot be computed, and which input is missing."""
+    server = context.server
     if "max_concurrency" in predicted and "itl_s" not in predicted:
-        yield f"TTFT and ITL after it ({_why_no_latency(scene)})"
-    if "itl_s" in predicted and not scene.memo.get(MEASURED):
-        yield f"MFU and MBU here: {_why_no_share(scene)}; defaults of published points stand in"
+        yield f"TTFT and ITL after the change ({_why_no_latency(context)})"
+    if "itl_s" in predicted and not context.memo.get(MEASURED):
+        yield (
+            f"MFU and MBU of this server: {_why_no_share(context)}; defaults from benchmarks "
+            "are used"
+        )
     if cost_usd_per_hour is None:
         lacks = [
             *([] if server.usd_per_gpu_hour is not None else ["--gpu or --usd-per-gpu-hour"]),
             *([] if server.gpus is not None else ["--tensor-parallel"]),
         ]
         if lacks:
-            yield f"what it costs (state {', and '.join(lacks)})"
+            yield f"its cost (set {', and '.join(lacks)})"
     if server.misfit:
-        yield f"the stated set-up cannot run: {server.misfit}"
+        yield f"the stated deployment cannot run: {server.misfit}"
     launch = server.stated.launch
     for flag in NUMBERS if launch is not None else ():
         if launch is not None and launch.unreadable(flag):
-            yield f"{flag}: the launch file says {launch.flags[flag][:40]!r}, which is no number"
+            yield f"{flag}: {launch.flags[flag][:40]!r} in the launch file is not a number"
 
 
-def _why_no_share(scene: Scene) -> str:
-    # A server without the flag has the counters too, at 0.
-    if not scene.get("flop_per_s") and not scene.get("memory_bytes_per_s"):
+def _why_no_share(context: LeverContext) -> str:
+    # Without the flag the counters exist too, at 0.
+    if not context.get("flop_per_s") and not context.get("memory_bytes_per_s"):
         return "vLLM does not report them without --enable-mfu-metrics"
-    return "this load does not show them"
+    return "the present load does not reveal them"
 
 
-def _why_no_latency(scene: Scene) -> str:
-    stated, server = scene.server.stated, scene.server
+def _why_no_latency(context: LeverContext) -> str:
+    stated, server = context.server.stated, context.server
     missing = [
         *([] if stated.model else ["--model"]),
         *([] if stated.gpu else ["--gpu"]),
         *([] if server.tensor_parallel else ["--tensor-parallel"]),
     ]
     if missing:
-        return f"state {' and '.join((', '.join(missing[:-1]), missing[-1])).removeprefix(' and ')}"
-    if not scene.get("itl_mean_s"):
-        return "the page shows no ITL yet"
-    if not scene.demand.input_tokens or not scene.demand.output_tokens:
-        return "the page shows no lengths of requests yet"
-    return "measured ITL is far from what the roofline gives for the stated model and GPU"
+        return f"set {' and '.join((', '.join(missing[:-1]), missing[-1])).removeprefix(' and ')}"
+    if not context.get("itl_mean_s"):
+        return "vLLM reports no ITL yet"
+    if not context.demand.input_tokens or not context.demand.output_tokens:
+        return "vLLM reports no request lengths yet"
+    return "the measured ITL is far from the roofline of the stated model and GPU"

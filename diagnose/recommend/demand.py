@@ -1,4 +1,4 @@
-"""What the present load asks of the KV cache and of the batch. Pure."""
+"""The demand of the present load on KV cache and batch. Pure."""
 
 from __future__ import annotations
 
@@ -9,33 +9,31 @@ from math import floor, sqrt
 from kneewatch.diagnose.deployment.deployment import Deployment
 
 KV_TARGET_RATIO = 0.9
-"""Above it requests are preempted sooner or later: the guide's band ends at 90 % (9.3)."""
+"""Highest KV usage without preemptions sooner or later: the guide's band ends at 90% (9.3)."""
 
 KV_AIM_RATIO = 0.8
-"""What a new size is computed for: within the guide's 75 to 90 %."""
+"""KV usage that a new size aims at, within the guide's 75 to 90%."""
 
 SPREADS = 3.0
-"""Standard deviations above the mean that all requests together stay below, but for one moment in
-a thousand."""
+"""Standard deviations above the mean that the sum of all requests exceeds in 0.1% of the time."""
 
 Z_95 = 1.645
 """Standard deviations from the mean to the 95th percentile of a normal distribution."""
 
 SHARED_FROM = 0.1
-"""Share of prompt tokens that need not be computed from which prefixes are shared."""
+"""Prompts count as sharing prefixes from this share of cached prompt tokens."""
 
 LEAST_PER_S = 1e-3
-"""A request in a quarter of an hour: fewer are no rate."""
+"""About one request in 15 minutes; lower rates count as 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the load wants, whether it gets it or not.
+    """What the load needs, served or not.
 
-    `requests` run or wait for capacity; `held_tokens` is the KV cache that one running request
-    holds in the mean, None where nothing tells, and `spread_tokens` their standard deviation: a
-    request grows while it runs, and they are not all of a length. `served_per_s` and
-    `arrival_per_s` are requests.
+    `requests` run or wait for capacity. `held_tokens` is the mean KV cache of a running request in
+    tokens, None if unknown, and `spread_tokens` its standard deviation: requests grow while they
+    run and differ in length. `served_per_s` and `arrival_per_s` count requests.
     """
 
     requests: float
@@ -51,17 +49,17 @@ class Demand:
 
     @property
     def tokens(self) -> float | None:
-        """KV tokens that all of them together would hold."""
+        """KV tokens of all requests together; None if unknown."""
         return None if self.held_tokens is None else self.requests * self.held_tokens
 
     def peak_tokens(self, requests: float) -> float:
-        """KV tokens that so many requests stay below while their phases are independent."""
+        """KV tokens that this many requests rarely exceed, if they run independently."""
         return requests * (self.held_tokens or 0.0) + SPREADS * self.spread_tokens * sqrt(requests)
 
     def most_requests(self, capacity_tokens: float, *, usage_ratio: float) -> int:
-        """Requests that stay within that usage in the mean, and within the capacity at their peak.
+        """The most requests whose mean stays within `usage_ratio` and whose peak fits.
 
-        The peak, h n + k s sqrt(n) <= c, is a quadratic in sqrt(n).
+        The peak condition, h n + k s sqrt(n) <= c, is a quadratic in sqrt(n).
         """
         held = self.held_tokens or 1.0
         margin = SPREADS * self.spread_tokens
@@ -70,11 +68,11 @@ class Demand:
 
 
 def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
-    """The demand at one moment.
+    """The demand now, from the signals of one engine.
 
-    A full cache hides what is wanted beyond it, so requests that wait for capacity count as if
-    they ran. Arrivals are those served and those by which the queue grows: vLLM shows none before
-    its first token.
+    A full cache hides further demand, so requests that wait for capacity count as if they ran.
+    The arrival rate is the served rate plus the growth of the queue, because vLLM counts a request
+    only from its first token.
     """
 
     def get(key: str) -> float:
@@ -106,10 +104,10 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
 
 
 def _spread_tokens(values: Mapping[str, float | None]) -> float:
-    """Standard deviation of what one running request holds, 0 where lengths are not known.
+    """Standard deviation of the KV tokens of a running request; 0 where lengths are unknown.
 
-    At a random moment of its life it holds anything between prompt and prompt + output, and
-    lengths differ: by how much, their P95 tells.
+    A request holds between prompt and prompt + output tokens at a random moment. The spread of the
+    lengths comes from their P95.
     """
     output = values.get("output_tokens_mean") or 0.0
     variance = output**2 / 12
@@ -123,11 +121,11 @@ def _spread_tokens(values: Mapping[str, float | None]) -> float:
 
 
 def _held_tokens(values: Mapping[str, float | None], server: Deployment) -> float | None:
-    """KV tokens of a running request in the mean: as measured, or by its lengths.
+    """Mean KV tokens of a running request, measured or from its lengths; None if unknown.
 
-    A request holds its prompt and, over its life, half of its output and half of its last block.
-    Lengths see what preemption hides, the gauge what shared prefixes save: the larger counts
-    while prefixes are not shared.
+    On average a request holds its prompt, half of its output and half of its last block. Lengths
+    include what preemption hides, the KV gauge includes what shared prefixes save. The larger of
+    both counts, unless prefixes are shared.
     """
     measured, by_length = None, None
     usage, running = values.get("kv_usage_avg_ratio"), values.get("running_avg")

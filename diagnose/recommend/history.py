@@ -1,4 +1,5 @@
-"""Recommendations over time: applied ones are not reversed, sizes grow within an incident. Pure."""
+"""Recommendations over time: sizes only grow while a cause lasts, and a change that was followed
+is not reversed soon after. Pure."""
 
 from __future__ import annotations
 
@@ -18,103 +19,105 @@ LIMITS = frozenset(
         "--max-num-queued-reqs",
     }
 )
-"""Flags that are lowered where what they are now is not known."""
+"""Flags that a recommendation lowers where their current value is unknown."""
 
 
-class Incidents:
-    """The peak demand and the largest sizes told, by cause, while each cause lasts."""
+class CausePeaks:
+    """Peak demand and largest recommended size of each cause, while it lasts."""
 
     def __init__(self) -> None:
         self._peaks: dict[str, Demand] = {}
         self._told: dict[str, dict[str, Recommendation]] = {}
 
     def keep(self, causes: Collection[str]) -> None:
-        """Forget the causes that have ended."""
+        """Forget causes that are not in `causes` any more."""
         for ended in [cause for cause in self._peaks if cause not in causes]:
             del self._peaks[ended]
             self._told.pop(ended, None)
 
     def peak(self, cause: str, now: Demand) -> Demand:
-        """The most that was wanted since the cause began."""
-        was = self._peaks.get(cause, now)
-        self._peaks[cause] = made = replace(
+        """The peak demand since the cause began, including `now`."""
+        earlier = self._peaks.get(cause, now)
+        self._peaks[cause] = highest = replace(
             now,
-            requests=max(was.requests, now.requests),
-            running=max(was.running, now.running),
-            waiting=max(was.waiting, now.waiting),
-            held_tokens=_larger(was.held_tokens, now.held_tokens),
-            served_per_s=max(was.served_per_s, now.served_per_s),
-            arrival_per_s=max(was.arrival_per_s, now.arrival_per_s),
-            spread_tokens=max(was.spread_tokens, now.spread_tokens),
+            requests=max(earlier.requests, now.requests),
+            running=max(earlier.running, now.running),
+            waiting=max(earlier.waiting, now.waiting),
+            held_tokens=_larger(earlier.held_tokens, now.held_tokens),
+            served_per_s=max(earlier.served_per_s, now.served_per_s),
+            arrival_per_s=max(earlier.arrival_per_s, now.arrival_per_s),
+            spread_tokens=max(earlier.spread_tokens, now.spread_tokens),
         )
-        return made
+        return highest
 
-    def grown(self, made: Recommendation) -> Recommendation:
-        """The recommendation, or the one told before where that went further."""
-        told = self._told.setdefault(made.cause, {})
-        was = told.get(made.id)
-        if was is not None and _went_further(was, made):
-            return was
-        told[made.id] = made
-        return made
-
-
-def _larger(was: float | None, now: float | None) -> float | None:
-    return max((value for value in (was, now) if value is not None), default=None)
+    def largest(self, recommendation: Recommendation) -> Recommendation:
+        """This recommendation, or the earlier one for the same cause where that went further."""
+        largest = self._told.setdefault(recommendation.cause, {})
+        earlier = largest.get(recommendation.id)
+        if earlier is not None and _went_further(earlier, recommendation):
+            return earlier
+        largest[recommendation.id] = recommendation
+        return recommendation
 
 
-def _went_further(was: Recommendation, now: Recommendation) -> bool:
-    before = {change.flag: change for change in was.changes}
-    if before.keys() != {change.flag for change in now.changes}:
+def _larger(first: float | None, second: float | None) -> float | None:
+    return max((value for value in (first, second) if value is not None), default=None)
+
+
+def _went_further(earlier: Recommendation, later: Recommendation) -> bool:
+    before = {change.flag: change for change in earlier.changes}
+    if before.keys() != {change.flag for change in later.changes}:
         return False
-    return any(_further(before[change.flag], change.after) for change in now.changes)
+    return any(_further(before[change.flag], change.after) for change in later.changes)
 
 
-def _further(was: Change, after: Value) -> bool:
-    told = was.after
-    if isinstance(told, bool | str | None) or isinstance(after, bool | str | None):
+def _further(earlier: Change, after: Value) -> bool:
+    was_to = earlier.after
+    if isinstance(was_to, bool | str | None) or isinstance(after, bool | str | None):
         return False
-    lowered = was.flag in LIMITS
-    if isinstance(was.before, int | float):
-        lowered = told < was.before
-    return told < after if lowered else told > after
+    lowered = earlier.flag in LIMITS
+    if isinstance(earlier.before, int | float):
+        lowered = was_to < earlier.before
+    return was_to < after if lowered else was_to > after
 
 
-# --- Whether a page shows that a recommended change was made --------------------------------------
+# --- Which changes a page shows -------------------------------------------------------------------
 
 
-def shown(flag: str, wanted: Value, config: Mapping[str, str]) -> bool | None:
-    """Whether cache_config_info says that a flag is as wanted (None: left out); None where it
-    cannot say: no label, or no flag of vLLM."""
-    known = FLAGS.get(flag)
-    if known is None or not known.label or known.label not in config:
+def config_shows(flag: str, value: Value, config: Mapping[str, str]) -> bool | None:
+    """Whether cache_config_info shows that a flag has the wanted value (None: not given).
+
+    None where the page has no label for it.
+    """
+    flag_record = FLAGS.get(flag)
+    if flag_record is None or not flag_record.label or flag_record.label not in config:
         return None
-    told = config[known.label]
+    label = config[flag_record.label]
     if flag == "--no-enable-prefix-caching":
-        return told == "True"
-    if wanted is None:
-        return told in ("None", "")
-    return told == str(wanted) or _same_number(told, wanted)
+        return label == "True"
+    if value is None:
+        return label in ("None", "")
+    return label == str(value) or _same_number(label, value)
 
 
-def _same_number(told: str, wanted: str | float) -> bool:
+def _same_number(text: str, number: str | float) -> bool:
     try:
-        return abs(float(told) - float(wanted)) <= 1e-6 * abs(float(wanted))
+        return abs(float(text) - float(number)) <= 1e-6 * abs(float(number))
     except ValueError:
         return False
 
 
-# --- Recommendations over time: one that was followed is not reversed at once ---------------------
+# --- Followed recommendations are not reversed ----------------------------------------------------
 
 
 REMEMBERED_S = 24 * 3600.0
-"""A change that shows within this long of its recommendation was made for it."""
+"""A change within this time after its recommendation counts as following it."""
 
 HELD_S = 6 * 3600.0
-"""How long a change that was followed is not reversed without new evidence."""
+"""Time for which a followed change is not reversed without new evidence."""
 
 NEW_LOAD = 1.5
-"""A load that has grown or shrunk by this much is new evidence."""
+"""A load that grew or shrank by this ratio is new evidence."""
 
 SEATS = "--max-num-seqs"
 
@@ -123,7 +126,7 @@ _ORDER: Mapping[str, int] = {"auto": 1, "bfloat16": 1, "float16": 1, "half": 1, 
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """A change as it was recommended, when, and the load (requests) it was computed for."""
+    """A recommended change, its time, and the load in requests that it was computed for."""
 
     change: Change
     t_s: float
@@ -131,15 +134,17 @@ class Advised:
 
 
 class RecommendationTracker:
-    """What was recommended to one engine, and what of it was followed, across restarts."""
+    """The changes recommended for one engine, and those that a restart showed as followed."""
 
     def __init__(self) -> None:
         self._advised: dict[str, Advised] = {}
         self._followed: dict[str, Advised] = {}
 
-    def advised(self, now_s: float, told: Iterable[Recommendation], *, requests: float) -> None:
-        """Remember what was recommended."""
-        for recommendation in told:
+    def advised(
+        self, now_s: float, recommendations: Iterable[Recommendation], *, requests: float
+    ) -> None:
+        """Remember the recommended changes."""
+        for recommendation in recommendations:
             for change in recommendation.changes:
                 self._advised[_key(change.flag)] = Advised(change, now_s, requests)
 
@@ -150,11 +155,11 @@ class RecommendationTracker:
         *,
         before: Mapping[str, str] | None = None,
     ) -> None:
-        """The process was replaced: what it was started with shows what was followed.
+        """Find out from the configuration after a restart which changes were followed.
 
-        A flag that the page does not show counts as followed where others have changed; where
-        all are as `before`, it may have been a crash, and only the seats are told later by the
-        batch (`allowed`).
+        A flag that the page does not show counts as followed if other flags changed. If all are as
+        `before`, the restart may have been a crash: then only --max-num-seqs is assumed to be
+        followed, and `allowed` corrects that from the observed batch.
         """
         crashed = before is not None and _flags_of(before) == _flags_of(config)
         for flag, advised in list(self._advised.items()):
@@ -169,21 +174,21 @@ class RecommendationTracker:
     def allowed(
         self,
         now_s: float,
-        made: Sequence[Recommendation],
+        recommendations: Sequence[Recommendation],
         *,
         requests: float,
         running: float = 0.0,
     ) -> list[Recommendation]:
-        """Those that do not take back what was just followed, unless the load is another.
+        """The recommendations that do not reverse a recently followed one at a similar load.
 
-        A batch (`running`) above the seats that were advised shows that nobody set them.
+        A batch (`running`) above the recommended --max-num-seqs shows that it was not set.
         """
         seats = self._followed.get(SEATS)
         if seats is not None and running > (_rank(seats.change.after) or inf):
             del self._followed[SEATS]
         return [
             recommendation
-            for recommendation in made
+            for recommendation in recommendations
             if not any(self._reverses(now_s, c, requests) for c in recommendation.changes)
         ]
 
@@ -198,24 +203,24 @@ class RecommendationTracker:
 
 
 def _key(flag: str) -> str:
-    """One name for a switch and for what turns it off."""
+    """The same key for a switch and for its negation."""
     return flag.replace("--no-enable-", "--enable-")
 
 
 def _flags_of(config: Mapping[str, str]) -> dict[str, str | None]:
-    return {known.label: config.get(known.label) for known in FLAGS.values() if known.label}
+    return {record.label: config.get(record.label) for record in FLAGS.values() if record.label}
 
 
 def _follows(change: Change, config: Mapping[str, str]) -> bool:
-    told = shown(change.flag, change.after, config)
-    return change.flag.startswith("--") if told is None else told
+    followed = config_shows(change.flag, change.after, config)
+    return change.flag.startswith("--") if followed is None else followed
 
 
 def _direction(change: Change) -> int:
-    """Whether a change goes up (1), down (-1), or neither can be told (0)."""
+    """Whether a change raises (1) or lowers (-1) its value; 0 if unknown."""
     before, after = _rank(change.before), _rank(change.after)
     if after is None or before is None:
-        # A limit where none was known comes down, one that is taken away goes up.
+        # Setting a limit where none was known lowers it, removing one raises it.
         return 0 if before is after else (1 if after is None else -1)
     return (after > before) - (after < before)
 

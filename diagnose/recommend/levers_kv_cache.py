@@ -9,7 +9,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.causes.prefix_cache import WAS_SHARED_FROM
 from kneewatch.diagnose.deployment.vllm_flags import FP8_KV_SINCE
-from kneewatch.diagnose.recommend.context import SETTLE_WORDS, Scene, advice, rounded_up
+from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice, rounded_up
 from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO
 from kneewatch.diagnose.recommend.prediction import (
     After,
@@ -26,57 +26,57 @@ from kneewatch.diagnose.sizing.memory.launch_setup import GRAPHS_TAKEN
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 
 FEW_TIMES = 2.0
-"""How much more is asked for where the load's size is not known."""
+"""Growth of the cache to ask for where the size of the load is unknown."""
 
 LEAST_TIMES = 1.25
-"""How much more at least: what preempts needs more, whatever its lengths say."""
+"""Smallest growth to ask for: an engine that preempts needs more, whatever the lengths say."""
 
 
-def _times_needed(scene: Scene) -> float:
-    """How many times the present cache the load needs, at the usage that is aimed at."""
-    tokens, capacity = scene.demand.tokens, scene.server.capacity_tokens
-    if scene.cause == "prefix_churn" or not tokens or not capacity:
+def _times_needed(context: LeverContext) -> float:
+    """Ratio of the KV cache that the load needs, at the target usage, to the present cache."""
+    tokens, capacity = context.demand.tokens, context.server.capacity_tokens
+    if context.cause == "prefix_churn" or not tokens or not capacity:
         return FEW_TIMES
-    peak = scene.demand.peak_tokens(scene.demand.requests)
+    peak = context.demand.peak_tokens(context.demand.requests)
     return max(tokens / capacity / KV_AIM_RATIO, peak / capacity, LEAST_TIMES)
 
 
-def kv_blocks(scene: Scene) -> Recommendation | None:
-    """A higher --num-gpu-blocks-override, where one is set: it alone decides the cache's size."""
-    server, times = scene.server, _times_needed(scene)
+def kv_blocks(context: LeverContext) -> Recommendation | None:
+    """A higher --num-gpu-blocks-override, where set: the override alone decides the cache size."""
+    server, times = context.server, _times_needed(context)
     now = server.blocks_override
     if now is None or now < 2 or not server.capacity_tokens or times <= 1:
         return None
     usable = ceil((now - 1) * times)
-    wanted = rounded_up(usable + 1)
-    most, known = _most_blocks(scene)
-    blocks = wanted if most is None else min(wanted, most)
+    blocks_needed = rounded_up(usable + 1)
+    most, fit_check = _most_blocks(context)
+    blocks = blocks_needed if most is None else min(blocks_needed, most)
     if blocks <= now:
         return None
     capacity = server.capacity_tokens * (blocks - 1) / (now - 1)
-    told = predicted(scene, After(capacity_tokens=capacity))
+    numbers = predicted(context, After(capacity_tokens=capacity))
     return advice(
-        scene,
+        context,
         "kv-blocks",
         [("--num-gpu-blocks-override", now, blocks)],
-        f"An override caps the KV cache at {now} blocks, whatever memory is "
-        f"free; {blocks} blocks hold {told['kv_capacity_ratio']:.1f} times as much.",
-        before=present(scene),
-        predicted=told,
+        f"--num-gpu-blocks-override caps the KV cache at {now} blocks, whatever memory is free; "
+        f"{blocks} blocks hold {numbers['kv_capacity_ratio']:.1f}x as many tokens.",
+        before=present(context),
+        predicted=numbers,
         checks=[
-            known
-            or "that memory for them is free: the start-up log says how many bytes the KV cache "
-            "may take; or drop the flag, and vLLM takes what it finds"
+            fit_check
+            or "compare with the available KV cache memory in vLLM's start-up log, or remove the "
+            "override and let vLLM size the cache"
         ],
-        risk="" if known else "Too many blocks for the memory end in an OOM at start.",
-        verify=room_shows(scene, told),
+        risk="" if fit_check else "vLLM runs out of memory at start if the blocks do not fit.",
+        verify=kv_verify_steps(context, numbers),
         guide=("7.4", "9.3"),
     )
 
 
-def _most_blocks(scene: Scene) -> tuple[int | None, str]:
-    """Blocks that the memory holds, by the sizing math, and in words; None where not known."""
-    server = scene.server
+def _most_blocks(context: LeverContext) -> tuple[int | None, str]:
+    """The most blocks that fit into GPU memory, and the check that says so; None if unknown."""
+    server = context.server
     if server.layout is None or server.setup is None:
         return None, ""
     free_bytes = server.kv_memory_bytes
@@ -88,91 +88,99 @@ def _most_blocks(scene: Scene) -> tuple[int | None, str]:
         except SizingError:
             return None, ""
     most = server.layout.blocks(free_bytes)
-    return most, f"by the sizing math {most} blocks fit into {free_bytes / GIB:.1f} GiB a GPU"
+    return most, f"kneewatch computes room for {most} blocks in {free_bytes / GIB:.1f} GiB per GPU"
 
 
-def kv_memory_bytes(scene: Scene) -> Recommendation | None:
-    """A higher --kv-cache-memory-bytes, where it is set and no override of the blocks is."""
-    server, times = scene.server, _times_needed(scene)
+def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
+    """A higher --kv-cache-memory-bytes, where it is set and no block override is."""
+    server, times = context.server, _times_needed(context)
     if server.kv_memory_bytes is None or server.blocks_override is not None or times <= 1:
         return None
     if not server.capacity_tokens:
         return None
-    wanted, known = server.kv_memory_bytes * times, ""
+    needed_bytes, fit_check = server.kv_memory_bytes * times, ""
     if server.setup is not None and server.setup.gpu is not None:
         try:
             most = memory(server.setup).available_bytes.low
         except SizingError:
             return None
-        wanted, known = min(wanted, most), f"by the sizing math {most / GIB:.1f} GiB a GPU are free"
-    to_bytes = floor(wanted / GIB * 4 + 0.999) * GIB // 4
-    if known:
-        to_bytes = floor(wanted / GIB * 4) * GIB // 4
+        needed_bytes, fit_check = (
+            min(needed_bytes, most),
+            f"kneewatch computes {most / GIB:.1f} GiB per GPU available for it",
+        )
+    to_bytes = floor(needed_bytes / GIB * 4 + 0.999) * GIB // 4
+    if fit_check:
+        to_bytes = floor(needed_bytes / GIB * 4) * GIB // 4
     if to_bytes <= server.kv_memory_bytes:
         return None
     ratio = to_bytes / server.kv_memory_bytes
-    told = predicted(scene, After(capacity_tokens=server.capacity_tokens * ratio))
+    numbers = predicted(context, After(capacity_tokens=server.capacity_tokens * ratio))
     return advice(
-        scene,
+        context,
         "kv-memory-bytes",
         [("--kv-cache-memory-bytes", int(server.kv_memory_bytes), int(to_bytes))],
-        f"The KV cache's bytes are fixed, and the memory utilization is not used: "
-        f"{to_bytes / GIB:.2f} GiB hold {ratio:.1f} times as much.",
-        before=present(scene),
-        predicted=told,
-        checks=[known or "the start-up log's own figure for what would use the GPU fully"],
-        risk="" if known else "More bytes than are free end in an OOM at start.",
-        verify=room_shows(scene, told),
+        "--kv-cache-memory-bytes fixes the KV cache, and vLLM ignores --gpu-memory-utilization: "
+        f"{to_bytes / GIB:.2f} GiB hold {ratio:.1f}x as many tokens.",
+        before=present(context),
+        predicted=numbers,
+        checks=[
+            fit_check
+            or "compare with the value that vLLM's start-up log suggests to use the GPU fully"
+        ],
+        risk="" if fit_check else "vLLM runs out of memory at start if the bytes do not fit.",
+        verify=kv_verify_steps(context, numbers),
         guide=("7.4", "9.3"),
     )
 
 
-def room_shows(scene: Scene, told: dict[str, float]) -> list[str]:
-    """The signals that more room for KV moves, and where to: what they are now is in `before`."""
-    if scene.cause == "prefix_churn":
-        return [f"prefix_hit_ratio rises {SETTLE_WORDS}, once the cache is warm"]
-    usage = told.get("kv_usage_ratio")
+def kv_verify_steps(context: LeverContext, numbers: dict[str, float]) -> list[str]:
+    """The signals that a larger KV cache moves, and the value each should reach."""
+    if context.cause == "prefix_churn":
+        return [f"prefix_hit_ratio rises {SETTLE_WORDS}, after the cache has warmed up"]
+    usage = numbers.get("kv_usage_ratio")
     lines: list[str] = []
-    if "kv_blocks" in told:
-        lines.append(f"num_gpu_blocks in cache_config_info is about {told['kv_blocks']:.0f}")
+    if "kv_blocks" in numbers:
+        lines.append(
+            f"num_gpu_blocks in vllm:cache_config_info is about {numbers['kv_blocks']:.0f}"
+        )
     if usage is not None and usage < 1:
-        lines.append(f"kv_usage_avg_ratio goes to about {usage:.2f} {SETTLE_WORDS}")
-    if told.get("preemption_per_s") == 0:
-        lines.append(f"preemption_per_s and waiting_by_capacity go to 0 {SETTLE_WORDS}")
+        lines.append(f"kv_usage_avg_ratio moves to about {usage:.2f} {SETTLE_WORDS}")
+    if numbers.get("preemption_per_s") == 0:
+        lines.append(f"preemption_per_s and waiting_by_capacity fall to 0 {SETTLE_WORDS}")
     else:
         lines.append(f"preemption_per_s falls {SETTLE_WORDS}")
     return lines
 
 
-# --- More KV cache, or less asked of it: guide 7.1, 7.4, 9.3 --------------------------------------
+# --- FP8 KV cache and memory utilization (guide 7.1, 7.4, 9.3) ------------------------------------
 
 
 UTILIZATION_MOST = 0.95
-"""Above it the guide sees a risk of running out of memory at a spike (9.3)."""
+"""Highest value the guide accepts: above it a spike can run out of memory (9.3)."""
 
 UTILIZATION_LEAST = 0.01
-"""No server starts with less: the page is wrong."""
+"""No server starts with less, so a lower value on the page is an error."""
 
 UTILIZATION_STEP = 0.02
-"""What is dared where neither GPU nor model is known."""
+"""Step to recommend where the GPU is unknown."""
 
 GRAPHS_BYTES = 2 * GIB
-"""CUDA graphs and contexts that vLLM before 0.20 takes outside its share."""
+"""CUDA graphs and contexts that vLLM before 0.20 allocates outside its utilization share."""
 
 RESERVE_BYTES = GIB
 FP8_CAPABILITY = 8.9
 QUALITY = (
-    "validate answers on your longest contexts with the FP8 cache before it serves users; "
-    "use calibrated scales where the checkpoint has them"
+    "test answer quality on your longest contexts with the FP8 cache before it serves users; "
+    "use calibrated scales if the checkpoint has them"
 )
 
 
-def kv_fp8(scene: Scene) -> Recommendation | None:
-    """An FP8 KV cache: as many bytes hold twice the tokens."""
-    server, gpu = scene.server, scene.server.stated.gpu
-    if server.kv_is_fp8 or not server.capacity_tokens or not _fp8_kv_runs(scene, gpu):
+def kv_fp8(context: LeverContext) -> Recommendation | None:
+    """An FP8 KV cache: the same bytes hold about twice the tokens."""
+    server, gpu = context.server, context.server.stated.gpu
+    if server.kv_is_fp8 or not server.capacity_tokens or not _fp8_kv_runs(context, gpu):
         return None
-    blocks = _fp8_blocks(scene)
+    blocks = _fp8_blocks(context)
     capacity = 2.0 * server.capacity_tokens
     if blocks is not None and server.blocks and server.blocks > 1:
         capacity = server.capacity_tokens * (blocks - 1) / (server.blocks - 1)
@@ -183,34 +191,33 @@ def kv_fp8(scene: Scene) -> Recommendation | None:
         changes.append(("--num-gpu-blocks-override", server.blocks_override, blocks))
     if capacity <= server.capacity_tokens:
         return None
-    told = predicted(
-        scene,
-        After(capacity_tokens=capacity, setup=changed_setup(scene, kv_cache_dtype="fp8")),
+    numbers = predicted(
+        context,
+        After(capacity_tokens=capacity, setup=changed_setup(context, kv_cache_dtype="fp8")),
     )
     checks = [QUALITY]
     if gpu is None:
         checks.append(
-            "that the GPU computes FP8 (compute capability 8.9 or MI300 and later); older ones "
-            "and CPUs do not"
+            "confirm that the GPU supports FP8 (compute capability 8.9, MI300, or newer); older "
+            "GPUs and CPUs do not"
         )
     return advice(
-        scene,
+        context,
         "kv-fp8",
         changes,
-        f"The same memory holds {'' if server.layout else 'up to '}"
-        f"{capacity / server.capacity_tokens:.1f} times the KV blocks in "
-        "FP8.",
-        before=present(scene),
-        predicted=told,
+        f"In FP8 the same memory holds {'' if server.layout else 'up to '}"
+        f"{capacity / server.capacity_tokens:.1f}x as many KV tokens.",
+        before=present(context),
+        predicted=numbers,
         checks=checks,
-        risk="Quality can suffer on long contexts.",
-        verify=room_shows(scene, told),
+        risk="Answer quality can drop on long contexts.",
+        verify=kv_verify_steps(context, numbers),
         guide=("4.2", "7.4", "8.5"),
     )
 
 
-def _fp8_kv_runs(scene: Scene, gpu: Gpu | None) -> bool:
-    version = scene.server.version
+def _fp8_kv_runs(context: LeverContext, gpu: Gpu | None) -> bool:
+    version = context.server.version
     if version is not None and version < FP8_KV_SINCE:
         return False
     if gpu is None:
@@ -221,61 +228,64 @@ def _fp8_kv_runs(scene: Scene, gpu: Gpu | None) -> bool:
     return gpu.vendor != "nvidia" or capability is None or float(capability) >= FP8_CAPABILITY
 
 
-def _fp8_blocks(scene: Scene) -> int | None:
-    """Blocks of the same memory in FP8: by the model's layout, else twice as many."""
-    server = scene.server
+def _fp8_blocks(context: LeverContext) -> int | None:
+    """FP8 blocks that fit into the same memory: by the model's layout, else twice as many."""
+    server = context.server
     if server.blocks is None:
         return None
-    then = changed_setup(scene, kv_cache_dtype="fp8")
-    if then is None or server.layout is None:
+    fp8_setup = changed_setup(context, kv_cache_dtype="fp8")
+    if fp8_setup is None or server.layout is None:
         return 2 * server.blocks
-    layout = kv_layout_of(then)
+    layout = kv_layout_of(fp8_setup)
     ratio = server.layout.block_bytes / layout.block_bytes
-    tokens = max(1, floor(scene.demand.held_tokens or 1))
-    # Blocks of another size hold other numbers of tokens: what counts is requests held.
+    tokens = max(1, floor(context.demand.held_tokens or 1))
+    # FP8 blocks can hold a different number of tokens, so compare by requests held.
     ratio *= server.layout.request_blocks(tokens) / layout.request_blocks(tokens)
     return floor(server.blocks * ratio)
 
 
-def gpu_memory_utilization(scene: Scene) -> Recommendation | None:
-    """A higher --gpu-memory-utilization, where that is what decides the cache's size."""
-    server, now = scene.server, scene.server.gpu_memory_utilization
+def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
+    """A higher --gpu-memory-utilization, where this flag decides the cache size."""
+    server, now = context.server, context.server.gpu_memory_utilization
     fixed = server.kv_memory_bytes is not None or server.blocks_override is not None
     if now is None or now < UTILIZATION_LEAST or fixed or not server.capacity_tokens:
         return None
     gpu = server.stated.gpu
-    to = _utilization_to(scene, now, gpu)
+    to = _utilization_to(context, now, gpu)
     if to is None or to - now < 0.01 - 1e-9:
         return None
-    # At most all of the share is KV cache, so this is the least that more of it gives.
+    # The KV cache is at most the whole share, so this ratio is a lower bound of the gain.
     ratio, least = to / now, True
     if gpu is not None and server.layout is not None and server.blocks:
         gained = floor((to - now) * gpu.memory_bytes / server.layout.block_bytes)
         ratio, least = (server.blocks + gained - 1) / (server.blocks - 1), False
-    told = predicted(scene, After(capacity_tokens=server.capacity_tokens * ratio))
+    numbers = predicted(context, After(capacity_tokens=server.capacity_tokens * ratio))
     words = "at least " if least else ""
     return advice(
-        scene,
+        context,
         "gpu-memory-utilization",
         [("--gpu-memory-utilization", now, to)],
-        f"vLLM takes {100 * (to - now):.0f} % more of each GPU, all of it for the KV cache: "
-        f"{words}{ratio:.2f} times the blocks.",
-        before=present(scene),
-        predicted=told,
-        checks=["that nothing else uses the GPU, and that the start-up log shows no OOM retry"],
-        risk="Less room for spikes outside vLLM's share; 0.95 is the guide's limit.",
-        verify=room_shows(scene, told),
+        f"vLLM takes {to - now:.0%} more of each GPU's memory, all of it for the KV cache: "
+        f"{words}{ratio:.2f}x the blocks.",
+        before=present(context),
+        predicted=numbers,
+        checks=[
+            "confirm that no other process uses the GPU and that the start-up log shows no OOM "
+            "retry"
+        ],
+        risk="Less memory is left for spikes outside vLLM's share; do not exceed 0.95.",
+        verify=kv_verify_steps(context, numbers),
         guide=("7.4", "9.3"),
     )
 
 
-def _utilization_to(scene: Scene, now: float, gpu: Gpu | None) -> float | None:
-    """The utilization that leaves room for what vLLM does not count."""
+def _utilization_to(context: LeverContext, now: float, gpu: Gpu | None) -> float | None:
+    """The highest utilization that still leaves memory for what vLLM does not count."""
     if now >= UTILIZATION_MOST:
         return None
     if gpu is None:
         return round(min(now + UTILIZATION_STEP, UTILIZATION_MOST), 2)
-    version = scene.server.version
+    version = context.server.version
     outside = RESERVE_BYTES + (
         0 if version is not None and version >= GRAPHS_TAKEN else GRAPHS_BYTES
     )
@@ -283,69 +293,82 @@ def _utilization_to(scene: Scene, now: float, gpu: Gpu | None) -> float | None:
     return floor(most * 100 + 1e-9) / 100
 
 
-# --- Prefixes found again, and KV that comes from elsewhere: guide 6.5, 7.2, 7.3, 7.7 -------------
+# --- Prefix reuse and KV transfer (guide 6.5, 7.2, 7.3, 7.7) --------------------------------------
 
 
 FABRIC = "infiniband-ndr"
-"""What a transfer between nodes is held against: 400 Gbit/s for each GPU (guide 5.6)."""
+"""The link that a transfer between nodes is compared with: 400 Gbit/s per GPU (guide 5.6)."""
 
 
-def prompt_order(scene: Scene) -> Recommendation | None:
-    """The shared part of prompts in front again, where prompts did share one."""
-    quiet, hits = scene.facts.baseline.get("prefix_hit_ratio"), scene.get("prefix_hit_ratio")
+def prompt_order(context: LeverContext) -> Recommendation | None:
+    """The shared part of prompts back in front, where prompts used to share one."""
+    quiet, hits = context.facts.baseline.get("prefix_hit_ratio"), context.get("prefix_hit_ratio")
     if quiet is None or quiet < WAS_SHARED_FROM or hits >= quiet:
         return None
     left = (1 - quiet) / (1 - hits)
     return advice(
-        scene,
+        context,
         "prompt-order",
-        [("prompt", None, "the shared part first")],
-        f"{quiet:.0%} of prompt tokens hit in quiet times, fewer do now. A token that differs "
-        "ends the match: what changes (a date, an id, a name) belongs behind what is shared."
-        + _money_words(scene, left),
-        before=_prefill_numbers(scene, hits),
-        predicted=_prefill_numbers(scene, quiet, left=left),
-        checks=["what was deployed when it began: a template, a gateway, a tokenizer"],
-        risk="None for the server; the model sees its prompt in another order.",
+        [("prompt", None, "shared part first")],
+        f"The prefix-cache hit ratio fell from its baseline of {quiet:.0%} to {hits:.0%}. The "
+        "first token that differs ends the match: put dates, ids and names after the shared prefix."
+        + _money_words(context, left),
+        before=_prefill_numbers(context, hits),
+        predicted=_prefill_numbers(context, quiet, left=left),
+        checks=["find what was deployed when it began: a prompt template, a gateway, a tokenizer"],
+        risk="None for the server; the model sees its prompt in a different order, so test the "
+        "answers.",
         verify=[
             f"prefix_hit_ratio returns to about {quiet:.2f} and computed_prompt_tokens_per_s falls "
-            f"to {left:.0%} of what it is {SETTLE_WORDS}"
+            f"to {left:.0%} of its present value {SETTLE_WORDS}"
         ],
         guide=("7.2", "7.3"),
     )
 
 
-def sticky_routing(scene: Scene) -> Recommendation | None:
-    """Requests of one prefix to one replica, where there are several."""
-    if not scene.server.stated.replicas or scene.server.replicas < 2:
+def sticky_routing(context: LeverContext) -> Recommendation | None:
+    """Routing by prefix: requests that share a prefix go to the same replica."""
+    if not context.server.stated.replicas or context.server.replicas < 2:
         return None
-    hits, quiet = scene.get("prefix_hit_ratio"), scene.facts.baseline.get("prefix_hit_ratio")
+    hits, quiet = context.get("prefix_hit_ratio"), context.facts.baseline.get("prefix_hit_ratio")
     better = quiet is not None and hits < quiet < 1
     left = (1 - quiet) / (1 - hits) if quiet is not None and better else 1.0
     return advice(
-        scene,
+        context,
         "prefix-routing",
         [("router", "any replica", "by prefix")],
-        f"Spread over {scene.server.replicas} replicas, each prefix is computed and kept on all of "
-        "them; routed by prefix (or by session) it is found again, and takes room once."
-        + (f" With the {quiet:.0%} of quiet times:{_money_words(scene, left)}" if better else ""),
-        before=_prefill_numbers(scene, hits),
-        predicted=_prefill_numbers(scene, quiet, left=left) if better else {},
-        checks=["that the router falls back on load where one prefix is most of the traffic"],
-        risk="A popular prefix makes its replica hot.",
-        verify=[f"prefix_hit_ratio rises on every replica {SETTLE_WORDS}, running stays alike"],
+        f"Each of the {context.server.replicas} replicas now computes and caches every prefix. "
+        "Route "
+        "by prefix or session: a prefix is then computed and cached on one replica."
+        + (
+            f" At the baseline hit ratio of {quiet:.0%}:{_money_words(context, left)}"
+            if better
+            else ""
+        ),
+        before=_prefill_numbers(context, hits),
+        predicted=_prefill_numbers(context, quiet, left=left) if better else {},
+        checks=[
+            "confirm that the router falls back to load balancing if one prefix dominates the "
+            "traffic"
+        ],
+        risk="A popular prefix can overload its replica.",
+        verify=[
+            f"prefix_hit_ratio rises on every replica {SETTLE_WORDS}, and running stays balanced"
+        ],
         guide=("7.3", "9.3"),
     )
 
 
-def _prefill_numbers(scene: Scene, hits: float | None, *, left: float = 1.0) -> dict[str, float]:
-    """Hits, prefill work and first tokens, now or where `left` of that work remains.
+def _prefill_numbers(
+    context: LeverContext, hits: float | None, *, left: float = 1.0
+) -> dict[str, float]:
+    """Hit ratio, prefill work and TTFT, now or with only the share `left` of the prefill work.
 
-    TTFT is the roofline's where model and GPU are stated, else what is measured less the prefill
-    that is no longer done: both leave a queue that would shrink as it is.
+    TTFT comes from the roofline where model and GPU are stated, else from the measured TTFT less
+    the prefill time saved. Both keep the queue as it is, although it would shrink.
     """
     numbers: dict[str, float] = {} if hits is None else {"prefix_hit_ratio": hits}
-    values = scene.facts.values
+    values = context.facts.values
     for key in ("computed_prompt_tokens_per_s", "prefill_mean_s"):
         value = values.get(key)
         if value is not None:
@@ -354,82 +377,82 @@ def _prefill_numbers(scene: Scene, hits: float | None, *, left: float = 1.0) -> 
     if ttft_s is None or prefill_s is None:
         return numbers
     numbers["ttft_s"] = max(ttft_s - prefill_s * (1 - left), 0.0)
-    yielded = None
+    prediction = None
     if left < 1:
-        saved = 1 - (1 - scene.demand.saved_ratio) * left
-        yielded = latencies(scene, After(saved_ratio=saved))
-    if yielded is not None:
-        made, scale = yielded
-        numbers["ttft_s"] = min(made.ttft_s * scale, ttft_s)
+        saved = 1 - (1 - context.demand.saved_ratio) * left
+        prediction = latencies(context, After(saved_ratio=saved))
+    if prediction is not None:
+        performance, scale = prediction
+        numbers["ttft_s"] = min(performance.ttft_s * scale, ttft_s)
     return numbers
 
 
-def _money_words(scene: Scene, left: float) -> str:
-    """The GPU time that prompts computed once too often take, and its price where it is known.
+def _money_words(context: LeverContext, left: float) -> str:
+    """The GPU time that recomputed prompts take, and its price where known; "" if unknown.
 
-    FLOP of the tokens over the reached share of the peak (guide 3.2, 8.4).
+    FLOP of the recomputed tokens over the default MFU's FLOP/s (guide 3.2, 8.4).
     """
-    setup, hourly = scene.server.setup, scene.server.usd_per_hour
-    again_per_s = scene.get("computed_prompt_tokens_per_s") * (1 - left)
+    setup, hourly = context.server.setup, context.server.usd_per_hour
+    again_per_s = context.get("computed_prompt_tokens_per_s") * (1 - left)
     if setup is None or setup.gpu is None or again_per_s <= 0:
         return ""
     try:
-        known = costs_of(setup)
+        costs = costs_of(setup)
     except SizingError:
         return ""
-    reached_per_s = known.flop_per_s * DEFAULT.mfu_ratio
-    share = again_per_s * known.body_flop_per_token / reached_per_s
+    reached_per_s = costs.flop_per_s * DEFAULT.mfu_ratio
+    share = again_per_s * costs.body_flop_per_token / reached_per_s
     if not 0 < share <= 1:
         return ""
-    dollars = "" if hourly is None else f", {hourly * share:.2f} USD an hour a replica"
-    return f" It would free {100 * share:.0f} % of the GPUs' time{dollars}."
+    dollars = "" if hourly is None else f", {hourly * share:.2f} USD/h per replica"
+    return f" This would free {share:.0%} of the GPU time{dollars}."
 
 
-def transfer_path(scene: Scene) -> Recommendation | None:
-    """Where to look when KV comes too slowly, with what the fabric should take."""
-    mean_s = scene.facts.values.get("kv_transfer_mean_s")
+def transfer_path(context: LeverContext) -> Recommendation | None:
+    """What to inspect when KV transfers are slow, and the time that the fabric should take."""
+    mean_s = context.facts.values.get("kv_transfer_mean_s")
     if mean_s is None:
         return None
     quiet_s, numbers = (
-        scene.facts.baseline.get("kv_transfer_mean_s"),
+        context.facts.baseline.get("kv_transfer_mean_s"),
         {"kv_transfer_mean_s": mean_s},
     )
-    wanted_s, told = _fabric_s(scene), ""
-    if wanted_s is not None:
-        told = (
-            f" A prompt's KV of {_moved_bytes(scene) / GIB:.2f} GiB a GPU takes "
-            f"{1000 * wanted_s:.1f} ms at {LINK_BYTES_PER_S[FABRIC] * 8 / 1e9:.0f} Gbit/s a GPU."
+    fabric_s, fabric_words = _fabric_s(context), ""
+    if fabric_s is not None:
+        fabric_words = (
+            f" One prompt's KV of {_moved_bytes(context) / GIB:.2f} GiB per GPU should take "
+            f"{1000 * fabric_s:.1f} ms at {LINK_BYTES_PER_S[FABRIC] * 8 / 1e9:.0f} Gbit/s per GPU."
         )
-    aim_s = max((value for value in (quiet_s, wanted_s) if value), default=None)
+    aim_s = max((value for value in (quiet_s, fabric_s) if value), default=None)
     verify = f"kv_transfer_mean_s falls {SETTLE_WORDS}"
     if aim_s is not None and aim_s < mean_s:
         verify = f"kv_transfer_mean_s falls towards {aim_s:.2g} s {SETTLE_WORDS}"
     checks: Sequence[str] = (
-        "that transfers go over RDMA and not TCP: the connector's start-up log says which",
-        "errors, pause frames and the rate of the NICs and of PCIe on both sides",
-        "that GPU and NIC sit on the same PCIe switch",
+        "confirm that transfers use RDMA, not TCP: the connector logs this at start",
+        "read errors, pause frames and link speed of the NICs and of PCIe on both sides",
+        "confirm that GPU and NIC are on the same PCIe switch",
     )
     return advice(
-        scene,
+        context,
         "kv-transfer-path",
         [],
-        f"KV transfers are slow: it is the data path, not the GPU.{told}",
+        f"KV transfers are slow: the bottleneck is the data path, not the GPU.{fabric_words}",
         before=numbers,
         checks=checks,
-        risk="Where the path cannot be mended, prefill and decode together are faster.",
+        risk="If the path cannot be fixed, prefill and decode on the same server are faster.",
         verify=[verify],
         guide=("6.5", "7.7"),
     )
 
 
-def _moved_bytes(scene: Scene) -> float:
-    """KV bytes of a mean prompt on one GPU; 0 where model or lengths are not known."""
-    layout, tokens = scene.server.layout, scene.get("prompt_tokens_mean")
+def _moved_bytes(context: LeverContext) -> float:
+    """KV bytes of a mean prompt on one GPU; 0 where model or lengths are unknown."""
+    layout, tokens = context.server.layout, context.get("prompt_tokens_mean")
     return 0.0 if layout is None else tokens * layout.token_bytes
 
 
-def _fabric_s(scene: Scene) -> float | None:
-    moved_bytes = _moved_bytes(scene)
+def _fabric_s(context: LeverContext) -> float | None:
+    moved_bytes = _moved_bytes(context)
     if not moved_bytes:
         return None
     return transfer_s(moved_bytes=moved_bytes, bandwidth_bytes_per_s=LINK_BYTES_PER_S[FABRIC])

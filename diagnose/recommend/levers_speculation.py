@@ -14,7 +14,7 @@ from kneewatch.diagnose.causes.optional_features import (
     Drafts,
     drafts_of,
 )
-from kneewatch.diagnose.recommend.context import SETTLE_WORDS, Scene, advice
+from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.prediction import costs_of
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.speed.performance import step_model
@@ -22,8 +22,8 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT
 from kneewatch.diagnose.sizing.speed.speculation import break_even_acceptance_ratio
 
 
-def _config(scene: Scene) -> tuple[str | None, dict[str, object]]:
-    launch = scene.server.stated.launch
+def _config(context: LeverContext) -> tuple[str | None, dict[str, object]]:
+    launch = context.server.stated.launch
     text = None if launch is None else launch.text("--speculative-config")
     try:
         parsed: object = json.loads(text) if text else {}
@@ -32,65 +32,65 @@ def _config(scene: Scene) -> tuple[str | None, dict[str, object]]:
     return text, cast("dict[str, object]", parsed) if isinstance(parsed, dict) else {}
 
 
-def _drafts(scene: Scene) -> Drafts | None:
-    values, (_, config) = scene.facts.values, _config(scene)
+def _drafts(context: LeverContext) -> Drafts | None:
+    values, (_, config) = context.facts.values, _config(context)
     given = config.get("num_speculative_tokens")
     cost = NGRAM_COST_RATIO if config.get("method") == "ngram" else DRAFT_COST_RATIO
     stated = given if isinstance(given, int) else None
     plain = drafts_of(values, tokens=stated, cost_ratio=cost)
     if plain is None:
         return None
-    verify = _verify_ratios(scene, plain.tokens)
+    verify = _verify_ratios(context, plain.tokens)
     return drafts_of(values, tokens=plain.tokens, cost_ratio=cost, verify=verify)
 
 
-def _verify_ratios(scene: Scene, tokens: int) -> tuple[float, ...]:
-    """What verifying 0 to `tokens` drafted tokens takes over a plain step, at the measured batch.
+def _verify_ratios(context: LeverContext, tokens: int) -> tuple[float, ...]:
+    """Time of a step that verifies 0 to `tokens` draft tokens, over a step without a draft.
 
-    By the roofline of the stated model and GPU; nothing where it is not known.
+    Shape: (tokens + 1,), at the measured batch, from the roofline; empty where it is unknown.
     """
-    setup, demand = scene.server.setup, scene.demand
-    batch = scene.get("running_avg")
+    setup, demand = context.server.setup, context.demand
+    batch = context.get("running_avg")
     if setup is None or setup.gpu is None or not demand.input_tokens or batch < 1:
         return ()
-    context = demand.input_tokens + (demand.output_tokens or 0.0) / 2
+    context_tokens = demand.input_tokens + (demand.output_tokens or 0.0) / 2
     try:
-        known = costs_of(setup)
+        costs = costs_of(setup)
     except SizingError:
         return ()
     times_s = [
         step_model(
-            known,
+            costs,
             DEFAULT,
-            context_tokens=context,
-            prompt_context_tokens=context,
-            tokens_per_sequence=1.0 + drafted,
+            context_tokens=context_tokens,
+            prompt_context_tokens=context_tokens,
+            tokens_per_sequence=1.0 + draft_tokens,
         ).total_s(batch)
-        for drafted in range(tokens + 1)
+        for draft_tokens in range(tokens + 1)
     ]
     return tuple(time_s / times_s[0] for time_s in times_s)
 
 
-def _batch_words(scene: Scene, drafts: Drafts) -> str:
-    """How far the batch is taken into account."""
-    batch, bound = scene.get("running_avg"), bound_of(scene.facts)
+def _batch_words(context: LeverContext, drafts: Drafts) -> str:
+    """The batch that the estimate holds for, as the end of a sentence."""
+    batch, bound = context.get("running_avg"), bound_of(context.facts)
     more = 100 * (drafts.verify[-1] - 1)
     if more < 1 and bound is not None and bound.kind == "compute":
-        return f" at best, and less here: the GPU is {bound.text}"
-    if _verify_ratios(scene, drafts.tokens):
-        return f" at the present batch of {batch:.0f}, where verifying takes {more:.0f} % longer"
-    return " while the batch is small"
+        return f" at best, and less here because the GPU is {bound.text}"
+    if _verify_ratios(context, drafts.tokens):
+        return f" at the present batch of {batch:.0f}, where verification takes {more:.0f}% longer"
+    return " at small batches"
 
 
-def shorter_draft(scene: Scene) -> Recommendation | None:
-    """Fewer drafted tokens, where a shorter draft pays by the acceptance that is measured."""
-    drafts = _drafts(scene)
+def shorter_draft(context: LeverContext) -> Recommendation | None:
+    """Fewer draft tokens, where the measured acceptance favours a shorter draft."""
+    drafts = _drafts(context)
     if drafts is None:
         return None
     tokens, best = drafts.tokens, drafts.shorter
     if best is None:
         return None
-    text, config = _config(scene)
+    text, config = _config(context)
     to = json.dumps({**config, "num_speculative_tokens": best})
     change = (
         ("--speculative-config", text, to)
@@ -98,17 +98,17 @@ def shorter_draft(scene: Scene) -> Recommendation | None:
         else ("--speculative-config.num_speculative_tokens", tokens, best)
     )
     return advice(
-        scene,
+        context,
         "spec-shorter",
         [change],
-        f"Of a draft of {best} token{'s' if best > 1 else ''} {100 * drafts.share(best):.0f} % "
-        f"would be accepted, of {tokens} it is {100 * drafts.share(tokens):.0f} %: "
-        f"{drafts.speedup(best):.2f} against {drafts.speedup(tokens):.2f} times the speed without "
-        f"speculation{_batch_words(scene, drafts)}.",
+        f"{drafts.share(tokens):.0%} of {tokens} draft tokens are accepted; of {best} it would be "
+        f"{drafts.share(best):.0%}. Estimated speed: {drafts.speedup(best):.2f}x instead of "
+        f"{drafts.speedup(tokens):.2f}x the speed without "
+        f"speculation{_batch_words(context, drafts)}.",
         before=_draft_numbers(drafts, tokens),
         predicted=_draft_numbers(drafts, best),
-        checks=["tokens a second and stream at your usual batch, with and without"],
-        risk="Where compute binds (large batches) even short drafts cost more than they give.",
+        checks=["measure tokens/s per stream at your usual batch, with and without speculation"],
+        risk="At large, compute-bound batches even short drafts cost more than they gain.",
         verify=[
             f"spec_acceptance_ratio rises to about {drafts.share(best):.2f} and tpot_mean_s does "
             f"not rise {SETTLE_WORDS}"
@@ -125,19 +125,19 @@ def _draft_numbers(drafts: Drafts, tokens: int) -> dict[str, float]:
     }
 
 
-def no_speculation(scene: Scene) -> Recommendation | None:
-    """Speculation off, where what is accepted does not pay for what is drafted; else retuned."""
-    drafts, (text, _) = _drafts(scene), _config(scene)
+def no_speculation(context: LeverContext) -> Recommendation | None:
+    """Speculation off, where the accepted tokens do not pay for drafting them."""
+    drafts, (text, _) = _drafts(context), _config(context)
     before: dict[str, float] = {}
-    why = "Next to none of the drafted tokens is accepted: verifying them only costs."
+    why = "Almost no draft token is accepted: verifying the drafts only costs time."
     if drafts is None:
-        per_draft = scene.facts.values.get("spec_accepted_per_draft_tokens")
+        per_draft = context.facts.values.get("spec_accepted_per_draft_tokens")
         if per_draft is None or 1 + per_draft > WORTH_SPEEDUP:
             return None
     else:
         if drafts.speedup(drafts.tokens) > drafts.worth:
-            retuned = shorter_draft(scene) is not None
-            return None if retuned else _watched_speculation(scene, drafts)
+            retuned = shorter_draft(context) is not None
+            return None if retuned else _watched_speculation(context, drafts)
         before = _draft_numbers(drafts, drafts.tokens)
         even = break_even_acceptance_ratio(
             draft_tokens=drafts.tokens,
@@ -145,43 +145,48 @@ def no_speculation(scene: Scene) -> Recommendation | None:
             verify_cost_ratio=drafts.verify[-1],
         )
         needed = (
-            "; not even drafts that are always right would pay"
+            "; even a draft that is always right would not pay"
             if even is None
-            else f"; it breaks even at {100 * even:.0f} % a token"
+            else f"; it breaks even at {even:.0%} acceptance per token"
         )
         why = (
-            f"{drafts.accepted[-1]:.2f} of {drafts.tokens} drafted tokens are accepted: "
-            f"{drafts.speedup(drafts.tokens):.2f} times the speed without speculation"
-            f"{_batch_words(scene, drafts)}{needed}."
+            f"{drafts.accepted[-1]:.2f} of {drafts.tokens} draft tokens accepted: estimated "
+            f"{drafts.speedup(drafts.tokens):.2f}x the speed without speculation"
+            f"{_batch_words(context, drafts)}{needed}."
         )
     return advice(
-        scene,
+        context,
         "spec-off",
         [("--speculative-config", text, None)],
         why,
         before=before,
         predicted={"draft_tokens": 0, "speedup_at_most_ratio": 1.0},
-        checks=["tokens a second and stream at your usual batch, with and without"],
-        risk="Traffic that does repeat loses its gain.",
-        verify=[f"tpot_mean_s does not rise, generation_tokens_per_s does not fall {SETTLE_WORDS}"],
+        checks=["measure tokens/s per stream at your usual batch, with and without speculation"],
+        risk="Traffic that drafts well, such as repetitive text, loses its speedup.",
+        verify=[
+            f"tpot_mean_s does not rise and generation_tokens_per_s does not fall {SETTLE_WORDS}"
+        ],
         guide=("6.6", "9.3"),
     )
 
 
-def _watched_speculation(scene: Scene, drafts: Drafts) -> Recommendation:
-    """Speculation kept while it pays, with what to look at."""
+def _watched_speculation(context: LeverContext, drafts: Drafts) -> Recommendation:
+    """A recommendation without a change: speculation still pays, and what to watch."""
     tokens = drafts.tokens
     return advice(
-        scene,
+        context,
         "spec-watch",
         [],
-        f"{drafts.accepted[-1]:.2f} of {tokens} drafted tokens are accepted: up to "
-        f"{drafts.speedup(tokens):.2f} times the speed without speculation"
-        f"{_batch_words(scene, drafts)}. Retune the draft for this traffic rather than switch it "
+        f"{drafts.accepted[-1]:.2f} of {tokens} draft tokens accepted: estimated up to "
+        f"{drafts.speedup(tokens):.2f}x the speed without speculation"
+        f"{_batch_words(context, drafts)}. Retune the draft for this traffic instead of turning it "
         "off.",
         before=_draft_numbers(drafts, tokens),
-        checks=["tokens a second and stream at your usual batch, with and without"],
-        risk="Where compute binds (large batches) verifying costs more than it gives.",
-        verify=["spec_acceptance_ratio above 0.5, or tpot_mean_s below that without speculation"],
+        checks=["measure tokens/s per stream at your usual batch, with and without speculation"],
+        risk="At large, compute-bound batches verification costs more than it gains.",
+        verify=[
+            "spec_acceptance_ratio rises above 0.5, or tpot_mean_s stays below its value without "
+            "speculation"
+        ],
         guide=("6.6", "9.3"),
     )

@@ -1,7 +1,7 @@
-"""What became of a recommendation: whether it was followed, and whether its promise held. Pure.
+"""The outcome of a recommendation: whether it was followed and whether its prediction held. Pure.
 
-A change is followed where the engine's own labels show it, or, for flags that no label shows,
-where its signals can only come from the change. Nothing is concluded from a restart alone.
+A change counts as followed where the engine's labels show it or, for flags without a label, where
+the signals can only come from it. A restart alone proves nothing.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ OPEN, APPLIED, KEPT, MISSED = "open", "applied", "kept", "missed"
 WORSENED, LAPSED = "worsened", "lapsed"
 
 LAPSED_S = 24 * 3600.0
-"""A change that shows within this long of its recommendation was made for it."""
+"""A change within this time after its recommendation counts as following it."""
 
 SETTLED_S = 120.0
-"""After a restart caches are cold, and the window still fills."""
+"""Settling time in seconds after a restart: caches are cold and the window is filling."""
 
 NEAR_RATIO = 0.15
-"""As near as this a prediction was right."""
+"""Largest relative error of a prediction that counts as right."""
 
 GROWN_RATIO = 1.02
 
 Means = Mapping[str, float | None]
 Change = Mapping[str, Any]
-"""A change as a document has it: flag, from, to."""
+"""A change as in the JSON document: flag, from, to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The signal that measures a predicted number, and how near is right whatever the ratio."""
+    """The signal that measures a predicted number, and the absolute error that always counts as
+    right."""
 
     signal: str
     near: float
@@ -59,75 +60,74 @@ FELT: Mapping[str, frozenset[str]] = {
     "ttft_s": frozenset({"waiting", "queue_wait_s", "prefill_mean_s"}),
     "itl_s": frozenset({"itl_stall_per_s", "itl_stall_time_ratio"}),
 }
-"""What users feel: worse than before is harm also where nothing was predicted of it, by itself or
-by one of those numbers."""
+"""Numbers that users notice. Each counts as worsened even if nothing was predicted, unless it or
+one of the numbers beside it was predicted."""
 
 EVIDENT = frozenset({"--max-loras", "--speculative-config", "--max-num-seqs"})
-"""Flags that no label shows, and that signals can."""
+"""Flags without a label whose effect the signals show."""
 
 EVIDENCE = ("running_max", "lora_max", "spec_draft_tokens_per_s", "running_avg", "waiting_avg")
 SIGNALS = tuple(dict.fromkeys([*(m.signal for m in MEASURES.values()), *EVIDENCE]))
-"""All that is to be known of before and after."""
+"""The signals needed from before and after a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The verdict, and the predicted numbers that could be measured."""
+    """The verdict as one word, and the measured values of the predicted numbers."""
 
     word: str
     measured: Mapping[str, float]
 
 
-def evident(change: Change, before: Means, after: Means) -> bool:
-    """Whether signals show a change that no label shows."""
-    flag, was, wanted = change["flag"], change["from"], change["to"]
+def signals_show_change(change: Change, before: Means, after: Means) -> bool:
+    """Whether the signals show a change that has no label."""
+    flag, old, new = change["flag"], change["from"], change["to"]
     if flag == "--max-loras":
-        return bool(after.get("lora_max") == wanted)
-    if flag == "--speculative-config" and wanted is None:
+        return bool(after.get("lora_max") == new)
+    if flag == "--speculative-config" and new is None:
         drafted = "spec_draft_tokens_per_s"
         return bool(before.get(drafted)) and not after.get(drafted)
-    if flag == "--max-num-seqs" and isinstance(wanted, int | float):
+    if flag == "--max-num-seqs" and isinstance(new, int | float):
         running, most = before.get("running_max"), after.get("running_max")
         if running is None or most is None:
             return False
-        if wanted < (running if was is None else was):
+        if new < (running if old is None else old):
             queued = (after.get("waiting_avg") or 0.0) >= 1
-            return most <= wanted and queued and running > wanted
-        return wanted >= most > GROWN_RATIO * max(running, float(was or 0.0))
+            return most <= new and queued and running > new
+        return new >= most > GROWN_RATIO * max(running, float(old or 0.0))
     return False
 
 
-def judged(document: Mapping[str, Any], before: Means, after: Means) -> Outcome | None:
-    """What a recommendation that was followed has done; None where nothing it predicted can be
-    measured.
+def outcome_of(document: Mapping[str, Any], before: Means, after: Means) -> Outcome | None:
+    """The outcome of a followed recommendation; None where no predicted number can be measured.
 
-    kept: every number is as predicted or better. worsened: one of them, or one of what users feel,
-    is worse than it was before, and not because that was predicted. missed: the rest.
+    kept: every number is as predicted or better. worsened: a predicted number, or one that users
+    notice, is worse than before although that was not predicted. missed: everything else.
     """
     measured: dict[str, float] = {}
     right, worse = True, False
     predicted = document["predicted"]
     for key, measure in MEASURES.items():
-        wanted, now = predicted.get(key), after.get(measure.signal)
-        if wanted is None or now is None:
+        expected, now = predicted.get(key), after.get(measure.signal)
+        if expected is None or now is None:
             continue
         measured[key] = now
-        if _worse(measure, now, wanted):
+        if _worse(measure, now, expected):
             right = False
             worse = worse or _grew_worse(measure, before, now)
     if not measured:
         return None
     for key, parts in FELT.items():
         measure, now = MEASURES[key], after.get(MEASURES[key].signal)
-        told = predicted.keys() & {key, *parts}
-        if not told and now is not None and _grew_worse(measure, before, now):
+        predicted_keys = predicted.keys() & {key, *parts}
+        if not predicted_keys and now is not None and _grew_worse(measure, before, now):
             measured[key], worse = now, True
     return Outcome(WORSENED if worse else KEPT if right else MISSED, measured)
 
 
 def _grew_worse(measure: Measure, before: Means, now: float) -> bool:
-    was = before.get(measure.signal)
-    return was is not None and _worse(measure, now, was)
+    old = before.get(measure.signal)
+    return old is not None and _worse(measure, now, old)
 
 
 def _worse(measure: Measure, now: float, than: float) -> bool:

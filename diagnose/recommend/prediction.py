@@ -1,4 +1,4 @@
-"""The live server's roofline, and the numbers before and after a change. Pure."""
+"""Predicted numbers before and after a change, with the roofline fitted to the server. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import floor, inf
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import memory_of
-from kneewatch.diagnose.recommend.context import MEASURED, Scene
+from kneewatch.diagnose.recommend.context import MEASURED, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
@@ -26,13 +26,13 @@ costs_of = lru_cache(maxsize=256)(launch_costs)
 performance_of = lru_cache(maxsize=256)(performance)
 
 _LEAST_RATIO, _MOST_RATIO = 0.02, 1.0
-# One rate tells one share: that of what takes most of the time.
+# A measured rate reveals only the share of the resource that takes most of the time.
 _FEW_PROMPTS_RATIO, _MOSTLY_PROMPTS_RATIO = 0.2, 0.6
 _HALVINGS = 14  # to a ten-thousandth
 
 
 def roofline(
-    scene: Scene,
+    context: LeverContext,
     setup: Setup,
     *,
     requests: float,
@@ -40,24 +40,24 @@ def roofline(
     saved_ratio: float,
     shares: Efficiency = DEFAULT,
 ) -> Performance:
-    """What a launch yields at the scene's lengths.
+    """The predicted performance of a launch at the context's request lengths.
 
     Raises:
-        SizingError: GPU or lengths are not known.
+        SizingError: GPU or lengths are unknown.
     """
-    load = load_of(scene, setup, requests=requests, most=most, saved_ratio=saved_ratio)
+    load = load_of(context, setup, requests=requests, most=most, saved_ratio=saved_ratio)
     return performance_of(costs_of(setup), load, shares)
 
 
 def load_of(
-    scene: Scene, setup: Setup, *, requests: float, most: float, saved_ratio: float
+    context: LeverContext, setup: Setup, *, requests: float, most: float, saved_ratio: float
 ) -> Load:
-    """The scene's load on that launch.
+    """The context's load on that launch.
 
     Raises:
-        SizingError: the lengths are not known.
+        SizingError: the lengths are unknown.
     """
-    demand = scene.demand
+    demand = context.demand
     if not demand.input_tokens or not demand.output_tokens:
         raise SizingError("the lengths are not known", name="input_tokens")
     return Load(
@@ -70,48 +70,50 @@ def load_of(
     )
 
 
-def reached(scene: Scene, setup: Setup, load: Load) -> Efficiency:
-    """The shares of the peaks that the server reaches at its present load, defaults for the rest.
+def measured_efficiency(context: LeverContext, setup: Setup, load: Load) -> Efficiency:
+    """The server's measured MFU and MBU at its present load, defaults where not measurable.
 
-    Only what binds can be told from a rate: a share of the bandwidth where reading does, of the
-    compute peak where prompts do. A batch that ran empty shows neither.
+    A rate reveals only the binding share: MBU where decode is memory-bound, MFU where prefill takes
+    most of the time. An engine that was idle for part of the window reveals neither.
     """
-    if MEASURED not in scene.memo:
-        scene.memo[MEASURED] = _found(scene, setup, load)
-    found = scene.memo[MEASURED]
-    return with_shares(DEFAULT, mfu_ratio=found.get("mfu_ratio"), mbu_ratio=found.get("mbu_ratio"))
+    if MEASURED not in context.memo:
+        context.memo[MEASURED] = _measured_shares(context, setup, load)
+    shares = context.memo[MEASURED]
+    return with_shares(
+        DEFAULT, mfu_ratio=shares.get("mfu_ratio"), mbu_ratio=shares.get("mbu_ratio")
+    )
 
 
-def _found(scene: Scene, setup: Setup, load: Load) -> dict[str, float]:
-    if setup.parallel.pipeline > 1 or scene.get("running_min") < 1:
+def _measured_shares(context: LeverContext, setup: Setup, load: Load) -> dict[str, float]:
+    if setup.parallel.pipeline > 1 or context.get("running_min") < 1:
         return {}
-    known = costs_of(setup)
-    usual = performance_of(known, load, DEFAULT)
+    costs = costs_of(setup)
+    usual = performance_of(costs, load, DEFAULT)
     prompts = _prompt_time_ratio(usual)
     if prompts <= _FEW_PROMPTS_RATIO and usual.decode_step.binding == "memory":
         share = _share(
-            scene.get("memory_bytes_per_s"),
-            lambda ratio: _bytes_per_s(known, load, with_shares(DEFAULT, mbu_ratio=ratio)),
+            context.get("memory_bytes_per_s"),
+            lambda ratio: _bytes_per_s(costs, load, with_shares(DEFAULT, mbu_ratio=ratio)),
         )
         return {} if share is None else {"mbu_ratio": share}
     if prompts >= _MOSTLY_PROMPTS_RATIO:
         share = _share(
-            scene.get("flop_per_s"),
-            lambda ratio: _flop_per_s(known, load, with_shares(DEFAULT, mfu_ratio=ratio)),
+            context.get("flop_per_s"),
+            lambda ratio: _flop_per_s(costs, load, with_shares(DEFAULT, mfu_ratio=ratio)),
         )
         return {} if share is None else {"mfu_ratio": share}
     return {}
 
 
-def _prompt_time_ratio(found: Performance) -> float:
-    """The part of all steps' time that prompts take."""
-    plain_s, mixed_s = found.decode_step.total_s, found.prefill_step.total_s
-    more_s = found.prefill_step_ratio * (mixed_s - plain_s)
+def _prompt_time_ratio(performance: Performance) -> float:
+    """Share of the step time that prefill takes."""
+    plain_s, mixed_s = performance.decode_step.total_s, performance.prefill_step.total_s
+    more_s = performance.prefill_step_ratio * (mixed_s - plain_s)
     return more_s / (plain_s + more_s)
 
 
 def _share(measured_per_s: float, rate: Callable[[float], float]) -> float | None:
-    """The share at which the roofline does as much a second; None where it never does."""
+    """The share at which the roofline's rate equals the measured one; None if out of range."""
     low, high = _LEAST_RATIO, _MOST_RATIO
     if not rate(low) <= measured_per_s <= rate(high):
         return None
@@ -121,40 +123,42 @@ def _share(measured_per_s: float, rate: Callable[[float], float]) -> float | Non
     return high
 
 
-def _bytes_per_s(known: Costs, load: Load, shares: Efficiency) -> float:
-    """Bytes that one GPU reads a second: those of a decode step over the mean step's time."""
-    found = performance(known, load, shares)
-    read_bytes = found.decode_step.memory_s * known.bandwidth_bytes_per_s * shares.mbu_ratio
-    return read_bytes / (found.itl_s * found.tokens_per_pass)
+def _bytes_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
+    """Bytes per second that one GPU reads: those of a decode step over the mean step time."""
+    predicted_performance = performance(costs, load, shares)
+    read_bytes = (
+        predicted_performance.decode_step.memory_s * costs.bandwidth_bytes_per_s * shares.mbu_ratio
+    )
+    return read_bytes / (predicted_performance.itl_s * predicted_performance.tokens_per_pass)
 
 
-def _flop_per_s(known: Costs, load: Load, shares: Efficiency) -> float:
-    """FLOP of one GPU a second: those of a request's prompt and output, times the requests."""
+def _flop_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
+    """FLOP/s of one GPU: those of one request's prompt and output times requests/s."""
     fresh = max(load.input_tokens * (1 - load.prefix_hit_ratio), 1.0)
     prompt_pairs = fresh * (load.input_tokens - fresh / 2)
     output_pairs = load.output_tokens * (load.input_tokens + load.output_tokens / 2)
-    flop = (fresh + load.output_tokens) * known.body_flop_per_token
-    flop += load.output_tokens * known.head_flop_per_token
-    flop += prompt_pairs * known.prefill_flop_per_pair + output_pairs * known.flop_per_pair
-    for window in known.windows:
+    flop = (fresh + load.output_tokens) * costs.body_flop_per_token
+    flop += load.output_tokens * costs.head_flop_per_token
+    flop += prompt_pairs * costs.prefill_flop_per_pair + output_pairs * costs.flop_per_pair
+    for window in costs.windows:
         seen = min(load.input_tokens, window.tokens)
         flop += (fresh + load.output_tokens) * seen * window.flop_per_pair
-    return performance(known, load, shares).requests_per_s * flop
+    return performance(costs, load, shares).requests_per_s * flop
 
 
-# --- The numbers before a change and after it. Pure -----------------------------------------------
+# --- Numbers before and after a change ------------------------------------------------------------
 #
-# KV: the load's tokens over the cache's. Latency: the roofline, scaled to the ITL that is
-# measured.
+# KV usage: tokens of the load over tokens of the cache. Latency: the roofline, scaled so that its
+# ITL equals the measured one.
 
 
 SCALE_LOW, SCALE_HIGH = 0.4, 2.5
-"""Measured ITL over the roofline's: outside, the roofline does not describe this server."""
+"""Accepted ratio of measured to predicted ITL: outside it the roofline does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """A server after a change; None: as it is. `share_ratio` of the present load stays on it."""
+    """A server after a change; None means unchanged. It keeps `share_ratio` of the load."""
 
     capacity_tokens: float | None = None
     seats: int | None = None
@@ -165,16 +169,16 @@ class After:
     saved_ratio: float | None = None
 
 
-def present(scene: Scene) -> dict[str, float]:
-    """The numbers now: measured ones, and what the load would take."""
-    if "present" not in scene.memo:
-        scene.memo["present"] = _present(scene)
-    return scene.memo["present"]
+def present(context: LeverContext) -> dict[str, float]:
+    """The present numbers: measured values and the KV demand of the load."""
+    if "present" not in context.memo:
+        context.memo["present"] = _present(context)
+    return context.memo["present"]
 
 
-def _present(scene: Scene) -> dict[str, float]:
-    server, values = scene.server, scene.facts.values
-    told = _sizes(scene, After())
+def _present(context: LeverContext) -> dict[str, float]:
+    server, values = context.server, context.facts.values
+    numbers = _sizes(context, After())
     for key, signal in (
         ("kv_usage_ratio", "kv_usage_avg_ratio"),
         ("preemption_per_s", "preemption_per_s"),
@@ -183,96 +187,100 @@ def _present(scene: Scene) -> dict[str, float]:
     ):
         value = values.get(signal)
         if value is not None:
-            told[key] = value
+            numbers[key] = value
     hourly = server.usd_per_hour
     if hourly is not None:
-        told["usd_per_hour"] = hourly * server.replicas
+        numbers["usd_per_hour"] = hourly * server.replicas
         made_per_s = values.get("generation_tokens_per_s")
         if made_per_s:
-            told["usd_per_million_tokens"] = hourly / (made_per_s * 3600) * 1e6
-    return told
+            numbers["usd_per_million_tokens"] = hourly / (made_per_s * 3600) * 1e6
+    return numbers
 
 
-def predicted(scene: Scene, change: After) -> dict[str, float]:
-    """The numbers after a change at the present load; unknown ones are left out."""
-    told = _sizes(scene, change)
-    demand_ratio = told.get("kv_demand_ratio")
+def predicted(context: LeverContext, change: After) -> dict[str, float]:
+    """The predicted numbers after a change at the present load, without unknown ones."""
+    numbers = _sizes(context, change)
+    demand_ratio = numbers.get("kv_demand_ratio")
     if demand_ratio is not None:
-        told["kv_usage_ratio"] = min(1.0, demand_ratio)
-        if demand_ratio <= KV_TARGET_RATIO and _peak_fits(scene, told):
-            told["preemption_per_s"] = 0.0
-    server = scene.server
+        numbers["kv_usage_ratio"] = min(1.0, demand_ratio)
+        if demand_ratio <= KV_TARGET_RATIO and _peak_fits(context, numbers):
+            numbers["preemption_per_s"] = 0.0
+    server = context.server
     hourly, gpus = server.usd_per_gpu_hour, change.gpus or server.gpus
     if hourly is not None and gpus is not None:
-        told["usd_per_hour"] = hourly * gpus * (change.replicas or server.replicas)
-    yielded = latencies(scene, change)
-    if yielded is not None:
-        made, scale = yielded
-        told["ttft_s"], told["itl_s"] = made.ttft_s * scale, made.itl_s * scale
-        if "usd_per_hour" in told:
-            made_per_s = made.decode_tokens_per_s / scale * (change.replicas or server.replicas)
-            asked_per_s = asked_tokens_per_s(scene)
+        numbers["usd_per_hour"] = hourly * gpus * (change.replicas or server.replicas)
+    prediction = latencies(context, change)
+    if prediction is not None:
+        performance, scale = prediction
+        numbers["ttft_s"], numbers["itl_s"] = performance.ttft_s * scale, performance.itl_s * scale
+        if "usd_per_hour" in numbers:
+            made_per_s = (
+                performance.decode_tokens_per_s / scale * (change.replicas or server.replicas)
+            )
+            asked_per_s = asked_tokens_per_s(context)
             if asked_per_s is not None:
-                # What nobody asks for is not made, however many could make it.
+                # Throughput cannot exceed the demand, whatever the capacity.
                 made_per_s = min(made_per_s, asked_per_s)
-                told["usd_per_million_tokens"] = told["usd_per_hour"] / (made_per_s * 3600) * 1e6
-    return told
+                numbers["usd_per_million_tokens"] = (
+                    numbers["usd_per_hour"] / (made_per_s * 3600) * 1e6
+                )
+    return numbers
 
 
-def asked_tokens_per_s(scene: Scene) -> float | None:
-    """Output tokens that all replicas together are asked for: those made now, by the arrivals."""
-    demand, made_per_s = scene.demand, scene.get("generation_tokens_per_s")
+def asked_tokens_per_s(context: LeverContext) -> float | None:
+    """Output tokens/s demanded from all replicas: the present rate scaled by the arrival rate."""
+    demand, made_per_s = context.demand, context.get("generation_tokens_per_s")
     if not made_per_s or demand.served_per_s <= 0:
         return None
     grown = max(1.0, demand.arrival_per_s / demand.served_per_s)
-    return made_per_s * grown * scene.server.replicas
+    return made_per_s * grown * context.server.replicas
 
 
-def _peak_fits(scene: Scene, told: Mapping[str, float]) -> bool:
-    """Whether the requests fit at their peak: a mean that fits is preempted now and then."""
-    capacity, held = told["kv_capacity_tokens"], scene.demand.held_tokens or 1.0
-    requests = told["kv_demand_ratio"] * capacity / held
-    return scene.demand.peak_tokens(requests) <= capacity
+def _peak_fits(context: LeverContext, numbers: Mapping[str, float]) -> bool:
+    """Whether the requests fit at their peak, not only on average."""
+    capacity, held = numbers["kv_capacity_tokens"], context.demand.held_tokens or 1.0
+    requests = numbers["kv_demand_ratio"] * capacity / held
+    return context.demand.peak_tokens(requests) <= capacity
 
 
-def _sizes(scene: Scene, change: After) -> dict[str, float]:
-    server, held = scene.server, scene.demand.held_tokens
+def _sizes(context: LeverContext, change: After) -> dict[str, float]:
+    server, held = context.server, context.demand.held_tokens
     capacity = change.capacity_tokens or server.capacity_tokens
     seats = change.seats or server.max_num_seqs
-    told: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     if capacity is None:
-        return told
-    told["kv_capacity_tokens"] = floor(capacity)
+        return numbers
+    numbers["kv_capacity_tokens"] = floor(capacity)
     if server.block_tokens and server.blocks:
         ratio = capacity / (server.capacity_tokens or capacity)
         usable = ratio * (server.blocks - 1)
-        told["kv_blocks"] = floor(usable + 1 + 1e-6)
+        numbers["kv_blocks"] = floor(usable + 1 + 1e-6)
     if server.capacity_tokens:
-        told["kv_capacity_ratio"] = capacity / server.capacity_tokens
+        numbers["kv_capacity_ratio"] = capacity / server.capacity_tokens
     if held:
         most = floor(capacity / held)
-        told["max_concurrency"] = min(most, seats) if seats else most
-        wanted = min(scene.demand.requests * change.share_ratio, seats or inf)
-        told["kv_demand_ratio"] = wanted * held / capacity
-    return told
+        numbers["max_concurrency"] = min(most, seats) if seats else most
+        requests = min(context.demand.requests * change.share_ratio, seats or inf)
+        numbers["kv_demand_ratio"] = requests * held / capacity
+    return numbers
 
 
-def latencies(scene: Scene, change: After) -> tuple[Performance, float] | None:
-    """The roofline after a change and the factor that fits it to this server; None: not known."""
-    server, demand = scene.server, scene.demand
-    measured_s = scene.get("itl_mean_s")
+def latencies(context: LeverContext, change: After) -> tuple[Performance, float] | None:
+    """The roofline after a change and the factor that fits it to this server; None if unknown."""
+    server, demand = context.server, context.demand
+    measured_s = context.get("itl_mean_s")
     if server.setup is None or server.setup.gpu is None or not measured_s:
         return None
     try:
-        load = _present_load(scene, server.setup)
-        shares = reached(scene, server.setup, load)
+        load = _present_load(context, server.setup)
+        shares = measured_efficiency(context, server.setup, load)
         now = performance_of(costs_of(server.setup), load, shares)
         scale = measured_s / now.itl_s
         if not SCALE_LOW <= scale <= SCALE_HIGH:
             return None
-        sizes = _sizes(scene, change)
-        then = roofline(
-            scene,
+        sizes = _sizes(context, change)
+        changed = roofline(
+            context,
             change.setup or server.setup,
             requests=max(demand.requests * change.share_ratio, 1.0),
             most=max(1.0, sizes.get("max_concurrency", inf)),
@@ -281,14 +289,14 @@ def latencies(scene: Scene, change: After) -> tuple[Performance, float] | None:
         )
     except SizingError:
         return None
-    return then, scale
+    return changed, scale
 
 
-def _present_load(scene: Scene, setup: Setup) -> Load:
-    demand = scene.demand
+def _present_load(context: LeverContext, setup: Setup) -> Load:
+    demand = context.demand
     running = max(demand.running, 1.0)
     return load_of(
-        scene,
+        context,
         setup,
         requests=max(demand.requests, running),
         most=running if demand.waiting >= 1 else inf,
@@ -296,31 +304,36 @@ def _present_load(scene: Scene, setup: Setup) -> Load:
     )
 
 
-def changed_setup(scene: Scene, **values: object) -> Setup | None:
-    """The server's set-up with other values; None where it is not known."""
-    setup = scene.server.setup
+def changed_setup(context: LeverContext, **values: object) -> Setup | None:
+    """The server's launch set-up with other values; None where it is unknown."""
+    setup = context.server.setup
     return None if setup is None else replace(setup, **values)  # type: ignore[arg-type]
 
 
-def resized_tokens(scene: Scene, then: Setup | None) -> float | None:
-    """KV tokens that requests can hold with another set-up of the same server.
+def resized_tokens(context: LeverContext, changed: Setup | None) -> float | None:
+    """KV cache tokens of this server with another launch set-up.
 
-    The page's own figure times what the sizing math says of the change; None where it does not
-    know, where vLLM would not start, or where an override of the blocks keeps them as they are.
+    The measured capacity times the computed ratio of new to present capacity. None where the ratio
+    is unknown, where vLLM would not start, and where a block override fixes the capacity.
     """
-    server = scene.server
-    if then is None or server.setup is None or server.layout is None or not server.capacity_tokens:
+    server = context.server
+    if (
+        changed is None
+        or server.setup is None
+        or server.layout is None
+        or not server.capacity_tokens
+    ):
         return None
     if server.blocks_override is not None:
         return None
     try:
         if server.kv_memory_bytes is not None:
-            ratio = server.layout.block_bytes / kv_layout_of(then).block_bytes
+            ratio = server.layout.block_bytes / kv_layout_of(changed).block_bytes
         else:
-            now, later = memory_of(server.setup), memory_of(then)
-            if not later.holds_one or now.held_tokens.expected <= 0:
+            present_memory, changed_memory = memory_of(server.setup), memory_of(changed)
+            if not changed_memory.holds_one or present_memory.held_tokens.expected <= 0:
                 return None
-            ratio = later.held_tokens.expected / now.held_tokens.expected
+            ratio = changed_memory.held_tokens.expected / present_memory.held_tokens.expected
     except SizingError:
         return None
     return server.capacity_tokens * ratio

@@ -1,4 +1,4 @@
-"""A change to a live server: exact flags, what it would do, and how to see that it did. Pure."""
+"""A recommendation: exact flag changes, their predicted effect, and how to verify it. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 Value = str | float | bool | None
 
 REPLICAS = "replicas"
-"""What stands in a change for the number of copies behind the load balancer."""
+"""Name in a change for the number of replicas behind the load balancer."""
 
 _PLAIN = (
     "preemption_per_s", "prefix_hit_ratio", "computed_prompt_tokens_per_s", "prefill_mean_s",
@@ -22,15 +22,15 @@ MEASURED: Mapping[str, str] = {
     "waiting_deferred": "waiting_deferred_avg",
     **{key: key for key in _PLAIN},
 }
-"""What of `before` is measured, and the signal that says what it is now."""
+"""Keys of `before` that are measured, and the signal with the current value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A flag of `vllm serve` from one value to another; None before: not known, or not given.
+    """A flag of `vllm serve` and its values before and after the change.
 
-    None after: the flag is to be left out. A name without dashes is no flag of vLLM but of what
-    runs it (`replicas`, a gateway's limit).
+    `before` is None where the flag is unknown or not given; `after` is None where it must be
+    removed. A name without dashes is a setting around vLLM, not a flag (`replicas`, `router`).
     """
 
     flag: str
@@ -40,13 +40,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """One lever against one cause.
+    """One recommended change against one cause.
 
-    `before` and `predicted` hold finite numbers by key, in the unit that ends the key; what cannot
-    be computed is left out. A `kv_demand_ratio` above 1 says that the load still needs more.
-    `cost_usd_per_hour` is what it costs more (negative: less), None where no price is known.
-    `unknown` says which numbers could not be computed, and what would have to be stated for them.
-    `checks` come before the change, `verify` says which signals move where within which time.
+    `before` and `predicted` hold finite numbers by key, in the unit that ends the key, without
+    those that cannot be computed. A `kv_demand_ratio` above 1: the load still exceeds the KV cache.
+    `cost_usd_per_hour` is the extra cost (negative: a saving), None without a price. `unknown`
+    lists what could not be computed and which input is missing. `checks` are for before the
+    change; `verify` names the signals that should move afterwards, and by when.
     """
 
     id: str
@@ -63,15 +63,19 @@ class Recommendation:
     unknown: tuple[str, ...] = ()
 
 
-def presently(made: Recommendation, values: Mapping[str, float | None]) -> Recommendation:
-    """The recommendation with what is measured now in `before`, by these signals.
+def with_current_values(
+    recommendation: Recommendation, values: Mapping[str, float | None]
+) -> Recommendation:
+    """The recommendation with the current signal values in `before`.
 
-    A change is told unchanged while its load is about the same; the diagnosis that it stands in
-    moves with every scrape, and one document has one truth about now.
+    A recommendation stays unchanged while the load does, but the diagnosis around it changes with
+    every scrape. This keeps both consistent in one document.
     """
     now = {
         key: float(f"{value:.6g}")
-        for key in made.before
+        for key in recommendation.before
         if key in MEASURED and (value := values.get(MEASURED[key])) is not None
     }
-    return replace(made, before={**made.before, **now}) if now else made
+    return (
+        replace(recommendation, before={**recommendation.before, **now}) if now else recommendation
+    )

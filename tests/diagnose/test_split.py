@@ -15,7 +15,7 @@ from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import symptoms
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.diagnose.recommend.context import Scene
+from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.levers_replicas import lower_tensor_parallel
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Sweep
@@ -140,7 +140,7 @@ def test_fewer_gpus_each_and_more_replicas() -> None:
     assert made.cost_usd_per_hour == 0
     price = LLAMA.gpu.usd_per_hour if LLAMA.gpu else 0.0
     assert made.predicted["usd_per_million_tokens_at_limit"] == pytest.approx(price / 3.6, rel=1e-5)
-    assert "4 of them would give as much" in made.summary
+    assert "4 would match the present throughput" in made.summary
     assert made.predicted["kv_capacity_tokens"] < made.before["kv_capacity_tokens"] / 4
     assert made.predicted["kv_demand_ratio"] < 0.9
 
@@ -175,7 +175,7 @@ def test_no_smaller_degree_beside_weights_that_leave_no_room_for_a_fixed_cache()
 
 def test_no_smaller_degree_that_a_weeks_peak_would_fill() -> None:
     facts, server = LIGHT.facts(), deployment(PAGE, ON_FOUR)
-    scene = Scene("tp_overhead", facts, server, demand(facts.values, server))
+    scene = LeverContext("tp_overhead", facts, server, demand(facts.values, server))
     assert lower_tensor_parallel(replace(scene, weekly_peak_requests=12.0)) is not None
     assert lower_tensor_parallel(replace(scene, weekly_peak_requests=21.0)) is None
 

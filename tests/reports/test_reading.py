@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, presently
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, with_current_values
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, document
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.rules.library import RULES
@@ -120,7 +120,7 @@ def test_recommendations_read_back() -> None:
     assert found
     for diagnosis in found[::EVERY]:
         assert list(diagnosis_of(sent(diagnosis)).recommendations) == [
-            presently(made, diagnosis.values) for made in diagnosis.recommendations
+            with_current_values(made, diagnosis.values) for made in diagnosis.recommendations
         ]
 
 

@@ -11,8 +11,8 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention, StoredRecommendation
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.history import Restart
-from kneewatch.diagnose.recommend.history import shown
-from kneewatch.diagnose.recommend.outcomes import Change, evident, judged
+from kneewatch.diagnose.recommend.history import config_shows
+from kneewatch.diagnose.recommend.outcomes import Change, outcome_of, signals_show_change
 from kneewatch.diagnose.recommend.recommendation import Change as Flag
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from tests.agent.store.made import EVER, PATIENCE_S, START_S, counted, cycle, diagnosis, settle
@@ -52,7 +52,7 @@ def change(flag: str, before: Value, after: Value) -> Change:
     ],
 )
 def test_labels_show_a_change(made: Change, config: Mapping[str, str], is_shown: bool) -> None:
-    told = shown(made["flag"], made["to"], config)
+    told = config_shows(made["flag"], made["to"], config)
     assert (told is True) is is_shown
     label_known = made["flag"] != "--max-num-seqs" and bool(config)
     assert (told is not None) is label_known
@@ -96,7 +96,7 @@ def test_labels_show_a_change(made: Change, config: Mapping[str, str], is_shown:
 def test_signals_show_a_change_that_no_label_shows(
     made: Change, before: dict[str, float | None], after: dict[str, float | None], is_evident: bool
 ) -> None:
-    assert evident(made, before, after) is is_evident
+    assert signals_show_change(made, before, after) is is_evident
 
 
 PREDICTED = {"kv_usage_ratio": 0.78, "preemption_per_s": 0.0, "usd_per_hour": 3.0}
@@ -118,7 +118,7 @@ BEFORE = {"kv_usage_avg_ratio": 0.98, "preemption_per_s": 4.7}
 def test_a_prediction_is_held_against_what_was_measured(
     after: dict[str, float | None], word: str | None
 ) -> None:
-    fate = judged({"predicted": PREDICTED}, BEFORE, after)
+    fate = outcome_of({"predicted": PREDICTED}, BEFORE, after)
     assert (fate.word if fate else None) == word
     if fate:
         known = {signal: value for signal, value in after.items() if value is not None}
@@ -126,7 +126,7 @@ def test_a_prediction_is_held_against_what_was_measured(
 
 
 def test_what_was_predicted_to_rise_is_not_worse_for_rising() -> None:
-    fate = judged(
+    fate = outcome_of(
         {"predicted": {"queue_wait_s": 5.0}}, {"queue_mean_s": 0.8}, {"queue_mean_s": 5.3}
     )
     assert fate is not None
@@ -144,7 +144,7 @@ def test_what_was_predicted_to_rise_is_not_worse_for_rising() -> None:
 def test_harm_that_nobody_predicted_is_harm(now_s: float | None, word: str) -> None:
     document = {"predicted": {"queue_wait_s": 0.5}}
     before = {"queue_mean_s": 2.0, "itl_mean_s": 0.050}
-    fate = judged(document, before, {"queue_mean_s": 0.5, "itl_mean_s": now_s})
+    fate = outcome_of(document, before, {"queue_mean_s": 0.5, "itl_mean_s": now_s})
     assert fate is not None
     assert fate.word == word
     assert ("itl_s" in fate.measured) == (word == "worsened")

@@ -166,7 +166,7 @@ def test_an_unknown_launch_gets_no_small_budget() -> None:
     budget = made["max-num-batched-tokens"].changes[0].after
     assert isinstance(budget, int)
     assert budget >= 1024  # the default seats
-    assert "command line" in made["max-num-batched-tokens"].checks[0]
+    assert "launch command" in made["max-num-batched-tokens"].checks[0]
 
 
 def test_nothing_to_split_no_budget() -> None:

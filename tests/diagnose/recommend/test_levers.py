@@ -145,7 +145,7 @@ def test_latency_where_model_and_gpu_are_stated() -> None:
     told = advised("kv_pressure", situation=situation, stated=LLAMA)["replicas"]
     assert 0 < told.predicted["itl_s"] < 0.02  # fewer requests on each
     assert told.predicted["ttft_s"] < 3.0
-    assert [words.partition(":")[0] for words in told.unknown] == ["MFU and MBU here"]
+    assert [words.partition(":")[0] for words in told.unknown] == ["MFU and MBU of this server"]
 
 
 def test_tensor_parallel_where_it_can_be_computed() -> None:

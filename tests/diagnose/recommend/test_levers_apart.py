@@ -28,7 +28,7 @@ def launched(flags: str, stated: Stated = LLAMA) -> Stated:
 def test_prompts_in_their_old_order_compute_as_little_as_before() -> None:
     told = advised("prefix_reuse_lost", situation=UNSHARED)["prompt-order"]
 
-    assert changes(told) == {"prompt": (None, "the shared part first")}
+    assert changes(told) == {"prompt": (None, "shared part first")}
     assert told.predicted["prefix_hit_ratio"] == 0.8
     # 20 % are computed in place of 80 %.
     assert told.predicted["computed_prompt_tokens_per_s"] == pytest.approx(8000 / 4)
@@ -66,7 +66,7 @@ def test_a_slow_transfer_is_held_against_the_fabric() -> None:
 
     assert told.changes == ()
     # 8,000 tokens of 131,072 bytes over 50 GB/s.
-    assert "0.98 GiB a GPU takes 21.0 ms at 400 Gbit/s" in told.summary
+    assert "0.98 GiB per GPU should take 21.0 ms at 400 Gbit/s" in told.summary
     assert any("falls towards 0.05 s" in line for line in told.verify)
 
 

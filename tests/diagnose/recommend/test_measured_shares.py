@@ -66,7 +66,7 @@ def told(situation: Situation) -> Recommendation:
 def test_the_share_of_the_bandwidth_is_found_where_reading_binds() -> None:
     made = told(seen(DECODES, mbu_ratio=0.6))
 
-    assert "Speeds are with the measured MBU of 60 %." in made.summary
+    assert "Speed predicted with the measured MBU of 60%." in made.summary
     assert not any("MBU" in words for words in made.unknown)
     # Half of the requests on each of twice the replicas.
     replicas = made.changes[0].after
@@ -84,7 +84,7 @@ def test_with_the_default_the_same_server_would_be_told_otherwise() -> None:
 
 
 def test_the_share_of_the_compute_peak_is_found_where_prompts_bind() -> None:
-    assert "the measured MFU of 25 %" in told(seen(PROMPTS, mfu_ratio=0.25)).summary
+    assert "the measured MFU of 25%" in told(seen(PROMPTS, mfu_ratio=0.25)).summary
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,17 @@ def test_the_share_of_the_compute_peak_is_found_where_prompts_bind() -> None:
             "--enable-mfu-metrics",
             id="switched off",
         ),
-        pytest.param({"running_min": 0.0}, "this load does not show them", id="ran empty"),
+        pytest.param({"running_min": 0.0}, "the present load does not reveal them", id="ran empty"),
         pytest.param(
             {"prompt_tokens_mean": 1000.0, "output_tokens_mean": 400.0},
-            "this load does not show them",
+            "the present load does not reveal them",
             id="prompts and decodes take their time alike",
         ),
-        pytest.param({"memory_bytes_per_s": 1e15}, "this load does not show them", id="nonsense"),
         pytest.param(
-            {"memory_bytes_per_s": 1.0}, "this load does not show them", id="next to none"
+            {"memory_bytes_per_s": 1e15}, "the present load does not reveal them", id="nonsense"
+        ),
+        pytest.param(
+            {"memory_bytes_per_s": 1.0}, "the present load does not reveal them", id="next to none"
         ),
     ],
 )

@@ -68,7 +68,7 @@ def test_never_more_load_than_the_headroom_leaves(peak: float) -> None:
 def test_a_busy_week_keeps_them_all() -> None:
     made = told(90.0)
     assert made.changes == ()
-    assert "no more than it needs" in made.summary
+    assert "are needed for 50% headroom" in made.summary
 
 
 def test_fewer_seats_than_kv_binds() -> None:

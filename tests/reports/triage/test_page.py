@@ -99,7 +99,7 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
     assert typed.one("code").text == "--num-gpu-blocks-override 1152"
     assert typed.one("button").attributes["data-copy"] == "--num-gpu-blocks-override 1152"
     assert "Instead of --num-gpu-blocks-override 160." in verdict.text
-    assert "Check before: that memory for them is free" in verdict.text
+    assert "Check before: compare with the available KV cache memory" in verdict.text
     assert cascade.one("title").text == "CRITICAL kv_pressure · kv_pressure_cascade · kneewatch"
 
 
@@ -140,10 +140,12 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     assert ["KV tokens", "5,088", "36,832"] in rows
     assert ["preemptions a second", "4.29", "0"] in rows
     told = change.text
-    assert "Then verify num_gpu_blocks in cache_config_info is about 1152" in told
+    assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 1152" in told
     assert "Risk Too many blocks for the memory end in an OOM at start." in told
     assert "It costs nothing extra" in told
-    assert "Not known TTFT and ITL after it (state --model, --gpu and --tensor-parallel)" in told
+    assert (
+        "Not known TTFT and ITL after the change (set --model, --gpu and --tensor-parallel)" in told
+    )
     others = [node.one("summary").text for node in cascade.every("details", css="change")]
     assert others[0] == (
         "or --kv-cache-dtype auto → fp8, --num-gpu-blocks-override 160 → 320 (not enough alone)"

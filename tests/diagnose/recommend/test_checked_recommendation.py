@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import knows
-from kneewatch.diagnose.recommend.adviser import MOST, harmless
-from kneewatch.diagnose.recommend.context import Scene, advice
+from kneewatch.diagnose.recommend.adviser import MOST, checked_recommendation
+from kneewatch.diagnose.recommend.context import LeverContext, advice
 from kneewatch.diagnose.recommend.demand import demand
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised
 from tests.diagnose.situations import Situation
@@ -104,28 +104,28 @@ def test_what_always_holds(
             assert change.before < change.after <= 0.95
 
 
-def scene(situation: Situation = FULL, stated: Stated = LLAMA) -> Scene:
+def lever_context(situation: Situation = FULL, stated: Stated = LLAMA) -> LeverContext:
     server = deployment(PAGE, stated)
-    return Scene("kv_pressure", situation.facts(), server, demand(situation.values, server))
+    return LeverContext("kv_pressure", situation.facts(), server, demand(situation.values, server))
 
 
 def test_a_target_that_is_met_is_not_given_up() -> None:
     meets = replace(FULL.but(itl_p99_s=0.04), targets=Targets(itl_p99_s=0.05))
     made = advice(
-        scene(meets), "x", [("--max-num-seqs", 8, 16)], "s",
+        lever_context(meets), "x", [("--max-num-seqs", 8, 16)], "s",
         before={"itl_s": 0.02}, predicted={"itl_s": 0.03},
     )  # fmt: skip
-    assert harmless(made, scene(meets)) is None  # 0.04 x 1.5 = 0.06
-    assert harmless(made, scene()) is not None  # no target
+    assert checked_recommendation(made, lever_context(meets)) is None  # 0.04 x 1.5 = 0.06
+    assert checked_recommendation(made, lever_context()) is not None  # no target
 
 
 def test_a_value_in_force_is_not_recommended() -> None:
     stated = replace(LLAMA, replicas=4)
     for before, after in ((3, 4), (4, 4)):
-        made = advice(scene(stated=stated), "x", [("replicas", before, after)], "s")
-        assert harmless(made, scene(stated=stated)) is None
-    made = advice(scene(stated=stated), "x", [("replicas", 4, 5)], "s")
-    assert harmless(made, scene(stated=stated)) == made
+        made = advice(lever_context(stated=stated), "x", [("replicas", before, after)], "s")
+        assert checked_recommendation(made, lever_context(stated=stated)) is None
+    made = advice(lever_context(stated=stated), "x", [("replicas", 4, 5)], "s")
+    assert checked_recommendation(made, lever_context(stated=stated)) == made
 
 
 @pytest.mark.parametrize(
