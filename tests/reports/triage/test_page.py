@@ -141,7 +141,7 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     assert ["preemptions a second", "4.29", "0"] in rows
     told = change.text
     assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 1152" in told
-    assert "Risk Too many blocks for the memory end in an OOM at start." in told
+    assert "Risk vLLM runs out of memory at start if the blocks do not fit." in told
     assert "It costs nothing extra" in told
     assert (
         "Not known TTFT and ITL after the change (set --model, --gpu and --tensor-parallel)" in told
