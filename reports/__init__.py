@@ -1,1 +1,1 @@
-"""Diagnoses as text, Markdown and JSON."""
+"""Reports: diagnoses as text, Markdown, JSON and HTML."""

@@ -1,36 +1,38 @@
-"""A recording told as a timeline: a line whenever the verdict on an engine changes. Pure."""
+"""A recording as a timeline: one line whenever an engine's verdict changes. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.diagnosis_text import VERDICTS, Style, brief_words
+from kneewatch.reports.diagnosis_text import Style, brief_words
 from kneewatch.reports.formatting import clock, cut, date, span
 from kneewatch.rules.rule import Severity
 
-SHORT_VERDICTS = {**VERDICTS, "info": "NOTE"}
+EngineKey = tuple[str, str, str]
+"""Target, model and engine."""
 
-Key = tuple[str, str, str]
-Told = tuple[str, int | None, tuple[str, ...]]
+Verdict = tuple[str, int | None, tuple[str, ...]]
+"""Health, stage and cause ids: a new line is written when any of them changes."""
+
 Render = Callable[[Sequence[Diagnosis], bool], str]
-"""Tells a moment; the flag asks for what could not be judged then."""
+"""Renders the diagnoses of one moment; the flag asks for the footers."""
 
 
 class Timeline:
-    """What has been told so far. `named`: lines say which engine they are about."""
+    """The verdicts written so far. `named`: each line ends with its target and engine."""
 
     def __init__(self, style: Style, *, named: bool) -> None:
         self._style, self._named = style, named
-        self._told: dict[Key, Told] = {}
+        self._verdicts: dict[EngineKey, Verdict] = {}
         self._day = ""
-        self.last: dict[Key, Diagnosis] = {}
+        self.last: dict[EngineKey, Diagnosis] = {}
         self.worst = Severity.OK
         self._worst: Diagnosis | None = None
 
     def lines(self, diagnoses: Sequence[Diagnosis]) -> list[str]:
-        """Lines for what changed with these diagnoses; a new day has a line of its own."""
-        found: list[str] = []
+        """Lines for the verdicts that changed with these diagnoses; new days get a line."""
+        lines: list[str] = []
         self._named = self._named or len(diagnoses) > 1
         for diagnosis in diagnoses:
             key = _key(diagnosis)
@@ -38,23 +40,23 @@ class Timeline:
             if self._worst is None or _badness(diagnosis) >= _badness(self._worst):
                 self._worst = diagnosis
             self.worst = max(self.worst, diagnosis.severity)
-            now = _told(diagnosis)
-            if self._told.get(key) != now and not (_too_early(diagnosis) and key not in self._told):
-                self._told[key] = now
-                found += self._day_line(diagnosis)
-                found += self._lines(diagnosis)
-        return found
+            verdict, before = _verdict(diagnosis), self._verdicts.get(key)
+            if verdict != before and not (before is None and _too_early(diagnosis)):
+                self._verdicts[key] = verdict
+                lines += self._day_line(diagnosis)
+                lines += self._lines(diagnosis)
+        return lines
 
     def close(self, render: Render, *, mark: str = "---") -> str:
-        """The worst moment, unless it is how things ended, and the end, as `render` tells them.
+        """The worst moment (unless it has the last verdict too) and the end, by `render`.
 
-        `mark` begins a heading.
+        `mark` begins each heading.
         """
         parts: list[str] = []
         worst, last = self._worst, list(self.last.values())
         if worst is not None and self.worst >= Severity.WARNING:
             end = self.last[_key(worst)]
-            if _told(end) != _told(worst):
+            if _verdict(end) != _verdict(worst):
                 parts += ["", _heading(mark, "at its worst", worst.t_s), "", render([worst], False)]
         parts += [
             "",
@@ -73,7 +75,7 @@ class Timeline:
 
     def _lines(self, diagnosis: Diagnosis) -> list[str]:
         width = self._style.width
-        verdict = f"{SHORT_VERDICTS[diagnosis.health]:8}"
+        verdict = f"{diagnosis.health.upper():8}"
         stage = f"stage {diagnosis.stage.number}" if diagnosis.stage else "stage ?"
         start = f"{clock(diagnosis.t_s)} {verdict} {stage} {_causes(diagnosis):20}  "
         line = cut(start + _numbers(diagnosis, width - len(start)), width).rstrip()
@@ -90,10 +92,10 @@ class Timeline:
 def progress(
     diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float, width: int = 79
 ) -> str:
-    """One line while watching, no longer than the terminal is wide."""
+    """The progress line while watching, at most `width` characters."""
     worst = max(diagnoses, key=lambda diagnosis: diagnosis.severity)
     first = f"  {worst.headline}" if worst.headline else ""
-    line = f"watching {elapsed_s:.0f} of {span(watch_s)}  {SHORT_VERDICTS[worst.health]}{first}  "
+    line = f"watching {elapsed_s:.0f} of {span(watch_s)}  {worst.health.upper()}{first}  "
     return cut(line + brief_words(worst, width - len(line)), width).rstrip()
 
 
@@ -115,17 +117,17 @@ def _numbers(diagnosis: Diagnosis, width: int) -> str:
     return brief_words(diagnosis, width)
 
 
-def _key(diagnosis: Diagnosis) -> Key:
+def _key(diagnosis: Diagnosis) -> EngineKey:
     return diagnosis.target, diagnosis.model, diagnosis.engine
 
 
-def _told(diagnosis: Diagnosis) -> Told:
+def _verdict(diagnosis: Diagnosis) -> Verdict:
     stage = diagnosis.stage.number if diagnosis.stage else None
     return diagnosis.health, stage, tuple(cause.id for cause in diagnosis.causes)
 
 
 def _too_early(diagnosis: Diagnosis) -> bool:
-    """One scrape can be read and not yet judged; to begin a timeline with it would be noise."""
+    """Whether this is a first scrape, which has no rates to judge yet: noise in a timeline."""
     return diagnosis.health == "unknown" and diagnosis.was_read
 
 

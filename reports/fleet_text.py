@@ -8,7 +8,7 @@ from kneewatch.diagnose.fleet.diagnosis import FleetAdvice, FleetDiagnosis
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.replica_count import Split, TierSize
 from kneewatch.diagnose.fleet.tier import FleetCause, Spread, Tier
-from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, VERDICTS, Style, escaped
+from kneewatch.reports.diagnosis_text import AGAINST_SHOWN, Style, escaped
 from kneewatch.reports.formatting import (
     clock,
     date,
@@ -30,23 +30,23 @@ NOTES_SHOWN = 12
 
 
 def text(found: FleetDiagnosis, style: Style) -> str:
-    """The report of one moment."""
+    """The fleet's state as text, worst first."""
     observed = found.observed
-    head = f"{VERDICTS[found.health]}  fleet at {observed.source}"
+    head = f"{found.health.upper()}  fleet at {observed.source}"
     lines = [style.paint(printable(head), found.health)]
     for row in (f"{date(observed.t_s)} {clock(observed.t_s)} UTC: {counts(found)}", *state(found)):
         lines += wrapped(row, width=style.width)
     for tier, size in zip(found.tiers, found.sizes, strict=True):
         lines += ["", *wrapped(tier_words(tier), width=style.width)]
         lines += wrapped(size_words(size), width=style.width, indent=3)
-        for one in tier.spreads:
-            lines += wrapped(spread_words(one), width=style.width, indent=3)
+        for spread in tier.spreads:
+            lines += wrapped(spread_words(spread), width=style.width, indent=3)
     for split in found.splits:
         lines += ["", *wrapped(split_words(split), width=style.width)]
     for place, cause in enumerate(found.causes, 1):
         lines += ["", *_cause(place, cause, style)]
     if found.advice:
-        lines += ["", "to change:"]
+        lines += ["", "recommendations:"]
         for advised in found.advice:
             lines += _advice(advised, style)
     worst = worst_engines(found)
@@ -64,109 +64,109 @@ def text(found: FleetDiagnosis, style: Style) -> str:
 
 
 def counts(found: FleetDiagnosis) -> str:
-    """How many engines are how."""
-    words = [engine.health for engine in found.engines]
-    told = [
-        f"{words.count(word)} {word}"
-        for word in ("critical", "warning", "info", "ok", "unknown")
-        if word in words
+    """How many replicas and engines there are, and how many in each health state."""
+    states = [engine.health for engine in found.engines]
+    tally = [
+        f"{states.count(state)} {state}"
+        for state in ("critical", "warning", "info", "ok", "unknown")
+        if state in states
     ]
     replicas = len({engine.member.replica for engine in found.engines})
-    counted = f"{plural(replicas, 'replica')}, {plural(len(words), 'engine')}"
-    return f"{counted}: {', '.join(told)}" if told else counted
+    total = f"{plural(replicas, 'replica')}, {plural(len(states), 'engine')}"
+    return f"{total}: {', '.join(tally)}" if tally else total
 
 
 def state(found: FleetDiagnosis) -> list[str]:
-    """What a reader must know of the answer itself."""
+    """Where the answer came from, and what is missing in it."""
     observed = found.observed
     used = f"{len(observed.recorded)} signals from recording rules" if observed.recorded else ""
     raw = f"{len(observed.raw)} from raw series, window {span(observed.window_s)}"
     rows = [f"signals: {', '.join(part for part in (used, raw) if part)}"]
     if found.lost:
-        rows.insert(0, f"NOTHING IS KNOWN OF NOW: {found.lost}; below is what was seen last")
+        rows.insert(0, f"CURRENT STATE UNKNOWN: {found.lost}; below is the last known state")
     rows += [f"PARTIAL ANSWER: {warning}" for warning in observed.warnings]
     if observed.failed:
         rows.append(f"PARTIAL ANSWER: {len(observed.failed)} queries failed")
     if observed.skew_s is not None:
         ahead = "ahead of" if observed.skew_s > 0 else "behind"
         rows.append(
-            f"its clock is {duration(abs(observed.skew_s))} {ahead} this machine's; times here are "
-            "its own"
+            f"the source's clock is {duration(abs(observed.skew_s))} {ahead} this machine's; times "
+            "below are the source's"
         )
     return rows
 
 
 def tier_words(tier: Tier) -> str:
-    """A tier and its size."""
+    """A tier's name, replicas and engines."""
     engines = plural(len(tier.engines), "engine")
     return f"{tier.name}: {plural(tier.replicas, 'replica')}, {engines}"
 
 
 def split_words(split: Split) -> str:
-    """Prefill to decode of a tier: what is there, what the work asks for."""
+    """A tier's prefill and decode replicas against what its load needs."""
     used = split.used
     where = f"{split.pool or '?'} on {split.tier}" if split.tier else split.pool or "?"
     return (
-        f"{where}: {split.prefill}:{split.decode} replicas prefill and decode, the work is "
-        f"{split.needed} (prefill {used[0]:.0%} taken, decode {used[1]:.0%})"
+        f"{where}: {split.prefill}:{split.decode} prefill:decode replicas, the load needs "
+        f"{split.needed} (prefill {used[0]:.0%} used, decode {used[1]:.0%})"
     )
 
 
 def size_words(size: TierSize) -> str:
-    """How many replicas a tier has and needs, by which peak, at what price."""
+    """How many replicas a tier has and needs, its peak load, and its cost."""
     needed = "unknown" if size.needed is None else str(size.needed)
     price = "" if size.usd_per_hour is None else f", {size.usd_per_hour:,.2f} USD/h now"
-    parts = [f"replicas: {size.present} there, {needed} needed{price}"]
+    parts = [f"replicas: {size.present} running, {needed} needed{price}"]
     if size.peak is not None:
         peak = size.peak
         parts.append(
             f"peak {number(peak.requests)} in flight at {date(peak.t_s)} {clock(peak.t_s)} UTC, "
-            f"mean {number(peak.mean_requests)} of {span(peak.span_s * peak.seen_ratio)}"
+            f"mean {number(peak.mean_requests)} over {span(peak.span_s * peak.seen_ratio)}"
         )
     return "; ".join([*parts, *([size.why] if size.why else [])])
 
 
-def advice_words(one: FleetAdvice) -> list[str]:
-    """A recommendation: the change and its price, why, what it would do, how to see that it did."""
-    made = one.made
-    rows = [f"{changes_words(made)} in {one.pool or '?'}" + (f" on {one.tier}" if one.tier else "")]
-    rows.append(made.summary)
+def advice_words(advice: FleetAdvice) -> list[str]:
+    """A recommendation in lines: change, reason, predicted effect, checks."""
+    made = advice.made
+    tier = f" on {advice.tier}" if advice.tier else ""
+    rows = [f"{changes_words(made)} in {advice.pool or '?'}{tier}", made.summary]
     if numbers := numbers_words(made):
         rows.append(f"expected: {numbers}")
     if made.unknown:
-        rows.append(f"not known: {'; '.join(made.unknown)}")
+        rows.append(f"unknown: {'; '.join(made.unknown)}")
     return [*rows, f"check before: {'; '.join(made.checks)}", f"verify: {'; '.join(made.verify)}"]
 
 
-def spread_words(one: Spread) -> str:
-    """A signal's spread: the worst and where it is, then the rest."""
+def spread_words(spread: Spread) -> str:
+    """A signal over a tier: the worst value and where, then the range, median and mean."""
 
-    def told(value: float) -> str:
-        return quantity(one.signal, value)
+    def shown(value: float) -> str:
+        return quantity(spread.signal, value)
 
-    unknown = f", {one.unknown} unknown" if one.unknown else ""
-    if one.least == one.most:
-        return f"{one.signal}: {told(one.most)} on all of {one.count}{unknown}"
-    between = f"{told(one.least)} to {told(one.most)}, median {told(one.median)}"
-    mean = f"mean {told(one.mean)} of {one.count}{unknown}"
-    return f"{one.signal}: worst {told(one.worst_value)} ({one.worst}), {between}, {mean}"
+    unknown = f", {spread.unknown} unknown" if spread.unknown else ""
+    if spread.least == spread.most:
+        return f"{spread.signal}: {shown(spread.most)} on all {spread.count}{unknown}"
+    between = f"{shown(spread.least)} to {shown(spread.most)}, median {shown(spread.median)}"
+    mean = f"mean {shown(spread.mean)} over {spread.count}{unknown}"
+    return f"{spread.signal}: worst {shown(spread.worst_value)} ({spread.worst}), {between}, {mean}"
 
 
 def replica_words(replicas: Sequence[str]) -> str:
-    """Some names, and how many more there are."""
+    """The first replica names, and how many more there are."""
     shown = ", ".join(replicas[:REPLICAS_SHOWN])
     more = len(replicas) - REPLICAS_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def worst_engines(found: FleetDiagnosis) -> list[Engine]:
-    """Engines that something is wrong with, and those that cannot be read."""
+    """Engines at warning or worse, and unknown ones."""
     return [e for e in found.engines if e.severity >= Severity.WARNING or e.health == "unknown"]
 
 
 def engine_words(engine: Engine) -> str:
-    """An engine in a line: health, stage, findings, a few numbers."""
-    rules = ", ".join(f"{one.rule.id} {one.severity.word}" for one in engine.findings)
+    """An engine in a line: health, stage, findings, main numbers."""
+    rules = ", ".join(f"{finding.rule.id} {finding.severity.word}" for finding in engine.findings)
     numbers = ", ".join(
         f"{words} {quantity(key, value)}"
         for key, words in (("kv_usage_ratio", "KV"), ("running", "run"), ("waiting", "wait"))
@@ -179,45 +179,44 @@ def engine_words(engine: Engine) -> str:
     return f"{engine.health.upper()} {engine.member.name}: {'; '.join(parts)}"
 
 
-def where(one: FleetCause) -> str:
-    """The pool and tier that a cause is about."""
-    return f"{one.pool or '?'} on {one.tier}" if one.tier else one.pool or "?"
+def where(cause: FleetCause) -> str:
+    """The pool and tier of a cause."""
+    return f"{cause.pool or '?'} on {cause.tier}" if cause.tier else cause.pool or "?"
 
 
-def _advice(one: FleetAdvice, style: Style) -> list[str]:
-    head, *rows = advice_words(one)
+def _advice(advice: FleetAdvice, style: Style) -> list[str]:
+    head, *rows = advice_words(advice)
     lines = wrapped(f"- {head}", width=style.width, indent=3)
     for row in rows:
         lines += wrapped(row, width=style.width, indent=5)
     return lines
 
 
-def _cause(place: int, one: FleetCause, style: Style) -> list[str]:
-    cause = one.cause
+def _cause(place: int, fleet_cause: FleetCause, style: Style) -> list[str]:
+    cause = fleet_cause.cause
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
     rows = [
         cause.summary,
         *(f"+ {item.text} [{item.signal}]" for item in cause.evidence[:FLEET_EVIDENCE_SHOWN]),
         *(f"- {item.text} [{item.signal}]" for item in cause.against[:AGAINST_SHOWN]),
-        f"replicas: {replica_words(one.replicas)}",
+        f"replicas: {replica_words(fleet_cause.replicas)}",
         f"do first: {cause.lever}",
-        f"guide: {', '.join(cause.guide)}" if cause.guide else "",
     ]
-    lines = wrapped(f"{head} in {where(one)}", width=style.width, more=3)
+    lines = wrapped(f"{head} in {where(fleet_cause)}", width=style.width, more=3)
     lines[0] = lines[0].replace(head, style.bold(head), 1)
     for row in rows:
         lines += wrapped(row, width=style.width, indent=3)
     return lines
 
 
-# --- A fleet's diagnosis as Markdown, for a ticket or a chat --------------------------------------
+# --- Markdown, for a ticket or a chat -------------------------------------------------------------
 
 
 def markdown(found: FleetDiagnosis) -> str:
-    """The report of one moment."""
+    """The fleet's state as text, worst first."""
     observed = found.observed
     lines = [
-        f"## {VERDICTS[found.health]}: fleet at {escaped(observed.source)}",
+        f"## {found.health.upper()}: fleet at {escaped(observed.source)}",
         "",
         f"{date(observed.t_s)} {clock(observed.t_s)} UTC. {escaped(counts(found))}.",
         *(f"- {escaped(row)}" for row in state(found)),
@@ -225,9 +224,9 @@ def markdown(found: FleetDiagnosis) -> str:
     for place, cause in enumerate(found.causes, 1):
         lines += ["", *_markdown_cause(place, cause)]
     if found.advice:
-        lines += ["", "### To change", ""]
-        for one in found.advice:
-            head, *rows = advice_words(one)
+        lines += ["", "### Recommendations", ""]
+        for advice in found.advice:
+            head, *rows = advice_words(advice)
             lines += [f"- {escaped(head)}", *(f"  - {escaped(row)}" for row in rows)]
     for tier, size in zip(found.tiers, found.sizes, strict=True):
         lines += ["", *_tier(tier, size)]
@@ -242,17 +241,17 @@ def markdown(found: FleetDiagnosis) -> str:
     return "\n".join(lines)
 
 
-def _markdown_cause(place: int, one: FleetCause) -> list[str]:
-    cause = one.cause
+def _markdown_cause(place: int, fleet_cause: FleetCause) -> list[str]:
+    cause = fleet_cause.cause
     return [
         f"### {place}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f}): "
-        f"{escaped(where(one))}",
+        f"{escaped(where(fleet_cause))}",
         "",
         escaped(cause.summary),
         "",
         *(f"- for: {escaped(item.text)} (`{item.signal}`)" for item in cause.evidence),
         *(f"- against: {escaped(item.text)} (`{item.signal}`)" for item in cause.against),
-        f"- replicas: {escaped(replica_words(one.replicas))}",
+        f"- replicas: {escaped(replica_words(fleet_cause.replicas))}",
         f"- do first: {escaped(cause.lever)}",
     ]
 
@@ -263,22 +262,22 @@ def _tier(tier: Tier, size: TierSize) -> list[str]:
         "",
         escaped(size_words(size)),
         "",
-        "| signal | worst | where | least | median | mean | most | engines | unknown |",
+        "| signal | worst | where | min | median | mean | max | engines | unknown |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(_row(one) for one in tier.spreads),
+        *(_row(spread) for spread in tier.spreads),
     ]
 
 
-def _row(one: Spread) -> str:
+def _row(spread: Spread) -> str:
     cells = [
-        f"`{one.signal}`",
-        quantity(one.signal, one.worst_value),
-        escaped(one.worst),
-        quantity(one.signal, one.least),
-        quantity(one.signal, one.median),
-        quantity(one.signal, one.mean),
-        quantity(one.signal, one.most),
-        str(one.count),
-        str(one.unknown),
+        f"`{spread.signal}`",
+        quantity(spread.signal, spread.worst_value),
+        escaped(spread.worst),
+        quantity(spread.signal, spread.least),
+        quantity(spread.signal, spread.median),
+        quantity(spread.signal, spread.mean),
+        quantity(spread.signal, spread.most),
+        str(spread.count),
+        str(spread.unknown),
     ]
     return f"| {' | '.join(cells)} |"

@@ -10,22 +10,22 @@ WIDTH = 100
 
 
 def number(value: float | None) -> str:
-    """A number with three digits that mean something; a dash for none."""
+    """A number with three significant digits; a dash for None."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """A count with its noun: 1 replica, 2 replicas; `many` where an s is not enough."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def plural(count: int, noun: str, plural_noun: str = "") -> str:
+    """A count with its noun: 1 replica, 2 replicas; `plural_noun` for irregular ones."""
+    return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
 def percent(ratio: float) -> str:
-    """A ratio in percent: 0.2 %, 4.6 %, 98 %."""
+    """A ratio in percent: 0.2%, 4.6%, 98%."""
     scaled = 100 * ratio
     whole = abs(scaled) >= 9.95 or abs(scaled) < 0.05
-    return f"{scaled:.0f} %" if whole else f"{round(scaled, 1):g} %"
+    return f"{scaled:.0f}%" if whole else f"{round(scaled, 1):g}%"
 
 
 def duration(seconds: float) -> str:
@@ -41,13 +41,13 @@ def quantity(key: str, value: float | None) -> str:
     if value is None:
         return "-"
     if key.endswith("_ratio_per_s"):
-        return f"{percent(value)} a second"
+        return f"{percent(value)}/s"
     if key.endswith(("_ratio", "_share")) and 0 <= value <= 1:
         return percent(value)
     if key.endswith("_bytes_per_s"):
         return f"{number(value / 1e9)} GB/s"
     if key.endswith("_per_s"):
-        return f"{number(value)} a second"
+        return f"{number(value)}/s"
     return duration(value) if key.endswith("_s") else number(value)
 
 
@@ -61,35 +61,35 @@ def span(seconds: float) -> str:
 
 
 def clock(t_s: float) -> str:
-    """A moment as hours, minutes and seconds, UTC."""
+    """A UTC time of day: 03:07:12."""
     return datetime.fromtimestamp(t_s, tz=UTC).strftime("%H:%M:%S")
 
 
 def date(t_s: float) -> str:
-    """A moment's day, UTC."""
+    """A UTC date: 2026-11-21."""
     return datetime.fromtimestamp(t_s, tz=UTC).strftime("%Y-%m-%d")
 
 
 def moment(t_s: float, now_s: float) -> str:
-    """A moment as read at another: the day only where it is not the same."""
+    """A UTC time as read at `now_s`: with its date unless that is the same day."""
     day = "" if date(t_s) == date(now_s) else f"{date(t_s)} "
     return f"{day}{clock(t_s)} UTC"
 
 
 def lasting(since_s: float, now_s: float) -> str:
-    """How long something has lasted and since when."""
+    """How long something has lasted and since when: for 12 min, since 03:07:12 UTC."""
     if now_s - since_s < 1:
         return f"as of {moment(since_s, now_s)}"
     return f"for {span(now_s - since_s)}, since {moment(since_s, now_s)}"
 
 
 def printable(text: str) -> str:
-    """Text without what could steer a terminal: names and errors come from other machines."""
+    """Text without control characters: names and errors from other machines could contain some."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def wrapped(line: str, *, width: int = WIDTH, indent: int = 0, more: int = 2) -> list[str]:
-    """A line in pieces of at most `width`, the later ones indented by `more`; words stay whole."""
+    """A line wrapped at `width`, continuation lines indented by `more`; words are not broken."""
     return textwrap.wrap(
         printable(line),
         width,
@@ -101,6 +101,6 @@ def wrapped(line: str, *, width: int = WIDTH, indent: int = 0, more: int = 2) ->
 
 
 def cut(line: str, width: int = WIDTH) -> str:
-    """A line that is at most `width` long, with a mark where something was left out."""
+    """A line cut to `width` characters, with an ellipsis where text was removed."""
     line = printable(line)
     return line if len(line) <= width else line[: width - 1] + "…"

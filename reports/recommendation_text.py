@@ -1,4 +1,4 @@
-"""Recommendations in words: the best one in full, the others by their flags. Pure."""
+"""Recommendations as text: the best one in full, the others by their flags. Pure."""
 
 from __future__ import annotations
 
@@ -17,41 +17,43 @@ from kneewatch.reports.formatting import duration, number, percent
 
 NUMBERS_SHOWN = 5
 
-Told = tuple[str, str, Callable[[float], str]]
-NUMBERS: tuple[Told, ...] = (
+Column = tuple[str, str, Callable[[float], str]]
+"""A signal's key, its label and its format."""
+
+NUMBERS: tuple[Column, ...] = (
     ("kv_capacity_tokens", "KV tokens", number),
-    ("max_concurrency", "requests at once", number),
+    ("max_concurrency", "max concurrency", number),
     ("kv_usage_ratio", "KV usage", percent),
-    ("preemption_per_s", "preemptions a second", number),
-    ("queue_wait_s", "wait", duration),
+    ("preemption_per_s", "preemptions/s", number),
+    ("queue_wait_s", "queue wait", duration),
     ("ttft_s", "TTFT", duration),
     ("itl_s", "ITL", duration),
     ("longest_step_s", "longest step", duration),
-    ("waiting", "waiting", number),
-    ("waiting_deferred", "held back", number),
-    ("spec_acceptance_ratio", "accepted", percent),
+    ("waiting", "queued", number),
+    ("waiting_deferred", "deferred", number),
+    ("spec_acceptance_ratio", "acceptance", percent),
     ("load_ratio", "load", percent),
     ("output_tokens_p99", "output tokens P99", number),
     ("usd_per_million_tokens", "USD per million tokens", number),
-    ("usd_per_million_tokens_at_least", "USD per million tokens at least", number),
-    ("tokens_per_s_per_gpu", "tokens a second and GPU by the benchmark", number),
-    ("requests_per_s_per_gpu", "requests a second and GPU by the benchmark", number),
-    ("usd_per_million_tokens_at_limit", "USD per million tokens there", number),
+    ("usd_per_million_tokens_at_least", "USD per million tokens, at least", number),
+    ("tokens_per_s_per_gpu", "tokens/s per GPU (benchmark)", number),
+    ("requests_per_s_per_gpu", "requests/s per GPU (benchmark)", number),
+    ("usd_per_million_tokens_at_limit", "USD per million tokens at the limit", number),
 )
-"""What is worth a person's eye, in this order; the JSON has all of it."""
+"""The numbers shown, in this order; the JSON has all of them."""
 
 
 def advised(diagnosis: Diagnosis, cause: Cause) -> list[Recommendation]:
-    """The recommendations against a cause, best first, with the numbers of this diagnosis."""
+    """The recommendations for a cause, best first, with this diagnosis's numbers as `before`."""
     return [
-        with_current_values(made, diagnosis.values)
-        for made in diagnosis.recommendations
-        if made.cause == cause.id
+        with_current_values(recommendation, diagnosis.values)
+        for recommendation in diagnosis.recommendations
+        if recommendation.cause == cause.id
     ]
 
 
 def change_words(change: Change) -> str:
-    """A change as it would be typed: a flag with its value before and after."""
+    """A change as a flag with its value before and after: --max-num-seqs 256 -> 128."""
     if change.after is None or change.flag.startswith("--no-"):
         return f"drop {change.flag}"
     if change.after is True and change.flag.startswith("--"):
@@ -60,54 +62,54 @@ def change_words(change: Change) -> str:
     return f"{change.flag}{before} -> {_value(change.after)}"
 
 
-def changes_words(made: Recommendation) -> str:
+def changes_words(recommendation: Recommendation) -> str:
     """All changes of a recommendation in a line."""
-    return ", ".join(change_words(change) for change in made.changes)
+    return ", ".join(change_words(change) for change in recommendation.changes)
 
 
-def numbers_words(made: Recommendation) -> str:
-    """What the change would do: numbers that move, before and after, and the price."""
+def numbers_words(recommendation: Recommendation) -> str:
+    """The predicted effect: the numbers that change, before and after, and the cost."""
     parts: list[str] = []
-    for key, label, told in NUMBERS:
-        then, now = made.predicted.get(key), made.before.get(key)
-        if then is None:
+    for key, label, formatted in NUMBERS:
+        after, before = recommendation.predicted.get(key), recommendation.before.get(key)
+        if after is None:
             continue
-        shown = told(then)
-        if now is None:
+        shown = formatted(after)
+        if before is None:
             parts.append(f"{label} {shown}")
-        elif told(now) != shown:
-            parts.append(f"{label} {told(now)} -> {shown}")
+        elif formatted(before) != shown:
+            parts.append(f"{label} {formatted(before)} -> {shown}")
     parts[NUMBERS_SHOWN:] = []
-    if made.cost_usd_per_hour:
-        parts.append(f"{made.cost_usd_per_hour:+,.2f} USD/h")
+    if recommendation.cost_usd_per_hour:
+        parts.append(f"{recommendation.cost_usd_per_hour:+,.2f} USD/h")
     return "; ".join(parts)
 
 
-def rows(made: Sequence[Recommendation]) -> list[str]:
-    """Lines for a person: the best recommendation in full, the others short."""
-    if not made:
+def rows(recommendations: Sequence[Recommendation]) -> list[str]:
+    """Lines of text: the first recommendation in full, the others by their flags."""
+    if not recommendations:
         return []
-    best = made[0]
+    best = recommendations[0]
     head = changes_words(best)
     lines = [f"do first: {head}. {best.summary}" if head else f"advice: {best.summary}"]
     if numbers := numbers_words(best):
         lines.append(f"expected: {numbers}")
     if best.unknown:
-        lines.append(f"not known: {'; '.join(best.unknown)}")
+        lines.append(f"unknown: {'; '.join(best.unknown)}")
     lines.append(f"check before: {'; '.join(best.checks)}")
     lines.append(f"verify: {'; '.join(best.verify)}")
-    others = "; ".join(_short(other) for other in made[1:] if other.changes)
+    others = "; ".join(_short(other) for other in recommendations[1:] if other.changes)
     if others:
         lines.append(f"also: {others}")
     return lines
 
 
-def _short(made: Recommendation) -> str:
-    demand = made.predicted.get("kv_demand_ratio", 0.0)
-    said = ["not enough alone"] if demand > KV_TARGET_RATIO else []
-    if made.cost_usd_per_hour:
-        said.append(f"{made.cost_usd_per_hour:+,.4g} USD/h")
-    return changes_words(made) + (f" ({', '.join(said)})" if said else "")
+def _short(recommendation: Recommendation) -> str:
+    demand = recommendation.predicted.get("kv_demand_ratio", 0.0)
+    remarks = ["not enough alone"] if demand > KV_TARGET_RATIO else []
+    if recommendation.cost_usd_per_hour:
+        remarks.append(f"{recommendation.cost_usd_per_hour:+,.4g} USD/h")
+    return changes_words(recommendation) + (f" ({', '.join(remarks)})" if remarks else "")
 
 
 def _value(value: Value) -> str:

@@ -16,9 +16,8 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, brief_words, escaped, markdown, text, who
-from kneewatch.reports.diagnosis_timeline import SHORT_VERDICTS
 from kneewatch.reports.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
-from kneewatch.reports.triage.verdict import RANKS, TALLY
+from kneewatch.reports.triage.verdict import RANKS, WORST_FIRST
 from kneewatch.rules.cascade import NAMES
 
 LINES = 200
@@ -59,7 +58,7 @@ def body(form: str, diagnoses: Sequence[Diagnosis], *, alone: bool) -> str:
     if healthy:
         lines = [_brief(one) for one in healthy]
         if form == MARKDOWN:
-            lines = ["## Healthy", "", *(f"- {escaped(line)}" for line in lines)]
+            lines = ["## OK", "", *(f"- {escaped(line)}" for line in lines)]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -80,7 +79,7 @@ def head(
     have had none with what is waited for, `notices` say what is wrong with kneewatch itself.
     """
     counts = Counter(one.health for one in diagnoses)
-    tally = ", ".join(f"{counts[word]} {words}" for word, words in TALLY.items() if counts[word])
+    tally = ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
     when = f"{date(t_s)} {clock(t_s)} UTC{' (the past)' if past else ''}"
     lines = [f"{when}: {tally or _nothing(len(pending), past=past)}"]
     lines += [f"no news for {span(age_s)} of {name}: what it said need not be so now"
@@ -127,7 +126,7 @@ def _text(diagnoses: Sequence[Diagnosis]) -> str:
 def _brief(diagnosis: Diagnosis) -> str:
     stage = f"stage {diagnosis.stage.number}" if diagnosis.stage else "stage ?"
     causes = ", ".join(cause.id for cause in diagnosis.causes)
-    line = f"{SHORT_VERDICTS[diagnosis.health]:8} {stage}  {who(diagnosis)}  "
+    line = f"{diagnosis.health.upper():8} {stage}  {who(diagnosis)}  "
     line += f"{causes}  " if causes else ""
     return cut(line + brief_words(diagnosis, WIDTH - len(line))).rstrip()
 

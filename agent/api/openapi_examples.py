@@ -57,7 +57,7 @@ DIAGNOSIS = Diagnosis(
     values={"kv_usage_ratio": 0.998, "running": 61.0, "waiting": 23.0, "ttft_p99_s": 4.2},
     unknown=["gpu_dram_active_ratio: no GPU source"],
     window_s=60.0,
-    judged_against="its own quiet baseline (no SLO is set)",
+    judged_against="its own baseline (no SLO configured)",
     recommendations=(ADVICE,),
 )
 STATE = TargetState(

@@ -107,7 +107,7 @@ class Views:
             refresh_s=min(intervals, default=REFRESH_S),
             version=self._service.version,
             targets=targets,
-            one=bool(asked.target),
+            single=bool(asked.target),
             since=asked.since,
             notices=notices,
             others=not only or asked.target != only,

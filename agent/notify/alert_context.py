@@ -14,7 +14,7 @@ from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
-from kneewatch.reports.diagnosis_text import VERDICTS, who
+from kneewatch.reports.diagnosis_text import who
 from kneewatch.reports.formatting import moment
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def _read(kept: Mapping[str, Any] | None) -> Diagnosis | None:
 def _verdict(diagnosis: Diagnosis | None) -> str:
     if diagnosis is None:
         return ""
-    text = VERDICTS[diagnosis.health]
+    text = diagnosis.health.upper()
     if first := diagnosis.headline:
         causes = {cause.id: f": {cause.summary}" for cause in diagnosis.causes}
         text += f" {first}{causes.get(first, '')}"

@@ -22,7 +22,7 @@ from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_json import cause_document, recommendation_document, stage_document
-from kneewatch.reports.diagnosis_text import now_words, stage_words, summary_words, told_evidence
+from kneewatch.reports.diagnosis_text import evidence_lines, now_words, stage_words, summary_words
 from kneewatch.reports.formatting import moment, span
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.rule import Severity
@@ -245,7 +245,7 @@ def _lines(event: Event, diagnosis: Diagnosis, cause: Cause | None) -> list[Line
         lines.append(Line("now", now))
     if cause is None:
         return lines
-    lines += [Line("evidence", text) for text in told_evidence(cause)[0]]
+    lines += [Line("evidence", text) for text in evidence_lines(cause)[0]]
     recommendations = advice.advised(diagnosis, cause)
     if not recommendations:
         return [*lines, Line("do first", cause.lever)]

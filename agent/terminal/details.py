@@ -17,11 +17,11 @@ from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
-    VERDICTS,
+    evidence_lines,
     finding_words,
+    latency_basis,
     notable,
     summary_words,
-    told_evidence,
     who,
 )
 from kneewatch.reports.formatting import clock, date, duration, lasting, number, percent
@@ -187,7 +187,7 @@ def _fold(frame: Frame, text: str, tone: str = "", *, indent: int = 0, more: int
 
 def _head(row: Row, frame: Frame) -> list[Line]:
     glyphs, diagnosis = frame.glyphs, row.diagnosis
-    verdict: Line = ((VERDICTS[row.health], row.health),)
+    verdict: Line = ((row.health.upper(), row.health),)
     if diagnosis is None:
         waiting = row.note or "waiting for the first scrape"
         return [(*verdict, ("  ", ""), (glyphs.clean(row.name), "strong")), *_fold(frame, waiting)]
@@ -290,7 +290,7 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list
     head = f"{place}. {frame.glyphs.clean(cause.id)}"
     said = f"  {cause.severity.word}, confidence {cause.confidence:.2f}, "
     said += lasting(cause.since_s, diagnosis.t_s)
-    evidence, against = told_evidence(cause)
+    evidence, against = evidence_lines(cause)
     made = advice.advised(diagnosis, cause)
     flags = advice.changes_words(made[0]) if made else ""
     rows: Sequence[str] = advice.rows(made)
@@ -328,8 +328,8 @@ def _rest(diagnosis: Diagnosis, frame: Frame) -> list[Line]:
     if diagnosis.symptoms:
         told = "; ".join(f"{symptom} {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)
         lines += [(), *_fold(frame, f"symptoms: {told}")]
-    judged = f"window {time_span(diagnosis.window_s)}; latencies judged against "
-    lines += [(), *_fold(frame, judged + diagnosis.judged_against)]
+    window = f"window {time_span(diagnosis.window_s)}; "
+    lines += [(), *_fold(frame, window + latency_basis(diagnosis))]
     left = gaps(diagnosis)
     lines += [(("could not be judged:", ""),)] if left else []
     for line in left:

@@ -146,5 +146,5 @@ def judged_against(targets: Targets, *, has_baseline: bool) -> str:
     if stated:
         return "targets: " + ", ".join(stated)
     if has_baseline:
-        return "its own quiet baseline (no SLO is set)"
-    return "nothing: no SLO is set and no quiet baseline is known yet"
+        return "its own baseline (no SLO configured)"
+    return "nothing: no SLO configured, no baseline yet"

@@ -1,1 +1,1 @@
-"""The triage page: a verdict, why, since when, and what to change."""
+"""The triage page: the verdict, its evidence, its history, and what to change."""

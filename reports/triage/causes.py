@@ -23,7 +23,7 @@ from kneewatch.rules.rule_state import Finding
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A number before and after; a dash where it is not known."""
+    """A number before and after a change; a dash where it is unknown."""
 
     label: str
     before: str
@@ -32,10 +32,11 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class ChangeView:
-    """A recommendation. `command` is what to type, empty where no change sets a flag.
+    """A recommendation. `command` holds the flags to add, empty when no change sets a flag.
 
-    `instead` are the flags that it takes the place of, `besides` changes that are not typed (a flag
-    to drop, replicas), `words` all changes, `doubt` that they do not suffice alone.
+    `instead` are the current flags that the command replaces, `besides` the changes that are no
+    flag to add (a flag to remove, replicas), `words` all changes, `doubt` a remark that this change
+    alone is not enough.
     """
 
     key: str
@@ -51,42 +52,40 @@ class ChangeView:
     verify: Sequence[str]
     risk: str
     unknown: Sequence[str]
-    guide: Sequence[str]
 
     @property
     def title(self) -> str:
-        """The changes in a line; the advice where nothing is changed."""
+        """The changes in a line, or the advice when nothing changes."""
         return ", ".join(self.words) or self.summary
 
 
-def change_view(made: Recommendation, key: str = "") -> ChangeView:
-    """A recommendation as the page shows it; `key` names it there."""
-    demand = made.predicted.get("kv_demand_ratio", 0.0)
+def change_view(recommendation: Recommendation, key: str = "") -> ChangeView:
+    """A recommendation as the page shows it; `key` is its element id on the page."""
+    demand = recommendation.predicted.get("kv_demand_ratio", 0.0)
     return ChangeView(
         key,
-        made.summary,
-        command(made.changes),
-        ", ".join(words for change in made.changes if (words := _was(change))),
-        tuple(_told(change) for change in made.changes if not _typed(change)),
-        tuple(map(_told, made.changes)),
-        tuple(_numbers(made)),
-        _cost(made.cost_usd_per_hour),
+        recommendation.summary,
+        command(recommendation.changes),
+        ", ".join(flag for change in recommendation.changes if (flag := _current_flag(change))),
+        tuple(_words(change) for change in recommendation.changes if not _arguments(change)),
+        tuple(map(_words, recommendation.changes)),
+        tuple(_numbers(recommendation)),
+        _cost(recommendation.cost_usd_per_hour),
         "Not enough alone." if demand > KV_TARGET_RATIO else "",
-        made.checks,
-        made.verify,
-        made.risk,
-        made.unknown,
-        made.guide,
+        recommendation.checks,
+        recommendation.verify,
+        recommendation.risk,
+        recommendation.unknown,
     )
 
 
 def command(changes: Sequence[Change]) -> str:
-    """The flags to put on the server's command line, quoted for a shell; "" where there are
-    none."""
-    return " ".join(word for change in changes for word in _typed(change))
+    """The flags to add to the server's command line, quoted for a shell; "" for none."""
+    return " ".join(argument for change in changes for argument in _arguments(change))
 
 
-def _typed(change: Change) -> list[str]:
+def _arguments(change: Change) -> list[str]:
+    """The command-line arguments that set the flag; empty for other changes."""
     if not change.flag.startswith("--") or change.after is None:
         return []
     if change.after is True:
@@ -97,37 +96,37 @@ def _typed(change: Change) -> list[str]:
     return [shlex.quote(change.flag), shlex.quote(value)]
 
 
-def _told(change: Change) -> str:
+def _words(change: Change) -> str:
     return change_words(change).replace(" -> ", " → ")
 
 
-def _was(change: Change) -> str:
-    """The flag as it is now, where it has a value and another one takes its place."""
-    if not _typed(change) or change.before is None or isinstance(change.before, bool):
+def _current_flag(change: Change) -> str:
+    """The flag with its current value, if the change sets another value; else empty."""
+    if not _arguments(change) or change.before is None or isinstance(change.before, bool):
         return ""
-    return " ".join(_typed(Change(change.flag, None, change.before)))
+    return " ".join(_arguments(Change(change.flag, None, change.before)))
 
 
-def _numbers(made: Recommendation) -> list[Moved]:
-    """The numbers that move, in the order that advice has them."""
-    found: list[Moved] = []
-    for key, label, told in NUMBERS:
-        then, now = made.predicted.get(key), made.before.get(key)
-        if then is None:
+def _numbers(recommendation: Recommendation) -> list[Moved]:
+    """The numbers that change, in the order of NUMBERS."""
+    rows: list[Moved] = []
+    for key, label, formatted in NUMBERS:
+        after, before = recommendation.predicted.get(key), recommendation.before.get(key)
+        if after is None:
             continue
-        row = Moved(label, "-" if now is None else told(now), told(then))
+        row = Moved(label, "-" if before is None else formatted(before), formatted(after))
         if row.before != row.after:
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def _cost(usd_per_hour: float | None) -> str:
     if usd_per_hour is None:
-        return "not known"
-    return f"{usd_per_hour:+,.2f} USD an hour" if usd_per_hour else "nothing extra"
+        return "unknown"
+    return f"{usd_per_hour:+,.2f} USD/h" if usd_per_hour else "nothing"
 
 
-# --- Causes with their evidence, vital signs and other findings, each with its chart --------------
+# --- Causes, vital signs and findings, each with its chart ----------------------------------------
 
 
 SAME = 1e-4
@@ -135,7 +134,7 @@ NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 LABELS = dict(
     zip(
         CASCADE_SIGNALS,
-        ("KV cache used", "running", "waiting", "evicted a second", "TTFT P99", "ITL P99"),
+        ("KV cache used", "running", "waiting", "preempted/s", "TTFT P99", "ITL P99"),
         strict=True,
     )
 )
@@ -143,10 +142,11 @@ LABELS = dict(
 
 @dataclass(frozen=True, slots=True)
 class EvidenceView:
-    """A piece of evidence, for a cause or against it; `value` and `bound` are empty where the
-    text alone can say them."""
+    """A piece of evidence; `supports` is False for evidence against the cause.
 
-    speaks: bool
+    `value` and `bound` are empty where the text does not weigh the signal itself."""
+
+    supports: bool
     text: str
     signal: str
     value: str
@@ -156,7 +156,7 @@ class EvidenceView:
 
 @dataclass(frozen=True, slots=True)
 class CauseView:
-    """A cause in its place, with evidence and what to change; `key` names it on the page."""
+    """A cause with its rank, evidence and changes; `key` is its element id on the page."""
 
     place: int
     key: str
@@ -168,7 +168,7 @@ class CauseView:
 
 @dataclass(frozen=True, slots=True)
 class VitalView:
-    """One of the few numbers that tell a cascade; `note` says what keeps its rule quiet."""
+    """One of CASCADE_SIGNALS; `note` says why its rule is ok despite an out-of-bounds value."""
 
     label: str
     signal: str
@@ -179,7 +179,7 @@ class VitalView:
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """A rule that is out of bounds and that no cause tells; `words` says what it is, or was."""
+    """A finding that no cause covers; `words` says what is, or was, out of bounds."""
 
     finding: Finding
     words: str
@@ -189,7 +189,7 @@ class FindingView:
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """All that is drawn of one engine at one moment."""
+    """Builds the views of one engine at one moment."""
 
     engine: EngineView
     axis: Axis
@@ -197,11 +197,11 @@ class Reasons:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What is said of the engine."""
+        """The engine's diagnosis."""
         return self.engine.diagnosis
 
     def causes(self) -> list[CauseView]:
-        """The causes in their order."""
+        """The causes, most likely first."""
         causes = self.diagnosis.causes
         keys = unique([cause.id for cause in causes])
         return [
@@ -217,13 +217,13 @@ class Reasons:
         ]
 
     def vitals(self) -> list[VitalView]:
-        """The few numbers that tell a cascade."""
+        """A view of each of CASCADE_SIGNALS."""
         quiet = quiet_notes(self.diagnosis)
         return [
             VitalView(
                 LABELS[key],
                 key,
-                quantity(key, self.diagnosis.values.get(key)).removesuffix(" a second"),
+                quantity(key, self.diagnosis.values.get(key)).removesuffix("/s"),
                 quiet.get(key, ""),
                 self._chart(key, self._rule_bounds(key)),
             )
@@ -231,7 +231,7 @@ class Reasons:
         ]
 
     def findings(self, *states: str) -> list[FindingView]:
-        """Rules in one of these states that no cause tells."""
+        """Findings in one of these states that no cause covers."""
         return [
             FindingView(
                 finding,
@@ -249,22 +249,21 @@ class Reasons:
         )
 
     def _changes(self, cause: Cause) -> tuple[ChangeView, ...]:
-        found = advised(self.diagnosis, cause)
-        keys = unique([made.id for made in found])
-        return tuple(change_view(made, key) for made, key in zip(found, keys, strict=True))
+        recommendations = advised(self.diagnosis, cause)
+        keys = unique([recommendation.id for recommendation in recommendations])
+        return tuple(map(change_view, recommendations, keys))
 
     def _evidence(self, cause: Cause) -> Iterator[EvidenceView]:
         sides = ((True, cause.evidence), (False, cause.against))
-        for speaks, items in sides:
+        for supports, items in sides:
             for item in items:
-                drawn = self.engine.series.get(item.signal)
-                if drawn is None and item.text in cause.summary:
+                if item.signal not in self.engine.series and item.text in cause.summary:
                     continue
                 same = _same_quantity(item, self.diagnosis)
                 bounds = [Bound(item.threshold)] if same and item.threshold is not None else []
                 since_s = cause.since_s if isfinite(cause.since_s) else None
                 yield EvidenceView(
-                    speaks,
+                    supports,
                     item.text,
                     item.signal,
                     quantity(item.signal, item.value) if same else "",
@@ -291,21 +290,21 @@ class Reasons:
         )
 
     def _rule_bounds(self, key: str) -> list[Bound]:
-        findings = [found for found in self.diagnosis.findings if found.rule.signal == key]
+        findings = [finding for finding in self.diagnosis.findings if finding.rule.signal == key]
         return [bound for finding in findings for bound in _bounds(finding)]
 
 
 def unique(words: Sequence[str]) -> list[str]:
-    """Words as parts of ids: plain letters, no two alike."""
-    found: list[str] = []
+    """Words as unique parts of element ids, in plain letters."""
+    ids: list[str] = []
     for word in words:
         plain = NOT_PLAIN.sub("", word)
-        found.append(plain if plain and plain not in found else f"{plain}-{len(found)}")
-    return found
+        ids.append(plain if plain and plain not in ids else f"{plain}-{len(ids)}")
+    return ids
 
 
 def _bounds(finding: Finding) -> list[Bound]:
-    """The bounds of a rule that are worth a line: not "anything at all"."""
+    """The rule's bounds to draw; a bound of 0 means any value and is not drawn."""
     return [
         Bound(bound.threshold, bound.severity.word)
         for bound in finding.rule.bounds
@@ -314,7 +313,7 @@ def _bounds(finding: Finding) -> list[Bound]:
 
 
 def _same_quantity(item: Evidence, diagnosis: Diagnosis) -> bool:
-    """Whether a piece of evidence weighs the signal itself: some weigh a share or a growth of it,
-    and their bound is none of the signal's."""
+    """Whether the evidence's value is the signal's: some evidence weighs a share or a growth of it,
+    whose threshold must not be drawn in the signal's chart."""
     value = diagnosis.values.get(item.signal)
     return value is not None and item.value is not None and isclose(value, item.value, rel_tol=SAME)

@@ -21,12 +21,12 @@ SHORTEST_S = 120.0
 MARGIN = 1.05
 AT_END = 99.0
 EDGE = 6.0
-"""Percent of the width in which a label would be cut off or meet the axis's end."""
+"""Percent of the width at both ends without labels, where one would be cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A labelled moment; `x` in percent of the width."""
+    """A labelled time on the axis; `x` in percent of the width."""
 
     x: float
     label: str
@@ -34,48 +34,49 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From `since_s` to `until_s`, which are 0 and 100 percent of the width."""
+    """The time axis, from `since_s` at 0% to `until_s` at 100% of the width."""
 
     since_s: float
     until_s: float
 
     @property
     def length_s(self) -> float:
-        """How much time it shows; never nothing."""
+        """The length in seconds, at least 1."""
         return max(1.0, self.until_s - self.since_s)
 
     def x(self, t_s: float) -> float:
-        """Where a moment lies, in percent, at an end where it lies beyond."""
+        """The place of a time in percent, clamped to the axis."""
         return min(100.0, max(0.0, 100 * (t_s - self.since_s) / self.length_s))
 
     def mark(self, t_s: float) -> float | None:
-        """Where a moment lies that is worth a mark; None for one at the axis's end."""
+        """The place of a time to mark; None at the axis's end, where a mark would be hidden."""
         x = self.x(t_s)
         return x if x < AT_END else None
 
     def spread(self, start_s: float, end_s: float | None) -> tuple[float, float]:
-        """Where a stretch of time begins and how wide it is, in percent; None goes on to the
-        end."""
+        """Start and width of an interval in percent; without an end it reaches the axis's end."""
         x = self.x(start_s)
         return x, max(0.0, self.x(self.until_s if end_s is None else end_s) - x)
 
     def ticks(self) -> list[Tick]:
-        """Round moments, few enough for a phone: the day where one begins, else the hour."""
+        """Labels at round times, few enough for a phone."""
         step_s = next((s for s in STEPS_S if self.length_s / s <= TICKS_MOST), STEPS_S[-1])
         first = int(self.since_s // step_s) + 1
         last = int(self.until_s // step_s)
-        found = [Tick(self.x(n * step_s), tick_label(n * step_s)) for n in range(first, last + 1)]
-        return [tick for tick in found if EDGE <= tick.x <= 100 - EDGE]
+        ticks = [Tick(self.x(n * step_s), tick_label(n * step_s)) for n in range(first, last + 1)]
+        return [tick for tick in ticks if EDGE <= tick.x <= 100 - EDGE]
 
 
 def axis_of(view: TriageView) -> Axis:
-    """The axis of a page: what was asked for, or less where less than half of it is known, so that
-    what a daemon has seen since it was started can be made out."""
+    """The time axis of a page: the requested range, shortened if less than half of it has data.
+
+    Otherwise the first minutes of a new daemon would be too narrow to read.
+    """
     known = [
         t_s
         for engine in (engine for target in view.targets for engine in target.engines)
         for t_s in (
-            *(one.start_s for one in engine.intervals),
+            *(interval.start_s for interval in engine.intervals),
             *(series.times[0] for series in engine.series.values() if len(series.times)),
         )
     ]
@@ -87,25 +88,24 @@ def axis_of(view: TriageView) -> Axis:
 
 
 def tick_label(t_s: float) -> str:
-    """A moment in five or six letters: 03:07, or the day at midnight."""
+    """A UTC time as 03:07, at midnight the day as Nov 21."""
     moment = datetime.fromtimestamp(t_s, tz=UTC)
     if t_s % DAY_S == 0:
         return f"{moment:%b} {moment.day}"
     return f"{moment:%H:%M}"
 
 
-# A signal's series as lines to draw: few points, every spike kept, broken where it is not known.
-
+# --- Series as lines: few points, every spike kept, broken where values are unknown ---------------
 
 COLUMNS = 200
-"""A chart is a few hundred pixels wide: more would not be seen."""
+"""Points per chart, which is a few hundred pixels wide."""
 
 BROKEN_FROM = 3.5
-"""A step this many times as long as its neighbours is a gap, not a line."""
+"""A step this many times longer than its neighbours is drawn as a gap."""
 
 
 class Point(NamedTuple):
-    """The least and the most value at a moment; NaN where it is not known."""
+    """The lowest and highest value at a time; NaN where unknown."""
 
     t_s: float
     least: float
@@ -113,7 +113,7 @@ class Point(NamedTuple):
 
 
 def lines(series: SeriesView, *, since_s: float, until_s: float) -> list[list[Point]]:
-    """The unbroken lines of a series between two moments."""
+    """The unbroken lines of a series between two times."""
     low = bisect_left(series.times, since_s)
     high = bisect_right(series.times, until_s)
     times, values = series.times[low:high], series.values[low:high]
@@ -123,7 +123,7 @@ def lines(series: SeriesView, *, since_s: float, until_s: float) -> list[list[Po
 
 
 def _columns(times: Sequence[float], values: Sequence[float]) -> Iterator[Point]:
-    """A point for each column of equal time that holds any."""
+    """A point for each column of equal time that has samples."""
     width_s = (times[-1] - times[0]) / COLUMNS
     whole = isfinite(sum(values))
     start = 0
@@ -140,41 +140,41 @@ def _columns(times: Sequence[float], values: Sequence[float]) -> Iterator[Point]
 
 
 def _broken(points: Sequence[Point]) -> list[list[Point]]:
-    """Points as lines, broken at what is not known and at steps far longer than those around."""
+    """Points as lines, broken at unknown values and at gaps."""
     steps = [after.t_s - before.t_s for before, after in pairwise(points)]
-    found: list[list[Point]] = [[]]
+    lines: list[list[Point]] = [[]]
     for place, point in enumerate(points):
         gap = place > 0 and steps[place - 1] > BROKEN_FROM * _around(steps, place - 1)
-        if (gap or not isfinite(point.most)) and found[-1]:
-            found.append([])
+        if (gap or not isfinite(point.most)) and lines[-1]:
+            lines.append([])
         if isfinite(point.most):
-            found[-1].append(point)
-    return [line for line in found if line]
+            lines[-1].append(point)
+    return [line for line in lines if line]
 
 
 def _around(steps: Sequence[float], place: int) -> float:
-    """The longer of the steps before and after one; endless where there is neither."""
+    """The longer of the two neighbouring steps; infinite without neighbours."""
     before = steps[place - 1] if place else 0.0
     after = steps[place + 1] if place + 1 < len(steps) else 0.0
     return max(before, after) or inf
 
 
-# --- Small charts of signals with their bounds: geometry and words; the markup is the template's --
+# --- Charts of signals with their bounds: geometry and words, without markup ----------------------
 
 
 WIDE = 1000.0
 TALL = 100.0
-"""Units of a chart's inside, which is stretched to the room there is."""
+"""Units of a chart's inside, which the page stretches to its size."""
 
 ROUND = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 HEADROOM = 1.04
 NOTHING = 1e-12
-"""No scale is made for less than this: it is what arithmetic leaves of a zero."""
+"""Smaller values are rounding errors of zero: they get no scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound to draw: its value, and what it is called."""
+    """A bound to draw: its value and its name."""
 
     value: float
     name: str = "bound"
@@ -191,9 +191,9 @@ class DrawnBound:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart as drawn. `line` and `area` are paths in WIDE by TALL; `x` and `y` are percent.
+    """A chart's geometry. `line` and `area` are paths in WIDE by TALL units, the rest percent.
 
-    `held` is the stretch in which the cause held: where it begins and how wide it is.
+    `held` is the start and width of the time in which the cause or finding was active.
     """
 
     title: str
@@ -216,7 +216,7 @@ def chart(
     held: tuple[float, float | None] | None = None,
     moment_s: float,
 ) -> Chart | None:
-    """A signal's chart; None where nothing is known of it in that time."""
+    """A signal's chart; None without any value in the axis."""
     if series is None:
         return None
     drawn = lines(series, since_s=axis.since_s, until_s=axis.until_s)
@@ -244,7 +244,7 @@ def chart(
 
 
 def ceiling(value: float, *, of: str = "") -> float:
-    """The next round number; a ratio that is at most 1 ends there."""
+    """The next round number; for a ratio of at most 1 it is 1."""
     if value <= NOTHING:
         return 0.0
     if of.endswith(("_ratio", "_share")) and 0.5 < value <= HEADROOM:
@@ -254,7 +254,7 @@ def ceiling(value: float, *, of: str = "") -> float:
 
 
 class _Scale:
-    """Where moments and values lie in a chart from `low` to `top`."""
+    """Places times and values in a chart from `low` to `top`."""
 
     def __init__(self, axis: Axis, low: float, top: float) -> None:
         self.top = top
@@ -263,14 +263,14 @@ class _Scale:
         self._base = f"{self._y(max(low, 0.0)):.1f}"
 
     def paths(self, line: Sequence[Point]) -> tuple[str, str]:
-        """A line, which is a dot where it has one point, and what lies under it."""
+        """The path of a line (a dot for one point), and that of the area below it."""
         path = "M" + "L".join(self._at(point) for point in line)
         first, last = self._x(line[0].t_s), self._x(line[-1].t_s)
         area = f"{path}L{last:.0f},{self._base}L{first:.0f},{self._base}Z"
         return (f"{path}h0" if len(line) == 1 else path), area
 
     def y_percent(self, value: float) -> float:
-        """A value's height in percent, from the top."""
+        """A value's place in percent, from the top."""
         return 100 * self._y(value) / TALL
 
     def _at(self, point: Point) -> str:
@@ -288,14 +288,12 @@ class _Scale:
 
 
 def _drawn(key: str, bound: Bound, scale: _Scale) -> DrawnBound:
-    told = quantity(key, bound.value)
-    return DrawnBound(
-        scale.y_percent(bound.value), f"{bound.name} {told}", told.removesuffix(" a second")
-    )
+    value = quantity(key, bound.value)
+    return DrawnBound(scale.y_percent(bound.value), f"{bound.name} {value}", value)
 
 
 def _at(drawn: Sequence[Sequence[Point]], moment_s: float) -> Point:
-    """The newest known point at a moment, or the first one after it."""
+    """The newest point at or before a time, or the first one after it."""
     before = [line for line in drawn if line[0].t_s <= moment_s]
     if not before:
         return drawn[0][0]
@@ -310,11 +308,11 @@ def _words(
     bounds: Sequence[Bound],
     moment_s: float,
 ) -> str:
-    """The chart for those who do not see it."""
+    """The chart as text, for screen readers."""
     least, most = (quantity(key, end) for end in ends)
-    said = [
+    facts = [
         f"From {least} to {most} in {span(axis.length_s)} to {moment(axis.until_s, moment_s)}",
         f"{quantity(key, now.most)} at {moment(now.t_s, moment_s)}",
         *(f"{bound.name} {quantity(key, bound.value)}" for bound in bounds),
     ]
-    return "; ".join(said) + "."
+    return "; ".join(facts) + "."

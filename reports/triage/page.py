@@ -15,7 +15,7 @@ from jinja2 import Environment
 
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.reports.coverage import gaps
-from kneewatch.reports.diagnosis_text import stage_words
+from kneewatch.reports.diagnosis_text import latency_basis, stage_words
 from kneewatch.reports.formatting import date, moment, span
 from kneewatch.reports.recommendation_text import advised
 from kneewatch.reports.templates import environment, palette
@@ -49,7 +49,7 @@ LEAPS: Sequence[tuple[str, float]] = (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link; `current` marks what is shown already, an empty `href` what cannot be had."""
+    """A link; `current` marks the view that is shown, an empty `href` a disabled link."""
 
     words: str
     href: str
@@ -64,19 +64,19 @@ class Links:
 
     @property
     def target(self) -> str:
-        """The one target of the page; empty on the overview."""
-        return self.view.targets[0].name if self.view.one and self.view.targets else ""
+        """The page's target; empty on the overview."""
+        return self.view.targets[0].name if self.view.single and self.view.targets else ""
 
     def page(self, *, target: str | None = None, at_s: float | None = None, since: str = "") -> str:
-        """The page of a target ("": of all) at a moment (None: now)."""
+        """The link to a target's page ("" for all targets) at a moment (None for now)."""
         name = self.target if target is None else target
         since = since or self.view.since
-        asked = {
+        parameters = {
             **({"target": name} if name else {}),
             **({} if at_s is None else {"at": stamp(at_s)}),
             **({} if since == SINCE_DEFAULT else {"since": since}),
         }
-        return f"?{query(asked)}"
+        return f"?{query(parameters)}"
 
     def here(self, *, target: str | None = None, since: str = "") -> str:
         """The same moment of another target, or with another timeline."""
@@ -87,7 +87,7 @@ class Links:
         return self.page(at_s=t_s)
 
     def leaps(self) -> list[Link]:
-        """Steps back and forth in time; there is none into the future."""
+        """Links to earlier and later moments; those in the future are disabled."""
         view = self.view
         return [
             Link(words, self.moment(view.moment_s + by_s) if view.moment_s + by_s < view.now_s
@@ -96,42 +96,42 @@ class Links:
         ]  # fmt: skip
 
     def sinces(self) -> list[Link]:
-        """How much of the past the timeline may show."""
+        """Links that choose how much of the past the timeline shows."""
         return [Link(word, self.here(since=word), word == self.view.since) for word in SINCE]
 
     def document(self, form: str) -> str:
-        """The same as text, JSON or Markdown."""
+        """The link to the same page as text, JSON or Markdown."""
         name = f"/{quote(self.target, safe='', errors='replace')}" if self.target else ""
         at = {} if self.view.at_s is None else {"at": stamp(self.view.at_s)}
         return f"api/v1/triage{name}?{query({**at, 'format': form})}"
 
 
 def query(values: Mapping[str, str]) -> str:
-    """The query of a link."""
+    """A query string, percent-encoded."""
     return urlencode(values, errors="replace")
 
 
 def stamp(t_s: float) -> str:
-    """A moment for a link, 2026-11-21T03:07:12Z: the next whole second, when it has begun."""
+    """A time for a link, 2026-11-21T03:07:12Z, rounded up to a whole second."""
     return f"{local_stamp(math.ceil(t_s))}Z"
 
 
 def local_stamp(t_s: float) -> str:
-    """The same as the form has it: without the zone, which is UTC."""
+    """The same without the zone, as the form's input has it."""
     return f"{datetime.fromtimestamp(t_s, tz=UTC):%Y-%m-%dT%H:%M:%S}"
 
 
-# --- The parts of the page, made of the view: engines in full, targets in a row each --------------
+# --- Parts of the page: engines in full, targets in a row each ------------------------------------
 
 
 LOG_ROWS = 40
 GAPS_SHOWN = 1000
-"""A page has room for all of them."""
+"""The page shows all gaps; the limit only guards against a flood."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePart:
-    """An engine in full. `log` are its intervals, newest first, `more` how many are left out."""
+    """An engine in full. `log` holds its intervals, newest first; `more` counts those left out."""
 
     number: int
     standing: Standing
@@ -148,19 +148,19 @@ class EnginePart:
 
     @property
     def title(self) -> str:
-        """What the engine is called among others."""
-        return self.standing.who or "no engine known"
+        """The engine's name among the others of its target."""
+        return self.standing.who or "unknown engine"
 
     @property
     def seen(self) -> bool:
-        """Whether there is anything to show of the few numbers, now or before."""
+        """Whether any vital sign has a value or a chart."""
         now = self.standing.diagnosis is not None and self.standing.diagnosis.values
         return bool(now) or any(vital.chart for vital in self.vitals)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetPart:
-    """A target in a row: how its engines stand, the worst first, and its past."""
+    """A target in a row: its engines, worst first, and the strip of its past health."""
 
     target: TargetView
     standings: Sequence[Standing]
@@ -168,20 +168,20 @@ class TargetPart:
 
     @property
     def worst(self) -> Standing:
-        """The engine that stands worst."""
+        """The engine in the worst state."""
         return self.standings[0]
 
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """What to do first: a change with what it does, or in words."""
+    """What to do first: a recommended change, or None and advice in words."""
 
     change: ChangeView | None
     words: str
 
 
 def engine_parts(target: TargetView, view: TriageView, axis: Axis) -> list[EnginePart]:
-    """The engines of a target in full, worst first; none where none is known."""
+    """The engines of a target in full, worst first."""
     return [
         _engine_part(number, standing, standing.engine, axis, view.moment_s)
         for number, standing in enumerate(standings(target, view), 1)
@@ -193,77 +193,78 @@ def _engine_part(
     number: int, standing: Standing, engine: EngineView, axis: Axis, moment_s: float
 ) -> EnginePart:
     reasons = Reasons(engine, axis, moment_s)
-    found = engine.diagnosis
-    log = sorted(standing.intervals, key=lambda one: (-one.start_s, one.kind))
+    diagnosis = engine.diagnosis
+    log = sorted(standing.intervals, key=lambda interval: (-interval.start_s, interval.kind))
     return EnginePart(
         number=number,
         standing=standing,
-        stage=stage_words(found),
+        stage=stage_words(diagnosis),
         lanes=lanes(standing.intervals, axis, moment_s),
         causes=reasons.causes(),
         vitals=reasons.vitals(),
         worse=reasons.findings("warning", "critical"),
         notes=reasons.findings("info"),
-        symptoms=[(symptom, SYMPTOMS.get(symptom, "")) for symptom in found.symptoms],
-        gaps=gaps(found, shown=GAPS_SHOWN),
+        symptoms=[(symptom, SYMPTOMS.get(symptom, "")) for symptom in diagnosis.symptoms],
+        gaps=gaps(diagnosis, shown=GAPS_SHOWN),
         log=log[:LOG_ROWS],
         more=max(0, len(log) - LOG_ROWS),
     )
 
 
 def target_parts(view: TriageView, axis: Axis) -> list[TargetPart]:
-    """The targets in a row each, worst first; those alike stay in the order they came in."""
+    """The targets in a row each, worst first; equals keep their order."""
     parts: list[TargetPart] = []
     for target in view.targets:
-        found = standings(target, view)
-        past = strip([standing.intervals for standing in found], axis)
-        parts.append(TargetPart(target, found, past))
+        engines = standings(target, view)
+        past = strip([standing.intervals for standing in engines], axis)
+        parts.append(TargetPart(target, engines, past))
     return sorted(parts, key=lambda part: -part.worst.rank)
 
 
 def first(standing: Standing) -> First | None:
-    """What to do first about an engine; None where nothing is to be done."""
-    found = standing.diagnosis
-    if found is None or not found.causes:
+    """What to do first about an engine; None when it has no cause."""
+    diagnosis = standing.diagnosis
+    if diagnosis is None or not diagnosis.causes:
         return None
-    cause = found.causes[0]
-    made = advised(found, cause)
-    return First(change_view(made[0]) if made else None, cause.lever)
+    cause = diagnosis.causes[0]
+    recommendations = advised(diagnosis, cause)
+    return First(change_view(recommendations[0]) if recommendations else None, cause.lever)
 
 
 def last_read(engine: EngineView, moment_s: float) -> IntervalView | None:
-    """The stage that was known last, of an engine whose stage is not known now."""
+    """The last known stage of an engine whose stage is unknown now; else None."""
     if engine.diagnosis.stage is not None:
         return None
     ended = [
-        one
-        for one in engine.intervals
-        if one.kind == "stage" and one.end_s is not None and one.end_s <= moment_s
+        interval
+        for interval in engine.intervals
+        if interval.kind == "stage" and interval.end_s is not None and interval.end_s <= moment_s
     ]
-    return max(ended, key=lambda one: one.end_s or 0.0, default=None)
+    return max(ended, key=lambda interval: interval.end_s or 0.0, default=None)
 
 
-# --- The triage page as HTML. Pure: values in, text out; templates and files are read once --------
+# --- Rendering ------------------------------------------------------------------------------------
 
 
 CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""The content security policy that the page is made for."""
+"""The content security policy to send with the page."""
 
 ASSETS = {
     "triage.css": "text/css; charset=utf-8",
     "triage.js": "text/javascript; charset=utf-8",
 }
-"""The page's files and their types; they are asked for as `triage/NAME`, relative to the page."""
+"""The page's files and media types; the page links to them as `triage/NAME`."""
 
 REFRESH_WITHOUT_SCRIPT_S = 30
-"""A page that loads anew loses one's place: without the script it does so less often."""
+"""Without the script the page reloads whole, which loses the reader's place: do it rarely."""
 
 FILTERS: dict[str, Any] = {
     "date": date,
     "interval_name": interval_name,
+    "latency_basis": latency_basis,
     "local_stamp": local_stamp,
     "moment": moment,
     "query": query,
@@ -274,10 +275,10 @@ GLOBALS: dict[str, Any] = {"last_read": last_read, "tall": TALL, "wide": WIDE}
 
 
 def render(view: TriageView) -> str:
-    """The page; everything in it that came from elsewhere is text."""
+    """The page's HTML; all values are escaped."""
     axis = axis_of(view)
     rows = target_parts(view, axis)
-    alone = view.one and len(rows) == 1
+    alone = view.single and len(rows) == 1
     worst = rows[0].worst if rows else None
     return _environment().get_template("page.html.j2").render(
         view=view,
@@ -303,8 +304,8 @@ def render(view: TriageView) -> str:
 def refusal(
     *, status: int, title: str, words: str, known: Sequence[str], more: int, up: str
 ) -> str:
-    """The page in place of one that cannot be had: why, and of an address without a target the
-    `known` ones, of which there are `more`. `up` leads from that address to the root."""
+    """The page shown for an error: the reason in `words`, and for an unknown target some `known`
+    ones and how many `more` there are. `up` is the relative path to the root."""
     return _environment().get_template("refusal.html.j2").render(
         status=status, title=title, words=words, known=known, more=more, up=up, health="unknown",
     )  # fmt: skip
@@ -312,7 +313,7 @@ def refusal(
 
 @cache
 def asset(name: str) -> bytes:
-    """The content of one of ASSETS.
+    """The content of a file in ASSETS.
 
     Raises:
         KeyError: there is no such file.
@@ -328,11 +329,11 @@ def _read(name: str) -> str:
 
 
 def _title(worst: Standing | None) -> str:
-    """What a tab shows: the verdict before everything else."""
+    """The browser tab's title: the verdict first."""
     if worst is None:
         return "no targets"
-    found = worst.diagnosis
-    cause = f" {found.headline}" if found and found.headline else ""
+    diagnosis = worst.diagnosis
+    cause = f" {diagnosis.headline}" if diagnosis and diagnosis.headline else ""
     return f"{worst.verdict}{cause} · {worst.target.name}"
 
 

@@ -14,19 +14,20 @@ from kneewatch.reports.triage.view_model import IntervalView
 from kneewatch.rules.cascade import NAMES
 
 NEAR = 0.4
-"""Bars less than this apart, in percent of the width, are drawn as one."""
+"""Bars closer than this, in percent of the width, are drawn as one."""
 
 GAP_SEEN = 0.5
 CAUSE_LANES = 8
 DOWN = "target_down"
-"""The cause that says that there is no page."""
+"""The cause of a target whose page cannot be read."""
 
-TOLD = 12
+DESCRIBED = 12
+"""The newest intervals that descriptions list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A stretch in a lane; `x` and `width` in percent, `kind` a severity's word."""
+    """A bar in a lane; `x` and `width` in percent, `kind` a health state or the kind of a gap."""
 
     x: float
     width: float
@@ -36,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane with its name; `current` where it holds at the moment shown."""
+    """A lane with its name; `current`: active at the moment shown."""
 
     name: str
     current: bool
@@ -46,7 +47,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """A timeline of one engine: stages from the worst down, causes, and what is not known."""
+    """The timeline of one engine: stages from the worst down, causes, and gaps."""
 
     stages: tuple[Lane, ...]
     causes: tuple[Lane, ...]
@@ -57,16 +58,14 @@ class Lanes:
 
 def lanes(intervals: Iterable[IntervalView], axis: Axis, moment_s: float) -> Lanes:
     """The lanes of an engine's intervals."""
-    seen = sorted(
-        (one for one in intervals if _end(one, axis) > axis.since_s and one.start_s < axis.until_s),
-        key=lambda one: one.start_s,
-    )
-    stages = [one for one in seen if one.kind == "stage" and one.id.isdecimal()]
+    visible = sorted((one for one in intervals if _visible(one, axis)), key=lambda one: one.start_s)
+    stages = [one for one in visible if one.kind == "stage" and one.id.isdecimal()]
+    health = [one for one in visible if one.kind == "health"]
     causes: dict[str, list[IntervalView]] = {}
-    for one in seen:
-        if one.kind == "cause":
-            causes.setdefault(one.id, []).append(one)
-    gaps = _gaps(stages, [one for one in seen if one.kind == "health"], causes.get(DOWN, []), axis)
+    for interval in visible:
+        if interval.kind == "cause":
+            causes.setdefault(interval.id, []).append(interval)
+    gaps = _gaps(stages, health, causes.get(DOWN, []), axis)
     shown = sorted(causes, key=lambda name: -causes[name][-1].start_s)[:CAUSE_LANES]
     return Lanes(
         tuple(
@@ -76,58 +75,60 @@ def lanes(intervals: Iterable[IntervalView], axis: Axis, moment_s: float) -> Lan
         tuple(_lane(name, causes[name], axis, moment_s) for name in shown),
         len(causes) - len(shown),
         tuple(gaps),
-        _told(stages, gaps, moment_s),
+        _description(stages, gaps, moment_s),
     )
 
 
-def holds(one: IntervalView, moment_s: float) -> bool:
-    """Whether an interval holds at a moment."""
-    return one.start_s <= moment_s and (one.end_s is None or one.end_s > moment_s)
+def holds(interval: IntervalView, moment_s: float) -> bool:
+    """Whether an interval is active at a moment."""
+    started = interval.start_s <= moment_s
+    return started and (interval.end_s is None or interval.end_s > moment_s)
 
 
-def interval_name(one: IntervalView) -> str:
-    """What an interval is of, in words."""
-    if one.kind != "stage":
-        return one.id
-    known = one.id.isdecimal() and int(one.id) < len(NAMES)
-    return f"stage {one.id} ({NAMES[int(one.id)]})" if known else f"stage {one.id}"
+def interval_name(interval: IntervalView) -> str:
+    """The stage with its name, the cause's id or the health state."""
+    if interval.kind != "stage":
+        return interval.id
+    number = interval.id
+    known = number.isdecimal() and int(number) < len(NAMES)
+    return f"stage {number} ({NAMES[int(number)]})" if known else f"stage {number}"
 
 
-def lasted(one: IntervalView, moment_s: float) -> str:
-    """From when until when, and how long."""
-    start = moment(one.start_s, moment_s)
-    if one.end_s is None:
+def lasted(interval: IntervalView, moment_s: float) -> str:
+    """Start, end and length of an interval."""
+    start, end_s = moment(interval.start_s, moment_s), interval.end_s
+    if end_s is None:
         return f"since {start}"
-    return f"{start} to {moment(one.end_s, moment_s)}, {span(one.end_s - one.start_s)}"
+    return f"{start} to {moment(end_s, moment_s)}, {span(end_s - interval.start_s)}"
 
 
-def _lane(name: str, seen: Sequence[IntervalView], axis: Axis, moment_s: float) -> Lane:
-    told = "; ".join(lasted(one, moment_s) for one in seen[-TOLD:])
+def _lane(name: str, intervals: Sequence[IntervalView], axis: Axis, moment_s: float) -> Lane:
+    listed = "; ".join(lasted(interval, moment_s) for interval in intervals[-DESCRIBED:])
     return Lane(
         name,
-        any(holds(one, moment_s) for one in seen),
-        tuple(_bar(group, axis, moment_s) for group in _near(seen, axis)),
-        f"{told}." if told else "Not in this time.",
+        any(holds(interval, moment_s) for interval in intervals),
+        tuple(_bar(group, axis, moment_s) for group in _near(intervals, axis)),
+        f"{listed}." if listed else "Not in this time range.",
     )
 
 
-def _near(seen: Sequence[IntervalView], axis: Axis) -> list[list[IntervalView]]:
-    """Intervals in groups that lie so near to each other that they look like one."""
+def _near(intervals: Sequence[IntervalView], axis: Axis) -> list[list[IntervalView]]:
+    """Intervals grouped so that those too close to tell apart are in one group."""
     groups: list[list[IntervalView]] = []
     end = -inf
-    for one in seen:
-        x, width = axis.spread(one.start_s, one.end_s)
+    for interval in intervals:
+        x, width = axis.spread(interval.start_s, interval.end_s)
         if groups and x - end < NEAR:
-            groups[-1].append(one)
+            groups[-1].append(interval)
         else:
-            groups.append([one])
+            groups.append([interval])
         end = max(end, x + width)
     return groups
 
 
 def _bar(group: Sequence[IntervalView], axis: Axis, moment_s: float) -> Bar:
-    """One bar for intervals near to each other, with the worst severity of them."""
-    ends = [one.end_s for one in group]
+    """One bar for a group of intervals, with their worst severity."""
+    ends = [interval.end_s for interval in group]
     last_s = None if None in ends else max(end_s for end_s in ends if end_s is not None)
     whole = replace(group[0], end_s=last_s)
     often = f", {len(group)} times" if len(group) > 1 else ""
@@ -143,90 +144,91 @@ def _gaps(
     down: Sequence[IntervalView],
     axis: Axis,
 ) -> list[Bar]:
-    """Where no stage is known: the target was down, its page told too little, or nobody looked."""
+    """Where the stage is unknown: target down, page without the needed metrics, or not watched."""
     watched = _union(_stretches(health, axis))
-    # The outage is known from its first failed scrape, the stage to the last one before it.
+    # A stage ends at the last good scrape, the outage starts at the first failed one.
     lost = _union((a - GAP_SEEN, b + GAP_SEEN) for a, b in _stretches(down, axis))
-    found: list[Bar] = []
+    bars: list[Bar] = []
     for start, end in _between(_union(_stretches(stages, axis))):
         unseen = _between(_within(watched, start, end), start=start, end=end)
-        found += [Bar(a, b - a, "unseen", "not watched") for a, b in unseen]
+        bars += [Bar(a, b - a, "unseen", "not watched") for a, b in unseen]
         for first, last in _within(watched, start, end):
             unread = _within(lost, first, last)
-            found += [Bar(a, b - a, "unread", "the page could not be read") for a, b in unread]
+            bars += [Bar(a, b - a, "unread", "the page could not be read") for a, b in unread]
             unjudged = _between(unread, start=first, end=last)
-            found += [
+            bars += [
                 Bar(a, b - a, "unjudged", "the stage could not be judged") for a, b in unjudged
             ]
-    return sorted((bar for bar in found if bar.width >= GAP_SEEN), key=lambda bar: bar.x)
+    return sorted((bar for bar in bars if bar.width >= GAP_SEEN), key=lambda bar: bar.x)
 
 
 def _within(
     stretches: Iterable[tuple[float, float]], start: float, end: float
 ) -> list[tuple[float, float]]:
-    """The parts of stretches that lie between two edges."""
+    """The parts of the stretches between two edges."""
     return [(max(start, a), min(end, b)) for a, b in stretches if a < end and b > start]
 
 
-def _stretches(seen: Iterable[IntervalView], axis: Axis) -> list[tuple[float, float]]:
-    return [(x, x + wide) for x, wide in (axis.spread(one.start_s, one.end_s) for one in seen)]
+def _stretches(intervals: Iterable[IntervalView], axis: Axis) -> list[tuple[float, float]]:
+    """Intervals as (start, end) in percent of the width."""
+    placed = (axis.spread(interval.start_s, interval.end_s) for interval in intervals)
+    return [(x, x + width) for x, width in placed]
 
 
 def _union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Stretches without overlaps, in order."""
-    found: list[tuple[float, float]] = []
+    """Stretches in order, overlapping ones merged."""
+    merged: list[tuple[float, float]] = []
     for start, end in sorted(stretches):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def _between(
     stretches: Sequence[tuple[float, float]], *, start: float = 0.0, end: float = 100.0
 ) -> list[tuple[float, float]]:
-    """What stretches in order leave free."""
+    """The gaps between ordered stretches."""
     edges = [start, *(edge for stretch in stretches for edge in stretch), end]
     pairs = zip(edges[::2], edges[1::2], strict=True)
     return [(a, b) for a, b in pairs if b > a]
 
 
-def _end(one: IntervalView, axis: Axis) -> float:
-    return axis.until_s if one.end_s is None else one.end_s
+def _visible(interval: IntervalView, axis: Axis) -> bool:
+    """Whether an interval reaches into the axis."""
+    end_s = axis.until_s if interval.end_s is None else interval.end_s
+    return end_s > axis.since_s and interval.start_s < axis.until_s
 
 
-def _told(stages: Sequence[IntervalView], gaps: Sequence[Bar], moment_s: float) -> str:
-    """The timeline for those who do not see it."""
+def _description(stages: Sequence[IntervalView], gaps: Sequence[Bar], moment_s: float) -> str:
+    """The timeline as text, for screen readers."""
     if not stages:
-        return "No stage is known in this time."
-    said = [f"{interval_name(one)} {lasted(one, moment_s)}" for one in stages[-TOLD:]]
-    more = f"{len(stages) - TOLD} earlier; " if len(stages) > TOLD else ""
-    lost = f" {len(gaps)} gaps in which no stage is known." if gaps else ""
-    return f"{more}{'; '.join(said)}.{lost}"
+        return "The stage is unknown in this time range."
+    newest = [f"{interval_name(stage)} {lasted(stage, moment_s)}" for stage in stages[-DESCRIBED:]]
+    more = f"{len(stages) - DESCRIBED} earlier; " if len(stages) > DESCRIBED else ""
+    unknown = f" {len(gaps)} gaps in which the stage is unknown." if gaps else ""
+    return f"{more}{'; '.join(newest)}.{unknown}"
 
 
-# --- A target's past in one strip: the worst health of each moment, as tall as it is bad. Pure ----
-#
-# What is unknown for a moment (an engine's first scrape) counts only where nothing else is known.
-
+# --- The strip of a target's past: the worst health at each time, taller when worse ---------------
 
 COLUMNS = 120
 TALL = 24
 HEIGHTS = {"ok": 5, "info": 9, "unknown": 13, "warning": 18, "critical": TALL}
-WORDS = sorted(RANKS, key=lambda word: RANKS[word])
+STATES = sorted(RANKS, key=lambda state: RANKS[state])
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Paths by health word, in COLUMNS by TALL, and the same in words."""
+    """SVG paths by health state, in COLUMNS by TALL units, and the same in words."""
 
     paths: tuple[tuple[str, str], ...]
     desc: str
 
 
 def strip(engines: Iterable[Sequence[IntervalView]], axis: Axis) -> Strip:
-    """The strip of the intervals of all engines of a target."""
+    """The strip of a target, from the intervals of all its engines."""
     columns = [-1] * COLUMNS
     brief: list[range] = []
     for one in (one for intervals in engines for one in _of_health(intervals)):
@@ -236,6 +238,7 @@ def strip(engines: Iterable[Sequence[IntervalView]], axis: Axis) -> Strip:
             continue
         place = min(COLUMNS - 1, int(x * COLUMNS / 100))
         covered = range(place, max(place + 1, min(COLUMNS, round((x + width) * COLUMNS / 100))))
+        # Briefly unknown (an engine's first scrape) counts only where nothing else is known.
         if rank == RANKS["unknown"] and width < 100 / COLUMNS:
             brief.append(covered)
             continue
@@ -248,14 +251,14 @@ def strip(engines: Iterable[Sequence[IntervalView]], axis: Axis) -> Strip:
 
 
 def _paths(columns: Sequence[int]) -> tuple[tuple[str, str], ...]:
-    """A path for each health word, of a bar for each run of columns alike."""
+    """A path for each health state, with a bar for each run of equal columns."""
     paths: dict[str, list[str]] = {}
     start = 0
     for rank, run in groupby(columns):
         wide = len(list(run))
         if rank >= 0:
-            tall = HEIGHTS[WORDS[rank]]
-            paths.setdefault(WORDS[rank], []).append(
+            tall = HEIGHTS[STATES[rank]]
+            paths.setdefault(STATES[rank], []).append(
                 f"M{start} {TALL - tall}h{wide}v{tall}h-{wide}z"
             )
         start += wide
@@ -263,12 +266,12 @@ def _paths(columns: Sequence[int]) -> tuple[tuple[str, str], ...]:
 
 
 def _of_health(intervals: Sequence[IntervalView]) -> Sequence[IntervalView]:
-    """The intervals of health; where there are none, what they would be made of."""
+    """The health intervals; without any, the stages and causes by their severity."""
     return [one for one in intervals if one.kind == "health"] or intervals
 
 
 def _strip_words(columns: Sequence[int]) -> str:
-    """How much of the time was how, worst first."""
+    """The share of time in each health state, worst first."""
     shares = [
         f"{percent(columns.count(rank) / COLUMNS)} {word}"
         for word, rank in sorted(RANKS.items(), key=lambda item: -item[1])

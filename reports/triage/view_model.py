@@ -1,9 +1,9 @@
-"""What the triage page shows, gathered by whoever has the board and the store at hand. Pure.
+"""The values that the triage page shows; the agent fills them from its board and store. Pure.
 
-The page's own links and form are relative and lead to the page itself, with these parameters:
-`target` (a target's name; none: all of them), `at` (a moment in UTC, 2026-11-21T03:07, with or
-without seconds and a Z; none or empty: now) and `since` (how much of the past the timeline shows:
-one of SINCE). Its files are `triage/triage.css` and `triage/triage.js`, relative to the page too.
+The page's links and its form are relative and lead to the page itself, with these parameters:
+`target` (a target's name; all targets without it), `at` (a time in UTC, 2026-11-21T03:07, with or
+without seconds and a Z; now without it) and `since` (how much of the past the timeline shows: a
+key of SINCE). Its files are `triage/triage.css` and `triage/triage.js`, relative to the page too.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ SINCE: Mapping[str, float] = {
     "24h": 24 * 3600.0,
     "7d": 7 * 24 * 3600.0,
 }
-"""How much of the past may be asked for, in seconds."""
+"""How much of the past the timeline can show, in seconds."""
 
 SINCE_DEFAULT = "3h"
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalView:
-    """A stretch of time in which something held; `end_s` is None while it goes on.
+    """The interval of a stage, cause or health state; `end_s` is None while it is ongoing.
 
-    `kind` is stage, cause or health; `id` the stage's number, the cause's id or the health word;
-    `severity` the worst there was, as a word.
+    `kind` is stage, cause or health; `id` the stage's number, the cause's id or the health state;
+    `severity` the worst severity in it, as a word.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class SeriesView:
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """How a source (the page, GPUs) did at its last run, and how its GPUs were joined."""
+    """The last run of a source (vLLM page, GPUs), and how its GPUs were matched to engines."""
 
     name: str
     t_s: float
@@ -66,10 +66,9 @@ class SourceView:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine: what is said of it at the moment shown, and how it came to that.
+    """One engine: its diagnosis at the moment shown, and its history.
 
-    `series` holds the signals that its causes and findings cite, as far as the store has them
-    (`cited` says which); what is missing is shown without a chart.
+    `series` holds the signals in `cited` that the store has; others are shown without a chart.
     """
 
     diagnosis: Diagnosis
@@ -79,10 +78,10 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
-    """One target. `last_s` is the newest scrape at the moment shown, None where there is none.
+    """One target. `last_s` is the time of its newest scrape, None without any.
 
-    `error` is what keeps the target from being shown (never scraped, not watched at that moment,
-    the store could not be read), in words; a failed scrape is told by the engines' diagnoses.
+    `error` says why the target cannot be shown (never scraped, not watched at that moment, store
+    not readable); failed scrapes appear in the engines' diagnoses instead.
     """
 
     name: str
@@ -97,11 +96,11 @@ class TargetView:
 
 @dataclass(frozen=True, slots=True)
 class TriageView:
-    """A page of all targets, or with `one` of a single one; `others` says whether there are more.
+    """A page of all targets, or with `single` of one target; `others`: there are more targets.
 
     `at_s` is the past moment shown, None for now. The timeline runs from `since_s` to `until_s`;
-    `since` is the word of SINCE that was asked for. `notices` say what is wrong with kneewatch
-    itself, such as a store that cannot be written.
+    `since` is the requested key of SINCE. `notices` report problems of kneewatch itself, such as
+    a store that cannot be written.
     """
 
     now_s: float
@@ -111,14 +110,14 @@ class TriageView:
     refresh_s: float
     version: str
     targets: Sequence[TargetView]
-    one: bool
+    single: bool
     since: str = SINCE_DEFAULT
     notices: Sequence[str] = ()
     others: bool = True
 
     @property
     def moment_s(self) -> float:
-        """The moment that is shown."""
+        """The moment shown, in unix seconds."""
         return self.now_s if self.at_s is None else self.at_s
 
 
@@ -130,12 +129,12 @@ CASCADE_SIGNALS = (
     "ttft_p99_s",
     "itl_p99_s",
 )
-"""The few that tell a cascade: drawn of every engine, also of one with nothing wrong."""
+"""The vital signs: drawn for every engine, also for one without a problem."""
 
 
 def cited(diagnosis: Diagnosis) -> list[str]:
-    """Signals that the page draws for a diagnosis: those that its causes cite, those that are out
-    of bounds, and the few that tell a cascade."""
+    """The signals that the page draws for a diagnosis: those cited by its causes, those out of
+    bounds, and CASCADE_SIGNALS."""
     causes = [item.signal for c in diagnosis.causes for item in (*c.evidence, *c.against)]
-    bad = [found.rule.signal for found in notable(diagnosis, "info", "warning", "critical")]
+    bad = [finding.rule.signal for finding in notable(diagnosis, "info", "warning", "critical")]
     return list(dict.fromkeys((*causes, *bad, *CASCADE_SIGNALS)))

@@ -30,8 +30,8 @@ PRESSURE = Cause(
     severity=Severity.CRITICAL,
     summary="The KV cache is too small for this load.",
     evidence=(
-        Evidence("preemption_ratio_per_s", 0.24, 0.05, "24 % are preempted a second"),
-        Evidence("kv_usage_avg_ratio", 0.99, 0.9, "the KV cache is 99 % full"),
+        Evidence("preemption_ratio_per_s", 0.24, 0.05, "24% are preempted a second"),
+        Evidence("kv_usage_avg_ratio", 0.99, 0.9, "the KV cache is 99% full"),
         Evidence("waiting_by_capacity", 9.0, 1.0, "9 requests wait for room"),
         Evidence("itl_stall_time_ratio", 0.2, None, "a fourth number, too many for a night"),
     ),
@@ -56,7 +56,7 @@ HEALTHY = Diagnosis(
     values=NUMBERS,
     unknown=[],
     window_s=60.0,
-    judged_against="its own quiet baseline (no SLO is set)",
+    judged_against="its own baseline (no SLO configured)",
 )
 SICK = replace(
     HEALTHY,

@@ -33,19 +33,19 @@ def told(*moments: Diagnosis, named: bool = False, style: Style | None = None) -
 
 def test_a_line_for_each_change() -> None:
     assert told(HEALTHY, HEALTHY, SICK, SICK, HEALTHY) == [
-        "00:06:40 HEALTHY  stage 0 -                     "
-        "KV 46 %, run 12, wait 0, TTFT 123 ms",
+        "00:06:40 OK       stage 0 -                     "
+        "KV 46%, run 12, wait 0, TTFT 123 ms",
         "00:06:44 CRITICAL stage 3 kv_pressure           "
-        "KV 100 %, run 12, wait 9, TTFT 123 ms, evict 24 %/s",
-        "00:06:48 HEALTHY  stage 0 -                     "
-        "KV 46 %, run 12, wait 0, TTFT 123 ms",
+        "KV 100%, run 12, wait 9, TTFT 123 ms, evict 24%/s",
+        "00:06:48 OK       stage 0 -                     "
+        "KV 46%, run 12, wait 0, TTFT 123 ms",
     ]  # fmt: skip
 
 
 def test_a_first_scrape_that_cannot_be_judged_yet_is_no_line() -> None:
     early = changed(HEALTHY, health="unknown")
     assert [line[:17] for line in told(early, HEALTHY, early)] == [
-        "00:06:42 HEALTHY ",
+        "00:06:42 OK      ",
         "00:06:44 UNKNOWN ",
     ]
     timeline = Timeline(Style(), named=False)
@@ -135,7 +135,7 @@ def test_real_timelines_fit(name: str, width: int) -> None:
 
 def test_progress() -> None:
     assert progress([HEALTHY, SICK], 12.3, 30.0, 79) == (
-        "watching 12 of 30 s  CRITICAL  kv_pressure  KV 100 %, run 12, wait 9"
+        "watching 12 of 30 s  CRITICAL  kv_pressure  KV 100%, run 12, wait 9"
     )
-    assert progress([HEALTHY], 0.0, 300.0, 40) == "watching 0 of 5 min  HEALTHY  KV 46 %"
+    assert progress([HEALTHY], 0.0, 300.0, 40) == "watching 0 of 5 min  OK  KV 46%"
     assert len(progress([SICK], 0.0, 300.0, 20)) == 20

@@ -39,15 +39,15 @@ def test_number(value: float | None, shown: str) -> None:
 @pytest.mark.parametrize(
     ("ratio", "shown"),
     [
-        (0.0, "0 %"),
-        (0.0004, "0 %"),
-        (0.002, "0.2 %"),
-        (0.05, "5 %"),
-        (0.0943, "9.4 %"),
-        (0.0999, "10 %"),
-        (0.849, "85 %"),
-        (1.0, "100 %"),
-        (-0.2, "-20 %"),
+        (0.0, "0%"),
+        (0.0004, "0%"),
+        (0.002, "0.2%"),
+        (0.05, "5%"),
+        (0.0943, "9.4%"),
+        (0.0999, "10%"),
+        (0.849, "85%"),
+        (1.0, "100%"),
+        (-0.2, "-20%"),
     ],
 )
 def test_percent(ratio: float, shown: str) -> None:
@@ -94,12 +94,12 @@ def test_span(seconds: float, shown: str) -> None:
     [
         ("ttft_p99_s", 2.46, "2.5 s"),
         ("ttft_p99_s", None, "-"),
-        ("kv_usage_ratio", 0.5, "50 %"),
+        ("kv_usage_ratio", 0.5, "50%"),
         ("ttft_p99_drift_ratio", 3.25, "3.25"),
-        ("preemption_ratio_per_s", 0.241, "24 % a second"),
-        ("prompt_tokens_per_s", 2350.2, "2,350 a second"),
+        ("preemption_ratio_per_s", 0.241, "24%/s"),
+        ("prompt_tokens_per_s", 2350.2, "2,350/s"),
         ("memory_bytes_per_s", 3.35e12, "3,350 GB/s"),
-        ("prefill_hit_share", 0.25, "25 %"),
+        ("prefill_hit_share", 0.25, "25%"),
         ("running", 17.0, "17"),
     ],
 )

@@ -99,7 +99,7 @@ def test_everything_of_the_report_is_there() -> None:
         "symptoms: S8 P99 healthy at low load",
         "notes:",
         "INPUT-TAIL: The longest prompts",
-        "latencies judged against its own quiet baseline",
+        "latency judged against its own quiet baseline",
         "could not be judged:",
     ):
         assert words in shown

@@ -169,7 +169,7 @@ def test_copying_without_a_clipboard(browser: Browser) -> None:
 
 def test_the_page_follows_its_target(browser: Browser) -> None:
     with looking(browser, cascade_at(14)) as (page, server, seen):
-        expect(page.locator(".word")).to_have_text("HEALTHY")
+        expect(page.locator(".word")).to_have_text("OK")
         server.show(cascade_at(60))
         expect(page.locator(".word")).to_have_text("CRITICAL")
         expect(page.locator("h1")).to_contain_text("KV cache full: vLLM preempts")
@@ -177,7 +177,7 @@ def test_the_page_follows_its_target(browser: Browser) -> None:
         assert "b3261e" in str(page.locator("link[rel=icon]").get_attribute("href"))
         expect(page.locator(".stages")).to_contain_text("stage 3 (queueing)")
         server.show(cascade_at(14))
-        expect(page.locator(".word")).to_have_text("HEALTHY")
+        expect(page.locator(".word")).to_have_text("OK")
         expect(page.locator("article")).to_have_count(0)
         assert seen.errors == []
 
@@ -269,7 +269,7 @@ def test_the_page_can_be_held(browser: Browser) -> None:
         assert len(server.asked) == asked
         server.show(cascade_at(14))
         page.get_by_role("button", name="Go on").click()
-        expect(page.locator(".word")).to_have_text("HEALTHY")
+        expect(page.locator(".word")).to_have_text("OK")
 
 
 def test_a_past_moment_stands_still(browser: Browser) -> None:
@@ -325,7 +325,7 @@ def test_a_name_without_a_blank_breaks_no_layout(browser: Browser) -> None:
     engine = EngineView(changed(HEALTHY, health="critical", model=long, causes=[cause]))
     target = views.target(long, engine, labels={long: long})
     for one in (True, False):
-        with looking(browser, still(views.view(target, one=one)), width=360) as (page, _, _):
+        with looking(browser, still(views.view(target, single=one)), width=360) as (page, _, _):
             assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 

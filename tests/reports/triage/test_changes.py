@@ -52,7 +52,7 @@ def test_numbers_that_move() -> None:
         predicted={"kv_usage_ratio": 0.74, "waiting": 3.0, "ttft_s": 0.5},
     )
     assert [(row.label, row.before, row.after) for row in found.numbers] == [
-        ("KV usage", "98 %", "74 %"),
+        ("KV usage", "98%", "74%"),
         ("TTFT", "-", "500 ms"),
     ]
 

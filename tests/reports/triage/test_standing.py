@@ -82,8 +82,8 @@ def test_a_state_that_is_over_is_no_headline() -> None:
     over = finding("KV-EVICT", "info", 0.0, clearing=Clearing(NOW_S - 9, 0.41, Severity.CRITICAL))
     (standing,) = stands(EngineView(changed(HEALTHY, health="info", findings=[over])))
     assert standing.headline == (
-        "Nothing is wrong now: preemption_ratio_per_s was 41 % a second until 00:06:31 UTC, back "
-        "under its bound for 9 s (now 0 % a second)."
+        "Nothing is wrong now: preemption_ratio_per_s was 41%/s until 00:06:31 UTC, back "
+        "under its bound for 9 s (now 0%/s)."
     )
     note = finding("KV-FULL", "info", 0.93)
     (standing,) = stands(EngineView(changed(HEALTHY, health="info", findings=[over, note])))
@@ -92,7 +92,7 @@ def test_a_state_that_is_over_is_no_headline() -> None:
 
 def test_durations_of_a_target_that_fails_are_counted_to_the_page_s_moment() -> None:
     (failing,) = stands(EngineView(UNREADABLE), last_s=NOW_S - 2, later_s=3.0)
-    assert failing.told_s == pytest.approx(NOW_S - 2 + 1.4 + 3)
+    assert failing.as_of_s == pytest.approx(NOW_S - 2 + 1.4 + 3)
     (late,) = stands(EngineView(UNREADABLE), later_s=600.0)
-    assert late.told_s == UNREADABLE.t_s
-    assert stands()[0].told_s == 0.0
+    assert late.as_of_s == UNREADABLE.t_s
+    assert stands()[0].as_of_s == 0.0

@@ -23,13 +23,13 @@ def test_the_worst_engine_is_seen() -> None:
         "ok": "M0 19h60v5h-60zM90 19h30v5h-30z",
         "critical": "M60 0h30v24h-30z",
     }
-    assert found.desc == "25 % critical, 75 % ok."
+    assert found.desc == "25% critical, 75% ok."
 
 
 def test_what_was_not_watched_is_neither_fine_nor_bad() -> None:
     found = made([("ok", 600, None)])
-    assert found.desc == "50 % ok, 50 % not watched."
-    assert made().desc == "100 % not watched."
+    assert found.desc == "50% ok, 50% not watched."
+    assert made().desc == "100% not watched."
 
 
 def test_a_short_outage_is_seen_and_a_first_scrape_hides_nothing() -> None:

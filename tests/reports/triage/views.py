@@ -88,7 +88,7 @@ def target(name: str, *engines: EngineView, **fields: object) -> TargetView:
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-def view(*targets: TargetView, one: bool | None = None, back_s: float = 240.0) -> TriageView:
+def view(*targets: TargetView, single: bool | None = None, back_s: float = 240.0) -> TriageView:
     """A page of targets just after their newest scrape."""
     now_s = 1.4 + max((t.last_s or 0.0 for t in targets), default=0.0)
     return TriageView(
@@ -99,7 +99,7 @@ def view(*targets: TargetView, one: bool | None = None, back_s: float = 240.0) -
         refresh_s=2.0,
         version="0.1.0",
         targets=targets,
-        one=len(targets) == 1 if one is None else one,
+        single=len(targets) == 1 if single is None else single,
     )
 
 
@@ -175,7 +175,7 @@ def fleet(count: int = 8) -> TriageView:
         for place, one in enumerate(engines)
     ]
     unseen = TargetView("vllm-new", "http://vllm-new:8000/metrics", {}, (), 5.0, None)
-    return view(*targets, unseen, one=False)
+    return view(*targets, unseen, single=False)
 
 
 def many_engines() -> TriageView:

@@ -199,7 +199,7 @@ def test_a_partial_week_says_so() -> None:
     spans = [Span() if slot.day > 3 else was
              for slot, was in zip(WEEK.slots, one.spans, strict=True)]  # fmt: skip
     report = made(observed(tier("t", [replace(one, spans=spans)])))
-    assert any("only 57 %" in notice for notice in report.notices), report.notices
+    assert any("only 57%" in notice for notice in report.notices), report.notices
 
 
 def episode(cause: str, severity: Severity, start_s: float, end_s: float) -> EpisodeObserved:

@@ -26,7 +26,7 @@ def trend(now: Sequence[float | None], before: Sequence[float | None], good: str
 def test_the_same_week_again_shows_no_arrow() -> None:
     made = trend(WEEKDAYS, WEEKDAYS)
     assert made.direction == SAME
-    assert made.noise == pytest.approx(0.02 * sum(WEEKDAYS) / 7), "2 % is the least"
+    assert made.noise == pytest.approx(0.02 * sum(WEEKDAYS) / 7), "2% is the least"
 
 
 def test_weekends_are_not_noise() -> None:

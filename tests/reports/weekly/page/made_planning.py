@@ -106,7 +106,7 @@ def size(tier: str, place: int) -> TierSize:
         ) if sick else (),
         doubts=() if sick else ("No load past the knee was seen: one engine may carry more.",),
         notes=("The memory is predicted for this launch; vLLM's own figure of the KV cache is "
-               "1.2 % lower.",),
+               "1.2% lower.",),
     )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def quality(targets: Sequence[str], from_s: float) -> DataQuality:
         notes=("Percentiles are read off histograms summed over the week and all engines; between "
                "two buckets they are interpolated.",),
         methods=(
-            Method("TTFT P99", "99 % quantile of time_to_first_token_seconds summed over the week.",
+            Method("TTFT P99", "99% quantile of time_to_first_token_seconds summed over the week.",
                    ("9.3",)),
             Method("C_max", "Where latency leaves its straight line as concurrency rises.",
                    ("8.1", "8.3")),

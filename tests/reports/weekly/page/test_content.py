@@ -39,7 +39,7 @@ def test_the_verdict_is_a_line_per_tier_with_one_thing_to_do(fleet: Node) -> Non
     assert cells[1].startswith("Critical The KV cache was too small")
     assert cells[1].endswith("In trouble for 89 min.")
     assert cells[2].startswith("Too small. 12 GPUs needed, 8 present")
-    assert cells[3] == "2,688 USD, 1.84 USD per million tokens at 46 % utilization."
+    assert cells[3] == "2,688 USD, 1.84 USD per million tokens at 46% utilization."
     assert cells[4].startswith("Store the KV cache in fp8. --kv-cache-dtype auto → fp8 It doubles")
     assert [cell.text for cell in calm.children][1] == "Healthy No incident, every target kept."
 
@@ -203,16 +203,16 @@ def test_states(state: str, shown: str) -> None:
 
 def test_figures_of_a_tier_are_those_of_the_model(fleet: Node) -> None:
     slo = section(fleet, "slo").text
-    assert "220 % of it spent: it is gone" in slo
-    assert "99 % of requests must have their first token in time" in slo
-    assert "Of 812,345 requests, 17,872 had not: 2.2 %." in slo
+    assert "220% of it spent: it is gone" in slo
+    assert "99% of requests must have their first token in time" in slo
+    assert "Of 812,345 requests, 17,872 had not: 2.2%." in slo
     knee = section(fleet, "knee").text
     assert "41 (37 to 46) requests in flight" in knee
-    assert "past the knee, at 127 % of C_max" in knee
+    assert "past the knee, at 127% of C_max" in knee
     assert "at least 15 requests in flight" in knee
-    assert "+283 %" in knee
+    assert "+283%" in knee
     size = section(fleet, "size").text
-    assert "none: 29 % short of the peak; sized with a factor of 1.3" in size
+    assert "none: 29% short of the peak; sized with a factor of 1.3" in size
     assert "saves 12.00 USD an hour" in size
     assert "costs 12.00 USD an hour" in size
     money = section(fleet, "money").text
@@ -220,10 +220,10 @@ def test_figures_of_a_tier_are_those_of_the_model(fleet: Node) -> None:
     assert "costs 8,760 USD" in money
     track = section(fleet, "track-record").text
     assert "6 recommendations made, 4 followed." in track
-    assert "\N{MINUS SIGN}4 %" in track
+    assert "\N{MINUS SIGN}4%" in track
     quality = section(fleet, "data-quality").text
     assert "Sun 15 Nov, 02:00 to 03:30" in quality
-    assert "99.1 %" in quality
+    assert "99.1%" in quality
     assert "kv_cache_dtype auto → fp8" in quality
     assert "Student's t" in quality
 

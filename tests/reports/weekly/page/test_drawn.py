@@ -71,7 +71,7 @@ def test_a_sparkline_stands_on_nothing_and_in_its_band() -> None:
     per_unit = TALL / 1.05
     assert first[1] == pytest.approx(TALL - 0.5 * per_unit, abs=0.5)
     assert drawn.band == pytest.approx((TALL - 0.9 * per_unit, 0.15 * per_unit))
-    assert drawn.desc == "From 50 % to 100 %."
+    assert drawn.desc == "From 50% to 100%."
 
 
 @pytest.mark.parametrize("values", [(), (None,), (float("nan"),)])
@@ -148,7 +148,7 @@ def test_the_strip_draws_stages_as_steps_on_one_ground() -> None:
     assert late.desc == "From 800 ms to 31 s; budget 2.0 s."
     assert drawn.thinned
     assert len(drawn.rows) <= TABLE_ROWS
-    assert drawn.rows[0][1] == ("70 %", "0 % a second", "800 ms", "0", "2,100 a second")
+    assert drawn.rows[0][1] == ("70%", "0%/s", "800 ms", "0", "2,100/s")
 
 
 def test_an_incident_that_is_a_moment_or_has_no_lines() -> None:
@@ -174,7 +174,7 @@ def test_a_chart_has_only_roles_and_no_ids() -> None:
     assert words == ["100 ms", "500 ms", "2.0 s", "10 s", "50 s", "Mon 9", "Tue 10", "Wed 11",
                      "Thu 12", "Fri 13", "Sat 14", "Sun 15"]  # fmt: skip
     assert drawn.latency.desc == "P99 from 438 ms to 31 s; the budget is 2.0 s."
-    assert [part.value for part in drawn.shares] == ["7 %", "5 %", "86 %", "2 %"]
+    assert [part.value for part in drawn.shares] == ["7%", "5%", "86%", "2%"]
     assert drawn.memory[0].name == "weights"
 
 

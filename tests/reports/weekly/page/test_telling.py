@@ -21,9 +21,9 @@ from kneewatch.reports.weekly.page.formatting import Calendar, stamp
         (math.nan, "s", "not known"),
         (math.inf, "usd", "not known"),
         (0.0351, "s", "35 ms"),
-        (0.956, "ratio", "96 %"),
-        (0.013, "ratio_per_s", "1.3 % a second"),
-        (1.34, "per_s", "1.34 a second"),
+        (0.956, "ratio", "96%"),
+        (0.013, "ratio_per_s", "1.3%/s"),
+        (1.34, "per_s", "1.34/s"),
         (2_061_000.0, "tokens", "2,061,000 tokens"),
         (2100.0, "tokens_per_s", "2,100 tokens a second"),
         (80 * 1024.0**3, "bytes", "80 GiB"),
@@ -44,8 +44,8 @@ def test_a_value_has_its_unit(value: float | None, unit: str, words: str) -> Non
 
 @pytest.mark.parametrize(
     ("ratio", "words"),
-    [(1.0, "100 %"), (0.99996, "99.99 %"), (0.999, "99.9 %"), (0.99, "99 %"), (0.978, "98 %"),
-     (0.0, "0 %"), (None, "not known")],
+    [(1.0, "100%"), (0.99996, "99.99%"), (0.999, "99.9%"), (0.99, "99%"), (0.978, "98%"),
+     (0.0, "0%"), (None, "not known")],
 )  # fmt: skip
 def test_only_all_of_it_is_a_hundred_percent(ratio: float | None, words: str) -> None:
     assert telling.share(ratio) == words
@@ -72,13 +72,13 @@ def test_a_change_is_told_where_there_is_one(
 
 def test_other_words() -> None:
     assert telling.spread(Spread(37, 41, 46), "") == "41 (37 to 46)"
-    assert telling.spread(Spread(15, 15, 15), "per_s") == "15 a second"
+    assert telling.spread(Spread(15, 15, 15), "per_s") == "15/s"
     assert telling.spread(None, "") == "not known"
     assert telling.flag(FlagChange("--a", "1", "2")) == "--a 1 → 2"
     assert telling.flag(FlagChange("--a", "", "2")) == "--a 2"
     assert telling.flag(FlagChange("--a", "1", "")) == "drop --a"
     assert telling.points(-0.21, "ratio") == "\N{MINUS SIGN}21 points"
-    assert telling.points(2.83, "s") == "+283 %"
+    assert telling.points(2.83, "s") == "+283%"
     assert telling.saved(-12.0, "usd_per_hour") == "costs 12.00 USD an hour"
     assert telling.saved(0.0, "usd") == "costs and saves nothing"
     assert telling.said("no GPU source") == "No GPU source."
