@@ -309,8 +309,6 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list
     told = [*expected, *(f"+ {item}" for item in evidence), *(f"- {item}" for item in against)]
     if cause.explains:
         later.append(f"explains: {', '.join(cause.explains)}")
-    if cause.guide:
-        later.append(f"guide: {', '.join(cause.guide)}")
     for row in (*told, *later):
         lines += _fold(frame, row, indent=3)
     return lines

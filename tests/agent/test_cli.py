@@ -133,7 +133,7 @@ def test_the_installed_script(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "HEALTHY" in done.stdout
+    assert "OK" in done.stdout
 
 
 def test_results_and_messages_do_not_mix(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_demo(main: Main) -> None:
     assert "A recording of a real vLLM 0.32.0 server" in told.out
     assert "kv_pressure" in told.out
     _, _, end = told.out.partition("--- at the end")
-    assert "\nHEALTHY  " in end
+    assert "\nOK  " in end
     assert last(main("demo", "--format", "json"))["health"] == "ok"
 
 

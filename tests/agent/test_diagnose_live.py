@@ -107,7 +107,7 @@ def only(watch: Ended) -> Document:
 def test_a_healthy_server(watches: Watches) -> None:
     watch = watches["healthy"]
     assert (watch.status, watch.err) == (0, "")
-    assert re.match(r"HEALTHY  http://127\.0\.0\.1:\d+ \(model tiny, engine 0\)\n", watch.out)
+    assert re.match(r"OK  http://127\.0\.0\.1:\d+ \(model tiny, engine 0\)\n", watch.out)
 
 
 def test_a_cascade(watches: Watches) -> None:
@@ -172,7 +172,7 @@ def test_a_password_is_not_shown(watches: Watches) -> None:
 def test_markdown(watches: Watches) -> None:
     watch = watches["markdown"]
     assert watch.status == 0
-    assert watch.out.startswith("## HEALTHY: http://127.0.0.1:")
+    assert watch.out.startswith("## OK: http://127.0.0.1:")
 
 
 HTML = answer(b"<!doctype html><title>login</title>", "Content-Type: text/html")
@@ -315,5 +315,5 @@ def test_ctrl_c_tells_what_was_seen_until_then(serving: Start, tmp_path: Path) -
     process.send_signal(signal.SIGINT)
     told = ended(process)
     assert told.status == 0
-    assert told.out.startswith("HEALTHY")
+    assert told.out.startswith("OK")
     assert "interrupted: this is what was seen until now" in told.err

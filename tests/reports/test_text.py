@@ -320,7 +320,7 @@ def test_rules_that_are_not_judged_by_reason() -> None:
     ("width", "shown"),
     [
         (99, "KV 46%, run 12, wait 0, TTFT 123 ms, evict 24%/s"),
-        (49, "KV 46%, run 12, wait 0, TTFT 123 ms"),
+        (46, "KV 46%, run 12, wait 0, TTFT 123 ms"),
         (10, "KV 46%"),
         (3, ""),
     ],

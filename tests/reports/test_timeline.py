@@ -137,5 +137,5 @@ def test_progress() -> None:
     assert progress([HEALTHY, SICK], 12.3, 30.0, 79) == (
         "watching 12 of 30 s  CRITICAL  kv_pressure  KV 100%, run 12, wait 9"
     )
-    assert progress([HEALTHY], 0.0, 300.0, 40) == "watching 0 of 5 min  OK  KV 46%"
+    assert progress([HEALTHY], 0.0, 300.0, 40) == "watching 0 of 5 min  OK  KV 46%, run 12"
     assert len(progress([SICK], 0.0, 300.0, 20)) == 20

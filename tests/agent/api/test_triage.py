@@ -98,7 +98,7 @@ def test_a_target_without_a_cycle_is_pending_and_not_healthy() -> None:
     assert alone["pending"] == ["r9"]
     assert empty["pending"] == ["r8"]
     assert "not scraped yet, so nothing is known of it: r9" in plain
-    assert "1 healthy" in plain.splitlines()[0]
+    assert "1 ok" in plain.splitlines()[0]
 
 
 def test_before_the_first_scrape_it_says_what_is_waited_for() -> None:
@@ -124,8 +124,8 @@ def test_a_target_without_news_is_unknown_unless_it_was_worse() -> None:
     assert found["r2"]["health"] == "critical"
     assert watching == {"r1": True, "r2": True}
     assert "no news for 100 s of r1: what it said need not be so now" in plain
-    assert "HEALTHY" not in plain
-    assert "No news for 100 s" in page
+    assert "OK" not in plain
+    assert "No data for 100 s" in page
 
 
 def test_it_becomes_late_without_any_change_on_the_board() -> None:
@@ -133,7 +133,7 @@ def test_it_becomes_late_without_any_change_on_the_board() -> None:
     now_s = NOW_S
     with asking(service_of(WELL_STATE, clock=lambda: now_s)) as client:
         assert told(client)["targets"][0]["health"] == "ok"
-        assert "HEALTHY" in client.get(TRIAGE).text
+        assert "OK" in client.get(TRIAGE).text
         now_s = NOW_S + 60
         assert told(client)["targets"][0]["health"] == "unknown"
         assert "UNKNOWN" in client.get(TRIAGE).text
@@ -156,9 +156,9 @@ def test_curl_gets_the_text_that_diagnose_prints() -> None:
         alone = client.get(f"{TRIAGE}/r1").text
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     first, _, rest = answer.text.partition("\n\n")
-    assert first == "2026-11-21 00:06:40 UTC: 1 critical, 1 healthy"
+    assert first == "2026-11-21 00:06:40 UTC: 1 critical, 1 ok"
     assert rest.startswith(text([replace(SICK, target=SICK_NAME)], Style()))
-    assert "HEALTHY  stage 0  r1 (model llama, engine 0)  KV 46 %" in rest
+    assert "OK       stage 0  r1 (model llama, engine 0)  KV 46%" in rest
     assert "?at=03:07" in rest
     assert text([replace(HEALTHY, target="r1")], Style()) in alone
     assert all(len(line) <= 100 for line in answer.text.splitlines())
@@ -169,9 +169,9 @@ def test_markdown_for_a_ticket() -> None:
         answer = client.get(TRIAGE, accept="text/markdown")
         assert client.get(f"{TRIAGE}?format=markdown").text == answer.text
     assert answer.headers["content-type"] == "text/markdown; charset=utf-8"
-    assert answer.text.startswith("# 2026-11-21 00:06:40 UTC: 1 critical, 1 healthy\n")
+    assert answer.text.startswith("# 2026-11-21 00:06:40 UTC: 1 critical, 1 ok\n")
     assert markdown([replace(SICK, target=SICK_NAME)]) in answer.text
-    assert "## Healthy\n\n- HEALTHY  stage 0  r1" in answer.text
+    assert "## OK\n\n- OK       stage 0  r1" in answer.text
 
 
 def test_a_browser_is_led_to_the_page() -> None:

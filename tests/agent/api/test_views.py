@@ -40,7 +40,7 @@ def test_all_targets_now(service: Service) -> None:
     assert found.targets[2].last_s is None
     assert (found.at_s, found.since_s, found.until_s) == (None, NOW_S - 3 * 3600, NOW_S)
     assert found.refresh_s == 5.0
-    assert found.one is False
+    assert found.single is False
     assert found.notices == []
 
 
@@ -53,7 +53,7 @@ def test_the_timeline_is_there_for_all_and_charts_for_one(service: Service) -> N
     series = one.targets[0].engines[0].series
     assert {"kv_usage_ratio", "preemption_ratio_per_s"} <= series.keys()
     assert len(series["kv_usage_ratio"].times) == 61
-    assert one.one is True
+    assert one.single is True
 
 
 def test_the_same_of_a_past_moment(service: Service) -> None:
@@ -79,7 +79,7 @@ def test_a_target_that_is_the_only_one_is_shown_whole() -> None:
     alone = service_of(SICK_STATE, reader=reader(SICK_STATE))
     for query in ({}, {"target": SICK_NAME}, {"at": "-30m"}):
         found = view(alone, **query)
-        assert (found.one, found.others) == (True, False)
+        assert (found.single, found.others) == (True, False)
         assert found.targets[0].engines[0].series
     assert view(service_of(SICK_STATE, reader=reader(SICK_STATE, WELL_STATE)), at="-30m").others
 

@@ -74,7 +74,7 @@ def test_however_it_ends_the_terminal_is_given_back(
     tmp_path: Path, end: str | signal.Signals
 ) -> None:
     with Session(WELL, cwd=tmp_path) as session:
-        session.shows("1 ok", "HEALTHY")
+        session.shows("1 ok", "OK")
         if isinstance(end, str):
             session.press(end)
         else:

@@ -105,7 +105,7 @@ def test_what_a_screen_reader_is_told(browser: Browser) -> None:
             '- textbox "Moment (UTC)"',
             '- heading "How we know" [level=4]',
             '- rowheader "KV tokens"',
-            '- region "Not known, and why":',
+            '- region "Unknown, and why":',
             "- contentinfo:",
         ):
             assert line in told, line

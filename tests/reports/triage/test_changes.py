@@ -58,7 +58,7 @@ def test_numbers_that_move() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "words"), [(0.0, "nothing extra"), (None, "not known"), (7.5, "+7.50 USD an hour")]
+    ("cost", "words"), [(0.0, "nothing"), (None, "unknown"), (7.5, "+7.50 USD/h")]
 )
 def test_what_it_costs(cost: float | None, words: str) -> None:
     assert made(Change("--a", 1, 2), cost_usd_per_hour=cost).cost == words

@@ -53,7 +53,7 @@ def test_gaps_are_told_apart() -> None:
         ("unread", 30.0, 20.5, "the page could not be read"),
         ("unjudged", 50.5, 9.5, "the stage could not be judged"),
     ]
-    assert found.desc.endswith("3 gaps in which no stage is known.")
+    assert found.desc.endswith("3 gaps in which the stage is unknown.")
 
 
 def test_a_page_that_was_read_is_not_told_as_unreadable() -> None:
@@ -65,7 +65,7 @@ def test_a_page_that_was_read_is_not_told_as_unreadable() -> None:
 
 def test_nothing_known() -> None:
     found = made()
-    assert found.desc == "No stage is known in this time."
+    assert found.desc == "The stage is unknown in this time range."
     assert [(gap.kind, gap.width) for gap in found.gaps] == [("unseen", 100.0)]
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.reports.diagnosis_text import VERDICTS
-from kneewatch.reports.triage.verdict import RANKS, TALLY, Standing, sentence, standings, tally
+from kneewatch.reports.diagnosis_text import COLOURS
+from kneewatch.reports.triage.verdict import RANKS, Standing, sentence, standings, tally
 from kneewatch.reports.triage.view_model import EngineView
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.rule_state import Clearing
@@ -21,8 +21,8 @@ def stands(*engines: EngineView, later_s: float = 0.0, **fields: object) -> list
     return standings(made.targets[0], made)
 
 
-def test_every_verdict_has_its_rank_and_its_words() -> None:
-    assert set(RANKS) == set(TALLY) == set(VERDICTS)
+def test_every_state_has_a_rank_and_a_colour() -> None:
+    assert set(RANKS) == set(COLOURS)
     assert RANKS["unknown"] > RANKS["info"], "somebody must look"
 
 
@@ -47,7 +47,7 @@ def test_a_slow_pace_is_not_late() -> None:
 def test_engines_worst_first() -> None:
     found = stands(EngineView(HEALTHY), EngineView(SICK))
     assert [one.health for one in found] == ["critical", "ok"]
-    assert tally(found) == [("critical", 1, "critical"), ("ok", 1, "healthy")]
+    assert tally(found) == [("critical", 1), ("ok", 1)]
 
 
 def test_headlines() -> None:
@@ -59,8 +59,7 @@ def test_headlines() -> None:
     )
     first = changed(HEALTHY, health="unknown", values={}, unknown=["a: b"])
     assert stands(EngineView(first))[0].headline == (
-        "Not enough was seen to judge. Rates and latencies: the window holds one scrape, they "
-        "need two."
+        "Not enough data to judge. Rates and latencies: the window holds one scrape, they need two."
     )
     note = changed(HEALTHY, health="info", findings=[finding("KV-FULL", "info", 0.93)])
     assert stands(EngineView(note))[0].headline == "The KV cache is above its target band."
@@ -82,8 +81,8 @@ def test_a_state_that_is_over_is_no_headline() -> None:
     over = finding("KV-EVICT", "info", 0.0, clearing=Clearing(NOW_S - 9, 0.41, Severity.CRITICAL))
     (standing,) = stands(EngineView(changed(HEALTHY, health="info", findings=[over])))
     assert standing.headline == (
-        "Nothing is wrong now: preemption_ratio_per_s was 41%/s until 00:06:31 UTC, back "
-        "under its bound for 9 s (now 0%/s)."
+        "No problem now: preemption_ratio_per_s was 41%/s until 00:06:31 UTC, back "
+        "below its threshold for 9 s (now 0%/s)."
     )
     note = finding("KV-FULL", "info", 0.93)
     (standing,) = stands(EngineView(changed(HEALTHY, health="info", findings=[over, note])))
