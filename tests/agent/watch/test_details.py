@@ -95,7 +95,7 @@ def test_everything_of_the_report_is_there() -> None:
         "+ 24% are preempted a second [preemption_ratio_per_s]",
         "- the cache is large [kv_capacity_tokens]",
         "explains: queue_saturation",
-        "symptoms: S8 P99 ok at low load",
+        "symptoms: S8 P99 healthy at low load",
         "notes:",
         "INPUT-TAIL: The longest prompts",
         "latency judged against its own baseline",
@@ -134,8 +134,7 @@ def test_what_is_stale_says_so() -> None:
 def test_forecast() -> None:
     assert HEALTHY.stage is not None
     filling = replace(HEALTHY.stage, number=1, forecast_s=130.0)
-    shown = " ".join(told(changed(HEALTHY, stage=filling)).split())
-    assert "KV cache full in about 2 min at this trend" in shown
+    assert "full in about 2 min at the present trend" in told(changed(HEALTHY, stage=filling))
 
 
 @pytest.mark.parametrize(("running", "most"), [(0.0, 1), (8.0, 1), (12.0, 2), (15.0, 3), (16.0, 3)])
