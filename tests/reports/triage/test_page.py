@@ -140,19 +140,12 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     assert ["KV tokens", "5,088", "36,832"] in rows
     assert ["preemptions/s", "4.29", "0"] in rows
     told = change.text
-<<<<<<< HEAD
     assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 1152" in told
     assert "Risk vLLM runs out of memory at start if the blocks do not fit." in told
-    assert "It costs nothing extra" in told
-    assert (
-        "Not known TTFT and ITL after the change (set --model, --gpu and --tensor-parallel)" in told
-    )
-=======
-    assert "Then verify num_gpu_blocks in cache_config_info is about 1152" in told
-    assert "Risk Too many blocks for the memory end in an OOM at start." in told
     assert "Cost nothing" in told
-    assert "Unknown TTFT and ITL after it (state --model, --gpu and --tensor-parallel)" in told
->>>>>>> 52d0ced (reports: drop the bare guide sections from text and the triage page)
+    assert (
+        "Unknown TTFT and ITL after the change (set --model, --gpu and --tensor-parallel)" in told
+    )
     others = [node.one("summary").text for node in cascade.every("details", css="change")]
     assert others[0] == (
         "or --kv-cache-dtype auto → fp8, --num-gpu-blocks-override 160 → 320 (not enough alone)"
