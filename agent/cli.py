@@ -77,7 +77,15 @@ def cli() -> None:
 @click.option("--selector", default="", metavar="MATCHERS", help='of it only: namespace="a"')
 @click.option("--at", metavar="T", help="the fleet at a past time: unix seconds or ISO 8601, UTC")
 @setting_options(
-    "watch_s", "interval_s", "gpu_metrics", SWEEPS, *JUDGING, *DEPLOYMENT, *FETCHING, *FLEET
+    "watch_s",
+    "interval_s",
+    "gpu_metrics",
+    "docs_url",
+    SWEEPS,
+    *JUDGING,
+    *DEPLOYMENT,
+    *FETCHING,
+    *FLEET,
 )
 @form_option
 def diagnose(
@@ -153,7 +161,7 @@ def run(
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")
 @click.argument("captures", nargs=-1, required=True, type=click.Path())
-@setting_options(SWEEPS, *JUDGING, *DEPLOYMENT)
+@setting_options("docs_url", SWEEPS, *JUDGING, *DEPLOYMENT)
 @form_option
 @click.option("--from", "from_time", metavar="T", help="first time: unix seconds or ISO 8601, UTC")
 @click.option("--to", "to_time", metavar="T", help="last time: unix seconds or ISO 8601, UTC")
@@ -187,7 +195,7 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
 
 
 @cli.command(short_help="Replay a shipped recording of a server in trouble.")
-@setting_options(*JUDGING)
+@setting_options("docs_url", *JUDGING)
 @form_option
 def demo(form: str, **given: Any) -> int:  # noqa: ANN401
     """Replay a shipped recording of a real server going through the KV cascade."""
@@ -219,7 +227,9 @@ def config(**given: Any) -> int:  # noqa: ANN401
 @cli.command("export", short_help="Rules and dashboards for a metrics system.")
 @click.argument("kind", type=click.Choice(EXPORTS))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@setting_options("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "slo.objective_ratio", "gpus")
+@setting_options(
+    "window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "slo.objective_ratio", "gpus", "docs_url"
+)
 @click.option(
     "--evaluation-interval",
     "evaluation_s",
@@ -281,6 +291,7 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     "store.file",
     "report.timezone",
     "report.profile",
+    "docs_url",
     "benchmark.ttft_p99_s",
     "benchmark.gpu_ratio",
     *JUDGING,

@@ -61,7 +61,7 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
     fetcher = Fetcher(metrics_url(target), settings.fetch())
     gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
     with closing(fetcher), closing(gpus) if gpus else nullcontext():
-        return tell_moment(_watch(stream, fetcher, gpus, settings), form)
+        return tell_moment(_watch(stream, fetcher, gpus, settings), form, settings.docs_url)
 
 
 def _gpu_page(settings: Settings) -> str | None:
@@ -85,7 +85,7 @@ def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
     for _, entry in Captures([path]):
         last = stream.replay(entry) or last
         worst = max([worst, *(diagnosis.severity for diagnosis in last)])
-    status = tell_moment(last, form)
+    status = tell_moment(last, form, settings.docs_url)
     if worst >= Severity.WARNING and worst > max(diagnosis.severity for diagnosis in last):
         say(f"this is how it ended, and it was worse before: `kneewatch replay {path}` tells it")
     return status
@@ -163,7 +163,7 @@ def replay(
     profile = settings.profile(stated=stated(settings))
     found = _replayed(recorded, captures, profile, settings)
     with rare_collections():
-        status = tell_timeline(found, form, named=len(captures) > 1)
+        status = tell_timeline(found, form, settings.docs_url, named=len(captures) > 1)
     return NO_DATA if status == OK and recorded.unusable else status
 
 
@@ -191,7 +191,7 @@ def demo(settings: Settings, *, form: str) -> int:
             f"window of {window_s:g} s."
         )
         click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
-    return tell_timeline(found, form, named=False)
+    return tell_timeline(found, form, settings.docs_url, named=False)
 
 
 def config(settings: Settings) -> int:

@@ -86,6 +86,7 @@ def plan_of(
         prefix=prefix,
         selector=checked_selector(selector, "--selector"),
         triage_url=triage_url,
+        docs_url=settings.docs_url,
         gpu_join=tuple(_join(text, kept) for text in gpu_joins),
         gpu_selector=checked_selector(gpu_selector, "--gpu-selector"),
     )

@@ -31,12 +31,12 @@ def say(message: str) -> None:
     click.echo(f"kneewatch: {printable(message)}", err=True)
 
 
-def style() -> Style:
+def style(docs_url: str = "") -> Style:
     """How stdout is printed on: colour only on a terminal, and not where NO_COLOR is set."""
     terminal = sys.stdout.isatty()
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     width = max(LEAST_WIDTH, min(WIDTH, _columns(sys.stdout))) if terminal else WIDTH
-    return Style(colour=terminal and not plain, width=width)
+    return Style(colour=terminal and not plain, width=width, docs_url=docs_url)
 
 
 def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -> None:
@@ -49,7 +49,7 @@ def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -
     click.echo(f"\r\x1b[K{line}", nl=False, err=True)
 
 
-def tell_moment(diagnoses: Sequence[Diagnosis], form: str) -> int:
+def tell_moment(diagnoses: Sequence[Diagnosis], form: str, docs_url: str) -> int:
     """Print the diagnoses of one moment. Returns the exit status.
 
     Raises:
@@ -59,21 +59,25 @@ def tell_moment(diagnoses: Sequence[Diagnosis], form: str) -> int:
         raise CaptureError("no scrape could be judged")
     if form == "json":
         for diagnosis in diagnoses:
-            click.echo(orjson.dumps(document(diagnosis)).decode())
+            click.echo(orjson.dumps(document(diagnosis, docs_url=docs_url)).decode())
+    elif form == "markdown":
+        click.echo(markdown(diagnoses, docs_url=docs_url))
     else:
-        click.echo(markdown(diagnoses) if form == "markdown" else text(diagnoses, style()))
+        click.echo(text(diagnoses, style(docs_url)))
     return status(max(diagnosis.severity for diagnosis in diagnoses), diagnoses)
 
 
-def tell_timeline(found: Iterable[list[Diagnosis]], form: str, *, named: bool) -> int:
+def tell_timeline(
+    found: Iterable[list[Diagnosis]], form: str, docs_url: str, *, named: bool
+) -> int:
     """Print diagnoses over time. Returns the exit status.
 
     Raises:
         CaptureError: there are none.
     """
     if form == "json":
-        return _tell_lines(found)
-    shown = Style() if form == "markdown" else style()
+        return _tell_lines(found, docs_url)
+    shown = Style() if form == "markdown" else style(docs_url)
     told = timeline.Timeline(shown, named=named)
     fence = ["```"] if form == "markdown" else []
     for lines in itertools.chain([fence], map(told.lines, found), [fence]):
@@ -82,20 +86,23 @@ def tell_timeline(found: Iterable[list[Diagnosis]], form: str, *, named: bool) -
     if not told.last:
         raise CaptureError(NO_SCRAPE)
     if form == "markdown":
-        click.echo(told.close(lambda ds, all_: markdown(ds, footers=all_), mark="#"))
+        click.echo(
+            told.close(lambda ds, all_: markdown(ds, footers=all_, docs_url=docs_url), mark="#")
+        )
     else:
         click.echo(told.close(lambda ds, all_: text(ds, shown, footers=all_)))
     return status(told.worst, told.last.values())
 
 
-def _tell_lines(found: Iterable[list[Diagnosis]]) -> int:
+def _tell_lines(found: Iterable[list[Diagnosis]], docs_url: str) -> int:
     worst, out = Severity.OK, sys.stdout.buffer
     last: dict[tuple[str, str, str], Diagnosis] = {}
     for diagnoses in found:
         for diagnosis in diagnoses:
             last[diagnosis.target, diagnosis.model, diagnosis.engine] = diagnosis
             worst = max(worst, diagnosis.severity)
-            out.write(orjson.dumps(document(diagnosis), option=orjson.OPT_APPEND_NEWLINE))
+            line = document(diagnosis, docs_url=docs_url)
+            out.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     out.flush()
     if not last:
         raise CaptureError(NO_SCRAPE)

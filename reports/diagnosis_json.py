@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Evidence
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.diagnose.recommend.recommendation import (
     Change,
@@ -30,8 +31,11 @@ DIGITS = 6
 """Significant digits of numbers in documents: more would be noise of the histograms."""
 
 
-def document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The JSON document of one diagnosis, ready for any JSON encoder: no NaN, no infinities."""
+def document(diagnosis: Diagnosis, *, docs_url: str = "") -> dict[str, Any]:
+    """The JSON document of one diagnosis, ready for any JSON encoder: no NaN, no infinities.
+
+    With `docs_url` each cause has the address of its page.
+    """
     return {
         "schema": SCHEMA,
         "t": round(diagnosis.t_s, 3),
@@ -41,7 +45,7 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
         "tier": diagnosis.tier,
         "health": diagnosis.health,
         "stage": stage_document(diagnosis.stage),
-        "causes": [cause_document(cause) for cause in diagnosis.causes],
+        "causes": [cause_document(cause, docs_url=docs_url) for cause in diagnosis.causes],
         "symptoms": list(diagnosis.symptoms),
         "findings": [finding_document(finding) for finding in diagnosis.findings],
         "recommendations": [
@@ -53,6 +57,19 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
         "window_s": round(diagnosis.window_s, 3),
         "judged_against": diagnosis.judged_against,
     }
+
+
+def with_docs(stored: Mapping[str, Any], docs_url: str) -> dict[str, Any]:
+    """A stored document with the address of each cause's page, where it is a document at all."""
+    causes: object = stored.get("causes")
+    if not isinstance(causes, list):
+        return dict(stored)
+    linked: list[object] = []
+    for cause in cast("list[object]", causes):
+        part = cast("dict[str, Any]", cause) if isinstance(cause, dict) else {}
+        docs = cause_page(docs_url, str(part.get("id")))
+        linked.append({**part, "docs": docs} if docs else cause)
+    return {**stored, "causes": linked}
 
 
 def stage_document(stage: Stage | None) -> dict[str, Any]:
@@ -77,8 +94,9 @@ def stage_document(stage: Stage | None) -> dict[str, Any]:
     }
 
 
-def cause_document(cause: Cause) -> dict[str, Any]:
-    """A cause with its evidence."""
+def cause_document(cause: Cause, *, docs_url: str = "") -> dict[str, Any]:
+    """A cause with its evidence, and the address of its page where there is one."""
+    docs = cause_page(docs_url, cause.id)
     return {
         "id": cause.id,
         "confidence": cause.confidence,
@@ -100,6 +118,7 @@ def cause_document(cause: Cause) -> dict[str, Any]:
             }
             for point in cause.unless
         ],
+        **({"docs": docs} if docs else {}),
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
@@ -53,10 +54,11 @@ COLOURS = {"ok": "32", "info": "36", "warning": "33", "critical": "31;1", "unkno
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to print: with colour or without, and how wide."""
+    """How to print: with colour or without, how wide, and where the pages about causes are."""
 
     colour: bool = False
     width: int = WIDTH
+    docs_url: str = ""
 
     def paint(self, text: str, health: str) -> str:
         """Text in the colour of a health state."""
@@ -252,6 +254,7 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
         (f"explains: {', '.join(cause.explains)}" if cause.explains else "", 2),
         (unless_words(cause), 2),
         *((row, 2) for row in advice.rows(recommendations) or [f"do first: {cause.lever}"]),
+        (f"docs: {docs}" if (docs := cause_page(style.docs_url, cause.id)) else "", 2),
     ]
     lines = wrapped(f"{head} {lasting(cause.since_s, diagnosis.t_s)}", width=style.width, more=3)
     lines[0] = lines[0].replace(head, style.bold(head), 1)
@@ -297,10 +300,10 @@ def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:
 SPECIAL = re.compile(r"([\\`*\[\]<>|])")
 
 
-def markdown(diagnoses: Sequence[Diagnosis], *, footers: bool = True) -> str:
+def markdown(diagnoses: Sequence[Diagnosis], *, footers: bool = True, docs_url: str = "") -> str:
     """The report of one moment, worst engine first; `footers` as for text."""
     ordered = sorted(diagnoses, key=lambda d: -d.severity)
-    return "\n\n".join(_markdown(diagnosis, footers=footers) for diagnosis in ordered)
+    return "\n\n".join(_markdown(diagnosis, docs_url, footers=footers) for diagnosis in ordered)
 
 
 def escaped(line: str) -> str:
@@ -308,7 +311,7 @@ def escaped(line: str) -> str:
     return SPECIAL.sub(r"\\\1", printable(line))
 
 
-def _markdown(diagnosis: Diagnosis, *, footers: bool) -> str:
+def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
     lines = [
         f"## {diagnosis.health.upper()}: {escaped(who(diagnosis))}",
         "",
@@ -319,7 +322,7 @@ def _markdown(diagnosis: Diagnosis, *, footers: bool) -> str:
     if diagnosis.symptoms:
         lines += ["", *(f"- {symptom}: {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)]
     for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_markdown_cause(place, cause, diagnosis)]
+        lines += ["", *_markdown_cause(place, cause, diagnosis, docs_url)]
     findings = notable(diagnosis, "warning", "critical") + notable(diagnosis, "info")
     if findings:
         lines += ["", "### Also out of bounds", ""]
@@ -338,7 +341,7 @@ def _also(finding: Finding, t_s: float) -> str:
     return f"- {escaped(finding_words(finding, t_s))}; {finding.state}.{advised}"
 
 
-def _markdown_cause(place: int, cause: Cause, diagnosis: Diagnosis) -> list[str]:
+def _markdown_cause(place: int, cause: Cause, diagnosis: Diagnosis, docs_url: str) -> list[str]:
     summary = escaped(summary_words(cause, diagnosis.t_s))
     lines = [
         f"### {place}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f})",
@@ -362,4 +365,6 @@ def _markdown_cause(place: int, cause: Cause, diagnosis: Diagnosis) -> list[str]
     for row in advice.rows(recommendations):
         head, _, rest = row.partition(": ")
         lines += ["", f"**{head.capitalize()}:** {escaped(rest)}"]
+    if docs := cause_page(docs_url, cause.id):
+        lines += ["", f"Docs: <{docs}>"]
     return lines

@@ -316,7 +316,7 @@ def in_promql(record: CauseRecord) -> str:
     if why is not None:
         return f"no exported alert: {why}."
     if record.id not in {query.record.id for query in cause_queries(plan)}:
-        return "no exported alert; the series `up` says it."
+        return "the exported alert `KneewatchTargetDown` concludes it from `up`."
     unseen = [form.sidecar for form in record.forms if form.sidecar]
     unseen += [term.sidecar for form in record.forms for term in form.terms if term.sidecar]
     text = f"the exported alert `{cause_name(record.id)}` concludes it"

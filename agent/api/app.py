@@ -20,7 +20,17 @@ from starlette.responses import RedirectResponse, Response
 from kneewatch.agent.api import metrics
 from kneewatch.agent.api.auth import READ
 from kneewatch.agent.api.guard import GRANTED, Guard, Policy, need_admin
-from kneewatch.agent.api.responses import HTML, JSON, MEDIA_TYPES, Problem, clean, dumped, refused
+from kneewatch.agent.api.responses import (
+    HTML,
+    JSON,
+    MARKDOWN,
+    MEDIA_TYPES,
+    Problem,
+    clean,
+    dumped,
+    form_of,
+    refused,
+)
 from kneewatch.agent.api.service import Service, reasons
 from kneewatch.agent.api.sizing import Sizes, json_object
 from kneewatch.agent.api.triage import Triage, to_page
@@ -199,6 +209,8 @@ def make_app(service: Service) -> FastAPI:
         ("/openapi.json", _document(app)),
         ("/docs", _reference(app)),
         ("/docs/reference.css", _stylesheet),
+        ("/docs/glossary", _glossary),
+        ("/docs/{folder}/{name}", _doc_page),
     )
     for path, endpoint in hidden:
         app.add_api_route(path, endpoint, include_in_schema=False, response_class=Response)
@@ -225,6 +237,25 @@ async def _stylesheet() -> Response:
     from kneewatch.agent.api.docs_page import stylesheet
 
     return Response(stylesheet(), headers={"content-type": "text/css; charset=utf-8"})
+
+
+async def _glossary(request: Request) -> Response:
+    return await _doc_page(request, "", "glossary")
+
+
+async def _doc_page(request: Request, folder: str, name: str) -> Response:
+    """A page of the documentation: HTML for a browser, its Markdown for others."""
+    from kneewatch.agent.api import doc_pages
+
+    form = form_of(
+        request.query_params.get("format"), request.headers.get("accept"), (MARKDOWN, HTML)
+    )
+    markdown = doc_pages.source(folder, name)
+    if markdown is None:
+        raise Problem(HTTPStatus.NOT_FOUND, "there is no such page; see /docs/causes/index")
+    up = "../" if folder else ""
+    text = doc_pages.rendered(markdown, up=up) if form == HTML else markdown
+    return Response(text, media_type=MEDIA_TYPES[form])
 
 
 async def _problem(request: Request, problem: Exception) -> Response:

@@ -17,20 +17,28 @@ def page(document: Json) -> str:
     """The page, relative to /docs."""
     info = document["info"]
     lines = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{_text(info['title'])} API</title>",
-        '<link rel="icon" href="data:,"><link rel="stylesheet" href="docs/reference.css">',
-        "</head><body><main>",
         f"<h1>{_text(info['title'])} {_text(info['version'])}</h1>",
         f"<p>{_text(info['description'])}</p>",
-        '<p><a href="triage">Triage page</a> · <a href="openapi.json">OpenAPI document</a></p>',
+        '<p><a href="triage">Triage page</a> · <a href="openapi.json">OpenAPI document</a> · '
+        '<a href="docs/causes/index">Causes</a> · <a href="docs/rules/index">Rules</a></p>',
     ]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             lines += _operation(path, method, operation)
-    return "\n".join([*lines, "</main></body></html>", ""])
+    return framed(f"{_text(info['title'])} API", "docs/reference.css", "\n".join(lines))
+
+
+def framed(title: str, stylesheet: str, body: str) -> str:
+    """A whole page: `title` and `body` are HTML, `stylesheet` is its relative address."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<link rel="icon" href="data:,"><link rel="stylesheet" href="{stylesheet}">
+</head><body><main>
+{body}
+</main></body></html>
+"""
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from threading import Lock
 from typing import Any
@@ -24,7 +25,8 @@ LINES = 200
 """More lines of the past than this are no help at night."""
 
 TROUBLE_FROM = RANKS["unknown"]
-PLAIN = Style()
+OWN_DOCS = "/docs"
+"""Where the daemon serves the pages about causes and rules: a path on its own address."""
 HINT = (
     "more: ?format=json or markdown; ?at=03:07 or -2h for the past; ?since=-2h for how it came to\n"
     "  this; a browser gets a page at /triage"
@@ -47,9 +49,11 @@ class Stretch:
     ended: str
 
 
-def body(form: str, diagnoses: Sequence[Diagnosis], *, alone: bool) -> str:
+def body(
+    form: str, diagnoses: Sequence[Diagnosis], *, alone: bool, docs_url: str = OWN_DOCS
+) -> str:
     """The engines, worst first as given. `alone`: one target was asked for, and all is told."""
-    told = markdown if form == MARKDOWN else _text
+    told = partial(markdown if form == MARKDOWN else _text, docs_url=docs_url)
     if alone or len(diagnoses) <= 1:
         return told(diagnoses)
     trouble = [one for one in diagnoses if rank(one) >= TROUBLE_FROM]
@@ -115,12 +119,12 @@ def past(form: str, stretches: Sequence[Stretch], *, since_s: float, t_s: float)
     return "\n".join([f"{title}:", *(part for row in rows for part in wrapped(row, indent=3))])
 
 
-def _text(diagnoses: Sequence[Diagnosis]) -> str:
+def _text(diagnoses: Sequence[Diagnosis], *, docs_url: str) -> str:
     # `text` sorts by severity, in which an unknown engine is not worse than a healthy one.
     groups: dict[int, list[Diagnosis]] = {}
     for one in diagnoses:
         groups.setdefault(rank(one), []).append(one)
-    return "\n\n".join(text(group, PLAIN) for group in groups.values())
+    return "\n\n".join(text(group, Style(docs_url=docs_url)) for group in groups.values())
 
 
 def _brief(diagnosis: Diagnosis) -> str:
@@ -182,6 +186,7 @@ class Moment:
 class Present:
     """Rendered answers by form and target; the empty target stands for all of them."""
 
+    docs_url: str = OWN_DOCS
     _kept: dict[tuple[str, str], tuple[Moment, bytes]] = field(
         default_factory=dict[tuple[str, str], tuple[Moment, bytes]]
     )
@@ -216,9 +221,8 @@ class Present:
             if form == JSON:
                 found = self._json(moment)
             else:
-                found = body(form, moment.diagnoses(), alone=bool(target)).encode(
-                    "utf-8", "replace"
-                )
+                told = body(form, moment.diagnoses(), alone=bool(target), docs_url=self.docs_url)
+                found = told.encode("utf-8", "replace")
             if len(self._kept) > KEPT_MOST:
                 # Targets come and go; what is still asked for is soon rendered again.
                 self._kept.clear()
@@ -240,7 +244,10 @@ class Present:
     def _of(self, state: TargetState, *, is_late: bool) -> list[tuple[Diagnosis, bytes]]:
         held = self._documents.get(state.name)
         if held is None or held[0] is not state or held[1] != is_late:
-            rows = [(one, dumped(document(one))) for one in shown(state, is_late=is_late)]
+            rows = [
+                (one, dumped(document(one, docs_url=self.docs_url)))
+                for one in shown(state, is_late=is_late)
+            ]
             held = self._documents[state.name] = (state, is_late, rows)
         return held[2]
 

@@ -13,7 +13,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api.formatting import HINT, Moment, Present, Stretch, body, head, past
+from kneewatch.agent.api.formatting import (
+    HINT,
+    OWN_DOCS,
+    Moment,
+    Present,
+    Stretch,
+    body,
+    head,
+    past,
+)
 from kneewatch.agent.api.history import History, Then, stretch_document
 from kneewatch.agent.api.responses import (
     HTML,
@@ -28,7 +37,7 @@ from kneewatch.agent.api.responses import (
 )
 from kneewatch.agent.api.service import Service, worst_first
 from kneewatch.agent.api.time_parameter import moment
-from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
+from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, with_docs
 from kneewatch.reports.formatting import clock, date
 
 SCHEMA = "kneewatch.triage/1"
@@ -57,7 +66,8 @@ class Triage:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._present = Present()
+        self._docs_url = service.settings.docs_url or OWN_DOCS
+        self._present = Present(self._docs_url)
         self._history = History(service.reader, service.store)
 
     async def __call__(self, request: Request, target: str = "") -> Response:
@@ -129,7 +139,7 @@ class Triage:
         notices = [*then.notices(), *notices]
         if not then.documents and not stretches:
             raise _nothing_then([engine.first_s for engine in engines], then, notices)
-        return _past_response(asked, then.documents, notices, stretches)
+        return _past_response(asked, then.documents, notices, stretches, self._docs_url)
 
 
 def _response(
@@ -156,9 +166,11 @@ def _past_response(
     documents: Sequence[dict[str, Any]],
     notices: Sequence[str],
     stretches: Sequence[Stretch] | None,
+    docs_url: str,
 ) -> Response:
     if asked.form == JSON:
-        told = b'"targets":[%s],"watching":[]' % b",".join(dumped(one) for one in documents)
+        linked = [with_docs(document, docs_url) for document in documents]
+        told = b'"targets":[%s],"watching":[]' % b",".join(dumped(one) for one in linked)
         return _json(asked, _about((), notices), told, stretches)
     try:
         diagnoses = worst_first(diagnosis_of(document) for document in documents)
@@ -169,7 +181,7 @@ def _past_response(
         ) from exc
     first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending={},
                  notices=notices)  # fmt: skip
-    told_text = body(asked.form, diagnoses, alone=bool(asked.target))
+    told_text = body(asked.form, diagnoses, alone=bool(asked.target), docs_url=docs_url)
     return _text(asked, [first, told_text], stretches)
 
 

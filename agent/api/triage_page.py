@@ -111,6 +111,7 @@ class Views:
             since=asked.since,
             notices=notices,
             others=not only or asked.target != only,
+            docs_url=self._service.settings.docs_url or "docs",
         )
 
     def _only(self, asked: Shown, engines: Sequence[StoredEngine]) -> str:

@@ -279,7 +279,12 @@ class Channel:
             self._formatting = 1
         try:
             receiver = self.receiver
-            message = events.message(due, receiver=receiver.name, base=receiver.triage_url)
+            message = events.message(
+                due,
+                receiver=receiver.name,
+                base=receiver.triage_url,
+                docs_url=receiver.docs_url,
+            )
             with self._changed:
                 self._put(message, self._on_delivered(due))
         finally:

@@ -19,6 +19,7 @@ from kneewatch.agent.notify.message import (
 )
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.diagnosis_json import cause_document, recommendation_document, stage_document
@@ -163,15 +164,15 @@ def group_of(event: Event) -> Group:
     return event.kind, event.key.id, event.how
 
 
-def message(events: Sequence[Event], *, receiver: str, base: str) -> Message:
+def message(events: Sequence[Event], *, receiver: str, base: str, docs_url: str = "") -> Message:
     """The message for the events of one group, the worst event in full. `base`: see `link`."""
     ordered = sorted(
         events,
         key=lambda event: (-event.severity, -event.stage, event.key),
     )
     worst = ordered[0]
-    parts = [_part(worst, base, full=True)]
-    parts += [_part(event, base, full=False) for event in ordered[1:PARTS_MAX]]
+    parts = [_part(worst, base, docs_url, full=True)]
+    parts += [_part(event, base, docs_url, full=False) for event in ordered[1:PARTS_MAX]]
     left = len(ordered) - len(parts)
     marks = sorted(f"{event.key} {event.since_s:.3f} {event.stage}" for event in events)
     return Message(
@@ -182,7 +183,7 @@ def message(events: Sequence[Event], *, receiver: str, base: str) -> Message:
         headline=_headline(ordered),
         parts=tuple(parts),
         more=f"and {left} more" if left else "",
-        events=tuple(_document(event, base) for event in ordered[:EVENTS_MAX]),
+        events=tuple(_document(event, base, docs_url) for event in ordered[:EVENTS_MAX]),
     )
 
 
@@ -228,13 +229,18 @@ def _who(event: Event) -> str:
     return f"{key.target} (model {key.model or '?'}, engine {key.engine or '?'})"
 
 
-def _part(event: Event, base: str, *, full: bool) -> Part:
+def _part(event: Event, base: str, docs_url: str, *, full: bool) -> Part:
     if event.kind == "ended" or event.diagnosis is None:
         left = (Line("still active", ", ".join(event.left)),) if event.left else ()
         # The problem is over, so link to the page as it was when the problem started.
         return Part(_who(event), left, link(base, event.key.target, event.since_s))
     lines = _lines(event, event.diagnosis, event.cause)
-    return Part(_who(event), tuple(lines if full else lines[:1]), link(base, event.key.target))
+    return Part(
+        _who(event),
+        tuple(lines if full else lines[:1]),
+        link(base, event.key.target),
+        cause_page(docs_url, event.key.id),
+    )
 
 
 def _lines(event: Event, diagnosis: Diagnosis, cause: Cause | None) -> list[Line]:
@@ -257,7 +263,7 @@ def _lines(event: Event, diagnosis: Diagnosis, cause: Cause | None) -> list[Line
     return lines
 
 
-def _document(event: Event, base: str) -> dict[str, Any]:
+def _document(event: Event, base: str, docs_url: str) -> dict[str, Any]:
     diagnosis, cause = event.diagnosis, event.cause
     recommendations = advice.advised(diagnosis, cause) if diagnosis and cause else []
     return {
@@ -272,7 +278,7 @@ def _document(event: Event, base: str) -> dict[str, Any]:
         "how": event.how,
         "left": list(event.left),
         "stage": stage_document(diagnosis.stage) if diagnosis else None,
-        "cause": cause_document(cause) if cause else None,
+        "cause": cause_document(cause, docs_url=docs_url) if cause else None,
         "recommendation": recommendation_document(recommendations[0]) if recommendations else None,
         "link": link(base, event.key.target, event.since_s if event.kind == "ended" else None),
     }

@@ -109,7 +109,7 @@ def text(message: Message, escaped: Escape = escape_plain) -> str:
     for part in message.parts:
         lines += ["", escaped(part.title, LINE_MAX)]
         lines += [f"  {_line(line, escaped, '')}" for line in part.lines]
-        lines += [f"  {part.link}"] if part.link else []
+        lines += [f"  {url}" for _, url in part.links]
     return "\n".join([*lines, *(["", message.more] if message.more else [])])
 
 
@@ -118,7 +118,8 @@ def markdown(message: Message) -> str:
     lines = [f"**{escape_markdown(message.headline, HEADLINE_MAX)}**"]
     for part in message.parts:
         title = escape_markdown(part.title, LINE_MAX)
-        lines += ["", f"{title} ([triage]({part.link}))" if part.link else title, ""]
+        links = ", ".join(f"[{words}]({url})" for words, url in part.links)
+        lines += ["", f"{title} ({links})" if links else title, ""]
         lines += [f"- {_line(line, escape_markdown, '')}" for line in part.lines]
     return "\n".join([*lines, *(["", message.more] if message.more else [])])
 
@@ -138,8 +139,8 @@ def email(message: Message, *, sender: str, recipients: tuple[str, ...]) -> Emai
 
 def _slack_part(part: Part) -> str:
     title = escape_slack(part.title, LINE_MAX)
-    # The link needs no escape: its base has no Slack markup and its query is quoted.
-    rows = [f"<{part.link}|triage> {title}" if part.link else title]
+    # Links need no escape: their bases have no Slack markup and their queries are quoted.
+    rows = [" ".join([*(f"<{url}|{words}>" for words, url in part.links), title])]
     size = len(rows[0])
     for line in part.lines:
         row = f"\u2022 {_line(line, escape_slack, '`')}"
@@ -169,8 +170,10 @@ def _html(message: Message) -> str:
     rows = [f"<p><b>{escape_html(message.headline, HEADLINE_MAX)}</b></p>"]
     for part in message.parts:
         title = escape_html(part.title, LINE_MAX)
-        if part.link:
-            title += f' (<a href="{html.escape(part.link, quote=True)}">triage</a>)'
+        links = ", ".join(
+            f'<a href="{html.escape(url, quote=True)}">{words}</a>' for words, url in part.links
+        )
+        title += f" ({links})" if links else ""
         rows.append(f"<p>{title}</p>")
         if part.lines:
             rows.append(f"<ul>{''.join(item(line) for line in part.lines)}</ul>")

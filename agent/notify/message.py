@@ -34,11 +34,19 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section of a message: a title, lines, and a link to the triage page or ""."""
+    """A section of a message: a title, lines, and links to the triage page and to the cause's page;
+    "" for a page that has no known address."""
 
     title: str
     lines: tuple[Line, ...] = ()
     link: str = ""
+    docs: str = ""
+
+    @property
+    def links(self) -> tuple[tuple[str, str], ...]:
+        """The links that there are, each with its words."""
+        named = (("triage", self.link), ("runbook", self.docs))
+        return tuple((words, url) for words, url in named if url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,6 +191,7 @@ class Receiver:
     give_up_s: float
     timeout_s: float
     triage_url: str
+    docs_url: str
     origin: str
 
     def matches(self, target: str, labels: Mapping[str, str]) -> bool:
@@ -263,10 +264,14 @@ def receivers(settings: Settings) -> tuple[Receiver, ...]:
             names the key and the table.
     """
     hold_s = HOLD_S * settings["window_s"] / WINDOW_S
+    if settings.docs_url and not LINK.fullmatch(settings.docs_url):
+        raise SettingsError(
+            "docs_url must be an HTTP(S) URL without user, query or fragment, for [[notify]]"
+        )
     result: list[Receiver] = []
     for place, keys in enumerate(settings.tables.get("notify", ()), 1):
         table = _Table(keys, f"{settings.thresholds_origin}: [[notify]] number {place}")
-        result.append(_receiver(table, place=place, hold_s=hold_s))
+        result.append(_receiver(table, place=place, hold_s=hold_s, docs_url=settings.docs_url))
     names = [receiver.name for receiver in result]
     for receiver in result:
         if names.count(receiver.name) > 1:
@@ -356,7 +361,7 @@ class _Table:
         return Secret(text, self[f"{name}_file"], self[f"{name}_env"])
 
 
-def _receiver(table: _Table, *, place: int, hold_s: float) -> Receiver:
+def _receiver(table: _Table, *, place: int, hold_s: float, docs_url: str) -> Receiver:
     link = (table["triage_url"] or "").rstrip("/").removesuffix("/triage")
     if link:
         table.fitting("triage_url", link, LINK, "an HTTP(S) URL without user, query or fragment")
@@ -378,6 +383,7 @@ def _receiver(table: _Table, *, place: int, hold_s: float) -> Receiver:
         give_up_s=table["give_up_s"],
         timeout_s=table["timeout_s"],
         triage_url=link,
+        docs_url=docs_url or (f"{link}/docs" if link else ""),
         origin=table.origin,
     )
 

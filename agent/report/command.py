@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -112,7 +113,7 @@ def run(
     _check_writable(out)
     if selector and prometheus is None:
         raise SettingsError("--selector goes with --prometheus")
-    render = renderer(form or BY_ENDING.get(Path(out).suffix.lower(), "html"))
+    render = renderer(form or BY_ENDING.get(Path(out).suffix.lower(), "html"), settings.docs_url)
     made_s = time.time()
     unit_s = 0.0 if prometheus is None else whole_s(since_s)
     now, before = periods(
@@ -191,13 +192,14 @@ def made_of_fleet(
     return build(observed, made_s=made_s, version=version("kneewatch")), observed.partial
 
 
-def renderer(form: str) -> Callable[[WeeklyReport], str]:
-    """What makes text of a report."""
+def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:
+    """What makes text of a report, with links to the causes' pages below `docs_url`."""
     if form == "json":
         return render_json
     from kneewatch.reports.weekly import page  # here: JSON needs no charts
 
-    return page.render_markdown if form == "markdown" else page.render
+    render = page.render_markdown if form == "markdown" else page.render
+    return partial(render, docs_url=docs_url)
 
 
 def status(report: WeeklyReport) -> int:

@@ -47,7 +47,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     page = folder / f"{PREFIX}{day}.html"
     _make(folder)
     write(renderer("json")(report), str(page.with_suffix(".json")))
-    write(renderer("html")(report), str(page))
+    write(renderer("html", settings.docs_url)(report), str(page))
     prune(folder, keep=settings["report.keep"])
     failed = send(to, report, page)
     return {

@@ -100,6 +100,13 @@ class Settings:
             thresholds_origin=self.thresholds_origin,
         )
 
+    @property
+    def docs_url(self) -> str:
+        """Where the pages about causes and rules are, without a slash at the end; empty: nowhere
+        but in the daemon."""
+        url: str = self["docs_url"] or ""
+        return url.rstrip("/")
+
     def fetch(self) -> FetchSettings:
         """How pages are fetched."""
         given = {

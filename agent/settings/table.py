@@ -184,6 +184,12 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("fleet.query_timeout_s", "seconds", 30.0, "for the whole answer to a query"),
     Setting("file_sd", "texts", None, "files with targets in Prometheus's file_sd format; globs"),
+    Setting(
+        "docs_url",
+        "url",
+        None,
+        "base URL of the pages about causes and rules; unset: the daemon's own",
+    ),
     Setting("listen", "text", "127.0.0.1:9877", "where run answers: HOST:PORT"),
     Setting(
         "store.file", "text", None, "the history; unset: kneewatch.db in the state folder", "store"

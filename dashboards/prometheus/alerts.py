@@ -8,6 +8,7 @@ from dataclasses import replace
 from kneewatch.collector.signals.vllm import ARRIVALS, within_ttft
 from kneewatch.dashboards.prometheus.recording_rules import FOUND, derived, inexpressible
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.diagnose.doc_links import cause_page, rule_page
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.facts import duration, number, recorded
 from kneewatch.rules.rule import Bound, Guard, Rule, Severity
@@ -103,14 +104,19 @@ def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
         "action": rule.advice,
         "guide": ", ".join(rule.guide),
     }
-    return told | triage_link(plan)
+    return told | link_annotations(plan, rule_page(plan.runbooks, rule.id))
 
 
-def triage_link(plan: Plan) -> dict[str, str]:
-    """The annotation that leads to the triage page, where one is stated."""
-    if not plan.triage_url:
-        return {}
-    return {"triage": f"{plan.triage_url.rstrip('/')}/{{{{ $labels.instance }}}}"}
+def link_annotations(plan: Plan, runbook: str) -> dict[str, str]:
+    """The annotations that lead to the triage page and to the page about the cause or rule, where
+    these are known."""
+    triage = f"{plan.triage_url.rstrip('/')}/{{{{ $labels.instance }}}}" if plan.triage_url else ""
+    return runbook_annotation(runbook) | ({"triage": triage} if triage else {})
+
+
+def runbook_annotation(runbook: str) -> dict[str, str]:
+    """The annotation that leads to the page about a cause or rule, where it is known."""
+    return {"runbook_url": runbook} if runbook else {}
 
 
 # --- Error budgets of the TTFT target: how fast they burn, on two windows at once. Pure -----------
@@ -174,7 +180,7 @@ def _burn_rate_alerts(plan: Plan) -> list[Alert]:
                     "action": "See which cause stands: the triage page and the cause alerts.",
                     "guide": "9.3",
                 }
-                | triage_link(plan),
+                | link_annotations(plan, rule_page(plan.runbooks, "TTFT-P99")),
             )
         )
     return alerts
@@ -225,7 +231,7 @@ def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
             "action": STAGE_ADVICE[number_],
             "guide": "7.4",
         }
-        | triage_link(plan),
+        | link_annotations(plan, cause_page(plan.runbooks, "kv_pressure")),
     )
 
 
@@ -271,7 +277,7 @@ def vanished_group(plan: Plan) -> Group:
                     "action": "See whether an engine died or --disable-log-stats was set.",
                     "guide": "",
                 }
-                | triage_link(plan),
+                | link_annotations(plan, cause_page(plan.runbooks, "metrics_missing")),
             ),
             Alert(
                 name="KneewatchTargetDown",
@@ -286,7 +292,7 @@ def vanished_group(plan: Plan) -> Group:
                     "action": "See whether the server runs and listens.",
                     "guide": "",
                 }
-                | triage_link(plan),
+                | link_annotations(plan, cause_page(plan.runbooks, "target_down")),
             ),
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kneewatch.dashboards.prometheus.alerts import triage_link
+from kneewatch.dashboards.prometheus.alerts import link_annotations
 from kneewatch.dashboards.prometheus.cause_query import CauseQuery, Spelled, confidence, scored
 from kneewatch.dashboards.prometheus.gpu_engines import (
     ENGINE_CLOCK,
@@ -18,6 +18,7 @@ from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Recor
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW
 from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXPLAINS
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Say
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.outliers import CLOCK_BELOW, PEERS_MIN, SAME_ARRIVALS, SLOWER, TERMS
 from kneewatch.rules.conditions import ToPromQL, nodes
 from kneewatch.rules.facts import number, recorded
@@ -263,5 +264,5 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity, expr: str) -> Aler
             "action": query.lever,
             "guide": ", ".join(query.guide),
         }
-        | triage_link(plan),
+        | link_annotations(plan, cause_page(plan.runbooks, record.id)),
     )

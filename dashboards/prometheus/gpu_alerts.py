@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
 
+from kneewatch.dashboards.prometheus.alerts import runbook_annotation
 from kneewatch.dashboards.prometheus.cause_query import Spelled, confidence, scored
 from kneewatch.dashboards.prometheus.gpu_series import (
     BOARD,
@@ -34,6 +35,7 @@ from kneewatch.diagnose.causes.gpu_clocks import (
 )
 from kneewatch.diagnose.causes.gpu_faults import LINK_ERRORS_PER_S, PCIE_REPLAYS_PER_S
 from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.gpu.health import (
     DRAINED,
     LINK,
@@ -125,7 +127,8 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
             f"cache or the batch. Its shares of time and clock: {each('')}*.",
             "action": f"On {WHERE} {reason.action}.",
             "guide": "9.3",
-        },
+        }
+        | runbook_annotation(cause_page(plan.runbooks, "gpu_throttled")),
         by=f"{BOARD}, reason",
     )
 
@@ -375,7 +378,8 @@ def _fault_alert(plan: Plan, one: Ailing) -> Alert:
             "cache or the batch.",
             "action": f"Drain {WHERE}: {one.action}.",
             "guide": "9.3",
-        },
+        }
+        | runbook_annotation(cause_page(plan.runbooks, "gpu_fault")),
         by=f"{BOARD}, xid, ailment",
     )
 

@@ -28,9 +28,10 @@ class Plan(Profile):
 
     `interval_s` is the evaluation interval. `objective_ratio` of the requests must meet the
     targets. `prefix` begins vLLM's metric names. `triage_url` is where the triage page of a target
-    is: its `instance` is put behind it. `gpu_join` has the engine's labels, and those of DCGM's
-    series that say the same: without it no GPU is an engine's. `gpu_selector` restricts DCGM's.
-    `ordered`: a rule sees what those before it recorded at the same moment; vmalert's do not.
+    is: its `instance` is put behind it. `docs_url` is the base of the pages about causes and rules.
+    `gpu_join` has the engine's labels, and those of DCGM's series that say the same: without it no
+    GPU is an engine's. `gpu_selector` restricts DCGM's. `ordered`: a rule sees what those before it
+    recorded at the same moment; vmalert's do not.
     """
 
     interval_s: float = 15.0
@@ -39,9 +40,18 @@ class Plan(Profile):
     prefix: str = VLLM_PREFIX
     selector: str = ""
     triage_url: str = ""
+    docs_url: str = ""
     gpu_join: tuple[tuple[str, str], ...] = ()
     gpu_selector: str = ""
     ordered: bool = True
+
+    @property
+    def runbooks(self) -> str:
+        """The base of the pages about causes and rules: as stated, else the daemon's own; empty
+        where neither is known."""
+        if self.docs_url or not self.triage_url:
+            return self.docs_url
+        return f"{self.triage_url.rstrip('/').removesuffix('/triage')}/docs"
 
     @property
     def dialect(self) -> Dialect:

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment
 
+from kneewatch.diagnose.doc_links import cause_page, rule_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import latency_basis, stage_words
@@ -271,7 +272,13 @@ FILTERS: dict[str, Any] = {
     "span": span,
     "tick_label": tick_label,
 }
-GLOBALS: dict[str, Any] = {"last_read": last_read, "tall": TALL, "wide": WIDE}
+GLOBALS: dict[str, Any] = {
+    "cause_page": cause_page,
+    "rule_page": rule_page,
+    "last_read": last_read,
+    "tall": TALL,
+    "wide": WIDE,
+}
 
 
 def render(view: TriageView) -> str:

@@ -114,6 +114,8 @@ class TriageView:
     since: str = SINCE_DEFAULT
     notices: Sequence[str] = ()
     others: bool = True
+    docs_url: str = "docs"
+    """Where the pages about causes and rules are: relative to the page, or a URL."""
 
     @property
     def moment_s(self) -> float:

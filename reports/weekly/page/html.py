@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.formatting import duration, number, percent, plural, quantity, span
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.weekly.page import formatting as moments
@@ -50,6 +51,7 @@ FILTERS: dict[str, Any] = {
     "tone": telling.tone,
 }
 GLOBALS: dict[str, Any] = {
+    "cause_page": cause_page,
     "COLUMNS": moments.WEEKDAYS,
     "FATES": telling.FATES,
     "HEALTH": telling.HEALTH,
@@ -69,13 +71,15 @@ GLOBALS: dict[str, Any] = {
 }
 
 
-def render(report: WeeklyReport) -> str:
-    """The file; everything in it that came from elsewhere is text."""
+def render(report: WeeklyReport, *, docs_url: str = "") -> str:
+    """The file; everything in it that came from elsewhere is text. With `docs_url` incidents link
+    to their cause's page."""
     calendar = Calendar(report.timezone, report.period)
     tiers = parts.tier_parts(report, calendar)
     css = _stylesheet()
     return _environment().get_template("report.html.j2").render(
         report=report,
+        docs_url=docs_url,
         calendar=calendar,
         tiers=[part for part in tiers if part.watched],
         worst_first=parts.worst_first(tiers),

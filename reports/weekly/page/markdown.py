@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.formatting import number, plural, quantity, span
 from kneewatch.reports.weekly.figures import Advice, EngineChange, EvidenceLine, TargetQuality
 from kneewatch.reports.weekly.page import markdown_tiers as tiers
@@ -125,12 +126,13 @@ def _left_out(count: int) -> RecordLines:
 Lines = list[str]
 
 
-def render_markdown(report: WeeklyReport) -> str:
-    """The document; everything in it that came from elsewhere is text."""
+def render_markdown(report: WeeklyReport, *, docs_url: str = "") -> str:
+    """The document; everything in it that came from elsewhere is text. With `docs_url` incidents
+    link to their cause's page."""
     calendar = Calendar(report.timezone, report.period)
     bodies: tuple[Lines, ...] = (
         _verdict(report),
-        _incidents(report, calendar),
+        _incidents(report, calendar, docs_url),
         _each(report, tiers.tables, report.tables, calendar),
         _each(report, tiers.slo, report.slo, calendar),
         _each(report, tiers.knee, report.knees, calendar),
@@ -213,15 +215,17 @@ def _each(
     return sections(*parts) or ["Nothing was watched."]
 
 
-def _incidents(report: WeeklyReport, calendar: Calendar) -> Lines:
+def _incidents(report: WeeklyReport, calendar: Calendar, docs_url: str) -> Lines:
     if report.incidents:
-        return sections(*(_incident(incident, calendar) for incident in report.incidents))
+        return sections(*(_incident(incident, calendar, docs_url) for incident in report.incidents))
     if report.tiers:
         return ["No incident: no cascade and no cause in this time."]
     return ["Nothing was watched: whether there was an incident is not known."]
 
 
-def _incident(one: Incident, calendar: Calendar) -> Lines:
+def _incident(one: Incident, calendar: Calendar, docs_url: str) -> Lines:
+    page = cause_page(docs_url, one.cause)
+    cause = f"[{code(one.cause)}]({page})" if page else code(one.cause)
     end_s = one.last_s if one.end_s is None else one.end_s
     stages = (
         f"stage {stage.number} ({stage.name}) from {calendar.clock(stage.start_s, seconds=True)}"
@@ -232,7 +236,7 @@ def _incident(one: Incident, calendar: Calendar) -> Lines:
         [
             f"{text(one.tier)}, {text(one.target)}, engine {text(one.engine)}; "
             f"{calendar.stretch(one.start_s, end_s)}, {lasted(one.start_s, end_s)}, "
-            f"{ending(one.ended, goes_on=one.end_s is None)}; {code(one.cause)}. "
+            f"{ending(one.ended, goes_on=one.end_s is None)}; {cause}. "
             f"{text(one.lead_text)}".strip()
         ],
         bullets(

@@ -54,7 +54,7 @@ def test_a_past_moment_is_told_by_the_same_words_as_now(service: Service) -> Non
         marked = client.get(f"{TRIAGE}?at=-30m", accept="text/markdown").text
     then = replace(SICK, target=SICK_NAME, t_s=NOW_S - 1800)
     assert plain.startswith("2026-11-20 23:36:40 UTC (the past): 1 critical, 1 ok\n")
-    assert text([then], Style()) in plain
+    assert text([then], Style(docs_url="/docs")) in plain
     assert marked.startswith("# 2026-11-20 23:36:40 UTC (the past): 1 critical")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -72,7 +73,11 @@ def test_the_worst_moment_is_told_as_it_was(played: Played) -> None:
     (then,) = found["targets"]
     assert then["causes"][0]["id"] == "kv_pressure"
     assert then["stage"]["number"] >= 2
-    for key in ("t", "health", "stage", "causes", "symptoms", "recommendations", "window_s"):
+    assert then["causes"] == [
+        {**cause, "docs": f"/docs/causes/{cause['id']}"}
+        for cause in cast("list[dict[str, object]]", played.worst["causes"])
+    ]
+    for key in ("t", "health", "stage", "symptoms", "recommendations", "window_s"):
         assert then[key] == played.worst[key], key
     assert "CRITICAL  kv_pressure" in plain
 

@@ -157,10 +157,10 @@ def test_curl_gets_the_text_that_diagnose_prints() -> None:
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     first, _, rest = answer.text.partition("\n\n")
     assert first == "2026-11-21 00:06:40 UTC: 1 critical, 1 ok"
-    assert rest.startswith(text([replace(SICK, target=SICK_NAME)], Style()))
+    assert rest.startswith(text([replace(SICK, target=SICK_NAME)], Style(docs_url="/docs")))
     assert "OK       stage 0  r1 (model llama, engine 0)  KV 46%" in rest
     assert "?at=03:07" in rest
-    assert text([replace(HEALTHY, target="r1")], Style()) in alone
+    assert text([replace(HEALTHY, target="r1")], Style(docs_url="/docs")) in alone
     assert all(len(line) <= 100 for line in answer.text.splitlines())
 
 
@@ -170,7 +170,7 @@ def test_markdown_for_a_ticket() -> None:
         assert client.get(f"{TRIAGE}?format=markdown").text == answer.text
     assert answer.headers["content-type"] == "text/markdown; charset=utf-8"
     assert answer.text.startswith("# 2026-11-21 00:06:40 UTC: 1 critical, 1 ok\n")
-    assert markdown([replace(SICK, target=SICK_NAME)]) in answer.text
+    assert markdown([replace(SICK, target=SICK_NAME)], docs_url="/docs") in answer.text
     assert "## OK\n\n- OK       stage 0  r1" in answer.text
 
 

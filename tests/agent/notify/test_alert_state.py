@@ -171,7 +171,8 @@ def test_ends_and_beginnings_alternate(kinds: list[str]) -> None:
     who = Receiver(
         name="x", kind="webhook", endpoint=None,  # type: ignore[arg-type]
         severity=Severity.WARNING, targets=(), labels={}, own=True, alerts=True, group_wait_s=1,
-        hold_s=HOLD_S, repeat_s=None, give_up_s=1, timeout_s=1, triage_url="", origin="",
+        hold_s=HOLD_S, repeat_s=None, give_up_s=1, timeout_s=1, triage_url="", docs_url="",
+        origin="",
     )  # fmt: skip
     made = {
         "well": healthy(),

@@ -1,0 +1,16 @@
+"""Addresses of the pages about causes and rules. Pure."""
+
+from __future__ import annotations
+
+from kneewatch.diagnose.causes.ranking import BY_ID
+
+
+def cause_page(docs_url: str, cause_id: str) -> str:
+    """The address of a cause's page below `docs_url`; empty without a base or without a page."""
+    # A diagnosis of another version may name causes that this one lacks.
+    return f"{docs_url}/causes/{cause_id}" if docs_url and cause_id in BY_ID else ""
+
+
+def rule_page(docs_url: str, rule_id: str) -> str:
+    """The address of a rule's page below `docs_url`; empty without a base."""
+    return f"{docs_url}/rules/{rule_id}" if docs_url else ""

@@ -1,0 +1,1 @@
+"""The documentation; the pages about causes and rules and the glossary ship with the package."""
