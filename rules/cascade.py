@@ -13,22 +13,22 @@ from kneewatch.rules.quantities import Held, LastStep, Signal, Target
 from kneewatch.rules.rule import WINDOW_S, Rule, Severity
 
 FALLS_TO = 0.7
-"""Tokens per second below 70 % of the reference are a fall."""
+"""Tokens/s below this share of the reference count as a fall."""
 
 GPU_IDLE_BELOW = 0.5
-"""The other signature: GPU activity below half of the reference."""
+"""GPU activity below this share of the reference counts as a fall too."""
 
 LOAD_HOLDS_AT = 0.8
-"""Load holds while it is at least 80 % of what it was then."""
+"""The load holds while it is at least this share of the reference's."""
 
 SAMPLES_MIN = 3
 SAMPLES_KEPT = 10
-"""Half windows that are remembered."""
+"""Samples kept, one each half window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A window's tokens per second, requests in flight, and GPU activity (None: not known)."""
+    """A window's tokens/s, requests in flight and GPU activity (None: unknown)."""
 
     t_s: float
     tokens_per_s: float
@@ -37,7 +37,7 @@ class Sample:
 
 
 class UsefulWork:
-    """What one engine got done lately. `window_s` is the short window."""
+    """An engine's recent throughput, and whether it has fallen. `window_s` is the short window."""
 
     def __init__(self, *, window_s: float) -> None:
         self._window_s = window_s
@@ -45,7 +45,7 @@ class UsefulWork:
         self._fallen_since_s: float | None = None
 
     def forget(self) -> None:
-        """The process was replaced."""
+        """Reset after a restart."""
         self._samples.clear()
         self._fallen_since_s = None
 
@@ -63,7 +63,7 @@ class UsefulWork:
             self._fallen_since_s = now_s
         due = not self._samples or now_s - self._samples[-1].t_s >= self._window_s / 2
         if due and reason is None:
-            # A fall is not learned: it would become the reference and so end by itself.
+            # A fall is not learned: it would become the reference and end by itself.
             self._samples.append(now)
         since_s = self._fallen_since_s
         return reason if since_s is not None and now_s - since_s >= self._window_s / 2 else None
@@ -78,7 +78,7 @@ class UsefulWork:
         if len(then) < SAMPLES_MIN:
             return None
         if now.tokens_per_s < FALLS_TO * median(sample.tokens_per_s for sample in then):
-            return "generated tokens fall while the load holds"
+            return "generation throughput falls while the load holds"
         active = [sample.gpu_active for sample in then if sample.gpu_active is not None]
         if now.gpu_active is None or len(active) < SAMPLES_MIN:
             return None
@@ -87,48 +87,47 @@ class UsefulWork:
         return None
 
 
-# The KV memory-pressure cascade: which stage an engine is in, since when, and what comes next.
-# Pure.
+# --- Stages ---------------------------------------------------------------------------------------
 #
-# Guide 7.4: the cache fills (1), running requests are evicted (2), requests queue behind their
-# own evicted state (3), useful work falls (4). vLLM's V1 engine recomputes what it evicts, so
-# stage 4 shows as generated tokens falling while the GPU is busy; an engine that swaps shows it
-# as an idle GPU. Both count. vLLM counts a preemption only when the request yields a token again
-# (0.32, scheduler): while preempted requests are stuck in the queue of a full cache the counter
-# stands still, and the stage holds.
-
+# Guide 7.4: the cache fills (1), running requests are preempted (2), requests queue (3), throughput
+# falls (4). vLLM's V1 engine recomputes what it preempts, so stage 4 shows as falling generation
+# throughput on a busy GPU; an engine that swaps shows it as an idle GPU. Both count. vLLM counts a
+# preemption only when the request yields a token again (0.32, scheduler): while preempted requests
+# are stuck in the queue of a full cache the counter stands still, and the stage holds.
 
 NAMES = ("steady", "filling", "evicting", "queueing", "collapsing")
 EVICTS = 2
-"""The first stage that harms anybody."""
+"""The first stage that delays requests."""
 
 FILLING_FROM_RATIO = 0.90
-"""Upper end of the guide's target band for KV usage (9.3: 75-90 %)."""
+"""Upper end of the guide's target band for KV usage (9.3: 75-90%)."""
 
 EVICT_WARNING_PER_S = 0.05
 EVICT_CRITICAL_PER_S = 0.20
-"""Preemptions per second and running request (guide 9.3; 7.4 has 5-10 %, 7.7 has 10 %)."""
+"""Preemptions per second and running request (guide 9.3; 7.4 has 5-10%, 7.7 has 10%)."""
 
 PREEMPTIONS_MIN = 3.0
-"""Fewer in the window are an event, not a rate: they are noted."""
+"""Fewer preemptions in the window are single events, not a rate, and stay at `info`."""
 
 FULL_FROM_RATIO = 0.97
-"""So full that a preempted request may be stuck behind it."""
+"""KV usage from which on a preempted request may be stuck in the queue."""
 
 QUEUE_SHARE_OF_RUNNING = 0.25
-"""Stage 3: the queue by capacity is at least this share of the batch, and at least two requests."""
+"""Stage 3: the queue for capacity is at least this share of the batch, and at least two
+requests."""
 
 QUEUED_FROM = 0.5
-"""Stage 3 by TTFT: this many are queued in the window's mean, and at least one is now."""
+"""Stage 3 by TTFT: mean of queued requests in the window; at least one must be queued now."""
 
 TTFT_DRIFT = 3.0
-"""Stage 3 without an SLO: TTFT P99 this many times its quiet baseline."""
+"""Stage 3 without an SLO: TTFT P99 over its quiet baseline."""
 
 EXIT_HOLD_S = 30.0
-"""How long the evidence of a stage must be gone; half of it once no request is left."""
+"""A stage ends once its evidence has been gone for this long; half of it with no request in
+flight."""
 
 NEEDED = ("kv_usage_ratio", "running", "waiting", "preemption_per_s")
-"""Without one of these nobody can say that requests are not being evicted, or will not be soon."""
+"""The stage is unknown without each of these."""
 
 STAGE = Signal("cascade_stage")
 SEVERITY = Signal("cascade_severity")
@@ -137,14 +136,14 @@ QUEUE = Signal("waiting_by_capacity")
 PREEMPTED = LastStep("num_preemptions", "preempted_since_scrape") > 0.0
 
 STUCK = (KV_USAGE >= FULL_FROM_RATIO) & (QUEUE >= 1.0) & (STAGE >= 2.0)
-"""So full that a preempted request may be stuck behind it."""
+"""Preempted requests may be stuck in the queue of a full cache, where vLLM does not count them."""
 
 BEHIND = QUEUE >= (QUEUE_SHARE_OF_RUNNING * Signal("running").otherwise(0.0)).at_least(2.0)
 OVER_TARGET = Signal("ttft_p99_s") > Target("ttft_p99_s")
 LEFT_BASELINE = ~Target("ttft_p99_s").known & (Signal("ttft_p99_drift_ratio") > TTFT_DRIFT)
 QUEUED = (WAITING >= 1.0) & (Signal("waiting_avg") >= QUEUED_FROM)
-"""A slower first token alone may be longer prompts, or an incident that the window still holds;
-behind evictions it must have queued, and somebody must wait now."""
+"""A higher TTFT alone may come from longer prompts or from an incident that the window still holds:
+requests must have queued, and one must be queued now."""
 
 RISING = Signal("kv_usage_slope_per_s") > 0.0
 FULL = KV_USAGE >= FILLING_FROM_RATIO
@@ -158,23 +157,23 @@ EVIDENCE: tuple[tuple[int, Condition], ...] = (
     (2, EVICTING),
     (1, FULL & (RISING | FILLED)),
 )
-"""What each stage is entered by, the worst first; nothing of it is stage 0."""
+"""The evidence for each stage, worst first; without any the stage is 0."""
 
 REASONS: tuple[tuple[int, Condition, str], ...] = (
-    (2, PREEMPTED, "running requests were preempted"),
-    (2, STUCK & ~PREEMPTED, "the cache is still full with requests waiting for it"),
-    (2, BEHIND, "requests queue behind the full cache"),
+    (2, PREEMPTED, "vLLM preempted running requests"),
+    (2, STUCK & ~PREEMPTED, "the KV cache is still full and requests are queued for it"),
+    (2, BEHIND, "requests queue behind the full KV cache"),
     (2, OVER_TARGET & QUEUED, "TTFT P99 is over its target"),
-    (2, LEFT_BASELINE & QUEUED, "TTFT P99 has left its quiet baseline"),
+    (2, LEFT_BASELINE & QUEUED, "TTFT P99 is above its quiet baseline"),
     (1, RISING, "KV usage is above its band and rising"),
     (1, ~RISING.assume(unknown=False), "KV usage is above its band"),
 )
-"""What is said of the evidence, from a stage on."""
+"""The text for each piece of evidence, and the stage it belongs to (2: stage 2 and above)."""
 
 
 def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
-    """When a stage has which severity, the worst first; `evicting` is the rule of evictions, whose
-    bounds the user may have set."""
+    """Each severity and its condition, worst first; `evicting` is the rule KV-EVICT, whose bounds
+    are settings."""
     ratio = Signal(evicting.signal)
     many = (Signal("preempted_in_window") >= PREEMPTIONS_MIN).assume(unknown=True)
 
@@ -191,7 +190,7 @@ def severities(evicting: Rule) -> tuple[tuple[Severity, Condition], ...]:
 
 
 FORECAST = "kv_exhausted_in_s"
-"""The derived signal that says when demand reaches the cache's capacity."""
+"""The derived signal: seconds until demand reaches the KV cache's capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +212,7 @@ class Stage:
 
 class Cascade:
     """The stage of one engine over time. `scale` is the short window over its default, `evicting`
-    the rule of evictions."""
+    the rule KV-EVICT."""
 
     def __init__(self, *, scale: float, targets: Targets, evicting: Rule) -> None:
         self._severities = [(s, when.compile(PYTHON)) for s, when in severities(evicting)]
@@ -226,7 +225,7 @@ class Cascade:
         self._work = UsefulWork(window_s=WINDOW_S * scale)
 
     def forget(self) -> None:
-        """The process was replaced: an empty cache has no stage to hold."""
+        """Reset after a restart: an empty cache has no stage."""
         self._number, self._since_s = 0, float("nan")
         self._full_since_s = None
         self._grave_s.clear()
@@ -248,7 +247,7 @@ class Cascade:
             if now_s - self._seen_s[held] < hold_s:
                 number = held
                 ago_s = now_s - self._seen_s[held]
-                reasons.append(f"stage {held} is held: its evidence was seen {ago_s:.0f} s ago")
+                reasons.append(f"stage {held} held: its evidence was last seen {ago_s:.0f} s ago")
                 break
         if number != self._number or self._since_s != self._since_s:
             self._number, self._since_s = number, now_s
@@ -264,7 +263,8 @@ class Cascade:
     def _moment(
         self, now_s: float, values: Mapping[str, float | None], preempted: float
     ) -> tuple[Moment, str | None]:
-        """What the evidence is read from, and why useful work has fallen (None: it has not)."""
+        """The values that the evidence is read from, and why throughput has fallen (None: it has
+        not)."""
         fallen = self._work.judge(now_s, values)
         usage = values.get("kv_usage_ratio")
         if usage is None or usage < FILLING_FROM_RATIO or self._number >= EVICTS:
@@ -283,8 +283,8 @@ class Cascade:
         return next(severity for severity, holds in self._severities if holds(moment))
 
     def _held_severity(self, now_s: float, severity: Severity) -> Severity:
-        """A severity that rises at once and falls only after the hold: a rate swings about its
-        bound."""
+        """The severity with hysteresis: it rises at once and falls after the hold, because a rate
+        fluctuates around its bound."""
         if severity < Severity.INFO or self._number < EVICTS:
             self._grave_s.clear()
             return severity
@@ -297,14 +297,15 @@ _REASONS = [(number, when.compile(PYTHON), text) for number, when, text in REASO
 
 
 def evidence_of(moment: Moment) -> tuple[int, list[str]]:
-    """The worst stage that the evidence of one moment shows, and what it is, in words."""
+    """The highest stage that the evidence of one moment supports, and the reasons as text."""
     stage = next((number for number, holds in _EVIDENCE if holds(moment)), 0)
     kind = min(stage, EVICTS)
     return stage, [text for least, holds, text in _REASONS if least == kind and holds(moment)]
 
 
 def lacking(stage: Stage, values: Mapping[str, float | None]) -> tuple[str, ...]:
-    """Signals without which a stage cannot be told; from evicting on it stands on what was seen."""
+    """Missing signals without which the stage is unknown; none from stage 2 on, which rests on
+    observed preemptions."""
     if stage.number >= EVICTS:
         return ()
     return tuple(signal for signal in NEEDED if values.get(signal) is None)

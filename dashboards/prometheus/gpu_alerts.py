@@ -26,12 +26,12 @@ from kneewatch.diagnose.causes.gpu_clocks import (
     BOARD_TERMS,
     BUSY_FROM,
     HALF_SPEED,
-    HELD_FROM,
     LOW_CLOCK,
     LOWERED,
     MAX_SM_CLOCK_HZ,
     NEARLY_FULL,
-    Held,
+    THROTTLED_FROM,
+    ThrottledGpu,
 )
 from kneewatch.diagnose.causes.gpu_faults import LINK_ERRORS_PER_S, PCIE_REPLAYS_PER_S
 from kneewatch.diagnose.causes.record import CLEAR_S, ONSET_S
@@ -58,7 +58,7 @@ HEAT, BRAKE, POWER = each("heat_held_ratio"), each("brake_held_ratio"), each("po
 FULL_HZ, RATIO, LOW = each("clock_full_hz"), each("clock_full_ratio"), each("clock_low")
 USUAL, BINDS, WANTED = each("power_usual_watts"), each("at_power_limit"), each("throttled_wanted")
 ZERO = f"({WORKING} * 0)"
-HELD = number(HELD_FROM)
+HELD = number(THROTTLED_FROM)
 
 
 class Reason(NamedTuple):
@@ -122,9 +122,9 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
             "reason": reason.id,
         },
         annotations={
-            "summary": f"{NAME} of {WHERE} is held down {reason.text} while it works",
-            "description": "Confidence {{ $value | humanizePercentage }}; it is the GPU, not the "
-            f"cache or the batch. Its shares of time and clock: {each('')}*.",
+            "summary": f"{NAME} of {WHERE} is throttled {reason.text} under load",
+            "description": "Confidence {{ $value | humanizePercentage }}. Its throttled shares of "
+            f"time and its clock: {each('')}*.",
             "action": f"On {WHERE} {reason.action}.",
             "guide": "9.3",
         }
@@ -163,8 +163,8 @@ def _reasons() -> tuple[Reason, ...]:
         power: float = 0.0,
         setting: bool = False,
     ) -> Reason:
-        held = Held(nobody, None, True, False, heat, brake, power, setting, None)
-        return Reason(name, when, *held.why)
+        gpu = ThrottledGpu(nobody, None, True, False, heat, brake, power, setting, None)
+        return Reason(name, when, *gpu.why)
 
     return (
         reason("heat", f"({HEAT} >= {HELD})", heat=1.0),
@@ -240,8 +240,8 @@ XID_SEEN = each("xid_seen")
 LOST_S = 3600.0
 """A GPU that its node's page had within this and no longer has is missed."""
 
-PCIE_ACTION = "reseat the card or its riser, then look at the slot"
-LOST_ACTION = "look at its kernel log (XID 79) and at nvidia-smi -L"
+PCIE_ACTION = "reseat the card or its riser, then check the slot"
+LOST_ACTION = "check its kernel log (XID 79) and nvidia-smi -L"
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ def _xid_action(*, urgent: bool) -> str:
 
 def _by_field() -> tuple[Ailing, ...]:
     ecc, rising = each("gpu_ecc_uncorrectable"), f"({each('gpu_ecc_uncorrectable_per_s')} > 0)"
-    errors = "uncorrectable memory errors since its driver was loaded"
+    errors = "uncorrectable memory errors since the driver was loaded"
     asked = _chosen('printf "%.0f" $value', {str(code): text for code, text in RECOVERY.items()})
     here, node = field_of(CLOCK), "cluster, Hostname, hostname"
     before = f"last_over_time({here}[{duration(LOST_S)}])"

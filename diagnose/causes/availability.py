@@ -1,4 +1,4 @@
-"""The engine that stands still, and the observer's own limits. Pure."""
+"""Causes of availability: engine stalled or restarted, target down, metrics missing. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ DOWN_WARNING_FAILURES = 2
 DOWN_CRITICAL_FAILURES = 3
 
 SIGHT = ("running", "waiting", "kv_usage_ratio")
-"""The signals of load and cache: a page without any of them shows nothing."""
+"""The signals of load and cache: a page without all of them is as good as empty."""
 
 NO_STATISTICS = "Check the vLLM version and that statistics are not disabled (--disable-log-stats)."
-SPOILT = "Look at the page itself: a proxy or an exporter in between may have spoilt it."
-UNUSED = "Nothing: several API servers show load and cache from the first request on."
-"""What to do about a page that lacks metrics, by why it does."""
+CHECK_PAGE = "Check the raw /metrics page: a proxy or exporter in between may alter it."
+NOT_YET_USED = (
+    "Nothing to do: with several API servers vLLM exports these metrics from the first request on."
+)
+"""What to do about a page that lacks metrics, by the reason."""
 
 
 IN_FLIGHT = RUNNING.otherwise(0.0) + WAITING.otherwise(0.0)
@@ -38,11 +40,12 @@ IN_FLIGHT = RUNNING.otherwise(0.0) + WAITING.otherwise(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Stalled(Leaf):
-    """Whether requests have been in flight and nothing moved: no token, no KV block.
+    """Whether requests have been in flight for half a minute without progress: no token, no KV
+    block.
 
-    Half a minute is not stretched with the window: a prefill takes as long whoever watches. A watch
-    that is shorter than that can only note it, unless `whole` asks for all of it. False where it is
-    not known: the page lacks the counters.
+    The half minute does not scale with the window: a prefill takes as long whatever the window is.
+    A shorter watch concludes it sooner, at `info`; `whole` demands the whole half minute. False
+    where the page lacks the counters.
     """
 
     whole: bool = False
@@ -76,11 +79,12 @@ def _still(facts: Facts) -> str:
 
 
 def _stalled(facts: Facts) -> str:
-    running, waiting = facts.get("running"), facts.get("waiting")
-    return (
-        f"Engine stalled: no token for {_stalled_s(facts):.0f} s with {running:.0f} requests "
-        f"running and {waiting:.0f} queued."
-    )
+    counts = [
+        f"{count:.0f} {state}"
+        for signal, state in (("running", "requests running"), ("waiting", "queued"))
+        if (count := facts.values.get(signal)) is not None
+    ]
+    return f"Engine stalled: no token for {_stalled_s(facts):.0f} s, {' and '.join(counts)}."
 
 
 def _stalled_s(facts: Facts) -> float:
@@ -95,8 +99,8 @@ STALLED_FOR_S = Sidecar(
 
 ENGINE_STALLED = CauseRecord(
     id="engine_stalled",
-    title="Engine stood still",
-    means="Requests are running or waiting, and no token comes out.",
+    title="Engine stalled",
+    means="Requests are running or queued, and no token is generated.",
     forms=(
         Form(
             gate=Stalled(),
@@ -109,13 +113,13 @@ ENGINE_STALLED = CauseRecord(
                     _still,
                     signal="generation_tokens_per_s",
                 ),
-                term(IN_FLIGHT, 1.0, 0.8, "{value} requests are in flight", signal="running"),
+                term(IN_FLIGHT, 1.0, 0.8, "{value} requests in flight", signal="running"),
             ),
             levels=(Level(Severity.CRITICAL, Stalled(whole=True)), Level(Severity.INFO)),
             say=((ALWAYS, _stalled),),
-            summary="Requests are in flight and no token comes out",
-            lever="Restart the engine once its log is saved. A request that can never fit waits "
-            "for ever, so look for one longer than the KV cache.",
+            summary="Engine stalled: requests are in flight and no token is generated",
+            lever="Save the log, then restart the engine. Look for a request longer than the KV "
+            "cache: it can never be scheduled.",
             guide=("9.4",),
         ),
     ),
@@ -128,43 +132,52 @@ ENGINE_STALLED = CauseRecord(
 
 
 def engine_restarted(facts: Facts) -> Cause | None:
-    """The process was replaced: noted for a minute, and worse the more often of late."""
+    """The vLLM process was replaced: info for a minute, then warning or critical if it repeats."""
     times_s = [t_s for t_s in facts.restarts_s if facts.now_s - t_s <= CRASH_LOOP_S]
     if not times_s:
         return None
-    ago_s, often = facts.now_s - times_s[-1], len(times_s)
-    if often < 2 and ago_s > RESTART_NOTED_S * facts.scale:
+    ago_s, count = facts.now_s - times_s[-1], len(times_s)
+    if count < 2 and ago_s > RESTART_NOTED_S * facts.scale:
         return None
-    loop = f"{often} times in {CRASH_LOOP_S / 60:.0f} minutes, last " if often > 1 else ""
+    loop = f"{count} times in {CRASH_LOOP_S / 60:.0f} minutes, last " if count > 1 else ""
     return Cause(
         "engine_restarted",
         0.99,
-        Severity.INFO if often < 2 else Severity.WARNING if often < 3 else Severity.CRITICAL,
-        f"The engine was restarted {loop}{ago_s:.0f} s ago; its caches are cold.",
-        (Evidence("process_start", float(often), None, "counters and start time began anew"),),
+        Severity.INFO if count < 2 else Severity.WARNING if count < 3 else Severity.CRITICAL,
+        f"Engine restarted {loop}{ago_s:.0f} s ago; its caches are cold.",
+        (
+            Evidence(
+                "process_start",
+                float(count),
+                None,
+                "the counters or the process start time were reset",
+            ),
+        ),
         (),
         (),
-        "Read the old process's log if nobody restarted it on purpose; a balancer in front of "
-        "several processes looks the same: watch each by itself.",
+        "If nobody restarted it on purpose, read the old process's log. A load balancer in front "
+        "of several processes looks the same: scrape each process directly.",
     )
 
 
 def is_blind(facts: Facts) -> bool:
-    """Whether the page says nothing of load and cache: it is worth no more than an empty one."""
+    """Whether the page has no metric of load or cache, so that it is as useful as an empty one."""
     return all(signal in facts.missing for signal in SIGHT)
 
 
 def lack_words(metrics: Sequence[str], impossible: Mapping[str, float]) -> str:
-    """Why metrics give nothing: not on the page, or there with a value that they cannot have."""
+    """Why metrics have no usable value: they are not on the page, or their values are
+    impossible."""
     absent = [metric for metric in metrics if metric not in impossible]
-    words = _odd(metrics, impossible)
+    reasons = _impossible_values(metrics, impossible)
     if absent:
-        words.append(f"{', '.join(absent)} is not on the page")
-    return "; ".join(words)
+        verb = "is" if len(absent) == 1 else "are"
+        reasons.append(f"{', '.join(absent)} {verb} not on the page")
+    return "; ".join(reasons)
 
 
-def _odd(metrics: Iterable[str], impossible: Mapping[str, float]) -> list[str]:
-    """What impossible values metrics have, a line for each value."""
+def _impossible_values(metrics: Iterable[str], impossible: Mapping[str, float]) -> list[str]:
+    """The metrics that have each impossible value, a phrase for each value."""
     by_value: dict[str, list[str]] = {}
     for metric in metrics:
         if metric in impossible:
@@ -184,11 +197,11 @@ def metrics_missing(
     blind: int,
     unused: bool,
 ) -> Cause | None:
-    """Core metrics are not on the page, or say what cannot be: what depends on them cannot be
-    judged. `blind`: scrapes in a row that said nothing of load and cache.
+    """Core metrics are not on the page or have impossible values, so that what depends on them
+    cannot be judged. `blind`: consecutive scrapes without any metric of load or cache.
 
-    Several API servers (`--data-parallel-size`, `--api-server-count`) show load and cache from the
-    engine's first step on: that an `unused` engine lacks them is a note.
+    With several API servers (`--data-parallel-size`, `--api-server-count`) vLLM exports load and
+    cache only from the engine's first step on: for an `unused` engine this is only `info`.
     """
     lacking = [signal for signal in core if signal in facts.missing]
     if not lacking:
@@ -196,13 +209,13 @@ def metrics_missing(
     metrics = sorted({metric for signal in lacking for metric in facts.missing[signal]})
     absent = [metric for metric in metrics if metric not in impossible]
     lacks = [f"The page lacks {', '.join(absent)}"] if absent else []
-    why = "; ".join([*lacks, *_odd(metrics, impossible)])
+    why = "; ".join([*lacks, *_impossible_values(metrics, impossible)])
     severity = Severity.CRITICAL if blind >= DOWN_CRITICAL_FAILURES else Severity.WARNING
     summary = f"{why}: {', '.join(lacking)} cannot be judged."
-    lever = NO_STATISTICS if absent else SPOILT
+    lever = NO_STATISTICS if absent else CHECK_PAGE
     if unused and absent == metrics and set(lacking) == set(SIGHT):
-        severity, lever = Severity.INFO, UNUSED
-        summary = f"No request has come yet: {', '.join(absent)} is not on the page before one."
+        severity, lever = Severity.INFO, NOT_YET_USED
+        summary = f"No request yet: vLLM exports {', '.join(absent)} from the first request on."
     evidence = tuple(
         Evidence(signal, None, None, lack_words(facts.missing[signal], impossible))
         for signal in lacking
@@ -211,14 +224,14 @@ def metrics_missing(
 
 
 def vanished(engine: str, scrapes: int, last_s: float, *, successor: str | None) -> Cause:
-    """An engine is no longer on a page that can be read, for so many scrapes. With a `successor`
-    it was replaced, which is a note; else it died beside others that stayed."""
-    text = f"{engine} is no longer on the page, which can be read"
-    summary = f"E{text[1:]} (missed {scrapes} time{'s' if scrapes > 1 else ''} in a row)."
-    severity, lever = _grave(scrapes), "See whether this engine died: the others still answer."
+    """An engine has been missing from a readable page for `scrapes` consecutive scrapes. With a
+    `successor` it was replaced, which is `info`; else it died while others stayed."""
+    text = f"{engine} is no longer on the page"
+    summary = f"E{text[1:]} (missing from {scrapes} scrape{'s' if scrapes > 1 else ''} in a row)."
+    severity, lever = _severity(scrapes), "Check whether this engine died: its peers still report."
     if successor is not None:
-        severity, summary = Severity.INFO, f"E{text[1:]}: {successor} came in its place."
-        lever = "Nothing, where the model or the engine was replaced on purpose."
+        severity, summary = Severity.INFO, f"E{text[1:]}: {successor} replaced it."
+        lever = "Nothing to do if the model or the engine was replaced on purpose."
     return Cause(
         "metrics_missing",
         round(1 - 0.4**scrapes, 2),
@@ -232,52 +245,53 @@ def vanished(engine: str, scrapes: int, last_s: float, *, successor: str | None)
     )
 
 
-def _grave(failures: int) -> Severity:
+def _severity(failures: int) -> Severity:
     if failures >= DOWN_CRITICAL_FAILURES:
         return Severity.CRITICAL
     return Severity.WARNING if failures >= DOWN_WARNING_FAILURES else Severity.INFO
 
 
 def unreadable(error: CollectError, failures: int, since_s: float) -> Cause:
-    """The page could not be had (`target_down`) or is not what it should be (`metrics_missing`)."""
+    """The cause after a failed scrape: `target_down` without a page, `metrics_missing` for a page
+    that is not vLLM's."""
     down = error.kind not in ("no_vllm", "not_metrics", "exposition", "stale")
     return Cause(
         "target_down" if down else "metrics_missing",
         round(1 - 0.4**failures, 2),
-        _grave(failures),
+        _severity(failures),
         f"{failures} scrape{'s' if failures > 1 else ''} in a row failed: {error}",
         (Evidence("scrape_failures", float(failures), None, str(error)),),
         (),
         (),
-        error.hint or "See whether the server runs and listens.",
+        error.hint or "Check that the server runs and listens on this address.",
         since_s,
     )
 
 
 ENGINE_RESTARTED = CauseRecord(
     id="engine_restarted",
-    title="Engine was restarted",
-    means="The process was replaced: a note for a minute, and worse the more often of late.",
+    title="Engine restarted",
+    means="The vLLM process was replaced: info for a minute, warning or critical if it repeats.",
     judge=engine_restarted,
     onset_s=Number(0.0),
     clear_s=Number(0.0),
-    sidecar="a new start time is the process's own page; Prometheus has changes() for it",
+    sidecar="restarts are read from the process's own page; in Prometheus use changes()",
 )
 TARGET_DOWN = CauseRecord(
     id="target_down",
-    title="Target was down",
+    title="Target down",
     fleet=True,
-    means="The page could not be fetched.",
+    means="The /metrics page could not be fetched.",
     explains=("engine_restarted", "metrics_missing", "engine_stalled"),
     moves=FAMILIES,
 )
 METRICS_MISSING = CauseRecord(
     id="metrics_missing",
-    title="Metrics were missing",
+    title="Metrics missing",
     means="Core metrics are not on the page, or have impossible values: what depends on them "
     "cannot be judged.",
     moves=FAMILIES,
     onset_s=Number(0.0),
-    sidecar="a page that lacks metrics is KneewatchMetricsVanished's",
+    sidecar="in Prometheus the alert KneewatchMetricsVanished covers it",
 )
-"""Concluded by whoever fetches the page (`unreadable`, `metrics_missing`)."""
+"""Concluded where the page is fetched (`unreadable`, `metrics_missing`), not from facts."""

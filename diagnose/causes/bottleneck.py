@@ -1,7 +1,8 @@
-"""What a GPU at work waits for: its memory, its arithmetic, or the host. Guide 3.2, 3.3, 8.4. Pure.
+"""What limits a working GPU: memory bandwidth, compute or the host. Guide 3.2, 3.3, 8.4. Pure.
 
 Decode reads all weights for few tokens and keeps the memory busy; prefill keeps the tensor pipes
-busy; a GPU that rests while requests run is not fed. How busy the engine is says nothing of which.
+busy; a GPU that idles while requests run waits for the host. The overall busy ratio does not tell
+which of them is the limit.
 """
 
 from __future__ import annotations
@@ -19,41 +20,42 @@ Kind = Literal["memory", "compute", "host"]
 WORDS: dict[Kind, str] = {
     "memory": "memory-bound",
     "compute": "compute-bound",
-    "host": "starved by the host: the GPU rests while requests run",
+    "host": "host-bound: the GPU idles while requests run",
 }
 LEVERS: dict[Kind, str] = {
-    "memory": "Weight quantization or an fp8 KV cache to move fewer bytes, or more bandwidth (more "
-    "or newer GPUs); a smaller batch helps little.",
-    "compute": "A smaller batch (--max-num-seqs or --max-num-batched-tokens), prefill on its own "
-    "servers, or more GPUs: arithmetic is what is short.",
-    "host": "Look at the host first: CPU cores for the engine and its API servers, their clock, "
-    "logging, guided decoding, an eager mode without CUDA graphs.",
+    "memory": "Quantize weights or use an fp8 KV cache to move fewer bytes, or add bandwidth "
+    "(more or newer GPUs). A smaller batch helps little.",
+    "compute": "Lower --max-num-seqs or --max-num-batched-tokens, move prefill to its own servers, "
+    "or add GPUs: compute is the limit.",
+    "host": "Check the host first: CPU cores for the engine and its API servers, CPU clock, "
+    "logging, guided decoding, eager mode (no CUDA graphs).",
 }
-"""What to do about slow decode, by what the GPU waits for."""
+"""What to do about slow decode, by what limits the GPU."""
 
-SHORT: tuple[tuple[Kind, str, float], ...] = (
+LIMITS: tuple[tuple[Kind, str, float], ...] = (
     ("memory", "gpu_dram_active_ratio", 0.6),
     ("compute", "gpu_tensor_active_ratio", 0.5),
     ("memory", "mbu_ratio", 0.55),
     ("compute", "mfu_ratio", 0.4),
 )
-"""What is short, from which share on: of cycles in which DRAM or the tensor pipes are active, or of
-the GPU's peak, which no kernel reaches."""
+"""A limit is reached from this value on: of the share of cycles in which DRAM or the tensor pipes
+are active, or of the GPU's peak, which no kernel reaches."""
 
 SHARES = (
-    ("gpu_dram_active_ratio", "memory busy"),
-    ("gpu_tensor_active_ratio", "tensor pipes"),
-    ("gpu_sm_active_ratio", "SMs"),
-    ("gpu_sm_occupancy_ratio", "their occupancy"),
-    ("gpu_engine_active_ratio", "engine"),
+    ("gpu_dram_active_ratio", "DRAM active"),
+    ("gpu_tensor_active_ratio", "tensor pipes active"),
+    ("gpu_sm_active_ratio", "SMs active"),
+    ("gpu_sm_occupancy_ratio", "SM occupancy"),
+    ("gpu_engine_active_ratio", "GPU busy"),
     ("mbu_ratio", "MBU"),
     ("mfu_ratio", "MFU"),
 )
-WHY = "what the GPUs wait for is read off several sources, of which no label says whose they are"
+WHY = "no label says which GPUs an engine uses"
 
 
 class Bound(NamedTuple):
-    """What is short, the signal that shows it, its value and bound, and all that is known."""
+    """What limits the GPU, the signal that shows it, its value and threshold, and all known
+    shares."""
 
     kind: Kind
     signal: str
@@ -63,12 +65,12 @@ class Bound(NamedTuple):
 
 
 def bound_of(facts: Facts) -> Bound | None:
-    """What the GPUs wait for, from DCGM's or NVML's activity or from vLLM's own estimate of its
-    work; None where neither is known or nothing is short, and of GPUs that may be another's."""
+    """What limits the GPUs, by the activity that DCGM or NVML report or by vLLM's estimate of its
+    work. None where nothing is known or no limit is reached, and where the GPUs are a guess."""
     if facts.get("running_avg") < 1 or facts.gpus_guessed:
         return None
     engine = facts.values.get("gpu_engine_active_ratio")
-    over = [row for row in SHORT if facts.get(row[1]) >= row[2]]
+    over = [row for row in LIMITS if facts.get(row[1]) >= row[2]]
     if over:
         kind, signal, threshold = max(over, key=lambda row: facts.get(row[1]) / row[2])
         value = facts.get(signal)
@@ -80,24 +82,24 @@ def bound_of(facts: Facts) -> Bound | None:
 
 
 def is_bound(kind: Kind) -> Condition:
-    """Whether the GPUs wait for this; false where nothing tells."""
+    """Whether this limits the GPUs; false where it is unknown."""
     return SidecarHolds(lambda facts: _is(facts, kind), WHY, f"the GPUs are {WORDS[kind]}")
 
 
-def bound_terms(wanted: Kind, weight: float = 0.6, against: float = -0.6) -> tuple[Term, ...]:
-    """What is short as evidence: for the cause where it is what the cause says, else against."""
-    value = Sidecar(lambda facts: _get(facts, "value"), WHY, "the share that shows what is short")
-    bound = Sidecar(lambda facts: _get(facts, "threshold"), WHY, "its bound")
+def bound_terms(kind: Kind, weight: float = 0.6, against: float = -0.6) -> tuple[Term, ...]:
+    """The GPU's limit as evidence: for the cause where it is `kind`, else against it."""
+    value = Sidecar(lambda facts: _get(facts, "value"), WHY, "the activity that shows the limit")
+    bound = Sidecar(lambda facts: _get(facts, "threshold"), WHY, "its threshold")
     host = is_bound("host")
 
-    def each(weight: float, when: Condition, *, below: bool = False) -> Term:
+    def limit_term(weight: float, when: Condition, *, below: bool = False) -> Term:
         return term(value, bound, weight, _text, when=when, below=below, signal=_signal,
                     sidecar=WHY)  # fmt: skip
 
     return (
-        each(weight, is_bound(wanted)),
-        each(against, ~is_bound(wanted) & ~host),
-        each(against, host, below=True),
+        limit_term(weight, is_bound(kind)),
+        limit_term(against, ~is_bound(kind) & ~host),
+        limit_term(against, host, below=True),
     )
 
 

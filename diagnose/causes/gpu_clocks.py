@@ -1,7 +1,7 @@
-"""A GPU whose clocks are held down while it works: heat, power, a setting. Guide 9.3. Pure.
+"""A GPU that is throttled under load by heat, power or a setting. Guide 9.3. Pure.
 
-Each GPU is judged by itself: an idle one has low clocks and is well, and one slow GPU slows all
-that share a model with it.
+Each GPU is judged by itself: an idle GPU lowers its clocks and is healthy, and one slow GPU slows
+all GPUs that share a model with it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kneewatch.rules.rule import Severity
 BUSY_FROM = 0.5
 """A GPU that is idle for half of the time may lower its clocks."""
 
-HELD_FROM = 0.1
-"""A tenth of the time held back."""
+THROTTLED_FROM = 0.1
+"""Share of time throttled from which on it counts."""
 
 LOW_CLOCK = 0.75
 PEERS_CLOCK = 0.85
@@ -44,8 +44,7 @@ BRAKES = (
     "gpu_hw_slowdown_ratio",
 )
 POWERS = ("gpu_power_throttle_ratio", "gpu_power_bit_ratio")
-"""Signals that say the same, by exporter: the most of them counts."""
-
+"""Signals of one reason under the names of several exporters: the greatest value counts."""
 
 MAX_SM_CLOCK_HZ = {
     "A100": 1410e6,
@@ -60,11 +59,12 @@ MAX_SM_CLOCK_HZ = {
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A GPU held back: shares of time by reason, and its clock against what it could have.
+class ThrottledGpu:
+    """One GPU: shares of time throttled by reason, and its clock over its full clock (`ratio`).
 
-    `ratio` is None where nothing says what it could have. `low`: it was not once near it; `behind`:
-    its peers are much faster at the same work. `usual_watts` is the power limit as delivered.
+    `ratio` is None where the full clock is unknown. `low`: the clock was never near it in the
+    window; `behind`: peers with the same work run much faster. `usual_watts` is the default power
+    limit.
     """
 
     gpu: GpuState
@@ -79,67 +79,69 @@ class Held:
 
     @property
     def at_power_limit(self) -> bool:
-        """Whether the power limit is what holds it, as far as that is known."""
+        """Whether the power limit throttles it, as far as that is known."""
         limit_watts = self.gpu.get("gpu_power_limit_watts") or self.usual_watts
         watts = self.gpu.get("gpu_power_watts")
-        return self.power >= HELD_FROM or bool(limit_watts and watts >= AT_LIMIT * limit_watts)
+        return self.power >= THROTTLED_FROM or bool(limit_watts and watts >= AT_LIMIT * limit_watts)
 
     @property
     def by_design(self) -> bool:
-        """Whether it is at the limit that it was delivered with: what a busy GPU does. Small boards
-        run at half of their highest clock so."""
-        # Without a limit on the page: what it draws while the limit holds it.
+        """Whether it is at its default power limit, as every busy GPU is. Small boards run at half
+        of their maximum clock there."""
+        # Without a limit on the page, the draw while the limit throttles it stands for the limit.
         held_at_watts = self.gpu.get("gpu_power_limit_watts") or self.gpu.get("gpu_power_watts")
         lowered = self.usual_watts is not None and held_at_watts < LOWERED * self.usual_watts
         return self.at_power_limit and not lowered
 
     @property
     def matters(self) -> bool:
-        """Whether it is more than what a busy GPU does anyway."""
-        if max(self.heat, self.brake) >= HELD_FROM:
+        """Whether it is throttled by more than the default power limit."""
+        if max(self.heat, self.brake) >= THROTTLED_FROM:
             return True
         if self.gpu.get("gpu_idle_ratio") >= 0.5:
             return False
         return self.behind or (self.low and not self.by_design)
 
     @property
-    def wanted(self) -> bool:
-        """Whether somebody may want it so: a lowered limit, locked clocks."""
-        return max(self.heat, self.brake) < HELD_FROM and (self.at_power_limit or self.setting)
+    def deliberate(self) -> bool:
+        """Whether it may be intended: a lowered power limit or locked clocks."""
+        return max(self.heat, self.brake) < THROTTLED_FROM and (self.at_power_limit or self.setting)
 
     @property
     def why(self) -> tuple[str, str]:
-        """The reason in words, and what to do about it."""
-        if self.heat >= HELD_FROM:
-            return "by heat", "look at fans, coolant, inlet temperature and dust"
-        if self.brake >= HELD_FROM:
-            return "by the board or its power supply", "look at power supplies and their cables"
+        """The reason as text, and what to do about it."""
+        if self.heat >= THROTTLED_FROM:
+            return "by heat", "check fans, coolant, inlet temperature and dust"
+        if self.brake >= THROTTLED_FROM:
+            return "by the board or its power supply", "check power supplies and their cables"
         if self.at_power_limit:
-            return "by its power limit", "look at who lowered the limit (nvidia-smi -pl)"
+            return (
+                "by its power limit",
+                "check whether the limit was lowered (nvidia-smi -q -d POWER)",
+            )
         if self.setting:
-            return "by a setting", "take the locked clocks back (nvidia-smi -rgc, -rac)"
-        return "for a reason the page does not have", "ask nvidia-smi -q -d PERFORMANCE"
+            return "by a setting", "reset the locked clocks (nvidia-smi -rgc, -rac)"
+        return "for an unknown reason", "run nvidia-smi -q -d PERFORMANCE"
 
 
 def gpu_throttled(facts: Facts) -> Cause | None:
-    """A GPU that works cannot reach its clocks."""
+    """The cause for the GPU that is throttled most under load."""
     if facts.get("running_avg") < 1:
         return None
     working = [gpu for gpu in facts.gpus if gpu.get("busy_ratio") >= BUSY_FROM]
-    held = [one for gpu in working if (one := _held(gpu, working)).matters]
-    if not held:
+    throttled = [gpu for gpu in (_throttled(gpu, working) for gpu in working) if gpu.matters]
+    if not throttled:
         return None
-    worst = min(held, key=lambda one: (1.0 if one.ratio is None else one.ratio, -one.heat))
+    worst = min(throttled, key=lambda gpu: (1.0 if gpu.ratio is None else gpu.ratio, -gpu.heat))
     why, action = worst.why
     where = worst.gpu.node or "the node"
     severity = _severity(worst, facts)
     clock = "" if worst.ratio is None else f" to {worst.ratio:.0%} of its clock"
     case = Case(
         "gpu_throttled",
-        f"{worst.gpu.name} is held down{clock} {why} while it works"
-        + (f" ({len(held)} of {len(facts.gpus)} GPUs are)" if len(held) > 1 else "")
-        + ": it is the GPU, not the cache or the batch.",
-        f"On {where} {action}." if worst.wanted else f"Drain {where} and {action}.",
+        f"{worst.gpu.name} is throttled{clock} {why} under load"
+        + (f" ({len(throttled)} of {len(facts.gpus)} GPUs are)." if len(throttled) > 1 else "."),
+        f"On {where} {action}." if worst.deliberate else f"Drain {where} and {action}.",
         ("9.3",),
         severity,
         apart=severity == Severity.INFO or facts.get("itl_mean_drift_ratio", SLOWER) < AS_EVER,
@@ -148,7 +150,7 @@ def gpu_throttled(facts: Facts) -> Cause | None:
     return close_of_gpus(case, facts)
 
 
-def _held(gpu: GpuState, working: Sequence[GpuState]) -> Held:
+def _throttled(gpu: GpuState, working: Sequence[GpuState]) -> ThrottledGpu:
     peers = [
         hz
         for peer in working
@@ -158,7 +160,7 @@ def _held(gpu: GpuState, working: Sequence[GpuState]) -> Held:
     full_hz, now_hz = full_clock_hz(gpu) or peers_hz, gpu.values.get("gpu_sm_clock_hz")
     most_hz = gpu.get("gpu_sm_clock_most_hz")
     low = bool(full_hz and 0 < most_hz < LOW_CLOCK * full_hz)
-    return Held(
+    return ThrottledGpu(
         gpu,
         ratio=now_hz / full_hz if now_hz and full_hz else None,
         low=low,
@@ -166,35 +168,35 @@ def _held(gpu: GpuState, working: Sequence[GpuState]) -> Held:
         heat=max(map(gpu.get, HEATS)),
         brake=max(map(gpu.get, BRAKES)),
         power=max(map(gpu.get, POWERS)),
-        setting=gpu.get("gpu_clock_setting_ratio") >= HELD_FROM,
+        setting=gpu.get("gpu_clock_setting_ratio") >= THROTTLED_FROM,
         usual_watts=_usual_watts(gpu) if low else None,
     )
 
 
 def _usual_watts(gpu: GpuState) -> float | None:
-    told = gpu.values.get("gpu_power_limit_default_watts")
-    if told:
-        return told
-    known = recognise(gpu.model)
-    return None if known is None else known.power_watts
+    default_watts = gpu.values.get("gpu_power_limit_default_watts")
+    if default_watts:
+        return default_watts
+    spec = recognise(gpu.model)
+    return None if spec is None else spec.power_watts
 
 
 def full_clock_hz(gpu: GpuState) -> float | None:
-    """What it could have: its own maximum, or that of its kind."""
+    """The maximum SM clock in Hz: from the page, else of its model; None where neither is known."""
     own_hz = gpu.values.get("gpu_sm_clock_max_hz")
     if own_hz:
         return own_hz
-    known = [(len(name), hz) for name, hz in MAX_SM_CLOCK_HZ.items() if name in gpu.model]
-    return max(known)[1] if known else None
+    matches = [(len(name), hz) for name, hz in MAX_SM_CLOCK_HZ.items() if name in gpu.model]
+    return max(matches)[1] if matches else None
 
 
-def _severity(worst: Held, facts: Facts) -> Severity:
+def _severity(worst: ThrottledGpu, facts: Facts) -> Severity:
     if worst.ratio is not None and worst.ratio >= NEARLY_FULL:
         return Severity.INFO
     drift = facts.values.get("itl_mean_drift_ratio")
     half = worst.ratio is not None and worst.ratio < HALF_SPEED
     slow = half if drift is None else drift >= SLOWER
-    if worst.wanted and not slow:
+    if worst.deliberate and not slow:
         return Severity.INFO
     harm = facts.stage.number >= 2 or facts.held("queued", QUEUED_S) or _over_target(facts)
     return Severity.CRITICAL if slow and harm else Severity.WARNING
@@ -214,51 +216,63 @@ POWER, CLOCK = Signal("gpu_power_throttle_ratio"), Signal("gpu_sm_clock_ratio")
 def _at_limit(facts: Facts) -> str:
     watts, limit = facts.get("gpu_power_watts"), facts.get("gpu_power_limit_watts")
     usual = facts.get("gpu_power_usual_watts")
-    lowered = f", {usual:.0f} W as delivered" if usual > limit > 0 else ""
+    lowered = f", default {usual:.0f} W" if usual > limit > 0 else ""
     at_limit = f" ({watts:.0f} of {limit:.0f} W{lowered})" if limit else ""
     share = facts.get("gpu_power_throttle_ratio")
-    return f"its power limit holds it down {share:.0%} of the time{at_limit}"
+    return f"throttled by its power limit {share:.0%} of the time{at_limit}"
 
 
 def _clock(facts: Facts) -> str:
     mhz, share = facts.get("gpu_sm_clock_hz") / 1e6, facts.get("gpu_sm_clock_ratio")
-    return f"its SM clock is {mhz:.0f} MHz, {share:.0%} of its maximum"
+    return f"SM clock {mhz:.0f} MHz, {share:.0%} of its full clock"
 
 
 BOARD_TERMS: tuple[Term, ...] = (
-    term(HEAT, HELD_FROM, 1.6, "heat holds it down {value:%} of the time", when=HEAT >= HELD_FROM),
+    term(
+        HEAT,
+        THROTTLED_FROM,
+        1.6,
+        "throttled by heat {value:%} of the time",
+        when=HEAT >= THROTTLED_FROM,
+    ),
     term(
         BRAKE,
-        HELD_FROM,
+        THROTTLED_FROM,
         1.6,
-        "the board holds it down {value:%} of the time",
-        when=BRAKE >= HELD_FROM,
+        "throttled by the board {value:%} of the time",
+        when=BRAKE >= THROTTLED_FROM,
     ),
     term(CLOCK, LOW_CLOCK, 1.8, _clock, when=CLOCK < NEARLY_FULL, below=True),
     term(CLOCK, LOW_CLOCK, -0.6, _clock, when=CLOCK >= NEARLY_FULL),
-    term(POWER, HELD_FROM, 0.5, _at_limit, when=POWER >= HELD_FROM),
+    term(POWER, THROTTLED_FROM, 0.5, _at_limit, when=POWER >= THROTTLED_FROM),
     term(
-        Signal("gpu_temperature_c"), None, 0.2, "it is at {value} degrees C", when=HEAT >= HELD_FROM
+        Signal("gpu_temperature_c"),
+        None,
+        0.2,
+        "GPU temperature {value} degrees C",
+        when=HEAT >= THROTTLED_FROM,
     ),
 )
-"""What a board's own signals say; those of several exporters under one name."""
+"""Evidence from the signals of one board, those of several exporters under one name."""
 
 ENGINE_TERMS: tuple[Term, ...] = (
     term(
         ITL_DRIFT,
         SLOWER,
         0.8,
-        "tokens take {value:.1f}x as long as in quiet times",
+        "inter-token latency is {value:.1f}x its quiet mean",
         when=ITL_DRIFT >= SLOWER,
     ),
-    term(ITL_DRIFT, None, -0.6, "tokens come as fast as usual", when=ITL_DRIFT < AS_EVER),
+    term(
+        ITL_DRIFT, None, -0.6, "inter-token latency is at its quiet mean", when=ITL_DRIFT < AS_EVER
+    ),
 )
 
 _TERMS = Terms((*BOARD_TERMS, *ENGINE_TERMS))
 
 
-def _of_worst(worst: Held, facts: Facts) -> Facts:
-    """The facts with the signals of the GPU that is held back most."""
+def _of_worst(worst: ThrottledGpu, facts: Facts) -> Facts:
+    """The facts with the signals of the GPU that is throttled most."""
     own = {
         **worst.gpu.values,
         HEAT.key: worst.heat,
@@ -272,11 +286,11 @@ def _of_worst(worst: Held, facts: Facts) -> Facts:
 
 GPU_THROTTLED = CauseRecord(
     id="gpu_throttled",
-    title="GPU slowed down",
-    means="A GPU that works cannot reach its clocks: heat, power or a setting.",
+    title="GPU throttled",
+    means="A GPU under load runs below its full clock because of heat, power or a setting.",
     judge=gpu_throttled,
     explains=SLOW_GPU,
     moves=(TTFT, ITL, LOAD),
-    sidecar="of an engine, whose GPUs no label says: --gpu-join states it. Each GPU by itself has "
-    "its alert",
+    sidecar="no label says which GPUs an engine uses (state it with --gpu-join); each GPU has an "
+    "alert of its own",
 )

@@ -1,6 +1,6 @@
-"""A GPU with an error of its own: the hardware, not the software. Guide 9.3. Pure.
+"""Hardware faults that a GPU reports: XID, ECC, row remap, NVLink, PCIe. Guide 9.3. Pure.
 
-How much of a GPU's memory is taken is no evidence of anything: vLLM takes its pool at the start.
+Used GPU memory is not evidence: vLLM allocates its pool at start-up.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from kneewatch.diagnose.gpu.health import DRAINED, LINK, RECOVERY, REPLACE, RESE
 from kneewatch.rules.rule import Severity
 
 LINK_ERRORS_PER_S = 100.0
-"""NVLink repeats what fails its checksum; only so many a second matter (a limit of DCGM's)."""
+"""NVLink retransmits what fails its checksum; DCGM reports a fault from this rate on."""
 
 PCIE_REPLAYS_PER_S = 8 / 60
-"""Eight a minute are DCGM's limit."""
+"""DCGM's limit: eight replays a minute."""
 
 GUESS_LOG_ODDS = -0.8
 WEIGHTS = {Severity.CRITICAL: 2.5, Severity.WARNING: 1.6, Severity.INFO: 0.9}
 
 
-class Ailment(NamedTuple):
-    """One thing that is wrong with a GPU, what to do, and the signal that shows it.
+class Fault(NamedTuple):
+    """One fault of a GPU, what to do about it, and the signal that shows it.
 
-    `at_work`: it bears on what the GPU does now, and is no mark that an old event left.
+    `at_work`: it affects what the GPU does now; else it is the mark of an earlier event.
     """
 
     signal: str
@@ -40,23 +40,23 @@ class Ailment(NamedTuple):
 
 
 def gpu_fault(facts: Facts) -> Cause | None:
-    """A GPU reports an error of its own, or no longer answers."""
-    found = [(gpu, one) for gpu in facts.gpus for one in _ailments(gpu)]
-    found.sort(key=lambda pair: (-pair[1].severity, not pair[1].at_work))
-    if not found and not facts.gpus_lost:
+    """The cause for GPUs that report a hardware fault or no longer answer."""
+    faults = [(gpu, fault) for gpu in facts.gpus for fault in _faults(gpu)]
+    faults.sort(key=lambda pair: (-pair[1].severity, not pair[1].at_work))
+    if not faults and not facts.gpus_lost:
         return None
-    severity = Severity.CRITICAL if facts.gpus_lost else found[0][1].severity
-    apart = not facts.gpus_lost and not any(one.at_work for _, one in found)
-    said = [*facts.gpus_lost, *(f"{gpu.name}: {one.what}" for gpu, one in found)]
-    more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
-    lever = "Drain the node and look at its kernel log."
+    severity = Severity.CRITICAL if facts.gpus_lost else faults[0][1].severity
+    apart = not facts.gpus_lost and not any(fault.at_work for _, fault in faults)
+    lines = [*facts.gpus_lost, *(f"{gpu.name}: {fault.what}" for gpu, fault in faults)]
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    lever = "Drain the node and check its kernel log."
     if not facts.gpus_lost:
-        gpu, worst = found[0]
+        gpu, worst = faults[0]
         lever = f"Drain {gpu.node or 'the node'}: {worst.action}."
     case = Case(
         "gpu_fault",
-        f"{said[0]}{more}. "
-        + ("It slows nothing yet." if apart else "It is the hardware, not the cache or the batch."),
+        f"{lines[0]}{more}. "
+        + ("Not known to affect running work." if apart else "This is a hardware fault."),
         lever,
         ("9.3",),
         severity,
@@ -64,28 +64,28 @@ def gpu_fault(facts: Facts) -> Cause | None:
     )
     for line in facts.gpus_lost:
         case.weigh("gpu_lost", 1.0, None, WEIGHTS[Severity.CRITICAL], line)
-    for gpu, one in found:
-        weight = WEIGHTS[one.severity]
-        case.weigh(one.signal, one.value, one.threshold, weight, f"{gpu.name}: {one.what}")
+    for gpu, fault in faults:
+        weight, text = WEIGHTS[fault.severity], f"{gpu.name}: {fault.what}"
+        case.weigh(fault.signal, fault.value, fault.threshold, weight, text)
     return close_of_gpus(case, facts)
 
 
 def close_of_gpus(case: Case, facts: Facts) -> Cause | None:
-    """The cause; a note that explains nothing where the GPUs may be another server's."""
+    """The cause; `info` and without downstream effects where the GPUs may be another server's."""
     if facts.gpus_guessed:
         case.severity, case.apart = Severity.INFO, True
-        text = "which of the node's GPUs are this server's is a guess"
+        text = "which of the node's GPUs this server uses is a guess"
         case.weigh("gpu_join", 1.0, None, GUESS_LOG_ODDS, text)
     return case.close()
 
 
-def _ailments(gpu: GpuState) -> Iterator[Ailment]:
+def _faults(gpu: GpuState) -> Iterator[Fault]:
     yield from _reported(gpu)
     yield from _memory(gpu)
     yield from _links(gpu)
 
 
-def _reported(gpu: GpuState) -> Iterator[Ailment]:
+def _reported(gpu: GpuState) -> Iterator[Fault]:
     for seen in gpu.xids:
         xid = XIDS.get(seen.code)
         if xid is None:
@@ -93,7 +93,7 @@ def _reported(gpu: GpuState) -> Iterator[Ailment]:
         old = seen.since_s is None
         severity = Severity.WARNING if old else Severity.CRITICAL
         since = ", since before this watch" if old else ""
-        yield Ailment(
+        yield Fault(
             "gpu_xid_last",
             float(seen.code),
             None,
@@ -102,28 +102,28 @@ def _reported(gpu: GpuState) -> Iterator[Ailment]:
             severity if xid.urgent else Severity.INFO,
             at_work=xid.urgent and not old,
         )
-    wanted = gpu.get("gpu_recovery_action")
-    if wanted > 0:
-        action = RECOVERY.get(int(wanted), f"take recovery action {wanted:.0f}")
-        what = f"its driver asks to {action}"
-        yield Ailment("gpu_recovery_action", wanted, None, what, action, Severity.CRITICAL)
+    code = gpu.get("gpu_recovery_action")
+    if code > 0:
+        action = RECOVERY.get(int(code), f"take recovery action {code:.0f}")
+        what = f"the driver requests: {action}"
+        yield Fault("gpu_recovery_action", code, None, what, action, Severity.CRITICAL)
 
 
-def _memory(gpu: GpuState) -> Iterator[Ailment]:
+def _memory(gpu: GpuState) -> Iterator[Fault]:
     failed, pending = gpu.get("gpu_row_remap_failures"), gpu.get("gpu_row_remap_pending")
     if failed > 0:
         what = "a memory row could not be remapped"
         signal = "gpu_row_remap_failures"
-        yield Ailment(signal, failed, None, what, REPLACE, Severity.WARNING, at_work=False)
+        yield Fault(signal, failed, None, what, REPLACE, Severity.WARNING, at_work=False)
     if pending > 0:
-        what = "a memory row waits to be remapped"
+        what = "a memory row is pending a remap"
         signal = "gpu_row_remap_pending"
-        yield Ailment(signal, pending, None, what, DRAINED, Severity.INFO, at_work=False)
+        yield Fault(signal, pending, None, what, DRAINED, Severity.INFO, at_work=False)
     errors = gpu.get("gpu_ecc_uncorrectable")
     if errors > 0:
         rising = gpu.get("gpu_ecc_uncorrectable_per_s") > 0
-        what = f"{errors:.0f} uncorrectable memory errors since its driver was loaded"
-        yield Ailment(
+        what = f"{errors:.0f} uncorrectable memory errors since the driver was loaded"
+        yield Fault(
             "gpu_ecc_uncorrectable",
             errors,
             None,
@@ -134,10 +134,10 @@ def _memory(gpu: GpuState) -> Iterator[Ailment]:
         )
 
 
-def _links(gpu: GpuState) -> Iterator[Ailment]:
+def _links(gpu: GpuState) -> Iterator[Fault]:
     errors = gpu.get("gpu_nvlink_error_per_s")
     if errors >= LINK_ERRORS_PER_S:
-        yield Ailment(
+        yield Fault(
             "gpu_nvlink_error_per_s",
             errors,
             LINK_ERRORS_PER_S,
@@ -150,15 +150,15 @@ def _links(gpu: GpuState) -> Iterator[Ailment]:
         ("gpu_nvlink_recovery_per_s", Severity.WARNING, "was lost and recovered"),
     ):
         if gpu.get(signal) > 0:
-            yield Ailment(signal, gpu.get(signal), None, f"an NVLink {how}", LINK, severity)
+            yield Fault(signal, gpu.get(signal), None, f"an NVLink {how}", LINK, severity)
     replays = gpu.get("gpu_pcie_replay_per_s")
     if replays > PCIE_REPLAYS_PER_S:
-        yield Ailment(
+        yield Fault(
             "gpu_pcie_replay_per_s",
             replays,
             PCIE_REPLAYS_PER_S,
             f"{60 * replays:.0f} PCIe replays/min",
-            "reseat the card or its riser, then look at the slot",
+            "reseat the card or its riser, then check the slot",
             Severity.WARNING,
         )
 
@@ -166,10 +166,10 @@ def _links(gpu: GpuState) -> Iterator[Ailment]:
 GPU_FAULT = CauseRecord(
     id="gpu_fault",
     title="GPU fault",
-    means="A GPU reports an error of its own, or no longer answers.",
+    means="A GPU reports a hardware fault or no longer answers.",
     judge=gpu_fault,
     explains=(*SLOW_GPU, "engine_stalled", "kv_transfer_slow", "gpu_throttled"),
-    sidecar="of an engine, whose GPUs no label says: --gpu-join states it. Each GPU by itself has "
-    "its alert",
+    sidecar="no label says which GPUs an engine uses (state it with --gpu-join); each GPU has an "
+    "alert of its own",
 )
-"""It moves no baseline: an error may stand for weeks, and what it harms is a cause of its own."""
+"""It disturbs no baseline: a fault may stand for weeks, and its effects are causes of their own."""

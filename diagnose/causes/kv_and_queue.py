@@ -1,4 +1,4 @@
-"""Causes around the KV cache's size and the queue: guide 7.4, 8.1, 9.3. Pure."""
+"""Causes of a full KV cache and of a queue: guide 7.4, 8.1, 9.3. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _evicting(facts: Facts) -> str:
 KV_PRESSURE = CauseRecord(
     id="kv_pressure",
     title="KV cache too small for the load",
-    means="Running requests are preempted, or requests queue for KV blocks that running ones hold.",
+    means="vLLM preempts running requests, or requests queue for KV blocks that running ones hold.",
     forms=(
         Form(
             gate=EVICTING | KV_BINDS,
@@ -54,7 +54,7 @@ KV_PRESSURE = CauseRecord(
                     PREEMPTIONS.otherwise(0.0),
                     None,
                     -0.5,
-                    "nothing is preempted yet",
+                    "no request is preempted yet",
                     when=~EVICTING.assume(unknown=False),
                     signal="preemption_per_s",
                 ),
@@ -93,9 +93,9 @@ KV_PRESSURE = CauseRecord(
                 (EVICTING, _evicting),
                 (ALWAYS, "KV cache full: requests are queueing for blocks, none preempted yet."),
             ),
-            summary="The KV cache is too small for this load",
-            lever="Give the KV cache more room (fp8 KV cache, higher --gpu-memory-utilization), "
-            "admit less (lower --max-num-seqs), or add replicas.",
+            summary="KV cache full: vLLM preempts requests, or requests queue for KV blocks",
+            lever="Enlarge the KV cache (fp8 KV cache, higher --gpu-memory-utilization), lower "
+            "--max-num-seqs, or add replicas.",
             guide=("7.4", "9.3"),
         ),
     ),
@@ -120,7 +120,7 @@ KV_PRESSURE = CauseRecord(
 )
 
 LONG_WAIT_S = QUEUE / SERVED
-"""What a newcomer waits, by Little's law; unknown while nothing finishes."""
+"""Expected wait of a new request, by Little's law; unknown while nothing finishes."""
 
 UNSERVED = SERVED.otherwise(0.0) <= 0.0
 HURTS = (
@@ -131,26 +131,26 @@ HURTS = (
     )
     | UNSERVED
 )
-"""A queue matters where its wait does: against the target, else against a request's length. One
-from which nobody is served always does."""
+"""A queue matters when its wait is long against the target, or without one against the length of a
+request. A queue from which no request is served always matters."""
 
-MORE_REPLICAS = "Add replicas; the KV cache is not what limits this one."
+MORE_REPLICAS = "Add replicas; the KV cache is not the limit."
 
 GPU_BUSY_DRIFT = 1.6
-"""Steps of this many times their quiet length are those of a busy GPU."""
+"""From this inter-token latency on, over its quiet mean, the GPU counts as busy."""
 
 STEPS_ARE_SHORT = (Signal("itl_mean_s") < 0.1) & (STALL_SHARE < 0.05) & (PREFILL_BUSY < 0.5)
-"""What the page shows of the GPU's load where no quiet step is known to compare with: quick steps,
-and prompts computed for less than half of the time."""
+"""The GPU has room although no quiet baseline is known: steps are short, and prefill runs less than
+half of the time."""
 
 GPU_HAS_ROOM = ((ITL_DRIFT < GPU_BUSY_DRIFT) | (~ITL_DRIFT.known & STEPS_ARE_SHORT)) & ~(
     is_bound("compute") | is_bound("memory")
 )
-SEATS_BIND = (
+BATCH_LIMIT_BINDS = (
     (BATCH_MOST >= 1.0) & (BATCH >= 0.9 * BATCH_MOST) & (KV_USAGE < 0.8) & GPU_HAS_ROOM
 ).assume(unknown=False)
-"""Whether the batch sits at a ceiling of its own, with room in the KV cache and on the GPU. Room
-that was not measured is none: then what binds is open, and it is a queue."""
+"""The batch stays at its maximum with room in the KV cache and on the GPU. Room that was not
+measured does not count: then the cause is queue_saturation."""
 
 
 def _gpu(facts: Facts) -> str:
@@ -183,7 +183,7 @@ GPU_ROOM = (
         below=True,
     ),
 )
-"""What shows that the GPU is not what the queue waits for."""
+"""Evidence that the GPU is not the limit."""
 
 
 def _expected_wait(facts: Facts) -> str:
@@ -203,7 +203,7 @@ def _overloaded(facts: Facts) -> str:
 def _queue(
     gate: Condition, *, pinned: bool, summary: str, say: Say, lever: Say, action: str = ""
 ) -> Form:
-    """A queue that neither preemption nor a full cache explains."""
+    """A queue that neither preemption nor a full cache explains; `pinned`: the batch limit does."""
     return Form(
         gate=QUEUE_HELD & HURTS & NOT_EVICTING & gate,
         start=Number(0.3),
@@ -243,16 +243,16 @@ def _queue(
 
 QUEUE_SATURATION = CauseRecord(
     id="queue_saturation",
-    title="Requests came faster than they were served",
-    means="More requests arrive than are served, and the KV cache is not the limit.",
+    title="Overloaded: requests queue for capacity",
+    means="Requests queue for capacity, and the KV cache is not the limit.",
     forms=(
         _queue(
-            ~SEATS_BIND & (KV_USAGE < 0.95).assume(unknown=True),
+            ~BATCH_LIMIT_BINDS & (KV_USAGE < 0.95).assume(unknown=True),
             pinned=False,
-            summary="More requests arrive than are served, and the KV cache is not the limit",
+            summary="Overloaded: requests queue for capacity",
             say=_overloaded,
             lever=_more_replicas,
-            action=MORE_REPLICAS,
+            action="Add replicas.",
         ),
     ),
     explains=("past_knee", "prefill_bound", "slo_conflict"),
@@ -270,13 +270,13 @@ QUEUE_SATURATION = CauseRecord(
 ADMISSION_LIMIT = replace(
     QUEUE_SATURATION,
     id="admission_limit",
-    title="max_num_seqs kept requests waiting",
+    title="max_num_seqs keeps requests queued",
     means="The batch is pinned at max_num_seqs while the KV cache and the GPU have room.",
     forms=(
         _queue(
-            SEATS_BIND,
+            BATCH_LIMIT_BINDS,
             pinned=True,
-            summary="The batch is pinned at its limit while KV and GPU have room",
+            summary="Batch pinned at its limit with room in the KV cache and on the GPU",
             say="Batch pinned at {running_max} requests with room in the KV cache and on the GPU: "
             "{waiting_by_capacity} requests queued.",
             lever="Raise --max-num-seqs; check ITL as the batch grows.",

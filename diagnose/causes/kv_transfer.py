@@ -1,4 +1,5 @@
-"""KV that comes from elsewhere: slow paths, and pools that do not match. Guide 6.5, 7.7. Pure."""
+"""Slow KV transfers between nodes or cache tiers, and P/D pools out of balance. Guide 6.5, 7.7.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +12,22 @@ from kneewatch.rules.quantities import Held, Signal
 from kneewatch.rules.rule import Severity
 
 DECODES_FROM = 0.5
-"""Of the prompt tokens that a server of the decode pool takes most were computed elsewhere."""
+"""Share of prompt tokens computed elsewhere from which on a server is in the decode pool."""
 
 ONE_TOKEN = 1.5
-"""A server of the prefill pool makes one token a request, and hands the request on."""
+"""Mean output tokens up to which a server is in the prefill pool: it generates one token a
+request."""
 
 PATH = (
-    "Look at the network, RDMA or PCIe path and the peer's log: it is the data path, not the GPU."
+    "Check the network, RDMA or PCIe path and the peer's log: the data path is slow, not the GPU."
 )
 LMCACHE_PATH = (
-    "Look at where LMCache keeps the KV (host memory, disk, a remote server), at the way there and "
-    "at LMCache's log: it is the data path, not the GPU."
+    "Check LMCache's storage (host memory, disk, remote server), the path to it and LMCache's log: "
+    "the data path is slow, not the GPU."
 )
 DECODE_POOL = (
-    "More decode replicas, or prefill replicas turned into such (a lower P:D ratio): the path is "
-    "not what they wait for."
+    "Add decode replicas, or turn prefill replicas into decode replicas (lower the P:D ratio): the "
+    "transfer path is not the limit."
 )
 
 MEAN_S, DRIFT = Signal("kv_transfer_mean_s"), Signal("kv_transfer_drift_ratio")
@@ -41,7 +43,7 @@ KV_BINDS = UNDER_WAY & (QUEUED > 0.5 * WAITING) & (KV_USAGE >= 0.95)
 EXPIRED = Signal("kv_expired_per_s")
 GB_PER_S = Signal("kv_transfer_bytes_per_s") * 1e-9
 
-OF_LMCACHE = "LMCache's metrics name no engine"
+OF_LMCACHE = "LMCache's metrics have no engine label"
 RETRIEVED = SidecarHolds(
     lambda facts: _is_lmcache(facts, "kv_transfer_mean_s", "retrieve_mean_s"),
     OF_LMCACHE,
@@ -56,39 +58,39 @@ BY_LMCACHE = ((LONG | SLOWER) & RETRIEVED) | LOST
 
 
 def _is_lmcache(facts: Facts, signal: str, own: str) -> bool:
-    """The signals of transfers know LMCache's as well: they are its where they say what it says."""
+    """Whether a transfer signal comes from LMCache: it then equals LMCache's own signal."""
     value = facts.values.get(signal)
     return value is not None and facts.values.get(f"lmcache_{own}") == value
 
 
 def pool_of(facts: Facts) -> str:
-    """`prefill` or `decode` where the server is one side of a disaggregated pair, else empty."""
+    """`prefill` or `decode` for one side of a disaggregated (P/D) fleet, else empty."""
     if facts.get("kv_external_share_ratio") >= DECODES_FROM:
         return "decode"
-    hands_on = facts.values.get("kv_expired_per_s") is not None
+    sends_kv = facts.values.get("kv_expired_per_s") is not None
     length = facts.values.get("output_tokens_mean")
-    return "prefill" if hands_on and length is not None and length <= ONE_TOKEN else ""
+    return "prefill" if sends_kv and length is not None and length <= ONE_TOKEN else ""
 
 
-_RETRIEVED, _LOST, _BY_LMCACHE = (each.compile(PYTHON) for each in (RETRIEVED, LOST, BY_LMCACHE))
+_RETRIEVED, _LOST, _BY_LMCACHE = (
+    condition.compile(PYTHON) for condition in (RETRIEVED, LOST, BY_LMCACHE)
+)
 _HERE, _KV_BINDS = HERE.compile(PYTHON), KV_BINDS.compile(PYTHON)
 
 
 def _long(facts: Facts) -> str:
     share = facts.get("kv_transfer_mean_s") / facts.get("ttft_mean_s", 1.0)
-    move = "a retrieve from LMCache" if _RETRIEVED(facts) else "a transfer"
+    move = "a retrieve from LMCache" if _RETRIEVED(facts) else "a KV transfer"
     return f"{move} takes {share:.0%} of TTFT"
 
 
 def _slower(facts: Facts) -> str:
-    moves = "retrieves from LMCache" if _RETRIEVED(facts) else "transfers"
+    moves = "retrieves from LMCache" if _RETRIEVED(facts) else "KV transfers"
     return f"{moves} take {facts.get('kv_transfer_drift_ratio'):.1f}x their quiet mean"
 
 
 def _failing(facts: Facts) -> str:
-    return (
-        "reads from LMCache's storage fail" if _LOST(facts) else "transfers fail and are repeated"
-    )
+    return "reads from LMCache's storage fail" if _LOST(facts) else "KV transfers fail"
 
 
 def _lever(facts: Facts) -> str:
@@ -104,8 +106,8 @@ def _decode_pool_share(facts: Facts) -> float | None:
 
 KV_TRANSFER_SLOW = CauseRecord(
     id="kv_transfer_slow",
-    title="KV transfers were the wait",
-    means="KV movement between nodes or tiers is the wait.",
+    title="KV transfers slow or failing",
+    means="Requests wait for KV blocks from another node or cache tier, or transfers of them fail.",
     forms=(
         Form(
             gate=LONG | SLOWER | (FAILED > 0.0) | FETCHING,
@@ -144,7 +146,7 @@ KV_TRANSFER_SLOW = CauseRecord(
                     Signal("lmcache_healthy"),
                     None,
                     0.6,
-                    "LMCache reports that it is not healthy",
+                    "LMCache reports itself unhealthy",
                     when=BY_LMCACHE & (Signal("lmcache_healthy") < 1.0),
                     sidecar=OF_LMCACHE,
                 ),
@@ -152,19 +154,19 @@ KV_TRANSFER_SLOW = CauseRecord(
                     Signal("kv_transfer_bytes_per_s"),
                     None,
                     0.0,
-                    "a transfer moves {gb_per_s:.1f} GB/s",
+                    "a KV transfer moves {gb_per_s:.1f} GB/s",
                 ),
                 term(
                     Sidecar(
                         _decode_pool_share,
-                        "which pool a server is in is read off its load",
+                        "the pool of a server is inferred from its load",
                         "the share of prompt tokens computed elsewhere, on a decode server",
                     ),
                     None,
                     0.0,
                     "a decode pool: {value:%} of prompt tokens were computed elsewhere",
                     signal="kv_external_share_ratio",
-                    sidecar="which pool a server is in is read off its load",
+                    sidecar="the pool of a server is inferred from its load",
                 ),
                 term(
                     EXPIRED,
@@ -175,9 +177,13 @@ KV_TRANSFER_SLOW = CauseRecord(
                 ),
             ),
             levels=(Level(Severity.WARNING),),
-            say=((ALWAYS, "Requests wait for KV blocks to arrive from another node or tier."),),
+            say=(
+                (FAILED > 0.0, "KV transfers from another node or cache tier fail."),
+                (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),
+                (ALWAYS, "Requests wait for KV blocks from another node or cache tier."),
+            ),
             words=(("expired_per_min", 60.0 * EXPIRED), ("gb_per_s", GB_PER_S)),
-            summary="Requests wait for KV blocks from another node or tier",
+            summary="KV transfers from another node or cache tier are slow or fail",
             lever=_lever,
             action=PATH,
             guide=("6.5", "7.7"),

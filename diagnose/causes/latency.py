@@ -1,4 +1,4 @@
-"""Causes of slow tokens and slow first tokens: guide 6.4, 8.1, 8.5, 9.3. Pure."""
+"""Causes of high ITL and TTFT: guide 6.4, 8.1, 8.5, 9.3. Pure."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import Signal, Usually
 from kneewatch.rules.rule import Severity
 
-COUNTED_SHORT = 0.5
-"""A rate extrapolates to its window's edges: a count comes out a little off."""
+COUNT_ERROR = 0.5
+"""A count from a rate is a little off, because a rate extrapolates to its window's edges."""
 
 LONG_PER_S = Signal("prefill_long_per_s").otherwise(0.0)
 LONG_PREFILLS = LONG_PER_S * WINDOW_S
-LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNTED_SHORT
-"""One prefill of half a second in the window, however many short ones are between: among a hundred
-requests a quantile would show a single long prompt by chance only."""
+LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNT_ERROR
+"""At least one prefill of half a second in the window. A count, because a quantile of a hundred
+requests rarely shows a single long prompt."""
 
-PROMPTS_ARE_LARGE = (Signal("large_step_per_s") * WINDOW_S >= 1.0 - COUNTED_SHORT).assume(
+PROMPTS_ARE_LARGE = (Signal("large_step_per_s") * WINDOW_S >= 1.0 - COUNT_ERROR).assume(
     unknown=True
 )
-"""A step had more tokens than the smallest chunk. A short prompt that took half a second waited for
-the machine, and a smaller chunk would not help."""
+"""A step had more tokens than the smallest chunk. A short prompt that took half a second was slowed
+by the machine, and a smaller chunk would not help."""
 
 STALLS_PER_S = Signal("itl_stall_per_s")
 STALLS = (
     (STALL_SHARE >= 0.05)
-    & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNTED_SHORT)
+    & (STALLS_PER_S * WINDOW_S >= 3.0 - COUNT_ERROR)
     & LONG_WERE_SEEN
     & PROMPTS_ARE_LARGE
 )
@@ -48,8 +48,8 @@ MEDIAN_HOLDS = Signal("itl_p50_drift_ratio") <= 1.6
 
 PREFILL_INTERFERENCE = CauseRecord(
     id="prefill_interference",
-    title="Long prefills stalled the streams",
-    means="Decode steps stall behind long prefills: slow ITL buckets fill while the median stays.",
+    title="Long prefills stall decoding",
+    means="Decode steps wait behind long prefills: the tail of ITL grows while P50 stays.",
     forms=(
         Form(
             gate=(STALLS | TAIL_ONLY)
@@ -61,14 +61,18 @@ PREFILL_INTERFERENCE = CauseRecord(
                     STALL_SHARE,
                     0.05,
                     1.8,
-                    "{itl_stall_per_s:.1f} outputs/s come more than 0.5 s late",
+                    "{itl_stall_per_s:.1f} inter-token gaps/s exceed 0.5 s",
                     when=STALLS,
                 ),
                 term(ITL_P99_S, ITL_TARGET_S, 1.5, "ITL P99 is {value:ms}", when=TAIL_ONLY),
+                term(ITL_P50_S, None, 0.6, "ITL P50 is near its quiet value", when=MEDIAN_HOLDS),
                 term(
-                    ITL_P50_S, None, 0.6, "the median step is as fast as usual", when=MEDIAN_HOLDS
+                    ITL_P50_S,
+                    None,
+                    -0.6,
+                    "ITL P50 is above its quiet value too",
+                    when=~MEDIAN_HOLDS,
                 ),
-                term(ITL_P50_S, None, -0.6, "the median step is slower too", when=~MEDIAN_HOLDS),
                 term(
                     LONG_PER_S,
                     1.0 / WINDOW_S,
@@ -82,20 +86,19 @@ PREFILL_INTERFERENCE = CauseRecord(
             say=(
                 (
                     STALLS,
-                    "Long prefills stall decoding: streams pause for more than 0.5 s in "
-                    "{itl_stall_time_ratio:%} of decode time, the median step takes "
-                    "{itl_p50_s:ms}.",
+                    "Long prefills stall decoding: streams stall for more than 0.5 s in "
+                    "{itl_stall_time_ratio:%} of decode time, ITL P50 is {itl_p50_s:ms}.",
                 ),
                 (
                     ALWAYS,
-                    "ITL P99 is {itl_p99_s:ms} while the median step takes {itl_p50_s:ms}: some "
-                    "steps wait behind prefills.",
+                    "Prefills delay decoding: ITL P99 is {itl_p99_s:ms} while ITL P50 is "
+                    "{itl_p50_s:ms}.",
                 ),
             ),
-            words=(("long", LONG_PREFILLS),),
-            summary="Decode stalls behind long prefills",
-            lever="Enable chunked prefill or lower --max-num-batched-tokens; for strict targets "
-            "put prefill on its own servers.",
+            words=(("long", LONG_PREFILLS.at_least(1.0)),),
+            summary="Long prefills stall decoding",
+            lever="Enable chunked prefill or lower --max-num-batched-tokens; for strict ITL "
+            "targets run prefill on its own servers (P/D disaggregation).",
             guide=("6.4", "8.5", "9.3"),
         ),
     ),
@@ -110,8 +113,8 @@ PREFILL_INTERFERENCE = CauseRecord(
 
 SLO_CONFLICT = CauseRecord(
     id="slo_conflict",
-    title="TTFT and ITL targets not both to be met",
-    means="TTFT and ITL targets cannot both be met at this load.",
+    title="TTFT and ITL both miss their targets",
+    means="TTFT and ITL P99 both exceed their targets: tuning for one worsens the other.",
     forms=(
         Form(
             gate=(TTFT_P99_S > TTFT_TARGET_S) & (ITL_P99_S > ITL_TARGET_S) & NOT_EVICTING,
@@ -124,11 +127,11 @@ SLO_CONFLICT = CauseRecord(
             say=(
                 (
                     ALWAYS,
-                    "Neither TTFT nor ITL meets its target at this load: what helps one hurts the "
-                    "other.",
+                    "TTFT P99 ({ttft_p99_s:.2f} s) and ITL P99 ({itl_p99_s:ms}) both exceed their "
+                    "targets: tuning for one worsens the other.",
                 ),
             ),
-            summary="Neither TTFT nor ITL meets its target at this load",
+            summary="TTFT and ITL P99 both exceed their targets",
             lever="Separate prefill and decode (P/D disaggregation), or reduce the load.",
             guide=("6.5", "8.5"),
         ),
@@ -151,14 +154,22 @@ def _prefill_lever(facts: Facts) -> str:
 
 
 _PREFILL_ACTION = (
-    "Check the prefix cache's hit ratio first, then a higher tensor-parallel degree, then P/D."
+    "Check the prefix hit ratio first; then raise the tensor-parallel degree; then separate "
+    "prefill and decode (P/D disaggregation)."
 )
+
+
+def _prefill_delays(facts: Facts) -> str:
+    queue_s = facts.values.get("queue_mean_s")
+    queue = "" if queue_s is None else f", mean queue time {queue_s:.2f} s"
+    prefill_s = facts.get("prefill_mean_s")
+    return f"TTFT is over its target because of prefill: mean prefill {prefill_s:.2f} s{queue}."
 
 
 PREFILL_BOUND = CauseRecord(
     id="prefill_bound",
-    title="Prefill made first tokens late",
-    means="TTFT is over its target by prefill time, not by queue time.",
+    title="Prefill puts TTFT over its target",
+    means="TTFT P99 exceeds its target, and prefill is most of that time or alone exceeds it.",
     forms=(
         Form(
             gate=(TTFT_P99_S > TTFT_TARGET_S) & ((PREFILL_OF_WAIT > 0.75) | ALONE),
@@ -169,7 +180,7 @@ PREFILL_BOUND = CauseRecord(
                     PREFILL_S,
                     TTFT_TARGET_S,
                     1.5,
-                    "prefill alone takes {value:.2f} s on average, longer than the target",
+                    "mean prefill is {value:.2f} s, longer than the TTFT target",
                     when=ALONE,
                     signal="prefill_mean_s",
                 ),
@@ -177,25 +188,17 @@ PREFILL_BOUND = CauseRecord(
                     PREFILL_OF_WAIT,
                     0.75,
                     1.5,
-                    "{value:%} of the time to first token is prefill",
+                    "{value:%} of TTFT is prefill",
                     when=~ALONE,
                     signal="prefill_mean_s",
                 ),
                 *bound_terms("compute"),
             ),
             levels=(Level(Severity.WARNING),),
-            say=(
-                (
-                    ALWAYS,
-                    "First tokens are late because prefill takes {prefill_mean_s:.2f} s; the queue "
-                    "takes {queue_s:.2f} s.",
-                ),
-            ),
-            words=(("queue_s", Signal("queue_mean_s").otherwise(0.0)),),
-            summary="First tokens are late because of prefill, not of the queue",
+            say=((ALWAYS, _prefill_delays),),
+            summary="TTFT is over its target because of prefill",
             lever=_prefill_lever,
-            action="Check the prefix cache's hit ratio first, then a higher tensor-parallel "
-            "degree, then P/D.",
+            action=_PREFILL_ACTION,
             guide=("8.5", "9.3"),
         ),
     ),
@@ -210,14 +213,12 @@ def _decode_lever(facts: Facts) -> str:
     return LEVERS[bound.kind] if bound is not None else _DECODE_ACTION
 
 
-_DECODE_ACTION = (
-    "A smaller batch (--max-num-seqs), weight quantization, or GPUs with more bandwidth."
-)
+_DECODE_ACTION = "Lower --max-num-seqs, quantize weights, or use GPUs with more memory bandwidth."
 
 DECODE_BOUND = CauseRecord(
     id="decode_bound",
-    title="Decode was slow at every percentile",
-    means="ITL is over its target at every percentile.",
+    title="Decode slow at every percentile",
+    means="ITL exceeds its target already at P50.",
     forms=(
         Form(
             gate=ITL_P50_S > ITL_TARGET_S,
@@ -237,9 +238,11 @@ DECODE_BOUND = CauseRecord(
             say=(
                 (
                     ALWAYS,
-                    "Decode is slow at every percentile: the median step takes {itl_p50_s:ms}.",
+                    "Decode is slow at every percentile: ITL P50 is {itl_p50_s:ms} (target "
+                    "{target_s:ms}).",
                 ),
             ),
+            words=(("target_s", ITL_TARGET_S),),
             summary="Decode is slow at every percentile",
             lever=_decode_lever,
             action=_DECODE_ACTION,
@@ -251,13 +254,13 @@ DECODE_BOUND = CauseRecord(
 
 TAIL_DRIFT = Signal("ttft_p99_p50_drift_ratio")
 GROWTH = BATCH.otherwise(0.0) / Usually("running_avg")
-"""The batch over its quiet size; unknown for a while after a start."""
+"""Batch size over its quiet size; unknown until a baseline is learned after a start."""
 
 OVER = TTFT_P99_S > TTFT_TARGET_S
 QUEUE_SHOWS = (Signal("queue_share_ratio") >= 0.2) & (Signal("waiting_avg") >= 1.0)
 LEFT = (TAIL_DRIFT >= 2.0) & GROWTH.known & (OVER | QUEUE_SHOWS)
 IN_FLIGHT = Signal("running_avg").otherwise(0.0) + Signal("waiting_avg").otherwise(0.0)
-OF_KNEE = "the knee that an engine's own history has is no series"
+OF_KNEE = "the knee learned from an engine's history is not a series"
 KNEE = Sidecar(
     lambda facts: facts.knee.c_max.expected if facts.knee else None, OF_KNEE, "the learned knee"
 )
@@ -288,12 +291,12 @@ def _knee(facts: Facts) -> str:
 
 PAST_KNEE = CauseRecord(
     id="past_knee",
-    title="Past the knee of the curve",
-    means="More load than the knee of this engine's own curve, or P99 leaves P50 behind as "
-    "concurrency rises.",
+    title="Load past the knee",
+    means="The load exceeds the knee of this engine's own latency curve, or TTFT P99 rises faster "
+    "than P50 as the batch grows.",
     forms=(
         Form(
-            # A quiet batch is not known for a while after a start: a known knee speaks without it.
+            # After a start the quiet batch size is unknown for a while; a learned knee is enough.
             gate=NOT_EVICTING & (GROWTH >= 1.5).assume(unknown=True) & (LEFT | BEYOND),
             start=Number(-0.2),
             terms=(
@@ -301,7 +304,7 @@ PAST_KNEE = CauseRecord(
                     TAIL_DRIFT,
                     2.0,
                     1.2,
-                    "P99 over P50 is {value:.1f}x the quiet ratio",
+                    "TTFT P99/P50 is {value:.1f}x its quiet ratio",
                     when=LEFT,
                     signal="ttft_p99_p50_ratio",
                 ),
@@ -336,19 +339,18 @@ PAST_KNEE = CauseRecord(
             say=(
                 (
                     LEFT,
-                    "TTFT's tail has left its median behind ({ttft_p99_p50_drift_ratio:.1f}x the "
-                    "quiet ratio) as the batch grew to {growth:.1f}x its quiet size.",
+                    "Past the knee: TTFT P99/P50 is {ttft_p99_p50_drift_ratio:.1f}x its quiet "
+                    "ratio with the batch at {growth:.1f}x its quiet size.",
                 ),
                 (
                     ALWAYS,
-                    "{in_flight} requests in flight are more than this engine carries: TTFT P99 is "
-                    "{ttft_p99_s:.2f} s.",
+                    "Past the knee: {in_flight} requests in flight, TTFT P99 is {ttft_p99_s:.2f} s "
+                    "(target {target_s:.2f} s).",
                 ),
             ),
-            words=(("growth", GROWTH), ("in_flight", IN_FLIGHT)),
-            summary="The tail of TTFT has left its middle behind as the batch grew",
-            lever="Take load away from this replica: more replicas, or quantization to move the "
-            "knee.",
+            words=(("growth", GROWTH), ("in_flight", IN_FLIGHT), ("target_s", TTFT_TARGET_S)),
+            summary="Past the knee: TTFT P99 rises faster than P50 as the batch grows",
+            lever="Add replicas to take load off this one, or quantize to move the knee.",
             guide=("8.1", "8.5"),
         ),
     ),

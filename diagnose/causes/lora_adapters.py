@@ -1,8 +1,8 @@
-"""Which LoRA adapters take turns in the slots, read off vLLM's info metric. Pure.
+"""Which LoRA adapters take turns in the slots, from vLLM's info metric. Pure.
 
-Each set of running adapters is a series of its own, whose value is the time at which it last ran:
-between two scrapes several may have had their turn, and each left its time. A set that ran twice in
-between leaves one, so turns are counted too low, never too high.
+Each set of running adapters is a series whose value is the time at which it last ran, so several
+sets that ran between two scrapes all show. A set that ran twice in between shows once: turns are
+undercounted, never overcounted.
 Source: vllm/v1/metrics/loggers.py (0.32), lora_requests_info.
 """
 
@@ -18,8 +18,8 @@ METRIC, RUNNING = "lora_requests_info", "running_lora_adapters"
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
-    """One adapter in the window. `turns`: how often it came into a slot, at least; `unseen_s`:
-    since it last had one."""
+    """One adapter in the window. `turns`: the least number of times it got a slot; `unseen_s`:
+    seconds since it last ran."""
 
     name: str
     turns: int
@@ -27,7 +27,7 @@ class AdapterUse:
 
 
 def adapters_seen(window: Window) -> tuple[AdapterUse, ...]:
-    """The adapters that ran in the window, those with the most turns first."""
+    """The adapters that ran in the window, most turns first."""
     columns = {
         at: _names(dict(column.labels).get(RUNNING, ""))
         for column, at in window.history.gauges.by_metric.get(METRIC, ())
@@ -53,5 +53,5 @@ def adapters_seen(window: Window) -> tuple[AdapterUse, ...]:
     )
 
 
-def _names(told: str) -> frozenset[str]:
-    return frozenset(name.strip() for name in told.split(",") if name.strip())
+def _names(label: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in label.split(",") if name.strip())

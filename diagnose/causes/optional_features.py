@@ -36,28 +36,29 @@ from kneewatch.rules.quantities import (
 from kneewatch.rules.rule import Severity
 
 DRAFT_COST_RATIO = 0.1
-"""One step of a small draft over one of its target (guide 6.6); n-grams cost about nothing."""
+"""Time of a small draft model's step over one of its target's (guide 6.6); n-grams cost next to
+nothing."""
 
 NGRAM_COST_RATIO = 0.02
 PAYS_FROM = 0.5
-"""Below it the guide says to switch speculation off or to retune it (9.3)."""
+"""Below this acceptance the guide (9.3) disables or retunes speculation."""
 
 WORTH_SPEEDUP = 1.02
 WORTH_AT_BEST = 1.1
-"""Where verifying is taken to cost nothing, for its cost is not known, a gain of less than a tenth
-is none: docs/lab.md has a best case of 1.01 that was 0.9 times the speed."""
+"""The least speedup that is worth it where the cost of verification is unknown and taken as 0:
+docs/lab.md has a best case of 1.01x that really ran at 0.9x."""
 
 LONGEST_DRAFT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Tokens drafted at a time, and what of them is accepted.
+    """Draft tokens per step, and how many of them are accepted.
 
-    `accepted` is the mean number accepted when so many are drafted, at each number up to that;
-    `verify` what a verification of so many takes over a plain step: 1 while bandwidth binds, more
-    the larger the batch. Shapes: both (tokens + 1,). `by_position`: accepted was counted so, and
-    not worked out as if each token had the same chance. `worth`: the least speedup that is a gain.
+    `accepted[n]` is the mean number accepted when n tokens are drafted; `verify[n]` the time to
+    verify n tokens over that of a plain step: 1 while bandwidth is the limit, more for larger
+    batches. Shapes: both (tokens + 1,). `by_position`: acceptance was measured by position, not
+    derived from one chance for every token. `worth`: the least speedup that counts as a gain.
     """
 
     tokens: int
@@ -68,24 +69,24 @@ class Drafts:
     worth: float
 
     def share(self, tokens: int) -> float:
-        """Accepted over drafted tokens at a length of the draft."""
+        """Accepted over drafted tokens for drafts of this length."""
         return self.accepted[tokens] / tokens
 
     def speedup(self, tokens: int) -> float:
-        """Against no speculation (guide 6.6)."""
+        """Estimated speed over that without speculation (guide 6.6)."""
         return (1 + self.accepted[tokens]) / (self.verify[tokens] + tokens * self.cost_ratio)
 
     @property
     def best(self) -> int:
-        """The length that pays most, 1 at least."""
+        """The draft length with the highest speedup, at least 1."""
         return max(range(1, self.tokens + 1), key=self.speedup)
 
     @property
     def shorter(self) -> int | None:
-        """Of the shorter drafts that are accepted well enough the best, where it pays more than
-        this one; else None."""
-        wanted = [some for some in range(1, self.tokens) if self.share(some) >= PAYS_FROM]
-        best = max(wanted, key=self.speedup, default=self.tokens)
+        """The best shorter draft length with enough acceptance, if it is faster than the present
+        length; else None."""
+        lengths = [tokens for tokens in range(1, self.tokens) if self.share(tokens) >= PAYS_FROM]
+        best = max(lengths, key=self.speedup, default=self.tokens)
         least = max(self.speedup(self.tokens), self.worth)
         return best if best < self.tokens and self.speedup(best) > least else None
 
@@ -97,30 +98,30 @@ def drafts_of(
     cost_ratio: float = DRAFT_COST_RATIO,
     verify: Sequence[float] = (),
 ) -> Drafts | None:
-    """From vLLM's counts by position where they are there, else as if each token had one chance.
+    """Drafts by vLLM's acceptance per position, else with the same chance for every token.
 
-    `tokens` is the stated length of a draft; None takes the measured one. `verify` is 1 throughout
-    unless it is given. None where nothing is drafted, or no length makes sense.
+    `tokens` is the stated draft length, None for the measured one. `verify` defaults to 1
+    throughout. None where nothing is drafted or the length is implausible.
     """
     share = values.get("spec_acceptance_ratio")
     per_draft = values.get("spec_accepted_per_draft_tokens")
     if tokens is None and share and per_draft:
-        # A share next to nothing would make any length of it.
+        # With almost no acceptance the quotient could be any length.
         tokens = round(min(per_draft / share, LONGEST_DRAFT_TOKENS + 1))
     if share is None or tokens is None or not 1 <= tokens <= LONGEST_DRAFT_TOKENS:
         return None
     counts = [values.get(f"spec_acceptance_pos{at}_ratio") for at in range(tokens)]
-    known = [count for count in counts if count is not None]
-    by_position = len(known) == tokens
+    accepted = [count for count in counts if count is not None]
+    by_position = len(accepted) == tokens
     if not by_position:
-        one = per_token_acceptance_ratio(
+        chance = per_token_acceptance_ratio(
             accepted_share_ratio=min(1.0, max(0.0, share)), draft_tokens=tokens
         )
-        known = [one ** (at + 1) for at in range(tokens)]
+        accepted = [chance ** (at + 1) for at in range(tokens)]
     measured = len(verify) == tokens + 1
     return Drafts(
         tokens,
-        tuple(accumulate(known, initial=0.0)),
+        tuple(accumulate(accepted, initial=0.0)),
         cost_ratio,
         verify if measured else (1.0,) * (tokens + 1),
         by_position,
@@ -128,8 +129,7 @@ def drafts_of(
     )
 
 
-# --- Causes in what a server has only when asked: speculation, adapters ---------------------------
-
+# --- Speculative decoding -------------------------------------------------------------------------
 
 MEAN, RECENT = Signal("spec_acceptance_ratio"), Recent("spec_acceptance_ratio")
 ACCEPTED = FirstOf((RECENT, MEAN))
@@ -138,15 +138,15 @@ DRAFTED_PER_S = Signal("spec_draft_tokens_per_s")
 LARGE_BATCH = 32.0
 SPEC_AIM = 0.6
 PAYS_WELL = 1.5
-"""The estimate is the best case: what gives half as much again does pay."""
+"""The estimate is the best case: an estimated speedup of 1.5x does pay."""
 
 LOADED = is_bound("compute")
-WANTED = Sidecar(
+AIM = Sidecar(
     lambda facts: SPEC_AIM if _loaded(facts) else None,
     WHY,
     f"{SPEC_AIM:g} while the GPUs are compute-bound",
 )
-"""The guide's aim (9.3), where each rejected token costs arithmetic that is short."""
+"""The guide's aim (9.3) where compute is the limit, since every rejected token costs compute."""
 
 
 def _loaded(facts: Facts) -> bool:
@@ -155,9 +155,11 @@ def _loaded(facts: Facts) -> bool:
 
 
 def _surely_below(bound: Quantity | float, ratio: Quantity, share: float) -> Condition:
-    """Whether acceptance on this share of the window is below a bound by more than the few requests
-    in it differ (0.25, half of the most that a share can have): tokens of one request are accepted
-    alike, however many they are."""
+    """Whether acceptance on this share of the window is below a bound by more than chance.
+
+    The margin is half of a share's greatest standard deviation over the number of requests, not of
+    tokens: the tokens of one request are accepted alike.
+    """
     started = WindowSeconds(share) * ARRIVALS.otherwise(0.0)
     requests = BATCH.otherwise(0.0) + started
     return ratio + 0.25 / SquareRoot(requests) < bound
@@ -169,19 +171,20 @@ def _poor(bound: Quantity | float) -> Condition:
 
 
 FALLEN = _surely_below(MEAN, RECENT, RECENT_SHARE).assume(unknown=False)
-"""The window's drafts are in part from before a fall that its newest part shows."""
+"""Acceptance fell within the window: its mean still contains drafts from before the fall."""
 
 SPEEDUP = (1.0 + PER_DRAFT) / (1.0 + DRAFT_COST_RATIO * PER_DRAFT / MEAN)
-"""Over no speculation, of drafts of accepted over share tokens, where verifying costs nothing."""
+"""Estimated speed over that without speculation, if verification is free; a draft has PER_DRAFT /
+MEAN tokens."""
 
 PAYS = ((SPEEDUP >= PAYS_WELL) & (BATCH < LARGE_BATCH) & ~FALLEN & ~LOADED).assume(unknown=False)
 
 
 def _settled(facts: Facts) -> Drafts | None:
-    """What is known of the drafts, where the window's are those of now."""
+    """The window's drafts; None where acceptance fell within it or is not low on all of it."""
     drafts = drafts_of(facts.values)
-    wanted = SPEC_AIM if _loaded(facts) else PAYS_FROM
-    low = drafts is not None and drafts.share(drafts.tokens) < wanted
+    aim = SPEC_AIM if _loaded(facts) else PAYS_FROM
+    low = drafts is not None and drafts.share(drafts.tokens) < aim
     return drafts if low and not _FALLEN(facts) else None
 
 
@@ -195,7 +198,7 @@ def _per_draft(facts: Facts) -> str:
     even = break_even_acceptance_ratio(
         draft_tokens=drafts.tokens, draft_cost_ratio=drafts.cost_ratio
     )
-    needs = "" if even is None else f"; a small draft model breaks even at {100 * even:.0f}% each"
+    needs = "" if even is None else f"; a small draft model breaks even at {even:.0%} per token"
     return f"{drafts.accepted[-1]:.2f} of {drafts.tokens} draft tokens accepted{needs}"
 
 
@@ -203,8 +206,8 @@ def _by_position(facts: Facts) -> str:
     drafts = _settled(facts)
     if drafts is None:
         return ""
-    each = [after - before for before, after in pairwise(drafts.accepted)]
-    return f"accepted by position: {', '.join(f'{100 * share:.0f}%' for share in each)}"
+    shares = [after - before for before, after in pairwise(drafts.accepted)]
+    return f"accepted by position: {', '.join(f'{share:.0%}' for share in shares)}"
 
 
 def _first_position(facts: Facts) -> float | None:
@@ -213,7 +216,7 @@ def _first_position(facts: Facts) -> float | None:
 
 
 def _lever(facts: Facts) -> str:
-    """Keep, shorten, retune or disable."""
+    """Whether to keep, shorten, retune or disable speculation."""
     drafts = _settled(facts)
     shorter = drafts.shorter if drafts is not None else None
     if drafts is not None and shorter is not None:
@@ -231,17 +234,17 @@ _PAYS = PAYS.compile(PYTHON)
 
 SPEC_DECODE_POOR = CauseRecord(
     id="spec_decode_poor",
-    title="Speculative decoding rejected most drafts",
-    means="Fewer of the draft tokens are accepted than pays at this load; a note where the draft "
-    "still pays.",
+    title="Low draft acceptance",
+    means="Too few draft tokens are accepted for speculative decoding to pay; info where it still "
+    "pays.",
     forms=(
         Form(
-            gate=(_poor(PAYS_FROM) | _poor(WANTED)) & (DRAFTED_PER_S >= 5.0),
+            gate=(_poor(PAYS_FROM) | _poor(AIM)) & (DRAFTED_PER_S >= 5.0),
             start=Number(0.0),
             terms=(
                 term(
                     ACCEPTED,
-                    FirstOf((WANTED, Number(PAYS_FROM))),
+                    FirstOf((AIM, Number(PAYS_FROM))),
                     2.2,
                     "{value:%} of {spec_draft_tokens_per_s} draft tokens/s are accepted",
                     below=True,
@@ -288,16 +291,16 @@ SPEC_DECODE_POOR = CauseRecord(
             say=(
                 (
                     PAYS,
-                    "{accepted:%} of the draft tokens are accepted: that still pays while the "
+                    "Draft acceptance is low ({accepted:%}), but speculation still pays while the "
                     "batch is small.",
                 ),
                 (
                     ALWAYS,
-                    "Speculation does not pay: {accepted:%} of the draft tokens are accepted.",
+                    "Speculation does not pay: {accepted:%} of draft tokens are accepted.",
                 ),
             ),
             words=(("accepted", ACCEPTED),),
-            summary="Speculation does not pay: most drafted tokens are rejected",
+            summary="Speculative decoding: draft acceptance is low",
             lever=_lever,
             action="Disable speculation, draft fewer tokens, or retune the draft.",
             guide=("6.6", "9.3"),
@@ -309,33 +312,36 @@ SPEC_DECODE_POOR = CauseRecord(
     levers=("shorter_draft", "no_speculation"),
 )
 
+# --- LoRA adapters --------------------------------------------------------------------------------
+
 DEFERRED, DEFERRED_AVG = Signal("waiting_deferred"), Signal("waiting_deferred_avg")
 CHANGES = Signal("lora_change_per_s")
 SLOTS, TAKEN = Signal("lora_max"), Signal("lora_running")
 TAKING_TURNS = (DEFERRED_AVG >= 0.5) & (
     Recent("lora_change_per_s") * WindowSeconds(RECENT_SHARE) >= 3.0 - 1e-6
 )
-"""Some held back on average while three sets of adapters took turns on the window's newest part (a
-count loses a little on its way through a rate): one set that comes and goes, with the empty one
-between, are two."""
+"""Requests were deferred while at least three sets of adapters took turns in the window's newest
+part. Three, because one set that comes and goes makes two changes; 1e-6, because a count from a
+rate is slightly low."""
 
-TOLD_ADAPTERS = 4
+ADAPTERS_NAMED = 4
 
 
-def _held_back(facts: Facts) -> str:
+def _waiting_for_slot(facts: Facts) -> str:
     slots = facts.get("lora_max")
-    held = max(facts.get("waiting_deferred"), facts.get("waiting_deferred_avg"))
+    deferred = max(facts.get("waiting_deferred"), facts.get("waiting_deferred_avg"))
     return (
-        f"Adapters compete for {slots:.0f} slot{'s' if slots != 1 else ''}: {held:.0f} requests "
-        "are held back while the batch has room."
+        f"LoRA adapters compete for {slots:.0f} slot{'s' if slots != 1 else ''}: "
+        f"{deferred:.0f} {'request is' if round(deferred) == 1 else 'requests are'} waiting for "
+        f"one."
     )
 
 
 ADAPTER_THRASH = CauseRecord(
     id="adapter_thrash",
-    title="LoRA adapters swapped in and out",
-    means="LoRA adapters compete for too few slots: requests are held back though there is "
-    "capacity.",
+    title="LoRA adapters compete for slots",
+    means="LoRA adapters compete for too few slots: requests wait for a slot although the batch "
+    "has capacity.",
     forms=(
         Form(
             gate=(Held("deferred", DEFERRED >= 1.0, Number(10.0)) | TAKING_TURNS)
@@ -346,36 +352,42 @@ ADAPTER_THRASH = CauseRecord(
                     DEFERRED_AVG.otherwise(0.0),
                     1.0,
                     1.4,
-                    "{value:.1f} requests held back on average",
+                    "{value:.1f} requests waiting for a slot on average",
                     signal="waiting_deferred",
                 ),
-                term(CHANGES, 0.1, 0.6, "the running adapters keep changing", when=CHANGES > 0.1),
+                term(
+                    CHANGES,
+                    0.1,
+                    0.6,
+                    "the set of running adapters keeps changing",
+                    when=CHANGES > 0.1,
+                ),
                 term(
                     TAKEN,
                     SLOTS,
                     0.6,
                     "all adapter slots are taken",
                     when=TAKEN >= SLOTS,
-                    sidecar="the number of slots stands inside a label",
+                    sidecar="the number of slots is a label's value",
                 ),
                 term(
                     Sidecar(
                         lambda facts: _turns(facts),
-                        "turns follow from labels over time",
-                        "how often adapters took turns",
+                        "adapter turns follow from labels over time",
+                        "the number of adapter turns",
                     ),
                     None,
                     0.0,
-                    lambda facts: _turns_words(facts.adapters),
+                    lambda facts: _turns_text(facts.adapters),
                     signal="lora_turns",
-                    sidecar="which adapters take turns follows from labels over time",
+                    sidecar="adapter turns follow from labels over time",
                 ),
                 term(KV_USAGE, 0.9, -0.8, "the KV cache is full as well", when=KV_USAGE > 0.9),
             ),
             levels=(Level(Severity.WARNING),),
-            say=((ALWAYS, _held_back),),
+            say=((ALWAYS, _waiting_for_slot),),
             summary="LoRA adapters compete for too few slots",
-            lever="Raise --max-loras (memory allowing), lower the adapters' rank, or spread "
+            lever="Raise --max-loras (if memory allows), lower the adapters' rank, or spread "
             "adapters over replicas.",
             guide=("2.5", "8.5", "9.3"),
         ),
@@ -391,16 +403,16 @@ ADAPTER_THRASH = CauseRecord(
 
 
 def _turns(facts: Facts) -> float | None:
-    return sum(each.turns for each in facts.adapters) if len(facts.adapters) > 1 else None
+    return sum(adapter.turns for adapter in facts.adapters) if len(facts.adapters) > 1 else None
 
 
-def _turns_words(adapters: Sequence[AdapterUse]) -> str:
-    """Who takes turns how often, and who has waited longest for the next one."""
-    most = ", ".join(f"{one.name} {one.turns}" for one in adapters[:TOLD_ADAPTERS])
-    more = len(adapters) - TOLD_ADAPTERS
+def _turns_text(adapters: Sequence[AdapterUse]) -> str:
+    """The adapters with the most turns, and the one that has not run for longest."""
+    most = ", ".join(f"{use.name} {use.turns}" for use in adapters[:ADAPTERS_NAMED])
+    more = len(adapters) - ADAPTERS_NAMED
     rest = f" and {more} more" if more > 0 else ""
-    longest = max(adapters, key=lambda one: one.unseen_s)
+    longest = max(adapters, key=lambda use: use.unseen_s)
     return (
-        f"adapters took a slot at least this often: {most}{rest}; {longest.name} has not had one "
-        f"for {longest.unseen_s:.0f} s"
+        f"least number of turns in a slot: {most}{rest}; {longest.name} last ran "
+        f"{longest.unseen_s:.0f} s ago"
     )

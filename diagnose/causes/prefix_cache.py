@@ -1,4 +1,4 @@
-"""Causes around the prefix cache: off, lost, churning: guide 7.2, 7.3, 7.7. Pure."""
+"""Causes of the prefix cache: off, reuse lost, evicted before reuse: guide 7.2, 7.3, 7.7. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from kneewatch.rules.quantities import Configured, Least, Named, Recent, Signal,
 from kneewatch.rules.rule import Severity
 
 WAS_SHARED_FROM = 0.3
-"""Of prompt tokens, in quiet times: a workload that repeats prefixes."""
+"""Quiet hit ratio (of prompt tokens) from which on a workload counts as repeating prefixes."""
 
 COMPUTED, GENERATED = Signal("computed_prompt_tokens_per_s"), Signal("generation_tokens_per_s")
 WORK_RATIO = COMPUTED / GENERATED.otherwise(0.0).at_least(1e-9)
-"""Prompt tokens computed for each token generated: from 4 on prefill is the larger part."""
+"""Prompt tokens computed per generated token: from 4 on prefill is most of the work."""
 
 PREFILL_SHARE = Signal("prefill_service_ratio").otherwise(0.0)
 BUSY = PREFILL_BUSY.otherwise(0.0)
 BY_SHARE = PREFILL_SHARE >= 0.05
 PREFILL_IS_HEAVY = (COMPUTED > 0.0) & (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >= 0.3))
-"""Prompts make enough work for a prefix cache to matter: of the time that a request is served, or
-of the engine's time where each of many requests decodes for long."""
+"""Prefill is enough work for a prefix cache to matter: a share of each request's service time, or
+of the engine's time where many requests decode for long."""
 
 CACHING = ~Configured("enable_prefix_caching", "False").assume(unknown=False)
 HIT_RATIO, QUIET_HIT_RATIO = Signal("prefix_hit_ratio"), Usually("prefix_hit_ratio")
 RECENT_HIT_RATIO = Recent("prefix_hit_ratio")
 HITS = Named("prefix_hit_fewest_ratio", Least(HIT_RATIO, RECENT_HIT_RATIO))
-"""On the window or on its newest part: a loss shows there first."""
+"""The lower of the window's ratio and that of its newest part, where a loss shows first."""
 
 HIT_TOKENS = Named(
     "prefix_hit_fewest_tokens_mean",
@@ -42,8 +42,8 @@ TURNOVER_S = (
     * (1.0 - KV_USAGE.otherwise(0.0))
     / (COMPUTED.otherwise(0.0) + GENERATED.otherwise(0.0))
 )
-"""Seconds until new blocks have replaced all that live requests do not hold: how long LRU keeps a
-block that nobody uses."""
+"""Seconds until new blocks have replaced all blocks that no running request holds: how long LRU
+keeps an unused block."""
 
 TURNOVER_IS_SHORT = TURNOVER_S < 60.0
 
@@ -52,13 +52,13 @@ EXPLAINED = (*SLOW_PROMPTS, "queue_saturation", "admission_limit")
 
 
 def _prefill_terms(weight: float) -> tuple[Term, Term]:
-    """How heavy prompts are, for their requests, or where that is little for the engine."""
+    """Evidence that prefill is heavy: its share of service time, or if that is small its load."""
     return (
         term(
             PREFILL_SHARE,
             0.05,
             weight,
-            "prefill takes {value:%} of the time that requests are served",
+            "prefill takes {value:%} of request service time",
             when=BY_SHARE,
             signal="prefill_service_ratio",
         ),
@@ -66,7 +66,7 @@ def _prefill_terms(weight: float) -> tuple[Term, Term]:
             BUSY,
             0.3,
             weight,
-            "prompts are computed for {value:%} of the engine's time",
+            "{value:.1f} prompts are under prefill on average",
             when=~BY_SHARE,
             signal="prefill_busy_ratio",
         ),
@@ -75,21 +75,21 @@ def _prefill_terms(weight: float) -> tuple[Term, Term]:
 
 def _other_tier(facts: Facts) -> str:
     external = facts.values.get("external_hit_ratio")
-    tier = "" if external is None else f" (hit ratio there {external:.0%})"
+    ratio = "" if external is None else f" (hit ratio there {external:.0%})"
     return (
         f"{facts.get('prefix_saved_ratio'):.0%} of prompt tokens are not computed: another cache "
-        f"tier has them{tier}"
+        f"tier serves them{ratio}"
     )
 
 
 ANOTHER_TIER = term(SAVED, None, -0.6, _other_tier, when=SAVED - HIT_RATIO >= 0.1)
-"""Both on the window: its newest part may have fewer hits than the window saved tokens."""
+"""Both on the whole window: its newest part may have fewer hits than the window saved tokens."""
 
 
 PREFIX_CACHE_OFF = CauseRecord(
     id="prefix_cache_off",
-    title="Prefix caching off under heavy prefill",
-    means="Prefix caching is disabled while prefill is much of the work.",
+    title="Prefix caching off while prefill is heavy",
+    means="Prefix caching is disabled while prefill is heavy.",
     forms=(
         Form(
             gate=Configured("enable_prefix_caching", "False") & PREFILL_IS_HEAVY,
@@ -99,7 +99,7 @@ PREFIX_CACHE_OFF = CauseRecord(
                     WORK_RATIO,
                     4.0,
                     1.2,
-                    "{value} prompt tokens are computed for each token generated",
+                    "{value} prompt tokens computed per generated token",
                     signal="computed_prompt_tokens_per_s",
                 ),
                 *_prefill_terms(1.0),
@@ -108,12 +108,12 @@ PREFIX_CACHE_OFF = CauseRecord(
             say=(
                 (
                     ALWAYS,
-                    "Prefix caching is off while prompts are most of the work. Whether prompts "
-                    "repeat cannot be seen while it is off.",
+                    "Prefix caching is off while prefill is heavy. Whether prompts share prefixes "
+                    "is unknown while it is off.",
                 ),
             ),
-            summary="Prefix caching is off while prompts are most of the work",
-            lever="Remove --no-enable-prefix-caching (caching is vLLM's default) and watch the hit "
+            summary="Prefix caching is off while prefill is heavy",
+            lever="Remove --no-enable-prefix-caching (vLLM caches by default) and watch the hit "
             "ratio.",
             guide=("7.2", "8.5"),
         ),
@@ -126,8 +126,8 @@ PREFIX_CACHE_OFF = CauseRecord(
 
 PREFIX_REUSE_LOST = CauseRecord(
     id="prefix_reuse_lost",
-    title="Prompts stopped sharing prefixes",
-    means="Prompts stopped sharing prefixes, or (a note) never shared any.",
+    title="Prompts do not share prefixes",
+    means="Prompts stopped sharing prefixes, or (info) have never shared any.",
     forms=(
         Form(
             gate=PREFILL_IS_HEAVY
@@ -159,7 +159,7 @@ PREFIX_REUSE_LOST = CauseRecord(
                     HITS,
                     0.08,
                     -0.8,
-                    "some prefixes still hit: they may be evicted, not missing",
+                    "some prefixes still hit: the others may be evicted, not missing",
                     when=HITS > 0.08,
                     signal="prefix_hit_ratio",
                 ),
@@ -179,9 +179,9 @@ PREFIX_REUSE_LOST = CauseRecord(
                 ("quiet_tokens", QUIET_HIT_TOKENS),
             ),
             summary="Prompts stopped sharing prefixes",
-            lever="Look at what changed in front of the prompt (a date, an id, a reordered "
-            "template) and at the router's stickiness; the shared part must come first, byte for "
-            "byte.",
+            lever="Check what changed at the start of the prompts (a date, an id, a reordered "
+            "template) and the router's session affinity. The shared prefix must come first, byte "
+            "for byte.",
             guide=("7.2", "7.3", "9.3"),
         ),
         Form(
@@ -203,8 +203,8 @@ PREFIX_REUSE_LOST = CauseRecord(
                 ),
             ),
             levels=(Level(Severity.INFO),),
-            say=((ALWAYS, "Prompts share no prefix so far; prefill is a large part of the work."),),
-            summary="Prompts share no prefix so far; prefill is a large part of the work",
+            say=((ALWAYS, "Prompts share no prefixes so far, and prefill is heavy."),),
+            summary="Prompts share no prefixes so far, and prefill is heavy",
             lever="Nothing is broken. If prompts have a common part, put it first.",
             guide=("7.2",),
             name="never",
@@ -229,17 +229,17 @@ HITS_AGAIN = (
     (SHARED & (RECENT_HIT_RATIO >= 0.9 * QUIET_HIT_RATIO))
     | (~SHARED.assume(unknown=False) & (RECENT_HIT_RATIO >= 0.85))
 ).assume(unknown=False)
-"""What missed before was a cold cache."""
+"""The hit ratio has recovered: the misses before came from a cold cache."""
 
 GAP_S, IDLE_S = Signal("kv_reuse_gap_s"), Signal("kv_idle_before_evict_s")
 NEAR_EVICTION_S = 0.4 * IDLE_S
-"""Blocks that are used again after this much of the time that an unused one lasts: about as many
-are used again too late, because those that are do not report a gap."""
+"""Mean reuse gap from which on many blocks are reused too late: vLLM reports no gap for blocks that
+were evicted before their reuse."""
 
 PREFIX_CHURN = CauseRecord(
     id="prefix_churn",
-    title="Prefixes evicted before they were used again",
-    means="Prefixes are evicted before they are used again.",
+    title="Prefixes evicted before reuse",
+    means="Prefixes are evicted from the KV cache before they are used again.",
     forms=(
         Form(
             gate=PREFILL_IS_HEAVY
@@ -303,14 +303,14 @@ PREFIX_CHURN = CauseRecord(
             say=(
                 (
                     ALWAYS,
-                    "Prefixes are evicted before they are used again: hit ratio "
-                    "{prefix_hit_ratio:%}, a cached block lasts about {turnover_s:s}.",
+                    "Prefixes are evicted before reuse: hit ratio {prefix_hit_ratio:%}, a cached "
+                    "block lasts about {turnover_s:s}.",
                 ),
             ),
             words=(("turnover_s", TURNOVER_S), ("quiet", QUIET_HIT_RATIO), ("idle_s", IDLE_S)),
-            summary="Prefixes are evicted before they are used again",
-            lever="Show each replica fewer prefixes (route by prefix) or give the KV cache more "
-            "room; a prefix that most requests share should not be evicted by those that do not.",
+            summary="Prefixes are evicted before reuse",
+            lever="Route by prefix so that each replica serves fewer prefixes, or enlarge the KV "
+            "cache.",
             guide=("7.3", "7.4", "7.7"),
         ),
     ),
@@ -318,6 +318,6 @@ PREFIX_CHURN = CauseRecord(
     covers=("PREFIX-HIT", "PREFIX-SAVED", "KV-RESIDENCY", "ITL-STALL", "TTFT-TAIL"),
     moves=(PREFIX, TTFT, ITL),
     levers=("kv_blocks", "kv_memory_bytes", "kv_fp8", "gpu_memory_utilization", "sticky_routing"),
-    sidecar="how long a cached block lasts follows from the KV capacity, a number that stands "
-    "inside a label of cache_config_info",
+    sidecar="the lifetime of a cached block follows from the KV capacity, which is a label's value "
+    "in cache_config_info",
 )

@@ -18,12 +18,12 @@ from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import PYTHON, nodes
 from kneewatch.rules.quantities import Held
 
-OF_REPLICAS = "it is a comparison of replicas: `kneewatch diagnose --prometheus` has it"
+OF_REPLICAS = "compares replicas: run `kneewatch diagnose --prometheus`"
 
 FLEET_ONLY_CAUSES = (
     CauseRecord(
         id="routing_dilution",
-        title="Routing ignored prefixes",
+        title="Routing ignores prefixes",
         means="Replicas' hit rates are low because routing ignores prefixes.",
         levers=("sticky_routing",),
         fleet=True,
@@ -31,28 +31,28 @@ FLEET_ONLY_CAUSES = (
     ),
     CauseRecord(
         id="replica_imbalance",
-        title="Replicas unevenly loaded",
+        title="Replicas are unevenly loaded",
         means="Replicas of one tier, or engines of one server, carry very different load.",
         fleet=True,
         sidecar=OF_REPLICAS,
     ),
     CauseRecord(
         id="mixed_tiers",
-        title="Mixed hardware behind one balancer",
-        means="A pool's hardware tiers differ, and the balancer treats them alike.",
+        title="Mixed GPU types behind one load balancer",
+        means="A pool mixes GPU types, and the load balancer treats them alike.",
         fleet=True,
         sidecar=OF_REPLICAS,
     ),
     CauseRecord(
         id="bad_node",
-        title="A node slower than its peers",
-        means="A replica is slower than its peers with the same work.",
+        title="Node slower than its peers",
+        means="A replica is slower than its peers at the same load.",
         fleet=True,
     ),
     CauseRecord(
         id="cold_replica",
-        title="A replica still warming up",
-        means="A replica has started and its caches are cold.",
+        title="Replica warming up",
+        means="A replica started recently and its caches are cold.",
         fleet=True,
         sidecar=OF_REPLICAS,
     ),

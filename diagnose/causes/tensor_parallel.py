@@ -1,4 +1,4 @@
-"""A model split over too many GPUs, by the user's own sweeps. Guide 5.1, 8.2, 8.5 (S5). Pure."""
+"""Too much tensor parallelism, by the user's benchmark sweeps. Guide 5.1, 8.2, 8.5 (S5). Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from kneewatch.diagnose.sizing.benchmark.tensor_parallel import FAR_BELOW, Compa
 from kneewatch.rules.rule import Severity
 
 SWEEPS = "benchmark.by_tensor_parallel"
-"""What stands for a signal in the evidence: the setting that the sweeps come from."""
+"""The setting that the sweeps come from, in place of a signal in the evidence."""
 
 
 def tp_overhead(facts: Facts) -> Cause | None:
-    """The sweeps give far less a GPU at this degree than at a smaller one, within the targets."""
+    """The cause where, within the targets, the sweeps give far less per GPU than a smaller
+    degree."""
     if facts.split is None:
         return None
     case = split_case(facts.split)
@@ -31,45 +32,46 @@ def tp_overhead(facts: Facts) -> Cause | None:
 
 
 def is_queued(waiting: float | None, running: float) -> bool:
-    """Whether a server gives all it can: what others give is what they are asked for."""
+    """Whether a server has a queue, so that its throughput is its capacity and not its load."""
     return waiting is not None and waiting >= max(QUEUED_MIN, QUEUED_SHARE * running)
 
 
 def split_case(split: Comparison) -> Case | None:
-    """The case by the sweeps alone; None where they do not make one for certain. A note: it costs
-    money at every load, and harms nobody's request."""
+    """The case by the sweeps alone; None unless they show it beyond doubt. Always `info`: it costs
+    money, but delays no request."""
     wide, narrow, share = split.wide, split.narrow, split.share_ratio
     if wide is None or narrow is None or share is None or not split.far_below:
         return None
     case = Case(
         "tp_overhead",
-        f"TP {wide.tensor_parallel} gave {figure(round(wide.per_s_per_gpu, 3))} {split.unit} a "
-        f"second and GPU in the benchmark, TP {narrow.tensor_parallel} "
-        f"{figure(round(narrow.per_s_per_gpu, 3))}: the split costs {1 - share:.0%}.",
-        f"Serve from more replicas with TP {narrow.tensor_parallel}, where it fits and keeps the "
-        "targets.",
+        f"In the benchmark TP {wide.tensor_parallel} reached "
+        f"{figure(round(wide.per_s_per_gpu, 3))} {split.unit}/s per GPU, TP "
+        f"{narrow.tensor_parallel} {figure(round(narrow.per_s_per_gpu, 3))}: "
+        f"TP {wide.tensor_parallel} loses {1 - share:.0%}.",
+        f"Serve from more replicas with TP {narrow.tensor_parallel} if the model fits and meets "
+        "its targets.",
         ("5.1", "8.2", "8.5"),
         Severity.INFO,
         log_odds=0.0,
     )
     text = (
-        f"{share:.0%} of the {split.unit} a second and GPU of TP {narrow.tensor_parallel}; 70 to "
-        "80 % is usual over PCIe"
+        f"{share:.0%} of the {split.unit}/s per GPU of TP {narrow.tensor_parallel}; 70% to 80% is "
+        "usual over PCIe"
     )
     case.weigh(SWEEPS, share, FAR_BELOW, 1.5, text, below=True)
-    for one in (narrow, wide):
-        case.weigh(SWEEPS, one.per_s_per_gpu, None, 0.1, degree_words(one))
+    for degree in (narrow, wide):
+        case.weigh(SWEEPS, degree.per_s_per_gpu, None, 0.1, degree_text(degree))
     return case
 
 
-def degree_words(one: Degree) -> str:
-    """Where a degree was measured."""
-    point = one.point
+def degree_text(degree: Degree) -> str:
+    """The load and latencies at which a degree was measured, or why it has no measurement."""
+    point = degree.point
     if point is None:
-        return f"TP {one.tensor_parallel}: {one.missed}"
+        return f"TP {degree.tensor_parallel}: {degree.missed}"
     return (
-        f"TP {one.tensor_parallel} with {figure(point.concurrency)} requests in flight: TTFT P99 "
-        f"{1000 * point.ttft_p99_s:.0f} ms, ITL P99 {1000 * point.itl_p99_s:.0f} ms"
+        f"TP {degree.tensor_parallel} with {figure(point.concurrency)} requests in flight: TTFT "
+        f"P99 {1000 * point.ttft_p99_s:.0f} ms, ITL P99 {1000 * point.itl_p99_s:.0f} ms"
     )
 
 
@@ -81,9 +83,9 @@ def weigh_live(
     tokens_per_request: float | None,
     queued: bool,
 ) -> None:
-    """Adds what the live engine gives a GPU, where it has a queue and answers are as long as the
-    benchmark's: about what its degree gave there is for the case, what the smaller one gave is
-    against it."""
+    """Add the live engine's throughput per GPU to the case, if it has a queue and answers as long
+    as the benchmark's: evidence for the case if it is as low as in the benchmark, against it if it
+    is as high as that of the smaller degree."""
     wide, narrow = split.wide, split.narrow
     if wide is None or narrow is None or split.unit != "tokens" or not queued:
         return
@@ -91,15 +93,15 @@ def weigh_live(
         return
     if not alike(tokens_per_request, wide.tokens_per_request):
         return
-    each = tokens_per_s / wide.tensor_parallel
-    share = each / narrow.per_s_per_gpu
-    known = alike(each, wide.per_s_per_gpu)
-    if share < FAR_BELOW and not known:
-        # Far less than its own benchmark as well: other prompts, or another fault.
+    per_gpu = tokens_per_s / wide.tensor_parallel
+    share = per_gpu / narrow.per_s_per_gpu
+    as_measured = alike(per_gpu, wide.per_s_per_gpu)
+    if share < FAR_BELOW and not as_measured:
+        # Far below its own benchmark as well: other prompts, or another fault.
         return
     text = (
-        f"with a queue it gives {figure(round(each, 1))} tokens a second and GPU now, {share:.0%} "
-        f"of what TP {narrow.tensor_parallel} gave"
+        f"with a queue it generates {figure(round(per_gpu, 1))} tokens/s per GPU now, {share:.0%} "
+        f"of TP {narrow.tensor_parallel} in the benchmark"
     )
     below = share < FAR_BELOW
     weight = 0.5 if below else -1.0
@@ -108,11 +110,11 @@ def weigh_live(
 
 TP_OVERHEAD = CauseRecord(
     id="tp_overhead",
-    title="Tensor parallelism cost throughput",
-    means="The sweeps give far less per GPU at this tensor-parallel degree than at a smaller one.",
+    title="Tensor parallelism costs throughput",
+    means="Throughput per GPU is far lower at this tensor-parallel degree than at a smaller one.",
     judge=tp_overhead,
     fleet=True,
     symptoms=("S5",),
     levers=("lower_tensor_parallel",),
-    sidecar="sweeps are files of the user's, not series",
+    sidecar="benchmark sweeps are files, not series",
 )

@@ -1,4 +1,7 @@
-"""Causes in the workload: drift from the profile, runaway generation, unused capacity. Pure."""
+"""Causes of the workload: drift from its profile, runaway generation, unused capacity. Pure.
+
+Guide 9.1, 9.2, 9.4.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from kneewatch.diagnose.causes.record import (
 )
 from kneewatch.diagnose.learned.live_workload import RATE, SHIFTS, LiveWorkload
 from kneewatch.diagnose.learned.output_lengths import ENDLESS
-from kneewatch.diagnose.workload.drift import FALSE_ALARM, Departure, more_than_chance
+from kneewatch.diagnose.workload.drift import Departure, more_than_chance
 from kneewatch.diagnose.workload.stated_workload import KEYS, RATE_MIN, WORDS
 from kneewatch.rules.baseline import LENGTHS, LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
@@ -30,62 +33,63 @@ NAMES = ("p50", "p95", "p99")
 
 
 def workload_drift(facts: Facts) -> Cause | None:
-    """Lengths of prompts or answers, or a rate held, that are not the stated profile's."""
+    """The cause where prompt or answer lengths, or the arrival rate, exceed the stated profile."""
     live = facts.workload
     if live is None:
         return None
-    # The signals are looked at, so that turning them back tells what the cause hangs on.
-    moved = {
-        side: replace(one, shift_ratio=copysign(facts.get(SHIFTS[side]), one.shift_ratio))
-        for side, one in live.lengths.items()
+    # Read from the signals, so that counterfactuals can vary them.
+    shifts = {
+        side: replace(shift, shift_ratio=copysign(facts.get(SHIFTS[side]), shift.shift_ratio))
+        for side, shift in live.lengths.items()
     }
-    left = {side: one for side, one in moved.items() if one.real}
+    left = {side: shift for side, shift in shifts.items() if shift.real}
     rate = facts.get(RATE)
     more = rate >= RATE_MIN and more_than_chance(rate * live.expected, live.expected)
     if not left and not more:
         return None
     case = Case(
         "workload_drift",
-        "The workload left the profile that the size was computed for: "
-        f"{told_of(left, rate if more else None)}.",
+        "The workload no longer matches its sizing profile: "
+        f"{drift_text(left, rate if more else None)}.",
         _lever(live, tuple(left), more=more),
         ("9.1",),
         Severity.INFO,
         log_odds=0.4,
     )
-    when = _span(live.span_s)
-    for side, one in left.items():
-        text = departure_words(one, WORDS[side], when)
-        case.weigh(SHIFTS[side], abs(one.shift_ratio), one.least_ratio, 1.2, text)
+    span = f"the last {_span(live.span_s)}"
+    for side, shift in left.items():
+        text = departure_text(shift, WORDS[side], span)
+        case.weigh(SHIFTS[side], abs(shift.shift_ratio), shift.least_ratio, 1.2, text)
     if more:
         text = (
-            f"{live.requests / live.span_s:.3g} requests/s over {when}; its share of the peak "
-            f"in {live.origin} is {live.expected / live.span_s:.3g}"
+            f"{live.requests / live.span_s:.3g} requests/s in {span}; this engine's share of the "
+            f"peak in {live.origin} is {live.expected / live.span_s:.3g}"
         )
         case.weigh(RATE, rate, RATE_MIN, 1.2, text)
     return case.close()
 
 
-def told_of(left: Mapping[str, Departure], rate: float | None) -> str:
-    """In a few words, what left the profile: lengths by side, and the rate over the stated peak."""
-    told: list[str] = []
+def drift_text(left: Mapping[str, Departure], rate: float | None) -> str:
+    """What differs from the profile: lengths by side, and the rate over the stated peak."""
+    parts: list[str] = []
     for word, longer in (("longer", True), ("shorter", False)):
-        sides = [WORDS[side] for side, one in left.items() if (one.shift_ratio > 0) == longer]
-        told += [f"{' and '.join(sides)} are {word}"] if sides else []
-    told += [] if rate is None else [f"arrivals are {rate:.1f} times its peak"]
-    return ", ".join(told)
+        sides = [WORDS[side] for side, shift in left.items() if (shift.shift_ratio > 0) == longer]
+        parts += [f"{' and '.join(sides)} are {word}"] if sides else []
+    parts += [] if rate is None else [f"arrivals are {rate:.1f}x its peak"]
+    return ", ".join(parts)
 
 
-def departure_words(one: Departure, what: str, when: str) -> str:
-    """What is seen, what is stated, and what chance may make of it."""
-    longer = one.shift_ratio > 0
-    tokens = one.point.most if longer else one.point.least
+def departure_text(shift: Departure, what: str, span: str) -> str:
+    """The share seen beyond a length, the share that the profile states, and what chance explains;
+    `what` are prompts or answers, `span` is the time in which they were counted."""
+    longer = shift.shift_ratio > 0
+    tokens = shift.point.most if longer else shift.point.least
     return (
-        f"{100 * one.seen_ratio:.0f} % of the {what} of {when} are "
-        f"{'above' if longer else 'at or below'} {one.edge:g} tokens, where the profile has "
-        f"{100 * one.may_ratio:.0f} % {'above' if longer else 'below'} its "
-        f"P{100 * one.point.ratio:.0f} of {tokens:g}; chance adds {100 * one.chance_ratio:.0f} % "
-        f"at most but once in {1 / FALSE_ALARM:,.0f}"
+        f"{shift.seen_ratio:.0%} of {what} in {span} are "
+        f"{'above' if longer else 'at or below'} {shift.edge:g} tokens; the profile has "
+        f"{shift.may_ratio:.0%} {'above' if longer else 'below'} its "
+        f"P{100 * shift.point.ratio:.0f} of {tokens:g}, and chance explains at most "
+        f"{shift.chance_ratio:.0%} more"
     )
 
 
@@ -94,49 +98,51 @@ def _span(span_s: float) -> str:
 
 
 def _lever(live: LiveWorkload, sides: Sequence[str], *, more: bool) -> str:
-    anew = [
+    changes = [
         f"{KEYS[side]}_{name}_tokens = {_rounded(tokens)}"
         for side in sides
         for name, tokens in zip(NAMES, live.live[side], strict=True)
         if tokens is not None and not live.grown
     ]
-    anew += ["the lengths of a session's first call measured anew"] if sides and live.grown else []
-    anew += ["peak_requests_per_s of a week measured anew"] if more else []
-    return f"Size again: kneewatch size --plan {live.origin}, in it {', '.join(anew)}."
+    changes += ["newly measured lengths of a session's first call"] if sides and live.grown else []
+    changes += ["the newly measured weekly peak_requests_per_s"] if more else []
+    return (
+        f"Update {live.origin} with {', '.join(changes)}; then run kneewatch size --plan "
+        f"{live.origin}."
+    )
 
 
 def _rounded(tokens: float) -> str:
-    """To two digits: within a bucket nobody knows more."""
+    """Rounded to two digits: a histogram's buckets give no more."""
     return f"{float(f'{tokens:.2g}'):.0f}"
 
 
 WORKLOAD_DRIFT = CauseRecord(
     id="workload_drift",
-    title="Workload left its profile",
-    means="Lengths of prompts or answers, or a rate, are not the stated profile's.",
+    title="Workload differs from its profile",
+    means="Prompt or answer lengths, or the arrival rate, differ from the stated profile.",
     judge=workload_drift,
     fleet=True,
-    sidecar="the profile that the size was computed for (workload_profile) is no series",
+    sidecar="the stated workload_profile is not a series",
 )
 
 
-# --- Causes in the workload and in what was bought for it: guide 9.2, 9.4 -------------------------
-
+# --- Runaway generation ---------------------------------------------------------------------------
 
 AT_LIMIT, AT_LIMIT_BEFORE = Signal("finished_length_ratio"), Usually("finished_length_ratio")
 MORE_AT_LIMIT = Signal("finished_length_drift_points")
 LENGTH_POINTS = 0.2
 MANY_FINISHED = SERVED * WINDOW_S >= 40.0
-"""Of fewer requests a share swings by more than that by chance."""
+"""With fewer requests the share varies by more than LENGTH_POINTS by chance."""
 
 RAMBLING = MORE_AT_LIMIT >= LENGTH_POINTS
-"""More outputs than in quiet times end at their limit, by so much that it matters."""
+"""Far more outputs than in quiet times end at their limit."""
 
 CAPPED = AT_LIMIT >= LENGTH_POINTS
-"""So many end at their limit that it would matter if it were new."""
+"""Many outputs end at their limit, now or always."""
 
-OF_LENGTHS = "lengths are compared as whole histograms, over time"
-OF_PROFILE = "the stated workload_profile is no series"
+OF_LENGTHS = "lengths are compared as whole histograms over time"
+OF_PROFILE = "the stated workload_profile is not a series"
 SHIFT = Sidecar(
     lambda facts: facts.lengths.shift_ratio if facts.lengths else None,
     OF_LENGTHS,
@@ -207,28 +213,28 @@ def _beyond(facts: Facts) -> str:
 
 RUNAWAY_GENERATION = CauseRecord(
     id="runaway_generation",
-    title="Outputs ran into their limit",
-    means="Outputs hit their limit far more often than before, and are longer; or they go far "
-    "beyond what is stated of them, which shows from the start on.",
+    title="Outputs hit their length limit",
+    means="Outputs hit their length limit far more often than usual and are longer, or they are "
+    "far longer than the stated profile.",
     forms=(
         Form(
             gate=MANY_FINISHED & CAPPED & (BEYOND >= LENGTH_POINTS) & (BEYOND >= BEYOND_CHANCE),
             start=Number(-0.3),
             terms=(
-                term(AT_LIMIT, LENGTH_POINTS, 1.2, "{value:%} of requests end at their limit"),
+                term(AT_LIMIT, LENGTH_POINTS, 1.2, "{value:%} of requests hit their output limit"),
                 term(BEYOND, BEYOND_CHANCE, 0.9, _beyond, signal="output_tokens_mean"),
                 term(
                     AT_LIMIT_BEFORE,
                     None,
                     -0.6,
-                    "{value:%} did in quiet times: the profile may be another workload's",
+                    "{value:%} hit it in quiet times too: the profile may be of another workload",
                     when=ALWAYS_SO,
                     signal="finished_length_ratio",
                 ),
             ),
             levels=(Level(Severity.WARNING, ~ALWAYS_SO), Level(Severity.INFO)),
             say=((ALWAYS, _stated),),
-            summary="Far more requests than stated run into their output limit",
+            summary="Answers are far longer than stated, and many hit their output limit",
             lever=LEVER,
             guide=("9.4",),
             name="stated",
@@ -242,7 +248,8 @@ RUNAWAY_GENERATION = CauseRecord(
                     MORE_AT_LIMIT,
                     LENGTH_POINTS,
                     1.5,
-                    "{points} points more of the requests end at their limit",
+                    "{points} percentage points more requests than in quiet times hit their "
+                    "output limit",
                     signal="finished_length_ratio",
                 ),
                 term(
@@ -280,7 +287,7 @@ RUNAWAY_GENERATION = CauseRecord(
                 ),
             ),
             words=(("before", AT_LIMIT_BEFORE), ("points", 100.0 * MORE_AT_LIMIT)),
-            summary="Far more requests than before run into their output limit",
+            summary="Far more requests than usual hit their output limit",
             lever=LEVER,
             guide=("9.4",),
         ),
@@ -291,14 +298,17 @@ RUNAWAY_GENERATION = CauseRecord(
     levers=("output_cap",),
 )
 
-OF_HOURS = "it is a matter of hours: the findings' alerts and the weekly report have it"
+OF_HOURS = "it takes hours to show: see the rules' alerts and the weekly report"
+
+# --- Unused capacity ------------------------------------------------------------------------------
+
 GPU_BUSY = Signal("gpu_engine_active_ratio")
 KV_PEAK = Signal("kv_usage_max_ratio")
 
 UNDERUSED = CauseRecord(
     id="underused",
     title="Underused",
-    means="Paid for and idle, for hours; a note on a live view.",
+    means="Hardware is paid for and idle for hours; always info.",
     forms=(
         Form(
             gate=Finds("IDLE-HOURS") | Finds("FLEET-LOW"),
@@ -308,7 +318,7 @@ UNDERUSED = CauseRecord(
                     BATCH.otherwise(0.0),
                     0.5,
                     1.0,
-                    "{value:.2f} requests in the batch",
+                    "{value:.2f} requests running on average",
                     below=True,
                     signal="running_avg",
                 ),
@@ -317,13 +327,10 @@ UNDERUSED = CauseRecord(
             ),
             levels=(Level(Severity.INFO),),
             say=(
-                (
-                    ALWAYS,
-                    "Idle for hours: {running:.1f} requests run on average.",
-                ),
+                (BATCH.known, "Underused for hours: {running_avg:.1f} requests running now."),
+                (ALWAYS, "Underused for hours."),
             ),
-            words=(("running", BATCH.otherwise(0.0)),),
-            summary="Idle for hours",
+            summary="Underused for hours",
             lever="Fill the hours with batch work, consolidate, or keep fewer replicas warm.",
             guide=("9.2", "9.3"),
         ),
@@ -336,7 +343,7 @@ UNDERUSED = CauseRecord(
 KV_OVERPROVISIONED = CauseRecord(
     id="kv_overprovisioned",
     title="KV cache larger than needed",
-    means="KV memory that is never used at the peak, for hours.",
+    means="Half of the KV cache or more stays unused for hours, also at the peak.",
     forms=(
         Form(
             gate=Finds("KV-UNUSED"),
@@ -346,20 +353,18 @@ KV_OVERPROVISIONED = CauseRecord(
                     KV_PEAK.otherwise(0.0),
                     0.5,
                     1.0,
-                    "{value:%} at the window's peak",
+                    "KV cache {value:%} full at the window's peak",
                     below=True,
                     signal="kv_usage_max_ratio",
                 ),
             ),
             levels=(Level(Severity.INFO),),
             say=(
-                (
-                    ALWAYS,
-                    "The KV cache has been at most half full for hours (now {peak:%} at its peak).",
-                ),
+                (KV_PEAK.known, "KV cache at most half full for hours (peak now {peak:%})."),
+                (ALWAYS, "KV cache at most half full for hours."),
             ),
-            words=(("peak", KV_PEAK.otherwise(0.0)),),
-            summary="The KV cache has been at most half full for hours",
+            words=(("peak", KV_PEAK),),
+            summary="KV cache at most half full for hours",
             lever="Allow more sequences, or serve from fewer or smaller GPUs.",
             guide=("7.7", "9.3"),
         ),

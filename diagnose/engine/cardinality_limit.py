@@ -1,4 +1,4 @@
-"""Which engines of a target are kept where its labels show more than there is room for. Pure."""
+"""The limit on engines kept for one target, against labels of unbounded cardinality. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.names.vllm_series import EngineKey
 
 ENGINES_MAX = 512
-"""Engines kept of one target, vanished ones included: labels that change with every scrape must not
-take all memory."""
+"""Most engines kept for one target, vanished ones included: labels that change with every scrape
+must not use up the memory."""
 
 
-class Seen(Protocol):
+class Tracked(Protocol):
     """An engine that is kept."""
 
     @property
@@ -22,40 +22,40 @@ class Seen(Protocol):
         ...
 
 
-class Room:
-    """The room for one target's engines, and whether there has been too little of it."""
+class EngineLimit:
+    """Applies ENGINES_MAX to one target, and remembers whether it was exceeded."""
 
     def __init__(self) -> None:
-        self._short, self._told = False, False
+        self._exceeded, self._reported = False, False
 
-    def judged(
+    def admitted(
         self, engines: Sequence[EngineBinding], kept: Collection[EngineKey]
     ) -> Sequence[EngineBinding]:
-        """The page's engines that are judged; of too many the known ones first."""
+        """The page's engines to diagnose, at most ENGINES_MAX; those already kept come first."""
         if len(engines) <= ENGINES_MAX:
             return engines
-        self._short = True
+        self._exceeded = True
         return sorted(engines, key=lambda engine: engine.key not in kept)[:ENGINES_MAX]
 
-    def leaving(
-        self, judged: Sequence[EngineBinding], kept: Mapping[EngineKey, Seen]
+    def evicted(
+        self, admitted: Sequence[EngineBinding], kept: Mapping[EngineKey, Tracked]
     ) -> list[EngineKey]:
-        """Engines to forget, so that there is room for those that are judged: those that left the
-        page longest ago."""
-        present = {engine.key for engine in judged}
+        """Kept engines to forget so that the admitted ones fit: those that left the page longest
+        ago."""
+        present = {engine.key for engine in admitted}
         over = len(present | kept.keys()) - ENGINES_MAX
         if over <= 0:
             return []
-        self._short = True
-        left = [key for key in kept if key not in present]
-        return sorted(left, key=lambda key: kept[key].last_s)[:over]
+        self._exceeded = True
+        gone = [key for key in kept if key not in present]
+        return sorted(gone, key=lambda key: kept[key].last_s)[:over]
 
-    def told_once(self) -> str | None:
-        """The line that says, once, that there were more engines than are kept."""
-        if self._told or not self._short:
+    def warning(self) -> str | None:
+        """A line about the exceeded limit, once per target; else None."""
+        if self._reported or not self._exceeded:
             return None
-        self._told = True
+        self._reported = True
         return (
-            f"engines: more than {ENGINES_MAX} in the labels model_name and engine of this "
-            "page; no more are kept"
+            f"engines: this page has more than {ENGINES_MAX} by the labels model_name and engine; "
+            "the others are ignored"
         )

@@ -1,4 +1,4 @@
-"""Causes over time: since when, and no flapping. Pure."""
+"""Tracks causes over time: when each began, with onset and clear times against flapping. Pure."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from kneewatch.diagnose.causes.record import CauseRecord
 
 
 @dataclass(slots=True)
-class Held:
-    """A cause as it was last concluded."""
+class TrackedCause:
+    """A cause as it was last concluded. `reported`: its onset time has passed."""
 
     cause: Cause
     since_s: float
     seen_s: float
-    told: bool
+    reported: bool
 
 
 class CauseTracker:
-    """The causes of one engine over time. `scale` stretches the durations with the window, which
-    are those of the `records`."""
+    """The causes of one engine over time. Onset and clear times come from `records`; `scale`
+    stretches them with the window."""
 
     def __init__(self, *, scale: float, records: Mapping[str, CauseRecord] = BY_ID) -> None:
         self._scale, self._records = scale, records
-        self._held: dict[str, Held] = {}
+        self._tracked: dict[str, TrackedCause] = {}
 
     def forget(self) -> None:
-        """The process was replaced: what was wrong with the old one has ended."""
-        self._held.clear()
+        """Drop all causes after a restart: those of the old process have ended."""
+        self._tracked.clear()
 
     def update(self, now_s: float, concluded: Sequence[Cause]) -> list[Cause]:
-        """The causes that stand at `now_s`, each with the time it began."""
+        """The causes to report at `now_s`, each with the time it began."""
         for cause in concluded:
-            held = self._held.get(cause.id)
-            if held is None:
-                held = self._held[cause.id] = Held(cause, now_s, now_s, told=False)
-            held.cause, held.seen_s = cause, now_s
+            tracked = self._tracked.get(cause.id)
+            if tracked is None:
+                tracked = TrackedCause(cause, now_s, now_s, reported=False)
+                self._tracked[cause.id] = tracked
+            tracked.cause, tracked.seen_s = cause, now_s
             onset_s = self._records[cause.id].onset_s.value * self._scale
-            held.told = held.told or now_s - held.since_s >= onset_s
-        fresh = {cause.id for cause in concluded}
-        for cause_id, held in list(self._held.items()):
-            lost = cause_id not in fresh
+            tracked.reported = tracked.reported or now_s - tracked.since_s >= onset_s
+        current = {cause.id for cause in concluded}
+        for cause_id, tracked in list(self._tracked.items()):
             clear_s = self._records[cause_id].clear_s.value * self._scale
-            over = now_s - held.seen_s >= clear_s
-            if lost and (over or not held.told):
-                del self._held[cause_id]
+            cleared = now_s - tracked.seen_s >= clear_s
+            if cause_id not in current and (cleared or not tracked.reported):
+                del self._tracked[cause_id]
         return [
-            replace(held.cause, since_s=held.since_s, seen_s=held.seen_s)
-            for held in self._held.values()
-            if held.told
+            replace(tracked.cause, since_s=tracked.since_s, seen_s=tracked.seen_s)
+            for tracked in self._tracked.values()
+            if tracked.reported
         ]

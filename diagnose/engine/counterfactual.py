@@ -1,4 +1,8 @@
-"""The value at which a cause would no longer be concluded. Pure."""
+"""Counterfactuals: the signal values at which a cause would no longer be concluded. Pure.
+
+Each signal that the evidence cites is varied by itself, the cause is examined again, and bisection
+finds the value at which it falls. A signal that alone does not decide has no such value.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,18 @@ NAMES = {
     "gpu_power_brake_ratio": BRAKES,
     "gpu_power_throttle_ratio": POWERS,
 }
-"""Evidence that is the most of several signals."""
+"""Evidence that is the greatest of several signals."""
 
 
 def on_gpus(signal: str, gpus: Sequence[GpuState]) -> bool:
-    """Whether a signal of evidence is read off single GPUs."""
+    """Whether a signal of the evidence is read from single GPUs."""
     names = CLOCKS if signal == CLOCK else NAMES.get(signal, (signal,))
     return any(name in gpu.values for gpu in gpus for name in names)
 
 
-def moved(signal: str, value: float, gpus: Sequence[GpuState]) -> tuple[GpuState, ...]:
-    """The GPUs with the signal at most at a value, their clocks at least at one."""
+def with_gpu_signal(signal: str, value: float, gpus: Sequence[GpuState]) -> tuple[GpuState, ...]:
+    """The GPUs with a signal limited to at most `value`; of clocks, raised to at least this share
+    of the full clock."""
     if signal == CLOCK:
         return tuple(_faster(gpu, value) for gpu in gpus)
     names = NAMES.get(signal, (signal,))
@@ -55,41 +60,35 @@ def _faster(gpu: GpuState, share: float) -> GpuState:
     return replace(gpu, values={**gpu.values, **clocks})
 
 
-# What would have to be different for a cause not to be concluded: its evidence, turned back.
-# Pure.
-#
-# Each signal that the evidence cites is moved by itself towards where it says nothing, and the
-# cause is examined again: the value at which it falls is found by halving. A signal that alone
-# decides nothing has no such value, and is not told.
-
+# --- Search ---------------------------------------------------------------------------------------
 
 Stands = Callable[[Facts], bool]
 """Whether a cause is concluded."""
 
 HALVINGS = 12
-"""Enough for three digits."""
+"""Bisection steps: enough for three digits."""
 
 FAR = 4.0
-"""How many times its threshold (or its value) a signal is raised that speaks by being low."""
+"""A signal that is evidence by being low is raised to this many times its threshold or value."""
 
 BARELY = 1.001
-"""A turning point of the scrape before is still one where the cause stands this much inside it."""
+"""An earlier counterfactual still holds if the cause is concluded this factor inside it."""
 
 
 def counterfactuals(
     stands: Stands, facts: Facts, cause: Cause, before: Sequence[Counterfactual] = ()
 ) -> tuple[Counterfactual, ...]:
-    """The turning points of a cause's evidence, in the evidence's order, each signal once.
+    """The counterfactuals of a cause's evidence, in the evidence's order, each signal once.
 
-    `before` are those of the same cause a scrape earlier: one that still holds is not searched for
-    anew.
+    `before` are those of the same cause one scrape earlier: one that still holds is not searched
+    again.
     """
     earlier = {point.signal: point for point in before}
     points: dict[str, Counterfactual] = {}
     for evidence in cause.evidence:
         now = facts.values.get(evidence.signal)
         if evidence.signal in facts.recent or on_gpus(evidence.signal, facts.gpus):
-            # The number that the cause was concluded from: of the newest part, or of one GPU.
+            # The value that the cause was concluded from: of the newest part, or of one GPU.
             now = evidence.value
         if now is None or evidence.signal in points:
             continue
@@ -107,7 +106,7 @@ def _turning(
         high = 1.0
     stands_at = _tried(stands, facts, evidence.signal)
     if not stands_at(now):
-        # Window and newest part differ, and it takes both.
+        # The cause needs both the window's value and that of its newest part, which differ.
         return None
     if before is not None:
         inside = before.at / BARELY if before.above else before.at * BARELY
@@ -131,11 +130,11 @@ def _halved(stands: Callable[[float], bool], *, holds: float, falls: float) -> f
 
 
 def _tried(stands: Stands, facts: Facts, signal: str) -> Callable[[float], bool]:
-    """Whether the cause stands with a signal at some value and all else as it is."""
+    """Whether the cause is concluded with one signal at some value and all else unchanged."""
     if on_gpus(signal, facts.gpus):
         gpus = facts.gpus
-        return lambda value: stands(replace(facts, gpus=moved(signal, value, gpus)))
-    # One copy of the facts serves all values that are tried.
+        return lambda value: stands(replace(facts, gpus=with_gpu_signal(signal, value, gpus)))
+    # One copy of the facts is enough for all values tried.
     values, recent = dict(facts.values), dict(facts.recent)
     copied = replace(facts, values=values, recent=recent)
 

@@ -1,8 +1,7 @@
-"""Engines of one page beside each other: which data-parallel one carries more than its share. Pure.
+"""Compares the data-parallel engines of one page: which of them carries more than its share. Pure.
 
-Guide 3.5, 9.3. It is the fleet's own judgement, on one server: what is harmed is told by the
-engine's own causes, so here it is a note.
-"""
+Guide 3.5, 9.3. It applies the fleet's replica_imbalance to one server. Always `info`: the harm
+shows in the engine's own causes."""
 
 from __future__ import annotations
 
@@ -19,44 +18,47 @@ from kneewatch.diagnose.fleet.tier import Tier
 from kneewatch.rules.rule import Severity
 
 
-class Beside:
+class DataParallelEngines:
     """The engines of one page over time. `scale` stretches durations with the window."""
 
     def __init__(self, *, scale: float) -> None:
         self._tracker = CauseTracker(scale=scale)
         self._hot: tuple[str, ...] = ()
 
-    def told(self, t_s: float, found: Sequence[Diagnosis]) -> list[Diagnosis]:
-        """The diagnoses, those of engines that carry far more than the others with the cause."""
-        unlike = replica_imbalance(_tier(found)) if _are_peers(found) else None
-        if unlike is not None:
-            self._hot = unlike.replicas
-        causes = self._tracker.update(t_s, [] if unlike is None else [_note(unlike.cause)])
+    def compared(self, t_s: float, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+        """The diagnoses; those of engines with far more load than the others get the cause."""
+        imbalance = replica_imbalance(_tier(diagnoses)) if _are_peers(diagnoses) else None
+        if imbalance is not None:
+            self._hot = imbalance.replicas
+        causes = self._tracker.update(t_s, [] if imbalance is None else [_as_info(imbalance.cause)])
         if not causes:
-            return list(found)
-        return [_with(one, causes) if _member(one).name in self._hot else one for one in found]
+            return list(diagnoses)
+        return [
+            _with(diagnosis, causes) if _member(diagnosis).name in self._hot else diagnosis
+            for diagnosis in diagnoses
+        ]
 
 
-def _are_peers(found: Sequence[Diagnosis]) -> bool:
-    """Whether all are read, of one model, and told apart by their number: data-parallel ones."""
-    alike = len({one.model for one in found}) == 1
-    apart = len({one.engine for one in found}) == len(found) > 1
-    return alike and apart and all(one.was_read for one in found)
+def _are_peers(diagnoses: Sequence[Diagnosis]) -> bool:
+    """Whether these are data-parallel engines: of one model, with different numbers, all read."""
+    alike = len({diagnosis.model for diagnosis in diagnoses}) == 1
+    apart = len({diagnosis.engine for diagnosis in diagnoses}) == len(diagnoses) > 1
+    return alike and apart and all(diagnosis.was_read for diagnosis in diagnoses)
 
 
-def _tier(found: Sequence[Diagnosis]) -> Tier:
-    """The engines as those of one replica."""
-    return Tier(found[0].target, "", "", tuple(_engine(one) for one in found), ())
+def _tier(diagnoses: Sequence[Diagnosis]) -> Tier:
+    """The engines as a tier of one replica."""
+    return Tier(diagnoses[0].target, "", "", tuple(map(_engine, diagnoses)), ())
 
 
-def _member(one: Diagnosis) -> Member:
+def _member(diagnosis: Diagnosis) -> Member:
     return Member(
         key=(),
-        replica=one.target,
-        engine=one.engine,
-        model=one.model,
+        replica=diagnosis.target,
+        engine=diagnosis.engine,
+        model=diagnosis.model,
         namespace="",
-        pool=one.target,
+        pool=diagnosis.target,
         tier="",
         role="",
         node="",
@@ -64,18 +66,20 @@ def _member(one: Diagnosis) -> Member:
     )
 
 
-def _engine(one: Diagnosis) -> Engine:
-    values = {key: value for key, value in one.values.items() if value is not None}
-    stage = None if one.stage is None else one.stage.number
-    return Engine(_member(one), values, {}, {}, stage, one.severity, ())
+def _engine(diagnosis: Diagnosis) -> Engine:
+    values = {key: value for key, value in diagnosis.values.items() if value is not None}
+    stage = None if diagnosis.stage is None else diagnosis.stage.number
+    return Engine(_member(diagnosis), values, {}, {}, stage, diagnosis.severity, ())
 
 
-def _note(cause: Cause) -> Cause:
+def _as_info(cause: Cause) -> Cause:
     return replace(cause, severity=Severity.INFO)
 
 
-def _with(one: Diagnosis, more: Sequence[Cause]) -> Diagnosis:
-    causes = sorted([*one.causes, *more], key=lambda cause: (-cause.severity, -cause.confidence))
-    readable = one.health != "unknown"
-    severity = worst_of(causes, one.stage, one.findings)
-    return replace(one, causes=causes, health=health(severity, readable=readable))
+def _with(diagnosis: Diagnosis, more: Sequence[Cause]) -> Diagnosis:
+    causes = sorted(
+        [*diagnosis.causes, *more], key=lambda cause: (-cause.severity, -cause.confidence)
+    )
+    readable = diagnosis.health != "unknown"
+    severity = worst_of(causes, diagnosis.stage, diagnosis.findings)
+    return replace(diagnosis, causes=causes, health=health(severity, readable=readable))

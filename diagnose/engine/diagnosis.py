@@ -17,10 +17,10 @@ SYMPTOMS = {
     "S2": "ITL spikes under mixed load",
     "S3": "throughput plateau too low",
     "S4": "TTFT and ITL targets cannot both be met",
-    "S5": "requests per second and GPU fall as tensor parallelism grows",
-    "S6": "ITL too high at low concurrency while the GPU has compute to spare",
+    "S5": "requests/s per GPU fall as tensor parallelism grows",
+    "S6": "ITL too high at low concurrency while the GPU has spare compute",
     "S7": "TTFT spikes on some tenants without a prefill pattern",
-    "S8": "P99 healthy at low load, spiking at the peak",
+    "S8": "P99 good at low load, high at the peak",
 }
 
 LOW_CONCURRENCY = 8.0
@@ -33,14 +33,14 @@ def symptoms(facts: Facts, causes: Iterable[Cause]) -> list[str]:
 
     "Too high" is over the target where one is set, else three times the quiet baseline.
     """
-    found = {cause.id for cause in causes}
-    found |= {other for cause in causes for other in cause.explains}
+    present = {cause.id for cause in causes}
+    present |= {other for cause in causes for other in cause.explains}
     few = facts.get("running_avg") < LOW_CONCURRENCY
     slow_first = _too_high(facts, "ttft", facts.targets.ttft_p99_s)
     slow_steps = _too_high(facts, "itl", facts.targets.itl_p99_s)
     busy = facts.values.get("gpu_engine_active_ratio")
-    queued = any(BY_ID[cause].queues for cause in found)
-    shown = {symptom for cause in found for symptom in BY_ID[cause].symptoms}
+    queued = any(BY_ID[cause].queues for cause in present)
+    shown = {symptom for cause in present for symptom in BY_ID[cause].symptoms}
     if few and slow_first and not queued:
         shown.add("S1")
     if few and slow_steps and busy is not None and busy < GPU_SPARE_BELOW:
@@ -57,19 +57,17 @@ def _too_high(facts: Facts, name: str, target_s: float | None) -> bool:
     return (facts.values.get(f"{name}_p99_drift_ratio") or 0.0) >= SLOW_DRIFT
 
 
-# --- What is said about one engine at one moment --------------------------------------------------
-
-
 NO_STAGE = "cascade_stage: "
-"""What begins the line of `unknown` that says why there is no stage."""
+"""Prefix of the line of `unknown` that says why there is no stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The verdict on one engine. `stage` is None while it cannot be judged; `unknown` says why.
+    """The verdict on one engine at one moment. `stage` is None while it is unknown; `unknown` says
+    why.
 
-    `judged_against` says what latencies were held against; `window_s` is what the window really
-    held, which is less than asked for at the start and after a restart.
+    `judged_against` says what latencies were compared with; `window_s` is the time that the window
+    really covers, which is shorter at the start and after a restart.
     """
 
     t_s: float
@@ -90,25 +88,25 @@ class Diagnosis:
 
     @property
     def was_read(self) -> bool:
-        """Whether the engine stood on a page that could be read; its stage may be unknown still."""
+        """Whether the engine was on a page that could be read; its stage may still be unknown."""
         return self.stage is not None or bool(self.values)
 
     @property
     def stage_unknown(self) -> str:
-        """Why there is no stage, in words; empty where there is one."""
+        """Why there is no stage, as text; empty where there is one."""
         if self.stage is not None:
             return ""
         if not self.was_read:
             return self.judged_against.removeprefix("nothing: ")
         return next(
             (line.removeprefix(NO_STAGE) for line in self.unknown if line.startswith(NO_STAGE)),
-            "nothing to judge it by",
+            "required signals are unknown",
         )
 
     @property
     def headline(self) -> str:
-        """What the verdict rests on, in a word: the first cause's id, or the worst finding's rule
-        where that cause is a note beside something worse. Empty where there is no cause."""
+        """The id that the verdict rests on: the first cause's, or the worst finding's rule where
+        that cause is only info beside something worse. Empty without a cause."""
         if not self.causes:
             return ""
         if self.causes[0].severity >= min(self.severity, Severity.WARNING):
@@ -130,14 +128,14 @@ def worst_of(causes: Sequence[Cause], stage: Stage | None, findings: Sequence[Fi
 
 
 def health(severity: Severity, *, readable: bool) -> str:
-    """One word: a page that cannot be read is unknown at best, never ok."""
+    """ok, info, warning, critical or unknown; an unreadable page is never ok or info."""
     if not readable and severity < Severity.WARNING:
         return "unknown"
     return severity.word
 
 
 def judged_against(targets: Targets, *, has_baseline: bool) -> str:
-    """What latencies were compared with, in words."""
+    """What latencies were compared with, as text."""
     stated = [
         f"{name} P99 {1000 * target_s:.0f} ms"
         for name, target_s in (("TTFT", targets.ttft_p99_s), ("ITL", targets.itl_p99_s))

@@ -49,50 +49,54 @@ def advice_of(
     stated: Stated,
     targets: Targets,
 ) -> list[FleetAdvice]:
-    """Every change that the fleet's evidence carries: what presses first, what saves last."""
-    found = [
-        FleetAdvice(one.advice, one.tier.pool, one.tier.tier)
-        for one in sizes
-        if one.advice is not None
+    """All recommended changes: the most urgent first, those that save money last."""
+    resizes = [
+        FleetAdvice(size.advice, size.tier.pool, size.tier.tier)
+        for size in sizes
+        if size.advice is not None
     ]
-    more = [one for one in found if one.made.id != "fewer-replicas"]
+    more = [advice for advice in resizes if advice.made.id != "fewer-replicas"]
     routing = [
-        told
+        advice
         for tier in tiers
-        if any(_dilutes(one, tier) for one in causes)
-        and (told := _routing(tier, stated, targets)) is not None
+        if any(_dilutes(cause, tier) for cause in causes)
+        and (advice := _routing(tier, stated, targets)) is not None
     ]
-    split = [told for one in splits if (told := _resplit(one)) is not None]
-    return [*more, *routing, *split, *(one for one in found if one not in more)]
+    splitting = [advice for split in splits if (advice := _resplit(split)) is not None]
+    return [*more, *routing, *splitting, *(advice for advice in resizes if advice not in more)]
 
 
-def _dilutes(one: FleetCause, tier: Tier) -> bool:
-    return (one.cause.id, one.pool, one.tier) == ("routing_dilution", tier.pool, tier.tier)
+def _dilutes(cause: FleetCause, tier: Tier) -> bool:
+    return (cause.cause.id, cause.pool, cause.tier) == ("routing_dilution", tier.pool, tier.tier)
 
 
 def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None:
-    """Requests of one prefix to one replica, with the hits that repeats would give."""
+    """Prefix-aware routing, with the hit ratio that it would reach; None where it would not
+    help."""
     scene = scene_of(tier, server_of(tier, stated), targets, "routing_dilution", peak=None)
     made, possible = sticky_routing(scene), middle(map(reuse_possible, tier.engines))
     hits = scene.facts.values.get("prefix_hit_ratio")
     if made is None or possible is None or hits is None or not hits < possible:
         return None
     computed = scene.get("computed_prompt_tokens_per_s")
-    left = (1 - possible) / (1 - hits)
-    told = replace(
+    still_computed = (1 - possible) / (1 - hits)
+    advice = replace(
         made,
         before={**made.before, "computed_prompt_tokens_per_s": computed},
-        predicted={"prefix_hit_ratio": possible, "computed_prompt_tokens_per_s": computed * left},
+        predicted={
+            "prefix_hit_ratio": possible,
+            "computed_prompt_tokens_per_s": computed * still_computed,
+        },
         verify=(
             f"prefix_hit_ratio rises from {hits:.2f} towards {possible:.2f} on every replica "
-            f"{SETTLE_WORDS}, running stays alike",
+            f"{SETTLE_WORDS}, and running stays even across replicas",
         ),
     )
-    return FleetAdvice(told, tier.pool, tier.tier)
+    return FleetAdvice(advice, tier.pool, tier.tier)
 
 
 def _resplit(split: Split) -> FleetAdvice | None:
-    """The same replicas, split by the work that was measured: guide 6.5."""
+    """Another split of the same replicas into prefill and decode, by measured work: guide 6.5."""
     if not split.uneven:
         return None
     now, to, total = split.prefill, split.prefill_needed, split.prefill + split.decode
@@ -104,21 +108,20 @@ def _resplit(split: Split) -> FleetAdvice | None:
             Change("prefill replicas", now, to),
             Change("decode replicas", split.decode, total - to),
         ),
-        summary=f"Prefill replicas are {used[0]:.0%} taken, decode replicas {used[1]:.0%}: the "
-        f"work is {split.needed}, the replicas are {now}:{split.decode}.",
+        summary=f"Prefill replicas are {used[0]:.0%} used, decode replicas {used[1]:.0%}: the "
+        f"work needs {split.needed}, the replicas are {now}:{split.decode}.",
         before={"prefill_used_ratio": used[0], "decode_used_ratio": used[1]},
         predicted={"prefill_used_ratio": after[0], "decode_used_ratio": after[1]},
         cost_usd_per_hour=0.0,
-        checks=("that this hour's mix of prompts and answers is the usual one",),
-        risk="A replica that changes sides starts with an empty cache.",
-        verify=(f"queue_mean_s falls on the fuller side {SETTLE_WORDS}, ITL keeps its target",),
+        checks=("that this hour's mix of prompts and answers is typical",),
+        risk="A replica that changes its role starts with an empty cache.",
+        verify=(f"queue_mean_s falls on the fuller side {SETTLE_WORDS}, and ITL meets its target",),
         guide=("6.5",),
     )
     return FleetAdvice(made, split.pool, split.tier)
 
 
-# --- The diagnosis of a fleet from what a metrics system said of it -------------------------------
-
+# --- Diagnosis ------------------------------------------------------------------------------------
 
 SPREAD_OVER = (
     "running",
@@ -134,19 +137,19 @@ SPREAD_OVER = (
 
 
 OF_A_POOL = TARGET_DOWN.id
-"""The cause that is told of a pool: what does not answer does not say its tier."""
+"""The cause that is reported for a pool: a replica that is down has no tier label."""
 
 FLEET_CAUSES = tuple(record.id for record in CAUSES if record.fleet)
-"""Every cause across replicas."""
+"""Ids of all causes that compare replicas or concern a fleet."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetDiagnosis:
-    """The verdict on a fleet: causes best first, engines worst first.
+    """The verdict on a fleet: causes by rank, engines worst first.
 
-    `lost` says since when and why there is no newer answer, empty where there is none to miss.
-    `notes` say what could not be judged, and what else a reader must know. `sizes` are in the order
-    of `tiers`; `splits` are of those that prefill and decode apart.
+    `lost` says since when and why there is no newer answer, empty if this one is current. `notes`
+    list what could not be judged and why. `sizes` are in the order of `tiers`; `splits` are of
+    tiers with separate prefill and decode replicas.
     """
 
     observed: Observed
@@ -162,18 +165,21 @@ class FleetDiagnosis:
     @property
     def severity(self) -> Severity:
         """The worst of causes and engines."""
-        found = [*(one.cause.severity for one in self.causes), *(e.severity for e in self.engines)]
-        return max(found, default=Severity.OK)
+        severities = [
+            *(cause.cause.severity for cause in self.causes),
+            *(engine.severity for engine in self.engines),
+        ]
+        return max(severities, default=Severity.OK)
 
     @property
     def partial(self) -> bool:
-        """Whether some of the answer is missing: nothing that is not seen is healthy."""
+        """Whether some of the answer is missing, so that the fleet cannot be called ok."""
         return bool(self.observed.warnings or self.observed.failed)
 
     @property
     def health(self) -> str:
-        """One word; an engine that cannot be read and an answer that is partial are not ok. Of what
-        was seen before and no more nothing is said."""
+        """ok, info, warning, critical or unknown. Unknown where an engine cannot be read, the
+        answer is partial or outdated."""
         if self.lost:
             return "unknown"
         blind = self.partial or any(engine.health == "unknown" for engine in self.engines)
@@ -189,8 +195,8 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
     tiers = tiers_of(engines)
     causes = [*_gone(observed.gone)]
     for tier in tiers:
-        alone = (routing_dilution, replica_imbalance, cold_replicas, underused)
-        causes += [one for judge in alone if (one := judge(tier)) is not None]
+        per_tier = (routing_dilution, replica_imbalance, cold_replicas, underused)
+        causes += [cause for examine in per_tier if (cause := examine(tier)) is not None]
         causes += bad_nodes(tier)
         drifted = workload_drift(tier, observed.past, profile.stated, tiers)
         causes += [drifted] if drifted else []
@@ -221,7 +227,7 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
 
 
 def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
-    """The tiers of each pool; nothing is ever compared or averaged across them."""
+    """The tiers of each pool; engines of different tiers are never compared or averaged."""
     groups: dict[Group, list[Engine]] = {}
     for engine in engines:
         groups.setdefault(engine.member.group, []).append(engine)
@@ -231,7 +237,7 @@ def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
             name,
             role,
             tuple(members),
-            tuple(one for key in SPREAD_OVER if (one := spread(key, members)) is not None),
+            tuple(row for key in SPREAD_OVER if (row := spread(key, members)) is not None),
         )
         for (pool, name, role), members in sorted(groups.items())
     ]
@@ -239,48 +245,48 @@ def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
 
 def _gone(gone: Sequence[Gone]) -> list[FleetCause]:
     """Replicas whose scrapes fail, a cause for each pool."""
-    found: list[FleetCause] = []
-    for pool in sorted({one.pool for one in gone if one.down}):
-        down = sorted(one.replica for one in gone if one.down and one.pool == pool)
-        what = "replica does not answer its" if len(down) == 1 else "replicas do not answer their"
-        text = f"{len(down)} {what} scrapes: {', '.join(down[:3])}"
+    causes: list[FleetCause] = []
+    for pool in sorted({replica.pool for replica in gone if replica.down}):
+        down = sorted(row.replica for row in gone if row.down and row.pool == pool)
+        what = "replica is" if len(down) == 1 else "replicas are"
+        text = f"{len(down)} {what} down (scrapes fail): {', '.join(down[:3])}"
         cause = Cause(
             OF_A_POOL,
             0.95,
             Severity.CRITICAL,
             text + (" and others." if len(down) > 3 else "."),
-            (Evidence("up", 0.0, 1.0, "Prometheus says that the scrape fails (up is 0)"),),
+            (Evidence("up", 0.0, 1.0, "up is 0: Prometheus cannot scrape the replica"),),
             (),
             (),
-            "See whether the server runs and listens.",
+            "Check that the server runs and listens on this address.",
         )
-        found.append(FleetCause(cause, pool, "", tuple(down)))
-    return found
+        causes.append(FleetCause(cause, pool, "", tuple(down)))
+    return causes
 
 
 def _notes(observed: Observed, engines: Sequence[Engine], unjudged: Mapping[str, str]) -> list[str]:
     notes = [f"{key}: {why}" for key, why in sorted(observed.failed.items())]
     if observed.past.missing:
-        notes.append(f"the past, so replicas and drifts: {observed.past.missing}")
+        notes.append(f"past load and lengths (for sizes and drift): {observed.past.missing}")
     blind = [engine.member.name for engine in engines if engine.stage is None]
     if blind:
         notes.append(
-            f"{len(blind)} engines tell no KV usage or no rate in the window (new, stale, or "
-            f"scraped too rarely for it): {', '.join(blind[:3])}"
+            f"{len(blind)} engine{'s have' if len(blind) > 1 else ' has'} no KV usage or no rate "
+            f"in the window (new, stale, or scraped too rarely): {', '.join(blind[:3])}"
         )
-    left_out = [one.replica for one in observed.gone if not one.down]
-    if left_out:
+    removed = [row.replica for row in observed.gone if not row.down]
+    if removed:
         notes.append(
-            f"{len(left_out)} replicas of the last hour are no targets any more (scaled down, or "
-            f"renamed): {', '.join(sorted(left_out)[:3])}"
+            f"{len(removed)} replica{'s' if len(removed) > 1 else ''} of the last hour no longer "
+            f"scraped (scaled down or renamed): {', '.join(sorted(removed)[:3])}"
         )
     if not any(engine.member.tier for engine in engines):
-        notes.append("tier: no label and no DCGM series says what GPUs the replicas have")
+        notes.append("tier: no label and no DCGM series tells which GPUs the replicas have")
     if not observed.gpus:
-        notes.append("gpu_*: no DCGM series can be joined to the replicas")
+        notes.append("gpu_*: no DCGM series match the replicas")
     if not observed.recorded:
         notes.append(
-            "stage 4 needs a past: load the recording rules (kneewatch export prometheus-rules)"
+            "stage 4 needs history: load the recording rules (kneewatch export prometheus-rules)"
         )
     by_reason: dict[str, list[str]] = {}
     for rule, reason in unjudged.items():

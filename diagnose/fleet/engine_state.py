@@ -1,9 +1,8 @@
-"""One engine of a fleet at one moment: findings and stage from the rules' own records. Pure.
+"""One engine of a fleet at one moment: its findings and cascade stage. Pure.
 
-A moment has no past: rules that must have held for longer than the window, or that compare with
-quiet times, are judged by the recording rules' alerts where those are loaded, else not at all; each
-such rule is named with its reason. Collapse (stage 4) shows over time only.
-"""
+Rules that must hold for longer than the window, or that compare with quiet times, need history:
+they are judged by the alerts of the recording rules where those are loaded, else they are listed
+with the reason. Collapse (stage 4) shows only over time."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from kneewatch.rules.quantities import Signal, Target, WindowSeconds, signals_of
 from kneewatch.rules.rule import WINDOW_S, Rule, Severity
 
 MOMENT_S = WINDOW_S
-"""Rules that must hold for longer than this are not judged on one moment."""
+"""Rules that must hold for longer than this cannot be judged on one moment."""
 
 OWN = (
     "running",
@@ -49,7 +48,7 @@ OWN = (
     "queue_share_ratio",
     "finished_error_ratio",
 )
-"""Signals that sizes, causes across replicas and the reader's table need."""
+"""Signals that sizing, causes across replicas and the printed table need."""
 
 MOMENTARY: Mapping[str, Quantity] = {
     "preempted_in_window": Signal("preemption_per_s") * WindowSeconds(),
@@ -60,18 +59,18 @@ MOMENTARY: Mapping[str, Quantity] = {
     / Signal("completed_per_s")
     / Target("ttft_p99_s"),
 }
-"""Derived signals that one moment is enough for."""
+"""Derived signals that can be computed from one moment."""
 
 STAGE_KEYS = ("cascade_stage", "cascade_severity")
 OF_CONFIG = ("kv_capacity_tokens",)
-"""What labels of cache_config_info say."""
+"""Signals from the labels of cache_config_info."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Which rules are judged how. `signals` are asked for on this moment, `remembered` are recorded
-    series that are read where there are any; `left_out` says of each other rule why it is not
-    judged."""
+    """How each rule is judged: by the values of this `moment` or by `recorded` alerts; `left_out`
+    maps the other rules to the reason. `signals` are queried for this moment, `remembered` are
+    recorded series that are read if they exist."""
 
     moment: tuple[Rule, ...]
     recorded: tuple[Rule, ...]
@@ -81,12 +80,12 @@ class Coverage:
 
 
 def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
-    """How the rules of a profile are judged where recording rules give these signals."""
+    """How the rules of a profile are judged, given the signals that recording rules provide."""
     dialect = Dialect(profile.window_s)
-    asked = {s.key for s in profile.signals() if s.expr.promql(dialect) is not None}
-    known, found = {*asked, *MOMENTARY, *STAGE_KEYS, *OF_CONFIG}, {*recorded}
+    queried = {s.key for s in profile.signals() if s.expr.promql(dialect) is not None}
+    known, provided = {*queried, *MOMENTARY, *STAGE_KEYS, *OF_CONFIG}, {*recorded}
     moment: list[Rule] = []
-    kept: list[Rule] = []
+    by_alert: list[Rule] = []
     left_out: dict[str, str] = {}
     signals, remembered = list[str](OWN), list[str](STAGE_KEYS)
     for rule in profile.rules():
@@ -94,35 +93,35 @@ def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
         unknown = [key for key in needs if key not in known]
         if not unknown and rule.for_s <= MOMENT_S:
             moment.append(rule)
-            signals += [key for need in needs for key in _asked(need) if key in asked]
+            signals += [key for need in needs for key in _inputs(need) if key in queried]
             continue
         remembered.append(rule.signal)
-        if rule.signal in found:
-            kept.append(rule)
+        if rule.signal in provided:
+            by_alert.append(rule)
         else:
             left_out[rule.id] = _reason(rule, unknown, profile.signals())
-    signals += [key for key in signals_of(tuple(when for _, when in EVIDENCE)) if key in asked]
+    signals += [key for key in signals_of(tuple(when for _, when in EVIDENCE)) if key in queried]
     return Coverage(
         tuple(moment),
-        tuple(kept),
+        tuple(by_alert),
         left_out,
         tuple(dict.fromkeys(signals)),
         tuple(dict.fromkeys(remembered)),
     )
 
 
-def _asked(key: str) -> tuple[str, ...]:
+def _inputs(key: str) -> tuple[str, ...]:
     return signals_of(MOMENTARY[key]) if key in MOMENTARY else (key,)
 
 
 def _reason(rule: Rule, unknown: Sequence[str], signals: Sequence[CatalogueSignal]) -> str:
-    """Why one moment is not enough for a rule."""
+    """Why a rule cannot be judged on one moment."""
     if rule.signal.startswith("gpu_"):
-        return "needs an engine's GPUs: load recording rules exported with --gpu-join"
+        return "needs the engine's GPUs: load recording rules exported with --gpu-join"
     if unknown and unknown[0] in {signal.key for signal in signals}:
-        return f"{unknown[0]} stands inside a label: load the recording rules"
+        return f"{unknown[0]} is a label's value: load the recording rules"
     if unknown:
-        return f"{unknown[0]} compares with quiet times: load the recording rules"
+        return f"{unknown[0]} needs a baseline: load the recording rules"
     return f"must hold for {_span(rule.for_s)}: load the recording rules"
 
 
@@ -131,8 +130,8 @@ def _span(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A rule whose bound a value crosses."""
+class RuleHit:
+    """A rule whose threshold is crossed, with the value."""
 
     rule: Rule
     severity: Severity
@@ -141,7 +140,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine's verdict. `stage` is None where no metric tells it."""
+    """One engine's verdict. `stage` is None where it is unknown."""
 
     member: Member
     values: Values
@@ -149,18 +148,18 @@ class Engine:
     config: Labels
     stage: int | None
     severity: Severity
-    findings: tuple[Found, ...]
+    findings: tuple[RuleHit, ...]
 
     @property
     def health(self) -> str:
-        """One word; what cannot be read is never ok."""
+        """ok, info, warning, critical or unknown; never ok without a stage."""
         if self.stage is None and self.severity < Severity.WARNING:
             return "unknown"
         return self.severity.word
 
     @property
     def stage_name(self) -> str:
-        """The stage's word."""
+        """The stage's name; `unknown` without one."""
         return "unknown" if self.stage is None else NAMES[self.stage]
 
     def get(self, signal: str) -> float | None:
@@ -169,16 +168,17 @@ class Engine:
 
     @property
     def in_flight(self) -> float | None:
-        """Requests that run and wait; the mean of the window where it is known."""
+        """Requests running (the window's mean where known) and queued; None where running is
+        unknown."""
         running = self.values.get("running_avg", self.values.get("running"))
         return None if running is None else running + self.values.get("waiting", 0.0)
 
 
 def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[Engine]:
-    """Every engine's verdict."""
-    judge = _Judge(profile, covered, observed.window_s)
+    """The verdict on every engine of a fleet."""
+    evaluator = _Evaluator(profile, covered, observed.window_s)
     return [
-        judge.engine(
+        evaluator.engine(
             member,
             observed.values.get(member.key, {}),
             observed.gpus.get(member.key, {}),
@@ -189,8 +189,8 @@ def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[
     ]
 
 
-class _Judge:
-    """The rules of a profile, ready to judge engines."""
+class _Evaluator:
+    """The rules of a profile, compiled to evaluate engines."""
 
     def __init__(self, profile: Profile, covered: Coverage, window_s: float) -> None:
         self._covered, self._targets, self._window_s = covered, profile.targets, window_s
@@ -219,7 +219,7 @@ class _Judge:
             known.setdefault("cascade_severity", float(self._severity(known)))
         findings = [finding for rule in self._covered.moment if (finding := _finding(rule, known))]
         findings += [
-            Found(rule, alerts[rule.id], known[rule.signal])
+            RuleHit(rule, alerts[rule.id], known[rule.signal])
             for rule in self._covered.recorded
             if rule.id in alerts and rule.signal in known
         ]
@@ -233,8 +233,8 @@ class _Judge:
 
 
 def stage_of(values: Values, targets: Targets, window_s: float) -> int | None:
-    """The cascade's stage: the recording rules' where there are any, else by the evidence of this
-    moment; None where no metric tells."""
+    """The cascade's stage: from the recording rules where they exist, else by the evidence of this
+    moment; None where it is unknown."""
     recorded = values.get("cascade_stage")
     if recorded is not None:
         return int(recorded)
@@ -252,13 +252,13 @@ def stage_of(values: Values, targets: Targets, window_s: float) -> int | None:
 
 
 def stage_severity(values: Values) -> Severity:
-    """The severity of an engine's stage; ok where there is none."""
+    """The severity of an engine's stage; ok without a stage."""
     return Severity(int(values.get("cascade_severity", 0.0)))
 
 
-def _finding(rule: Rule, values: Values) -> Found | None:
+def _finding(rule: Rule, values: Values) -> RuleHit | None:
     value = values.get(rule.signal)
     if value is None or not all(guard.holds(values) for guard in rule.guards):
         return None
     severity = rule.level(value)
-    return Found(rule, severity, value) if severity else None
+    return RuleHit(rule, severity, value) if severity else None

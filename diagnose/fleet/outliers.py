@@ -1,4 +1,4 @@
-"""Replicas unlike their peers: slower, busier, new or idle. Pure."""
+"""Causes of replicas that differ from their peers: slow, overloaded, cold or idle. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kneewatch.rules.rule import Severity
 SLOWER = 1.5
 SAME_ARRIVALS = 1.3
 PEERS_MIN = 3
-"""Of fewer replicas no median says what is usual."""
+"""With fewer replicas the median is not meaningful."""
 
 CLOCK_BELOW = 0.85
 HOTTER_C = 10.0
@@ -23,7 +23,7 @@ SLOW, SHARE = Signal("itl_p50_over_peers"), Signal("arrival_over_peers")
 TAIL_ALONE = Signal("itl_p99_worst_s")
 CLOCK, CLOCK_LOW = Signal("gpu_clock_over_peers"), Signal("gpu_clock_low_over_peers")
 XID, HOTTER = Signal("gpu_xid"), Signal("gpu_hotter_than_peers_c")
-"""An engine beside the median of its peers. The second clock is known only where it is low while
+"""An engine over the median of its tier. CLOCK_LOW has a value only where the clock is low while
 the engine works."""
 
 TERMS: tuple[Term, ...] = (
@@ -31,7 +31,7 @@ TERMS: tuple[Term, ...] = (
         SLOW,
         SLOWER,
         1.8,
-        "its tokens take {value:.1f}x as long as on the median replica",
+        "ITL P50 is {value:.1f}x that of the median replica",
         when=SLOW >= SLOWER,
         signal="itl_p50_s",
     ),
@@ -39,7 +39,7 @@ TERMS: tuple[Term, ...] = (
         SLOW,
         SLOWER,
         -1.0,
-        "its tokens take {value:.1f}x as long as on the median replica",
+        "ITL P50 is {value:.1f}x that of the median replica",
         when=SLOW < SLOWER,
         signal="itl_p50_s",
     ),
@@ -47,7 +47,7 @@ TERMS: tuple[Term, ...] = (
         SHARE,
         None,
         0.6,
-        "it gets {value:.1f}x the usual requests",
+        "it gets {value:.1f}x the median request rate",
         when=SHARE <= SAME_ARRIVALS,
         signal="arrival_per_s",
     ),
@@ -71,7 +71,7 @@ TERMS: tuple[Term, ...] = (
         HOTTER,
         HOTTER_C,
         0.6,
-        "it is {value} degrees C hotter than its peers",
+        "its GPU is {value} degrees C hotter than its peers",
         when=HOTTER >= HOTTER_C,
         signal="gpu_temperature_c",
     ),
@@ -79,22 +79,22 @@ TERMS: tuple[Term, ...] = (
         CLOCK,
         None,
         -0.4,
-        "its GPU's clock is like its peers'",
+        "its GPU runs at its peers' clock",
         when=~CLOCK_LOW.known & ~(XID > 0.0).assume(unknown=False),
         signal="gpu_sm_clock_hz",
     ),
 )
-"""The evidence, for `diagnose --prometheus` and for the exported rule alike."""
+"""Evidence of a bad node, for `diagnose --prometheus` and for the exported rule alike."""
 
 _EVIDENCE = Terms(TERMS)
 
 
 def bad_nodes(tier: Tier) -> list[FleetCause]:
-    """Replicas that are slower than their peers with the same work, or whose GPU is unwell."""
+    """A cause for each replica that is slower than its peers at the same load or has a slow GPU."""
     if len(tier.engines) < PEERS_MIN:
         return []
-    found = [_bad_node(engine, tier) for engine in tier.engines if _suspect(engine, tier)]
-    return [one for one in found if one is not None]
+    causes = [_bad_node(engine, tier) for engine in tier.engines if _suspect(engine, tier)]
+    return [cause for cause in causes if cause is not None]
 
 
 def _suspect(engine: Engine, tier: Tier) -> bool:
@@ -102,10 +102,9 @@ def _suspect(engine: Engine, tier: Tier) -> bool:
 
 
 def is_slow(engine: Engine, tier: Tier) -> bool:
-    """Whether tokens come far slower than on its peers though it gets no more requests.
+    """Whether ITL is far above that of its peers although it gets no more requests.
 
-    The median of a histogram moves from one bucket's middle to the next one's where tokens cross
-    its edge, so the mean has to say the same where it is known.
+    A histogram's median jumps by a whole bucket, so the mean must agree where it is known.
     """
     slower, mean = over(engine, tier, "itl_p50_s"), over(engine, tier, "itl_mean_s")
     alike = (over(engine, tier, "arrival_per_s") or 1.0) <= SAME_ARRIVALS
@@ -119,9 +118,9 @@ def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:
     where = f" (node {member.node})" if member.node else ""
     case = Case(
         "bad_node",
-        f"{member.name}{where} is slower than its peers and makes the tier's P99.",
-        "Take it out of the pool, look at its GPU (clocks, XID, temperature, power) and replace it "
-        "before its peers.",
+        f"{member.name}{where} is slower than its peers.",
+        "Take it out of the pool, check its GPU (clocks, XID, temperature, power) and replace it "
+        "if needed.",
         ("9.3",),
         Severity.WARNING,
         log_odds=-1.0,
@@ -132,7 +131,7 @@ def _bad_node(engine: Engine, tier: Tier) -> FleetCause | None:
 
 
 def _beside_peers(engine: Engine, tier: Tier) -> Facts:
-    """The engine's signals against those of the middle engine of its tier."""
+    """Facts with the engine's signals over those of its tier's median engine."""
     own_s = engine.get("itl_p99_s")
     others_s = [
         value for e in tier.engines if e is not engine and (value := e.get("itl_p99_s")) is not None
@@ -158,7 +157,7 @@ def _beside_peers(engine: Engine, tier: Tier) -> Facts:
 
 
 def _clock_low(engine: Engine, tier: Tier) -> float | None:
-    """Its GPUs' clock against its peers', where that is low while it works."""
+    """Its GPUs' clock over the tier's median; None unless it is low while the engine works."""
     own, usual = (
         engine.gpus.get("sm_clock_mhz"),
         middle(e.gpus.get("sm_clock_mhz") for e in tier.engines),
@@ -169,31 +168,31 @@ def _clock_low(engine: Engine, tier: Tier) -> float | None:
 
 
 def over(engine: Engine, tier: Tier, signal: str) -> float | None:
-    """A signal against the middle one of the tier."""
+    """A signal over the tier's median; None where either is unknown."""
     own, usual = engine.get(signal), middle(e.get(signal) for e in tier.engines)
     return own / usual if own is not None and usual else None
 
 
-# --- Replicas that carry more than their share, that are new, or hardly used ----------------------
-
+# --- Imbalance, cold replicas, idle replicas ------------------------------------------------------
 
 BUSIER = 2.0
 MORE_REQUESTS = 4.0
-"""A replica carries more than its share with twice the median's requests and four more."""
+"""A replica is overloaded with at least BUSIER times and MORE_REQUESTS more requests than the
+median."""
 
 COLD_S = 600.0
 IDLE_RUNNING = 0.5
-"""Mean of running requests over an hour below which a replica is idle (rule IDLE-HOURS)."""
+"""Below this mean of running requests over an hour a replica is idle (rule IDLE-HOURS)."""
 
 IDLE_SHARE = 0.25
 
 
 def replica_imbalance(tier: Tier) -> FleetCause | None:
-    """Some engines hold far more requests than the others because they get more."""
+    """The cause where some engines have far more requests in flight because they get more."""
     known = [(load, e) for e in tier.engines if (load := e.in_flight) is not None]
     if len(known) < 2:
         return None
-    # With two the lower one is what is usual, with more the middle one.
+    # Of two engines the lower load is the usual one, of more the median.
     loads = sorted(load for load, _ in known)
     usual = loads[(len(loads) - 1) // 2]
     hot = [
@@ -208,16 +207,17 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
     what = "data-parallel engines of one replica" if of_one else "engines"
     case = Case(
         "replica_imbalance",
-        f"{len(hot)} of {len(known)} {what} carry far more than the others: "
-        f"{most.member.name} holds {load:.0f} requests, the usual is {usual:.0f}.",
-        "Balance by load (fewest requests in flight, or KV usage), not in turn; with sticky "
-        "routing, limit how much one replica may get.",
+        f"{len(hot)} of {len(known)} {what} {'carry' if len(hot) > 1 else 'carries'} far more load "
+        f"than the others: {most.member.name} has {load:.0f} requests in flight, the median is "
+        f"{usual:.0f}.",
+        "Balance by load (fewest requests in flight or KV usage), not round-robin; with sticky "
+        "routing, limit the share of one replica.",
         ("3.5", "9.3"),
-        _harm(hot),
+        _severity(hot),
         log_odds=-0.6,
     )
     times = load / usual if usual else load
-    case.weigh("running_avg", times, BUSIER, 1.4, f"{times:.1f} times the usual requests in flight")
+    case.weigh("running_avg", times, BUSIER, 1.4, f"{times:.1f}x the median requests in flight")
     _weigh_arrivals(case, most, tier)
     usage, others = (
         most.get("kv_usage_ratio"),
@@ -229,17 +229,23 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
             usage,
             None,
             0.5,
-            f"its KV cache is {100 * usage:.0f} % full, the middle one {100 * others:.0f} %",
+            f"its KV cache is {usage:.0%} full, the median is {others:.0%}",
         )
     waiting = most.get("waiting") or 0.0
     room = sum(1 for e in tier.engines if not e.get("waiting"))
     if waiting >= 1 and room:
-        case.weigh("waiting", waiting, 1.0, 0.8, f"{waiting:.0f} wait there, none on {room} others")
+        case.weigh(
+            "waiting",
+            waiting,
+            1.0,
+            0.8,
+            f"{waiting:.0f} requests queued there, none on {room} others",
+        )
     return _closed(case, tier, hot)
 
 
-def _harm(hot: Sequence[Engine]) -> Severity:
-    """An imbalance that makes requests wait is a fault, another one is a note."""
+def _severity(hot: Sequence[Engine]) -> Severity:
+    """Warning where the overloaded engines queue or preempt requests, else info."""
     harmed = any((e.get("waiting") or 0.0) >= 1 or (e.stage or 0) >= 2 for e in hot)
     return Severity.WARNING if harmed else Severity.INFO
 
@@ -254,13 +260,13 @@ def _weigh_arrivals(case: Case, engine: Engine, tier: Tier) -> None:
         share,
         SAME_ARRIVALS if more else None,
         1.0 if more else -0.6,
-        f"it gets {share:.1f} times the usual requests"
-        + ("" if more else ": longer ones, or it is slow"),
+        f"it gets {share:.1f}x the median request rate"
+        + ("" if more else ": its requests are longer, or it is slow"),
     )
 
 
 def cold_replicas(tier: Tier) -> FleetCause | None:
-    """Replicas that have just started in a tier that has not, and their empty caches."""
+    """The cause for replicas that started recently in a tier that has been up for longer."""
     cold = [e for e in tier.engines if (age_s := e.get("age_s")) is not None and age_s < COLD_S]
     warm = [e for e in tier.engines if (e.get("age_s") or 0.0) >= COLD_S]
     if not cold or len(cold) > len(warm):
@@ -268,16 +274,16 @@ def cold_replicas(tier: Tier) -> FleetCause | None:
     youngest = min(cold, key=lambda e: e.get("age_s") or 0.0)
     case = Case(
         "cold_replica",
-        f"{len(cold)} of {len(tier.engines)} engines started within {COLD_S / 60:.0f} min: "
-        f"{youngest.member.name} {youngest.get('age_s') or 0.0:.0f} s ago. Their caches are empty.",
-        "Wait, or warm new replicas before they take their whole share; scale earlier than the "
-        "start-up takes.",
+        f"{len(cold)} of {len(tier.engines)} engines started within the last {COLD_S / 60:.0f} "
+        f"min ({youngest.member.name} {youngest.get('age_s') or 0.0:.0f} s ago): cold caches.",
+        "Wait, or warm up new replicas before they get their full share; scale up earlier, by the "
+        "start-up time.",
         ("9.5",),
         Severity.INFO,
         log_odds=0.3,
     )
-    for signal, words, lower in (
-        ("prefix_hit_ratio", "hits of the prefix cache", True),
+    for signal, name, lower in (
+        ("prefix_hit_ratio", "prefix hit ratio", True),
         ("ttft_p99_s", "TTFT P99", False),
     ):
         own, usual = (
@@ -292,14 +298,14 @@ def cold_replicas(tier: Tier) -> FleetCause | None:
             own / usual,
             None,
             0.8 if worse else -0.2,
-            f"{words}: {own / usual:.2f} times that of warm ones",
+            f"{name} is {own / usual:.2f}x that of warm replicas",
         )
     return _closed(case, tier, cold)
 
 
 def underused(tier: Tier) -> FleetCause | None:
-    """A part of a tier that hardly a request has run on for an hour."""
-    # A mean of the last hour is one only where the hour has been seen.
+    """The cause where a share of a tier's engines was idle over the last hour."""
+    # The hourly mean is valid only for engines that were scraped an hour ago.
     seen = [e for e in tier.engines if e.get("running_hour_ago") is not None]
     known = [(r, e) for e in seen if (r := e.get("running_hour_avg")) is not None]
     idle = [e for running, e in known if running < IDLE_RUNNING]
@@ -309,18 +315,16 @@ def underused(tier: Tier) -> FleetCause | None:
     peak = max((e.get("running_hour_max") or 0.0) for _, e in known)
     case = Case(
         "underused",
-        f"{len(idle)} of {len(known)} engines ran hardly a request in the last hour "
-        f"(mean of all {mean:.1f}, most at one moment {peak:.0f}).",
-        "Consolidate, fill the hours with batch work, or keep fewer replicas warm; look at a week "
-        "before giving hardware back.",
+        f"{len(idle)} of {len(known)} engines were idle in the last hour (mean of all engines "
+        f"{mean:.1f} requests running, peak {peak:.0f}).",
+        "Consolidate, add batch work, or keep fewer replicas warm; check a whole week before you "
+        "give hardware back.",
         ("9.2", "9.3"),
         Severity.INFO,
         log_odds=0.0,
     )
     share = len(idle) / len(known)
-    case.weigh(
-        "running_hour_avg", share, IDLE_SHARE, 1.2, f"{100 * share:.0f} % of the engines are idle"
-    )
+    case.weigh("running_hour_avg", share, IDLE_SHARE, 1.2, f"{share:.0%} of the engines are idle")
     stressed = [e for _, e in known if (e.stage or 0) >= 2 or (e.get("waiting") or 0.0) >= 1]
     if stressed:
         case.weigh(
@@ -328,7 +332,7 @@ def underused(tier: Tier) -> FleetCause | None:
             float(len(stressed)),
             None,
             -0.8,
-            f"{len(stressed)} others have queues: the balance is wrong, not the number",
+            f"{len(stressed)} others are queueing or preempting: balance the load first",
         )
     return _closed(case, tier, idle)
 

@@ -1,4 +1,4 @@
-"""Routing that ignores prefixes or kinds of GPU: guide 7.3, 9.5. Pure."""
+"""Causes of routing that ignores prefixes or GPU types: guide 7.3, 9.5. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, names_of
 from kneewatch.rules.rule import Severity
 
 PROMPTS_PER_S = 200.0
-"""Fewer prompt tokens a second than this say nothing about a prefix cache."""
+"""Prompt tokens/s from which on a prefix cache's hit ratio is meaningful."""
 
 HIT_WHOLE = 0.25
 MISSED = 0.75
-"""A prompt hits whole where at most a quarter of a median prompt is computed for it, and misses
-where three quarters are."""
+"""A prompt counts as a hit where at most this share of a median prompt is computed for it, and as a
+miss from MISSED on."""
 
 LOST_BELOW = 0.75
-"""Hits below this share of what repeats would give are lost ones."""
+"""Hits count as lost below this share of what repeated prefixes would give."""
 
 MOST_OF = 0.6
-"""Routing shows on most replicas; what few show is their own."""
+"""Least share of replicas: routing affects most of them; what few show has another cause."""
 
 SHORT_LIFE_S = 120.0
 LONG_LIFE_S = 1800.0
@@ -29,7 +29,7 @@ ALIKE = 1.5
 
 
 def routing_dilution(tier: Tier) -> FleetCause | None:
-    """Hit rates are low on most replicas while the prompts that they get do repeat."""
+    """The cause where hit ratios are low on most replicas although their prompts repeat."""
     engines = [e for e in tier.engines if (e.get("prefix_query_per_s") or 0.0) >= PROMPTS_PER_S]
     diluted = [engine for engine in engines if _loses_repeats(engine)]
     replicas = len({engine.member.replica for engine in engines})
@@ -39,11 +39,10 @@ def routing_dilution(tier: Tier) -> FleetCause | None:
     possible = middle(map(reuse_possible, diluted)) or 1.0
     case = Case(
         "routing_dilution",
-        f"{len(diluted)} of {len(engines)} engines miss prefixes that do repeat: "
-        f"{100 * hits:.0f} % of prompt tokens hit, {100 * possible:.0f} % could. Routing spreads "
-        f"each prefix over {replicas} replicas.",
-        "Route by prefix or session (consistent hashing on the prompt's beginning, or a "
-        "cache-aware router), so that each replica sees a share of the prefixes.",
+        f"Routing ignores prefixes: {len(diluted)} of {len(engines)} engines miss prefixes that "
+        f"repeat. Hit ratio {hits:.0%}, {possible:.0%} possible, {replicas} replicas.",
+        "Route by prefix or session (consistent hashing on the start of the prompt, or a "
+        "cache-aware router), so that each replica serves a share of the prefixes.",
         ("7.3", "7.7"),
         Severity.WARNING,
         log_odds=-0.8,
@@ -54,7 +53,7 @@ def routing_dilution(tier: Tier) -> FleetCause | None:
         got,
         LOST_BELOW,
         1.2,
-        f"replicas get {100 * got:.0f} % of the hits that repeats would give",
+        f"replicas get {got:.0%} of the hits that repeated prefixes would give",
         below=True,
     )
     _weigh_repeats(case, diluted)
@@ -67,16 +66,16 @@ def routing_dilution(tier: Tier) -> FleetCause | None:
             others / len(engines),
             None,
             -0.8 * others / len(engines),
-            f"{others} of {len(engines)} engines do hit: some affinity is there",
+            f"{others} of {len(engines)} engines do hit: there is some affinity",
         )
     return _closed(case, tier, diluted)
 
 
 def reuse_possible(engine: Engine) -> float | None:
-    """The hit ratio that an engine would have if each repeat hit; None where no repeat is seen.
+    """The hit ratio of an engine if every repeated prefix hit; None where no prompt repeats.
 
-    What the luckiest tenth of the prompts computes is new in each; all else was seen before. The
-    quiet baseline, where recording rules know one, is a ratio that has been had.
+    What the best tenth of the prompts still computes is new in each prompt, the rest repeats. The
+    quiet baseline from recording rules, if any, is a ratio that was once reached.
     """
     fewest, prompt = engine.get("prefill_tokens_p10"), engine.get("prompt_tokens_p50")
     seen = engine.get("prefix_hit_quiet_ratio")
@@ -86,7 +85,7 @@ def reuse_possible(engine: Engine) -> float | None:
 
 
 def _loses_repeats(engine: Engine) -> bool:
-    """Whether prompts hit whole or miss whole, and too many miss."""
+    """Whether prompts hit fully or miss fully, and too many miss."""
     hits, possible = engine.get("prefix_hit_ratio"), reuse_possible(engine)
     most, prompt = engine.get("prefill_tokens_p90"), engine.get("prompt_tokens_p50")
     if hits is None or possible is None or possible <= 0 or most is None or not prompt:
@@ -103,8 +102,8 @@ def _weigh_repeats(case: Case, engines: Sequence[Engine]) -> None:
             most,
             None,
             0.8,
-            f"prompts hit whole or miss whole (a tenth computes {fewest:.0f} tokens or fewer, a "
-            f"tenth {most:.0f} or more): they do repeat",
+            f"prompts hit fully or miss fully (computed tokens P10 {fewest:.0f}, P90 {most:.0f}): "
+            "prefixes do repeat",
         )
 
 
@@ -116,13 +115,14 @@ def _weigh_chance(case: Case, got: float, replicas: int) -> None:
         got,
         None,
         0.8 if near else -0.2,
-        f"a prompt that meets any of {replicas} replicas by chance hits {100 * chance:.0f} % of "
-        f"what it could; it is {100 * got:.0f} %",
+        f"random routing over {replicas} replicas would give {chance:.0%} of the possible hits; "
+        f"measured {got:.0%}",
     )
 
 
 def _weigh_life(case: Case, engines: Sequence[Engine]) -> None:
-    """A prefix that stays for long is known to every replica in the end."""
+    """Add the lifetime of a cached block: a prefix that stays for long reaches every replica's
+    cache."""
     life_s = middle(map(block_life_s, engines))
     if life_s is None:
         return
@@ -141,12 +141,12 @@ def _weigh_life(case: Case, engines: Sequence[Engine]) -> None:
         life_s,
         LONG_LIFE_S,
         -1.2,
-        f"a cached block lasts {life_s / 60:.0f} min: every replica has time to learn all prefixes",
+        f"a cached block lasts {life_s / 60:.0f} min: every replica can cache all prefixes",
     )
 
 
 def block_life_s(engine: Engine) -> float | None:
-    """Seconds until new blocks have replaced all that live requests do not hold."""
+    """Seconds until new blocks have replaced all blocks that no running request holds."""
     capacity = engine.get("kv_capacity_tokens")
     computed_per_s = engine.get("computed_prompt_tokens_per_s")
     if capacity is None or computed_per_s is None:
@@ -161,42 +161,49 @@ EVENLY = 1.3
 
 
 def mixed_tiers(tiers: Sequence[Tier]) -> FleetCause | None:
-    """Kinds of GPU in one pool that get the same requests at random: the slow one makes the P99."""
+    """The cause where GPU types of one pool get the same share of requests and one is far
+    slower."""
     known = [tier for tier in tiers if tier.tier and _arrivals(tier)]
     if len(known) < 2:
         return None
-    compared = [one for key in ("ttft_p99_s", "itl_p99_s") if (one := _extremes(known, key))]
+    compared = [row for key in ("ttft_p99_s", "itl_p99_s") if (row := _extremes(known, key))]
     if not compared:
         return None
-    slower, signal, slow, fast = max(compared, key=lambda one: one[0])
+    slower, signal, slow, fast = max(compared, key=lambda row: row[0])
     if slower < SLOWER:
         return None
     share = (_arrivals(slow) or 0.0) / (_arrivals(fast) or 1.0)
     case = Case(
         "mixed_tiers",
-        f"{slow.tier} and {fast.tier} take the same requests, and {slow.tier} sets the P99: "
-        f"{signal} is {slower:.1f} times that of {fast.tier}.",
-        "Route by what a request needs (length, urgency) to a tier that is sized for it, and judge "
-        "each tier by its own targets.",
+        f"{slow.tier} and {fast.tier} share one pool, and {slow.tier} is slower: its {signal} is "
+        f"{slower:.1f}x that of {fast.tier}.",
+        "Route requests by length or urgency to the tier that is sized for them, and give each "
+        "tier its own targets.",
         ("9.5",),
         Severity.WARNING,
         log_odds=-0.6,
     )
-    case.weigh(signal, slower, SLOWER, 1.6, f"the median replica of {slow.tier} is so much slower")
+    case.weigh(
+        signal,
+        slower,
+        SLOWER,
+        1.6,
+        f"{signal} of the median {slow.tier} replica is {slower:.1f}x that of {fast.tier}",
+    )
     evenly = 1 / EVENLY <= share <= EVENLY
     case.weigh(
         "arrival_per_s",
         share,
         None,
         1.0 if evenly else -1.2,
-        f"a replica of {slow.tier} gets {100 * share:.0f} % of the requests of one of {fast.tier}"
-        + ("" if evenly else ": the router does tell them apart"),
+        f"a {slow.tier} replica gets {share:.0%} of the requests of a {fast.tier} replica"
+        + ("" if evenly else ": the router does distinguish them"),
     )
     return _closed(case, slow, slow.engines)
 
 
 def _extremes(tiers: Sequence[Tier], signal: str) -> tuple[float, str, Tier, Tier] | None:
-    """How many times the slowest tier's value is that of the fastest, the signal, and both."""
+    """The slowest tier's value over the fastest's, the signal, and both tiers (slowest first)."""
     rows = [(value, tier) for tier in tiers if (value := _middle(tier, signal))]
     if len(rows) < 2:
         return None

@@ -13,8 +13,8 @@ from kneewatch.diagnose.fleet.engine_state import Engine
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One signal over several engines. `worst` names the engine with the greatest value, or the
-    least where less is worse; `unknown` engines have none and are in no other figure."""
+    """Statistics of one signal over several engines. `worst` is the name of the engine with the
+    greatest value, or the least where less is worse; `unknown` engines have no value."""
 
     signal: str
     count: int
@@ -54,17 +54,14 @@ def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """The median of what is known; None where nothing is."""
+    """The median of the known values; None without any."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
-# --- What is said about a fleet at one moment -----------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class FleetCause:
-    """A cause, the pool or tier that it is about, and the replicas that show it."""
+    """A cause, its pool or tier, and the replicas that show it."""
 
     cause: Cause
     pool: str
@@ -74,8 +71,8 @@ class FleetCause:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Replicas of one pool on one kind of GPU. `tier` is empty where nothing names it, `role` where
-    they both prefill and decode."""
+    """Replicas of one pool on one GPU type. `tier` is empty where no label names it, `role` where
+    the replicas both prefill and decode."""
 
     pool: str
     tier: str
@@ -85,22 +82,22 @@ class Tier:
 
     @property
     def name(self) -> str:
-        """How reports call it."""
+        """Its name in reports: `pool on tier (role)`."""
         where = f"{self.pool or '?'} on {self.tier}" if self.tier else self.pool or "?"
         return f"{where} ({self.role})" if self.role else where
 
     @property
     def replicas(self) -> int:
-        """How many replicas it has."""
+        """Number of replicas."""
         return len({engine.member.replica for engine in self.engines})
 
     @property
     def engines_each(self) -> int | None:
-        """Data-parallel engines of each replica; None where replicas differ."""
+        """Data-parallel engines per replica; None where replicas differ."""
         counts = set(Counter(engine.member.replica for engine in self.engines).values())
         return counts.pop() if len(counts) == 1 else None
 
 
 def names_of(engines: Sequence[Engine]) -> tuple[str, ...]:
-    """Their names."""
+    """The names of engines."""
     return tuple(engine.member.name for engine in engines)

@@ -15,14 +15,15 @@ from kneewatch.collector.window import Window
 RESET = "reset the GPU"
 REBOOT = "reboot the node"
 RESTART = "restart the server; the GPU can wait for its next reset"
-DRAINED = "reset the GPU once nothing runs on it"
-REPLACE = "reset the GPU and have it replaced if it comes back"
-LINK = "reset all GPUs of that NVLink fabric; look at cables, bridges and NVSwitches if it returns"
+DRAINED = "reset the GPU once it is drained"
+REPLACE = "reset the GPU; replace it if the error returns"
+LINK = "reset all GPUs of that NVLink fabric; check cables, bridges and NVSwitches if it returns"
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One number. `urgent`: work on that GPU is lost or wrong until the action is taken."""
+    """One XID error number. `urgent`: work on that GPU is lost or wrong until the action is
+    taken."""
 
     code: int
     meaning: str
@@ -63,33 +64,33 @@ TABLE = (
 )
 
 XIDS: Mapping[int, Xid] = MappingProxyType({xid.code: xid for xid in TABLE})
-"""The XIDs that speak of the GPU itself, by number."""
+"""XIDs that concern the GPU itself rather than a program, by number."""
 
 RECOVERY: Mapping[int, str] = MappingProxyType(
     {
         1: RESET,
         2: REBOOT,
-        3: "drain the work that reaches other GPUs through it",
-        4: "drain it, then reset it",
+        3: "drain peer-to-peer work",
+        4: "drain the GPU, then reset it",
     }
 )
-"""What the driver itself asks for: nvmlDeviceGpuRecoveryAction_t of nvml.h; 0 is nothing."""
+"""The recovery action that the driver requests (nvmlDeviceGpuRecoveryAction_t of nvml.h); 0:
+none."""
 
 
-# --- What bears on the health of each GPU by itself, over time ------------------------------------
-
+# --- Health of each GPU over time -----------------------------------------------------------------
 
 XID = DEV + "XID_ERRORS"
 XID_COUNTER = "DCGM_EXP_XID_ERRORS_TOTAL"
 XID_IN_WINDOW = "DCGM_EXP_XID_ERRORS_COUNT"
 
 XID_KEPT_S = 600.0
-"""An XID that is no longer the last one counts for so long: another may follow at once."""
+"""How long an XID counts after another has replaced it as the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class XidSeen:
-    """An XID that a GPU reported. `since_s` is None where it stood there at the first look."""
+    """An XID that a GPU reported. `since_s` is None where the first scrape already had it."""
 
     code: int
     since_s: float | None
@@ -97,7 +98,7 @@ class XidSeen:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU now: the signals of collector/signals/gpu.py, None where one is not known."""
+    """One GPU now: the signals of collector/signals/gpu.py, None where one is unknown."""
 
     index: str
     uuid: str
@@ -108,7 +109,7 @@ class GpuState:
 
     @property
     def name(self) -> str:
-        """The words for it."""
+        """How messages name it: `GPU 3 of node-7`."""
         gpu = f"GPU {self.index or self.uuid}"
         return f"{gpu} of {self.node}" if self.node else gpu
 
@@ -118,7 +119,7 @@ class GpuState:
 
 
 def board_of(key: GpuKey) -> str:
-    """The `gpu` label of a GPU's columns: one for all MIG instances of a board."""
+    """The `gpu` label of a GPU's columns, shared by all MIG instances of a board."""
     return f"{key.hostname}/{key.index}" if key.index else key.uuid
 
 
@@ -132,7 +133,7 @@ class GpuHealth:
         self._seen: dict[str, tuple[XidSeen, ...]] = {}
 
     def bind(self, gpus: Sequence[GpuFields]) -> None:
-        """Take the GPUs that a layout has."""
+        """Use the GPUs of a new page layout."""
         keys = {board_of(gpu.key): gpu.key for gpu in gpus}
         self._boards = {
             board: (key, SignalSet(health_signals(board), self._history))
@@ -140,7 +141,7 @@ class GpuHealth:
         }
 
     def read(self, window: Window) -> tuple[GpuState, ...]:
-        """Each GPU at the window's end."""
+        """The state of each GPU at the window's end."""
         return tuple(
             GpuState(
                 key.index,
@@ -154,41 +155,41 @@ class GpuHealth:
         )
 
     def _xids(self, board: str, window: Window) -> tuple[XidSeen, ...]:
-        """What was seen of late, and what the gauge of the last one still shows."""
+        """XIDs of the last XID_KEPT_S, and the one that the last-XID gauge still shows."""
         now_s, before = window.now_s, self._last.get(board)
         last = window.newest(self._history.gauge_columns(XID, (("gpu", board),)))
         code = int(max(last)) if last else before
-        seen = {one.code: one for one in self._seen.get(board, ())}
+        seen = {xid.code: xid for xid in self._seen.get(board, ())}
         if code is not None and code != before:
             if code == 0:
-                seen.clear()  # the exporter, and with it the driver's state, began anew
+                seen.clear()  # the exporter restarted, and with it the driver's state
             else:
                 seen[code] = XidSeen(code, None if before is None else now_s)
             self._last[board] = code
         for counted in self._counted(board, window):
-            known = seen.get(counted)
-            if known is None or known.since_s is None:
+            earlier = seen.get(counted)
+            if earlier is None or earlier.since_s is None:
                 seen[counted] = XidSeen(counted, now_s)
         kept = tuple(
-            one
-            for one in seen.values()
-            if one.code == code or (one.since_s is not None and now_s - one.since_s < XID_KEPT_S)
+            xid
+            for xid in seen.values()
+            if xid.code == code or (xid.since_s is not None and now_s - xid.since_s < XID_KEPT_S)
         )
         self._seen[board] = kept
         return kept
 
     def _counted(self, board: str, window: Window) -> set[int]:
-        """XIDs of the window, where the exporter counts them by number."""
-        found: set[int] = set()
+        """XIDs of the window, from exporters that count them by number."""
+        codes: set[int] = set()
         for column, at in self._history.counters.by_metric.get(XID_COUNTER, ()):
             labels = dict(column.labels)
             if labels.get("gpu") == board and (window.total_rate((at,)) or 0.0) > 0:
-                found.add(_number(labels))
+                codes.add(_number(labels))
         for column, at in self._history.gauges.by_metric.get(XID_IN_WINDOW, ()):
             labels = dict(column.labels)
             if labels.get("gpu") == board and any(count > 0 for count in window.newest((at,))):
-                found.add(_number(labels))
-        return found - {0}
+                codes.add(_number(labels))
+        return codes - {0}
 
 
 def _number(labels: Mapping[str, str]) -> int:

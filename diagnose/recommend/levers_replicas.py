@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from kneewatch.diagnose.causes.tensor_parallel import degree_words
+from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
@@ -290,10 +290,10 @@ def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
         },
         cost_usd_per_hour=_more_usd_per_hour(context, after, wide),
         checks=[
-            degree_words(narrow),
+            degree_text(narrow),
             "confirm that the benchmark used your prompt and output lengths and your prefix reuse",
         ],
-        risk=f"Each request is slower. {degree_words(wide)}; {degree_words(narrow)}. Each of the "
+        risk=f"Each request is slower. {degree_text(wide)}; {degree_text(narrow)}. Each of the "
         f"{total} replicas has its own prefix cache.",
         verify=[_verify(split, narrow)],
         guide=("5.1", "8.2", "8.5"),

@@ -1,4 +1,4 @@
-"""The GPU rows of guide 9.3. Without a GPU source they are unknown, never healthy. Pure."""
+"""GPU rules: the GPU rows of guide 9.3. Without a GPU source they are unknown, never ok. Pure."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ RULES = (
     Rule(
         id="GPU-MEMORY-LOW",
         signal="gpu_memory_used_ratio",
-        bounds=(Bound(Severity.INFO, 0.70, "guide 9.3: target 80-90 %"),),
+        bounds=(Bound(Severity.INFO, 0.70, "guide 9.3: target 80-90%"),),
         below=True,
-        summary="Much of the GPU's memory is not given to the server",
-        advice="Raise --gpu-memory-utilization; memory that vLLM took is no KV pressure.",
+        summary="Much of the GPU's memory is unused",
+        advice="Raise --gpu-memory-utilization to enlarge the KV cache.",
         guide=("9.3",),
         for_s=600.0,
     ),
     Rule(
         id="GPU-MEMORY-HIGH",
         signal="gpu_memory_used_ratio",
-        bounds=(Bound(Severity.INFO, 0.97, "guide 9.3: above 95 %, vLLM takes 92 % by itself"),),
-        summary="The GPU has hardly any memory left beside the server",
-        advice="Lower --gpu-memory-utilization a little: a spike outside the pool would be an OOM.",
+        bounds=(Bound(Severity.INFO, 0.97, "guide 9.3: above 95%; vLLM takes 92% by default"),),
+        summary="GPU memory is almost full",
+        advice="Lower --gpu-memory-utilization a little: an allocation outside vLLM's pool may "
+        "run out of memory.",
         guide=("9.3",),
         for_s=600.0,
     ),
     Rule(
         id="GPU-BUSY-LOW",
         signal="gpu_engine_active_ratio",
-        bounds=(Bound(Severity.INFO, 0.60, "guide 9.3: target 60-85 % while serving"),),
+        bounds=(Bound(Severity.INFO, 0.60, "guide 9.3: target 60-85% while serving"),),
         below=True,
         summary="The GPU is often idle while requests run",
-        advice="Larger batches, or look for a host that cannot feed the GPU.",
+        advice="Raise the batch size, or check whether the host (CPU) limits the GPU.",
         guide=("9.3",),
         for_s=300.0,
         guards=(SERVING,),
@@ -40,9 +41,10 @@ RULES = (
     Rule(
         id="GPU-BUSY-FULL",
         signal="gpu_engine_active_ratio",
-        bounds=(Bound(Severity.INFO, 0.98, "guide 9.3: pegged; healthy while TTFT is stable"),),
-        summary="The GPU never rests",
-        advice="Fine while TTFT holds; when it rises: chunked prefill, P/D, or more GPUs.",
+        bounds=(Bound(Severity.INFO, 0.98, "guide 9.3: fully busy; healthy while TTFT is stable"),),
+        summary="The GPU is busy all the time",
+        advice="Fine while TTFT is stable. If it rises: chunked prefill, P/D disaggregation, or "
+        "more GPUs.",
         guide=("9.3",),
         for_s=300.0,
         guards=(SERVING,),
@@ -52,8 +54,8 @@ RULES = (
         signal="gpu_engine_active_ratio",
         bounds=(Bound(Severity.INFO, 0.40, "guide 9.2, 9.3: the utilization trap"),),
         below=True,
-        summary="The GPU has been under 40 % busy for hours",
-        advice="Consolidate, fill with batch work, or scale down sooner.",
+        summary="GPU less than 40% busy for hours",
+        advice="Consolidate, add batch work, or scale down sooner.",
         guide=("9.2", "9.3"),
         for_s=4 * 3600.0,
     ),
@@ -61,8 +63,8 @@ RULES = (
         id="FLEET-HIGH",
         signal="gpu_engine_active_ratio",
         bounds=(Bound(Severity.INFO, 0.90, "guide 9.3: no headroom for spikes"),),
-        summary="The GPU has been over 90 % busy for an hour",
-        advice="Add a replica or quantize: the next spike has no room.",
+        summary="GPU more than 90% busy for an hour",
+        advice="Add a replica or quantize: there is no headroom for a spike.",
         guide=("9.3",),
         for_s=3600.0,
     ),

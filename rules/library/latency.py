@@ -1,4 +1,4 @@
-"""Queue, TTFT and ITL: the latency rows of guide 9.3, 8.1 and 8.5. Pure."""
+"""Rules of the queue, TTFT and ITL: the latency rows of guide 9.3, 8.1 and 8.5. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ RULES = (
         id="QUEUE-SHARE",
         signal="queue_share_ratio",
         bounds=(
-            Bound(Severity.INFO, 0.2, "kneewatch: a fifth of a request's life"),
-            Bound(Severity.WARNING, QUEUE_SHARE_WARNING, "kneewatch: half of a request's life"),
+            Bound(Severity.INFO, 0.2, "kneewatch: 20% of request time"),
+            Bound(Severity.WARNING, QUEUE_SHARE_WARNING, "kneewatch: 50% of request time"),
         ),
-        summary="Requests spend their time in the queue",
-        advice="See which limit binds: KV blocks, batch seats, an adapter slot or the GPU itself.",
+        summary="Requests spend much of their time in the queue",
+        advice="Check which limit binds: KV blocks, --max-num-seqs, adapter slots or the GPU "
+        "itself.",
         guide=("8.4", "9.3"),
         for_s=15.0,
         guards=(Guard("waiting_min", 1.0),),
@@ -44,9 +45,9 @@ RULES = (
     Rule(
         id="TTFT-TAIL",
         signal="ttft_p99_p50_drift_ratio",
-        bounds=(Bound(Severity.INFO, 2.0, "guide 8.1: P99 leaves P50 behind at the knee"),),
-        summary="The tail of TTFT leaves its middle behind",
-        advice="The engine nears its knee: more replicas or quantization before the next peak.",
+        bounds=(Bound(Severity.INFO, 2.0, "guide 8.1: P99 rises faster than P50 at the knee"),),
+        summary="TTFT P99 rises faster than P50",
+        advice="The engine nears its knee: add replicas or quantize before the next peak.",
         guide=("8.1", "8.5", "9.3"),
         for_s=30.0,
     ),
@@ -54,11 +55,12 @@ RULES = (
         id="ITL-STALL",
         signal="itl_stall_time_ratio",
         bounds=(
-            Bound(Severity.INFO, 0.05, "kneewatch: a twentieth of decode time"),
-            Bound(Severity.WARNING, 0.20, "kneewatch: a fifth of decode time"),
+            Bound(Severity.INFO, 0.05, "kneewatch: 5% of decode time"),
+            Bound(Severity.WARNING, 0.20, "kneewatch: 20% of decode time"),
         ),
-        summary="Streams pause for half a second and more while most tokens come in time",
-        advice="Chunked prefill with a smaller token budget a step, or prefill on its own servers.",
+        summary="Streams stall for more than 0.5 s",
+        advice="Use chunked prefill with a smaller token budget per step, or run prefill on its "
+        "own servers.",
         guide=("6.4", "8.5", "9.3"),
         for_s=15.0,
         guards=(Guard("itl_stall_per_s", 0.1),),
@@ -77,14 +79,24 @@ def slo_rules(
     benchmark_ttft_p99_s: float | None = None,
     benchmark_gpu_ratio: float | None = None,
 ) -> tuple[Rule, ...]:
-    """Rules against targets that only the user can state; none for what is not stated.
+    """Rules for the targets that the user states; none for a target that is not stated.
 
-    Source: guide 9.3 (TTFT, ITL within SLO), 9.1 step 13 (30 % and 20 points off the benchmark).
+    Source: guide 9.3 (TTFT, ITL within SLO), 9.1 step 13 (30% and 20 points off the benchmark).
     """
     rules: list[Rule] = []
     for key, name, target_s, advice in (
-        ("ttft", "TTFT", ttft_p99_s, "See whether queue or prefill makes it, and which cause."),
-        ("itl", "ITL", itl_p99_s, "Tail only: prefill interference. All percentiles: decode."),
+        (
+            "ttft",
+            "TTFT",
+            ttft_p99_s,
+            "Check whether queue or prefill time dominates, and the reported cause.",
+        ),
+        (
+            "itl",
+            "ITL",
+            itl_p99_s,
+            "Only P99 high: prefill interference. All percentiles high: decode.",
+        ),
     ):
         if target_s is None:
             continue
@@ -107,10 +119,10 @@ def slo_rules(
                 id="BENCH-TTFT",
                 signal="ttft_p99_s",
                 bounds=(
-                    Bound(Severity.INFO, 1.3 * benchmark_ttft_p99_s, "guide 9.1 step 13: 30 %"),
+                    Bound(Severity.INFO, 1.3 * benchmark_ttft_p99_s, "guide 9.1 step 13: 30%"),
                 ),
-                summary="TTFT P99 is more than 30 % above the benchmark the size was computed from",
-                advice="Measure the workload again: lengths or arrivals are not the benchmark's.",
+                summary="TTFT P99 is more than 30% above the sizing benchmark",
+                advice="Measure the workload again: lengths or arrivals differ from the benchmark.",
                 guide=("9.1",),
                 for_s=300.0,
             )
@@ -124,8 +136,8 @@ def slo_rules(
                     Bound(Severity.INFO, benchmark_gpu_ratio - 0.2, "guide 9.1 step 13: 20 points"),
                 ),
                 below=True,
-                summary="The GPU is 20 points less busy than in the benchmark",
-                advice="Measure the workload again before the next purchase.",
+                summary="The GPU is more than 20 points less busy than in the benchmark",
+                advice="Measure the workload again before you buy hardware.",
                 guide=("9.1",),
                 for_s=300.0,
                 guards=(Guard("running_avg", 1.0),),

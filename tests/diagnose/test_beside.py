@@ -38,8 +38,8 @@ def test_an_engine_that_carries_far_more_than_the_other_is_told() -> None:
     hot, cool = told_of(BUSY, CALM)
     (cause,) = [one for one in hot.causes if one.id == "replica_imbalance"]
     assert cause.severity == Severity.INFO, "what is harmed, its own causes say"
-    assert "1 of 2 data-parallel engines of one replica carry far more" in cause.summary
-    assert "tiny engine 0 holds" in cause.summary
+    assert "1 of 2 data-parallel engines of one replica carries far more" in cause.summary
+    assert "tiny engine 0 has" in cause.summary
     assert hot.causes[0].id in {"queue_saturation", "admission_limit"}
     assert hot.severity >= Severity.WARNING
     assert "replica_imbalance" not in cause_ids(cool)

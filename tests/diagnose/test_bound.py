@@ -56,9 +56,9 @@ def test_slow_decode_is_surer_where_memory_is_short_and_its_lever_follows() -> N
         verdict(DECODE, "decode_bound", values) for values in (READING, MULTIPLYING, RESTING)
     )
     assert memory.confidence > plain.confidence > max(compute.confidence, host.confidence)
-    assert "memory busy 82%, tensor pipes 11%" in memory.evidence[-1].text
-    assert "quantization" in memory.lever
-    assert "arithmetic" in compute.lever
+    assert "DRAM active 82%, tensor pipes active 11%" in memory.evidence[-1].text
+    assert "Quantize" in memory.lever
+    assert "compute is the limit" in compute.lever
     assert "host" in host.lever
     assert [one.signal for one in host.against] == ["gpu_engine_active_ratio"]
 

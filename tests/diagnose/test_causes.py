@@ -382,7 +382,7 @@ def test_adapters_that_take_turns_are_told_though_some_scrapes_hold_nobody_back(
     on_and_off = replace(THRASH, streaks_s={}, recent=SWAPS).but(
         waiting_deferred=0.0, waiting_deferred_avg=1.2
     )
-    assert "1 requests are held back" in on_and_off.causes()["adapter_thrash"].summary
+    assert "1 request is waiting for one" in on_and_off.causes()["adapter_thrash"].summary
     steady = replace(on_and_off, recent={"lora_change_per_s": 2 / 15})
     assert "adapter_thrash" not in steady.causes()
 
@@ -401,7 +401,7 @@ def test_a_queue_makes_prefill_no_lighter() -> None:
 
 def test_prefill_that_takes_longer_than_the_target_is_told_behind_a_queue_too() -> None:
     queued = CONCLUSIVE["prefill_bound"].but(prefill_mean_s=2.0, queue_mean_s=1.5)
-    assert "longer than the target" in (queued.causes()["prefill_bound"].evidence[-1].text)
+    assert "longer than the TTFT target" in (queued.causes()["prefill_bound"].evidence[-1].text)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,5 @@ def test_prompts_that_fill_the_engine_are_heavy_though_answers_take_longer() -> 
     )
     assert "prefix_reuse_lost" not in quick.causes()
     filled = quick.but(prefill_busy_ratio=0.5).causes()["prefix_reuse_lost"]
-    assert "prompts are computed for 50% of the engine's time" in [
-        one.text for one in filled.evidence
-    ]
+    assert "0.5 prompts are under prefill on average" in [one.text for one in filled.evidence]
     assert "prefix_reuse_lost" not in quick.but(prefill_busy_ratio=0.2).causes()

@@ -15,7 +15,7 @@ from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.ranking import BY_ID, conclude
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine import engine_monitor as engine
-from kneewatch.diagnose.engine.counterfactual import counterfactuals, moved
+from kneewatch.diagnose.engine.counterfactual import counterfactuals, with_gpu_signal
 from tests.diagnose.situations import CALM, on_gpu
 from tests.recordings import CAPTURES, WINDOW_S
 
@@ -175,7 +175,7 @@ def test_a_gpu_has_turning_points(
     if at is not None:
         assert point.at == pytest.approx(at, rel=0.01)
     for value, stands in ((point.now, True), (point.at, False)):
-        there = replace(facts, gpus=moved(signal, value, facts.gpus))
+        there = replace(facts, gpus=with_gpu_signal(signal, value, facts.gpus))
         assert (BY_ID[cause_id].examine(there) is not None) == stands
 
 

@@ -42,7 +42,7 @@ def test_a_tier_that_has_what_the_gpu_missed_speaks_against(cause_id: str) -> No
     plain = CONCLUSIVE[cause_id]
     beside = cause(plain.but(prefix_saved_ratio=0.9, external_hit_ratio=0.88), cause_id)
     assert beside.confidence < cause(plain, cause_id).confidence
-    assert "another cache tier has them (hit ratio there 88%)" in beside.against[-1].text
+    assert "another cache tier serves them (hit ratio there 88%)" in beside.against[-1].text
     hits = plain.values["prefix_hit_ratio"]
     assert (
         cause(plain.but(prefix_saved_ratio=hits), cause_id).against

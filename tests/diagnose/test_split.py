@@ -34,7 +34,7 @@ BUSY = replace(QUEUED, split=SPLIT.split)
 def test_the_sweeps_alone_are_a_note_and_symptom_s5() -> None:
     cause = SPLIT.causes()["tp_overhead"]
     assert cause.severity == Severity.INFO
-    assert "the split costs 50%" in cause.summary
+    assert "loses 50%" in cause.summary
     assert "TTFT P99 1200 ms" in " ".join(evidence.text for evidence in cause.evidence)
     assert symptoms(SPLIT.facts(), ranked([cause])) == ["S5"]
 
@@ -195,7 +195,7 @@ def test_a_fleet_without_smaller_degrees_is_held_against_the_sweeps() -> None:
     assert causes(found) == {"tp_overhead": ("a", "b")}
     (cause,) = [one.cause for one in found.causes]
     assert cause.severity == Severity.INFO
-    assert "in the benchmark" in cause.summary
+    assert "In the benchmark" in cause.summary
     assert causes(fleet_on(4, sweeps=())) == {}
 
 
@@ -237,7 +237,7 @@ def test_sweeps_are_of_one_model_on_one_kind_of_gpu() -> None:
     gpus = {"a": {"gpus": 4.0}, "b": {"gpus": 4.0}}
     found = verdict(*rows, gpus=gpus, profile=Profile(stated=Stated(sweeps=SWEEPS)))
     assert "tp_overhead" not in causes(found)
-    assert any("several models or kinds of GPU" in note for note in found.notes)
+    assert any("several models or GPU types" in note for note in found.notes)
 
 
 def test_gpus_that_nobody_counts_are_asked_for() -> None:

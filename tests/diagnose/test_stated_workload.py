@@ -95,7 +95,7 @@ def test_longer_prompts_are_told_with_what_was_stated() -> None:
     (evidence,) = cause.evidence
     assert evidence.signal == SHIFTS[PROMPTS]
     assert "above its P50 of 1000" in evidence.text
-    assert "once in 10,000" in evidence.text
+    assert "chance explains at most" in evidence.text
     last = drifts(told)[-1]
     assert "kneewatch size --plan base.toml" in last.lever
     assert "input_p50_tokens = 2" in last.lever
@@ -130,11 +130,11 @@ def test_a_rate_held_above_its_share_of_the_peak_is_told() -> None:
     known = Stated(workload=stated(), replicas=4)
     told = watch(Requests(), minutes=15, each=300, known=known)
     cause = drifts(told)[-1]
-    assert "arrivals are 2.0 times its peak" in cause.summary
+    assert "arrivals are 2.0x its peak" in cause.summary
     assert RATE not in told[4].values, "four minutes are not held yet"
     assert RATE in told[5].values
     assert [one.signal for one in cause.evidence] == [RATE]
-    assert "its share of the peak in base.toml is 2.5" in cause.evidence[0].text
+    assert "this engine's share of the peak in base.toml is 2.5" in cause.evidence[0].text
     assert drifts(watch(Requests(), minutes=65, each=177, known=known)) == [], "within the safety"
 
 
@@ -273,7 +273,7 @@ def test_a_server_that_rambles_from_its_start_on() -> None:
     note = usual.causes()["runaway_generation"]
     assert note.severity == Severity.INFO, "it has always been so"
     assert note.confidence < cause.confidence
-    assert "65% did in quiet times" in note.against[0].text
+    assert "65% hit it in quiet times too" in note.against[0].text
 
 
 @pytest.mark.parametrize(

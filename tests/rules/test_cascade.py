@@ -76,7 +76,7 @@ def test_the_first_counted_preemption_is_evicting() -> None:
     assert run.at(0.0).number == 0
     hit = run.at(2.0, 1)
     assert hit.number == 2
-    assert hit.reasons == ("running requests were preempted",)
+    assert hit.reasons == ("vLLM preempted running requests",)
 
 
 def test_a_single_preemption_stays_a_note() -> None:
@@ -171,7 +171,7 @@ def test_a_stage_that_is_only_held_says_so() -> None:
     assert run.at(0.0, 1, **QUEUE).number == 3
     held = run.at(12.0)
     assert held.number == 3
-    assert held.reasons == ("stage 3 is held: its evidence was seen 12 s ago",)
+    assert held.reasons == ("stage 3 held: its evidence was last seen 12 s ago",)
 
 
 # Stage 4: collapsing

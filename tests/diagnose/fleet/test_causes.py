@@ -211,7 +211,7 @@ def test_tensor_parallelism_that_halves_what_a_gpu_gives() -> None:
     (one,) = [one for one in found.causes if one.cause.id == "tp_overhead"]
     assert one.replicas == ("tp4-0", "tp4-1")
     assert one.cause.severity == Severity.INFO
-    assert "the split costs 50%" in one.cause.summary
+    assert "4 GPUs lose 50%" in one.cause.summary
 
 
 def test_of_several_splits_each_is_held_against_the_best_below_it() -> None:

@@ -190,7 +190,7 @@ def test_one_is_one_in_words() -> None:
     gone = [Gone("r1", "prod/m", down=True)]
     shown = text(verdict(*rows(1), gone=gone), Style())
     assert "1 replica, 1 engine: " in shown
-    assert "1 replica does not answer its scrapes: r1" in shown
+    assert "1 replica is down (scrapes fail): r1" in shown
 
 
 def test_replicas_that_lack_engines_are_not_sized() -> None:

@@ -48,7 +48,7 @@ def test_longer_prompts_than_stated() -> None:
     assert cause.summary == "Against the profile base.toml: prompts are longer."
     (evidence,) = cause.evidence
     assert evidence.signal == "prompt_tokens_shift_ratio"
-    assert "90 % of the prompts of the last hour are above 1000 tokens" in evidence.text
+    assert "90% of prompts in the last hour are above 1000 tokens" in evidence.text
     assert found.health == "info"
 
 
@@ -72,7 +72,7 @@ def test_more_requests_than_the_peak(requests: float, told: bool) -> None:
     found = drifted({1000.0: 0.5 * requests, inf: requests})
     assert ("workload_drift" in causes(found)) == told
     if told:
-        assert "arrivals are 1.7 times its peak" in found.causes[0].cause.summary
+        assert "arrivals are 1.7x its peak" in found.causes[0].cause.summary
 
 
 def served(name: str, model: str) -> Row:
