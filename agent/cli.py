@@ -40,11 +40,11 @@ EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm")
 INTERRUPTED = 130
 
 
-class ReaderGone(Exception):  # noqa: N818 - nothing went wrong
+class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
     """Whoever read our output (head, less) has seen enough."""
 
 
-class Program(click.Group):
+class CommandGroup(click.Group):
     """The group of commands; click itself would end a broken pipe with status 1: "findings"."""
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own signature
@@ -52,7 +52,7 @@ class Program(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as exc:
-            raise ReaderGone from exc
+            raise OutputClosed from exc
 
 
 form_option = click.option(
@@ -61,7 +61,7 @@ form_option = click.option(
 
 
 @click.group(
-    cls=Program,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 nothing found; 1 findings at warning or worse; 2 wrong usage or "
     "settings, or no data.",
@@ -353,12 +353,12 @@ def main(args: Sequence[str] | None = None) -> None:
         status = NO_DATA
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
-    except ReaderGone:
-        _drop_output()
+    except OutputClosed:
+        _discard_output()
         status = OK
     except OSError as exc:
         # Every source turns its own into a KneewatchError: what is left is a full disk on stdout.
-        _drop_output()
+        _discard_output()
         say(f"the results cannot be written: {exc.strerror or exc}")
         status = NO_DATA
     except KneewatchError as exc:
@@ -372,7 +372,7 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(status if isinstance(status, int) else OK)
 
 
-def _drop_output() -> None:
+def _discard_output() -> None:
     """What is still buffered would fail again at the interpreter's end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

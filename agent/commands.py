@@ -16,13 +16,13 @@ from kneewatch.agent.prefetch import PrefetchedPages
 from kneewatch.agent.printing import (
     NO_DATA,
     OK,
+    print_diagnoses,
+    print_timeline,
     progress,
     say,
     style,
-    tell_moment,
-    tell_timeline,
 )
-from kneewatch.agent.recording import Captures, capture_names, rare_collections
+from kneewatch.agent.recording import Captures, capture_names, infrequent_gc
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.options import timestamp
@@ -61,13 +61,13 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
     fetcher = Fetcher(metrics_url(target), settings.fetch())
     gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
     with closing(fetcher), closing(gpus) if gpus else nullcontext():
-        return tell_moment(_watch(stream, fetcher, gpus, settings), form, settings.docs_url)
+        return print_diagnoses(_watch(stream, fetcher, gpus, settings), form, settings.docs_url)
 
 
 def _gpu_page(settings: Settings) -> str | None:
     """The GPU page that is stated; what else the setting may say is for the daemon."""
-    told: str | None = settings["gpu_metrics"]
-    return None if told in table.BY_KEY["gpu_metrics"].choices else told
+    value: str | None = settings["gpu_metrics"]
+    return None if value in table.BY_KEY["gpu_metrics"].choices else value
 
 
 def live_window_s(settings: Settings) -> float:
@@ -85,7 +85,7 @@ def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
     for _, entry in Captures([path]):
         last = stream.replay(entry) or last
         worst = max([worst, *(diagnosis.severity for diagnosis in last)])
-    status = tell_moment(last, form, settings.docs_url)
+    status = print_diagnoses(last, form, settings.docs_url)
     if worst >= Severity.WARNING and worst > max(diagnosis.severity for diagnosis in last):
         say(f"this is how it ended, and it was worse before: `kneewatch replay {path}` tells it")
     return status
@@ -104,10 +104,11 @@ def _watch(
     last: list[Diagnosis] = []
     worst: Diagnosis | None = None
     try:
-        for last, elapsed_s in _moments(stream, fetcher, gpus, settings):
+        for last, elapsed_s in _watch_scrapes(stream, fetcher, gpus, settings):
             progress(last, elapsed_s, settings["watch_s"])
-            for told in last:
-                worst = told if worst is None or told.severity > worst.severity else worst
+            for diagnosis in last:
+                if worst is None or diagnosis.severity > worst.severity:
+                    worst = diagnosis
     except KeyboardInterrupt:
         if not last:
             raise
@@ -119,7 +120,7 @@ def _watch(
     return last
 
 
-def _moments(
+def _watch_scrapes(
     stream: TargetStream, fetcher: Fetcher, gpus: GpuStream | None, settings: Settings
 ) -> Iterator[tuple[list[Diagnosis], float]]:
     """The diagnoses after each scrape, and the seconds watched."""
@@ -135,12 +136,12 @@ def _moments(
         seen = seen or any(diagnosis.was_read for diagnosis in diagnoses)
         if not seen and stream.monitor.last_error is not None:
             # A server that has never answered is a wrong address, not an incident: say so at once.
-            raise _with_place(fetcher.url, stream.monitor.last_error)
+            raise _with_url(fetcher.url, stream.monitor.last_error)
         if diagnoses:
             yield diagnoses, elapsed_s
 
 
-def _with_place(url: str, error: CollectError) -> CollectError:
+def _with_url(url: str, error: CollectError) -> CollectError:
     """The error, with the page's address where its message does not say it."""
     if url in str(error):
         return error
@@ -161,9 +162,9 @@ def replay(
         raise SettingsError(f"--from {from_time} is later than --to {to_time}")
     recorded = PrefetchedPages(Captures(captures, from_s=from_s, to_s=to_s), settings.limits())
     profile = settings.profile(stated=stated(settings))
-    found = _replayed(recorded, captures, profile, settings)
-    with rare_collections():
-        status = tell_timeline(found, form, settings.docs_url, named=len(captures) > 1)
+    diagnoses = _replayed(recorded, captures, profile, settings)
+    with infrequent_gc():
+        status = print_timeline(diagnoses, form, settings.docs_url, named=len(captures) > 1)
     return NO_DATA if status == OK and recorded.unusable else status
 
 
@@ -183,7 +184,7 @@ def demo(settings: Settings, *, form: str) -> int:
     if settings.origin("window_s") == "default":
         window_s = DEMO_WINDOW_S
     recorded = PrefetchedPages(Captures([recording]), settings.limits())
-    found = _replayed(recorded, [recording], settings.profile(window_s=window_s), settings)
+    diagnoses = _replayed(recorded, [recording], settings.profile(window_s=window_s), settings)
     if form == "text":
         introduction = (
             "A recording of a real vLLM 0.32.0 server on CPU with 160 KV blocks: healthy, nearly "
@@ -191,7 +192,7 @@ def demo(settings: Settings, *, form: str) -> int:
             f"window of {window_s:g} s."
         )
         click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
-    return tell_timeline(found, form, settings.docs_url, named=False)
+    return print_timeline(diagnoses, form, settings.docs_url, named=False)
 
 
 def config(settings: Settings) -> int:

@@ -68,8 +68,8 @@ def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadPro
 
 
 SWEEPS_SETTING = "benchmark.by_tensor_parallel"
-MOST_DEGREE = 1024
-MOST_FILES = 256
+MAX_DEGREE = 1024
+MAX_FILES = 256
 """Files of one degree: a sweep has a few dozen loads."""
 
 
@@ -95,17 +95,17 @@ def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
     Raises:
         SizingError: what is no degree, or a file that cannot be used; the message names both.
     """
-    found: dict[int, Sweep] = {}
+    sweeps: dict[int, Sweep] = {}
     for text, path in named:
         degree = int(text) if text.isascii() and text.isdigit() else 0
-        if not 1 <= degree <= MOST_DEGREE or degree in found:
-            twice = "is there twice" if degree in found else "is no tensor-parallel degree"
-            raise _refused(f"{text!r} {twice}; write 4 = FILE")
+        if not 1 <= degree <= MAX_DEGREE or degree in sweeps:
+            twice = "is there twice" if degree in sweeps else "is no tensor-parallel degree"
+            raise _sweeps_error(f"{text!r} {twice}; write 4 = FILE")
         try:
-            found[degree] = _sweep(degree, path)
+            sweeps[degree] = _sweep(degree, path)
         except SizingError as exc:
-            raise _refused(f"TP {degree}: {exc}") from exc
-    return tuple(found[degree] for degree in sorted(found))
+            raise _sweeps_error(f"TP {degree}: {exc}") from exc
+    return tuple(sweeps[degree] for degree in sorted(sweeps))
 
 
 def _sweep(degree: int, path: str) -> Sweep:
@@ -119,7 +119,7 @@ def _sweep(degree: int, path: str) -> Sweep:
         try:
             read.append(read_benchmark(text))
         except SizingError as exc:
-            raise _refused(f"{file}: {exc}") from exc
+            raise _sweeps_error(f"{file}: {exc}") from exc
     return Sweep(degree, merged(read), path)
 
 
@@ -127,12 +127,12 @@ def _files(path: str) -> list[str]:
     if not has_magic(path) or Path(path).exists():
         return [path]
     files = sorted(glob(path))  # noqa: PTH207 - a pattern may be absolute
-    if not files or len(files) > MOST_FILES:
-        raise _refused(f"{path}: {len(files)} files are there, 1 to {MOST_FILES} are read")
+    if not files or len(files) > MAX_FILES:
+        raise _sweeps_error(f"{path}: {len(files)} files are there, 1 to {MAX_FILES} are read")
     return files
 
 
-def _refused(message: str) -> SizingError:
+def _sweeps_error(message: str) -> SizingError:
     return SizingError(message, name="benchmark_by_tensor_parallel")
 
 

@@ -21,11 +21,11 @@ from kneewatch.dashboards.prometheus.promtool_tests import promtool_files
 from kneewatch.dashboards.prometheus.rule_files import rule_files
 from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan
 
-LEAST_EVALUATIONS = 3
+MIN_EVALUATIONS = 3
 """A window that holds fewer evaluations than this cannot tell a rate from an accident."""
 
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-NOT_KEPT = ("__name__", "le")
+RESERVED_LABELS = ("__name__", "le")
 """Labels that a rule's result cannot keep: its own name's, and a bucket's bound."""
 
 Files = Callable[[Plan], Mapping[str, str]]
@@ -65,17 +65,17 @@ def plan_of(
             rule, a label that GPUs are joined by is not kept, or a name or selector is none.
     """
     profile = settings.profile()
-    if profile.window_s < LEAST_EVALUATIONS * evaluation_s:
+    if profile.window_s < MIN_EVALUATIONS * evaluation_s:
         raise SettingsError(
             f"window_s = {profile.window_s:g} ({settings.origin('window_s')}) holds fewer than "
-            f"{LEAST_EVALUATIONS} evaluations of {evaluation_s:g} s: state a longer --window or a "
+            f"{MIN_EVALUATIONS} evaluations of {evaluation_s:g} s: state a longer --window or a "
             "shorter --evaluation-interval"
         )
     profile.rules()
     if prefix not in PREFIXES and not NAME.fullmatch(prefix):
         raise SettingsError(f"--prefix: no metric's name begins with {prefix!r}: vllm:")
     for label in labels:
-        if not LABEL.fullmatch(label) or label in NOT_KEPT:
+        if not LABEL.fullmatch(label) or label in RESERVED_LABELS:
             raise SettingsError(f"--label: {label!r} is no name of a label to keep: zone")
     kept = (*LABELS, *(label for label in labels if label not in LABELS))
     return Plan(

@@ -24,31 +24,35 @@ LEVELS = {
     "error": logging.ERROR,
 }
 STDERR = 2
-LONGEST_VALUE = 2_000
+MAX_VALUE_CHARS = 2_000
 """Characters of a value; what an error quotes of a page may be long."""
 
-LONGEST_TRACEBACK = 20_000
+MAX_TRACEBACK_CHARS = 20_000
 FIELD = re.compile(r" (\w+)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgx])")
 TEMPLATE = re.compile(rf"([^%]*?)((?:{FIELD.pattern})*)")
 CREDENTIALS = re.compile(r"//[^/\s@]*@")
 BARE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-OTHERS = {"uvicorn": logging.WARNING, "asyncio": logging.WARNING, "apscheduler": logging.ERROR}
+LIBRARY_LEVELS = {
+    "uvicorn": logging.WARNING,
+    "asyncio": logging.WARNING,
+    "apscheduler": logging.ERROR,
+}
 """What others say about their own work is told from these levels on. APScheduler warns each time
 that a cycle is still under way when the next one is due; our own words for that are enough."""
 
 
 def configure(*, form: str, level: str, fd: int = STDERR) -> None:
     """Log from now on in that form, from that level on, to stderr (or to another descriptor)."""
-    handler = Descriptor(fd)
+    handler = DescriptorHandler(fd)
     handler.setFormatter(JsonLines() if form == "json" else Logfmt())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])
-    for name, least in OTHERS.items():
+    for name, least in LIBRARY_LEVELS.items():
         logging.getLogger(name).setLevel(max(LEVELS[level], least))
 
 
-class Descriptor(logging.Handler):
+class DescriptorHandler(logging.Handler):
     """Writes each line in one go, past Python's buffers: a thread that the interpreter leaves
     behind at its end cannot hold their lock."""
 
@@ -83,18 +87,18 @@ class JsonLines(logging.Formatter):
 def fields(record: logging.LogRecord) -> dict[str, str | float]:
     """What a line says, by key: time, level, msg, the message's own values, logger, traceback."""
     moment = datetime.fromtimestamp(record.created, UTC)
-    said: dict[str, str | float] = {
+    line: dict[str, str | float] = {
         "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": record.levelname.lower(),
     }
     phrase, own = _parts(record)
-    said["msg"] = phrase
-    said.update((f"{key}_" if key in said else key, value) for key, value in own.items())
-    said["logger"] = record.name
+    line["msg"] = phrase
+    line.update((f"{key}_" if key in line else key, value) for key, value in own.items())
+    line["logger"] = record.name
     if record.exc_info:
         trace = logging.Formatter().formatException(record.exc_info)
-        said["traceback"] = without_secrets(trace)[-LONGEST_TRACEBACK:]
-    return said
+        line["traceback"] = without_secrets(trace)[-MAX_TRACEBACK_CHARS:]
+    return line
 
 
 def _parts(record: logging.LogRecord) -> tuple[str, dict[str, str | float]]:
@@ -104,9 +108,9 @@ def _parts(record: logging.LogRecord) -> tuple[str, dict[str, str | float]]:
     if record.args and len(keys) == len(args):
         return phrase, {key: _value(form, arg) for (key, form), arg in zip(keys, args, strict=True)}
     try:
-        return _told(record.getMessage()), {}
+        return _cleaned(record.getMessage()), {}
     except (TypeError, ValueError):  # a template that does not fit its values is still a message
-        return _told(f"{record.msg} {record.args!r}"), {}
+        return _cleaned(f"{record.msg} {record.args!r}"), {}
 
 
 @lru_cache(maxsize=512)
@@ -122,16 +126,16 @@ def _value(form: str, arg: object) -> str | float:
         return arg if isinstance(arg, int) else round(arg, 6)
     if isinstance(arg, Mapping):
         pairs = cast("Mapping[object, object]", arg).items()
-        return _told(",".join(f"{key}:{value}" for key, value in pairs))
+        return _cleaned(",".join(f"{key}:{value}" for key, value in pairs))
     try:
-        return _told(form % (arg,))
+        return _cleaned(form % (arg,))
     except (TypeError, ValueError):
-        return _told(str(arg))
+        return _cleaned(str(arg))
 
 
-def _told(text: str) -> str:
+def _cleaned(text: str) -> str:
     text = without_secrets(text)
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+    return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 1] + "…"
 
 
 def without_secrets(text: str) -> str:

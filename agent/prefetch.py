@@ -21,7 +21,7 @@ from kneewatch.collector.samples import Layout, Page
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-Read: TypeAlias = tuple[int, float, Page | CollectError]
+PageRead: TypeAlias = tuple[int, float, Page | CollectError]
 """A capture's index, the time of its scrape, and the page or why there is none."""
 
 
@@ -56,14 +56,14 @@ class PrefetchedPages:
         self._captures, self._limits = captures, limits
         self.unusable = 0
 
-    def __iter__(self) -> Iterator[list[Read]]:
-        return self._here() if os.cpu_count() == 1 else self._ahead()
+    def __iter__(self) -> Iterator[list[PageRead]]:
+        return self._in_process() if os.cpu_count() == 1 else self._in_subprocess()
 
-    def _here(self) -> Iterator[list[Read]]:
-        yield from handfuls(self._captures, self._limits)
+    def _in_process(self) -> Iterator[list[PageRead]]:
+        yield from read_batches(self._captures, self._limits)
         self.unusable = self._captures.unusable
 
-    def _ahead(self) -> Iterator[list[Read]]:
+    def _in_subprocess(self) -> Iterator[list[PageRead]]:
         # Here, so that no other command pays for it.
         from multiprocessing import get_context
 
@@ -85,7 +85,7 @@ class PrefetchedPages:
             process.terminate()
             process.join()
 
-    def _received(self, source: Connection) -> Iterator[list[Read]]:
+    def _received(self, source: Connection) -> Iterator[list[PageRead]]:
         """All that the other process reads.
 
         Raises:
@@ -94,36 +94,36 @@ class PrefetchedPages:
         layouts: dict[int, Layout] = {}
         while True:
             message: tuple[str, Any] = source.recv()
-            kind, told = message
+            kind, payload = message
             if kind == "pages":
-                yield [_unpacked(packed, layouts) for packed in told]
+                yield [_unpacked(packed, layouts) for packed in payload]
             elif kind == "say":
-                say(told)
+                say(payload)
             elif kind == "refused":
-                raise CaptureError(told)
+                raise CaptureError(payload)
             elif kind == "broken":
-                raise RuntimeError(told)
+                raise RuntimeError(payload)
             else:
-                self.unusable = told
+                self.unusable = payload
                 return
 
 
-def handfuls(captures: Captures, limits: Limits) -> Iterator[list[Read]]:
+def read_batches(captures: Captures, limits: Limits) -> Iterator[list[PageRead]]:
     """All pages, read by this process."""
     readers = [PageReader(limits) for _ in range(len(captures))]
-    for handful in captures.handfuls():
-        yield [(at, entry.t_s, readers[at].read(entry)) for at, entry in handful]
+    for batch in captures.batches():
+        yield [(at, entry.t_s, readers[at].read(entry)) for at, entry in batch]
 
 
 def _serve(source: Connection, sink: Connection, captures: Captures, limits: Limits) -> None:
     """Send all that is read. Ends at the next handful where nobody takes it any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that judges ends, and with it this
     source.close()
-    captures.tell = lambda message: sink.send(("say", message))
+    captures.on_message = lambda message: sink.send(("say", message))
     last: dict[int, Layout] = {}
     try:
-        for handful in handfuls(captures, limits):
-            sink.send(("pages", [_packed(read, last) for read in handful]))
+        for batch in read_batches(captures, limits):
+            sink.send(("pages", [_packed(read, last) for read in batch]))
         sink.send(("end", captures.unusable))
     except BrokenPipeError:
         return
@@ -133,7 +133,7 @@ def _serve(source: Connection, sink: Connection, captures: Captures, limits: Lim
         sink.send(("broken", format_exc()))
 
 
-def _packed(read: Read, last: dict[int, Layout]) -> _Packed | _Failed:
+def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
     """What is sent of a scrape; exemplars are not, for nothing is judged by them."""
     at, t_s, page = read
     if isinstance(page, CollectError):
@@ -143,7 +143,7 @@ def _packed(read: Read, last: dict[int, Layout]) -> _Packed | _Failed:
     return _Packed(at, t_s, layout, page.values, page.timestamps_s)
 
 
-def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> Read:
+def _unpacked(packed: _Packed | _Failed, layouts: dict[int, Layout]) -> PageRead:
     at, t_s = packed.at, packed.t_s
     if isinstance(packed, _Failed):
         return at, t_s, CollectError(packed.message, kind=packed.kind, hint=packed.hint)

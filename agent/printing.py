@@ -49,7 +49,7 @@ def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -
     click.echo(f"\r\x1b[K{line}", nl=False, err=True)
 
 
-def tell_moment(diagnoses: Sequence[Diagnosis], form: str, docs_url: str) -> int:
+def print_diagnoses(diagnoses: Sequence[Diagnosis], form: str, docs_url: str) -> int:
     """Print the diagnoses of one moment. Returns the exit status.
 
     Raises:
@@ -67,8 +67,8 @@ def tell_moment(diagnoses: Sequence[Diagnosis], form: str, docs_url: str) -> int
     return status(max(diagnosis.severity for diagnosis in diagnoses), diagnoses)
 
 
-def tell_timeline(
-    found: Iterable[list[Diagnosis]], form: str, docs_url: str, *, named: bool
+def print_timeline(
+    diagnoses_over_time: Iterable[list[Diagnosis]], form: str, docs_url: str, *, named: bool
 ) -> int:
     """Print diagnoses over time. Returns the exit status.
 
@@ -76,28 +76,28 @@ def tell_timeline(
         CaptureError: there are none.
     """
     if form == "json":
-        return _tell_lines(found, docs_url)
+        return _print_json_lines(diagnoses_over_time, docs_url)
     shown = Style() if form == "markdown" else style(docs_url)
-    told = timeline.Timeline(shown, named=named)
+    view = timeline.Timeline(shown, named=named)
     fence = ["```"] if form == "markdown" else []
-    for lines in itertools.chain([fence], map(told.lines, found), [fence]):
+    for lines in itertools.chain([fence], map(view.lines, diagnoses_over_time), [fence]):
         for line in lines:
             click.echo(line)
-    if not told.last:
+    if not view.last:
         raise CaptureError(NO_SCRAPE)
     if form == "markdown":
         click.echo(
-            told.close(lambda ds, all_: markdown(ds, footers=all_, docs_url=docs_url), mark="#")
+            view.close(lambda ds, all_: markdown(ds, footers=all_, docs_url=docs_url), mark="#")
         )
     else:
-        click.echo(told.close(lambda ds, all_: text(ds, shown, footers=all_)))
-    return status(told.worst, told.last.values())
+        click.echo(view.close(lambda ds, all_: text(ds, shown, footers=all_)))
+    return status(view.worst, view.last.values())
 
 
-def _tell_lines(found: Iterable[list[Diagnosis]], docs_url: str) -> int:
+def _print_json_lines(diagnoses_over_time: Iterable[list[Diagnosis]], docs_url: str) -> int:
     worst, out = Severity.OK, sys.stdout.buffer
     last: dict[tuple[str, str, str], Diagnosis] = {}
-    for diagnoses in found:
+    for diagnoses in diagnoses_over_time:
         for diagnosis in diagnoses:
             last[diagnosis.target, diagnosis.model, diagnosis.engine] = diagnosis
             worst = max(worst, diagnosis.severity)

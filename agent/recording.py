@@ -21,7 +21,7 @@ from kneewatch.collector.http.address import metrics_url, shown_url
 from kneewatch.collector.http.fetch import Fetcher
 
 Numbered = tuple[int, Entry]
-HANDFUL = 16
+BATCH_ENTRIES = 16
 COLLECT_AFTER = 100_000
 """Objects more than before, until Python looks for cycles among them (its default: 700)."""
 
@@ -36,8 +36,8 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
             until = "Ctrl-C ends it" if for_s is None else f"for {for_s:g} s"
             say(f"{shown_url(url)} every {settings['interval_s']:g} s to {file}; {until}")
             for _ in ticks(settings["interval_s"], for_s):
-                entry, hint = _scraped(fetcher)
-                with uninterrupted():
+                entry, hint = _scrape_entry(fetcher)
+                with sigint_blocked():
                     out.write(entry)
                     pages, failures = pages + (not entry.error), failures + bool(entry.error)
                 if failing != bool(entry.error):
@@ -49,7 +49,7 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
     return OK if pages else NO_DATA
 
 
-def _scraped(fetcher: Fetcher) -> tuple[Entry, str]:
+def _scrape_entry(fetcher: Fetcher) -> tuple[Entry, str]:
     """A scrape as an entry, and what to try where it failed."""
     t_s = round(time(), 3)
     try:
@@ -61,7 +61,7 @@ def _scraped(fetcher: Fetcher) -> tuple[Entry, str]:
 
 
 @contextmanager
-def uninterrupted() -> Generator[None]:
+def sigint_blocked() -> Generator[None]:
     """Within it Ctrl-C waits: what is written is counted."""
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -71,7 +71,7 @@ def uninterrupted() -> Generator[None]:
 
 
 @contextmanager
-def rare_collections() -> Generator[None]:
+def infrequent_gc() -> Generator[None]:
     """Within it Python seldom looks for cycles: what is made of a page has none."""
     usual = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER, *usual[1:])
@@ -106,7 +106,7 @@ class Captures:
         self, paths: Sequence[str], *, from_s: float | None = None, to_s: float | None = None
     ) -> None:
         self._readers = [CaptureReader(path, from_s=from_s, to_s=to_s) for path in paths]
-        self.tell: Callable[[str], None] = say
+        self.on_message: Callable[[str], None] = say
         self.unusable = 0
 
     def __len__(self) -> int:
@@ -123,24 +123,24 @@ class Captures:
         yield from merged
         for reader in self._readers:
             if reader.damaged:
-                self.tell(
+                self.on_message(
                     f"{reader.path}: {reader.damaged} damaged entries left out; "
                     f"the first: {reader.first_damage}"
                 )
 
-    def handfuls(self) -> Iterator[list[Numbered]]:
+    def batches(self) -> Iterator[list[Numbered]]:
         """Entries, some at a time: what is done to many in a row is done with warm caches."""
-        handful: list[Numbered] = []
+        batch: list[Numbered] = []
         try:
             for numbered in self:
-                handful.append(numbered)
-                if len(handful) == HANDFUL:
-                    yield handful
-                    handful = []
+                batch.append(numbered)
+                if len(batch) == BATCH_ENTRIES:
+                    yield batch
+                    batch = []
         except CaptureError:
-            yield handful  # what was read before the error is told before it
+            yield batch  # what was read before the error is told before it
             raise
-        yield handful
+        yield batch
 
     def _numbered(self, at: int, reader: CaptureReader) -> Iterator[Numbered]:
         try:
@@ -150,4 +150,4 @@ class Captures:
             self.unusable += 1
             if self.unusable == len(self._readers):
                 raise
-            self.tell(str(error))
+            self.on_message(str(error))

@@ -25,12 +25,12 @@ from kneewatch.reports.formatting import span
 
 STATUS_OK = 200
 
-FAR_OFF_S = 300.0
+STALE_AFTER_S = 300.0
 """A sample that says to be of another time than this is none of now: after so long Prometheus takes
 a series for stale."""
 
 
-class ReadsGpus(Protocol):
+class GpuSource(Protocol):
     """Tells what the GPUs of a target say."""
 
     def reading(self, now_s: float) -> GpuReading:
@@ -60,7 +60,7 @@ class PageReader:
             page = self._parser.parse(body, content_type=content_type)
         except CollectError as error:
             return error
-        return _not_of_now(page, t_s) or page
+        return _stale_error(page, t_s) or page
 
 
 class TargetStream:
@@ -70,7 +70,7 @@ class TargetStream:
         self, name: str, profile: Profile, limits: Limits, catalogue: Catalogue | None = None
     ) -> None:
         self.monitor = TargetMonitor(name, profile, catalogue)
-        self.gpus: ReadsGpus | None = None
+        self.gpus: GpuSource | None = None
         self._pages, self._catalogue = PageReader(limits), catalogue
 
     def begin_anew(self) -> None:
@@ -111,12 +111,12 @@ class TargetStream:
         return self._pages.page(t_s, fetched.body, fetched.content_type, None)
 
 
-def _not_of_now(page: Page, t_s: float) -> CollectError | None:
+def _stale_error(page: Page, t_s: float) -> CollectError | None:
     """Why a page tells nothing of now: vLLM stamps no samples, but what passes its page on may hand
     out an old one with the times at which it was read. None where it does tell."""
     for position, at_s in page.timestamps_s.items():
         name = page.layout.series[position].name
-        if abs(at_s - t_s) > FAR_OFF_S and "vllm" in name:
+        if abs(at_s - t_s) > STALE_AFTER_S and "vllm" in name:
             way = "before" if at_s < t_s else "after"
             return CollectError(
                 f"{name} carries a time {span(abs(at_s - t_s))} {way} the scrape: the page does "

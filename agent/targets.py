@@ -10,7 +10,7 @@ from typing import Any
 
 from kneewatch.agent.settings.effective import Effective, Settings, toml_value
 from kneewatch.agent.settings.options import DEPLOYMENT
-from kneewatch.agent.settings.sources import checked, flattened, is_pairs, nearest
+from kneewatch.agent.settings.sources import flattened, is_pairs, nearest, validated
 from kneewatch.agent.settings.table import BY_KEY, SETTINGS
 from kneewatch.agent.stream import capture_name
 from kneewatch.collector.captures.capture import is_capture
@@ -18,7 +18,7 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import METRICS_PATH, shown_url
 
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-LONGEST_NAME = 200
+MAX_NAME_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ def spec(
             was configured.
     """
     try:
-        usual = capture_name(address) if played else target_name(address)
+        default_name = capture_name(address) if played else target_name(address)
     except CollectError as error:
         raise SettingsError(f"{origin}: {error}; {error.hint}") from error
-    made = name if name is not None else usual
-    if not made.strip() or not made.isprintable() or len(made) > LONGEST_NAME:
+    target = name if name is not None else default_name
+    if not target.strip() or not target.isprintable() or len(target) > MAX_NAME_CHARS:
         raise SettingsError(
-            f"{origin}: {made!r} is no name: write 1 to {LONGEST_NAME} printable characters"
+            f"{origin}: {target!r} is no name: write 1 to {MAX_NAME_CHARS} printable characters"
         )
     for label in labels or {}:
         if not LABEL.fullmatch(label):
@@ -97,7 +97,9 @@ def spec(
             )
     if not played and "://" not in address:
         address = f"http://{address.strip()}"
-    return TargetSpec(made, address, dict(labels or {}), settings, settings["gpu_metrics"], origin)
+    return TargetSpec(
+        target, address, dict(labels or {}), settings, settings["gpu_metrics"], origin
+    )
 
 
 def check_unique(specs: Sequence[TargetSpec]) -> None:
@@ -107,11 +109,11 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
         SettingsError: two have; the message names both places.
     """
     first: dict[str, TargetSpec] = {}
-    for one in specs:
-        other = first.setdefault(one.name, one)
-        if other is not one:
+    for target in specs:
+        other = first.setdefault(target.name, target)
+        if other is not target:
             raise SettingsError(
-                f"two targets are called {one.name!r}: {other.origin} and {one.origin}; "
+                f"two targets are called {target.name!r}: {other.origin} and {target.origin}; "
                 "leave one out, or give it another name"
             )
 
@@ -120,11 +122,13 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
 # looks whether an address is a file.
 
 
-OWN = ("url", "name", "labels")
-GROUPS = ("slo.", "peak.", "benchmark.", "fetch.", "limits.")
-SINGLE = frozenset({"window_s", "interval_s", "gpus", "gpu_metrics", *DEPLOYMENT})
+TARGET_KEYS = ("url", "name", "labels")
+PER_TARGET_GROUPS = ("slo.", "peak.", "benchmark.", "fetch.", "limits.")
+PER_TARGET_KEYS = frozenset({"window_s", "interval_s", "gpus", "gpu_metrics", *DEPLOYMENT})
 PER_TARGET = tuple(
-    setting.key for setting in SETTINGS if setting.key in SINGLE or setting.key.startswith(GROUPS)
+    setting.key
+    for setting in SETTINGS
+    if setting.key in PER_TARGET_KEYS or setting.key.startswith(PER_TARGET_GROUPS)
 )
 """Settings that a target may have to itself."""
 
@@ -154,7 +158,7 @@ def table_specs(settings: Settings) -> list[TargetSpec]:
 
 
 def _table_spec(table: Mapping[str, Any], settings: Settings, origin: str) -> TargetSpec:
-    own = {key: table[key] for key in OWN if key in table}
+    own = {key: table[key] for key in TARGET_KEYS if key in table}
     address, name, labels = own.get("url"), own.get("name"), own.get("labels", {})
     if not isinstance(address, str):
         raise SettingsError(
@@ -164,9 +168,9 @@ def _table_spec(table: Mapping[str, Any], settings: Settings, origin: str) -> Ta
         raise SettingsError(f"{origin}: name must be text, not {name!r}")
     if not is_pairs(labels):
         raise SettingsError(f"{origin}: labels must be a table of texts")
-    rest = flattened({key: value for key, value in table.items() if key not in OWN})
+    rest = flattened({key: value for key, value in table.items() if key not in TARGET_KEYS})
     values = {
-        key: Effective(checked(BY_KEY[_known(key, origin)], value, origin), origin)
+        key: Effective(validated(BY_KEY[_known(key, origin)], value, origin), origin)
         for key, value in rest.items()
     }
     return spec(
@@ -184,7 +188,7 @@ def _known(key: str, origin: str) -> str:
         return key
     if key in BY_KEY:
         raise SettingsError(f"{origin}: {key} is set once for all targets: write it above them")
-    near = nearest(key, (*OWN, *PER_TARGET))
+    near = nearest(key, (*TARGET_KEYS, *PER_TARGET))
     raise SettingsError(f"{origin}: a target has no key {key!r}; the nearest is {near!r}")
 
 
@@ -195,14 +199,14 @@ def targets_toml(settings: Settings) -> list[str]:
         SettingsError: a table cannot be a target.
     """
     lines: list[str] = []
-    for made in table_specs(settings):
-        lines += ["", f"[[targets]]  # {made.origin}", f"url = {_text(made.shown_address)}"]
-        lines.append(f"name = {_text(made.name)}")
-        lines += [f"labels.{key} = {_text(value)}" for key, value in made.labels.items()]
+    for target in table_specs(settings):
+        lines += ["", f"[[targets]]  # {target.origin}", f"url = {_text(target.shown_address)}"]
+        lines.append(f"name = {_text(target.name)}")
+        lines += [f"labels.{key} = {_text(value)}" for key, value in target.labels.items()]
         lines += [
             f"{setting.key} = {toml_value(setting, effective.value)}"
-            for setting, effective in made.settings.rows()
-            if effective.origin == made.origin
+            for setting, effective in target.settings.rows()
+            if effective.origin == target.origin
         ]
     return lines
 

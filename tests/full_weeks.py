@@ -13,8 +13,8 @@ import sqlite3
 import time
 from pathlib import Path
 
-from kneewatch.agent.store.chunk_flush import seal_engine, seal_target
-from kneewatch.agent.store.chunks import Body, pack_body, reading_from
+from kneewatch.agent.store.chunk_flush import flush_engine, flush_target
+from kneewatch.agent.store.chunks import ChunkBody, bytes_reader, pack_body
 from kneewatch.agent.store.columns import pack_times, unpack_times
 from kneewatch.agent.store.database import connect
 from kneewatch.agent.store.schema import SEQUENCE_BITS
@@ -61,9 +61,9 @@ def repeated(path: Path, *, days: int) -> None:
     try:
         connection.execute("BEGIN IMMEDIATE")
         for (engine,) in connection.execute("SELECT id FROM engines").fetchall():
-            seal_engine(connection, engine, over=True)
+            flush_engine(connection, engine, over=True)
         for (target,) in connection.execute("SELECT id FROM targets").fetchall():
-            seal_target(connection, target)
+            flush_target(connection, target)
         (last,) = connection.execute("SELECT max(last_seq) FROM chunks").fetchone()
         chunks = connection.execute(
             "SELECT kind, owner_id, step_s, first_seq, last_seq, min_s, max_s, body FROM chunks"
@@ -96,7 +96,7 @@ def _chunks(
 
 def moved(data: bytes, moved_s: float) -> bytes:
     """A chunk with its times moved: the new times lie behind all else."""
-    body = Body(reading_from(data))
+    body = ChunkBody(bytes_reader(data))
     head = len(data) - len(_pieces(data))
     times = [t_s + moved_s for t_s in unpack_times(body.piece(body.directory["times"]))]
     pieces, packed = data[head:], pack_times(times)

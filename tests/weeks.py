@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kneewatch.agent.daemon.cycle import engine_cycles
-from kneewatch.agent.store.records import Cycle, EngineCycle, Raw, Retention
+from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
@@ -276,7 +276,7 @@ class Server:
             replace(
                 one,
                 diagnosis=replace(one.diagnosis, t_s=t_s),
-                raw=Raw(columns, values),
+                raw=RawCounters(columns, values),
                 restart=None,
             )
             for one in said

@@ -69,7 +69,7 @@ class History:
             for engine in engines:
                 found = reader.waiting(engine, waiting, at_s) if waiting else None
                 if found is None:
-                    look = reader.look(engine.id, at_s)
+                    look = reader.lookup(engine.id, at_s)
                     found = look.document
                     damaged += [engine.target] if look.damaged else []
                 documents += [] if found is None else [found]

@@ -45,7 +45,7 @@ PEAKS_JOB = "\0weekly peaks"
 
 PEAKS_EVERY_S = 3600.0
 WEEK_S = 7 * 86_400.0
-LEAST_SHARE = 0.9
+MIN_COVERAGE_RATIO = 0.9
 """Of the week's hours so many must have been seen: a peak may lie in those that were not."""
 
 SEEN_S = 86_400.0
@@ -54,7 +54,7 @@ SEEN_S = 86_400.0
 KEYS = ("running", "waiting")
 
 
-class ReadsHistory(Protocol):
+class HistoryReader(Protocol):
     """The history, as far as it is read here."""
 
     def engines(self, target: str | None = None) -> list[StoredEngine]:
@@ -67,13 +67,13 @@ class ReadsHistory(Protocol):
 
 
 def engines_seen(
-    history: ReadsHistory, targets: Sequence[TargetSpec], now_s: float
+    history: HistoryReader, targets: Sequence[TargetSpec], now_s: float
 ) -> Iterator[tuple[tuple[str, EngineKey], StoredEngine]]:
     """The engines of some targets that were seen lately, with what the daemon calls them."""
     for spec in targets:
-        for one in history.engines(spec.name):
-            if now_s - one.last_s < SEEN_S:
-                yield (spec.name, one.key), one
+        for item in history.engines(spec.name):
+            if now_s - item.last_s < SEEN_S:
+                yield (spec.name, item.key), item
 
 
 class WeeklyPeaks:
@@ -82,7 +82,7 @@ class WeeklyPeaks:
 
     def __init__(
         self,
-        history: ReadsHistory,
+        history: HistoryReader,
         targets: Callable[[], Sequence[TargetSpec]],
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -99,8 +99,8 @@ class WeeklyPeaks:
         spare = [spec for spec in self._targets() if (spec.settings["replicas"] or 1) > 1]
         try:
             self._peaks = {
-                key: self._peak(one, now_s)
-                for key, one in engines_seen(self._history, spare, now_s)
+                key: self._peak(item, now_s)
+                for key, item in engines_seen(self._history, spare, now_s)
             }
         except StoreError as error:
             log.warning("weekly peaks stay as they were error=%s", error)
@@ -113,7 +113,7 @@ class WeeklyPeaks:
 
     def _peak(self, engine: StoredEngine, now_s: float) -> float | None:
         from_s = now_s - WEEK_S
-        if engine.first_s > from_s + (1 - LEAST_SHARE) * WEEK_S:
+        if engine.first_s > from_s + (1 - MIN_COVERAGE_RATIO) * WEEK_S:
             return None
         return peak_of(self._history.signals(engine.id, KEYS, from_s=from_s, to_s=now_s))
 
@@ -129,7 +129,7 @@ def peak_of(week: Series) -> float | None:
         if requests == requests:  # NaN is a scrape that tells nothing
             hours.add(int(t_s // 3600))
             peak = max(peak, requests)
-    return peak if len(hours) >= LEAST_SHARE * WEEK_S / 3600 else None
+    return peak if len(hours) >= MIN_COVERAGE_RATIO * WEEK_S / 3600 else None
 
 
 # --- What each engine usually looks like at this hour of the week, from the history. I/O edge -----
@@ -145,12 +145,12 @@ SEASONS_EVERY_S = 900.0
 Habits = Mapping[tuple[str, EngineKey], Mapping[str, float]]
 
 
-class Seasons:
+class SeasonalBaselines:
     """Reads this hour's and the next one's habits from the weeks before, each hour once."""
 
     def __init__(
         self,
-        history: ReadsHistory,
+        history: HistoryReader,
         targets: Callable[[], Sequence[TargetSpec]],
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -184,8 +184,8 @@ class Seasons:
 
     def _missing(self, hour_s: float, now_s: float, known: Habits) -> Habits:
         return {
-            key: self._read(one, hour_s)
-            for key, one in engines_seen(self._history, self._targets(), now_s)
+            key: self._read(item, hour_s)
+            for key, item in engines_seen(self._history, self._targets(), now_s)
             if key not in known
         }
 
@@ -213,14 +213,14 @@ KNEES_EVERY_S = 1.0
 RETRY_S = 900.0
 """A history that cannot be read is left alone for so long."""
 
-REST = 3.0
+REST_FACTOR = 3.0
 """Reading one of many engines' two weeks rests so much longer than it works: scrapes come first."""
 
 READ_S = 1.0
 """CPU time that one engine's history is worth; days that take longer stay unread, oldest first."""
 
 
-class ReadsLaunches(ReadsHistory, Protocol):
+class LaunchHistoryReader(HistoryReader, Protocol):
     """The history, as far as it is read here."""
 
     def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
@@ -229,7 +229,7 @@ class ReadsLaunches(ReadsHistory, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KneeRequest:
     """Whose windows are wanted, and how it was launched."""
 
     target: str
@@ -240,25 +240,25 @@ class Asked:
     config: Mapping[str, str]
 
 
-class Knees:
+class KneeLoader:
     """Reads what engines carried before they were watched, a day at a time, each engine once."""
 
     def __init__(
-        self, history: ReadsLaunches, clock_s: Callable[[], float] = time.thread_time
+        self, history: LaunchHistoryReader, clock_s: Callable[[], float] = time.thread_time
     ) -> None:
         self._history, self._clock_s = history, clock_s
-        self._asked: deque[Asked] = deque()
+        self._requests: deque[KneeRequest] = deque()
         self._reading: Iterator[None] = iter(())
 
-    def ask(self, target: str, engine: EngineMonitor) -> None:
+    def request(self, target: str, engine: EngineMonitor) -> None:
         """Have an engine's knee told what was seen of it before. Safe between threads."""
         first_s = engine.learned.knee.first_s
         if first_s is None:
             return
         engine.learned.knee.asked = True
         window_s = engine.profile.window_s
-        self._asked.append(
-            Asked(target, engine.key, engine.learned.knee, window_s, first_s, engine.config)
+        self._requests.append(
+            KneeRequest(target, engine.key, engine.learned.knee, window_s, first_s, engine.config)
         )
 
     def cycle(self) -> float | None:
@@ -266,53 +266,55 @@ class Knees:
         began_s = self._clock_s()
         try:
             if next(self._reading, self) is self:
-                if not self._asked:
+                if not self._requests:
                     return None
-                self._reading = self._read(self._asked.popleft())
+                self._reading = self._read(self._requests.popleft())
         except StoreError as error:
             log.warning("knees are learned anew for now error=%s", error)
             return RETRY_S
-        return REST * (self._clock_s() - began_s)
+        return REST_FACTOR * (self._clock_s() - began_s)
 
     def crashed(self, error: Exception) -> float | None:
         """This engine's knee is learned anew; the next one's is read."""
         del error
         return None
 
-    def _read(self, one: Asked) -> Iterator[None]:
+    def _read(self, item: KneeRequest) -> Iterator[None]:
         """Reads an engine's days, newest first, until its knee is told.
 
         Raises:
             StoreError: the history cannot be read; the engine waits again.
         """
         try:
-            yield from self._days(one)
+            yield from self._days(item)
         except StoreError:
-            self._asked.append(one)
+            self._requests.append(item)
             raise
 
-    def _days(self, one: Asked) -> Iterator[None]:
-        known = self._history.engines(one.target)
-        engine = next((engine for engine in known if engine.key == one.key), None)
+    def _days(self, item: KneeRequest) -> Iterator[None]:
+        known = self._history.engines(item.target)
+        engine = next((engine for engine in known if engine.key == item.key), None)
         if engine is None:
             return
         launches = self._history.configs(engine.id, from_s=-math.inf, to_s=math.inf)
-        since_s = max(one.before_s - FORGOTTEN_S, launched_s(launches, one.config), engine.first_s)
-        windows, spent_s = Windows(one.window_s), 0.0
-        until_s = math.nextafter(one.before_s, -math.inf)
+        since_s = max(
+            item.before_s - FORGOTTEN_S, launched_s(launches, item.config), engine.first_s
+        )
+        windows, spent_s = Windows(item.window_s), 0.0
+        until_s = math.nextafter(item.before_s, -math.inf)
         while since_s <= until_s and spent_s < READ_S:
             began_s = self._clock_s()
             from_s = max(since_s, until_s - DAY_S)
             read = partial(self._history.signals, engine.id, from_s=from_s, to_s=until_s)
             if windows.empty or windows.lacks(read(LOAD_SIGNALS)):
-                windows.older(read(POINT_SIGNALS))
+                windows.add_older(read(POINT_SIGNALS))
             until_s = math.nextafter(from_s, -math.inf)
             spent_s += self._clock_s() - began_s
             yield
         points = windows.points()
-        one.knee.recall(points)
+        item.knee.recall(points)
         if points:
-            log.debug("knee recalled target=%s points=%s", one.target, len(points))
+            log.debug("knee recalled target=%s points=%s", item.target, len(points))
 
 
 class Windows:
@@ -337,7 +339,7 @@ class Windows:
             for load in loads_of(series, self._window_s)
         )
 
-    def older(self, series: Series) -> None:
+    def add_older(self, series: Series) -> None:
         """Take what was seen before all that was taken so far; no window reaches into another."""
         fresh: dict[int, list[Point]] = {}
         oldest_s = self._oldest_s

@@ -25,15 +25,15 @@ from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.commands import DEMO, DEMO_WINDOW_S
-from kneewatch.agent.daemon import process as footprint
+from kneewatch.agent.daemon import process
 from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
 from kneewatch.agent.daemon.baselines import (
     KNEES_JOB,
     PEAKS_EVERY_S,
     PEAKS_JOB,
     SEASONS_JOB,
-    Knees,
-    Seasons,
+    KneeLoader,
+    SeasonalBaselines,
     WeeklyPeaks,
 )
 from kneewatch.agent.daemon.baselines import SEASONS_EVERY_S as SEASONS_EVERY_S
@@ -44,7 +44,7 @@ from kneewatch.agent.daemon.process import Systemd
 from kneewatch.agent.daemon.reload import Reload
 from kneewatch.agent.daemon.scheduler import Scheduler
 from kneewatch.agent.daemon.supervisor import Parts, Supervisor, TargetJobs
-from kneewatch.agent.daemon.target_profile import basis
+from kneewatch.agent.daemon.target_profile import target_profile
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.printing import OK
 from kneewatch.agent.settings.effective import Settings
@@ -90,10 +90,10 @@ def run(
     settings = settings_of()
     logs.configure(form=settings["log.format"], level=settings["log.level"])
     targets = [str(files("kneewatch.agent") / DEMO)] if demo else arguments
-    roster = Discovery(targets, settings, may_be_empty=prometheus is not None)
+    discovery = Discovery(targets, settings, may_be_empty=prometheus is not None)
     fleet_watch = None if prometheus is None else _fleet_watch(prometheus, settings, selector)
     with _store_file(settings, demo=demo) as store_file:
-        Daemon(roster, settings, store_file, fleet_watch).run(settings_of, for_s)
+        Daemon(discovery, settings, store_file, fleet_watch).run(settings_of, for_s)
     # All is closed. To take apart what 1,000 targets have left in memory would take seconds.
     sys.stdout.flush()
     os._exit(OK)
@@ -124,13 +124,13 @@ class Daemon:
 
     def __init__(
         self,
-        roster: Discovery,
+        discovery: Discovery,
         settings: Settings,
         store_file: Path,
         fleet_watch: FleetWatch | None = None,
     ) -> None:
-        basis(settings)
-        self._roster, self._settings, self._fleet_watch = roster, settings, fleet_watch
+        target_profile(settings)
+        self._discovery, self._settings, self._fleet_watch = discovery, settings, fleet_watch
         self._store_file = store_file
         self._deadline_s: float | None = None
         self._board = Board()
@@ -142,22 +142,22 @@ class Daemon:
             parts.callback(self._reader.close)
             self._notifier = Notifier.of(settings, store=store_file)
             parts.callback(lambda: self._notifier.close(self._left_s(0.3)))
-            self._gpus = GpuSources(roster.specs(), settings)
+            self._gpus = GpuSources(discovery.specs(), settings)
             parts.callback(self._close_gpus)
             self._fleet_job = None if fleet_watch is None else self._job_of(fleet_watch)
-            self._clockwork = Scheduler()
+            self._scheduler = Scheduler()
             parts.callback(self._end_cycles)
-            self._taking_up = Reload(
+            self._reload = Reload(
                 settings,
-                scheduler=self._clockwork.scheduler,
+                scheduler=self._scheduler.scheduler,
                 store_file=store_file,
                 notifier=self._notifier,
                 fleet_watch=fleet_watch,
             )
-            parts.callback(self._taking_up.stop)
-            self._peaks = WeeklyPeaks(self._reader, lambda: self._fleet.specs())
-            self._seasons = Seasons(self._reader, lambda: self._fleet.specs())
-            self._knees = Knees(self._reader)
+            parts.callback(self._reload.stop)
+            self._peaks = WeeklyPeaks(self._reader, lambda: self._jobs.specs())
+            self._seasons = SeasonalBaselines(self._reader, lambda: self._jobs.specs())
+            self._knees = KneeLoader(self._reader)
             sinks = Sinks(
                 board=self._board,
                 store=self._store,
@@ -167,7 +167,7 @@ class Daemon:
                 seasons=self._seasons,
                 knees=self._knees,
             )
-            self._fleet = TargetJobs(self._clockwork, sinks, on_targets=self._retarget)
+            self._jobs = TargetJobs(self._scheduler, sinks, on_targets=self._retarget)
             self._server = HttpServer(make_app(self._service()), settings)
             parts.callback(lambda: self._server.stop(self._left_s(0.7)))
             self._server.bind()
@@ -178,34 +178,34 @@ class Daemon:
         systemd = Systemd(os.environ)
         supervisor = Supervisor(
             Parts(
-                clockwork=self._clockwork,
-                fleet=self._fleet,
-                roster=self._roster,
+                scheduler=self._scheduler,
+                jobs=self._jobs,
+                discovery=self._discovery,
                 board=self._board,
                 systemd=systemd,
-                reload=settings_of,
-                take_up=self._taking_up,
+                read_settings=settings_of,
+                apply_settings=self._reload,
                 address=f"{self._server.url}/triage",
             )
         )
-        footprint.settle()
+        process.tune_process()
         with supervisor.handled(), self._parts:
-            self._clockwork.start()
-            supervisor.begin()
-            self._clockwork.put(
+            self._scheduler.start()
+            supervisor.start()
+            self._scheduler.put(
                 GPU_JOB,
                 GpuJob(self._gpus),
                 interval_s=self._settings["gpu_interval_s"],
                 first_in_s=0.0,
             )
-            self._clockwork.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
-            self._clockwork.put(
+            self._scheduler.put(PEAKS_JOB, self._peaks, interval_s=PEAKS_EVERY_S, first_in_s=30.0)
+            self._scheduler.put(
                 SEASONS_JOB, self._seasons, interval_s=SEASONS_EVERY_S, first_in_s=10.0
             )
-            self._clockwork.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
+            self._scheduler.put(KNEES_JOB, self._knees, interval_s=KNEES_EVERY_S)
             if self._fleet_watch is not None and self._fleet_job is not None:
                 every_s = self._fleet_watch.state.interval_s
-                self._clockwork.put("fleet", self._fleet_job, interval_s=every_s, first_in_s=0.0)
+                self._scheduler.put("fleet", self._fleet_job, interval_s=every_s, first_in_s=0.0)
             self._server.start()
             click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
             if self._fleet_watch is not None:
@@ -217,33 +217,33 @@ class Daemon:
         return Service(
             board=self._board,
             settings=self._settings,
-            targets=lambda: self._fleet.specs(),
+            targets=lambda: self._jobs.specs(),
             version=version("kneewatch"),
             started_s=time.time(),
             reader=self._reader,
             store=self._store,
             notifier=self._notifier,
             fleet=self._fleet_watch,
-            restart_needed=lambda: self._taking_up.restart_needed,
+            restart_needed=lambda: self._reload.restart_needed,
         )
 
     def _retarget(self, specs: Sequence[TargetSpec]) -> None:
         self._gpus.update(specs)
-        self._tell_watched()
+        self._report_watched()
 
-    def _tell_watched(self) -> None:
-        names = [spec.name for spec in self._fleet.specs()]
+    def _report_watched(self) -> None:
+        names = [spec.name for spec in self._jobs.specs()]
         self._notifier.set_watched([*names, *(self._fleet_job.names if self._fleet_job else ())])
 
     def _job_of(self, watch: FleetWatch) -> FleetJob:
         from kneewatch.agent.fleet.watch import FleetJob  # here: only this needs requests
 
-        return FleetJob(watch, self._notifier, on_names=self._tell_watched)
+        return FleetJob(watch, self._notifier, on_names=self._report_watched)
 
     def _end_cycles(self) -> None:
-        self._clockwork.stop()
+        self._scheduler.stop()
         until_s = time.monotonic() + self._left_s(0.3)
-        while self._clockwork.pool.busy and time.monotonic() < until_s:
+        while self._scheduler.pool.busy and time.monotonic() < until_s:
             time.sleep(0.01)
 
     def _close_gpus(self) -> None:

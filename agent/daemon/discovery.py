@@ -17,7 +17,7 @@ from kneewatch.collector.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
-LARGEST_BYTES = 16 * 1024 * 1024
+MAX_FILE_BYTES = 16 * 1024 * 1024
 SUFFIXES = (".json", ".yml", ".yaml")
 SCHEME, PATH = "__scheme__", "__metrics_path__"
 
@@ -25,9 +25,9 @@ Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a file held when it could last be used. `stamp` is the state of the file that was last
-    tried, None to try it again."""
+class FileState:
+    """The targets of a file when it was last valid. `stamp` identifies the version last read; None
+    forces a new read."""
 
     stamp: Stamp | None
     specs: tuple[TargetSpec, ...]
@@ -35,75 +35,80 @@ class Found:
 
 
 class FileTargets:
-    """The targets of all files that the patterns name. `before` are those with settings that are
-    no longer in force: every file is read again, and counts as it was where it cannot be used."""
+    """Targets of all files that match the patterns.
+
+    `before` holds the targets under the previous settings: every file is read again, and an invalid
+    file keeps its previous targets.
+    """
 
     def __init__(
         self, patterns: Sequence[str], settings: Settings, before: FileTargets | None = None
     ) -> None:
         self._patterns, self._settings = tuple(patterns), settings
-        known: dict[str, Found] = before._files if before else {}
-        # What was wrong is forgotten: who reads the settings again wants to hear of it again.
-        self._files: dict[str, Found] = {
-            path: Found(None, found.specs) for path, found in known.items()
+        known: dict[str, FileState] = before._files if before else {}
+        # Errors are dropped, so that a reload logs them again.
+        self._files: dict[str, FileState] = {
+            path: FileState(None, file.specs) for path, file in known.items()
         }
         for pattern in self._patterns:
             if not glob.glob(pattern):  # noqa: PTH207 - a pattern may be absolute
-                log.warning("file_sd: no file is there yet pattern=%s", pattern)
+                log.warning("file_sd: no file matches yet pattern=%s", pattern)
 
     def refresh(self, others: Sequence[TargetSpec]) -> bool:
-        """Read what is new or has changed. Returns whether the targets may be others now.
+        """Read new and changed files. Returns whether the targets may have changed.
 
-        A file that cannot be used keeps the targets that it had, and that is logged; one that is
-        gone has none. `others` are targets whose names are taken.
+        An invalid file keeps its previous targets, which is logged; a deleted file has none.
+        `others` are targets whose names are taken.
         """
-        stamps = {path: _stamp(path) for path in self._paths()}
-        if stamps == {path: found.stamp for path, found in self._files.items()}:
+        stamps = {path: _file_stamp(path) for path in self._paths()}
+        if stamps == {path: file.stamp for path, file in self._files.items()}:
             return False
         for path in [path for path in self._files if path not in stamps]:
-            log.info("file_sd: file is gone path=%s targets=%s", path, len(self._files[path].specs))
+            log.info("file_sd: file deleted path=%s targets=%s", path, len(self._files[path].specs))
             del self._files[path]
         for path, stamp in stamps.items():
-            before = self._files.get(path, Found(None, ()))
-            # One that could not be used may have clashed with what has changed now.
+            before = self._files.get(path, FileState(None, ()))
+            # A file with an error may have conflicted with one that has changed now.
             if before.stamp != stamp or before.error:
                 self._files[path] = self._read(path, stamp, before, others)
         return True
 
     def specs(self) -> list[TargetSpec]:
         """The targets, by file."""
-        return [one for path in sorted(self._files) for one in self._files[path].specs]
+        return [target for path in sorted(self._files) for target in self._files[path].specs]
 
     def _paths(self) -> list[str]:
         return sorted({path for pattern in self._patterns for path in glob.glob(pattern)})  # noqa: PTH207 - a pattern may be absolute
 
-    def _read(self, path: str, stamp: Stamp, before: Found, others: Sequence[TargetSpec]) -> Found:
+    def _read(
+        self, path: str, stamp: Stamp, before: FileState, others: Sequence[TargetSpec]
+    ) -> FileState:
         taken = [
             *others,
-            *(one for at, found in self._files.items() if at != path for one in found.specs),
+            *(target for at, file in self._files.items() if at != path for target in file.specs),
         ]
         try:
             specs = tuple(file_specs(path, self._settings))
             check_unique([*taken, *specs])
         except SettingsError as error:
-            names = {one.name for one in taken}
-            kept = tuple(one for one in before.specs if one.name not in names)
+            names = {target.name for target in taken}
+            kept = tuple(target for target in before.specs if target.name not in names)
             if str(error) != before.error:
                 log.error(  # noqa: TRY400 - no bug
-                    "file_sd: file cannot be used; its targets stay as they were error=%s kept=%s",
+                    "file_sd: invalid file, keeping its previous targets error=%s kept=%s",
                     error,
                     len(kept),
                 )
-            return Found(stamp, kept, str(error))
-        log.info("file_sd: file was read path=%s targets=%s", path, len(specs))
-        return Found(stamp, specs)
+            return FileState(stamp, kept, str(error))
+        log.info("file_sd: file loaded path=%s targets=%s", path, len(specs))
+        return FileState(stamp, specs)
 
 
 def file_specs(path: str, settings: Settings) -> Iterator[TargetSpec]:
     """The targets of one file.
 
     Raises:
-        SettingsError: it cannot be read, or is not in the format.
+        SettingsError: the file cannot be read or is invalid.
     """
     origin = f"file_sd {path}"
     groups = _document(Path(path), origin)
@@ -132,7 +137,7 @@ def _group_specs(group: object, settings: Settings, origin: str) -> Iterator[Tar
 
 
 def _address(target: str, labels: Mapping[str, str]) -> str:
-    """A target's URL: `__scheme__` and `__metrics_path__` apply where it does not say itself."""
+    """A target's URL; `__scheme__` and `__metrics_path__` apply where the target has none."""
     scheme, path = labels.get(SCHEME, "http"), labels.get(PATH, "")
     url = target if "://" in target else f"{scheme}://{target}"
     bare = "/" not in url.partition("://")[2]
@@ -143,8 +148,8 @@ def _document(path: Path, origin: str) -> object:
     if path.suffix not in SUFFIXES:
         raise SettingsError(f"{origin}: its name must end in {', '.join(SUFFIXES)}")
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise SettingsError(f"{origin}: larger than {LARGEST_BYTES // 1024**2} MiB")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise SettingsError(f"{origin}: larger than {MAX_FILE_BYTES // 1024**2} MiB")
         text = path.read_text(encoding="utf-8")
     except OSError as exc:
         raise SettingsError(f"{origin}: {exc.strerror or exc}") from exc
@@ -161,7 +166,7 @@ def _json(text: str, origin: str) -> object:
 
 
 def _yaml(text: str, origin: str) -> object:
-    import yaml  # here: most have no such files, and it is 1 MB of code
+    import yaml  # lazy: 1 MB of code, and few daemons have YAML files
 
     try:
         return yaml.safe_load(text)
@@ -169,15 +174,15 @@ def _yaml(text: str, origin: str) -> object:
         raise SettingsError(f"{origin}: not YAML: {' '.join(str(exc).split())}") from exc
 
 
-def _stamp(path: str) -> Stamp:
+def _file_stamp(path: str) -> Stamp:
     try:
         stat = Path(path).stat()
-    except OSError:  # it went just now, or is a link to nothing
+    except OSError:  # just deleted, or a dangling link
         return 0, 0, 0
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-# --- Which targets there are to be: arguments, tables and files taken together --------------------
+# --- All configured targets -----------------------------------------------------------------------
 
 
 NO_TARGET = (
@@ -187,10 +192,10 @@ NO_TARGET = (
 
 
 class Discovery:
-    """The configured targets; `may_be_empty` where something else is watched.
+    """Targets from arguments, tables and files; `may_be_empty` if a fleet is watched instead.
 
     Raises:
-        SettingsError: none is configured, one cannot be a target, or two have one name.
+        SettingsError: no target is configured, one is invalid, or two have the same name.
     """
 
     def __init__(
@@ -206,9 +211,9 @@ class Discovery:
         self._files = FileTargets(settings["file_sd"] or (), settings, before)
         self._files.refresh(self._static)
 
-    def renewed(self, settings: Settings) -> Discovery:
-        """The roster with other settings, files read again; one that cannot be used now keeps the
-        targets that it had.
+    def reloaded(self, settings: Settings) -> Discovery:
+        """Discovery with new settings; files are read again, and invalid ones keep their previous
+        targets.
 
         Raises:
             SettingsError: as at the start.
@@ -216,7 +221,7 @@ class Discovery:
         return Discovery(self._arguments, settings, self._files, may_be_empty=self._may_be_empty)
 
     def poll(self) -> bool:
-        """Look at the files again. Returns whether the targets may be others now."""
+        """Read changed files. Returns whether the targets may have changed."""
         return self._files.refresh(self._static)
 
     def specs(self) -> list[TargetSpec]:

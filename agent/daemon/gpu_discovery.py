@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 USUAL_URL = "http://127.0.0.1:9400/metrics"
 PROBE_CONNECT_S, PROBE_READ_S = 0.5, 2.0
-LOOK_ANEW_FAILURES = 4
+REDISCOVER_AFTER_FAILURES = 4
 """After so many failures in a row what was found is looked for anew."""
 
 
@@ -42,13 +42,13 @@ class NodeCollector:
     ) -> None:
         self._fetch, self._limits = fetch.without_secrets(), limits
         self._load, self._url = load, url
-        self._found: GpuCollector | None = None
+        self._collector: GpuCollector | None = None
         self._failing = 0
 
     @property
     def name(self) -> str:
         """What was found, in a word."""
-        return self._found.name if self._found else "gpus"
+        return self._collector.name if self._collector else "gpus"
 
     def collect(self) -> GpuPage:
         """The GPUs of the node as they are now.
@@ -56,51 +56,51 @@ class NodeCollector:
         Raises:
             CollectError: of kind no_gpu where there is nothing to read, else as it was found.
         """
-        found = self._found
+        collector = self._collector
         try:
-            taken = found.collect() if found else self._look()
+            page = collector.collect() if collector else self._discover()
         except CollectError:
             self._failing += 1
-            if self._failing >= LOOK_ANEW_FAILURES:
+            if self._failing >= REDISCOVER_AFTER_FAILURES:
                 self.close()
             raise
         self._failing = 0
-        return taken
+        return page
 
     def close(self) -> None:
         """Give back what is held; the next `collect` looks anew."""
-        found, self._found, self._failing = self._found, None, 0
-        if found:
-            found.close()
+        collector, self._collector, self._failing = self._collector, None, 0
+        if collector:
+            collector.close()
 
-    def _look(self) -> GpuPage:
+    def _discover(self) -> GpuPage:
         quick = replace(self._fetch, connect_timeout_s=PROBE_CONNECT_S, read_timeout_s=PROBE_READ_S)
         probe = DcgmCollector(self._url, quick, self._limits)
         try:
-            taken = probe.collect()
+            page = probe.collect()
         except CollectError as error:
             return self._nvml(error)
         finally:
             probe.close()
-        self._found = DcgmCollector(self._url, self._fetch, self._limits)
+        self._collector = DcgmCollector(self._url, self._fetch, self._limits)
         log.info(
-            "found a DCGM exporter on this node url=%s gpus=%d", self._url, len(taken.gpus.gpus)
+            "found a DCGM exporter on this node url=%s gpus=%d", self._url, len(page.gpus.gpus)
         )
-        return taken
+        return page
 
     def _nvml(self, no_exporter: CollectError) -> GpuPage:
         nvml = NvmlCollector(self._load)
         try:
-            taken = nvml.collect()
+            page = nvml.collect()
         except CollectError as error:
             if error.kind != "no_gpu":
-                self._found = nvml
+                self._collector = nvml
                 raise
             why = f"no GPU source: {no_exporter}; {error}"
             raise CollectError(why, kind="no_gpu", hint="set gpu_metrics") from error
-        self._found = nvml
-        log.info("found GPUs on this node through NVML gpus=%d", len(taken.gpus.gpus))
-        return taken
+        self._collector = nvml
+        log.info("found GPUs on this node through NVML gpus=%d", len(page.gpus.gpus))
+        return page
 
 
 def on_this_node(spec: TargetSpec) -> bool:

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from kneewatch.collector.names.dcgm_fields import GpuBinding, GpuFields, GpuKey
 from kneewatch.diagnose.gpu.monitor import OF_AN_INSTANCE, GpuChoice
 
-WAY_OUT = "state it by the target's labels gpu_uuids, gpu_indexes, or pod and namespace"
+HOW_TO_STATE = "state it by the target's labels gpu_uuids, gpu_indexes, or pod and namespace"
 SHOWN_MAX = 8
 """More GPUs than this are counted, not named."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class GpuClaim:
     """What a target says about its GPUs.
 
     `count` is how many it has, where that is stated; `alone`: no other target uses the source.
@@ -83,13 +83,13 @@ class Claim:
             return GpuChoice(gpus, "the only GPU there")
         if self.alone and self.count == len(boards) == len(gpus):
             return GpuChoice(gpus, f"likely all {len(gpus)} GPUs there: the target has as many")
-        why = f"that all {len(gpus)} GPUs there are the target's is a guess: {WAY_OUT}"
+        why = f"that all {len(gpus)} GPUs there are the target's is a guess: {HOW_TO_STATE}"
         return GpuChoice(gpus, f"all {len(gpus)} GPUs there: a guess", guess=True, missing=(why,))
 
 
-def claim_of(labels: Mapping[str, str], *, count: int | None) -> Claim:
+def claim_of(labels: Mapping[str, str], *, count: int | None) -> GpuClaim:
     """What a target's labels say about its GPUs."""
-    return Claim(
+    return GpuClaim(
         uuids=_listed(labels.get("gpu_uuids", "")),
         indexes=_listed(labels.get("gpu_indexes", "")),
         pod=labels.get("pod", "").strip(),
@@ -114,14 +114,18 @@ def _host(name: str) -> str:
     return name.partition(".")[0].lower()
 
 
-def _named(gpus: Sequence[GpuFields], wanted: Sequence[str], *, by: str) -> GpuChoice:
+def _named(gpus: Sequence[GpuFields], stated: Sequence[str], *, by: str) -> GpuChoice:
     uuids = {_board(gpu.key): gpu.key.uuid for gpu in gpus if not gpu.key.mig}
-    called = [(gpu, _called(gpu.key, by, uuids.get(_board(gpu.key), ""))) for gpu in gpus]
-    found = [gpu for gpu, names in called if not names.isdisjoint(wanted)]
+    called = [(gpu, _aliases(gpu.key, by, uuids.get(_board(gpu.key), ""))) for gpu in gpus]
+    found = [gpu for gpu, names in called if not names.isdisjoint(stated)]
     seen = {name for _, names in called for name in names}
-    lost = [name for name in wanted if name not in seen]
-    missing = [f"GPU {', '.join(lost)} is not on the page, and its {by} was stated"] if lost else []
-    names = _names(found) | set(wanted)
+    missing_names = [name for name in stated if name not in seen]
+    missing = (
+        [f"GPU {', '.join(missing_names)} is not on the page, and its {by} was stated"]
+        if missing_names
+        else []
+    )
+    names = _names(found) | set(stated)
     if not found:
         return GpuChoice((), "", names=names, missing=missing)
     joined = f"by {by}: {_shown(found)}"
@@ -132,7 +136,7 @@ def _named(gpus: Sequence[GpuFields], wanted: Sequence[str], *, by: str) -> GpuC
     return GpuChoice(_with_boards(found, gpus), joined, names=names, missing=missing)
 
 
-def _called(key: GpuKey, by: str, board_uuid: str) -> set[str]:
+def _aliases(key: GpuKey, by: str, board_uuid: str) -> set[str]:
     """The names that a GPU or MIG instance answers to: its own, and its board's."""
     names = {key.uuid, board_uuid} if by == "UUID" else {key.index}
     names |= {f"{name}/{key.mig}" for name in names if key.mig}
@@ -155,11 +159,11 @@ def _with_boards(found: Sequence[GpuFields], gpus: Sequence[GpuFields]) -> list[
         parts = [one for one in found if one.key.mig and _board(one.key) == _board(gpu.key)]
         if gpu.key.mig or gpu in found or not parts:
             continue
-        told = {name for part in parts for name in part.fields}
+        shown_by_parts = {name for part in parts for name in part.fields}
         own = {
             name: slots
             for name, slots in gpu.fields.items()
-            if name not in told and not name.startswith(OF_AN_INSTANCE)
+            if name not in shown_by_parts and not name.startswith(OF_AN_INSTANCE)
         }
         made.append(replace(gpu, fields=own))
     return made

@@ -12,7 +12,7 @@ from threading import Event, Lock
 from typing import Protocol
 
 from kneewatch.agent.daemon.gpu_discovery import USUAL_URL, NodeCollector, on_this_node
-from kneewatch.agent.daemon.gpu_mapping import Claim, claim_of
+from kneewatch.agent.daemon.gpu_mapping import GpuClaim, claim_of
 from kneewatch.agent.daemon.thread_pool import DaemonPool
 from kneewatch.agent.deployment import stated
 from kneewatch.agent.settings.effective import Settings
@@ -34,7 +34,7 @@ HANG_S = 10.0
 """A reading that has not come after so long is hanging."""
 
 BACKOFF_MOST_S = 300.0
-LOOK_AGAIN_S = 600.0
+REDISCOVERY_S = 600.0
 """Until the next look where there is no GPU."""
 
 NO_GPU = "no_gpu"
@@ -43,7 +43,7 @@ EARLY_S = 1.0
 
 
 @dataclass(slots=True)
-class Run:
+class Reading:
     """A reading under way."""
 
     t_s: float
@@ -71,11 +71,11 @@ class GpuSource:
         self._optional, self._monotonic = optional, monotonic
         self._lock = Lock()
         self._monitors: dict[str, GpuMonitor] = {}
-        self._run: Run | None = None
+        self._run: Reading | None = None
         self._last: tuple[float, GpuPage] | CollectError | None = None
         self._failing, self._due_s = 0, float("-inf")
         self._retired = False
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self.state: SourceState | None = None
         """How it did; None before the first reading, and where there is no GPU."""
 
@@ -95,13 +95,13 @@ class GpuSource:
         with self._lock:
             self._monitors.pop(target, None)
 
-    def start(self, pool: DaemonPool, t_s: float) -> Run | None:
+    def start(self, pool: DaemonPool, t_s: float) -> Reading | None:
         """Begin a reading where one is due and none is under way."""
         with self._lock:
             now_s = self._monotonic()
             if self._run is not None or self._retired or now_s + EARLY_S < self._due_s:
                 return None
-            run = self._run = Run(t_s, now_s)
+            run = self._run = Reading(t_s, now_s)
         try:
             pool.run(lambda: self._read(pool, run))
         except RuntimeError as error:
@@ -136,10 +136,10 @@ class GpuSource:
                 return
         pool.run(self._collector.close)
 
-    def _read(self, pool: DaemonPool, run: Run) -> None:
-        taken, failed = None, None
+    def _read(self, pool: DaemonPool, run: Reading) -> None:
+        page, failed = None, None
         try:
-            taken = self._collector.collect()
+            page = self._collector.collect()
         except CollectError as error:
             failed = error
         except Exception as error:
@@ -150,35 +150,35 @@ class GpuSource:
             took_s = self._monotonic() - run.started_s
             if self._retired:
                 pool.run(self._collector.close)
-            elif taken is not None and not run.given_up:
-                self._take(taken, run.t_s, took_s)
+            elif page is not None and not run.given_up:
+                self._take(page, run.t_s, took_s)
             elif failed is not None and not run.given_up:
                 self._fail(failed, run.t_s, took_s)
         run.done.set()
 
-    def _take(self, taken: GpuPage, t_s: float, took_s: float) -> None:
+    def _take(self, page: GpuPage, t_s: float, took_s: float) -> None:
         name = self._collector.name
         if self._failing:
             log.info("GPU source answers again source=%s failures=%d", name, self._failing)
-        self._failing, self._last = 0, (t_s, taken)
+        self._failing, self._last = 0, (t_s, page)
         self._due_s = float("-inf")
-        lost = [note.text for note in taken.notes if note.lost]
+        lost = [note.text for note in page.notes if note.lost]
         for text in lost:
-            self._tell(logging.ERROR, text)
-        self._told.intersection_update(lost)
+            self._log_once(logging.ERROR, text)
+        self._logged.intersection_update(lost)
         error = "; ".join(lost)
         self.state = SourceState(name, t_s, not lost, took_s, error)
         for monitor in self._monitors.values():
-            monitor.take(t_s, taken)
+            monitor.take(t_s, page)
 
     def _fail(self, error: CollectError, t_s: float, took_s: float) -> None:
-        said = _with_hint(error)
+        message = _with_hint(error)
         if self._is_normal(error):
-            wait_s = LOOK_AGAIN_S
-            self._tell(logging.INFO, said)
+            wait_s = REDISCOVERY_S
+            self._log_once(logging.INFO, message)
         else:
             if not self._failing:
-                log.warning("GPU source failed source=%s error=%s", self._collector.name, said)
+                log.warning("GPU source failed source=%s error=%s", self._collector.name, message)
             wait_s = min(self._interval_s * 2 ** min(self._failing, 8), BACKOFF_MOST_S)
             self._failing += 1
         self._due_s = self._monotonic() - took_s + max(wait_s, self._interval_s)
@@ -186,18 +186,18 @@ class GpuSource:
 
     def _show(self, error: CollectError, t_s: float, took_s: float) -> None:
         self._last = error
-        name, said = self._collector.name, _with_hint(error)
+        name, message = self._collector.name, _with_hint(error)
         normal = self._is_normal(error)
-        self.state = None if normal else SourceState(name, t_s, False, took_s, said)
+        self.state = None if normal else SourceState(name, t_s, False, took_s, message)
         for monitor in self._monitors.values():
             monitor.failed(str(error), lost=error.kind == GPUS_LOST)
 
     def _is_normal(self, error: CollectError) -> bool:
         return self._optional and error.kind == NO_GPU
 
-    def _tell(self, level: int, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _log_once(self, level: int, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
             log.log(level, "told of the GPUs source=%s what=%s", self._collector.name, text)
 
 
@@ -212,7 +212,7 @@ GPU_JOB = "\0gpus"
 """No target's name: these are printable."""
 
 
-class Collects(Protocol):
+class Sources(Protocol):
     """The GPU sources, as their job sees them."""
 
     def collect(self, now_s: float) -> None:
@@ -223,7 +223,7 @@ class Collects(Protocol):
 class GpuJob:
     """Reads the GPU sources, whichever they are then."""
 
-    def __init__(self, sources: Collects, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, sources: Sources, wall: Callable[[], float] = time.time) -> None:
         self._sources, self._wall = sources, wall
 
     def cycle(self) -> float | None:
@@ -265,16 +265,16 @@ NODE: Key = ("node",)
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Subscription:
     """A target, its source, what it claims and the monitor that reads it."""
 
     target: str
     key: Key
-    claim: Claim
+    claim: GpuClaim
     window_s: float
     monitor: GpuMonitor
 
-    def same(self, other: Watched) -> bool:
+    def is_equivalent(self, other: Subscription) -> bool:
         """Whether what was seen for one is good for the other."""
         return (self.key, self.claim, self.window_s) == (other.key, other.claim, other.window_s)
 
@@ -297,7 +297,7 @@ class GpuSources:
         self._hang_s, self._monotonic = hang_s, monotonic
         self._pool, self._lock, self._closed = DaemonPool(), Lock(), Event()
         self._sources: dict[Key, GpuSource] = {}
-        self._watched: dict[str, Watched] = {}
+        self._subscriptions: dict[str, Subscription] = {}
         self._without: dict[str, GpuReading] = {}
         self.update(specs)
 
@@ -309,15 +309,17 @@ class GpuSources:
         stated_by = {id(spec.settings): spec.settings for spec in specs}
         counts = {key: gpu_count(settings) for key, settings in stated_by.items()}
         with self._lock:
-            for name, old in self._watched.items():
+            for name, old in self._subscriptions.items():
                 if keys.get(name) != old.key:
                     self._sources[old.key].unsubscribe(name)
-            made = [
+            subscriptions = [
                 self._watch(spec, key, counts[id(spec.settings)], alone=sharing[key] == 1)
                 for spec in specs
                 if (key := keys[spec.name]) is not None
             ]
-            self._watched = {watched.target: watched for watched in made}
+            self._subscriptions = {
+                subscription.target: subscription for subscription in subscriptions
+            }
             self._without = {
                 spec.name: NO_GPUS if spec.played or spec.gpu_metrics else ELSEWHERE
                 for spec in specs
@@ -342,10 +344,10 @@ class GpuSources:
 
     def reading(self, spec: TargetSpec, t_s: float) -> GpuReading:
         """What the target's GPUs say, as far as it is known which are the target's."""
-        watched = self._watched.get(spec.name)
-        if watched is None:
+        subscription = self._subscriptions.get(spec.name)
+        if subscription is None:
             return self._without.get(spec.name, NO_GPUS)
-        return watched.monitor.reading(t_s)
+        return subscription.monitor.reading(t_s)
 
     def states(self, spec: TargetSpec | None = None) -> list[SourceState]:
         """How a target's source does, and how its GPUs were joined to it; without a target, how
@@ -354,33 +356,33 @@ class GpuSources:
             with self._lock:
                 sources = list(self._sources.values())
             return [source.state for source in sources if source.state is not None]
-        watched = self._watched.get(spec.name)
-        source = self._sources.get(watched.key) if watched else None
-        if watched is None or source is None or (state := source.state) is None:
+        subscription = self._subscriptions.get(spec.name)
+        source = self._sources.get(subscription.key) if subscription else None
+        if subscription is None or source is None or (state := source.state) is None:
             return []
-        return [replace(state, joined=watched.monitor.reading(state.t_s).joined)]
+        return [replace(state, joined=subscription.monitor.reading(state.t_s).joined)]
 
     def close(self) -> None:
         """End all sources; one that hangs is left to itself."""
         self._closed.set()
         with self._lock:
-            sources, self._sources, self._watched = list(self._sources.values()), {}, {}
+            sources, self._sources, self._subscriptions = list(self._sources.values()), {}, {}
         for source in sources:
             source.retire(self._pool)
         until_s = time.monotonic() + CLOSING_S
         while self._pool.busy and time.monotonic() < until_s:
             time.sleep(0.01)
 
-    def _watch(self, spec: TargetSpec, key: Key, count: int | None, *, alone: bool) -> Watched:
+    def _watch(self, spec: TargetSpec, key: Key, count: int | None, *, alone: bool) -> Subscription:
         claim = claim_of(spec.labels, count=count)
         unstated = not (claim.uuids or claim.indexes or claim.pod)
         # What others do only matters where GPUs are joined by their number.
         claim = replace(claim, alone=unstated and alone)
         window_s, interval_s = spec.settings["window_s"], spec.settings["gpu_interval_s"]
         monitor = GpuMonitor(window_s=window_s, interval_s=interval_s, choose=claim.choose)
-        watched = Watched(spec.name, key, claim, window_s, monitor)
-        old = self._watched.get(spec.name)
-        if old is not None and old.same(watched):
+        subscription = Subscription(spec.name, key, claim, window_s, monitor)
+        old = self._subscriptions.get(spec.name)
+        if old is not None and old.is_equivalent(subscription):
             return old
         if key not in self._sources:
             self._sources[key] = GpuSource(
@@ -391,7 +393,7 @@ class GpuSources:
                 monotonic=self._monotonic,
             )
         self._sources[key].subscribe(spec.name, monitor)
-        return watched
+        return subscription
 
     def _key(self, spec: TargetSpec) -> Key | None:
         asked = (spec.gpu_metrics or "").strip()
@@ -417,8 +419,8 @@ class GpuSources:
 def _access(spec: TargetSpec, url: str) -> FetchSettings:
     """How a target's GPU page is read: another server is not shown what is for the target."""
     fetch = _short(spec.settings.fetch())
-    same = parse_target(url).origin == parse_target(spec.address).origin
-    return fetch if same else fetch.without_secrets()
+    is_equivalent = parse_target(url).origin == parse_target(spec.address).origin
+    return fetch if is_equivalent else fetch.without_secrets()
 
 
 def _short(fetch: FetchSettings) -> FetchSettings:

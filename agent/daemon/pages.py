@@ -161,7 +161,7 @@ class PlayedPages:
         """Nothing is held open."""
 
 
-def pages_of(spec: TargetSpec) -> Pages:
+def open_pages(spec: TargetSpec) -> Pages:
     """Where the target's pages come from.
 
     Raises:

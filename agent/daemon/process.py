@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 
 M_ARENA_MAX = -8
-ARENAS = 2
+MALLOC_ARENAS = 2
 COLLECT_AFTER = 20_000
 """Objects more than before, until Python looks for cycles among them (its default: 700): what is
 made of a page has none."""
@@ -22,7 +22,7 @@ OPEN_FILES = 65_536
 """Each target keeps a connection; the usual limit is 1,024."""
 
 
-def settle() -> None:
+def tune_process() -> None:
     """Use little memory with many threads, little time to look for garbage, and as many
     connections as may be.
 
@@ -34,7 +34,7 @@ def settle() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     with contextlib.suppress(OSError, AttributeError):  # another C library, such as musl
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, MALLOC_ARENAS)
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])

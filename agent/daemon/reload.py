@@ -1,4 +1,4 @@
-"""What a running daemon takes up of settings that were read again, and what it does not."""
+"""Reload: applies settings to a running daemon, and reports those that need a restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIXED = (
+RESTART_ONLY = (
     "listen",
     "store.",
     "http.",
@@ -28,17 +28,17 @@ FIXED = (
     "fleet.queries",
     "fleet.query_timeout_s",
 )
-"""What needs a restart: beginnings of keys."""
+"""Prefixes of the settings that need a restart."""
 
 
 class Reload:
-    """Passes settings on to everything but the targets.
+    """Applies settings to everything but the targets.
 
-    `restart_needed` are the keys of settings that are not in force: those of FIXED that differ from
-    the ones at the start. They are read by other threads.
+    `restart_needed` holds the keys of settings that changed since the start and need a restart. It
+    is read by other threads.
 
     Raises:
-        SettingsError: the schedule of the reports cannot be.
+        SettingsError: the schedule of the reports is invalid.
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class Reload:
         self._plan_reports(settings)
 
     def __call__(self, settings: Settings) -> None:
-        """Take up what can be; what cannot is logged, and stays as it was."""
+        """Apply the settings; a part that fails keeps its old ones, which is logged."""
         logs.configure(form=settings["log.format"], level=settings["log.level"])
         if self._fleet_watch is not None:
             self._fleet_watch.adopt(settings)
-        _tried("notify", lambda: self._notifier.adopt(receivers(settings)))
-        _tried("report", lambda: self._plan_reports(settings))
+        _apply("notify", lambda: self._notifier.adopt(receivers(settings)))
+        _apply("report", lambda: self._plan_reports(settings))
         self.restart_needed = tuple(
             setting.key
             for setting, effective in settings.rows()
-            if setting.key.startswith(FIXED) and effective.value != self._began[setting.key]
+            if setting.key.startswith(RESTART_ONLY) and effective.value != self._began[setting.key]
         )
         for key in self.restart_needed:
-            log.warning("a restart is needed to take up a setting key=%s", key)
+            log.warning("setting needs a restart to take effect key=%s", key)
 
     def stop(self) -> None:
-        """End a report that is being made."""
+        """Cancel a running report."""
         if self._reports is not None:
             self._reports.stop()
 
@@ -89,8 +89,8 @@ class Reload:
         self._reports = planned or self._reports
 
 
-def _tried(what: str, take_up: Callable[[], None]) -> None:
+def _apply(what: str, take_up: Callable[[], None]) -> None:
     try:
         take_up()
     except KneewatchError as error:
-        log.error("settings stay as they were of=%s error=%s", what, error)  # noqa: TRY400 - no bug
+        log.error("reload failed, keeping the old settings part=%s error=%s", what, error)  # noqa: TRY400 - no bug

@@ -1,4 +1,4 @@
-"""When each target's cycle runs: APScheduler's jobs, each with its own phase. I/O edge."""
+"""Schedules periodic jobs with APScheduler, each at its own phase. I/O edge."""
 
 from __future__ import annotations
 
@@ -24,53 +24,52 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT, HEARTBEAT_S = "heartbeat", 1.0
 JOB = "job "
-NEAR_S = 0.001
-"""A time so near is now: times lose less than this on their way through APScheduler."""
+TOLERANCE_S = 0.001
+"""Tolerance for times, in seconds: APScheduler rounds them by less than this."""
 
 STEP_S = 1.0
-"""A clock that moved by more than this against the monotonic one was set."""
+"""The wall clock was set if it moved by more than this against the monotonic clock."""
 
 
 class Job(Protocol):
-    """What is done again and again. Both give the seconds until the next time; None: on the
-    grid."""
+    """A periodic job. Both methods return the seconds until the next run; None: at the interval."""
 
     def cycle(self) -> float | None:
-        """Do it once."""
+        """Run once."""
         ...
 
     def crashed(self, error: Exception) -> float | None:
-        """It was not done: there is a bug."""
+        """Handle a run that raised, which is a bug."""
         ...
 
 
 def phase_ratio(name: str) -> float:
-    """Where in its interval a job stands, from 0 to 1: even over many, and the same every time."""
+    """A job's phase in its interval, from 0 to 1: stable per name, evenly spread over many."""
     return zlib.crc32(name.encode()) / 2**32
 
 
 class Grid(BaseTrigger):  # type: ignore[misc]
-    """Every interval, at a phase of its own; what was missed is not made up for."""
+    """Fires every interval at a fixed phase; missed runs are skipped."""
 
     def __init__(self, *, interval_s: float, phase_s: float) -> None:
         self.interval_s, self.phase_s = interval_s, phase_s
 
     def after_s(self, now_s: float) -> float:
-        """The first time on the grid after a time."""
+        """The first run after a time."""
         steps = math.floor((now_s - self.phase_s) / self.interval_s) + 1
         next_s = self.phase_s + steps * self.interval_s
-        return next_s if next_s - now_s > NEAR_S else next_s + self.interval_s
+        return next_s if next_s - now_s > TOLERANCE_S else next_s + self.interval_s
 
     def get_next_fire_time(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, previous_fire_time: datetime | None, now: datetime
     ) -> datetime:
-        """The same, as APScheduler asks for it."""
+        """The next run, in APScheduler's interface."""
         del previous_fire_time
         return moment(self.after_s(now.timestamp()))
 
 
-class OnDemand(base.BaseExecutor):  # type: ignore[misc]
-    """APScheduler's executor over a pool whose threads nobody waits for."""
+class PoolExecutor(base.BaseExecutor):  # type: ignore[misc]
+    """An APScheduler executor on a pool of daemon threads."""
 
     def __init__(self, pool: DaemonPool) -> None:
         super().__init__()
@@ -87,39 +86,41 @@ class OnDemand(base.BaseExecutor):  # type: ignore[misc]
 
 
 class Scheduler:
-    """Runs cycles at their intervals, never two of the same name at once.
+    """Runs jobs at their intervals, never two of the same name at once.
 
-    APScheduler plans on the wall clock. One that is set back would stop every job until the old
-    time comes again: `check` sees that and plans anew.
+    APScheduler uses the wall clock. A clock set back would stop every job until the old time
+    returns: `check` detects this and reschedules.
     """
 
     def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
         self.pool = DaemonPool()
         self._wall = wall
-        self._ahead_s = self._wall_ahead_s()
+        self._offset_s = self._clock_offset_s()
         self._scheduler = cast(
             "Any",
             BackgroundScheduler(
                 timezone=UTC,
-                executors={"default": OnDemand(self.pool)},
-                # A run that comes late is still wanted: only the newest of several.
+                executors={"default": PoolExecutor(self.pool)},
+                # Late runs still run; several missed runs become one.
                 job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
             ),
         )
-        self._beaten_s = time.monotonic()
+        self._heartbeat_s = time.monotonic()
 
     def start(self) -> None:
-        """Begin to run what was put in."""
+        """Start running jobs."""
         self._scheduler.start()
-        self._scheduler.add_job(self._beat, Grid(interval_s=HEARTBEAT_S, phase_s=0.0), id=HEARTBEAT)
+        self._scheduler.add_job(
+            self._heartbeat, Grid(interval_s=HEARTBEAT_S, phase_s=0.0), id=HEARTBEAT
+        )
 
     def put(
         self, name: str, job: Job, *, interval_s: float, first_in_s: float | None = None
     ) -> None:
-        """Do a job at an interval, in place of what has that name.
+        """Schedule a job at an interval, replacing the one of that name.
 
-        The first run is at its place on the grid, or `first_in_s` from now where that is sooner by
-        a second: two scrapes too close to each other tell no rate.
+        The first run is at the job's phase, or `first_in_s` from now if that is a second or more
+        sooner: two scrapes close together give no rate.
         """
         grid = Grid(interval_s=interval_s, phase_s=phase_ratio(name) * interval_s)
         now_s = self._wall()
@@ -136,14 +137,14 @@ class Scheduler:
         )
 
     def drop(self, name: str) -> None:
-        """Run it no more; a run under way ends by itself."""
+        """Unschedule a job; a running one finishes."""
         with contextlib.suppress(JobLookupError):
             self._scheduler.remove_job(JOB + name)
 
     def check(self) -> float:
-        """Plan every job anew where the clock was set. Gives by how much it was, else 0."""
-        ahead_s = self._wall_ahead_s()
-        step_s, self._ahead_s = ahead_s - self._ahead_s, ahead_s
+        """Reschedule all jobs if the clock was set. Returns by how many seconds it was, else 0."""
+        offset_s = self._clock_offset_s()
+        step_s, self._offset_s = offset_s - self._offset_s, offset_s
         if abs(step_s) <= STEP_S:
             return 0.0
         now_s = self._wall()
@@ -154,16 +155,16 @@ class Scheduler:
 
     @property
     def scheduler(self) -> Any:  # noqa: ANN401 - APScheduler has no types
-        """The scheduler, for a job with a trigger of its own that has `after_s`."""
+        """The APScheduler, for jobs with a trigger of their own that has `after_s`."""
         return self._scheduler
 
     @property
-    def silent_s(self) -> float:
+    def idle_s(self) -> float:
         """Seconds since the scheduler last ran anything."""
-        return time.monotonic() - self._beaten_s
+        return time.monotonic() - self._heartbeat_s
 
     def stop(self) -> None:
-        """Start no more cycles; those under way are left to themselves."""
+        """Start no more runs; running ones are not waited for."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 
@@ -171,19 +172,19 @@ class Scheduler:
         try:
             after_s = job.cycle()
         except Exception as error:
-            log.exception("a cycle crashed; going on name=%s", name)
+            log.exception("job crashed name=%s", name)
             after_s = job.crashed(error)
         if after_s is not None:
             with contextlib.suppress(JobLookupError):
                 self._scheduler.modify_job(JOB + name, next_run_time=moment(self._wall() + after_s))
 
-    def _beat(self) -> None:
-        self._beaten_s = time.monotonic()
+    def _heartbeat(self) -> None:
+        self._heartbeat_s = time.monotonic()
 
-    def _wall_ahead_s(self) -> float:
+    def _clock_offset_s(self) -> float:
         return self._wall() - time.monotonic()
 
 
 def moment(t_s: float) -> datetime:
-    """A unix time as APScheduler takes it."""
+    """A unix time as an aware datetime."""
     return datetime.fromtimestamp(t_s, UTC)

@@ -1,4 +1,4 @@
-"""The daemon's main loop: the jobs of all targets, signals, changed files, the service manager."""
+"""The daemon's main loop: jobs of all targets, signals, changed files, systemd."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from kneewatch.agent.daemon.cycle import Sinks, Watch
+from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
 from kneewatch.agent.daemon.discovery import Discovery
 from kneewatch.agent.daemon.process import Systemd
 from kneewatch.agent.daemon.scheduler import Scheduler, phase_ratio
-from kneewatch.agent.daemon.target_profile import TargetProfile, TargetProfiles, basis
+from kneewatch.agent.daemon.target_profile import TargetProfile, TargetProfiles, target_profile
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
@@ -24,52 +24,52 @@ from kneewatch.collector.errors import KneewatchError
 log = logging.getLogger(__name__)
 
 FIRST_CYCLE_S = 0.02
-"""First cycles are so far apart on average: a page is dearest when it is first seen."""
+"""Mean seconds between first cycles: the first parse of a page costs the most."""
 
 
 class TargetJobs:
-    """Watches what it is told to, and goes on with what it watched already.
+    """Schedules a cycle for each configured target, and keeps unchanged targets running.
 
-    `on_targets` is called with the targets whenever they may be others.
+    `on_targets` is called with the targets after each change.
     """
 
     def __init__(
         self,
-        clockwork: Scheduler,
+        scheduler: Scheduler,
         sinks: Sinks,
         *,
         on_targets: Callable[[Sequence[TargetSpec]], None] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._clockwork, self._sinks, self._wall = clockwork, sinks, wall
+        self._scheduler, self._sinks, self._wall = scheduler, sinks, wall
         self._on_targets = on_targets
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, TargetWatch] = {}
         self._specs: tuple[TargetSpec, ...] = ()
 
     def specs(self) -> Sequence[TargetSpec]:
-        """What is watched. Safe between threads."""
+        """The watched targets. Thread-safe."""
         return self._specs
 
     @property
-    def all_seen(self) -> bool:
+    def all_scraped(self) -> bool:
         """Whether every target has had a cycle."""
         return all(watch.cycles for watch in self._watches.values())
 
-    def apply(self, specs: Sequence[TargetSpec], found: Mapping[str, TargetProfile]) -> None:
-        """Watch these targets and no others. What was seen of a target is kept where it is still
-        the same address, judged by the same.
+    def apply(self, specs: Sequence[TargetSpec], profiles: Mapping[str, TargetProfile]) -> None:
+        """Watch these targets and no others. A target whose address and profile are unchanged keeps
+        its state.
 
         Raises:
-            CaptureError: a capture cannot be played; nothing has changed then.
+            CaptureError: a capture cannot be played; then nothing changes.
         """
-        watches: dict[str, Watch] = {}
+        watches: dict[str, TargetWatch] = {}
         for spec in specs:
-            old, basis = self._watches.get(spec.name), found[spec.name]
-            same = old is not None and old.spec.address == spec.address and old.basis == basis
+            old, profile = self._watches.get(spec.name), profiles[spec.name]
+            same = old is not None and old.spec.address == spec.address and old.profile == profile
             watches[spec.name] = (
                 old
                 if old is not None and same
-                else Watch(spec, basis, self._sinks, wall=self._wall)
+                else TargetWatch(spec, profile, self._sinks, wall=self._wall)
             )
         before, self._watches, self._specs = self._watches, watches, tuple(specs)
         for name, watch in before.items():
@@ -78,135 +78,135 @@ class TargetJobs:
         if self._on_targets:
             self._on_targets(self._specs)
         for spec in specs:
-            self._go_on(spec, before.get(spec.name))
-        log.info("targets are watched targets=%s kept=%s", len(specs), self._kept(before))
+            self._schedule(spec, before.get(spec.name))
+        log.info("watching targets targets=%s unchanged=%s", len(specs), self._kept(before))
 
-    def _go_on(self, spec: TargetSpec, before: Watch | None) -> None:
+    def _schedule(self, spec: TargetSpec, before: TargetWatch | None) -> None:
         watch, interval_s = self._watches[spec.name], float(spec.settings["interval_s"])
         if watch is not before:
             spread_s = FIRST_CYCLE_S * len(self._watches)
             soon = spread_s <= interval_s / 2
             first_in_s = phase_ratio(spec.name) * spread_s if soon else None
-            self._clockwork.put(spec.name, watch, interval_s=interval_s, first_in_s=first_in_s)
+            self._scheduler.put(spec.name, watch, interval_s=interval_s, first_in_s=first_in_s)
             return
         other_interval = watch.spec.settings["interval_s"] != interval_s
         watch.adopt(spec)
         if other_interval:
-            self._clockwork.put(spec.name, watch, interval_s=interval_s)
+            self._scheduler.put(spec.name, watch, interval_s=interval_s)
 
-    def _end(self, name: str, watch: Watch) -> None:
-        self._clockwork.drop(name)
+    def _end(self, name: str, watch: TargetWatch) -> None:
+        self._scheduler.drop(name)
         watch.retire()
         if name not in self._watches:
             self._sinks.board.drop(name)
 
-    def _kept(self, before: Mapping[str, Watch]) -> int:
+    def _kept(self, before: Mapping[str, TargetWatch]) -> int:
         return sum(before.get(name) is watch for name, watch in self._watches.items())
 
 
-# --- The daemon's main loop: signals, files that change, the clock, the service manager -----------
+# --- The main loop --------------------------------------------------------------------------------
 
 
 TICK_S = 0.5
 READY_AFTER_S = 10.0
-SILENT_S = 10.0
-"""A scheduler that has run nothing for so long makes no progress: it has a job every second."""
+STALLED_S = 10.0
+"""The scheduler counts as stalled after this many idle seconds: it has a job every second."""
 
-STOPS = (signal.SIGTERM, signal.SIGINT)
-SIGNALS = (*STOPS, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the supervisor looks after. `reload` reads the settings again, `take_up` passes them on
-    to what is not a target; `address` is where people look."""
+    """What the supervisor runs. `read_settings` reads the settings again, `apply_settings` passes
+    them to everything but the targets, `address` is the URL of the triage page."""
 
-    clockwork: Scheduler
-    fleet: TargetJobs
-    roster: Discovery
+    scheduler: Scheduler
+    jobs: TargetJobs
+    discovery: Discovery
     board: Board
     systemd: Systemd
-    reload: Callable[[], Settings]
-    take_up: Callable[[Settings], None]
+    read_settings: Callable[[], Settings]
+    apply_settings: Callable[[Settings], None]
     address: str
 
 
 class Supervisor:
-    """Runs until it is told to stop."""
+    """Runs the daemon until a signal stops it."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts, self._roster, self._bases = parts, parts.roster, TargetProfiles()
-        # A signal handler may only do what is safe in the middle of anything else: this put is.
+        self._parts, self._discovery, self._profiles = parts, parts.discovery, TargetProfiles()
+        # A signal handler may only call reentrant code; SimpleQueue.put is.
         self._signals: SimpleQueue[int] = SimpleQueue()
         self._ready = False
         self._status = ""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Watch the configured targets.
 
         Raises:
             KneewatchError: one of them cannot be watched.
         """
-        self._watch(self._roster)
+        self._watch(self._discovery)
 
     def run(self, for_s: float | None = None) -> None:
         """Returns after SIGTERM, SIGINT or `for_s`; within `handled`."""
         began_s = time.monotonic()
         while for_s is None or time.monotonic() - began_s < for_s:
             self._tick(time.monotonic() - began_s)
-            got = self._next_signal()
-            if got in STOPS:
-                log.info("stopping signal=%s", signal.Signals(got).name)
+            number = self._next_signal()
+            if number in STOP_SIGNALS:
+                log.info("stopping signal=%s", signal.Signals(number).name)
                 break
-            if got == signal.SIGHUP:
+            if number == signal.SIGHUP:
                 self._reload()
         self._parts.systemd.stopping()
 
     def _tick(self, elapsed_s: float) -> None:
         parts = self._parts
-        step_s = parts.clockwork.check()
+        step_s = parts.scheduler.check()
         if step_s:
-            log.warning("the clock was set; cycles are planned anew step_s=%.1f", step_s)
-        if self._roster.poll():
-            self._follow_files()
-        if not self._ready and (parts.fleet.all_seen or elapsed_s > READY_AFTER_S):
+            log.warning("system clock was set, rescheduling step_s=%.1f", step_s)
+        if self._discovery.poll():
+            self._apply_file_changes()
+        if not self._ready and (parts.jobs.all_scraped or elapsed_s > READY_AFTER_S):
             self._ready = True
-            parts.systemd.ready(self._told())
-            log.info("ready targets=%s after_s=%.1f", len(parts.fleet.specs()), elapsed_s)
-        if parts.clockwork.silent_s < SILENT_S:
+            parts.systemd.ready(self._status_line())
+            log.info("ready targets=%s after_s=%.1f", len(parts.jobs.specs()), elapsed_s)
+        if parts.scheduler.idle_s < STALLED_S:
             parts.systemd.alive()
-        if self._ready and (told := self._told()) != self._status:
-            self._status = told
-            parts.systemd.status(told)
+        if self._ready and (status := self._status_line()) != self._status:
+            self._status = status
+            parts.systemd.status(status)
 
-    def _watch(self, roster: Discovery) -> None:
-        specs = roster.specs()
-        self._parts.fleet.apply(specs, self._bases.of(specs))
-        self._roster = roster
+    def _watch(self, discovery: Discovery) -> None:
+        specs = discovery.specs()
+        self._parts.jobs.apply(specs, self._profiles.of(specs))
+        self._discovery = discovery
 
-    def _follow_files(self) -> None:
+    def _apply_file_changes(self) -> None:
         try:
-            self._watch(self._roster)
+            self._watch(self._discovery)
         except KneewatchError as error:
-            log.error("targets stay as they were error=%s", error)  # noqa: TRY400 - no bug
+            log.error("targets unchanged after an error error=%s", error)  # noqa: TRY400 - no bug
 
     def _reload(self) -> None:
         parts = self._parts
         parts.systemd.reloading()
         try:
-            settings = parts.reload()
-            basis(settings)  # files that are empty or broken now may bring targets later
-            self._watch(self._roster.renewed(settings))
-            parts.take_up(settings)
-            log.info("settings were read again targets=%s", len(parts.fleet.specs()))
+            settings = parts.read_settings()
+            target_profile(settings)  # also when no target uses them yet
+            self._watch(self._discovery.reloaded(settings))
+            parts.apply_settings(settings)
+            log.info("settings reloaded targets=%s", len(parts.jobs.specs()))
         except KneewatchError as error:
-            log.error("settings stay as they were error=%s", error)  # noqa: TRY400 - no bug
-        parts.systemd.ready(self._told())
+            log.error("reload failed, keeping the old settings error=%s", error)  # noqa: TRY400 - no bug
+        parts.systemd.ready(self._status_line())
 
-    def _told(self) -> str:
+    def _status_line(self) -> str:
         states = self._parts.board.states()
         answering = sum(not state.failing for state in states)
-        watched = len(self._parts.fleet.specs())
+        watched = len(self._parts.jobs.specs())
         return f"{watched} targets, {answering} answer; {self._parts.address}"
 
     def _next_signal(self) -> int | None:
@@ -217,17 +217,17 @@ class Supervisor:
 
     @contextmanager
     def handled(self) -> Generator[None]:
-        """Within it signals wait for the loop; a second one to stop ends the process at once."""
+        """Queue signals for the loop. A second stop signal ends the process at once."""
 
         def handle(number: int, _frame: FrameType | None) -> None:
             self._signals.put(number)
-            if number in STOPS:
-                for stop in STOPS:
+            if number in STOP_SIGNALS:
+                for stop in STOP_SIGNALS:
                     signal.signal(stop, signal.SIG_DFL)
 
-        before = {one: signal.signal(one, handle) for one in SIGNALS}
+        before = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler or signal.SIG_DFL)
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What targets are judged by. I/O edge: what is stated of a deployment may be in files."""
+"""The profile each target is diagnosed with. I/O edge: stated deployments may be in files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 
-LEAST_INTERVAL_S = 0.1
+MIN_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class TargetProfile:
-    """A profile and the limits of a page. Two that are equal judge alike."""
+    """A diagnosis profile and the limits of a page. Equal ones give equal diagnoses."""
 
     profile: Profile
     limits: Limits
@@ -27,48 +27,48 @@ class TargetProfile:
 
 
 class TargetProfiles:
-    """The basis of each target; targets with the same settings share one, made once."""
+    """Builds the profile of each target; targets with the same settings share one."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Settings, TargetProfile]] = {}
+        self._cache: dict[int, tuple[Settings, TargetProfile]] = {}
 
     def of(self, specs: Iterable[TargetSpec]) -> dict[str, TargetProfile]:
-        """By the target's name.
+        """Profiles by target name.
 
         Raises:
-            SettingsError: a model, GPU, version or rule that is not known, a file that cannot be
-                read, or an interval that is too short.
+            SettingsError: a model, GPU, version or rule is unknown, a file cannot be read, or an
+                interval is too short.
         """
-        made: dict[int, tuple[Settings, TargetProfile]] = {}
-        found: dict[str, TargetProfile] = {}
+        cache: dict[int, tuple[Settings, TargetProfile]] = {}
+        profiles: dict[str, TargetProfile] = {}
         for spec in specs:
             settings = spec.settings
             at = id(settings)
-            if at not in made:
-                made[at] = self._made.get(at) or (settings, basis(settings))
-            found[spec.name] = made[at][1]
-        self._made = made
-        return found
+            if at not in cache:
+                cache[at] = self._cache.get(at) or (settings, target_profile(settings))
+            profiles[spec.name] = cache[at][1]
+        self._cache = cache
+        return profiles
 
 
-def basis(settings: Settings) -> TargetProfile:
-    """The basis that settings make.
+def target_profile(settings: Settings) -> TargetProfile:
+    """The profile for these settings.
 
     Raises:
-        SettingsError: as `Bases.of`.
+        SettingsError: as `TargetProfiles.of`.
     """
-    if settings["interval_s"] < LEAST_INTERVAL_S:
+    if settings["interval_s"] < MIN_INTERVAL_S:
         raise SettingsError(
             f"{settings.origin('interval_s')}: interval_s = {settings['interval_s']:g} is too "
-            f"short: it must be {LEAST_INTERVAL_S:g} or more"
+            f"short: it must be {MIN_INTERVAL_S:g} or more"
         )
     profile = settings.profile(stated=stated(settings))
     return TargetProfile(profile, settings.limits(), Catalogue.of(profile))
 
 
-def with_tier(diagnosis: Diagnosis, spec: TargetSpec, basis: TargetProfile) -> Diagnosis:
-    """The diagnosis with its tier: the target's label, else model and GPU where that is stated."""
-    gpu = basis.profile.stated.gpu
+def with_tier(diagnosis: Diagnosis, spec: TargetSpec, profile: TargetProfile) -> Diagnosis:
+    """The diagnosis with its tier: the target's label, else model@GPU if the GPU is stated."""
+    gpu = profile.profile.stated.gpu
     tier = spec.labels.get("tier")
     if tier is None and gpu is not None and diagnosis.model:
         tier = f"{diagnosis.model}@{gpu.id}"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.agent.backoff import PATIENT_FAILURES, backoff_s
+from kneewatch.agent.backoff import FAILURES_BEFORE_BACKOFF, backoff_s
 from kneewatch.agent.deployment import stated
 from kneewatch.agent.fleet.config import fleet_config, source_settings
 from kneewatch.agent.fleet.snapshot import observe
@@ -163,8 +163,8 @@ class FleetWatch:
         self.state = state
         after_s = backoff_s(
             min(RETRY_S, state.interval_s),
-            failing=state.failing + PATIENT_FAILURES - 1,
-            luck=random.random(),
+            failing=state.failing + FAILURES_BEFORE_BACKOFF - 1,
+            jitter=random.random(),
         )
         log.warning(
             "the metrics system does not answer failing=%s again_in_s=%.1f error=%s",

@@ -262,7 +262,7 @@ class AlertHistory:
         damaged = False
         for row in self._stored.get(target, {}).get(engine, ()):
             try:
-                stored = self._reader.look(row.id, at_s) if self._reader else None
+                stored = self._reader.lookup(row.id, at_s) if self._reader else None
             except KneewatchError as exc:
                 self._failed(exc)
             else:

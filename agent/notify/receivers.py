@@ -13,7 +13,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from kneewatch.agent.settings.effective import HIDDEN, Settings
-from kneewatch.agent.settings.sources import checked, nearest
+from kneewatch.agent.settings.sources import nearest, validated
 from kneewatch.agent.settings.table import Kind, Setting
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import Address, parse_target
@@ -325,7 +325,7 @@ class _Table:
             raise SettingsError(
                 f"{self.origin}: {self.kind} has no key {name!r}; the nearest is {nearest_name!r}"
             )
-        return checked(key.setting, value, self.origin)
+        return validated(key.setting, value, self.origin)
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a key has its own kind
         return self._given.get(name, BY_NAME[name].setting.default)

@@ -163,7 +163,7 @@ def _recommended(history: History, member: Member, grid: Grid) -> list[Recommend
             target=engine.target,
             engine=engine.engine,
             document=row.document,
-            fate=row.fate,
+            fate=row.outcome,
             first_s=row.first_s,
             last_s=row.last_s,
             applied_s=row.applied_s,

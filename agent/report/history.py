@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kneewatch.agent.store.chunks import ColumnRow, CounterChunk, column_of
-from kneewatch.agent.store.columns import DamagedError, Loops, decoding
+from kneewatch.agent.store.columns import DamagedError, Decoders, decoding
 from kneewatch.agent.store.history import (
-    by_name,
+    chunk_reader,
     chunk_rows,
+    columns_by_name,
+    log_damage,
     open_counters,
-    passed_over,
-    reading,
     signal_parts,
 )
 from kneewatch.agent.store.reader import Reader
@@ -71,7 +71,7 @@ def _doubles(data: bytes) -> array[float]:
     return doubles
 
 
-NUMPY = Loops(_sums, _doubles)
+NUMPY = Decoders(_sums, _doubles)
 """The store's loops over numbers, with numpy."""
 
 
@@ -91,7 +91,7 @@ class History(Reader):
     ) -> Signals:
         """Signals of an engine over a time; a value a minute where they are old."""
         span = {"from_s": from_s, "to_s": to_s}
-        with self._moment() as connection:
+        with self._snapshot() as connection:
             parts = list(signal_parts(connection, engine_id, keys, NUMPY, **span))
         times = np.concatenate([NO_TIMES, *(part.times for part in parts)])
         keep = in_order(times)
@@ -109,13 +109,13 @@ class History(Reader):
         """Counters of some metrics over a time, an hour or so at once; the first and the last ones
         begin and end a little outside of it."""
         chosen = _Chosen(metrics)
-        with self._moment() as connection:
+        with self._snapshot() as connection:
             for row in chunk_rows(connection, COUNTERS, engine_id, from_s=from_s, to_s=to_s):
                 try:
-                    with reading(connection, row.id) as read:
+                    with chunk_reader(connection, row.id) as read:
                         yield chosen.counted(CounterChunk(read, NUMPY))
                 except DamagedError as error:
-                    passed_over("counters", row.id, error)
+                    log_damage("counters", row.id, error)
             opened = [
                 (t_s, row)
                 for _, t_s, row in open_counters(connection, engine_id)
@@ -125,7 +125,7 @@ class History(Reader):
             times, rows = zip(*opened, strict=True)
             columns = {
                 column: values
-                for column, values in by_name(rows).items()
+                for column, values in columns_by_name(rows).items()
                 if column.metric in chosen.metrics and any(value == value for value in values)
             }
             table = np.array(list(columns.values())).reshape(len(columns), len(times))

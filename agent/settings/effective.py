@@ -133,6 +133,6 @@ def toml_value(setting: Setting, value: object) -> str:
     if setting.kind != "pairs":
         return json.dumps(value, ensure_ascii=False)
     pairs = cast("Mapping[str, str]", value)
-    shown = {name: HIDDEN if setting.secret else told for name, told in pairs.items()}
-    inner = ", ".join(f"{json.dumps(name)} = {json.dumps(told)}" for name, told in shown.items())
+    shown = {name: HIDDEN if setting.secret else text for name, text in pairs.items()}
+    inner = ", ".join(f"{json.dumps(name)} = {json.dumps(text)}" for name, text in shown.items())
     return f"{{ {inner} }}"

@@ -18,8 +18,8 @@ RULES_PREFIX = "rules."
 TABLES = ("targets", "notify")
 """Keys that hold a list of tables: what is in them is read where they are used."""
 
-TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-WANTED = {
+BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+KIND_NAMES = {
     "seconds": "a number of seconds",
     "number": "a number",
     "count": "a whole number",
@@ -59,16 +59,16 @@ def load(
         elif key in TABLES:
             tables[key] = _tables(key, value, origin)
         else:
-            values[key] = Effective(checked(_known(key, origin), value, origin), origin)
+            values[key] = Effective(validated(_known(key, origin), value, origin), origin)
     for setting in SETTINGS:
         if setting.env in environ:
             place = f"environment {setting.env}"
             parsed = _parsed(setting, environ[setting.env], place)
-            values[setting.key] = Effective(checked(setting, parsed, place), place)
+            values[setting.key] = Effective(validated(setting, parsed, place), place)
     for key, value in flags.items():
         if value is not None:
             place = f"flag {BY_KEY[key].option}"
-            values[key] = Effective(checked(BY_KEY[key], value, place), place)
+            values[key] = Effective(validated(BY_KEY[key], value, place), place)
     return Settings(values, thresholds, origin, tables)
 
 
@@ -144,11 +144,11 @@ def _parsed(setting: Setting, text: str, origin: str) -> object:
         try:
             return int(text) if setting.kind == "count" else float(text)
         except ValueError as exc:
-            raise SettingsError(f"{origin}: {text!r} is not {WANTED[setting.kind]}") from exc
+            raise SettingsError(f"{origin}: {text!r} is not {KIND_NAMES[setting.kind]}") from exc
     if setting.kind == "flag":
-        if text.lower() not in TRUTHS:
+        if text.lower() not in BOOLEANS:
             raise SettingsError(f"{origin}: {text!r} is neither true nor false")
-        return TRUTHS[text.lower()]
+        return BOOLEANS[text.lower()]
     if setting.kind == "pairs":
         try:
             return dict(pair(part) for part in text.split(",") if part.strip())
@@ -159,7 +159,7 @@ def _parsed(setting: Setting, text: str, origin: str) -> object:
     return text
 
 
-def checked(setting: Setting, value: object, origin: str) -> object:
+def validated(setting: Setting, value: object, origin: str) -> object:
     """The value of a setting, if it is of its kind and within its bounds.
 
     Raises:
@@ -178,7 +178,7 @@ def checked(setting: Setting, value: object, origin: str) -> object:
     }[setting.kind]
     if not fits:
         said = "" if setting.secret else f", not {value!r}"
-        raise SettingsError(f"{origin}: {setting.key} must be {WANTED[setting.kind]}{said}")
+        raise SettingsError(f"{origin}: {setting.key} must be {KIND_NAMES[setting.kind]}{said}")
     if isinstance(value, str):
         _check_text(setting, value, origin)
     if not number:

@@ -1,4 +1,4 @@
-"""Open rows into chunks, inside the transaction of whoever calls. I/O edge."""
+"""Chunk flush: encodes open rows as chunks, within the caller's transaction. I/O edge."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from array import array
 from kneewatch.agent.store.chunks import pack_counters, pack_scrapes, pack_signals
 from kneewatch.agent.store.history import (
     OpenRows,
-    by_name,
+    columns_by_name,
     insert_chunk,
     open_counters,
-    scrapes_of,
+    scrapes_from_rows,
 )
 from kneewatch.agent.store.schema import COUNTERS, SCRAPES, SEQUENCE_MASK, SIGNALS, rows_of
 
-SEAL_ROWS = 720
-"""An hour at one scrape in five seconds."""
+FLUSH_ROWS = 720
+"""Open rows per chunk: an hour at a 5 s interval."""
 
 
-def seal_engine(connection: sqlite3.Connection, engine_id: int, *, over: bool = False) -> None:
-    """The engine's open rows as chunks. Its newest counters stay, for the next ones may replace
-    them, unless it is `over`."""
-    _seal_signals(connection, engine_id)
+def flush_engine(connection: sqlite3.Connection, engine_id: int, *, over: bool = False) -> None:
+    """Flush an engine's open rows. The newest counters stay open, because the next ones may replace
+    them, unless the engine is `over`."""
+    _flush_signals(connection, engine_id)
     newest = connection.execute(
         "SELECT max(id) FROM open_counters WHERE id BETWEEN ? AND ?", rows_of(engine_id)
     ).fetchone()[0]
     if newest is not None:
-        _seal_counters(connection, engine_id, newest + 1 if over else newest)
+        _flush_counters(connection, engine_id, newest + 1 if over else newest)
 
 
-def seal_target(connection: sqlite3.Connection, target_id: int) -> None:
-    """The target's open scrapes as a chunk."""
+def flush_target(connection: sqlite3.Connection, target_id: int) -> None:
+    """Flush a target's open scrapes."""
     rows = connection.execute(
         "SELECT id, t_s, error FROM open_scrapes WHERE id BETWEEN ? AND ? ORDER BY id",
         rows_of(target_id),
     ).fetchall()
     if rows:
-        scrapes = scrapes_of([(t_s, error) for _, t_s, error in rows])
+        scrapes = scrapes_from_rows([(t_s, error) for _, t_s, error in rows])
         insert_chunk(
             connection,
             (SCRAPES, target_id, 0.0),
@@ -48,20 +48,20 @@ def seal_target(connection: sqlite3.Connection, target_id: int) -> None:
         _delete(connection, "open_scrapes", target_id, rows[-1][0])
 
 
-def _seal_signals(connection: sqlite3.Connection, engine_id: int) -> None:
-    opened, ids, times = OpenRows(connection), array("q"), array("d")
-    read: list[tuple[dict[str, int], array[float]]] = []
+def _flush_signals(connection: sqlite3.Connection, engine_id: int) -> None:
+    open_rows, ids, times = OpenRows(connection), array("q"), array("d")
+    decoded: list[tuple[dict[str, int], array[float]]] = []
     rows = connection.execute(
         "SELECT id, t_s, layout_id, body FROM open_signals WHERE id BETWEEN ? AND ? ORDER BY id",
         rows_of(engine_id),
     )
     last = None
     for last, t_s, layout_id, body in rows:
-        row = opened.row(layout_id, body)
+        row = open_rows.row(layout_id, body)
         if row is not None:
             ids.append(last)
             times.append(t_s)
-            read.append(row)
+            decoded.append(row)
     if last is None:
         return
     if times:
@@ -70,22 +70,22 @@ def _seal_signals(connection: sqlite3.Connection, engine_id: int) -> None:
             (SIGNALS, engine_id, 0.0),
             (ids[0] & SEQUENCE_MASK, ids[-1] & SEQUENCE_MASK),
             times,
-            pack_signals(times, by_name(read)),
+            pack_signals(times, columns_by_name(decoded)),
         )
         connection.execute("UPDATE engines SET last_s = ? WHERE id = ?", (times[-1], engine_id))
     _delete(connection, "open_signals", engine_id, last)
 
 
-def _seal_counters(connection: sqlite3.Connection, engine_id: int, before: int) -> None:
-    read = list(open_counters(connection, engine_id, before=before))
-    if read:
-        ids, times, rows = zip(*read, strict=True)
+def _flush_counters(connection: sqlite3.Connection, engine_id: int, before: int) -> None:
+    decoded = list(open_counters(connection, engine_id, before=before))
+    if decoded:
+        ids, times, rows = zip(*decoded, strict=True)
         insert_chunk(
             connection,
             (COUNTERS, engine_id, 0.0),
             (ids[0] & SEQUENCE_MASK, ids[-1] & SEQUENCE_MASK),
             times,
-            pack_counters(times, by_name(rows)),
+            pack_counters(times, columns_by_name(rows)),
         )
     _delete(connection, "open_counters", engine_id, before - 1)
 

@@ -1,4 +1,4 @@
-"""Chunks: about an hour of signals, counters or scrapes, each encoded as one blob. Pure."""
+"""Chunk codec: about an hour of signals, counters or scrapes, encoded as one blob. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import orjson
 from kneewatch.agent.store.columns import (
     INT_MAX,
     LEVEL,
-    PLAIN,
+    PURE_PYTHON,
     DamagedError,
-    Loops,
-    bits_of,
+    Decoders,
     decoding,
-    from_bits,
+    float_bits,
+    floats_from_bits,
+    is_constant,
     pack_column,
     pack_integers,
     pack_times,
-    same_throughout,
     unpack_column,
     unpack_integers,
     unpack_times,
@@ -33,23 +33,23 @@ from kneewatch.agent.store.columns import (
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.history import Column
 
-Read = Callable[[int, int], bytes]
-"""Reads so many bytes from a place of a blob: (length, offset)."""
+ReadBytes = Callable[[int, int], bytes]
+"""Reads bytes of a blob: called with length and offset."""
 
 _LENGTH = struct.Struct("<I")
 DIRECTORY_MAX_BYTES = 1 << 24
 
 
 def pack_body(directory: Mapping[str, Any], pieces: Sequence[bytes]) -> bytes:
-    """A blob of a directory and the pieces it tells of."""
+    """A blob: the length of the directory, the compressed directory, then the pieces."""
     head = zlib.compress(orjson.dumps(directory), LEVEL)
     return b"".join((_LENGTH.pack(len(head)), head, *pieces))
 
 
-class Body:
-    """A blob: its directory, and its pieces as they are asked for. `rows` are its scrapes."""
+class ChunkBody:
+    """A blob's directory, and its pieces, read on demand. `rows` is the number of scrapes."""
 
-    def __init__(self, read: Read, loops: Loops = PLAIN) -> None:
+    def __init__(self, read: ReadBytes, loops: Decoders = PURE_PYTHON) -> None:
         """Reads the directory.
 
         Raises:
@@ -60,89 +60,89 @@ class Body:
             (length,) = _LENGTH.unpack(read(_LENGTH.size, 0))
             if length > DIRECTORY_MAX_BYTES:
                 raise DamagedError(f"a directory of {length} bytes")
-            found = orjson.loads(zlib.decompress(read(length, _LENGTH.size)))
+            directory = orjson.loads(zlib.decompress(read(length, _LENGTH.size)))
         except (struct.error, zlib.error, ValueError) as error:
             raise DamagedError(f"the directory cannot be read: {error}") from error
-        if not isinstance(found, dict):
-            raise DamagedError("the directory is none")
-        self.directory = cast("dict[str, Any]", found)
+        if not isinstance(directory, dict):
+            raise DamagedError("the directory is not a table")
+        self.directory = cast("dict[str, Any]", directory)
         self._from = _LENGTH.size + length
         with decoding("directory"):
             self.rows = int(self.directory["rows"])
 
     def piece(self, place: Sequence[int]) -> bytes:
-        """A piece by its offset behind the directory and its length."""
+        """A piece by its place: offset after the directory, and length."""
         with decoding("directory"):
             offset, length = place
             return self._read(length, self._from + offset)
 
     def times(self) -> array[float]:
-        """The scrapes' times.
+        """Times of the scrapes. Shape: (scrapes,).
 
         Raises:
-            DamagedError: they are not what was written.
+            DamagedError: they cannot be decoded.
         """
         with decoding("times"):
             place = self.directory["times"]
-        return self.whole(unpack_times(self.piece(place), self._loops))
+        return self.checked(unpack_times(self.piece(place), self._loops))
 
     def _integers(self, key: str) -> array[int]:
-        """Integers of a piece that the directory names.
+        """The integers of the piece at `directory[key]`.
 
         Raises:
-            DamagedError: they are not what was written.
+            DamagedError: they cannot be decoded.
         """
         with decoding(key):
             place = self.directory[key]
         return unpack_integers(self.piece(place), self._loops)
 
-    def whole(self, values: array[float]) -> array[float]:
-        """Values of which each scrape has one.
+    def checked(self, values: array[float]) -> array[float]:
+        """The values, after checking that there is one per scrape.
 
         Raises:
-            DamagedError: it has not.
+            DamagedError: there are more or fewer.
         """
         if len(values) != self.rows:
             raise DamagedError(f"{len(values)} values for {self.rows} scrapes")
         return values
 
 
-def reading_from(data: bytes) -> Read:
-    """Reads from bytes in memory."""
+def bytes_reader(data: bytes) -> ReadBytes:
+    """A reader of bytes in memory."""
     return lambda length, offset: data[offset : offset + length]
 
 
-class Pieces:
-    """Pieces laid one behind the other."""
+class PieceWriter:
+    """Concatenates pieces and records their places."""
 
     def __init__(self) -> None:
-        self.laid: list[bytes] = []
+        self.data: list[bytes] = []
         self._end = 0
 
-    def lay(self, data: bytes) -> tuple[int, int]:
-        """Where a piece lies: offset and length."""
-        self.laid.append(data)
+    def add(self, data: bytes) -> tuple[int, int]:
+        """Append a piece. Returns its place: offset and length."""
+        self.data.append(data)
         self._end += len(data)
         return self._end - len(data), len(data)
 
 
 def pack_signals(times: Sequence[float], columns: Mapping[str, Sequence[float]]) -> bytes:
-    """A chunk. Shapes: `times` (scrapes,), each column (scrapes,), at least one scrape."""
-    pieces = Pieces()
-    directory: dict[str, Any] = {"rows": len(times), "times": pieces.lay(pack_times(times))}
+    """Encode a chunk of signals. Shapes: `times` and each column (scrapes,), not empty."""
+    pieces = PieceWriter()
+    directory: dict[str, Any] = {"rows": len(times), "times": pieces.add(pack_times(times))}
     directory["columns"] = {
         key: column[0]  # NaN becomes null
-        if same_throughout(column) and not math.isinf(column[0])
-        else pieces.lay(pack_column(column))
+        if is_constant(column) and not math.isinf(column[0])
+        else pieces.add(pack_column(column))
         for key, column in columns.items()
     }
-    return pack_body(directory, pieces.laid)
+    return pack_body(directory, pieces.data)
 
 
-class SignalChunk(Body):
-    """A chunk, read column by column."""
+class SignalChunk(ChunkBody):
+    """A chunk of signals, decoded column by column."""
 
-    def __init__(self, read: Read, loops: Loops = PLAIN) -> None:
+    def __init__(self, read: ReadBytes, loops: Decoders = PURE_PYTHON) -> None:
         """Reads the directory.
 
         Raises:
@@ -158,18 +158,18 @@ class SignalChunk(Body):
         return list(self._columns)
 
     def column(self, key: str) -> array[float]:
-        """A signal; NaN throughout where the chunk has none of it.
+        """Values of a signal. Shape: (scrapes,); all NaN if the chunk lacks it.
 
         Raises:
-            DamagedError: it is not what was written.
+            DamagedError: it cannot be decoded.
         """
         place = self._columns.get(key)
         if isinstance(place, list):
-            return self.whole(unpack_column(self.piece(cast("list[int]", place)), self._loops))
+            return self.checked(unpack_column(self.piece(cast("list[int]", place)), self._loops))
         return array("d", [math.nan if place is None else float(place)]) * self.rows
 
     def values(self, row: int) -> dict[str, float]:
-        """All signals of one scrape; those that are damaged are left out."""
+        """All signals of one scrape; damaged ones are left out."""
         found: dict[str, float] = {}
         for key, place in self._columns.items():
             if not isinstance(place, list):
@@ -180,17 +180,17 @@ class SignalChunk(Body):
         return found
 
 
-# --- An engine's counters over an hour or so as one blob. Pure ------------------------------------
+# --- Counters -------------------------------------------------------------------------------------
 #
-# A chunk carries its own column names. Whole numbers are kept as steps, others by their bits:
-# what comes out is what went in, to the last bit.
+# A chunk carries its own column names. Whole numbers are stored as deltas, others as deltas of
+# their bits, so decoding is exact.
 
 
 ColumnRow = tuple[str, Sequence[Sequence[str]], str]
 
 
 def column_row(column: Column) -> ColumnRow:
-    """A column as JSON has it."""
+    """A column in its JSON form."""
     return column.metric, column.labels, column.part
 
 
@@ -201,7 +201,8 @@ def column_of(row: ColumnRow) -> Column:
 
 
 def pack_counters(times: Sequence[float], columns: Mapping[Column, Sequence[float]]) -> bytes:
-    """A chunk. Shapes: `times` and each column (snapshots,); NaN where a page lacks a column."""
+    """Encode a chunk of counters. Shapes: `times` and each column (snapshots,); NaN where a page
+    lacks a column."""
     whole: list[int] = []
     other: list[int] = []
     rows: list[tuple[ColumnRow, float | str]] = []
@@ -209,41 +210,41 @@ def pack_counters(times: Sequence[float], columns: Mapping[Column, Sequence[floa
         kind: float | str
         if all(map(_is_whole, values)):
             kind = "i"
-            if same_throughout(values):
+            if is_constant(values):
                 kind = values[0]
             else:
                 whole.extend(map(int, values))
         else:
             kind = "b"
-            other.extend(bits_of(values))
+            other.extend(float_bits(values))
         rows.append((column_row(column), kind))
-    pieces = Pieces()
+    pieces = PieceWriter()
     directory: dict[str, Any] = {
         "rows": len(times),
-        "times": pieces.lay(pack_times(times)),
-        "whole": pieces.lay(pack_integers(whole)),
-        "other": pieces.lay(pack_integers(other)),
+        "times": pieces.add(pack_times(times)),
+        "whole": pieces.add(pack_integers(whole)),
+        "other": pieces.add(pack_integers(other)),
         "columns": rows,
     }
-    return pack_body(directory, pieces.laid)
+    return pack_body(directory, pieces.data)
 
 
-class CounterChunk(Body):
-    """A chunk, its numbers unpacked.
+class CounterChunk(ChunkBody):
+    """A chunk of counters, decoded.
 
-    `columns` say of each column where its numbers are: "i" among the `integers`, "b" among the
-    `floats`, from its place in `starts` on; else it is always that number.
+    `columns` states where each column's numbers are: "i" in `integers`, "b" in `floats`, in both
+    cases from its index in `starts` on. A number instead means a constant column.
     """
 
-    def __init__(self, read: Read, loops: Loops) -> None:
-        """Reads all of it.
+    def __init__(self, read: ReadBytes, loops: Decoders) -> None:
+        """Decodes everything.
 
         Raises:
-            DamagedError: the bytes are not what was written.
+            DamagedError: the bytes cannot be decoded.
         """
         super().__init__(read, loops)
         self.integers = self._integers("whole")
-        self.floats = from_bits(self._integers("other"))
+        self.floats = floats_from_bits(self._integers("other"))
         self.starts: list[int] = []
         integers = floats = 0
         with decoding("counters"):
@@ -255,41 +256,41 @@ class CounterChunk(Body):
                 elif kind == "b":
                     floats += self.rows
         if (integers, floats) != (len(self.integers), len(self.floats)):
-            raise DamagedError("there are more counters, or fewer, than their columns say")
+            raise DamagedError("the number of counters does not match their columns")
 
 
 def _is_whole(value: float) -> bool:
     return -INT_MAX <= value <= INT_MAX and value.is_integer()
 
 
-# --- A target's scrapes over an hour or so as one blob: when, and why some failed -----------------
+# --- Scrapes --------------------------------------------------------------------------------------
 
 
 def pack_scrapes(scrapes: Scrapes) -> bytes:
-    """A chunk of scrapes, oldest first."""
-    pieces = Pieces()
+    """Encode a chunk of scrapes: their times, and the errors of failed ones."""
+    pieces = PieceWriter()
     directory = {
         "rows": len(scrapes.times),
-        "times": pieces.lay(pack_times(scrapes.times)),
+        "times": pieces.add(pack_times(scrapes.times)),
         "failed": list(scrapes.failed.items()),
     }
-    return pack_body(directory, pieces.laid)
+    return pack_body(directory, pieces.data)
 
 
-def unpack_scrapes(read: Read, loops: Loops = PLAIN) -> Scrapes:
-    """The scrapes of a chunk.
+def unpack_scrapes(read: ReadBytes, loops: Decoders = PURE_PYTHON) -> Scrapes:
+    """The inverse of `pack_scrapes`.
 
     Raises:
-        DamagedError: the bytes are not what was written.
+        DamagedError: the bytes cannot be decoded.
     """
-    body = Body(read, loops)
+    body = ChunkBody(read, loops)
     with decoding("scrapes"):
         failed = {int(at): str(error) for at, error in body.directory["failed"]}
     return Scrapes(body.times(), failed)
 
 
-def joined(parts: Iterable[Scrapes]) -> Scrapes:
-    """Scrapes of several chunks, one behind the other."""
+def concat_scrapes(parts: Iterable[Scrapes]) -> Scrapes:
+    """Scrapes of several chunks, concatenated."""
     times: array[float] = array("d")
     failed: dict[int, str] = {}
     for part in parts:
@@ -298,20 +299,20 @@ def joined(parts: Iterable[Scrapes]) -> Scrapes:
     return Scrapes(times, failed)
 
 
-def chosen(scrapes: Scrapes, places: Sequence[int]) -> Scrapes:
-    """Some of the scrapes, by their places."""
-    failed = {kept: scrapes.failed[at] for kept, at in enumerate(places) if at in scrapes.failed}
+def select_scrapes(scrapes: Scrapes, places: Sequence[int]) -> Scrapes:
+    """The scrapes at some positions."""
+    failed = {new: scrapes.failed[at] for new, at in enumerate(places) if at in scrapes.failed}
     return Scrapes(array("d", [scrapes.times[at] for at in places]), failed)
 
 
-def thinned(scrapes: Scrapes, *, step_s: float) -> Scrapes:
-    """The scrapes that failed, and one a step of those that did not."""
+def downsample_scrapes(scrapes: Scrapes, *, step_s: float) -> Scrapes:
+    """All failed scrapes, and one successful scrape per step."""
     kept: list[int] = []
-    told: float | None = None
+    step: float | None = None
     for at, t_s in enumerate(scrapes.times):
         if at not in scrapes.failed:
-            if t_s // step_s == told:
+            if t_s // step_s == step:
                 continue
-            told = t_s // step_s
+            step = t_s // step_s
         kept.append(at)
-    return chosen(scrapes, kept)
+    return select_scrapes(scrapes, kept)

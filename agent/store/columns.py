@@ -1,11 +1,11 @@
-"""Numbers as bytes: float32 columns, times, and counters. Pure.
+"""Column codec: float32 columns, times and integers as compressed bytes. Pure.
 
-The loops over all numbers are a parameter, `Loops`. The daemon's are PLAIN: importing numpy would
-add 11 MiB to its 75. A report reads millions of numbers and passes loops of numpy.
+The decoders are a parameter, `Decoders`. The daemon uses PURE_PYTHON, because importing numpy would
+add 11 MiB to its 75 MiB. A report reads millions of numbers and passes decoders that use numpy.
 
-All bytes are little-endian. Columns are cut into planes (all first bytes, all second bytes, ...)
-before they are compressed, for neighbours share their upper bytes. Each compressed piece carries
-zlib's checksum: one with a flipped bit is refused, not misread.
+All bytes are little-endian. Columns are split into byte planes (all highest bytes, then all next
+bytes, ...) before compression, because neighbours share their upper bytes. Each compressed piece
+carries zlib's checksum, so a flipped bit is detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kneewatch.collector.errors import KneewatchError
 
 LEVEL = 6
 INT_MAX = float(1 << 53)
-"""Integers up to here are the same as float64."""
+"""Integers up to this are exact in float64."""
 
 _FLOAT32 = struct.Struct(">f")
 _WRAP = 1 << 64
@@ -32,12 +32,12 @@ _HALF = 1 << 63
 
 
 class DamagedError(KneewatchError):
-    """Stored bytes are not what was written."""
+    """Stored bytes cannot be decoded: they are not what was written."""
 
 
 @contextmanager
 def decoding(what: str) -> Generator[None]:
-    """Of bytes that are not what was written: whatever goes wrong is a DamagedError."""
+    """Turns the errors of decoding damaged bytes into DamagedError."""
     try:
         yield
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -52,24 +52,24 @@ def to_bytes(values: array[float] | array[int]) -> bytes:
     return values.tobytes()
 
 
-def floats_of(typecode: str, data: bytes) -> array[float]:
-    """The array of floats ("f" or "d") that `to_bytes` made the bytes of."""
+def floats_from_bytes(typecode: str, data: bytes) -> array[float]:
+    """The inverse of `to_bytes` for floats of type code "f" or "d"."""
     values: array[float] = array(typecode)
     try:
         values.frombytes(data)
     except ValueError as error:
-        raise DamagedError(f"{len(data)} bytes are no array of numbers") from error
+        raise DamagedError(f"{len(data)} bytes are not an array of numbers") from error
     if sys.byteorder == "big":
         values.byteswap()
     return values
 
 
-def planes(data: bytes, width: int) -> bytes:
-    """Numbers of `width` bytes, the highest byte of each first, then the next ones."""
+def byte_planes(data: bytes, width: int) -> bytes:
+    """Byte planes of numbers of `width` bytes, highest bytes first."""
     return b"".join([data[at::width] for at in range(width - 1, -1, -1)])
 
 
-def from_planes(data: bytes, width: int) -> bytes:
+def from_byte_planes(data: bytes, width: int) -> bytes:
     """The inverse of `planes`."""
     count, left = divmod(len(data), width)
     if left:
@@ -80,65 +80,67 @@ def from_planes(data: bytes, width: int) -> bytes:
     return bytes(whole)
 
 
-def squeeze(data: bytes, width: int) -> bytes:
-    """Numbers of `width` bytes, compressed."""
-    return zlib.compress(planes(data, width), LEVEL)
+def compress(data: bytes, width: int) -> bytes:
+    """Compressed byte planes of numbers of `width` bytes."""
+    return zlib.compress(byte_planes(data, width), LEVEL)
 
 
-def expand(data: bytes, width: int) -> bytes:
+def decompress(data: bytes, width: int) -> bytes:
     """The inverse of `squeeze`.
 
     Raises:
-        DamagedError: the bytes are not what was written.
+        DamagedError: the bytes cannot be decompressed.
     """
     try:
-        return from_planes(zlib.decompress(data), width)
+        return from_byte_planes(zlib.decompress(data), width)
     except zlib.error as error:
         raise DamagedError(str(error)) from error
 
 
-def bits_of(values: Sequence[float]) -> array[int]:
-    """The bit patterns of float64 numbers, as signed integers: neighbours are near each other."""
+def float_bits(values: Sequence[float]) -> array[int]:
+    """Bit patterns of float64 numbers as signed integers: close floats give close integers."""
     bits: array[int] = array("q")
     bits.frombytes(array("d", values).tobytes())
     return bits
 
 
-def from_bits(bits: array[int]) -> array[float]:
+def floats_from_bits(bits: array[int]) -> array[float]:
     """The inverse of `bits_of`."""
     values: array[float] = array("d")
     values.frombytes(memoryview(bits).cast("B"))
     return values
 
 
-def wrapped(value: int) -> int:
-    """An integer brought into 64 bits, as a machine would."""
+def wrap_int64(value: int) -> int:
+    """An integer wrapped around to signed 64 bits."""
     return (value + _HALF) % _WRAP - _HALF
 
 
-def folded_steps(values: Sequence[int]) -> array[int]:
-    """The first value and the steps between them, in 64 bits, folded: small ones of either sign
-    have zeros above."""
-    made: array[int] = array("Q")
+def zigzag_deltas(values: Sequence[int]) -> array[int]:
+    """The first value and the differences, zigzag encoded, so that small ones of either sign have
+    zero upper bytes."""
+    zigzag: array[int] = array("Q")
     before = 0
     for value in values:
-        step = wrapped(value - before)
-        made.append(step << 1 if step >= 0 else ((-step - 1) << 1) | 1)
+        step = wrap_int64(value - before)
+        zigzag.append(step << 1 if step >= 0 else ((-step - 1) << 1) | 1)
         before = value
-    return made
+    return zigzag
 
 
 @dataclass(frozen=True, slots=True)
-class Loops:
-    """How all numbers of a piece are decoded. `sums` returns the 64-bit integers whose folded steps
-    these bytes are; with order 2 the bytes are steps between steps. `doubles` returns the float32
-    of these bytes as float64."""
+class Decoders:
+    """Decodes all numbers of a piece.
+
+    `sums` returns the 64-bit integers of zigzag deltas; with order 2 the bytes are deltas of
+    deltas. `doubles` returns float32 bytes as float64.
+    """
 
     sums: Callable[[bytes, int], array[int]]
     doubles: Callable[[bytes], array[float]]
 
 
-def _sums(data: bytes, order: int) -> array[int]:
+def _prefix_sums(data: bytes, order: int) -> array[int]:
     folded: array[int] = array("Q", data)
     if sys.byteorder == "big":
         folded.byteswap()
@@ -148,74 +150,74 @@ def _sums(data: bytes, order: int) -> array[int]:
     whole = list(values)
     try:
         return array("q", whole)
-    except OverflowError:  # bits of numbers that are far apart
-        return array("q", map(wrapped, whole))
+    except OverflowError:  # a sum exceeds 64 bits where neighbouring bit patterns are far apart
+        return array("q", map(wrap_int64, whole))
 
 
 def pack_integers(values: Sequence[int]) -> bytes:
-    """Integers of 64 bits whose steps are small, compressed."""
-    return squeeze(to_bytes(folded_steps(values)), 8)
+    """Compressed 64-bit integers; small where neighbours are close."""
+    return compress(to_bytes(zigzag_deltas(values)), 8)
 
 
-def _doubles(data: bytes) -> array[float]:
-    return array("d", floats_of("f", data).tolist())
+def _float32_to_float64(data: bytes) -> array[float]:
+    return array("d", floats_from_bytes("f", data).tolist())
 
 
-PLAIN = Loops(_sums, _doubles)
+PURE_PYTHON = Decoders(_prefix_sums, _float32_to_float64)
 
 
-def unpack_integers(data: bytes, loops: Loops = PLAIN, *, order: int = 1) -> array[int]:
-    """The inverse of `pack_integers`; of order 2, of what was packed as steps."""
-    return loops.sums(expand(data, 8), order)
+def unpack_integers(data: bytes, loops: Decoders = PURE_PYTHON, *, order: int = 1) -> array[int]:
+    """The inverse of `pack_integers`; order 2 if deltas were packed."""
+    return loops.sums(decompress(data, 8), order)
 
 
 def pack_times(times: Sequence[float]) -> bytes:
-    """Times, exactly, compressed: they come at nearly equal distances."""
-    return pack_integers(steps_of(bits_of(times)))
+    """Compressed times, exact; small because intervals are nearly equal."""
+    return pack_integers(deltas(float_bits(times)))
 
 
-def unpack_times(data: bytes, loops: Loops = PLAIN) -> array[float]:
+def unpack_times(data: bytes, loops: Decoders = PURE_PYTHON) -> array[float]:
     """The inverse of `pack_times`."""
-    return from_bits(unpack_integers(data, loops, order=2))
+    return floats_from_bits(unpack_integers(data, loops, order=2))
 
 
-def steps_of(values: Sequence[int]) -> array[int]:
-    """The first value and the steps between them, in 64 bits."""
-    made: array[int] = array("q")
+def deltas(values: Sequence[int]) -> array[int]:
+    """The first value and the differences between neighbours, in 64 bits."""
+    differences: array[int] = array("q")
     before = 0
     for value in values:
-        made.append(wrapped(value - before))
+        differences.append(wrap_int64(value - before))
         before = value
-    return made
+    return differences
 
 
 def pack_column(column: Sequence[float]) -> bytes:
-    """A column of numbers with a float32's seven digits, compressed."""
-    return squeeze(to_bytes(array("f", column)), 4)
+    """A compressed column of numbers, rounded to float32 (seven digits)."""
+    return compress(to_bytes(array("f", column)), 4)
 
 
-def unpack_column(data: bytes, loops: Loops = PLAIN) -> array[float]:
+def unpack_column(data: bytes, loops: Decoders = PURE_PYTHON) -> array[float]:
     """The inverse of `pack_column`, as float64."""
-    return loops.doubles(expand(data, 4))
+    return loops.doubles(decompress(data, 4))
 
 
 def value_in_column(data: bytes, row: int) -> float:
-    """One value of a column, without unpacking the others.
+    """One value of a column, without decoding the others.
 
     Raises:
-        DamagedError: the bytes are not what was written, or have no such row.
+        DamagedError: the bytes cannot be decoded, or have no such row.
     """
     try:
-        laid = zlib.decompress(data)
-        count = len(laid) // 4
-        (value,) = _FLOAT32.unpack(bytes(laid[plane * count + row] for plane in range(4)))
+        by_plane = zlib.decompress(data)
+        count = len(by_plane) // 4
+        (value,) = _FLOAT32.unpack(bytes(by_plane[plane * count + row] for plane in range(4)))
     except (zlib.error, IndexError) as error:
         raise DamagedError(str(error)) from error
     return float(value)
 
 
-def same_throughout(column: Sequence[float]) -> bool:
-    """Whether a column holds one value, or NaN, all along."""
+def is_constant(column: Sequence[float]) -> bool:
+    """Whether all values of a column are equal, or all NaN."""
     first = column[0]
     if math.isnan(first):
         return all(map(math.isnan, column))

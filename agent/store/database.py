@@ -1,4 +1,4 @@
-"""The SQLite file: its path, opening, checks, lock, recovery from damage. I/O edge."""
+"""The SQLite file: its path, lock, connections, and detection of damage. I/O edge."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ from kneewatch.agent.store.schema import APPLICATION_ID, check, migrate
 from kneewatch.collector.errors import StoreError
 
 STORE_NAME = "kneewatch.db"
-OURS_ALONE = 0o700
+PRIVATE_MODE = 0o700
 
 
 def store_path(stated: str | None, environ: Mapping[str, str]) -> Path:
-    """The history's file: as stated, else in systemd's state folder, else in the user's; that
-    folder is made where it is missing.
+    """Path of the history: the configured one, else in systemd's or the user's state folder, which
+    is created if missing.
 
     Raises:
-        StoreError: there is no such folder, and it cannot be made.
+        StoreError: the folder cannot be created.
     """
     if stated:
         return Path(stated)
     folder = _folder(environ)
     try:
-        folder.mkdir(mode=OURS_ALONE, parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
     except OSError as exc:
         raise StoreError(
-            f"the folder for the history, {folder}, cannot be made: {exc.strerror or exc}; "
-            "say with --store where the history is to be"
+            f"cannot create the folder for the history, {folder}: {exc.strerror or exc}; "
+            "set another path with --store FILE"
         ) from exc
     return folder / STORE_NAME
 
 
 def _folder(environ: Mapping[str, str]) -> Path:
-    # systemd names several folders with colons between; the first one is the unit's first.
-    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
-    if given:
-        return Path(given)
+    # systemd separates several folders by colons; the first is the unit's main one.
+    systemd_folder = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if systemd_folder:
+        return Path(systemd_folder)
     base = Path(environ.get("XDG_STATE_HOME", ""))
-    if not base.is_absolute():  # the standard says to ignore what is not
+    if not base.is_absolute():  # the XDG specification says to ignore relative paths
         try:
             base = Path.home() / ".local" / "state"
         except RuntimeError as exc:
             raise StoreError(
-                "there is no home folder for the history; say with --store where it is to be"
+                "no home folder for the history: set a path with --store FILE"
             ) from exc
     return base / "kneewatch"
 
 
-# --- The SQLite file itself: opened, checked, locked, moved aside when it is damaged. I/O edge ----
+# --- The file -------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
 
 BUSY_S = 1.0
 CHECK_LIMIT_S = 5.0
-"""A start does not wait longer for the check of a large file; what it finds until then counts."""
+"""Longest check of a large file at start, in seconds."""
 
 WRITER_CACHE_KIB = 2000
 READER_CACHE_KIB = 1000
@@ -74,31 +74,31 @@ SIDE_FILES = ("-wal", "-shm")
 
 
 class Lock:
-    """Keeps a second writer from the same store; gone with its process, however that ends."""
+    """A lock file that prevents a second writer. The kernel releases it when the process ends."""
 
     def __init__(self, path: Path) -> None:
-        """Takes the lock. It lies beside the file itself, whatever links lead there.
+        """Acquires the lock, a file beside the store with symbolic links resolved.
 
         Raises:
-            StoreError: another process has it, or the file has names that the lock cannot know.
+            StoreError: another process holds it, or the store has hard links.
         """
         path = path.resolve()
         if path.is_file() and path.stat().st_nlink > 1:
             raise StoreError(
-                f"{path} has more names than this one (hard links), so nothing could keep a second "
-                "kneewatch from writing to it; copy it, or name another file (--store FILE)"
+                f"{path} has hard links, so its lock cannot exclude a second kneewatch; "
+                "copy it, or name another file (--store FILE)"
             )
         self._name = Path(f"{path}.lock")
-        self._made = not self._name.exists()
+        self._created = not self._name.exists()
         self._file = self._locked(path)
-        while not os.fstat(self._file).st_nlink:  # taken away since it was opened: it keeps nobody
+        while not os.fstat(self._file).st_nlink:  # deleted since it was opened: no lock
             os.close(self._file)
             self._file = self._locked(path)
 
     def release(self, *, unused: bool = False) -> None:
-        """Let others have it. `unused`: nothing was written, so no file stays that was not there
-        before."""
-        if unused and self._made:
+        """Release the lock. `unused`: the store was not written, so delete a lock file created
+        here."""
+        if unused and self._created:
             with contextlib.suppress(OSError):
                 self._name.unlink()
         os.close(self._file)
@@ -116,7 +116,7 @@ class Lock:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection that writes; the file is made, for its owner alone, where there is none."""
+    """A writing connection; a missing file is created, readable by its owner only."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(
@@ -137,56 +137,56 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def opened(path: Path) -> sqlite3.Connection:
-    """A connection that writes to a store that was checked; a damaged one is moved aside.
+def open_checked(path: Path) -> sqlite3.Connection:
+    """A writing connection to a checked store; a damaged one is moved aside and a new one created.
 
     Raises:
-        StoreError: it cannot be opened; the message says what to do.
+        StoreError: the store cannot be opened; the message says what to do.
     """
     try:
         connection = connect(path)
-        why = damage(connection)
-        if not why:
+        reason = find_damage(connection)
+        if not reason:
             return connection
         connection.close()
     except (sqlite3.Error, OSError, DamagedError) as error:
         if not is_damage(error):
             raise StoreError(
-                f"cannot write {path}: {error}; see that its folder exists, has room and is yours,"
-                " or name another file (--store FILE)"
+                f"cannot write {path}: {error}; check that its folder exists, is writable and has "
+                "free space, or name another file (--store FILE)"
             ) from error
-        if not is_ours(path):
+        if not is_kneewatch_file(path):
             raise StoreError(
-                f"{path} is no store of kneewatch; name another file (--store FILE)"
+                f"{path} is not a kneewatch store; name another file (--store FILE)"
             ) from error
-        why = str(error)
-    move_aside(path, why)
+        reason = str(error)
+    move_aside(path, reason)
     return connect(path)
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that only reads, beside one that writes.
+    """A read-only connection, which may run beside a writing one.
 
     Raises:
-        StoreError: there is no store, or it is not one that this program reads.
+        StoreError: the store is missing, damaged or of an unsupported version.
     """
     if not path.is_file():
-        raise StoreError(f"there is no store at {path}; `kneewatch run --store FILE` makes one")
+        raise StoreError(f"no store at {path}; `kneewatch run --store FILE` creates one")
     try:
         return _read_only(path, "mode=ro")
     except sqlite3.OperationalError as error:
-        # On read-only media the files beside it cannot be made; without them nobody writes.
+        # On read-only media SQLite cannot create its -wal file. Without one there is no writer.
         if not Path(f"{path}-wal").exists():
             with contextlib.suppress(sqlite3.Error):
                 return _read_only(path, "mode=ro&immutable=1")
-        raise StoreError(f"cannot read {path}: {error}; see who may read it") from error
+        raise StoreError(f"cannot read {path}: {error}; check its permissions") from error
     except (sqlite3.DatabaseError, DamagedError) as error:
-        raise StoreError(f"{path} is no store, or it is damaged: {error}") from error
+        raise StoreError(f"{path} is not a kneewatch store, or it is damaged: {error}") from error
 
 
-def _read_only(path: Path, how: str) -> sqlite3.Connection:
+def _read_only(path: Path, query: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{how}",
+        f"{path.absolute().as_uri()}?{query}",
         uri=True,
         timeout=BUSY_S,
         isolation_level=None,
@@ -200,36 +200,36 @@ def _read_only(path: Path, how: str) -> sqlite3.Connection:
         raise
     if version == 0:
         connection.close()
-        raise StoreError(f"the store at {path} is empty: nothing was written yet")
+        raise StoreError(f"the store at {path} is empty: nothing has been written yet")
     return connection
 
 
-def damage(connection: sqlite3.Connection, *, limit_s: float = CHECK_LIMIT_S) -> str:
-    """What is wrong with the file; empty where nothing was found within `limit_s`."""
-    # No progress handler: SQLite calls none while it checks a table, only interrupts reach it.
+def find_damage(connection: sqlite3.Connection, *, limit_s: float = CHECK_LIMIT_S) -> str:
+    """Damage found by SQLite's quick check; empty if none was found within `limit_s`."""
+    # A timer, because SQLite calls no progress handler while it checks a table.
     alarm = threading.Timer(limit_s, connection.interrupt)
     alarm.start()
     try:
-        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError as error:
         if is_damage(error):
             return str(error)
-        log.warning("store not checked to its end reason=%s limit_s=%s", error, limit_s)
+        log.warning("store check incomplete reason=%s limit_s=%s", error, limit_s)
         return ""
     except sqlite3.DatabaseError as error:
         return str(error)
     finally:
         alarm.cancel()
         alarm.join()
-    return "" if found == "ok" else str(found)
+    return "" if result == "ok" else str(result)
 
 
-def file_damage(connection: sqlite3.Connection) -> str:
-    """The same for the file as it is on disk, whatever the connection has in memory."""
+def find_file_damage(connection: sqlite3.Connection) -> str:
+    """Damage of the file on disk, read through a fresh connection with an empty cache."""
     _, _, name = connection.execute("PRAGMA database_list").fetchone()
     try:
         with contextlib.closing(_read_only(Path(name), "mode=ro")) as fresh:
-            return damage(fresh)
+            return find_damage(fresh)
     except (sqlite3.DatabaseError, DamagedError) as error:
         if is_damage(error):
             return str(error)
@@ -237,35 +237,37 @@ def file_damage(connection: sqlite3.Connection) -> str:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error says that the file's content is not what was written."""
+    """Whether an error means that the file's content is damaged."""
     if isinstance(error, DamagedError):
         return True
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def is_ours(path: Path) -> bool:
-    """Whether a file is, or was before it was damaged, a store (or nothing yet)."""
+def is_kneewatch_file(path: Path) -> bool:
+    """Whether a file is empty, or is a kneewatch store, possibly damaged."""
     with path.open("rb") as file:
         head = file.read(APPLICATION_ID_AT + 4)
     marked = head[APPLICATION_ID_AT:] == APPLICATION_ID.to_bytes(4, "big")
     return not head or marked or head.startswith(HEADER)
 
 
-def move_aside(path: Path, why: str) -> Path:
-    """Where a damaged store lies now; its name is free."""
+def move_aside(path: Path, reason: str) -> Path:
+    """Rename a damaged store and its side files. Returns the new path."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")
     path.rename(aside)
     for suffix in SIDE_FILES:
         with contextlib.suppress(FileNotFoundError):
             Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
-    log.warning("store damaged, begun anew path=%s reason=%s kept=%s", path, why, aside)
+    log.warning(
+        "store damaged, starting a new one path=%s reason=%s moved_to=%s", path, reason, aside
+    )
     return aside
 
 
 def size_bytes(path: Path) -> int:
-    """What the store's files take."""
+    """Size of the store's files, in bytes."""
     total = 0
     for suffix in ("", *SIDE_FILES):
         with contextlib.suppress(OSError):
@@ -274,9 +276,9 @@ def size_bytes(path: Path) -> int:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Which file a name stands for; None where there is none."""
+    """Device and inode of the file at a path; None if there is none."""
     try:
-        told = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return told.st_dev, told.st_ino
+    return stat.st_dev, stat.st_ino

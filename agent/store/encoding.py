@@ -1,4 +1,4 @@
-"""Cycles and diagnosis documents, encoded for writing at a tenth of their size. Pure."""
+"""Encoding of diagnosis documents and cycles, at about a tenth of their size. Pure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from kneewatch.reports.formatting import clock
 from kneewatch.rules.cascade import forecast_s
 from kneewatch.rules.rule_state import UNKNOWN
 
-SHIFTED = 0.5
-"""A document that takes more than this share of a whole one is kept whole."""
+DELTA_MAX_RATIO = 0.5
+"""A document whose delta exceeds this share of a whole document is stored whole."""
 
-CHAIN = 16
-"""A document is kept as what differs from the one before it, the first of so many as what differs
-from a whole one: a reader follows no more than these."""
+CHAIN_MAX_LINKS = 16
+"""Documents are stored as deltas to the previous one. Every 16th is a delta to a whole document, so
+that a reader follows at most this many links."""
 
 
-def said(diagnosis: Diagnosis) -> Hashable:
-    """What a diagnosis says, without the numbers that the signals of a scrape give back."""
+def fingerprint(diagnosis: Diagnosis) -> Hashable:
+    """What a diagnosis says, without the numbers that can be restored from a scrape's signals.
+
+    Two diagnoses with equal fingerprints share one stored document.
+    """
     stage = diagnosis.stage
     return (
         diagnosis.health,
@@ -41,11 +44,18 @@ def said(diagnosis: Diagnosis) -> Hashable:
         tuple(diagnosis.symptoms),
         tuple(
             [
-                (one.state, one.since_s, one.missing, one.note, one.clearing, one.held)
-                for one in diagnosis.findings
+                (
+                    finding.state,
+                    finding.since_s,
+                    finding.missing,
+                    finding.note,
+                    finding.clearing,
+                    finding.held,
+                )
+                for finding in diagnosis.findings
             ]
         ),
-        tuple([_recommended(made) for made in diagnosis.recommendations]),
+        tuple([_recommended(advice) for advice in diagnosis.recommendations]),
         tuple(diagnosis.unknown),
         tuple(diagnosis.values),
         diagnosis.judged_against,
@@ -54,39 +64,52 @@ def said(diagnosis: Diagnosis) -> Hashable:
 
 
 def _concluded(cause: Cause, t_s: float) -> Cause:
-    """All of a cause; of one that is concluded at each scrape no moment."""
+    """The cause; without its time if it is concluded anew at every scrape."""
     return replace(cause, seen_s=math.inf) if cause.seen_s == t_s else cause
 
 
-def _recommended(made: Recommendation) -> Hashable:
-    """All of a recommendation."""
-    measured = tuple(made.before.items()), tuple(made.predicted.items())
-    told = made.summary, made.risk, made.cost_usd_per_hour, made.unknown
-    return made.id, made.cause, made.changes, measured, told, made.checks, made.verify, made.guide
+def _recommended(advice: Recommendation) -> Hashable:
+    """All fields of a recommendation, hashable."""
+    return (
+        advice.id,
+        advice.cause,
+        advice.changes,
+        tuple(advice.before.items()),
+        tuple(advice.predicted.items()),
+        advice.summary,
+        advice.risk,
+        advice.cost_usd_per_hour,
+        advice.unknown,
+        advice.checks,
+        advice.verify,
+        advice.guide,
+    )
 
 
-def kept(diagnosis: Diagnosis) -> bytes:
-    """The document as JSON, with its signals' names in place of their values."""
-    made = document(diagnosis)
-    made["signals"] = list(made["signals"])
-    made["recommendations"] = [recommendation_document(one) for one in diagnosis.recommendations]
-    for finding in made["findings"]:
+def encode_document(diagnosis: Diagnosis) -> bytes:
+    """The document as JSON, with its signals' names but without their values."""
+    encoded = document(diagnosis)
+    encoded["signals"] = list(encoded["signals"])
+    encoded["recommendations"] = [
+        recommendation_document(advice) for advice in diagnosis.recommendations
+    ]
+    for finding in encoded["findings"]:
         if finding["state"] != UNKNOWN:
             finding["value"] = None
-    return orjson.dumps(made)
+    return orjson.dumps(encoded)
 
 
-def squeeze(data: bytes, base: bytes | None) -> bytes:
-    """A document, compressed; with a base, as what differs from that document."""
+def compress_document(data: bytes, base: bytes | None) -> bytes:
+    """A compressed document; with a base, a delta to that document."""
     packer = zlib.compressobj(LEVEL) if base is None else zlib.compressobj(LEVEL, zdict=base)
     return packer.compress(data) + packer.flush()
 
 
-def expand(data: bytes, base: bytes | None) -> bytes:
+def decompress_document(data: bytes, base: bytes | None) -> bytes:
     """The inverse of `squeeze`.
 
     Raises:
-        DamagedError: the bytes are not what was written.
+        DamagedError: the bytes cannot be decompressed.
     """
     unpacker = zlib.decompressobj() if base is None else zlib.decompressobj(zdict=base)
     try:
@@ -95,44 +118,49 @@ def expand(data: bytes, base: bytes | None) -> bytes:
         raise DamagedError(f"a document cannot be read: {error}") from error
 
 
-def at_scrape(
+def document_at_scrape(
     stored: bytes, t_s: float, values: Mapping[str, float], *, averaged: bool, exact: bool
 ) -> dict[str, Any]:
-    """The document as it was at a scrape. `values`: the scrape's signals, NaN where unknown;
-    `averaged`: they are a minute's, not the scrape's own; `exact`: the document says what was said
-    at every scrape until the next one, not only at its own.
+    """The document at a scrape, with the numbers restored from that scrape's signals.
+
+    `values` are the scrape's signals, NaN where unknown. `averaged`: they are downsampled means of
+    a minute. `exact`: the stored document holds for every scrape until the next document, not only
+    for its own.
 
     Raises:
-        DamagedError: the document is not JSON.
+        DamagedError: the document is not valid.
     """
     try:
-        made: dict[str, Any] = orjson.loads(stored)
-        signals = {key: _number(values.get(key)) for key in made["signals"]}
-        told_s, made["t"], made["signals"] = float(made["t"]), round(t_s, 3), signals
-        _renew(made, signals)
-        of_then = exact and not averaged
-        for cause in made["causes"] if of_then else ():
-            if cause.get("seen") == told_s:
-                cause["seen"] = made["t"]
-        if made["causes"] and not of_then and told_s != made["t"]:
-            made["unknown"].insert(0, f"causes: they and their evidence are as of {clock(told_s)}")
+        restored: dict[str, Any] = orjson.loads(stored)
+        signals = {key: _number(values.get(key)) for key in restored["signals"]}
+        stored_s, restored["t"], restored["signals"] = float(restored["t"]), round(t_s, 3), signals
+        _restore_numbers(restored, signals)
+        holds = exact and not averaged
+        for cause in restored["causes"] if holds else ():
+            if cause.get("seen") == stored_s:
+                cause["seen"] = restored["t"]
+        if restored["causes"] and not holds and stored_s != restored["t"]:
+            restored["unknown"].insert(
+                0, f"causes: causes and evidence are as of {clock(stored_s)}"
+            )
         if averaged:
-            made["unknown"].insert(0, "signals: so long ago, they are means of a minute")
+            restored["unknown"].insert(0, "signals: downsampled to one-minute means at this age")
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"a document cannot be read: {error}") from error
-    return made
+    return restored
 
 
-def _renew(made: dict[str, Any], signals: Mapping[str, float | None]) -> None:
-    """The numbers that a document repeats from its signals."""
-    for finding in made["findings"]:
+def _restore_numbers(restored: dict[str, Any], signals: Mapping[str, float | None]) -> None:
+    """Fill in the numbers that a document repeats from its signals."""
+    for finding in restored["findings"]:
         if finding["state"] != UNKNOWN:
             finding["value"] = rounded(signals.get(finding["signal"]))
-    for one in made["recommendations"]:
-        for key in MEASURED.keys() & one["before"].keys():
+    for advice in restored["recommendations"]:
+        for key in MEASURED.keys() & advice["before"].keys():
             value = rounded(signals.get(MEASURED[key]))
-            one["before"][key] = one["before"][key] if value is None else value
-    stage = made["stage"]
+            if value is not None:
+                advice["before"][key] = value
+    stage = restored["stage"]
     if stage["number"] is not None and stage["number"] < 2:
         left_s = forecast_s(signals)
         stage["forecast_s"] = None if left_s is None else round(left_s, 1)
@@ -142,17 +170,17 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-# --- Cycles made small: what of each is written, a tenth of what it took --------------------------
+# --- Cycles ---------------------------------------------------------------------------------------
 
 
 ERROR_LENGTH = 500
-ENGINES_KNOWN = 20_000
-"""More are not remembered: replicas come and go without end."""
+ENGINES_REMEMBERED = 20_000
+"""Engines whose last document is remembered; then all are forgotten, since replicas come and go."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineName:
-    """What tells an engine from all others."""
+    """The identity of an engine."""
 
     target: str
     model: str
@@ -162,7 +190,7 @@ class EngineName:
 
 @dataclass(frozen=True, slots=True)
 class PackedRecommendation:
-    """A recommendation: `name` tells it from others, `document` is its JSON."""
+    """A recommendation: `name` identifies it, `document` is its JSON."""
 
     name: str
     document: bytes
@@ -173,7 +201,7 @@ class PackedEngine:
     """One engine after a scrape.
 
     `signals` are float32 in the order of `keys`, `counters` float64 in the order of `columns`;
-    `document` is None where the last one still says it.
+    `document` is None while the previous document still holds.
     """
 
     name: EngineName
@@ -192,7 +220,7 @@ class PackedEngine:
 
 @dataclass(frozen=True, slots=True)
 class PackedCycle:
-    """One target after a scrape. `bytes` is about what it takes in memory."""
+    """One target after a scrape. `bytes` is its approximate size in memory."""
 
     t_s: float
     target: str
@@ -204,40 +232,40 @@ class PackedCycle:
 
 @dataclass(slots=True)
 class _Last:
-    """What was last kept of an engine's documents, and its recommendations as packed."""
+    """The hash of an engine's last document, and its last recommendations, unpacked and packed."""
 
-    said: int | None = None
-    made: Sequence[Recommendation] = ()
+    fingerprint: int | None = None
+    recommendations: Sequence[Recommendation] = ()
     packed: tuple[PackedRecommendation, ...] = ()
 
 
 class Packer:
-    """Makes cycles small. It knows what each engine's last document said."""
+    """Packs cycles, and leaves out documents that say the same as the engine's last one."""
 
     def __init__(self) -> None:
         self._last: dict[EngineName, _Last] = {}
         self._keys: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def forget(self, name: EngineName | None = None) -> None:
-        """The last document of an engine (or of all) was not kept: the next one is."""
+        """Pack the next document of an engine, or of all, because the last one was not written."""
         if name is None:
             self._last.clear()
         else:
             self._last.pop(name, None)
 
     def pack(self, cycle: Cycle) -> PackedCycle:
-        """A cycle as it is written."""
-        engines = tuple([self._engine(cycle.target, one) for one in cycle.engines])
+        """The packed form of a cycle."""
+        engines = tuple([self._engine(cycle.target, engine) for engine in cycle.engines])
         size = 500 + sum(
-            1000 + len(one.signals) + len(one.counters) + len(one.document or b"")
-            for one in engines
+            1000 + len(packed.signals) + len(packed.counters) + len(packed.document or b"")
+            for packed in engines
         )
         error = None if cycle.error is None else cycle.error[:ERROR_LENGTH]
         return PackedCycle(cycle.t_s, cycle.target, cycle.labels, error, engines, size)
 
     def _engine(self, target: str, cycle: EngineCycle) -> PackedEngine:
         diagnosis, raw = cycle.diagnosis, cycle.raw
-        if len(self._last) > ENGINES_KNOWN:
+        if len(self._last) > ENGINES_REMEMBERED:
             self._last.clear()
         name = EngineName(target, diagnosis.model, diagnosis.engine, cycle.replica)
         last = self._last.setdefault(name, _Last())
@@ -260,22 +288,22 @@ class Packer:
 
 
 def _document(last: _Last, diagnosis: Diagnosis) -> bytes | None:
-    now = hash(said(diagnosis))
-    if last.said == now:
+    current = hash(fingerprint(diagnosis))
+    if last.fingerprint == current:
         return None
-    last.said = now
-    return kept(diagnosis)
+    last.fingerprint = current
+    return encode_document(diagnosis)
 
 
 def _recommendations(last: _Last, diagnosis: Diagnosis) -> tuple[PackedRecommendation, ...]:
-    # What is told stays the same object as long as it is told unchanged.
-    if last.made is not diagnosis.recommendations:
-        last.made = diagnosis.recommendations
-        last.packed = tuple([_packed(made) for made in diagnosis.recommendations])
+    # Unchanged recommendations stay the same object, which `Tracking` relies on.
+    if last.recommendations is not diagnosis.recommendations:
+        last.recommendations = diagnosis.recommendations
+        last.packed = tuple([_packed(advice) for advice in diagnosis.recommendations])
     return last.packed
 
 
-def _packed(made: Recommendation) -> PackedRecommendation:
-    document: dict[str, Any] = recommendation_document(made)
+def _packed(advice: Recommendation) -> PackedRecommendation:
+    document: dict[str, Any] = recommendation_document(advice)
     changes = orjson.dumps(document["changes"]).decode()
-    return PackedRecommendation(f"{made.id} {made.cause} {changes}", orjson.dumps(document))
+    return PackedRecommendation(f"{advice.id} {advice.cause} {changes}", orjson.dumps(document))

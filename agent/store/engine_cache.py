@@ -1,4 +1,4 @@
-"""Targets, engines and layouts, cached by the connection that writes them. I/O edge."""
+"""In-memory cache of targets, engines and layouts for the writing connection. I/O edge."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kneewatch.rules.rule import Severity
 
 
 @dataclass(slots=True)
-class ToldRow:
-    """A recommendation that is being told: its row, and what was last written of it."""
+class RecommendationRow:
+    """An active recommendation: its row id, and the document last written."""
 
     id: int
     document: bytes
@@ -28,9 +28,9 @@ class ToldRow:
 
 
 @dataclass(slots=True)
-class Chain:
-    """The documents last written of an engine: a whole one of `whole_bytes` when compressed, with
-    its row and time, and the newest, `links` after one told against the whole."""
+class DocumentChain:
+    """An engine's last documents: a whole one with its row id, compressed bytes and time, and the
+    newest one, which is `links` deltas after a delta to the whole one."""
 
     whole_id: int
     whole: bytes
@@ -42,11 +42,12 @@ class Chain:
 
 
 @dataclass(slots=True)
-class KnownEngine:
-    """An engine: what is open of it, and what was last written.
+class CachedEngine:
+    """An engine's open intervals and recommendations, and what was last written.
 
-    `rows` are open scrapes; `counters_id` is the newest row of counters, of `counters_s` and with
-    the layout `counters_layout`, and `counters_kept_s` the time of the newest that stays.
+    `rows` counts open scrapes. `counters_id`, `counters_s` and `counters_layout` are the id, time
+    and layout of the newest row of counters; `counters_kept_s` is the time of the newest row that
+    will not be replaced.
     """
 
     id: int
@@ -62,15 +63,15 @@ class KnownEngine:
     columns_layout: int = 0
     config: Mapping[str, str] | None = None
     started_s: float | None = None
-    documents: Chain | None = None
+    documents: DocumentChain | None = None
     recommendations: tuple[PackedRecommendation, ...] = ()
-    told: dict[str, ToldRow] = field(default_factory=dict[str, ToldRow])
+    active: dict[str, RecommendationRow] = field(default_factory=dict[str, RecommendationRow])
     session: bool = False
-    """Whether a cycle of this session has been written."""
-    page: bool = False
-    """Whether a page of this session could be read."""
+    """Whether this process has written a cycle of it."""
+    page_read: bool = False
+    """Whether this process has read a page of it."""
     seen_s: float = 0.0
-    """When the last one was, on the machine's monotonic clock."""
+    """Time of its last cycle on the monotonic clock."""
 
 
 def load_engine(
@@ -80,8 +81,8 @@ def load_engine(
     t_s: float,
     *,
     room: Callable[[], bool],
-) -> KnownEngine | None:
-    """An engine as the file knows it, made where it does not; None where there is no room to."""
+) -> CachedEngine | None:
+    """The engine from the file, inserted if missing; None if `room()` allows no new engine."""
     execute = connection.execute
     named = (target_id, name.model, name.engine, name.replica)
     row = execute(
@@ -92,12 +93,12 @@ def load_engine(
     if row is None:
         if not room():
             return None
-        made = execute(
+        inserted = execute(
             "INSERT INTO engines (target_id, model, engine, replica, labels, first_s, last_s)"
             " VALUES (?, ?, ?, ?, '{}', ?, ?)",
             (*named, t_s, t_s),
         )
-        return KnownEngine(made.lastrowid or 0, t_s, {}, 0, IntervalBook())
+        return CachedEngine(inserted.lastrowid or 0, t_s, {}, 0, IntervalBook())
     engine_id, last_s, labels = row
     count, newest = execute(
         "SELECT count(*), max(id) FROM open_signals WHERE id BETWEEN ? AND ?", rows_of(engine_id)
@@ -105,32 +106,32 @@ def load_engine(
     if newest is not None:
         (last_s,) = execute("SELECT t_s FROM open_signals WHERE id = ?", (newest,)).fetchone()
     book = IntervalBook(_open_intervals(connection, engine_id, last_s))
-    known = KnownEngine(engine_id, last_s, orjson.loads(labels), count, book)
-    _load_rest(connection, known)
-    return known
+    engine = CachedEngine(engine_id, last_s, orjson.loads(labels), count, book)
+    _load_rest(connection, engine)
+    return engine
 
 
-def _load_rest(connection: sqlite3.Connection, known: KnownEngine) -> None:
+def _load_rest(connection: sqlite3.Connection, engine: CachedEngine) -> None:
     execute = connection.execute
     counters = execute(
         "SELECT id, t_s, layout_id FROM open_counters WHERE id BETWEEN ? AND ?"
         " ORDER BY id DESC LIMIT 2",
-        rows_of(known.id),
+        rows_of(engine.id),
     ).fetchall()
     if counters:
-        known.counters_id, known.counters_s, known.counters_layout = counters[0]
-        known.counters_kept_s = counters[-1][1]
+        engine.counters_id, engine.counters_s, engine.counters_layout = counters[0]
+        engine.counters_kept_s = counters[-1][1]
     config = execute(
         "SELECT labels, started_s FROM configs WHERE engine_id = ? ORDER BY id DESC LIMIT 1",
-        (known.id,),
+        (engine.id,),
     ).fetchone()
     if config:
-        known.config, known.started_s = orjson.loads(config[0]), config[1]
-    told = execute(
+        engine.config, engine.started_s = orjson.loads(config[0]), config[1]
+    active = execute(
         "SELECT id, name, document FROM recommendations WHERE engine_id = ? AND last_s IS NULL",
-        (known.id,),
+        (engine.id,),
     )
-    known.told = {name: ToldRow(row, document, 0.0) for row, name, document in told}
+    engine.active = {name: RecommendationRow(row, document, 0.0) for row, name, document in active}
 
 
 def _open_intervals(connection: sqlite3.Connection, engine_id: int, last_s: float) -> list[Open]:
@@ -152,54 +153,57 @@ def _open_intervals(connection: sqlite3.Connection, engine_id: int, last_s: floa
     ]
 
 
-# --- Targets, engines and layouts by what names them, for one connection that writes. I/O edge ----
+# --- The cache ------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
 
-NAMES_KNOWN = 256
-"""More layouts are looked up in the file again: where labels carry ids they have no end."""
+LAYOUTS_CACHED = 256
+"""Layouts cached at most: where labels carry ids, there is no end of them."""
 
 NEW_ENGINES_MAX, NEW_ENGINES_S = ENGINES_MAX, 3600.0
-"""So many engines of a target that were never seen are written within so long: labels that change
-with every scrape must not fill the disk. Other replicas than before are far fewer."""
+"""Limit on new engines per target and hour: labels that change with every scrape must not fill the
+disk. Real replacements of replicas are far fewer."""
 
 
 @dataclass(slots=True)
-class KnownTarget:
-    """A target: its open scrapes, and its engines of this session. `room` is for how many new
-    engines there was room at `room_of_s`; `full` whether it was told that there is none."""
+class CachedTarget:
+    """A target: its count of open scrapes, and its engines seen by this process.
+
+    `room` is the number of new engines allowed at `room_of_s`; `full` is whether the limit was
+    logged.
+    """
 
     id: int
     rows: int
     room: int = 0
     room_of_s: float | None = None
     full: bool = False
-    engines: dict[EngineName, KnownEngine] = field(
-        default_factory=dict["EngineName", "KnownEngine"]
+    engines: dict[EngineName, CachedEngine] = field(
+        default_factory=dict["EngineName", "CachedEngine"]
     )
 
 
 class EngineCache:
-    """Targets, engines, layouts and the sequence of one connection."""
+    """Targets, engines, layouts and the cycle sequence of one connection."""
 
     def __init__(self, connection: sqlite3.Connection, session: set[int]) -> None:
-        """`session` are the engines that this session has written; `fresh`, those of the present
-        transaction, join them once it is committed, and those that `left` a page leave them."""
+        """`session` holds the ids of engines this process has written. On commit, `fresh` is added
+        to it and `left` (engines that are gone from their page) is removed."""
         self._connection = connection
         self.session, self.fresh, self.left = session, set[int](), set[int]()
         self.refused = set[EngineName]()
-        """Engines that were not written since this was last cleared: there was no room."""
-        self.targets: dict[str, KnownTarget] = {}
+        """Engines not written for lack of room since this was last cleared."""
+        self.targets: dict[str, CachedTarget] = {}
         self._names: dict[bytes, int] = {}
         self._keys: dict[tuple[str, ...], int] = {}
         self._sequence = self._last_sequence()
-        self.due_engines: dict[int, KnownEngine] = {}
-        self.due_targets: dict[int, KnownTarget] = {}
-        """Those with enough open rows for a chunk, by id."""
+        self.due_engines: dict[int, CachedEngine] = {}
+        self.due_targets: dict[int, CachedTarget] = {}
+        """Engines and targets with enough open rows for a chunk, by id."""
 
     def reload(self) -> None:
-        """Others changed the tables: everything is read anew when it is needed."""
+        """Drop everything after rows were deleted; it is read again when needed."""
         self.targets.clear()
         self.due_engines.clear()
         self.due_targets.clear()
@@ -207,13 +211,13 @@ class EngineCache:
         self._keys.clear()
 
     def drop_empty(self) -> None:
-        """Forget targets without engines, but for those of which it was told that they have too
-        many; what is due of them stays due."""
-        kept = {name: one for name, one in self.targets.items() if one.engines or one.full}
-        self.targets = kept
+        """Drop targets without engines, except those at their limit; pending flushes stay."""
+        self.targets = {
+            name: target for name, target in self.targets.items() if target.engines or target.full
+        }
 
     def committed(self) -> None:
-        """What was written is there to stay."""
+        """Update the session after the transaction was committed."""
         self.session |= self.fresh
         self.session -= self.left
         self.fresh.clear()
@@ -231,51 +235,51 @@ class EngineCache:
         ).fetchone()
         return max(sealed or 0, opened or 0)
 
-    def target(self, name: str) -> KnownTarget:
-        """A target, made where there is none."""
-        known = self.targets.get(name)
-        if known is None:
+    def target(self, name: str) -> CachedTarget:
+        """The target of that name, inserted if missing."""
+        target = self.targets.get(name)
+        if target is None:
             target_id = self._id("targets", "name", name)
-            known = KnownTarget(target_id, self._count("open_scrapes", target_id))
-            self.targets[name] = known
-        return known
+            target = CachedTarget(target_id, self._count("open_scrapes", target_id))
+            self.targets[name] = target
+        return target
 
     def engine(
-        self, target: KnownTarget, name: EngineName, t_s: float, labels: Mapping[str, str]
-    ) -> KnownEngine | None:
-        """An engine, made where there is none; None where there is no room for another."""
-        known = target.engines.get(name)
-        if known is None:
+        self, target: CachedTarget, name: EngineName, t_s: float, labels: Mapping[str, str]
+    ) -> CachedEngine | None:
+        """The engine of that name, inserted if missing; None at the limit on new engines."""
+        engine = target.engines.get(name)
+        if engine is None:
             room = partial(self._room, target, name.target, t_s)
-            known = load_engine(self._connection, target.id, name, t_s, room=room)
-            if known is None:
+            engine = load_engine(self._connection, target.id, name, t_s, room=room)
+            if engine is None:
                 self.refused.add(name)
                 return None
-            known.session = known.id in self.session
-            self.left.discard(known.id)
-            target.engines[name] = known
-        if known.labels is not labels and known.labels != labels:
+            engine.session = engine.id in self.session
+            self.left.discard(engine.id)
+            target.engines[name] = engine
+        if engine.labels is not labels and engine.labels != labels:
             self._connection.execute(
                 "UPDATE engines SET labels = ? WHERE id = ?",
-                (orjson.dumps(dict(labels)).decode(), known.id),
+                (orjson.dumps(dict(labels)).decode(), engine.id),
             )
-        known.labels = labels
-        return known
+        engine.labels = labels
+        return engine
 
-    def _room(self, target: KnownTarget, name: str, t_s: float) -> bool:
-        """Take room for a new engine; whether there is any."""
+    def _room(self, target: CachedTarget, name: str, t_s: float) -> bool:
+        """Count a new engine against the limit. Returns whether it is allowed."""
         if target.room_of_s != t_s:
-            (new,) = self._connection.execute(
+            (count,) = self._connection.execute(
                 "SELECT count(*) FROM engines WHERE target_id = ? AND first_s > ?",
                 (target.id, t_s - NEW_ENGINES_S),
             ).fetchone()
-            target.room, target.room_of_s = NEW_ENGINES_MAX - new, t_s
+            target.room, target.room_of_s = NEW_ENGINES_MAX - count, t_s
             target.full = target.full and target.room <= 0
         target.room -= 1
         if target.room < 0 and not target.full:
             target.full = True
             log.warning(
-                "store: too many new engines, no more are kept for now target=%s most=%s in_s=%.0f",
+                "too many new engines, not storing more for now target=%s limit=%s per_s=%.0f",
                 name,
                 NEW_ENGINES_MAX,
                 NEW_ENGINES_S,
@@ -283,36 +287,36 @@ class EngineCache:
         return target.room >= 0
 
     def _layout(self, names: bytes) -> int:
-        """The id of a list of names, made where there is none."""
-        found = self._names.get(names)
-        if found is None:
-            if len(self._names) >= NAMES_KNOWN:
+        """The id of an encoded list of names, inserted if missing."""
+        layout_id = self._names.get(names)
+        if layout_id is None:
+            if len(self._names) >= LAYOUTS_CACHED:
                 self._names.clear()
-            found = self._names[names] = self._id("layouts", "names", names)
-        return found
+            layout_id = self._names[names] = self._id("layouts", "names", names)
+        return layout_id
 
     def keys_layout(self, keys: tuple[str, ...]) -> int:
-        """The id of a list of signals."""
-        found = self._keys.get(keys)
-        if found is None:
-            found = self._keys[keys] = self._layout(keys_layout(keys))
-        return found
+        """The layout id of a list of signals."""
+        layout_id = self._keys.get(keys)
+        if layout_id is None:
+            layout_id = self._keys[keys] = self._layout(keys_layout(keys))
+        return layout_id
 
-    def columns_layout(self, known: KnownEngine, columns: tuple[Column, ...]) -> int:
-        """The id of an engine's list of counters."""
-        if known.columns is not columns:
-            known.columns_layout = self._layout(columns_layout(columns))
-            known.columns = columns
-        return known.columns_layout
+    def columns_layout(self, engine: CachedEngine, columns: tuple[Column, ...]) -> int:
+        """The layout id of an engine's list of counters."""
+        if engine.columns is not columns:
+            engine.columns_layout = self._layout(columns_layout(columns))
+            engine.columns = columns
+        return engine.columns_layout
 
     def _id(self, table: str, column: str, value: str | bytes) -> int:
-        """The id of a row by what is unique in it, made where there is none."""
+        """The id of the row with a unique value, inserted if missing."""
         execute = self._connection.execute
         row = execute(f"SELECT id FROM {table} WHERE {column} = ?", (value,)).fetchone()
         if row is not None:
             return int(row[0])
-        made = execute(f"INSERT INTO {table} ({column}) VALUES (?)", (value,))
-        return made.lastrowid or 0
+        inserted = execute(f"INSERT INTO {table} ({column}) VALUES (?)", (value,))
+        return inserted.lastrowid or 0
 
     def _count(self, table: str, owner_id: int) -> int:
         (rows,) = self._connection.execute(

@@ -1,6 +1,6 @@
-"""An engine's signals as the file has them: sealed chunks, then the open rows. I/O edge.
+"""Reads scrapes, signals and counters from chunks and open rows. I/O edge.
 
-What is damaged is passed over and logged: the rest can be read.
+Damaged chunks and rows are logged and skipped, so that the rest stays readable.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kneewatch.agent.store.chunks import Read, SignalChunk, chosen, joined, unpack_scrapes
-from kneewatch.agent.store.columns import PLAIN, DamagedError, Loops, floats_of
+from kneewatch.agent.store.chunks import (
+    ReadBytes,
+    SignalChunk,
+    concat_scrapes,
+    select_scrapes,
+    unpack_scrapes,
+)
+from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
 from kneewatch.agent.store.records import Scrapes, Series
 from kneewatch.agent.store.schema import SCRAPES, SIGNALS, columns_of, keys_of, rows_of
 from kneewatch.collector.history import Column
@@ -27,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChunkRow:
-    """Where a chunk is, and what it spans; `step_s` is 0 where it has every scrape."""
+    """A chunk's id and the range it covers; `step_s` is 0 if it was not downsampled."""
 
     id: int
     step_s: float
@@ -37,14 +43,14 @@ class ChunkRow:
     max_s: float
 
     def inside(self, from_s: float, to_s: float) -> bool:
-        """Whether all of it is of a time."""
+        """Whether the whole chunk lies within a time range."""
         return from_s <= self.min_s and self.max_s <= to_s
 
 
 def chunk_rows(
     connection: sqlite3.Connection, kind: int, owner_id: int, *, from_s: float, to_s: float
 ) -> list[ChunkRow]:
-    """The chunks that reach into a time, in order of arrival."""
+    """The chunks that overlap a time range, in order of arrival."""
     rows = connection.execute(
         "SELECT id, step_s, first_seq, last_seq, min_s, max_s FROM chunks"
         " WHERE kind = ? AND owner_id = ? AND max_s >= ? AND min_s <= ? ORDER BY first_seq",
@@ -54,8 +60,8 @@ def chunk_rows(
 
 
 @contextmanager
-def reading(connection: sqlite3.Connection, chunk_id: int) -> Generator[Read]:
-    """Reads from a chunk's body, a piece at a time: only what is asked for leaves the disk."""
+def chunk_reader(connection: sqlite3.Connection, chunk_id: int) -> Generator[ReadBytes]:
+    """A reader of a chunk's body, which reads only the requested pieces from disk."""
     with connection.blobopen("chunks", "body", chunk_id, readonly=True) as blob:
 
         def read(length: int, offset: int) -> bytes:
@@ -74,7 +80,7 @@ def insert_chunk(
     times: Sequence[float],
     body: bytes,
 ) -> None:
-    """Add a chunk. `owner`: kind, id and step; `sequence`: of the first and the last scrape."""
+    """Insert a chunk. `owner`: kind, id and step in seconds; `sequence`: first and last scrape."""
     connection.execute(
         "INSERT INTO chunks (kind, owner_id, step_s, first_seq, last_seq, min_s, max_s, body)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -82,37 +88,37 @@ def insert_chunk(
     )
 
 
-def passed_over(what: str, where: object, error: DamagedError) -> None:
-    """Say that something cannot be read."""
-    log.warning("damaged history passed over what=%s at=%s reason=%s", what, where, error)
+def log_damage(what: str, where: object, error: DamagedError) -> None:
+    """Log that stored data is damaged and skipped."""
+    log.warning("skipping damaged history what=%s at=%s reason=%s", what, where, error)
 
 
 class OpenRows:
-    """Open rows of signals, as values by key."""
+    """Decodes open rows of signals."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._layouts: dict[int, dict[str, int]] = {}
 
-    def places(self, layout_id: int) -> dict[str, int]:
-        """Where each signal of a layout stands; empty where the layout is damaged."""
-        known = self._layouts.get(layout_id)
-        if known is None:
+    def positions(self, layout_id: int) -> dict[str, int]:
+        """Position of each signal in a layout; empty if the layout is damaged."""
+        positions = self._layouts.get(layout_id)
+        if positions is None:
             row = self._connection.execute(
                 "SELECT names FROM layouts WHERE id = ?", (layout_id,)
             ).fetchone()
-            known = {}
+            positions = {}
             try:
-                known = {key: at for at, key in enumerate(keys_of(row[0] if row else b""))}
+                positions = {key: at for at, key in enumerate(keys_of(row[0] if row else b""))}
             except DamagedError as error:
-                passed_over("layout", layout_id, error)
-            self._layouts[layout_id] = known
-        return known
+                log_damage("layout", layout_id, error)
+            self._layouts[layout_id] = positions
+        return positions
 
     def rows(
         self, engine_id: int, *, from_s: float, to_s: float
     ) -> Iterator[tuple[float, dict[str, int], array[float]]]:
-        """Time, places and values of each open scrape, in order of arrival."""
+        """Time, positions by key and values of each open scrape, in order of arrival."""
         rows = self._connection.execute(
             "SELECT t_s, layout_id, body FROM open_signals"
             " WHERE id BETWEEN ? AND ? AND t_s BETWEEN ? AND ? ORDER BY id",
@@ -124,21 +130,21 @@ class OpenRows:
                 yield t_s, *row
 
     def row(self, layout_id: int, body: bytes) -> tuple[dict[str, int], array[float]] | None:
-        """Places and values of one open scrape; None where it is damaged."""
-        places = self.places(layout_id)
+        """Positions by key and values of one open scrape; None if it is damaged."""
+        positions = self.positions(layout_id)
         try:
-            values = floats_of("f", body)
+            values = floats_from_bytes("f", body)
         except DamagedError as error:
-            passed_over("scrape", layout_id, error)
+            log_damage("scrape", layout_id, error)
             return None
-        return (places, values) if len(values) == len(places) else None
+        return (positions, values) if len(values) == len(positions) else None
 
 
 def open_counters(
     connection: sqlite3.Connection, engine_id: int, *, before: int | None = None
 ) -> Iterator[tuple[int, float, tuple[dict[Column, int], array[float]]]]:
-    """Id, time, and places and values of the counters of each open row, in order of arrival; with
-    `before` of those with a smaller id."""
+    """Row id, time, and positions by column and values of each open row of counters, in order of
+    arrival. With `before`: only rows with a smaller id."""
     first, last = rows_of(engine_id)
     rows = connection.execute(
         "SELECT c.id, t_s, names, body FROM open_counters c"
@@ -150,16 +156,18 @@ def open_counters(
         try:
             if names not in layouts:
                 layouts[names] = {column: at for at, column in enumerate(columns_of(names or b""))}
-            values = floats_of("d", body)
+            values = floats_from_bytes("d", body)
         except DamagedError as error:
-            passed_over("counters", row, error)
+            log_damage("counters", row, error)
             continue
         if len(values) == len(layouts[names]):
             yield row, t_s, (layouts[names], values)
 
 
-def by_name(rows: Sequence[tuple[dict[Name, int], array[float]]]) -> Mapping[Name, Sequence[float]]:
-    """Columns of rows; NaN where a row lacks the column. At least one row."""
+def columns_by_name(
+    rows: Sequence[tuple[dict[Name, int], array[float]]],
+) -> Mapping[Name, Sequence[float]]:
+    """Columns from rows (at least one) of positions and values; NaN where a row lacks one."""
     first = rows[0][0]
     if all(places is first for places, _ in rows):
         return dict(zip(first, zip(*(values for _, values in rows), strict=True), strict=True))
@@ -173,31 +181,31 @@ def by_name(rows: Sequence[tuple[dict[Name, int], array[float]]]) -> Mapping[Nam
 
 
 def read_scrapes(
-    connection: sqlite3.Connection, target_id: int, loops: Loops, *, from_s: float, to_s: float
+    connection: sqlite3.Connection, target_id: int, loops: Decoders, *, from_s: float, to_s: float
 ) -> Scrapes:
-    """Scrapes over a time, in order of arrival. The caller has begun a transaction."""
+    """Scrapes in a time range, in order of arrival. Call within a transaction."""
     parts: list[Scrapes] = []
     for row in chunk_rows(connection, SCRAPES, target_id, from_s=from_s, to_s=to_s):
         try:
-            with reading(connection, row.id) as read:
+            with chunk_reader(connection, row.id) as read:
                 part = unpack_scrapes(read, loops)
         except DamagedError as error:
-            passed_over("scrapes", row.id, error)
+            log_damage("scrapes", row.id, error)
             continue
         if not row.inside(from_s, to_s):
             inside = [at for at, t_s in enumerate(part.times) if from_s <= t_s <= to_s]
-            part = chosen(part, inside)
+            part = select_scrapes(part, inside)
         parts.append(part)
-    opened = connection.execute(
+    open_rows = connection.execute(
         "SELECT t_s, error FROM open_scrapes WHERE id BETWEEN ? AND ?"
         " AND t_s BETWEEN ? AND ? ORDER BY id",
         (*rows_of(target_id), from_s, to_s),
     )
-    return joined([*parts, scrapes_of(opened.fetchall())])
+    return concat_scrapes([*parts, scrapes_from_rows(open_rows.fetchall())])
 
 
-def scrapes_of(rows: Sequence[tuple[float, str | None]]) -> Scrapes:
-    """Scrapes of rows: when, and why it failed or None."""
+def scrapes_from_rows(rows: Sequence[tuple[float, str | None]]) -> Scrapes:
+    """Scrapes from rows of time, and error or None."""
     failed = {at: error for at, (_, error) in enumerate(rows) if error is not None}
     return Scrapes(array("d", [t_s for t_s, _ in rows]), failed)
 
@@ -210,10 +218,10 @@ def read_signals(
     from_s: float,
     to_s: float,
 ) -> Series:
-    """Signals over a time, in order of arrival. The caller has begun a transaction."""
+    """Signals in a time range, in order of arrival. Call within a transaction."""
     times: array[float] = array("d")
     values: dict[str, array[float]] = {key: array("d") for key in keys}
-    for part in signal_parts(connection, engine_id, keys, PLAIN, from_s=from_s, to_s=to_s):
+    for part in signal_parts(connection, engine_id, keys, PURE_PYTHON, from_s=from_s, to_s=to_s):
         times.extend(part.times)
         for key, column in values.items():
             column.extend(part.values[key])
@@ -224,34 +232,34 @@ def signal_parts(
     connection: sqlite3.Connection,
     engine_id: int,
     keys: Sequence[str],
-    loops: Loops,
+    loops: Decoders,
     *,
     from_s: float,
     to_s: float,
 ) -> Iterator[Series]:
-    """The same chunk by chunk, the open scrapes last."""
+    """Signals in a time range, one part per chunk; the open rows are the last part."""
     for row in chunk_rows(connection, SIGNALS, engine_id, from_s=from_s, to_s=to_s):
         try:
-            with reading(connection, row.id) as read:
+            with chunk_reader(connection, row.id) as read:
                 chunk = SignalChunk(read, loops)
                 times = chunk.times()
                 values = {key: _column(chunk, key, row.id) for key in keys}
         except DamagedError as error:
-            passed_over("chunk", row.id, error)
+            log_damage("chunk", row.id, error)
             continue
         if not row.inside(from_s, to_s):
-            kept = [at for at, t_s in enumerate(times) if from_s <= t_s <= to_s]
-            times = array("d", [times[at] for at in kept])
+            inside = [at for at, t_s in enumerate(times) if from_s <= t_s <= to_s]
+            times = array("d", [times[at] for at in inside])
             values = {
-                key: array("d", [column[at] for at in kept]) for key, column in values.items()
+                key: array("d", [column[at] for at in inside]) for key, column in values.items()
             }
         yield Series(times, values)
-    opened = list(OpenRows(connection).rows(engine_id, from_s=from_s, to_s=to_s))
-    if opened:
-        columns = by_name([(places, row) for _, places, row in opened])
-        unknown = [math.nan] * len(opened)
+    open_rows = list(OpenRows(connection).rows(engine_id, from_s=from_s, to_s=to_s))
+    if open_rows:
+        columns = columns_by_name([(places, row) for _, places, row in open_rows])
+        unknown = [math.nan] * len(open_rows)
         yield Series(
-            array("d", [t_s for t_s, _, _ in opened]),
+            array("d", [t_s for t_s, _, _ in open_rows]),
             {key: array("d", columns.get(key, unknown)) for key in keys},
         )
 
@@ -260,5 +268,5 @@ def _column(chunk: SignalChunk, key: str, chunk_id: int) -> array[float]:
     try:
         return chunk.column(key)
     except DamagedError as error:
-        passed_over(key, chunk_id, error)
+        log_damage(key, chunk_id, error)
         return array("d", [math.nan]) * chunk.rows

@@ -1,135 +1,163 @@
-"""Packed cycles into rows, inside the transaction of whoever calls. I/O edge."""
+"""Writes packed cycles as rows, within the caller's transaction. I/O edge."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable
 
-from kneewatch.agent.store.chunk_flush import SEAL_ROWS
-from kneewatch.agent.store.encoding import CHAIN, SHIFTED, PackedCycle, PackedEngine, squeeze
-from kneewatch.agent.store.engine_cache import Chain, EngineCache, KnownEngine, KnownTarget
+from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
+from kneewatch.agent.store.encoding import (
+    CHAIN_MAX_LINKS,
+    DELTA_MAX_RATIO,
+    PackedCycle,
+    PackedEngine,
+    compress_document,
+)
+from kneewatch.agent.store.engine_cache import (
+    CachedEngine,
+    CachedTarget,
+    DocumentChain,
+    EngineCache,
+)
 from kneewatch.agent.store.outcomes import Tracking
 from kneewatch.agent.store.records import DAY_S
 from kneewatch.agent.store.schema import row_id
 from kneewatch.diagnose.intervals import Change
 
-COUNTERS_EVERY_S = 60.0
-"""Counters of two rows that stay are at most so far apart, where scrapes are not rarer."""
+COUNTERS_INTERVAL_S = 60.0
+"""Counters are kept about once a minute, or at every scrape where scrapes are rarer."""
 
 
-class Writing:
-    """Writes cycles as rows of the open tables, and what changes with them."""
+class CycleWriter:
+    """Inserts cycles into the open tables and updates intervals, documents and configurations."""
 
     def __init__(
-        self, connection: sqlite3.Connection, ledger: EngineCache, monotonic: Callable[[], float]
+        self, connection: sqlite3.Connection, cache: EngineCache, monotonic: Callable[[], float]
     ) -> None:
         self._execute = connection.execute
-        self._ledger, self._monotonic = ledger, monotonic
-        self._following = Tracking(connection)
+        self._cache, self._monotonic = cache, monotonic
+        self._tracking = Tracking(connection)
 
-    def cycle(self, cycle: PackedCycle) -> None:
-        """One cycle of one target."""
-        sequence = self._ledger.next_sequence()
-        target = self._ledger.target(cycle.target)
+    def write(self, cycle: PackedCycle) -> None:
+        """Write one cycle of one target."""
+        sequence = self._cache.next_sequence()
+        target = self._cache.target(cycle.target)
         self._execute(
             "INSERT INTO open_scrapes (id, t_s, error) VALUES (?, ?, ?)",
             (row_id(target.id, sequence), cycle.t_s, cycle.error),
         )
         target.rows += 1
-        if target.rows >= SEAL_ROWS:
-            self._ledger.due_targets[target.id] = target
+        if target.rows >= FLUSH_ROWS:
+            self._cache.due_targets[target.id] = target
         written = 0
-        for engine in cycle.engines:
-            known = self._ledger.engine(target, engine.name, engine.t_s, cycle.labels)
-            if known is not None:
-                self._engine(known, row_id(known.id, sequence), engine)
+        for packed in cycle.engines:
+            engine = self._cache.engine(target, packed.name, packed.t_s, cycle.labels)
+            if engine is not None:
+                self._write_engine(engine, row_id(engine.id, sequence), packed)
                 written += 1
-        # A cycle without engines and without an error was not newer than the last one.
+        # A cycle without engines and without an error repeats a page already seen: the engines
+        # are still there.
         if cycle.error is None and cycle.engines and written < len(target.engines):
-            self._gone(target, cycle)
+            self._close_missing(target, cycle)
 
-    def close(self, known: KnownEngine) -> None:
-        """Nobody sees the engine any more: what was open of it ended when it was last seen."""
-        self._changes(known, known.book.close())
-        self._following.told(known, (), known.last_s)
+    def close(self, engine: CachedEngine) -> None:
+        """End an engine's open intervals and recommendations at its last scrape."""
+        self._write_changes(engine, engine.book.close())
+        self._tracking.set_active(engine, (), engine.last_s)
 
-    def _engine(self, known: KnownEngine, row: int, engine: PackedEngine) -> None:
-        if not known.session:
-            self._changes(known, known.book.pause())
-            self._following.told(known, (), known.last_s)
-            known.session = True
-            self._ledger.fresh.add(known.id)
+    def _write_engine(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
+        if not engine.session:
+            self._write_changes(engine, engine.book.pause())
+            self._tracking.set_active(engine, (), engine.last_s)
+            engine.session = True
+            self._cache.fresh.add(engine.id)
         self._execute(
             "INSERT OR REPLACE INTO open_signals (id, t_s, layout_id, body) VALUES (?, ?, ?, ?)",
-            (row, engine.t_s, self._ledger.keys_layout(engine.keys), engine.signals),
+            (row, packed.t_s, self._cache.keys_layout(packed.keys), packed.signals),
         )
-        known.rows += 1
-        if known.rows >= SEAL_ROWS:
-            self._ledger.due_engines[known.id] = known
-        if engine.columns:
-            self._counters(known, row, engine)
-        if engine.document is not None:
-            self._document(known, row, engine.t_s, engine.document)
-        self._changes(known, known.book.take(engine.verdict))
-        self._following.take(known, row, engine)
-        known.last_s, known.seen_s = engine.t_s, self._monotonic()
+        engine.rows += 1
+        if engine.rows >= FLUSH_ROWS:
+            self._cache.due_engines[engine.id] = engine
+        if packed.columns:
+            self._write_counters(engine, row, packed)
+        if packed.document is not None:
+            self._write_document(engine, row, packed.t_s, packed.document)
+        self._write_changes(engine, engine.book.take(packed.verdict))
+        self._tracking.update(engine, row, packed)
+        engine.last_s, engine.seen_s = packed.t_s, self._monotonic()
 
-    def _counters(self, known: KnownEngine, row: int, engine: PackedEngine) -> None:
-        """Write the newest counters. Those before them go unless they are due, or the last ones
-        of a process or of a layout."""
-        layout, t_s = self._ledger.columns_layout(known, engine.columns), engine.t_s
-        another = engine.restart is not None or layout != known.counters_layout
-        if another or not known.counters_id:
-            known.counters_kept_s = t_s
-        elif known.counters_s != known.counters_kept_s:
-            if 0 <= t_s - known.counters_kept_s <= COUNTERS_EVERY_S:
-                self._execute("DELETE FROM open_counters WHERE id = ?", (known.counters_id,))
+    def _write_counters(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
+        """Write the newest counters and delete the previous ones unless they are due to be kept,
+        or are the last of a process or of a layout."""
+        layout, t_s = self._cache.columns_layout(engine, packed.columns), packed.t_s
+        new_series = packed.restart is not None or layout != engine.counters_layout
+        if new_series or not engine.counters_id:
+            engine.counters_kept_s = t_s
+        elif engine.counters_s != engine.counters_kept_s:
+            if 0 <= t_s - engine.counters_kept_s <= COUNTERS_INTERVAL_S:
+                self._execute("DELETE FROM open_counters WHERE id = ?", (engine.counters_id,))
             else:
-                known.counters_kept_s = known.counters_s
+                engine.counters_kept_s = engine.counters_s
         self._execute(
             "INSERT OR REPLACE INTO open_counters (id, t_s, layout_id, body) VALUES (?, ?, ?, ?)",
-            (row, t_s, layout, engine.counters),
+            (row, t_s, layout, packed.counters),
         )
-        known.counters_id, known.counters_s, known.counters_layout = row, t_s, layout
+        engine.counters_id, engine.counters_s, engine.counters_layout = row, t_s, layout
 
-    def _document(self, known: KnownEngine, row: int, t_s: float, document: bytes) -> None:
-        chain, body, base_id = known.documents, b"", None
+    def _write_document(self, engine: CachedEngine, row: int, t_s: float, document: bytes) -> None:
+        """Write a document as a delta to the previous one, or whole where a delta saves little."""
+        chain, body, base_id = engine.documents, b"", None
         if chain is not None and 0 <= t_s - chain.whole_s <= DAY_S:
-            anew = chain.links + 1 >= CHAIN
-            base_id, base = (chain.whole_id, chain.whole) if anew else (chain.last_id, chain.last)
-            body = squeeze(document, base)
+            rebase = chain.links + 1 >= CHAIN_MAX_LINKS
+            base_id, base = (chain.whole_id, chain.whole) if rebase else (chain.last_id, chain.last)
+            body = compress_document(document, base)
             chain.last_id, chain.last = row, document
-            chain.links = 0 if anew else chain.links + 1
-        if chain is None or base_id is None or len(body) > SHIFTED * chain.whole_bytes:
-            body, base_id = squeeze(document, None), None
-            known.documents = Chain(row, document, len(body), t_s, row, document)
+            chain.links = 0 if rebase else chain.links + 1
+        if chain is None or base_id is None or len(body) > DELTA_MAX_RATIO * chain.whole_bytes:
+            body, base_id = compress_document(document, None), None
+            engine.documents = DocumentChain(row, document, len(body), t_s, row, document)
         self._execute(
             "INSERT OR REPLACE INTO documents (id, engine_id, t_s, base_id, body, exact)"
             " VALUES (?, ?, ?, ?, ?, 1)",
-            (row, known.id, t_s, base_id, body),
+            (row, engine.id, t_s, base_id, body),
         )
 
-    def _changes(self, known: KnownEngine, changes: Iterable[Change]) -> None:
+    def _write_changes(self, engine: CachedEngine, changes: Iterable[Change]) -> None:
         for change in changes:
-            one = change.interval
+            interval = change.interval
             if change.began:
                 self._execute(
                     "INSERT INTO intervals (engine_id, kind, name, severity, start_s)"
                     " VALUES (?, ?, ?, ?, ?)",
-                    (known.id, one.kind, one.id, int(one.severity), one.start_s),
+                    (
+                        engine.id,
+                        interval.kind,
+                        interval.id,
+                        int(interval.severity),
+                        interval.start_s,
+                    ),
                 )
                 continue
             end_s = change.end_s if change.ended else None
-            last_s = one.last_s if one.paused or change.ended else None
+            last_s = interval.last_s if interval.paused or change.ended else None
             self._execute(
                 "UPDATE intervals SET severity = ?, end_s = ?, last_s = ?, ended = ?"
                 " WHERE engine_id = ? AND kind = ? AND name = ? AND end_s IS NULL",
-                (int(one.severity), end_s, last_s, change.ended, known.id, one.kind, one.id),
+                (
+                    int(interval.severity),
+                    end_s,
+                    last_s,
+                    change.ended,
+                    engine.id,
+                    interval.kind,
+                    interval.id,
+                ),
             )
 
-    def _gone(self, target: KnownTarget, cycle: PackedCycle) -> None:
-        present = {engine.name for engine in cycle.engines}
+    def _close_missing(self, target: CachedTarget, cycle: PackedCycle) -> None:
+        """Close engines that the page no longer has."""
+        present = {packed.name for packed in cycle.engines}
         for name in [name for name in target.engines if name not in present]:
-            known = target.engines.pop(name)
-            self.close(known)
-            self._ledger.left.add(known.id)
+            engine = target.engines.pop(name)
+            self.close(engine)
+            self._cache.left.add(engine.id)

@@ -1,4 +1,4 @@
-"""Upkeep between batches: flush, downsample, delete, evaluate. I/O edge."""
+"""Maintenance between batches: chunk flush, downsampling, deletion, evaluation. I/O edge."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 
-from kneewatch.agent.store.chunk_flush import seal_engine, seal_target
+from kneewatch.agent.store.chunk_flush import flush_engine, flush_target
 from kneewatch.agent.store.columns import DamagedError
-from kneewatch.agent.store.database import file_damage
+from kneewatch.agent.store.database import find_file_damage
 from kneewatch.agent.store.downsampling import downsample
 from kneewatch.agent.store.engine_cache import EngineCache
 from kneewatch.agent.store.history import ChunkRow
-from kneewatch.agent.store.ingest import Writing
+from kneewatch.agent.store.ingest import CycleWriter
 from kneewatch.agent.store.outcomes import Evaluation
 from kneewatch.agent.store.records import DAY_S, Retention
 from kneewatch.agent.store.schema import SCRAPES, SEQUENCE_BITS, SIGNALS, rows_of
 from kneewatch.diagnose.intervals import BRIDGED_S, UNWATCHED
 
-COARSENED_AT_ONCE = 6
+DOWNSAMPLED_CHUNKS = 6
 DELETED_AT_LEAST, DELETED_SHARE = 16, 100
-"""The oldest chunks that go at once, for a store that is too large: some, and a hundredth."""
+"""Chunks deleted at once when the store is too large: 16 plus a hundredth of all."""
 
 LAYOUTS_MAX = 200
 
 
-def thin(connection: sqlite3.Connection, *, before_s: float) -> bool:
-    """Make one coarse chunk of an owner's chunks from before a time; whether there was one to
-    make. Owners wait until a few chunks are due, for a small coarse chunk wastes space."""
+def downsample_due(connection: sqlite3.Connection, *, before_s: float) -> bool:
+    """Downsample the chunks of one owner that end before a time. Returns whether any were due.
+
+    An owner waits until it has several, because small downsampled chunks waste space.
+    """
     row = connection.execute(
         "SELECT kind, owner_id FROM chunks WHERE kind IN (?, ?) AND step_s = 0 AND max_s < ?"
         " GROUP BY kind, owner_id HAVING count(*) >= ? OR min(max_s) < ? LIMIT 1",
-        (SIGNALS, SCRAPES, before_s, COARSENED_AT_ONCE, before_s - DAY_S),
+        (SIGNALS, SCRAPES, before_s, DOWNSAMPLED_CHUNKS, before_s - DAY_S),
     ).fetchone()
     if row is None:
         return False
@@ -43,28 +45,30 @@ def thin(connection: sqlite3.Connection, *, before_s: float) -> bool:
         "SELECT id, step_s, first_seq, last_seq, min_s, max_s FROM chunks"
         " WHERE kind = ? AND owner_id = ? AND step_s = 0 AND max_s < ?"
         " ORDER BY first_seq LIMIT ?",
-        (kind, owner_id, before_s, COARSENED_AT_ONCE),
+        (kind, owner_id, before_s, DOWNSAMPLED_CHUNKS),
     ).fetchall()
     downsample(connection, kind, owner_id, [ChunkRow(*chunk) for chunk in chunks])
     return True
 
 
-def forget(connection: sqlite3.Connection, *, before_s: float) -> bool:
-    """Delete what ended before a time; whether an engine went with it. Open rows are sealed
-    first."""
+def delete_before(connection: sqlite3.Connection, *, before_s: float) -> bool:
+    """Delete everything that ended before a time. Returns whether an engine was deleted.
+
+    Engines with open rows stay until these are flushed.
+    """
     execute = connection.execute
     execute("DELETE FROM chunks WHERE max_s < ?", (before_s,))
     execute("DELETE FROM intervals WHERE end_s < ?", (before_s,))
     execute("DELETE FROM recommendations WHERE last_s < ?", (before_s,))
     for (engine_id,) in execute("SELECT id FROM engines").fetchall():
-        _forget_versions(connection, engine_id, before_s)
-    gone = execute(
+        _delete_versions(connection, engine_id, before_s)
+    deleted = execute(
         "SELECT id FROM engines WHERE last_s < ? AND NOT EXISTS (SELECT 1 FROM chunks"
         " WHERE kind != ? AND owner_id = engines.id) AND NOT EXISTS (SELECT 1 FROM open_signals"
         " WHERE open_signals.id BETWEEN engines.id << ? AND ((engines.id + 1) << ?) - 1)",
         (before_s, SCRAPES, SEQUENCE_BITS, SEQUENCE_BITS),
     ).fetchall()
-    for (engine_id,) in gone:
+    for (engine_id,) in deleted:
         for table in ("documents", "intervals", "recommendations", "configs"):
             execute(f"DELETE FROM {table} WHERE engine_id = ?", (engine_id,))
         execute("DELETE FROM open_counters WHERE id BETWEEN ? AND ?", rows_of(engine_id))
@@ -75,23 +79,23 @@ def forget(connection: sqlite3.Connection, *, before_s: float) -> bool:
         " WHERE open_scrapes.id BETWEEN targets.id << ? AND ((targets.id + 1) << ?) - 1)",
         (SCRAPES, SEQUENCE_BITS, SEQUENCE_BITS),
     )
-    return bool(gone)
+    return bool(deleted)
 
 
-def _forget_versions(connection: sqlite3.Connection, engine_id: int, before_s: float) -> None:
-    """Documents and configurations from before a time, but for those still in force then, and
-    what a document is told against."""
+def _delete_versions(connection: sqlite3.Connection, engine_id: int, before_s: float) -> None:
+    """Delete documents and configurations from before a time, except those in force at that time
+    and the documents their deltas are based on."""
     execute = connection.execute
     (whole,) = execute(
-        "WITH RECURSIVE told (id, base_id) AS ("
+        "WITH RECURSIVE chain (id, base_id) AS ("
         " SELECT * FROM (SELECT id, base_id FROM documents WHERE engine_id = ? AND t_s < ?"
         " ORDER BY t_s DESC, id DESC LIMIT 1)"
-        " UNION SELECT d.id, d.base_id FROM documents d JOIN told ON d.id = told.base_id)"
-        " SELECT min(id) FROM told",
+        " UNION SELECT d.id, d.base_id FROM documents d JOIN chain ON d.id = chain.base_id)"
+        " SELECT min(id) FROM chain",
         (engine_id, before_s),
     ).fetchone()
     if whole is not None:
-        # Later documents are told against this one or a later one.
+        # Later documents are deltas to this one or to a later one.
         execute(
             "DELETE FROM documents WHERE engine_id = ? AND t_s < ? AND id < ?",
             (engine_id, before_s, whole),
@@ -104,7 +108,7 @@ def _forget_versions(connection: sqlite3.Connection, engine_id: int, before_s: f
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:
-    """What the store's content takes, without pages that are free."""
+    """Bytes of the store's content, without free pages."""
     pages, free, page_bytes = (
         connection.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("page_count", "freelist_count", "page_size")
@@ -112,8 +116,8 @@ def used_bytes(connection: sqlite3.Connection) -> int:
     return int((pages - free) * page_bytes)
 
 
-def shrink(connection: sqlite3.Connection, *, max_bytes: float) -> bool:
-    """Delete the oldest of everything where the content takes more; whether that deleted any."""
+def delete_oldest(connection: sqlite3.Connection, *, max_bytes: float) -> bool:
+    """Delete the oldest data if the content exceeds `max_bytes`; whether any was deleted."""
     if used_bytes(connection) <= max_bytes:
         return False
     oldest = connection.execute(
@@ -122,14 +126,14 @@ def shrink(connection: sqlite3.Connection, *, max_bytes: float) -> bool:
     ).fetchall()
     if not oldest:
         return False
-    # The last of them goes too: a moment later is the first that stays.
+    # The cut is a moment later, so that the last of these chunks is deleted too.
     (last_s,) = oldest[-1]
-    forget(connection, before_s=last_s + 1e-3)
+    delete_before(connection, before_s=last_s + 1e-3)
     return True
 
 
 def drop_layouts(connection: sqlite3.Connection) -> bool:
-    """Delete layouts that no open row has, where there are many; whether any was deleted."""
+    """Delete layouts that no open row uses, if there are many. Returns whether any was deleted."""
     (layouts,) = connection.execute("SELECT count(*) FROM layouts").fetchone()
     if layouts <= LAYOUTS_MAX:
         return False
@@ -140,24 +144,23 @@ def drop_layouts(connection: sqlite3.Connection) -> bool:
     return True
 
 
-# What the writer does between batches: sealing, thinning, deleting, judging; one small
-# transaction at a time. I/O edge.
+# --- The jobs between batches, one small transaction at a time ------------------------------------
 
 
-ROUND_EVERY_S = 60.0
-FORGET_EVERY_S = 3600.0
-SEAL_AFTER_S = 2 * 3600.0
-"""Open rows of an owner that gives no more are sealed after so long."""
+ROUND_INTERVAL_S = 60.0
+DELETE_INTERVAL_S = 3600.0
+FLUSH_IDLE_AFTER_S = 2 * 3600.0
+"""Open rows of an engine or target that is no longer scraped are flushed after this time."""
 
 FREE_RATIO = 0.1
-"""So much of the file may be free pages: the next rows take them."""
+"""Share of the file that may be free pages; new rows reuse them."""
 
 VACUUM_PAGES = 500
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """All or nothing."""
+    """A write transaction: committed at the end, rolled back on any exception."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -168,8 +171,8 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
         raise
 
 
-class Upkeep:
-    """Does one thing at a time, so that cycles are not kept waiting."""
+class Maintenance:
+    """Runs one small job at a time, so that cycles do not wait."""
 
     def __init__(
         self,
@@ -179,70 +182,76 @@ class Upkeep:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retention, self._clock, self._monotonic = retention, clock, monotonic
-        self._judging = Evaluation()
+        self._evaluation = Evaluation()
         self._since_s = monotonic()
-        self._round_s = self._forgot_s = -math.inf
+        self._round_s = self._deleted_s = -math.inf
         self._checked_s = clock()
         self._jobs: list[Callable[[sqlite3.Connection, EngineCache], bool]] = []
 
-    def step(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
-        """Do what is due next; whether there was anything."""
-        if ledger.due_engines:
-            engine_id, known = ledger.due_engines.popitem()
+    def step(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
+        """Run the next due job. Returns whether there was one."""
+        if cache.due_engines:
+            engine_id, engine = cache.due_engines.popitem()
             with transaction(connection):
-                seal_engine(connection, engine_id)
-            known.rows = 0
+                flush_engine(connection, engine_id)
+            engine.rows = 0
             return True
-        if ledger.due_targets:
-            target_id, target = ledger.due_targets.popitem()
+        if cache.due_targets:
+            target_id, target = cache.due_targets.popitem()
             with transaction(connection):
-                seal_target(connection, target_id)
+                flush_target(connection, target_id)
             target.rows = 0
             return True
-        return self._round(connection, ledger)
+        return self._round(connection, cache)
 
-    def _round(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
+    def _round(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
         now_s = self._clock()
         if not self._jobs:
-            if 0 <= now_s - self._round_s < ROUND_EVERY_S:
+            if 0 <= now_s - self._round_s < ROUND_INTERVAL_S:
                 return False
             self._round_s = now_s
-            self._jobs = [self._vacuum, self._shrink, self._thin, self._judge, self._close]
-            if not 0 <= now_s - self._forgot_s < FORGET_EVERY_S:
-                self._forgot_s = now_s
-                self._jobs += [self._forget, self._seal_idle]
+            self._jobs = [
+                self._vacuum,
+                self._limit_size,
+                self._downsample,
+                self._evaluate,
+                self._close,
+            ]
+            if not 0 <= now_s - self._deleted_s < DELETE_INTERVAL_S:
+                self._deleted_s = now_s
+                self._jobs += [self._delete_expired, self._flush_idle]
             if not 0 <= now_s - self._checked_s < DAY_S:
                 self._checked_s = now_s
                 self._jobs.append(self._check)
         job = self._jobs.pop()
-        if job(connection, ledger):
+        if job(connection, cache):
             self._jobs.append(job)
         return True
 
     def _newest_s(self, connection: sqlite3.Connection) -> float:
-        """Now, or the newest scrape where that is older: a clock that is ahead deletes nothing."""
+        """Now, or the newest scrape if that is older: a clock set ahead must not delete data."""
         (newest_s,) = connection.execute("SELECT max(max_s) FROM chunks").fetchone()
         return min(self._clock(), math.inf if newest_s is None else newest_s)
 
-    def _close(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
-        """Close what is open of engines that nobody scrapes any more, and forget them."""
+    def _close(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
+        """Close intervals of engines that are no longer scraped; drop them from the cache."""
         now_s = self._monotonic()
-        writing = Writing(connection, ledger, self._monotonic)
+        writer = CycleWriter(connection, cache, self._monotonic)
         gone = [
-            (target, name, known)
-            for target in ledger.targets.values()
-            for name, known in target.engines.items()
-            if known.session and now_s - known.seen_s > BRIDGED_S
+            (target, name, engine)
+            for target in cache.targets.values()
+            for name, engine in target.engines.items()
+            if engine.session and now_s - engine.seen_s > BRIDGED_S
         ]
         with transaction(connection):
-            for _, _, known in gone:
-                writing.close(known)
+            for _, _, engine in gone:
+                writer.close(engine)
             if now_s - self._since_s > BRIDGED_S:
-                self._close_unseen(connection, ledger.session)
-        for target, name, known in gone:
+                self._close_unseen(connection, cache.session)
+        for target, name, engine in gone:
             del target.engines[name]
-            ledger.session.discard(known.id)
-        ledger.drop_empty()
+            cache.session.discard(engine.id)
+        cache.drop_empty()
         return False
 
     def _close_unseen(self, connection: sqlite3.Connection, session: set[int]) -> None:
@@ -263,12 +272,12 @@ class Upkeep:
                     (last_s, engine_id),
                 )
 
-    def _seal_idle(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
-        """Seal what lies open of owners that give no more."""
-        before_s = self._clock() - SEAL_AFTER_S
-        for table, owners, seal in (
-            ("open_signals", "engines", partial(seal_engine, over=True)),
-            ("open_scrapes", "targets", seal_target),
+    def _flush_idle(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
+        """Flush open rows of engines and targets that are no longer scraped."""
+        before_s = self._clock() - FLUSH_IDLE_AFTER_S
+        for table, owners, flush in (
+            ("open_signals", "engines", partial(flush_engine, over=True)),
+            ("open_scrapes", "targets", flush_target),
         ):
             for (owner_id,) in connection.execute(f"SELECT id FROM {owners}").fetchall():
                 newest = connection.execute(
@@ -277,43 +286,43 @@ class Upkeep:
                 ).fetchone()
                 if newest is not None and newest[0] < before_s:
                     with transaction(connection):
-                        seal(connection, owner_id)
+                        flush(connection, owner_id)
         return False
 
-    def _judge(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
+    def _evaluate(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
         with transaction(connection):
-            self._judging.look(connection, self._clock())
+            self._evaluation.run(connection, self._clock())
         return False
 
-    def _thin(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
+    def _downsample(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
         before_s = self._newest_s(connection) - self._retention.keep_s
         with transaction(connection):
-            return thin(connection, before_s=before_s)
+            return downsample_due(connection, before_s=before_s)
 
-    def _forget(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
+    def _delete_expired(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
         before_s = self._newest_s(connection) - self._retention.keep_coarse_s
         with transaction(connection):
-            gone = forget(connection, before_s=before_s) | drop_layouts(connection)
-        if gone:
-            ledger.reload()
+            deleted = delete_before(connection, before_s=before_s) | drop_layouts(connection)
+        if deleted:
+            cache.reload()
         return False
 
-    def _shrink(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
+    def _limit_size(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
         with transaction(connection):
-            shrunk = shrink(connection, max_bytes=self._retention.max_bytes)
-        if shrunk:
-            ledger.reload()
-        return shrunk
+            deleted = delete_oldest(connection, max_bytes=self._retention.max_bytes)
+        if deleted:
+            cache.reload()
+        return deleted
 
-    def _check(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
-        """Look for damage that nobody has come across."""
-        why = file_damage(connection)
-        if why:
-            raise DamagedError(why)
+    def _check(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
+        """Check the file for damage in pages that no query has read."""
+        damage = find_file_damage(connection)
+        if damage:
+            raise DamagedError(damage)
         return False
 
-    def _vacuum(self, connection: sqlite3.Connection, ledger: EngineCache) -> bool:
-        """Give free pages back to the disk, some at a time."""
+    def _vacuum(self, connection: sqlite3.Connection, cache: EngineCache) -> bool:
+        """Return free pages to the file system, a few hundred at a time."""
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         (free,) = connection.execute("PRAGMA freelist_count").fetchone()
         if free <= FREE_RATIO * pages + VACUUM_PAGES:

@@ -1,4 +1,7 @@
-"""Recommendations in the history: which were followed, and what was measured after. I/O edge."""
+"""Outcomes of recommendations: tracking which were applied, and evaluating their effect.
+
+I/O edge.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import orjson
 
 from kneewatch.agent.store.encoding import PackedEngine, PackedRecommendation
-from kneewatch.agent.store.engine_cache import KnownEngine, ToldRow
+from kneewatch.agent.store.engine_cache import CachedEngine, RecommendationRow
 from kneewatch.agent.store.history import read_signals
 from kneewatch.agent.store.records import Series
 from kneewatch.diagnose.recommend.history import config_shows
@@ -29,91 +32,103 @@ from kneewatch.diagnose.recommend.outcomes import (
     signals_show_change,
 )
 
-REWRITTEN_S = 60.0
-"""A recommendation's numbers follow the load: they are not written more often than this."""
+REWRITE_INTERVAL_S = 60.0
+"""Minimum seconds between writes of one recommendation: its numbers change with the load."""
 
-START_TIME_NEAR_S = 1.0
+START_TIME_TOLERANCE_S = 1.0
 FIRST_SEEN = ""
 NEW_START = "the process has a new start time"
 
 
 class Tracking:
-    """Writes configurations and recommendations."""
+    """Writes configurations and recommendations, and detects which recommendations were applied."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._execute = connection.execute
 
-    def take(self, known: KnownEngine, row: int, engine: PackedEngine) -> None:
-        """What changes with a scrape."""
-        if engine.columns:
-            self._config(known, row, engine)
-        self.told(known, engine.recommendations, engine.t_s)
+    def update(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
+        """Write the changes of one scrape."""
+        if packed.columns:
+            self._config(engine, row, packed)
+        self.set_active(engine, packed.recommendations, packed.t_s)
 
-    def told(self, known: KnownEngine, made: tuple[PackedRecommendation, ...], t_s: float) -> None:
-        """These recommendations are told now, and no others."""
-        if known.recommendations is made and not (known.told and not made):
+    def set_active(
+        self, engine: CachedEngine, current: tuple[PackedRecommendation, ...], t_s: float
+    ) -> None:
+        """Make these the engine's active recommendations: begin new ones and end all others."""
+        if engine.recommendations is current and not (engine.active and not current):
             return
-        known.recommendations = made
-        names = {one.name for one in made}
-        for name in [name for name in known.told if name not in names]:
+        engine.recommendations = current
+        names = {recommendation.name for recommendation in current}
+        for name in [name for name in engine.active if name not in names]:
             self._execute(
                 "UPDATE recommendations SET last_s = ? WHERE id = ?",
-                (known.last_s, known.told.pop(name).id),
+                (engine.last_s, engine.active.pop(name).id),
             )
-        for one in made:
-            row = known.told.get(one.name)
+        for recommendation in current:
+            row = engine.active.get(recommendation.name)
             if row is None:
-                known.told[one.name] = self._begin(known, one, t_s)
-            elif row.document != one.document and abs(t_s - row.written_s) >= REWRITTEN_S:
-                self._rewrite(row.id, one)
-                row.document, row.written_s = one.document, t_s
+                engine.active[recommendation.name] = self._begin(engine, recommendation, t_s)
+            elif (
+                row.document != recommendation.document
+                and abs(t_s - row.written_s) >= REWRITE_INTERVAL_S
+            ):
+                self._rewrite(row.id, recommendation)
+                row.document, row.written_s = recommendation.document, t_s
 
-    def _begin(self, known: KnownEngine, one: PackedRecommendation, t_s: float) -> ToldRow:
+    def _begin(
+        self, engine: CachedEngine, recommendation: PackedRecommendation, t_s: float
+    ) -> RecommendationRow:
         before = self._execute(
             "SELECT id FROM recommendations WHERE engine_id = ? AND name = ? AND fate = ?"
             " AND last_s > ? ORDER BY id DESC LIMIT 1",
-            (known.id, one.name, OPEN, t_s - LAPSED_S),
+            (engine.id, recommendation.name, OPEN, t_s - LAPSED_S),
         ).fetchone()
         if before is not None:
-            self._rewrite(before[0], one)
-            return ToldRow(before[0], one.document, t_s)
-        made = self._execute(
+            self._rewrite(before[0], recommendation)
+            return RecommendationRow(before[0], recommendation.document, t_s)
+        inserted = self._execute(
             "INSERT INTO recommendations (engine_id, name, document, first_s) VALUES (?, ?, ?, ?)",
-            (known.id, one.name, one.document, t_s),
+            (engine.id, recommendation.name, recommendation.document, t_s),
         )
-        return ToldRow(made.lastrowid or 0, one.document, t_s)
+        return RecommendationRow(inserted.lastrowid or 0, recommendation.document, t_s)
 
-    def _rewrite(self, row: int, one: PackedRecommendation) -> None:
+    def _rewrite(self, row: int, recommendation: PackedRecommendation) -> None:
         self._execute(
             "UPDATE recommendations SET document = ?, last_s = NULL WHERE id = ?",
-            (one.document, row),
+            (recommendation.document, row),
         )
 
-    def _config(self, known: KnownEngine, row: int, engine: PackedEngine) -> None:
-        config, started_s = engine.config, engine.started_s
-        first = known.config is None
-        how = FIRST_SEEN if engine.restart is None else engine.restart.how
-        if not known.page and not how and _another_start(known.started_s, started_s):
-            # It happened while nobody looked.
-            how = NEW_START
-        known.page = True
-        same = config is known.config or not config or config == known.config
-        if known.config is not None and same and not how:
-            known.config = config or known.config
+    def _config(self, engine: CachedEngine, row: int, packed: PackedEngine) -> None:
+        config, started_s = packed.config, packed.started_s
+        first = engine.config is None
+        restart = FIRST_SEEN if packed.restart is None else packed.restart.how
+        if (
+            not engine.page_read
+            and not restart
+            and _start_time_changed(engine.started_s, started_s)
+        ):
+            # The restart happened while kneewatch was not scraping.
+            restart = NEW_START
+        engine.page_read = True
+        same = config is engine.config or not config or config == engine.config
+        if engine.config is not None and same and not restart:
+            engine.config = config or engine.config
             return
         self._execute(
             "INSERT OR REPLACE INTO configs (id, engine_id, t_s, labels, started_s, restart)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (row, known.id, engine.t_s, _json(config), started_s, how),
+            (row, engine.id, packed.t_s, _json(config), started_s, restart),
         )
         if not first:
-            self._followed(known.id, engine.t_s, known.config or {}, config)
-        known.config, known.started_s = config, started_s
+            self._mark_applied(engine.id, packed.t_s, engine.config or {}, config)
+        engine.config, engine.started_s = config, started_s
 
-    def _followed(
+    def _mark_applied(
         self, engine_id: int, t_s: float, before: Mapping[str, str], after: Mapping[str, str]
     ) -> None:
-        """Mark what the new configuration follows, and what only its load can tell."""
+        """Mark recommendations that the new configuration applies, and watch those that only the
+        measured signals can confirm."""
         rows = self._execute(
             "SELECT id, document, fate FROM recommendations WHERE engine_id = ?"
             " AND (fate = ? AND coalesce(last_s, ?) > ? OR fate = ?)",
@@ -121,22 +136,22 @@ class Tracking:
         ).fetchall()
         for row, document, fate in rows:
             changes = orjson.loads(document)["changes"]
-            seen = [change for change in changes if _shown(change, after) is not None]
-            if not all(_shown(change, after) for change in seen):
+            visible = [change for change in changes if _shown(change, after) is not None]
+            if not all(_shown(change, after) for change in visible):
                 if fate == APPLIED:
-                    self._taken_back(row)
+                    self._reopen(row)
             elif fate == APPLIED:
                 continue
-            elif not all(_shown(change, before) for change in seen):
+            elif not all(_shown(change, before) for change in visible):
                 self._execute(
                     "UPDATE recommendations SET fate = ?, applied_s = ?, watched_s = ?"
                     " WHERE id = ?",
                     (APPLIED, t_s, t_s, row),
                 )
-            elif not seen and any(change["flag"] in EVIDENT for change in changes):
+            elif not visible and any(change["flag"] in EVIDENT for change in changes):
                 self._execute("UPDATE recommendations SET watched_s = ? WHERE id = ?", (t_s, row))
 
-    def _taken_back(self, row: int) -> None:
+    def _reopen(self, row: int) -> None:
         self._execute(
             "UPDATE recommendations SET fate = ?, applied_s = NULL, watched_s = NULL WHERE id = ?",
             (OPEN, row),
@@ -147,40 +162,42 @@ def _shown(change: Change, config: Mapping[str, str]) -> bool | None:
     return config_shows(change["flag"], change["to"], config)
 
 
-def _another_start(before_s: float | None, now_s: float | None) -> bool:
+def _start_time_changed(before_s: float | None, now_s: float | None) -> bool:
     if before_s is None or now_s is None:
         return False
-    return abs(now_s - before_s) > START_TIME_NEAR_S
+    return abs(now_s - before_s) > START_TIME_TOLERANCE_S
 
 
 def _json(labels: Mapping[str, str]) -> str:
     return orjson.dumps(dict(labels)).decode()
 
 
-# --- Recommendations that may have been followed, held against what was measured since. I/O edge --
+# --- Evaluation -----------------------------------------------------------------------------------
 
 
-MEASURED_S = 600.0
-"""So much time under load is measured, before and after."""
+MEASURE_S = 600.0
+"""Seconds under load that are measured before and after a change."""
 
-LIKE_BEFORE_RATIO = 0.7
-"""A load as it was: with less of it anything would look cured."""
+LOAD_RATIO_MIN = 0.7
+"""Minimum share of the load before: under less load anything looks cured."""
 
 STEP_MAX_S = 60.0
-LATER = 1.25
-"""Each look comes so much later after the restart than the one before: a load that does not come
-back is not looked for a hundred times."""
+RETRY_FACTOR = 1.25
+"""Growth of the time between two evaluations of a change, so that a load that never comes back is
+not searched for a hundred times."""
 
 
 class Evaluation:
-    """Judges what was followed. A look reads signals: there are few of them, further and further
-    apart."""
+    """Evaluates recommendations that may have been applied.
+
+    An evaluation reads up to days of signals, so repeats are ever further apart.
+    """
 
     def __init__(self) -> None:
         self._next_s: dict[int, float] = {}
 
-    def look(self, connection: sqlite3.Connection, now_s: float) -> None:
-        """Judge what can be judged by now; inside the transaction of whoever calls."""
+    def run(self, connection: sqlite3.Connection, now_s: float) -> None:
+        """Evaluate every change with enough measured since, within the caller's transaction."""
         rows = connection.execute(
             "SELECT id, engine_id, document, fate, watched_s, last_s FROM recommendations"
             " WHERE watched_s IS NOT NULL"
@@ -188,16 +205,16 @@ class Evaluation:
         self._next_s = {row[0]: self._next_s.get(row[0], -math.inf) for row in rows}
         read = cache(partial(_before_and_after, connection))
         for row, engine_id, document, fate, watched_s, last_s in rows:
-            ready_s = watched_s + SETTLED_S + MEASURED_S
+            ready_s = watched_s + SETTLED_S + MEASURE_S
             if now_s < max(ready_s, self._next_s[row]):
                 continue
-            self._next_s[row] = watched_s + LATER * (now_s - watched_s)
-            told_s = watched_s if last_s is None else min(last_s, watched_s)
-            before, after = read(engine_id, told_s, watched_s)
+            self._next_s[row] = watched_s + RETRY_FACTOR * (now_s - watched_s)
+            active_s = watched_s if last_s is None else min(last_s, watched_s)
+            before, after = read(engine_id, active_s, watched_s)
             if after is not None:
-                _judge(connection, row, orjson.loads(document), fate, watched_s, before, after)
+                _evaluate(connection, row, orjson.loads(document), fate, watched_s, before, after)
             elif now_s - watched_s > LAPSED_S:
-                _unwatch(connection, row)
+                _stop_watching(connection, row)
         connection.execute(
             "UPDATE recommendations SET fate = ? WHERE fate = ? AND last_s < ?"
             " AND watched_s IS NULL",
@@ -206,16 +223,21 @@ class Evaluation:
 
 
 def _before_and_after(
-    connection: sqlite3.Connection, engine_id: int, told_s: float, watched_s: float
+    connection: sqlite3.Connection, engine_id: int, active_s: float, watched_s: float
 ) -> tuple[Means, Means | None]:
-    """Means before a restart, and after it under a like load; no means after: not enough yet."""
-    was = read_signals(connection, engine_id, SIGNALS, from_s=told_s - MEASURED_S, to_s=told_s)
+    """Signal means before a restart, and after it under a similar load.
+
+    The second is None while too little was measured.
+    """
+    before = read_signals(
+        connection, engine_id, SIGNALS, from_s=active_s - MEASURE_S, to_s=active_s
+    )
     since_s, until_s = watched_s + SETTLED_S, watched_s + LAPSED_S
-    now = read_signals(connection, engine_id, SIGNALS, from_s=since_s, to_s=until_s)
-    return means(was), under_load(now, load(was))
+    after = read_signals(connection, engine_id, SIGNALS, from_s=since_s, to_s=until_s)
+    return means(before), means_under_load(after, mean_in_flight(before))
 
 
-def _judge(
+def _evaluate(
     connection: sqlite3.Connection,
     row: int,
     document: Mapping[str, Any],
@@ -224,17 +246,17 @@ def _judge(
     before: Means,
     after: Means,
 ) -> None:
-    _unwatch(connection, row)
+    _stop_watching(connection, row)
     if fate == OPEN and not any(
-        signals_show_change(one, before, after) for one in document["changes"]
+        signals_show_change(change, before, after) for change in document["changes"]
     ):
         return
-    found = outcome_of(document, before, after)
-    measured = {} if found is None else dict(found.measured)
+    outcome = outcome_of(document, before, after)
+    measured = {} if outcome is None else dict(outcome.measured)
     connection.execute(
         "UPDATE recommendations SET fate = ?, measured = ?, applied_s = ? WHERE id = ?",
         (
-            APPLIED if found is None else found.word,
+            APPLIED if outcome is None else outcome.word,
             orjson.dumps(measured).decode(),
             watched_s,
             row,
@@ -242,35 +264,44 @@ def _judge(
     )
 
 
-def _unwatch(connection: sqlite3.Connection, row: int) -> None:
+def _stop_watching(connection: sqlite3.Connection, row: int) -> None:
     connection.execute("UPDATE recommendations SET watched_s = NULL WHERE id = ?", (row,))
 
 
 def means(series: Series, rows: Sequence[int] | None = None) -> Means:
-    """The mean of each signal over some rows, or over all; None where it is unknown."""
+    """Mean of each signal over the given rows, or over all; None where the signal is unknown.
+
+    `running_max` gives the maximum instead.
+    """
     chosen = range(len(series.times)) if rows is None else rows
-    made: dict[str, float | None] = {}
+    result: dict[str, float | None] = {}
     for key, column in series.values.items():
-        known = [column[at] for at in chosen if not math.isnan(column[at])]
+        numbers = [column[at] for at in chosen if not math.isnan(column[at])]
         peak = key == "running_max"
-        made[key] = (max(known) if peak else math.fsum(known) / len(known)) if known else None
-    return made
+        if numbers:
+            result[key] = max(numbers) if peak else math.fsum(numbers) / len(numbers)
+        else:
+            result[key] = None
+    return result
 
 
-def load(series: Series) -> float:
-    """Requests in flight, on average; 0 where that is not known."""
-    found = means(series)
-    return (found.get("running_avg") or 0.0) + (found.get("waiting_avg") or 0.0)
+def mean_in_flight(series: Series) -> float:
+    """Mean requests in flight; 0 where unknown."""
+    averages = means(series)
+    return (averages.get("running_avg") or 0.0) + (averages.get("waiting_avg") or 0.0)
 
 
-def under_load(series: Series, load_before: float) -> Means | None:
-    """The means over scrapes with a load like the one before; None while there are too few."""
+def means_under_load(series: Series, load_before: float) -> Means | None:
+    """Means over the scrapes whose load is similar to `load_before` (requests in flight).
+
+    None while these scrapes cover less than `MEASURE_S`.
+    """
     running, waiting = series.values["running_avg"], series.values["waiting_avg"]
     rows: list[int] = []
-    lasted_s = 0.0
+    duration_s = 0.0
     for at, t_s in enumerate(series.times):
-        if running[at] + waiting[at] >= LIKE_BEFORE_RATIO * load_before:
+        if running[at] + waiting[at] >= LOAD_RATIO_MIN * load_before:
             rows.append(at)
             step_s = t_s - series.times[at - 1] if at else 0.0
-            lasted_s += min(max(step_s, 0.0), STEP_MAX_S)
-    return means(series, rows) if rows and lasted_s >= MEASURED_S else None
+            duration_s += min(max(step_s, 0.0), STEP_MAX_S)
+    return means(series, rows) if rows and duration_s >= MEASURE_S else None

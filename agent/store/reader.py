@@ -1,4 +1,4 @@
-"""Reads the history and past diagnoses while the daemon writes. Thread-safe. I/O edge."""
+"""Reads the history and past diagnoses, also while the daemon writes. Thread-safe. I/O edge."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from typing import Any
 import orjson
 
 from kneewatch.agent.store.chunks import SignalChunk
-from kneewatch.agent.store.columns import PLAIN, DamagedError, Loops, floats_of
+from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
 from kneewatch.agent.store.database import connect_to_read, identity
 from kneewatch.agent.store.encoding import (
-    CHAIN,
+    CHAIN_MAX_LINKS,
     EngineName,
     PackedCycle,
     PackedEngine,
-    at_scrape,
-    expand,
+    decompress_document,
+    document_at_scrape,
 )
 from kneewatch.agent.store.history import (
     ChunkRow,
     OpenRows,
+    chunk_reader,
     chunk_rows,
-    passed_over,
+    log_damage,
     read_scrapes,
     read_signals,
-    reading,
 )
 from kneewatch.agent.store.records import (
     KINDS,
     ConfigChange,
+    DiagnosisLookup,
     Interval,
-    Look,
     Scrapes,
     Series,
     StoredEngine,
@@ -53,7 +53,7 @@ from kneewatch.rules.rule import Severity
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The newest scrape at or before a moment. It tells of `lasts_s` after it, `values` gives its
+    """The newest scrape at or before a time, valid for `lasts_s` after it; `values` reads its
     signals."""
 
     t_s: float
@@ -61,47 +61,49 @@ class Scrape:
     exact: bool
     values: Callable[[], Mapping[str, float]]
 
-    def told(self, at_s: float) -> bool:
-        """Whether it tells of a moment: the next one was not due long before."""
+    def covers(self, at_s: float) -> bool:
+        """Whether the scrape is still valid at a time: the next one was not long overdue."""
         return at_s - self.t_s <= self.lasts_s
 
 
 def document_at(
     connection: sqlite3.Connection, engine_id: int, at_s: float
 ) -> dict[str, Any] | None:
-    """The diagnosis in force at a moment; None where the engine was not watched then. The caller
-    has begun a transaction.
+    """The diagnosis in force at a time; None if the engine was not watched then. Call within a
+    transaction.
 
     Raises:
-        DamagedError: what is stored of that moment is not what was written.
+        DamagedError: the data of that time is damaged.
     """
-    scrape = _scrape(connection, engine_id, at_s)
-    if scrape is None or not scrape.told(at_s):
+    scrape = _newest_scrape(connection, engine_id, at_s)
+    if scrape is None or not scrape.covers(at_s):
         return None
-    stored = _stored(connection, engine_id, scrape.t_s)
+    stored = _stored_document(connection, engine_id, scrape.t_s)
     if stored is None:
         return None
-    told, exact = stored
-    return at_scrape(told, scrape.t_s, scrape.values(), averaged=not scrape.exact, exact=exact)
+    document, exact = stored
+    return document_at_scrape(
+        document, scrape.t_s, scrape.values(), averaged=not scrape.exact, exact=exact
+    )
 
 
 def watched(connection: sqlite3.Connection, engine_id: int, at_s: float) -> bool:
-    """Whether the engine was watched at a moment. The caller has begun a transaction."""
+    """Whether the engine was watched at a time. Call within a transaction."""
     try:
-        scrape = _scrape(connection, engine_id, at_s)
+        scrape = _newest_scrape(connection, engine_id, at_s)
     except DamagedError:
         return False
-    return scrape is not None and scrape.told(at_s)
+    return scrape is not None and scrape.covers(at_s)
 
 
-def document_waiting(
+def document_from_queue(
     connection: sqlite3.Connection,
     engine_id: int,
     name: EngineName,
     waiting: Sequence[PackedCycle],
     at_s: float,
 ) -> dict[str, Any] | None:
-    """The same from cycles that wait to be written, in order; None where none of them tells."""
+    """The diagnosis at a time from queued cycles, oldest first; None if none of them covers it."""
     own = [
         engine
         for cycle in waiting
@@ -112,51 +114,53 @@ def document_waiting(
     if not own:
         return None
     last = own[-1]
-    times = [one.t_s for one in own[-TIMES_KEPT:]]
+    times = [engine.t_s for engine in own[-TIMES_KEPT:]]
     scrape = Scrape(last.t_s, away_s(times), exact=True, values=lambda: _values(last))
-    if not scrape.told(at_s):
+    if not scrape.covers(at_s):
         return None
-    told = next((one.document for one in reversed(own) if one.document is not None), None)
-    if told is None:
-        stored = _stored(connection, engine_id, last.t_s)
-        told = None if stored is None else stored[0]
-    if told is None:
+    document = next(
+        (engine.document for engine in reversed(own) if engine.document is not None), None
+    )
+    if document is None:
+        stored = _stored_document(connection, engine_id, last.t_s)
+        document = None if stored is None else stored[0]
+    if document is None:
         return None
-    return at_scrape(told, last.t_s, scrape.values(), averaged=False, exact=True)
+    return document_at_scrape(document, last.t_s, scrape.values(), averaged=False, exact=True)
 
 
 def _values(engine: PackedEngine) -> Mapping[str, float]:
-    return dict(zip(engine.keys, floats_of("f", engine.signals), strict=True))
+    return dict(zip(engine.keys, floats_from_bytes("f", engine.signals), strict=True))
 
 
-def _stored(
+def _stored_document(
     connection: sqlite3.Connection, engine_id: int, t_s: float
 ) -> tuple[bytes, bool] | None:
-    """The newest document at or before a scrape, and whether it holds until the next one."""
+    """The newest document at or before a scrape, and whether it holds until the next document."""
     rows = connection.execute(
-        "WITH RECURSIVE told (id, base_id, body, exact, links) AS ("
+        "WITH RECURSIVE chain (id, base_id, body, exact, links) AS ("
         " SELECT * FROM (SELECT id, base_id, body, exact, 0 FROM documents"
         " WHERE engine_id = ? AND t_s <= ? ORDER BY t_s DESC, id DESC LIMIT 1)"
         " UNION ALL SELECT d.id, d.base_id, d.body, d.exact, links + 1 FROM documents d"
-        " JOIN told ON d.id = told.base_id WHERE links <= ?)"
-        " SELECT body, exact FROM told ORDER BY links DESC",
-        (engine_id, t_s, CHAIN),
+        " JOIN chain ON d.id = chain.base_id WHERE links <= ?)"
+        " SELECT body, exact FROM chain ORDER BY links DESC",
+        (engine_id, t_s, CHAIN_MAX_LINKS),
     ).fetchall()
     if not rows:
         return None
-    made: bytes | None = None
+    document: bytes | None = None
     for body, _ in rows:
-        made = expand(body, made)
-    return made or b"", bool(rows[-1][1])
+        document = decompress_document(body, document)
+    return document or b"", bool(rows[-1][1])
 
 
-def _scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) -> Scrape | None:
-    """The newest scrape at or before a moment.
+def _newest_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) -> Scrape | None:
+    """The newest scrape at or before a time.
 
     Raises:
-        DamagedError: it is in a chunk that cannot be read.
+        DamagedError: it is in a damaged chunk.
     """
-    found = [_open_scrape(connection, engine_id, at_s)]
+    candidates = [_open_scrape(connection, engine_id, at_s)]
     damage: DamagedError | None = None
     # Chunks overlap only where the clock was set back.
     rows = chunk_rows(connection, SIGNALS, engine_id, from_s=-math.inf, to_s=at_s)
@@ -164,15 +168,15 @@ def _scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) -> Scra
     for row in rows:
         if row.max_s >= newest:
             try:
-                found.append(_sealed_scrape(connection, row, at_s))
+                candidates.append(_chunk_scrape(connection, row, at_s))
             except DamagedError as error:
-                passed_over("chunk", row.id, error)
+                log_damage("chunk", row.id, error)
                 damage = error if at_s <= row.max_s + away_s(()) else damage
-    known = [one for one in found if one is not None]
-    newest_known = max(known, key=lambda one: one.t_s, default=None)
-    if damage is not None and (newest_known is None or not newest_known.told(at_s)):
+    scrapes = [scrape for scrape in candidates if scrape is not None]
+    newest_scrape = max(scrapes, key=lambda scrape: scrape.t_s, default=None)
+    if damage is not None and (newest_scrape is None or not newest_scrape.covers(at_s)):
         raise damage
-    return newest_known
+    return newest_scrape
 
 
 def _open_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) -> Scrape | None:
@@ -186,17 +190,18 @@ def _open_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) ->
 
     def values() -> Mapping[str, float]:
         _, layout_id, body = rows[0]
-        found = OpenRows(connection).row(layout_id, body)
-        if found is None:
+        row = OpenRows(connection).row(layout_id, body)
+        if row is None:
             raise DamagedError("a scrape's signals cannot be read")
-        return {key: found[1][at] for key, at in found[0].items()}
+        positions, numbers = row
+        return {key: numbers[at] for key, at in positions.items()}
 
     times = [row[0] for row in reversed(rows)]
     return Scrape(times[-1], away_s(times), exact=True, values=values)
 
 
-def _sealed_scrape(connection: sqlite3.Connection, row: ChunkRow, at_s: float) -> Scrape | None:
-    with reading(connection, row.id) as read:
+def _chunk_scrape(connection: sqlite3.Connection, row: ChunkRow, at_s: float) -> Scrape | None:
+    with chunk_reader(connection, row.id) as read:
         times = SignalChunk(read).times()
     before = [(t_s, index) for index, t_s in enumerate(times) if t_s <= at_s]
     if not before:
@@ -204,7 +209,7 @@ def _sealed_scrape(connection: sqlite3.Connection, row: ChunkRow, at_s: float) -
     t_s, at = max(before)
 
     def values() -> Mapping[str, float]:
-        with reading(connection, row.id) as read:
+        with chunk_reader(connection, row.id) as read:
             return SignalChunk(read).values(at)
 
     newest = times[max(0, at + 1 - TIMES_KEPT) : at + 1]
@@ -212,24 +217,24 @@ def _sealed_scrape(connection: sqlite3.Connection, row: ChunkRow, at_s: float) -
     return Scrape(t_s, lasts_s, exact=row.step_s == 0, values=values)
 
 
-# --- The history, read: beside a writing daemon, many at once, safe between threads. I/O edge -----
+# --- The reader -----------------------------------------------------------------------------------
 
 
 LAST_S = (
     "coalesce((SELECT t_s FROM open_signals o WHERE o.id BETWEEN e.id << 40"
     " AND ((e.id + 1) << 40) - 1 ORDER BY o.id DESC LIMIT 1), e.last_s)"
 )
-"""When an engine was last scraped."""
+"""SQL: when an engine was last scraped."""
 
 
 class Reader:
-    """What a store holds. Each answer is of one moment of the file, however the daemon goes on."""
+    """Queries a store. Each query sees one consistent snapshot, whatever the daemon writes."""
 
-    def __init__(self, path: Path, loops: Loops = PLAIN) -> None:
+    def __init__(self, path: Path, loops: Decoders = PURE_PYTHON) -> None:
         """Opens the store.
 
         Raises:
-            StoreError: there is none, or it cannot be read; the message says what to do.
+            StoreError: the store is missing or unreadable; the message says what to do.
         """
         self.path, self._loops = path, loops
         self._lock = threading.Lock()
@@ -245,7 +250,7 @@ class Reader:
 
     def engines(self, target: str | None = None) -> list[StoredEngine]:
         """The engines of a target, or all of them."""
-        with self._moment() as connection:
+        with self._snapshot() as connection:
             rows = connection.execute(
                 f"SELECT e.id, name, model, engine, replica, labels, first_s, {LAST_S}"
                 " FROM engines e JOIN targets t ON t.id = target_id WHERE ? IN (name, '')"
@@ -258,17 +263,17 @@ class Reader:
         ]
 
     def scrapes(self, target: str, *, from_s: float, to_s: float) -> Scrapes:
-        """Every scrape of a target; of old ones those that failed and one a minute."""
+        """Scrapes of a target; downsampled ones are all failures and one success per minute."""
         span = {"from_s": from_s, "to_s": to_s}
-        with self._moment() as connection:
+        with self._snapshot() as connection:
             row = connection.execute("SELECT id FROM targets WHERE name = ?", (target,)).fetchone()
             if row is None:
                 return Scrapes(array("d"), {})
             return read_scrapes(connection, row[0], self._loops, **span)
 
     def signals(self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float) -> Series:
-        """Signals of an engine: every scrape, or a value a minute where they are old."""
-        with self._moment() as connection:
+        """Signals of an engine at every scrape, or per minute where downsampled."""
+        with self._snapshot() as connection:
             return read_signals(connection, engine_id, keys, from_s=from_s, to_s=to_s)
 
     def intervals(
@@ -279,10 +284,9 @@ class Reader:
         engine_id: int | None = None,
         kinds: Sequence[str] = KINDS,
     ) -> list[Interval]:
-        """The intervals that reach into a time, by their start. Those that go on reach into any
-        that their start does."""
+        """The intervals that overlap a time range, by start. Open intervals have no end."""
         marks = ", ".join("?" * len(kinds))
-        with self._moment() as connection:
+        with self._snapshot() as connection:
             rows = connection.execute(
                 "SELECT engine_id, kind, i.name, severity, start_s, end_s,"
                 f" coalesce(i.last_s, {LAST_S}), ended"
@@ -298,53 +302,53 @@ class Reader:
         ]
 
     def document(self, engine_id: int, at_s: float) -> dict[str, Any] | None:
-        """The diagnosis in force at that moment; None where none is known."""
-        return self.look(engine_id, at_s).document
+        """The diagnosis in force at a time; None if there is none."""
+        return self.lookup(engine_id, at_s).document
 
-    def look(self, engine_id: int, at_s: float) -> Look:
-        """The same, and why there is none."""
-        with self._moment() as connection:
+    def lookup(self, engine_id: int, at_s: float) -> DiagnosisLookup:
+        """The diagnosis in force at a time, and whether the data is damaged."""
+        with self._snapshot() as connection:
             try:
-                return Look(document_at(connection, engine_id, at_s))
+                return DiagnosisLookup(document_at(connection, engine_id, at_s))
             except DamagedError as error:
-                passed_over("document", engine_id, error)
-                return Look(None, damaged=True)
+                log_damage("document", engine_id, error)
+                return DiagnosisLookup(None, damaged=True)
 
     def waiting(
         self, engine: StoredEngine, cycles: Sequence[PackedCycle], at_s: float
     ) -> dict[str, Any] | None:
-        """The same from cycles that are not written yet; None where they do not tell of it."""
+        """The diagnosis at a time from queued cycles; None if they do not cover it."""
         name = EngineName(engine.target, engine.model, engine.engine, engine.replica)
-        with self._moment() as connection:
+        with self._snapshot() as connection:
             try:
-                return document_waiting(connection, engine.id, name, cycles, at_s)
+                return document_from_queue(connection, engine.id, name, cycles, at_s)
             except DamagedError as error:
-                passed_over("document", engine.id, error)
+                log_damage("document", engine.id, error)
                 return None
 
     def watched(self, engine_id: int, at_s: float) -> bool:
-        """Whether the engine was watched at that moment."""
-        with self._moment() as connection:
+        """Whether the engine was watched at a time."""
+        with self._snapshot() as connection:
             return watched(connection, engine_id, at_s)
 
     def recommendations(
         self, *, from_s: float, to_s: float, engine_id: int | None = None
     ) -> list[StoredRecommendation]:
-        """The recommendations told or followed in that time, by when they were first told."""
-        with self._moment() as connection:
+        """The recommendations active or applied in a time range, by start."""
+        with self._snapshot() as connection:
             rows = connection.execute(
-                f"SELECT r.engine_id, document, r.first_s, coalesce(r.last_s, {LAST_S}) AS told_s,"
+                f"SELECT r.engine_id, document, r.first_s, coalesce(r.last_s, {LAST_S}) AS until_s,"
                 " fate, applied_s, measured FROM recommendations r"
                 " JOIN engines e ON e.id = r.engine_id"
-                " WHERE (r.first_s <= ? AND told_s >= ? OR applied_s BETWEEN ? AND ?)"
+                " WHERE (r.first_s <= ? AND until_s >= ? OR applied_s BETWEEN ? AND ?)"
                 " AND (? IS NULL OR r.engine_id = ?) ORDER BY r.first_s, r.id",
                 (to_s, from_s, from_s, to_s, engine_id, engine_id),
             ).fetchall()
         return [_recommendation(row) for row in rows]
 
     def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
-        """The engine's starts and changes of configuration in that time."""
-        with self._moment() as connection:
+        """The engine's starts and changes of configuration in a time range."""
+        with self._snapshot() as connection:
             rows = connection.execute(
                 "SELECT t_s, lag(labels, 1, '{}') OVER (ORDER BY id), labels, started_s, restart"
                 " FROM configs WHERE engine_id = ? ORDER BY id",
@@ -357,8 +361,8 @@ class Reader:
         ]
 
     @contextmanager
-    def _moment(self) -> Generator[sqlite3.Connection]:
-        """The file as it is at one moment; opened anew where another one lies there by now."""
+    def _snapshot(self) -> Generator[sqlite3.Connection]:
+        """A read transaction; the file is reopened if it was replaced."""
         with self._lock:
             if self._connection is None or identity(self.path) != self._file:
                 if self._connection is not None:
@@ -377,15 +381,15 @@ class Reader:
 
 
 def _recommendation(row: Sequence[Any]) -> StoredRecommendation:
-    engine_id, document, first_s, last_s, fate, applied_s, measured = row
-    told = orjson.loads(document)
+    engine_id, body, first_s, last_s, outcome, applied_s, measured = row
+    document = orjson.loads(body)
     return StoredRecommendation(
         engine_id,
-        told,
+        document,
         first_s,
         last_s,
-        fate,
+        outcome,
         applied_s,
-        told.get("predicted", {}),
+        document.get("predicted", {}),
         orjson.loads(measured),
     )

@@ -1,4 +1,4 @@
-"""Values that the store takes and returns. Pure."""
+"""Records that the store writes and returns. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAY_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long every scrape is kept, how long a value a minute, and what the file may take."""
+    """How long every scrape and how long downsampled values are kept, and the largest file size."""
 
     keep_s: float = 15 * DAY_S
     keep_coarse_s: float = 400 * DAY_S
@@ -27,9 +27,12 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """How the store does. `queued`, `written` and `dropped` are cycles, `bytes` is what the files
-    take, `oldest_s` the time of the oldest scrape kept; `last_error` is empty while all is well,
-    else nothing is written since `unwritten_s`."""
+    """State of the store.
+
+    `queued`, `written` and `dropped` count cycles, `bytes` is the size of the files, `oldest_s` the
+    time of the oldest scrape. `last_error` is empty while writing works; otherwise `unwritten_s` is
+    the time of the first cycle not written.
+    """
 
     queued: int
     written: int
@@ -42,7 +45,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class StoredEngine:
-    """One engine that the store knows. `labels` are its target's, the newest ones."""
+    """An engine in the store. `labels` are the newest labels of its target."""
 
     id: int
     target: str
@@ -55,14 +58,14 @@ class StoredEngine:
 
     @property
     def key(self) -> EngineKey:
-        """What pages call it."""
+        """Its identity on metrics pages."""
         return EngineKey(self.model, self.engine, self.replica)
 
 
 @dataclass(frozen=True, slots=True)
 class Scrapes:
-    """Scrapes of a target, in order of arrival. Shape: `times` (scrapes,); `failed` are the places
-    of those that failed, and why."""
+    """Scrapes of a target, in order of arrival. Shape: `times` (scrapes,); `failed` maps positions
+    of failed scrapes to their errors."""
 
     times: array[float]
     failed: Mapping[int, str]
@@ -70,10 +73,10 @@ class Scrapes:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Signals over time, in the order in which they were scraped.
+    """Signals over time, in scrape order.
 
-    Shapes: `times` (scrapes,), each of `values` (scrapes,); NaN where a signal is unknown. Times
-    go back only where the clock was set back.
+    Shapes: `times` and each of `values` (scrapes,); NaN where a signal is unknown. Times decrease
+    only where the clock was set back.
     """
 
     times: array[float]
@@ -82,12 +85,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How long a stage, a cause or a health lasted.
+    """The time during which an engine had a stage, a cause or a health.
 
-    `kind` is stage, cause or health; `id` the stage's number as text, the cause's id, the health's
-    word; `severity` the worst of it. `end_s` is None while it goes on, `last_s` is when it was
-    last seen. `ended` says how: "ended", "restarted" (the engine was replaced), "unwatched"
-    (nobody looked, or the page could not be read), or "" while it goes on.
+    `kind` is stage, cause or health; `id` is the stage's number as text, the cause's id or the
+    health's word; `severity` is its worst. `end_s` is None while it is open; `last_s` is when it
+    was last seen. `ended` is "ended", "restarted" (the engine was replaced), "unwatched" (not
+    scraped, or the page could not be read), or "" while it is open.
     """
 
     engine_id: int
@@ -101,9 +104,11 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The diagnosis in force at a moment, or None: the engine was not watched then, or what was
-    written of it is `damaged`."""
+class DiagnosisLookup:
+    """The diagnosis in force at a time.
+
+    `document` is None if the engine was not watched then, or if the stored data is `damaged`.
+    """
 
     document: dict[str, Any] | None
     damaged: bool = False
@@ -111,19 +116,19 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecommendation:
-    """A recommendation and what became of it.
+    """A recommendation and its outcome.
 
-    `fate`: "open" (told, not seen to be followed), "applied" (the engine's configuration is what
-    was recommended, not yet measured), "kept", "missed" or "worsened" (measured against what was
-    predicted), "lapsed" (not told any more, never followed). `predicted` are the signals that were
-    predicted, `measured` those of them that were measured afterwards.
+    `outcome` is "open" (active, not seen to be applied), "applied" (the engine runs with it, not
+    yet measured), "kept", "missed" or "worsened" (measured against the prediction), or "lapsed" (no
+    longer active, never applied). `predicted` and `measured` are signals by key, before and after
+    it was applied.
     """
 
     engine_id: int
     document: Mapping[str, Any]
     first_s: float
     last_s: float
-    fate: str
+    outcome: str
     applied_s: float | None
     predicted: Mapping[str, float]
     measured: Mapping[str, float]
@@ -133,8 +138,8 @@ class StoredRecommendation:
 class ConfigChange:
     """A start of the engine or a change of its configuration.
 
-    `before` is empty for the first one that was seen. `started_s` is the process's start time where
-    the page tells it, `restart` says what showed that the process was replaced.
+    `before` is empty for the first configuration seen. `started_s` is the process's start time if
+    the page has it; `restart` states how the restart was detected.
     """
 
     t_s: float
@@ -144,15 +149,15 @@ class ConfigChange:
     restart: str
 
 
-# --- What one cycle of one target leaves for the store --------------------------------------------
+# --- Input: one cycle of one target ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
-    """An engine's counters as its page had them, histogram parts among them.
+class RawCounters:
+    """An engine's counters from its page, including histogram parts.
 
-    Shapes: `columns` and `values` (counters,). `columns` is the same object as long as the page's
-    series are the same; NaN stands for a series that this page lacks.
+    Shapes: `columns` and `values` (counters,). `columns` stays the same object while the page's
+    series are the same. NaN: the page lacks the series.
     """
 
     columns: tuple[Column, ...]
@@ -161,15 +166,15 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class EngineCycle:
-    """One engine after a scrape. `raw` is None where the page could not be read.
+    """One engine after a scrape. `raw` is None if the page could not be read.
 
-    `config` are the labels of cache_config_info, `started_s` the process's start time where the
-    page tells it, `restart` a restart that this scrape showed, `replica` tells engines apart that
-    one page has several copies of (`EngineKey.replica`).
+    `config` holds the labels of cache_config_info, `started_s` the process's start time if the page
+    has it, `restart` a restart detected at this scrape. `replica` distinguishes copies of an engine
+    on one page (`EngineKey.replica`).
     """
 
     diagnosis: Diagnosis
-    raw: Raw | None = None
+    raw: RawCounters | None = None
     config: Mapping[str, str] = field(default_factory=dict[str, str])
     started_s: float | None = None
     restart: Restart | None = None
@@ -178,9 +183,9 @@ class EngineCycle:
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One target after a scrape that succeeded (`error` is None) or failed.
+    """One target after a scrape; `error` is None if it succeeded.
 
-    `duration_s` is the whole cycle's, `labels` are the target's own.
+    `duration_s` is the duration of the whole cycle, `labels` are the target's.
     """
 
     t_s: float

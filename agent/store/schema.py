@@ -1,4 +1,4 @@
-"""The tables and their migrations, and the layout of rows not yet in a chunk. I/O edge."""
+"""SQLite tables, migrations, row ids and the layouts of open rows. I/O edge."""
 
 from __future__ import annotations
 
@@ -112,34 +112,34 @@ CREATE INDEX configs_of_engine ON configs (engine_id, id);
 EXACT = """
 ALTER TABLE documents ADD COLUMN exact INTEGER NOT NULL DEFAULT 0;
 """
-"""Documents told against documents that are told against others; whether nothing that a document
-says was different at a scrape before the next one. Earlier ones had evidence up to minutes old."""
+"""Allows chains of documents, and adds `exact`: whether a document holds for every scrape until the
+next document. Documents of earlier versions have evidence up to minutes old."""
 
 MIGRATIONS: tuple[str, ...] = (FIRST, EXACT)
-"""The n-th takes a store from version n to n + 1; one that was released is never changed."""
+"""Entry n migrates a store from version n to n + 1. A released migration is never changed."""
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The version of a store; 0 of an empty file."""
+    """Schema version of a store; 0 for an empty file."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
 
 def check(connection: sqlite3.Connection, name: str, *, newest: int = len(MIGRATIONS)) -> int:
-    """The version of a store that this program may use.
+    """Schema version of a store, after checking that this program may use it.
 
     Raises:
-        StoreError: it is another program's file, or a newer kneewatch's.
-        DamagedError: it is a store whose header was damaged.
+        StoreError: another program wrote the file, or a newer kneewatch.
+        DamagedError: the store's header is damaged.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     try:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     except UnicodeDecodeError as error:
-        raise DamagedError(f"{name} has tables without names: {error}") from error
+        raise DamagedError(f"{name} has unreadable table names: {error}") from error
     if application != APPLICATION_ID and tables:
         if "open_signals" in tables:
-            raise DamagedError(f"{name} has lost its mark")
+            raise DamagedError(f"{name} has lost its application id")
         raise StoreError(
             f"{name} is a database of another program; name another file (--store FILE)"
         )
@@ -155,10 +155,10 @@ def check(connection: sqlite3.Connection, name: str, *, newest: int = len(MIGRAT
 def migrate(
     connection: sqlite3.Connection, name: str, *, migrations: Sequence[str] = MIGRATIONS
 ) -> None:
-    """Take a store to the newest version.
+    """Migrate a store to the newest version.
 
     Raises:
-        StoreError: it is another program's file, or a newer kneewatch's.
+        StoreError: another program wrote the file, or a newer kneewatch.
     """
     for version in range(check(connection, name, newest=len(migrations)), len(migrations)):
         try:
@@ -173,26 +173,26 @@ def migrate(
             raise
 
 
-# --- Ids and layouts of the open rows: whose a row is, and what its numbers are -------------------
+# --- Row ids and layouts --------------------------------------------------------------------------
 
 
 def rows_of(owner_id: int) -> tuple[int, int]:
-    """The first and the last id that an owner's rows can have."""
+    """First and last possible row id of an owner (engine or target)."""
     return owner_id << SEQUENCE_BITS, (owner_id << SEQUENCE_BITS) | SEQUENCE_MASK
 
 
 def row_id(owner_id: int, sequence: int) -> int:
-    """The id of an owner's row of a cycle."""
+    """Row id of an owner in the cycle with that sequence number."""
     return owner_id << SEQUENCE_BITS | sequence
 
 
 def keys_layout(keys: tuple[str, ...]) -> bytes:
-    """A list of signals as a layout."""
+    """A list of signals encoded as a layout."""
     return orjson.dumps(keys)
 
 
 def columns_layout(columns: tuple[Column, ...]) -> bytes:
-    """A list of counters as a layout."""
+    """A list of counters encoded as a layout."""
     return orjson.dumps(list(map(column_row, columns)))
 
 
@@ -200,7 +200,7 @@ def keys_of(names: bytes) -> list[str]:
     """The signals of a layout.
 
     Raises:
-        DamagedError: the layout is not what was written.
+        DamagedError: the layout cannot be decoded.
     """
     try:
         return [str(key) for key in orjson.loads(names)]
@@ -212,7 +212,7 @@ def columns_of(names: bytes) -> tuple[Column, ...]:
     """The counters of a layout.
 
     Raises:
-        DamagedError: the layout is not what was written.
+        DamagedError: the layout cannot be decoded.
     """
     try:
         return tuple(column_of(row) for row in orjson.loads(names))

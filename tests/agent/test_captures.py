@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent import recording
-from kneewatch.agent.recording import COLLECT_AFTER, HANDFUL, Captures, rare_collections
+from kneewatch.agent.recording import BATCH_ENTRIES, COLLECT_AFTER, Captures, infrequent_gc
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
@@ -28,15 +28,17 @@ def written(path: Path, count: int, *, start_s: float = 0.0) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("count", [1, HANDFUL - 1, HANDFUL, HANDFUL + 1, 2 * HANDFUL, 100])
-def test_handfuls_hold_every_entry_in_order(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize(
+    "count", [1, BATCH_ENTRIES - 1, BATCH_ENTRIES, BATCH_ENTRIES + 1, 2 * BATCH_ENTRIES, 100]
+)
+def test_batches_hold_every_entry_in_order(tmp_path: Path, count: int) -> None:
     paths = [
         written(tmp_path / "a.jsonl.gz", count),
         written(tmp_path / "b.jsonl.gz", count, start_s=0.5),
     ]
-    handfuls = list(Captures(paths).handfuls())
-    assert [numbered for handful in handfuls for numbered in handful] == list(Captures(paths))
-    assert [len(handful) for handful in handfuls[:-1]] == [HANDFUL] * (2 * count // HANDFUL)
+    batches = list(Captures(paths).batches())
+    assert [numbered for batch in batches for numbered in batch] == list(Captures(paths))
+    assert [len(batch) for batch in batches[:-1]] == [BATCH_ENTRIES] * (2 * count // BATCH_ENTRIES)
 
 
 def test_what_was_read_before_an_error_is_told_before_it(
@@ -49,20 +51,20 @@ def test_what_was_read_before_an_error_is_told_before_it(
             yield from super().__iter__()
             raise CaptureError("the disk failed")
 
-    path = written(tmp_path / "a.jsonl.gz", HANDFUL + 3)
+    path = written(tmp_path / "a.jsonl.gz", BATCH_ENTRIES + 3)
     monkeypatch.setattr(recording, "CaptureReader", Breaking)
-    handfuls = Captures([path]).handfuls()
-    assert len(next(handfuls)) == HANDFUL
-    assert [entry.t_s for _, entry in next(handfuls)] == [HANDFUL + n for n in range(3)]
+    batches = Captures([path]).batches()
+    assert len(next(batches)) == BATCH_ENTRIES
+    assert [entry.t_s for _, entry in next(batches)] == [BATCH_ENTRIES + n for n in range(3)]
     with pytest.raises(CaptureError, match="the disk failed"):
-        next(handfuls)
+        next(batches)
 
 
 def test_what_is_made_of_a_page_has_no_cycles() -> None:
     stream = TargetStream("tiny", Profile(window_s=15.0), Limits())
     entries = list(CaptureReader(CAPTURES / "knee_sweep.jsonl.gz"))
     usual = gc.get_threshold()
-    with rare_collections():
+    with infrequent_gc():
         assert gc.get_threshold()[0] == COLLECT_AFTER
         for entry in entries[:20]:
             stream.replay(entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.agent.stream import FAR_OFF_S, TargetStream
+from kneewatch.agent.stream import STALE_AFTER_S, TargetStream
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -50,7 +50,7 @@ def test_one_old_sample_of_vllm_is_enough() -> None:
     assert not told(body, body)[0]
 
 
-@pytest.mark.parametrize("age_s", [0.0, FAR_OFF_S - 15, 15 - FAR_OFF_S])
+@pytest.mark.parametrize("age_s", [0.0, STALE_AFTER_S - 15, 15 - STALE_AFTER_S])
 def test_times_near_the_scrape_change_nothing(age_s: float) -> None:
     stamped = [page(NOW_S - age_s)] * 3
     assert told(*stamped) == told(*[page(None)] * 3)

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kneewatch.agent.daemon import process as footprint
-from kneewatch.agent.daemon.cycle import Sinks, Watch
+from kneewatch.agent.daemon import process
+from kneewatch.agent.daemon.cycle import Sinks, TargetWatch
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.daemon.scheduler import phase_ratio
 from kneewatch.agent.daemon.target_profile import TargetProfiles
@@ -82,7 +82,7 @@ class Hour:
 class Node:
     """Eight targets under watch, their GPUs, and where all of it goes."""
 
-    watches: Sequence[Watch]
+    watches: Sequence[TargetWatch]
     gpus: GpuSources
     store: Store
     board: Board
@@ -121,8 +121,8 @@ def node(path: Path) -> Generator[Node]:
         gpus, bases = GpuSources(specs, made, monotonic=clock), TargetProfiles().of(specs)
         store = Store.open(path, retention=Retention(), clock=clock)
         sinks = Sinks(board, store, None, gpus)
-        watches = [Watch(spec, bases[spec.name], sinks, wall=clock) for spec in specs]
-        footprint.settle()
+        watches = [TargetWatch(spec, bases[spec.name], sinks, wall=clock) for spec in specs]
+        process.tune_process()
         try:
             yield Node(watches, gpus, store, board, clock)
         finally:

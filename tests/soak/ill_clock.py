@@ -21,7 +21,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import argument_specs
 from tests.agent.daemon.made import settings
-from tests.agent.daemon.test_clockwork import Clock
+from tests.agent.daemon.test_scheduler import Clock
 from tests.agent.store.made import EVER
 from tests.soak.servers import servers
 from tests.soak.told import Told

@@ -29,7 +29,7 @@ FLIPPED = 2000
 HEAD_BYTES = 4096
 """The first page: without it the file is no store of ours, and is not touched."""
 
-CANNOT, AGAIN, ANEW = "store cannot write", "store writes again", "store damaged, begun anew"
+CANNOT, AGAIN, ANEW = "store cannot write", "store recovered", "store damaged, starting a new one"
 
 
 @contextmanager

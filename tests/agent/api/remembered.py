@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.records import KINDS, Interval, Look, Series, StoredEngine
+from kneewatch.agent.store.records import KINDS, DiagnosisLookup, Interval, Series, StoredEngine
 from kneewatch.agent.target_state import TargetState
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.rules.rule import Severity
@@ -38,9 +38,9 @@ class Remembered:
             return None
         return {**document(one), "t": min(at_s, one.t_s)}
 
-    def look(self, engine_id: int, at_s: float) -> Look:
+    def look(self, engine_id: int, at_s: float) -> DiagnosisLookup:
         """The same; nothing of it is damaged."""
-        return Look(self.document(engine_id, at_s))
+        return DiagnosisLookup(self.document(engine_id, at_s))
 
     def watched(self, engine_id: int, at_s: float) -> bool:
         """Whether there is one."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kneewatch.agent.daemon.cycle import GpuReadings, Sinks, Watch
+from kneewatch.agent.daemon.cycle import GpuReadings, Sinks, TargetWatch
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.settings.effective import Effective, Settings
 from kneewatch.agent.settings.sources import load
@@ -58,9 +58,9 @@ def watch(
     *,
     gpus: GpuReadings | None = None,
     **more: Any,  # noqa: ANN401
-) -> Watch:
+) -> TargetWatch:
     """A target under watch."""
-    return Watch(spec, TargetProfiles().of([spec])[spec.name], kept.sinks(gpus), **more)
+    return TargetWatch(spec, TargetProfiles().of([spec])[spec.name], kept.sinks(gpus), **more)
 
 
 def until(reached: Callable[[], object], patience_s: float = PATIENCE_S) -> None:

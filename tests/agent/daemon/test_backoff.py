@@ -19,13 +19,13 @@ from kneewatch.agent.backoff import backoff_s
     ],
 )
 def test_twice_as_long_each_time(interval_s: float, expected_s: list[float]) -> None:
-    found = [backoff_s(interval_s, failing=n, luck=0.0) for n in range(1, len(expected_s) + 1)]
+    found = [backoff_s(interval_s, failing=n, jitter=0.0) for n in range(1, len(expected_s) + 1)]
     assert found == expected_s
 
 
 @given(st.floats(0.1, 86_400), st.integers(1, 10**9), st.floats(0, 1))
 def test_bounds(interval_s: float, failing: int, luck: float) -> None:
-    waited_s = backoff_s(interval_s, failing=failing, luck=luck)
+    waited_s = backoff_s(interval_s, failing=failing, jitter=luck)
     assert interval_s <= waited_s <= max(interval_s, min(12 * interval_s, 60.0))
-    assert waited_s >= 0.8 * backoff_s(interval_s, failing=failing, luck=0.0)
-    assert waited_s <= backoff_s(interval_s, failing=failing + 1, luck=luck)
+    assert waited_s >= 0.8 * backoff_s(interval_s, failing=failing, jitter=0.0)
+    assert waited_s <= backoff_s(interval_s, failing=failing + 1, jitter=luck)

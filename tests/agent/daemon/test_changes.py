@@ -8,7 +8,7 @@ from itertools import groupby
 
 import pytest
 
-from kneewatch.agent.daemon.cycle import LINES_MAX, LINES_S, Changes
+from kneewatch.agent.daemon.cycle import LINES_MAX, LINES_S, ChangeLog
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
@@ -26,22 +26,22 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def test_every_change_of_stage_and_causes_once(said: pytest.LogCaptureFixture) -> None:
-    changes = Changes("t")
+    changes = ChangeLog("t")
     found = diagnoses(capture("kv_pressure_cascade"))
     for diagnosis in found:
-        changes.judged([diagnosis])
+        changes.diagnosed([diagnosis])
     stages = [one.stage.number for one in found if one.stage]
     expected = [number for number, _ in groupby([0, *stages])][1:]
-    told = [record.args for record in said.records if record.msg.startswith("stage changes")]
+    told = [record.args for record in said.records if record.msg.startswith("stage changed")]
     assert [args[4] for args in told if isinstance(args, tuple)] == expected
-    begins = [record for record in said.records if record.msg.startswith("cause begins")]
-    ends = [record for record in said.records if record.msg.startswith("cause ends")]
+    begins = [record for record in said.records if record.msg.startswith("cause began")]
+    ends = [record for record in said.records if record.msg.startswith("cause resolved")]
     assert 1 <= len(begins) <= 6
     assert len(begins) == len(ends), "it ended well"
 
 
 def test_down_and_up(said: pytest.LogCaptureFixture) -> None:
-    changes = Changes("t")
+    changes = ChangeLog("t")
     for interval_s in (5.0, 5.0, 10.0, 20.0, 40.0, 55.0, 60.0, 50.0, 60.0):
         changes.scraped(ERROR, interval_s)
     for _ in range(3):
@@ -49,21 +49,21 @@ def test_down_and_up(said: pytest.LogCaptureFixture) -> None:
     changes.scraped(ERROR, 5.0)
     lines = [record.getMessage() for record in said.records]
     assert lines == [
-        "target does not answer target=t error=connection refused try=start it",
-        "target is left alone for longer target=t interval_s=10.0 failed=3",
-        "target is left alone for longer target=t interval_s=20.0 failed=4",
-        "target is left alone for longer target=t interval_s=40.0 failed=5",
-        "target is left alone for longer target=t interval_s=55.0 failed=6",
-        "target answers again target=t failed=9",
-        "target does not answer target=t error=connection refused try=start it",
+        "target down target=t error=connection refused hint=start it",
+        "target still down, backing off target=t interval_s=10.0 failed_scrapes=3",
+        "target still down, backing off target=t interval_s=20.0 failed_scrapes=4",
+        "target still down, backing off target=t interval_s=40.0 failed_scrapes=5",
+        "target still down, backing off target=t interval_s=55.0 failed_scrapes=6",
+        "target up again target=t failed_scrapes=9",
+        "target down target=t error=connection refused hint=start it",
     ]
 
 
 def test_what_cannot_be_read_ends_no_cause(said: pytest.LogCaptureFixture) -> None:
-    changes = Changes("t")
+    changes = ChangeLog("t")
     found = diagnoses(capture("restart_mid_run"))
     for diagnosis in found:
-        changes.judged([diagnosis])
+        changes.diagnosed([diagnosis])
     assert "target_down" not in said.text, "that it is down is told as such"
 
 
@@ -78,31 +78,31 @@ def flood(number: int, t_s: float) -> list[Diagnosis]:
 def test_labels_that_change_with_every_scrape_do_not_fill_the_log(
     said: pytest.LogCaptureFixture,
 ) -> None:
-    changes = Changes("t")
+    changes = ChangeLog("t")
     for number in range(10):
-        changes.judged(flood(number, 1000.0 + 5.0 * number))
+        changes.diagnosed(flood(number, 1000.0 + 5.0 * number))
     (warning,) = [one for one in said.records if one.levelno == logging.WARNING]
-    assert warning.getMessage().startswith("too many changes for the log, more are only counted")
+    assert warning.getMessage().startswith("too many changes, suppressing further log lines")
     assert len(said.records) == LINES_MAX + 1
     said.clear()
-    changes.judged([replace(SICK, engine="a", t_s=1000.0 + LINES_S, stage=None)])
+    changes.diagnosed([replace(SICK, engine="a", t_s=1000.0 + LINES_S, stage=None)])
     lines = [record.getMessage() for record in said.records]
     left_out = 10 * ENGINES_MAX - LINES_MAX
-    assert lines[0] == f"changes were left out of the log target=t lines={left_out}"
-    assert lines[1].startswith("cause begins target=t model=llama engine=a")
+    assert lines[0] == f"log lines suppressed target=t lines={left_out}"
+    assert lines[1].startswith("cause began target=t model=llama engine=a")
 
 
 def test_no_more_engines_are_remembered_than_a_target_may_have() -> None:
-    changes = Changes("t")
+    changes = ChangeLog("t")
     for number in range(5):
-        changes.judged(flood(number, 1000.0 + 5.0 * number))
-    told = changes._told  # pyright: ignore[reportPrivateUsage]
+        changes.diagnosed(flood(number, 1000.0 + 5.0 * number))
+    told = changes._last  # pyright: ignore[reportPrivateUsage]
     assert len(told) <= 2 * ENGINES_MAX
 
 
 def test_a_clock_that_is_set_back_does_not_silence_the_log(said: pytest.LogCaptureFixture) -> None:
-    changes = Changes("t")
-    changes.judged(flood(0, 9000.0))
+    changes = ChangeLog("t")
+    changes.diagnosed(flood(0, 9000.0))
     said.clear()
-    changes.judged([replace(SICK, engine="a", t_s=1000.0, stage=None)])
-    assert "cause begins target=t model=llama engine=a" in said.text
+    changes.diagnosed([replace(SICK, engine="a", t_s=1000.0, stage=None)])
+    assert "cause began target=t model=llama engine=a" in said.text

@@ -137,7 +137,7 @@ def test_a_broken_file_keeps_its_targets_and_that_is_said_once(
             assert names(files) == ["a:1"]
             assert not files.refresh([])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "its targets stay as they were" in caplog.text
+    assert "keeping its previous targets" in caplog.text
     assert str(file) in caplog.text
     put(file, "a:2")
     assert files.refresh([])
@@ -154,7 +154,7 @@ def test_who_reads_the_settings_again_hears_of_what_is_still_wrong(
     files.refresh([])
     again = FileTargets(patterns, settings(), files)
     again.refresh([])
-    missing = f"no file is there yet pattern={tmp_path}/*.yml"
+    missing = f"no file matches yet pattern={tmp_path}/*.yml"
     said = [record.getMessage() for record in caplog.records]
     assert [missing in text for text in said].count(True) == 2
     assert ["not JSON" in text for text in said].count(True) == 2

@@ -78,7 +78,7 @@ def test_half_of_twenty_targets_hang(serving: Start, fleeting: Fleeting) -> None
     healthy = [quick(serving(in_turn(HEALTHY)).url) for _ in range(10)]
     hanging = [quick(serving(hangs).url) for _ in range(10)]
     fleeting.apply([*healthy, *hanging])
-    until(lambda: fleeting.fleet.all_seen)
+    until(lambda: fleeting.fleet.all_scraped)
     until(lambda: all(len(fleeting.times(spec.name)) >= 12 for spec in healthy))
     for spec in healthy:
         assert gap_s(fleeting.times(spec.name)[2:]) < 1.3 * INTERVAL_S, "cycles were missed"
@@ -179,5 +179,5 @@ def test_a_roster() -> None:
     roster = Discovery(["a:1"], settings())
     assert [spec.name for spec in roster.specs()] == ["http://a:1"]
     assert not roster.poll()
-    other = roster.renewed(settings(window_s=30.0))
+    other = roster.reloaded(settings(window_s=30.0))
     assert [spec.settings["window_s"] for spec in (*roster.specs(), *other.specs())] == [60, 30]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.daemon.gpu_mapping import Claim, claim_of
+from kneewatch.agent.daemon.gpu_mapping import GpuClaim, claim_of
 from kneewatch.diagnose.gpu.monitor import GpuChoice, GpuMonitor
 from tests.collector.dcgm_pages import Pages, body, labels, node
 from tests.collector.fake_nvml import GIB, FakeInstance
@@ -144,7 +144,7 @@ def test_as_many_gpus_as_the_target_has_are_likely_its() -> None:
 
 @pytest.mark.parametrize(("count", "alone"), [(None, True), (2, True), (4, False)])
 def test_anything_else_is_a_guess_and_says_how_to_state_it(count: int | None, alone: bool) -> None:
-    choice = Claim(count=count, alone=alone).choose(Pages()(node(4)).gpus)
+    choice = GpuClaim(count=count, alone=alone).choose(Pages()(node(4)).gpus)
     assert (len(choice.gpus), choice.guess) == (4, True)
     (why,) = choice.missing
     assert "guess" in why

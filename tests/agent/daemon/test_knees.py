@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.baselines import RETRY_S, Knees, Windows
-from kneewatch.agent.daemon.cycle import Watch
+from kneewatch.agent.daemon.baselines import RETRY_S, KneeLoader, Windows
+from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import (
@@ -93,8 +93,8 @@ def engine(first_s: float = NOW_S, config: Mapping[str, str] = LAUNCH) -> Engine
 def recalled(path: Path, seen: EngineMonitor) -> LearnedKnee | None:
     """What it is known to carry at its next scrape, and whether it was read in bounded steps."""
     reader = Reader(path)
-    knees = Knees(reader)
-    knees.ask("a", seen)
+    knees = KneeLoader(reader)
+    knees.request("a", seen)
     while knees.cycle() is not None:
         pass
     reader.close()
@@ -225,9 +225,9 @@ def test_days_are_read_one_at_a_time_with_rests_between() -> None:
         clock_s[0] += 0.01
         return clock_s[0]
 
-    knees, seen = Knees(history, clock), engine()
+    knees, seen = KneeLoader(history, clock), engine()
     assert knees.cycle() is None, "nobody waits"
-    knees.ask("a", seen)
+    knees.request("a", seen)
     rests = list(iter(knees.cycle, None))
     assert history.whole == 1, "all days are alike: the newest has enough windows of each load"
     assert history.reads == 14
@@ -243,16 +243,16 @@ def test_a_history_that_takes_long_is_read_in_part() -> None:
         clock_s[0] += 0.2
         return clock_s[0]
 
-    knees = Knees(history, slow)
-    knees.ask("a", engine())
+    knees = KneeLoader(history, slow)
+    knees.request("a", engine())
     list(iter(knees.cycle, None))
     assert history.reads == 5, "a second of CPU time, the newest days first"
 
 
 def test_a_history_that_is_gone_is_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
     history, seen = Held(), engine()
-    knees = Knees(history)
-    knees.ask("a", seen)
+    knees = KneeLoader(history)
+    knees.request("a", seen)
     history.broken = True
     knees.cycle()
     assert knees.cycle() == RETRY_S
@@ -265,7 +265,7 @@ def test_a_history_that_is_gone_is_asked_again_later(caplog: pytest.LogCaptureFi
 def test_no_window_reaches_into_another() -> None:
     history, windows = Held(), Windows(100.0)
     for end_s in (NOW_S, NOW_S - 3660.0):
-        windows.older(history.signals(7, POINT_SIGNALS, from_s=end_s - 3600.0, to_s=end_s))
+        windows.add_older(history.signals(7, POINT_SIGNALS, from_s=end_s - 3600.0, to_s=end_s))
     times = [point.t_s for point in windows.points()]
     assert len(times) > 40
     assert all(after - before >= 100.0 for before, after in pairwise(times))
@@ -298,11 +298,11 @@ def test_the_next_cycle_is_held_against_it(serving: Start, tmp_path: Path) -> No
     spec = target(serving(in_turn(PAST)).url, slo__ttft_p99_s=SLO_S)
     history(tmp_path / "store.db", spec.name)
     reader, kept = Reader(tmp_path / "store.db"), Kept()
-    knees = Knees(reader)
+    knees = KneeLoader(reader)
     sinks = replace(kept.sinks(), knees=knees)
     start_s = time.time()
     clock = iter(start_s + 2.0 * at for at in range(100))
-    one = Watch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
+    one = TargetWatch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
     one.cycle()
     while knees.cycle() is not None:
         pass

@@ -38,7 +38,7 @@ def test_it_watches_answers_and_ends(serving: Start, tmp_path: Path) -> None:
         daemon.wait_for("ready")
         assert daemon.end(signal.SIGINT) < 3.0
     assert (tmp_path / "kneewatch.db").stat().st_size > 0
-    assert [line["targets"] for line in daemon.said("targets are watched")] == ["2"]
+    assert [line["targets"] for line in daemon.said("watching targets")] == ["2"]
     assert first.connections == 1, "one connection, one GET a scrape"
     assert "Traceback" not in daemon.log
 
@@ -76,7 +76,7 @@ def test_reload_without_losing_a_window(serving: Start, tmp_path: Path) -> None:
             f'url = "{added.url}"\nname = "added"',
         )
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.wait_for("settings were read again")
+        daemon.wait_for("settings reloaded")
         until(lambda: daemon.diagnoses().keys() == {"kept", "added"})
         assert 1.5 < seen_s(daemon, "kept") < 60
         until(lambda: daemon.diagnoses()["kept"]["tier"] == "chat")
@@ -85,14 +85,14 @@ def test_reload_without_losing_a_window(serving: Start, tmp_path: Path) -> None:
 
         config.write_text("windows_s = 3\n")
         daemon.process.send_signal(signal.SIGHUP)
-        (line,) = daemon.wait_for("settings stay as they were")
+        (line,) = daemon.wait_for("reload failed, keeping the old settings")
         assert "no setting 'windows_s'; the nearest is 'window_s'" in line["error"]
         write(f'url = "{kept.url}"\nname = "kept"\nmodel = "no-such-model"')
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.wait_for("settings stay as they were", 2)
+        daemon.wait_for("reload failed, keeping the old settings", 2)
         write(f'url = "{kept.url}"', f'url = "{kept.url}"')
         daemon.process.send_signal(signal.SIGHUP)
-        line = daemon.wait_for("settings stay as they were", 3)[-1]
+        line = daemon.wait_for("reload failed, keeping the old settings", 3)[-1]
         assert re.search(r"\[\[targets\]\] number 1 and .*\[\[targets\]\] number 2", line["error"])
         before = len(kept.requests)
         until(lambda: len(kept.requests) > before + 2)
@@ -102,7 +102,7 @@ def test_reload_without_losing_a_window(serving: Start, tmp_path: Path) -> None:
             f'store.keep_s = 86400\n[[targets]]\nurl = "{kept.url}"\nname = "kept"\nwindow_s = 5\n'
         )
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.wait_for("settings were read again", 2)
+        daemon.wait_for("settings reloaded", 2)
         until(lambda: seen_s(daemon, "kept") <= 5)
         assert json.loads(daemon.get("/readyz"))["restart_needed"] == ["store.keep_s"]
         assert daemon.end() < 3.0
@@ -132,13 +132,13 @@ def test_files_are_followed(serving: Start, tmp_path: Path) -> None:
         write(first.url, second.url)
         until(lambda: sorted(daemon.diagnoses()) == sorted(names))
         file.write_text("[")
-        daemon.wait_for("file_sd: file cannot be used; its targets stay as they were")
+        daemon.wait_for("file_sd: invalid file, keeping its previous targets")
         before = len(first.requests)
         until(lambda: len(first.requests) > before + 2)
         assert sorted(daemon.diagnoses()) == sorted(names)
         config.write_text('[[targets]]\nurl = "no-such.jsonl.gz"\n')
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.wait_for("settings stay as they were")
+        daemon.wait_for("reload failed, keeping the old settings")
         write(second.url)  # files are followed as before
         until(lambda: list(daemon.diagnoses()) == names[1:])
         file.unlink()
@@ -193,11 +193,11 @@ def test_hostile_pages_make_no_lines_in_the_log(serving: Start, tmp_path: Path) 
     ]
     url = serving(in_turn(pages)).url
     with Daemon(tmp_path, url, *QUICK, "--window", "2s", "--log-format", "logfmt") as daemon:
-        until(lambda: daemon.said("stage changes"))
+        until(lambda: daemon.said("stage changed"))
         daemon.end()
     assert all(line.isprintable() for line in daemon.log.splitlines())
     assert not daemon.said("all is well")
-    assert daemon.said("stage changes")[0]["model"].startswith("ti\\nny\\u001b")
+    assert daemon.said("stage changed")[0]["model"].startswith("ti\\nny\\u001b")
 
 
 def test_for_a_time_with_json_logs_and_the_history_in_the_state_folder(
@@ -210,9 +210,7 @@ def test_for_a_time_with_json_logs_and_the_history_in_the_state_folder(
     )  # fmt: skip
     assert told.status == 0
     lines = [json.loads(line) for line in told.err.splitlines()]
-    assert {"targets are watched", "listening", "ready", "target answers"} <= {
-        one["msg"] for one in lines
-    }
+    assert {"watching targets", "listening", "ready", "target up"} <= {one["msg"] for one in lines}
     assert "sesame" not in told.err + told.out
     folder = tmp_path / "state" / "kneewatch"
     assert f"history  {folder}/kneewatch.db" in told.out

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.daemon.baselines import Seasons
-from kneewatch.agent.daemon.cycle import Watch
+from kneewatch.agent.daemon.baselines import SeasonalBaselines
+from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series, StoredEngine
@@ -54,8 +54,8 @@ def test_the_hour_is_known_from_the_weeks_before(
 ) -> None:
     spec = target("http://127.0.0.1:9")
     reader = Reader(history(tmp_path, spec.name, weeks=weeks))
-    early = Seasons(reader, lambda: [spec], wall=lambda: MORNING_S - 60)
-    for seasons in (Seasons(reader, lambda: [spec], wall=lambda: NOW_S), early):
+    early = SeasonalBaselines(reader, lambda: [spec], wall=lambda: MORNING_S - 60)
+    for seasons in (SeasonalBaselines(reader, lambda: [spec], wall=lambda: NOW_S), early):
         seasons.cycle()
         assert seasons.usual(spec.name, KEY, NOW_S) == usual, "the next hour is known as well"
         assert seasons.usual(spec.name, KEY, NOW_S - 2 * HOUR_S) == {}
@@ -86,7 +86,7 @@ class Failing:
 def test_each_hour_is_read_once_and_kept_while_the_history_is_gone() -> None:
     kept, now_s = Failing(), [NOW_S]
     spec = target("http://127.0.0.1:9")
-    seasons = Seasons(kept, lambda: [spec], wall=lambda: now_s[0])
+    seasons = SeasonalBaselines(kept, lambda: [spec], wall=lambda: now_s[0])
     seasons.cycle()
     read = kept.reads
     seasons.cycle()
@@ -102,11 +102,11 @@ def test_each_hour_is_read_once_and_kept_while_the_history_is_gone() -> None:
 def test_a_cycle_is_held_against_the_hour(serving: Start, tmp_path: Path) -> None:
     spec = target(serving(always(answer(bodies("healthy_light", 0, 1)[0]))).url)
     reader = Reader(history(tmp_path, spec.name, weeks=3))
-    seasons = Seasons(reader, lambda: [spec], wall=lambda: NOW_S)
+    seasons = SeasonalBaselines(reader, lambda: [spec], wall=lambda: NOW_S)
     kept = Kept()
     clock = iter([NOW_S, NOW_S + 5, NOW_S + 10])
     sinks = replace(kept.sinks(), seasons=seasons)
-    one = Watch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
+    one = TargetWatch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
     one.cycle()
     one.cycle()
     assert "no quiet baseline is known yet" in kept.states[-1].diagnoses[0].judged_against

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.daemon.cycle import Watch
+from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
@@ -41,15 +41,15 @@ def kept() -> Kept:
     return Kept()
 
 
-Watching = Callable[..., Watch]
+Watching = Callable[..., TargetWatch]
 
 
 @pytest.fixture
 def watching(kept: Kept) -> Iterator[Watching]:
     """Puts targets under watch; when the test is over their connections are closed."""
-    watches: list[Watch] = []
+    watches: list[TargetWatch] = []
 
-    def begin(spec: TargetSpec, **more: Any) -> Watch:  # noqa: ANN401
+    def begin(spec: TargetSpec, **more: Any) -> TargetWatch:  # noqa: ANN401
         more.setdefault("wall", Clock())
         watches.append(watch(spec, kept, **more))
         return watches[-1]
@@ -59,7 +59,7 @@ def watching(kept: Kept) -> Iterator[Watching]:
         one.retire()
 
 
-def run(made: Watch, cycles: int) -> list[float | None]:
+def run(made: TargetWatch, cycles: int) -> list[float | None]:
     """Some cycles; what each says about the next."""
     return [made.cycle() for _ in range(cycles)]
 
@@ -110,7 +110,7 @@ def test_a_dead_target_is_backed_off_from_and_comes_back(
         return page(sock, request, number)
 
     spec = target(serving(serve).url)
-    made = watching(spec, luck=lambda: 0.0)
+    made = watching(spec, jitter=lambda: 0.0)
     with caplog.at_level(logging.INFO):
         assert run(made, 2) == [None, None]
         gone["is"] = True
@@ -129,10 +129,10 @@ def test_a_dead_target_is_backed_off_from_and_comes_back(
     assert kept.cycles[-1].error is None
     said = [record.getMessage().split(" target=")[0] for record in caplog.records]
     assert said == [
-        "target answers",
-        "target does not answer",
-        *["target is left alone for longer"] * 4,
-        "target answers again",
+        "target up",
+        "target down",
+        *["target still down, backing off"] * 4,
+        "target up again",
     ]
 
 
@@ -232,7 +232,7 @@ def test_gpus(serving: Start, kept: Kept, watching: Watching) -> None:
 
 def test_a_bug_is_no_health(serving: Start, kept: Kept, watching: Watching) -> None:
     spec = target(serving(in_turn(HEALTHY)).url)
-    made = watching(spec, luck=lambda: 0.0)
+    made = watching(spec, jitter=lambda: 0.0)
     run(made, 2)
     assert [made.crashed(ValueError("oops")) for _ in range(3)] == [5, 5, 10]
     assert kept.cycles[-1].error == "internal error: ValueError: oops"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.daemon.baselines import WEEK_S, WeeklyPeaks, peak_of
-from kneewatch.agent.daemon.cycle import Watch
+from kneewatch.agent.daemon.cycle import TargetWatch
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series
@@ -105,7 +105,7 @@ def said(spec: TargetSpec, peaks: WeeklyPeaks) -> str:
     kept = Kept()
     clock = count(NOW_S, 40.0)
     sinks = replace(kept.sinks(), peaks=peaks)
-    one = Watch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
+    one = TargetWatch(spec, TargetProfiles().of([spec])[spec.name], sinks, wall=lambda: next(clock))
     for _ in range(450):
         one.cycle()
     one.retire()

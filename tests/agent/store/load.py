@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from kneewatch.agent.store.records import Cycle, EngineCycle, Raw
+from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
 from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition.grammar import Limits
@@ -193,7 +193,7 @@ class Server:
         engines = tuple(
             EngineCycle(
                 diagnosis,
-                Raw(*engine.counters()),
+                RawCounters(*engine.counters()),
                 engine.config,
                 engine.history.started_s,
                 engine.restart,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from kneewatch.agent.store.engine_cache import EngineCache
-from kneewatch.agent.store.records import Cycle, EngineCycle, Raw, Retention
+from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.stream import TargetStream, capture_name
 from kneewatch.collector.captures.capture import CaptureReader
@@ -66,14 +66,14 @@ def diagnosis(
     )  # fmt: skip
 
 
-def counted(total: float) -> Raw:
+def counted(total: float) -> RawCounters:
     """Counters that all stand at a number."""
-    return Raw(COLUMNS, (total,) * len(COLUMNS))
+    return RawCounters(COLUMNS, (total,) * len(COLUMNS))
 
 
 def cycle(
     *diagnoses: Diagnosis,
-    raw: Raw | None = None,
+    raw: RawCounters | None = None,
     config: Mapping[str, str] | None = None,
     started_s: float | None = None,
     restart: Restart | None = None,
@@ -94,9 +94,9 @@ def settle(store: Store) -> None:
         time.sleep(0.002)
 
 
-def ledger_of(store: Store) -> EngineCache:
-    """What the writer keeps in memory."""
-    return store._disk._ledger  # pyright: ignore[reportPrivateUsage]
+def cache_of(store: Store) -> EngineCache:
+    """The writer's cache."""
+    return store._store_file._cache  # pyright: ignore[reportPrivateUsage]
 
 
 def written(path: Path, *cycles: Cycle, retention: Retention = KEEP_ALL) -> None:
@@ -123,7 +123,7 @@ def recorded(name: str) -> list[Cycle]:
             if engine is None or not found.was_read:
                 engines.append(EngineCycle(found))
                 continue
-            raw = Raw(*engine.counters())
+            raw = RawCounters(*engine.counters())
             started_s = engine.history.started_s
             engines.append(EngineCycle(found, raw, engine.config, started_s, engine.restart))
         error = stream.monitor.last_error

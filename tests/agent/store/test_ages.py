@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store.chunk_flush import SEAL_ROWS
-from kneewatch.agent.store.downsampling import folding, mean, minutes
+from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
+from kneewatch.agent.store.downsampling import fold_of, mean, minutes
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle, Retention
 from kneewatch.agent.store.writer import Store
@@ -22,7 +22,7 @@ START_S = 29_916_666 * 60.0
 """Minutes begin here."""
 
 STEP_S = 10.0
-CHUNK_S = SEAL_ROWS * STEP_S
+CHUNK_S = FLUSH_ROWS * STEP_S
 
 
 class Clock:
@@ -71,7 +71,7 @@ def tidied(store: Store, clock: Clock, later_s: float = 3601.0) -> None:
 def test_old_signals_become_a_value_a_minute(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "store.db"
     store = Store.open(path, retention=Retention(keep_s=CHUNK_S), clock=clock)
-    count = 9 * SEAL_ROWS
+    count = 9 * FLUSH_ROWS
     put(store, clock, [numbered(at) for at in range(count)])
     tidied(store, clock)
     store.close(PATIENCE_S)
@@ -97,7 +97,7 @@ def test_old_signals_become_a_value_a_minute(tmp_path: Path) -> None:
     assert [scrapes.times[at] for at in scrapes.failed] == [
         START_S + STEP_S * at for at in range(3, count, 500)
     ]
-    assert len(scrapes.times) < 5 * SEAL_ROWS
+    assert len(scrapes.times) < 5 * FLUSH_ROWS
     reader.close()
 
 
@@ -107,7 +107,7 @@ def test_what_is_too_old_goes_but_what_was_in_force_stays(tmp_path: Path) -> Non
     store = Store.open(path, retention=keep, clock=clock)
     cycles = [
         numbered(at, causes=["early"] if at < 50 else ["kv_pressure"])
-        for at in range(6 * SEAL_ROWS)
+        for at in range(6 * FLUSH_ROWS)
     ]
     put(store, clock, cycles)
     tidied(store, clock)
@@ -135,7 +135,7 @@ def test_an_engine_of_which_nothing_is_left_is_forgotten(tmp_path: Path) -> None
         tidied(store, clock, DAY_S)
         late = [
             cycle(diagnosis(clock.now_s + at, target="other", values={"n": 1.0}))
-            for at in range(SEAL_ROWS + day)
+            for at in range(FLUSH_ROWS + day)
         ]
         put(store, clock, late)
     store.close(PATIENCE_S)
@@ -149,7 +149,7 @@ def test_a_store_that_is_too_large_loses_the_oldest(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "store.db"
     keep = Retention(keep_s=1e9, keep_coarse_s=1e9, max_bytes=300_000)
     store = Store.open(path, retention=keep, clock=clock)
-    count = 20 * SEAL_ROWS
+    count = 20 * FLUSH_ROWS
     put(store, clock, [numbered(at, noisy=True) for at in range(count)])
     tidied(store, clock)
     store.close(PATIENCE_S)
@@ -157,7 +157,7 @@ def test_a_store_that_is_too_large_loses_the_oldest(tmp_path: Path) -> None:
     reader = Reader(path)
     engine = reader.engines("a")[0]
     numbers = list(reader.signals(engine.id, ["n"], **EVER).values["n"])
-    assert numbers[0] > SEAL_ROWS
+    assert numbers[0] > FLUSH_ROWS
     assert numbers == list(range(int(numbers[0]), count)), "the youngest are whole"
     reader.close()
 
@@ -167,19 +167,19 @@ def test_a_clock_that_is_set_by_an_hour_loses_nothing(tmp_path: Path, hours: flo
     clock, path = Clock(), tmp_path / "store.db"
     store = Store.open(path, retention=Retention(), clock=clock)
     shift_s = hours * 3600
-    before = [numbered(at, causes=["kv_pressure"]) for at in range(SEAL_ROWS // 2)]
+    before = [numbered(at, causes=["kv_pressure"]) for at in range(FLUSH_ROWS // 2)]
     after = [
         numbered(at, START_S + STEP_S * at + shift_s, causes=["kv_pressure"])
-        for at in range(SEAL_ROWS // 2, 2 * SEAL_ROWS)
+        for at in range(FLUSH_ROWS // 2, 2 * FLUSH_ROWS)
     ]
     put(store, clock, [*before, *after])
     store.close(PATIENCE_S)
     reader = Reader(path)
     engine = reader.engines("a")[0]
     series = reader.signals(engine.id, ["n"], **EVER)
-    assert list(series.values["n"]) == list(range(2 * SEAL_ROWS)), "in order of arrival"
+    assert list(series.values["n"]) == list(range(2 * FLUSH_ROWS)), "in order of arrival"
     assert list(series.times) == [one.t_s for one in [*before, *after]]
-    assert len(reader.scrapes("a", **EVER).times) == 2 * SEAL_ROWS
+    assert len(reader.scrapes("a", **EVER).times) == 2 * FLUSH_ROWS
     raw = snapshots(path, engine.id, **EVER)
     assert [set(s.values.values()) for s in raw] == sorted(set(s.values.values()) for s in raw)
     assert {before[0].t_s, before[-1].t_s, after[-1].t_s} <= {s.t_s for s in raw}
@@ -197,12 +197,12 @@ def test_a_clock_that_is_set_by_an_hour_loses_nothing(tmp_path: Path, hours: flo
 def test_a_clock_that_is_years_ahead_deletes_nothing_that_is_sealed(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "store.db"
     store = Store.open(path, retention=Retention(), clock=clock)
-    put(store, clock, [numbered(at) for at in range(SEAL_ROWS + 5)])
+    put(store, clock, [numbered(at) for at in range(FLUSH_ROWS + 5)])
     tidied(store, clock, 3000 * DAY_S)
     store.close(PATIENCE_S)
     reader = Reader(path)
     found = reader.signals(reader.engines("a")[0].id, ["n"], **EVER).values["n"]
-    assert list(found) == list(range(SEAL_ROWS + 5))
+    assert list(found) == list(range(FLUSH_ROWS + 5))
     reader.close()
 
 
@@ -215,7 +215,7 @@ def test_a_clock_that_is_years_ahead_deletes_nothing_that_is_sealed(tmp_path: Pa
     ],
 )  # fmt: skip
 def test_peaks_stay_peaks(key: str, fold: object) -> None:
-    assert folding(key) is fold
+    assert fold_of(key) is fold
 
 
 def test_minutes_are_runs_of_neighbours() -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store.chunk_flush import SEAL_ROWS
-from kneewatch.agent.store.database import opened
+from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
+from kneewatch.agent.store.database import open_checked
 from kneewatch.agent.store.encoding import Packer
-from kneewatch.agent.store.maintenance import Upkeep
+from kneewatch.agent.store.maintenance import Maintenance
 from kneewatch.agent.store.records import Retention
-from kneewatch.agent.store.writer import Disk
+from kneewatch.agent.store.writer import StoreFile
 from tests.agent.store.load import FLEET, Server
 from tests.agent.store.made import START_S, STEP_S
 
@@ -40,14 +40,14 @@ def test_an_engine_stays_within_its_share_of_a_week(
 ) -> None:
     server, packer = Server("a", FLEET[kind], seed=3, start_s=NOON_S), Packer()
     now_s, path = NOON_S, tmp_path / "store.db"
-    upkeep = Upkeep(Retention(), clock=lambda: now_s)
-    disk = Disk(path, opened(path), upkeep, time.monotonic)
-    scrapes = CHUNKS * SEAL_ROWS
+    upkeep = Maintenance(Retention(), clock=lambda: now_s)
+    disk = StoreFile(path, open_checked(path), upkeep, time.monotonic)
+    scrapes = CHUNKS * FLUSH_ROWS
     for at in range(scrapes):
         now_s = NOON_S + STEP_S * at
         cycle = server.cycle(now_s)
         disk.write([packer.pack(cycle)])
-        while disk.tidy():
+        while disk.maintain():
             pass
     disk.close()
     with closing(sqlite3.connect(path)) as connection:

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.report.history import NUMPY
 from kneewatch.agent.store.chunks import (
-    Body,
+    ChunkBody,
     CounterChunk,
-    Pieces,
+    PieceWriter,
     SignalChunk,
+    bytes_reader,
     column_of,
-    joined,
+    concat_scrapes,
+    downsample_scrapes,
     pack_body,
     pack_counters,
     pack_scrapes,
     pack_signals,
-    reading_from,
-    thinned,
     unpack_scrapes,
 )
 from kneewatch.agent.store.columns import (
-    PLAIN,
+    PURE_PYTHON,
     DamagedError,
-    Loops,
-    floats_of,
+    Decoders,
+    floats_from_bytes,
     pack_column,
     pack_integers,
     pack_times,
@@ -40,8 +40,8 @@ from kneewatch.agent.store.columns import (
     unpack_times,
     value_in_column,
 )
-from kneewatch.agent.store.encoding import expand, squeeze
-from kneewatch.agent.store.history import scrapes_of
+from kneewatch.agent.store.encoding import compress_document, decompress_document
+from kneewatch.agent.store.history import scrapes_from_rows
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.history import Column
 
@@ -56,25 +56,25 @@ def bits(values: array[float] | list[float]) -> list[bytes]:
     return [b"nan" if v != v else struct.pack("<d", v) for v in values]
 
 
-WITH_BOTH = pytest.mark.parametrize("loops", [PLAIN, NUMPY], ids=["plain", "numpy"])
+WITH_BOTH = pytest.mark.parametrize("loops", [PURE_PYTHON, NUMPY], ids=["plain", "numpy"])
 """A daemon reads with the ones, a report with the others."""
 
 
 @WITH_BOTH
 @given(values=st.lists(INT64))
-def test_integers_come_back(loops: Loops, values: list[int]) -> None:
+def test_integers_come_back(loops: Decoders, values: list[int]) -> None:
     assert list(unpack_integers(pack_integers(values), loops)) == values
 
 
 @WITH_BOTH
 @given(times=st.lists(ANY))
-def test_times_come_back_to_the_last_bit(loops: Loops, times: list[float]) -> None:
+def test_times_come_back_to_the_last_bit(loops: Decoders, times: list[float]) -> None:
     assert bits(unpack_times(pack_times(times), loops)) == bits(times)
 
 
 @WITH_BOTH
 @given(column=st.lists(ANY))
-def test_a_column_keeps_seven_digits(loops: Loops, column: list[float]) -> None:
+def test_a_column_keeps_seven_digits(loops: Decoders, column: list[float]) -> None:
     found = unpack_column(pack_column(column), loops)
     assert bits(found) == bits(array("d", array("f", column)))
     for told, value in zip(found, column, strict=True):
@@ -84,7 +84,7 @@ def test_a_column_keeps_seven_digits(loops: Loops, column: list[float]) -> None:
 
 @given(st.lists(ANY))
 def test_bytes_of_arrays_come_back(values: list[float]) -> None:
-    assert bits(floats_of("d", to_bytes(array("d", values)))) == bits(values)
+    assert bits(floats_from_bytes("d", to_bytes(array("d", values)))) == bits(values)
 
 
 @st.composite
@@ -100,10 +100,10 @@ def tables(draw: st.DrawFn) -> tuple[list[float], dict[str, list[float]]]:
 @WITH_BOTH
 @given(table=tables())
 def test_a_chunk_of_signals_comes_back_column_by_column(
-    loops: Loops, table: tuple[list[float], dict[str, list[float]]]
+    loops: Decoders, table: tuple[list[float], dict[str, list[float]]]
 ) -> None:
     times, columns = table
-    chunk = SignalChunk(reading_from(pack_signals(times, columns)), loops)
+    chunk = SignalChunk(bytes_reader(pack_signals(times, columns)), loops)
     assert chunk.keys == list(columns)
     assert list(chunk.times()) == times
     for key, column in columns.items():
@@ -118,14 +118,14 @@ def test_a_chunk_of_signals_comes_back_column_by_column(
 @WITH_BOTH
 @given(table=tables(), whole=st.lists(st.lists(COUNTS, min_size=3, max_size=3), max_size=4))
 def test_counters_come_back_to_the_last_bit(
-    loops: Loops, table: tuple[list[float], dict[str, list[float]]], whole: list[list[float]]
+    loops: Decoders, table: tuple[list[float], dict[str, list[float]]], whole: list[list[float]]
 ) -> None:
     times, other = table
     columns = {Column(name, (("le", name),), "sum"): values for name, values in other.items()}
     rows = len(times)
     for at, values in enumerate(whole):
         columns[Column("count", (), str(at))] = (values * rows)[:rows]
-    chunk = CounterChunk(reading_from(pack_counters(times, columns)), loops)
+    chunk = CounterChunk(bytes_reader(pack_counters(times, columns)), loops)
     assert list(chunk.times()) == times
     assert [column_of(row) for row, _ in chunk.columns] == list(columns)
     for place, values in enumerate(columns.values()):
@@ -152,16 +152,16 @@ def rows_of(scrapes: Scrapes) -> Rows:
 
 @WITH_BOTH
 @given(rows=SCRAPES, cut=st.integers(0, 20))
-def test_scrapes_come_back_and_together(loops: Loops, rows: Rows, cut: int) -> None:
-    parts = [scrapes_of(rows[:cut]), scrapes_of(rows[cut:])]
-    read = [unpack_scrapes(reading_from(pack_scrapes(part)), loops) for part in parts]
-    assert rows_of(joined(read)) == rows
+def test_scrapes_come_back_and_together(loops: Decoders, rows: Rows, cut: int) -> None:
+    parts = [scrapes_from_rows(rows[:cut]), scrapes_from_rows(rows[cut:])]
+    read = [unpack_scrapes(bytes_reader(pack_scrapes(part)), loops) for part in parts]
+    assert rows_of(concat_scrapes(read)) == rows
 
 
 @given(SCRAPES)
 def test_thinned_scrapes_keep_every_failure_and_a_minute_its_success(rows: Rows) -> None:
     ordered = sorted(rows, key=lambda row: row[0])
-    kept = rows_of(thinned(scrapes_of(ordered), step_s=60.0))
+    kept = rows_of(downsample_scrapes(scrapes_from_rows(ordered), step_s=60.0))
     assert [row for row in kept if row[1] is not None] == [
         row for row in ordered if row[1] is not None
     ]
@@ -171,14 +171,17 @@ def test_thinned_scrapes_keep_every_failure_and_a_minute_its_success(rows: Rows)
 
 @given(st.binary(), st.none() | st.binary(min_size=1))
 def test_documents_come_back_alone_and_against_another(data: bytes, base: bytes | None) -> None:
-    assert expand(squeeze(data, base), base) == data
+    assert decompress_document(compress_document(data, base), base) == data
 
 
 def test_a_document_that_hardly_differs_takes_little() -> None:
     base = b"".join(
         b'{"rule":"R%d","state":"ok","value":%d}' % (at, at * 7919) for at in range(200)
     )
-    assert len(squeeze(base.replace(b"R77", b"R78"), base)) < len(squeeze(base, None)) / 8
+    assert (
+        len(compress_document(base.replace(b"R77", b"R78"), base))
+        < len(compress_document(base, None)) / 8
+    )
 
 
 @given(st.data())
@@ -192,7 +195,7 @@ def test_damage_is_refused_or_leaves_the_rest_as_it_was(data: st.DataObject) -> 
     broken[place // 8] ^= 1 << place % 8
     wanted = {key: bits(array("d", array("f", column))) for key, column in columns.items()}
     try:
-        chunk = SignalChunk(reading_from(bytes(broken)))
+        chunk = SignalChunk(bytes_reader(bytes(broken)))
         found_times = chunk.times()
     except DamagedError:
         return
@@ -209,27 +212,27 @@ def test_damage_is_refused_or_leaves_the_rest_as_it_was(data: st.DataObject) -> 
 def test_a_chunk_cut_short_is_refused(cut: int) -> None:
     whole = pack_counters([1.0, 2.0], {Column("a", ()): [1.0, 5.0], Column("b", ()): [0.5, 0.25]})
     with pytest.raises(DamagedError):
-        CounterChunk(reading_from(whole[:cut]), PLAIN).times()
+        CounterChunk(bytes_reader(whole[:cut]), PURE_PYTHON).times()
 
 
 def test_counters_that_are_not_as_many_as_their_columns_say_are_refused() -> None:
-    body = Body(reading_from(pack_counters([1.0, 2.0], {Column("a", ()): [1.0, 5.0]})))
-    pieces = Pieces()
+    body = ChunkBody(bytes_reader(pack_counters([1.0, 2.0], {Column("a", ()): [1.0, 5.0]})))
+    pieces = PieceWriter()
     directory = {
         **body.directory,
-        "times": pieces.lay(body.piece(body.directory["times"])),
-        "whole": pieces.lay(pack_integers([1])),
-        "other": pieces.lay(pack_integers([])),
+        "times": pieces.add(body.piece(body.directory["times"])),
+        "whole": pieces.add(pack_integers([1])),
+        "other": pieces.add(pack_integers([])),
     }
     with pytest.raises(DamagedError, match="counters"):
-        CounterChunk(reading_from(pack_body(directory, pieces.laid)), PLAIN)
+        CounterChunk(bytes_reader(pack_body(directory, pieces.data)), PURE_PYTHON)
 
 
 @given(tables())
 def test_one_scrape_of_a_chunk_is_read_as_its_columns_say(
     table: tuple[list[float], dict[str, list[float]]],
 ) -> None:
-    chunk = SignalChunk(reading_from(pack_signals(*table)))
+    chunk = SignalChunk(bytes_reader(pack_signals(*table)))
     for row in range(chunk.rows):
         told = chunk.values(row)
         assert list(told) == chunk.keys

@@ -18,9 +18,9 @@ from tests.agent.store.made import (
     PATIENCE_S,
     START_S,
     STEP_S,
+    cache_of,
     cycle,
     diagnosis,
-    ledger_of,
     settle,
 )
 
@@ -56,7 +56,7 @@ def test_new_engines_are_bounded_and_known_ones_go_on(
     assert engines["stays"].last_s == START_S + STEP_S * 19
     (told,) = [one for one in caplog.records if one.levelno == logging.WARNING]
     assert "too many new engines" in told.getMessage()
-    assert ledger_of(store).session == {engines["stays"].id}, "those that left are forgotten"
+    assert cache_of(store).session == {engines["stays"].id}, "those that left are forgotten"
     store.close(PATIENCE_S)
     reader.close()
 
@@ -86,6 +86,6 @@ def test_that_there_are_too_many_is_told_once_also_where_none_stays(
         names = [f"{number}.{n}" for n in range(2 * MOST)]
         store.put(of(names, STEP_S * number))
         settle(store)
-        ledger_of(store).drop_empty()
+        cache_of(store).drop_empty()
     assert len(caplog.records) == 1
     store.close(PATIENCE_S)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.store.chunk_flush import SEAL_ROWS
+from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Series
 from kneewatch.reports.diagnosis_json import document
@@ -158,24 +158,24 @@ def plain(series: Series) -> list[tuple[float, float]]:
 
 
 def test_sealed_and_open_rows_read_as_one(tmp_path: Path) -> None:
-    cycles = long_run(2 * SEAL_ROWS + 100)
-    written(tmp_path / "store.db", *cycles[: SEAL_ROWS + 7])
-    written(tmp_path / "store.db", *cycles[SEAL_ROWS + 7 :])
+    cycles = long_run(2 * FLUSH_ROWS + 100)
+    written(tmp_path / "store.db", *cycles[: FLUSH_ROWS + 7])
+    written(tmp_path / "store.db", *cycles[FLUSH_ROWS + 7 :])
     reader = Reader(tmp_path / "store.db")
     (engine,) = reader.engines("a")
     series = reader.signals(engine.id, ["n", "flat", "none", "other"], **EVER)
     assert plain(series) == [(START_S + STEP_S * at, at) for at in range(len(cycles))]
     assert set(series.values["flat"]) == {7.0}
     assert all(map(math.isnan, [*series.values["none"], *series.values["other"]]))
-    from_s, to_s = START_S + STEP_S * (SEAL_ROWS - 3), START_S + STEP_S * (SEAL_ROWS + 4)
+    from_s, to_s = START_S + STEP_S * (FLUSH_ROWS - 3), START_S + STEP_S * (FLUSH_ROWS + 4)
     some = reader.signals(engine.id, ["n"], from_s=from_s, to_s=to_s)
-    assert [n for _, n in plain(some)] == list(range(SEAL_ROWS - 3, SEAL_ROWS + 5))
+    assert [n for _, n in plain(some)] == list(range(FLUSH_ROWS - 3, FLUSH_ROWS + 5))
     raw = snapshots(reader.path, engine.id, **EVER)
     assert all(set(s.values.values()) == {(s.t_s - START_S) / STEP_S} for s in raw)
     assert max(b.t_s - a.t_s for a, b in pairwise(raw)) <= 60.0
     assert len(raw) < len(cycles) / 10
     assert len(reader.scrapes("a", **EVER).times) == len(cycles)
-    for at in (0, SEAL_ROWS - 1, SEAL_ROWS, SEAL_ROWS + 50, len(cycles) - 1):
+    for at in (0, FLUSH_ROWS - 1, FLUSH_ROWS, FLUSH_ROWS + 50, len(cycles) - 1):
         told = reader.document(engine.id, START_S + STEP_S * at + 1)
         assert told is not None
         assert told["signals"] == {"n": at, "flat": 7.0, "none": None}

@@ -17,11 +17,11 @@ from tests.agent.store.made import (
     PATIENCE_S,
     START_S,
     STEP_S,
+    cache_of,
     cause,
     counted,
     cycle,
     diagnosis,
-    ledger_of,
     recorded,
     settle,
     written,
@@ -152,8 +152,8 @@ def test_a_target_that_is_no_longer_watched_leaves_nothing_open(tmp_path: Path) 
         now_s, monotonic_s = now_s + 61, monotonic_s + 61
         store.put(cycle(diagnosis(now_s, target="b")))
         settle(store)
-    assert list(ledger_of(store).targets) == ["b"], "what has left takes no memory"
-    assert len(ledger_of(store).session) == 1
+    assert list(cache_of(store).targets) == ["b"], "what has left takes no memory"
+    assert len(cache_of(store).session) == 1
     store.close(PATIENCE_S)
     by_target = {e.target: e.id for e in Reader(tmp_path / "store.db").engines()}
     found = intervals(tmp_path / "store.db")

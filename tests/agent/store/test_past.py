@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from kneewatch.agent.store.encoding import CHAIN, at_scrape, kept
+from kneewatch.agent.store.encoding import CHAIN_MAX_LINKS, document_at_scrape, encode_document
 from kneewatch.agent.store.reader import Reader
 from tests.agent.store.made import START_S, STEP_S, cause, cycle, diagnosis, recorded, written
 from tests.agent.store.test_schema import CYCLES, RECORDING, of_version
@@ -16,16 +16,16 @@ SICK = diagnosis(START_S, causes=[cause("kv_pressure")], values={"running": 3.0}
 
 
 def test_evidence_that_is_older_than_its_moment_says_so() -> None:
-    stored, values = kept(SICK), {"running": 5.0}
+    stored, values = encode_document(SICK), {"running": 5.0}
     later_s = START_S + 40
 
     def unknown(*, averaged: bool, exact: bool, t_s: float = later_s) -> list[str]:
-        told = at_scrape(stored, t_s, values, averaged=averaged, exact=exact)
+        told = document_at_scrape(stored, t_s, values, averaged=averaged, exact=exact)
         assert told["signals"] == values
         return list(told["unknown"])
 
-    older = "causes: they and their evidence are as of 11:06:40"
-    mean = "signals: so long ago, they are means of a minute"
+    older = "causes: causes and evidence are as of 11:06:40"
+    mean = "signals: downsampled to one-minute means at this age"
     assert unknown(averaged=False, exact=True) == []
     assert unknown(averaged=False, exact=False) == [older]
     assert unknown(averaged=False, exact=False, t_s=START_S) == []
@@ -41,8 +41,8 @@ def test_a_cause_that_is_concluded_at_every_scrape_is_kept_once(tmp_path: Path) 
     ]
     written(path, *cycles)
     with closing(sqlite3.connect(path)) as connection:
-        (kept,) = connection.execute("SELECT count(*) FROM documents").fetchone()
-    assert kept == 2, "while it is concluded, and while it only lingers"
+        (encode_document,) = connection.execute("SELECT count(*) FROM documents").fetchone()
+    assert encode_document == 2, "while it is concluded, and while it only lingers"
     reader = Reader(path)
     told = [reader.document(1, t_s) for t_s in times_s]
     assert [one["causes"][0]["seen"] for one in told if one is not None] == seen_s
@@ -62,7 +62,7 @@ def test_a_store_of_an_earlier_version_says_of_when_its_evidence_is(tmp_path: Pa
 
 
 def test_a_document_is_read_by_way_of_few_others(tmp_path: Path) -> None:
-    path, count = tmp_path / "store.db", 5 * CHAIN
+    path, count = tmp_path / "store.db", 5 * CHAIN_MAX_LINKS
     cycles = [
         cycle(diagnosis(START_S + STEP_S * at, causes=[cause(f"cause_{at}")]))
         for at in range(count)
@@ -76,7 +76,7 @@ def test_a_document_is_read_by_way_of_few_others(tmp_path: Path) -> None:
     def links(row: int | None) -> int:
         return 0 if row is None else 1 + links(bases[row])
 
-    assert 2 < max(map(links, bases)) <= CHAIN + 1
+    assert 2 < max(map(links, bases)) <= CHAIN_MAX_LINKS + 1
     reader = Reader(path)
     for at, one in enumerate(cycles):
         told = reader.document(1, one.t_s)

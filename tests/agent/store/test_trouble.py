@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.report.history import History
-from kneewatch.agent.store.chunk_flush import seal_engine
-from kneewatch.agent.store.chunks import Body, reading_from
+from kneewatch.agent.store.chunk_flush import flush_engine
+from kneewatch.agent.store.chunks import ChunkBody, bytes_reader
 from kneewatch.agent.store.database import connect
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle
@@ -148,9 +148,9 @@ def test_a_queue_that_is_full_drops_the_oldest_and_counts_them(tmp_path: Path) -
 
 
 def test_what_a_dropped_cycle_said_the_next_ones_say() -> None:
-    backlog = Backlog(most_bytes=10_000)
+    backlog = Backlog(max_bytes=10_000)
     for at in range(1, 7):
-        backlog.take(numbered(at))
+        backlog.add(numbered(at))
     first, *others = backlog.next(100)
     assert backlog.dropped == 7 - 1 - len(others) - 1
     assert first.engines[0].document is not None
@@ -161,7 +161,7 @@ def test_what_a_dropped_cycle_said_the_next_ones_say() -> None:
     (last,) = backlog.next(1)
     assert last.engines[0].document == first.engines[0].document
     backlog.drop(last)
-    backlog.take(numbered(8))
+    backlog.add(numbered(8))
     assert backlog.next(1)[0].engines[0].document is not None
 
 
@@ -270,9 +270,9 @@ def test_one_flipped_bit_in_a_chunk_costs_one_column(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     written(path, *[numbered(at) for at in range(800)])
     with closing(connect(path)) as connection:
-        seal_engine(connection, 1)
+        flush_engine(connection, 1)
         ((chunk, body),) = connection.execute("SELECT id, body FROM chunks WHERE kind = 0")
-        offset, length = Body(reading_from(body)).directory["columns"]["s3"]
+        offset, length = ChunkBody(bytes_reader(body)).directory["columns"]["s3"]
         changed = bytearray(body)
         changed[4 + int.from_bytes(body[:4], "little") + offset + length // 2] ^= 4
         connection.execute("UPDATE chunks SET body = ? WHERE id = ?", (bytes(changed), chunk))
@@ -339,7 +339,7 @@ def test_another_name_of_the_store_is_the_same_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another kneewatch writes"):
         opened(tmp_path / "soft.db")
     (tmp_path / "hard.db").hardlink_to(tmp_path / "store.db")
-    with pytest.raises(StoreError, match="more names than this one"):
+    with pytest.raises(StoreError, match="has hard links"):
         opened(tmp_path / "hard.db")
     store.close(PATIENCE_S)
 

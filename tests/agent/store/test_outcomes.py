@@ -223,7 +223,7 @@ def test_a_recommendation_that_is_followed_and_right_is_kept(tmp_path: Path) -> 
     life.restarts(cache_dtype="fp8")
     life.lasts(0.4, RELIEVED)
     (found,) = life.ends()
-    assert (found.fate, found.first_s, found.last_s) == ("kept", START_S + STEP_S, told_s)
+    assert (found.outcome, found.first_s, found.last_s) == ("kept", START_S + STEP_S, told_s)
     assert found.applied_s == told_s + STEP_S
     assert found.predicted == PREDICTED
     assert found.measured == pytest.approx({"kv_usage_ratio": 0.77, "preemption_per_s": 0.0})
@@ -236,7 +236,7 @@ def test_one_that_made_it_worse_is_told_so(tmp_path: Path) -> None:
     life.restarts(cache_dtype="fp8")
     life.lasts(0.4, {"kv_usage_avg_ratio": 0.99, "preemption_per_s": 9.0})
     (found,) = life.ends()
-    assert found.fate == "worsened"
+    assert found.outcome == "worsened"
 
 
 def test_a_quiet_night_proves_nothing(tmp_path: Path) -> None:
@@ -247,11 +247,11 @@ def test_a_quiet_night_proves_nothing(tmp_path: Path) -> None:
     life.lasts(3.0, quiet)
     life.store.close(PATIENCE_S)
     (found,) = Reader(life.path).recommendations(**EVER)
-    assert found.fate == "applied"
+    assert found.outcome == "applied"
     life.open()
     life.lasts(1.2, PRESSED)
     (found,) = life.ends()
-    assert found.fate == "missed", "the morning tells, over a restart of the daemon"
+    assert found.outcome == "missed", "the morning tells, over a restart of the daemon"
 
 
 def test_a_load_that_does_not_come_back_is_not_looked_for_for_ever(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_load_that_does_not_come_back_is_not_looked_for_for_ever(tmp_path: Pat
     life.lasts(0.1, {"running_avg": 1.0, "waiting_avg": 0.0})
     life.lasts(0.5, RELIEVED)
     (found,) = life.ends()
-    assert (found.fate, found.measured) == ("applied", {}), "nobody knows what else has changed"
+    assert (found.outcome, found.measured) == ("applied", {}), "nobody knows what else has changed"
 
 
 def test_a_restart_without_the_change_follows_nothing(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_restart_without_the_change_follows_nothing(tmp_path: Path) -> None:
     life.lasts(0.3, PRESSED, fp8(), advised("seats", Flag("--max-num-seqs", 128, 14), {}))
     life.restarts(cache_dtype="auto")
     life.lasts(0.5, RELIEVED)
-    assert [one.fate for one in life.ends()] == ["open", "open"]
+    assert [one.outcome for one in life.ends()] == ["open", "open"]
 
 
 def test_seats_are_seen_in_the_batch(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_seats_are_seen_in_the_batch(tmp_path: Path) -> None:
     pinned = {"running_avg": 14.0, "running_max": 14.0, "waiting_avg": 16.0}
     life.lasts(0.5, {**RELIEVED, **pinned})
     (found,) = life.ends()
-    assert found.fate == "kept"
+    assert found.outcome == "kept"
     assert found.measured == {"preemption_per_s": 0.0}
 
 
@@ -294,7 +294,7 @@ def test_a_change_that_is_taken_back_before_it_was_measured_is_open_again(tmp_pa
     life.restarts(cache_dtype="auto")
     life.lasts(0.5, PRESSED)
     (found,) = life.ends()
-    assert (found.fate, found.applied_s) == ("open", None)
+    assert (found.outcome, found.applied_s) == ("open", None)
 
 
 def test_what_is_told_no_more_lapses_after_a_day(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_what_is_told_no_more_lapses_after_a_day(tmp_path: Path) -> None:
     life.now_s += 25 * HOUR_S
     life.lasts(0.1, RELIEVED)
     (found,) = life.ends()
-    assert found.fate == "lapsed"
+    assert found.outcome == "lapsed"
     assert found.last_s == pytest.approx(START_S + 0.1 * HOUR_S)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.store.chunk_flush import SEAL_ROWS
+from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
 from kneewatch.agent.store.history import read_signals
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
@@ -96,20 +96,20 @@ def test_readers_see_a_whole_history_while_it_is_written(tmp_path: Path) -> None
 def test_what_is_sealed_while_somebody_reads_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = Store.open(path, retention=KEEP_ALL, clock=lambda: START_S)
-    for at in range(SEAL_ROWS - 1):
+    for at in range(FLUSH_ROWS - 1):
         store.put(numbered(at))
     settle(store)
     reader = Reader(path)
-    with reader._moment() as connection:  # pyright: ignore[reportPrivateUsage]
+    with reader._snapshot() as connection:  # pyright: ignore[reportPrivateUsage]
         chunks = "SELECT count(*) FROM chunks"
         assert connection.execute(chunks).fetchone() == (0,)
-        for at in range(SEAL_ROWS - 1, SEAL_ROWS + 50):
+        for at in range(FLUSH_ROWS - 1, FLUSH_ROWS + 50):
             store.put(numbered(at))
             settle(store)
         with closing(sqlite3.connect(path)) as other:
             assert other.execute(chunks).fetchone() != (0,), "it was sealed meanwhile"
         found = read_signals(connection, 1, ["n"], **EVER)
-    assert list(found.values["n"]) == list(range(SEAL_ROWS - 1))
+    assert list(found.values["n"]) == list(range(FLUSH_ROWS - 1))
     reader.close()
     store.close(PATIENCE_S)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent import prefetch as ahead
-from kneewatch.agent.prefetch import PrefetchedPages, Read
-from kneewatch.agent.recording import HANDFUL, Captures
+from kneewatch.agent.prefetch import PageRead, PrefetchedPages
+from kneewatch.agent.recording import BATCH_ENTRIES, Captures
 from kneewatch.collector.captures.capture import CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
@@ -34,7 +34,7 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return count
 
 
-def told(read: Read) -> object:
+def told(read: PageRead) -> object:
     """What was read, without the objects that held it."""
     at, t_s, page = read
     if isinstance(page, CollectError):
@@ -43,16 +43,16 @@ def told(read: Read) -> object:
     return at, t_s, page.values, page.timestamps_s, layout.series, layout.types, layout.repeated
 
 
-def pages(paths: list[str]) -> Iterator[Read]:
+def pages(paths: list[str]) -> Iterator[PageRead]:
     """All pages of some captures."""
-    for handful in PrefetchedPages(Captures(paths), Limits()):
-        yield from handful
+    for batch in PrefetchedPages(Captures(paths), Limits()):
+        yield from batch
 
 
 def odd(path: Path) -> str:
     """A capture with scrapes that failed, text that is no page, stamps, damage."""
     with CaptureWriter(path) as out:
-        for number in range(2 * HANDFUL):
+        for number in range(2 * BATCH_ENTRIES):
             out.write(Entry(100.0 + number, f"vllm:num_requests_running {number}\n", status=200))
         out.write(Entry(200.0, None, "connection refused"))
         out.write(Entry(201.0, "<html>", status=200))
@@ -71,10 +71,10 @@ def test_what_is_read_ahead_is_what_is_there(
     paths = [*PAIR, odd(tmp_path / "odd.jsonl.gz"), str(tmp_path / "empty.jsonl")]
     Path(paths[-1]).touch()
     recorded = PrefetchedPages(Captures(paths), Limits())
-    found = [told(read) for handful in recorded for read in handful]
-    here = [told(read) for handful in ahead.handfuls(Captures(paths), Limits()) for read in handful]
+    found = [told(read) for batch in recorded for read in batch]
+    here = [told(read) for batch in ahead.read_batches(Captures(paths), Limits()) for read in batch]
     assert found == here
-    assert len(found) > 4 * HANDFUL
+    assert len(found) > 4 * BATCH_ENTRIES
     assert recorded.unusable == 1
     said = capsys.readouterr().err
     assert said.count("1 damaged entries left out") == 2
@@ -107,11 +107,11 @@ def test_a_reader_that_is_killed_is_told() -> None:
 
 
 def test_a_fault_of_the_reader_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> Iterator[list[Read]]:
+    def broken(*_: object) -> Iterator[list[PageRead]]:
         raise ZeroDivisionError("a fault")
         yield []
 
-    monkeypatch.setattr(ahead, "handfuls", broken)
+    monkeypatch.setattr(ahead, "read_batches", broken)
     with pytest.raises(RuntimeError, match="ZeroDivisionError: a fault"):
         list(pages(PAIR))
 

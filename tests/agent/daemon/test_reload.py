@@ -81,7 +81,7 @@ def test_what_needs_a_restart_is_told_until_it_is_taken_back(
 ) -> None:
     taking_up(made('listen = "127.0.0.1:9999"\nstore.keep_s = 86400\n' + MONDAY))
     assert taking_up.restart_needed == ("listen", "store.keep_s")
-    assert '"a restart is needed to take up a setting" key=listen' in capfd.readouterr().err
+    assert '"setting needs a restart to take effect" key=listen' in capfd.readouterr().err
     taking_up(made("window_s = 30\n" + MONDAY))
     assert not taking_up.restart_needed
 
@@ -110,4 +110,5 @@ def test_receivers_are_taken_up_and_wrong_ones_change_nothing(
     assert list(notifier.stats_by_receiver()) == ["oncall"]
     taking_up(made(RECEIVER + 'severity = "purple"\n'))
     assert list(notifier.stats_by_receiver()) == ["oncall"]
-    assert 'level=error msg="settings stay as they were" of=notify error=' in capfd.readouterr().err
+    log = capfd.readouterr().err
+    assert 'level=error msg="reload failed, keeping the old settings" part=notify error=' in log
