@@ -6,7 +6,7 @@ PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
 FOR ?=
 
-.PHONY: help run test test-wheel check docs bench soak accuracy mutations lab clean
+.PHONY: help run test test-wheel check docs site bench soak accuracy mutations lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,10 +48,23 @@ check: $(VENV)/.dev  ## lint, types, imports, generated files fresh
 docs: $(VENV)/.dev  ## rewrite the generated tables and schema
 	$(BIN)/python -m tests.generated
 
+# An environment of its own: the site's programs are no part of development.
+$(VENV)/.site: pyproject.toml
+	$(PYTHON) -m venv build/site-venv
+	build/site-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	build/site-venv/bin/python -m pip install --quiet --group site
+	mkdir -p $(VENV)
+	@touch $@
+
+site: $(VENV)/.site  ## the documentation as a site in build/site; a broken link fails it
+	NO_MKDOCS_2_WARNING=1 build/site-venv/bin/mkdocs build --strict --quiet
+	@! grep -rnE --include='*.html' '<(script|link|img|iframe)[^>]*(src|href)="?(https?:)?//' build/site || \
+		{ echo "the site asks for something from elsewhere"; exit 1; }
+
 bench: $(VENV)/.dev  ## the table of figures, with the peers measured beside us
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.bench
 
-soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/reliability.md (half an hour)
+soak: $(VENV)/.dev  ## kills, faults, a day, 1,000 targets: the figures of docs/explanation/reliability.md (half an hour)
 	$(BIN)/python -m tests.soak.kills 200
 	$(BIN)/python -m tests.soak.faults
 	$(BIN)/python -m tests.soak.day

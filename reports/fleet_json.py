@@ -1,4 +1,4 @@
-"""A fleet's diagnosis as JSON: schema kneewatch.fleet/1 (docs/fleet.md). Pure."""
+"""A fleet's diagnosis as JSON: schema kneewatch.fleet/1 (docs/how-to/fleet.md). Pure."""
 
 from __future__ import annotations
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import wrap
 
+import click
+
+from kneewatch.agent.cli import cli
 from kneewatch.agent.settings.table import SETTINGS
 from kneewatch.collector.signals.expr import Dialect, HereOnly
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
@@ -130,7 +134,46 @@ def diagnosis_schema() -> str:
     return before + ID_ENUM + "".join(f"\n        {line}" for line in ids) + "\n      " + after
 
 
+def commands_page() -> str:
+    """docs/reference/commands.md: the help text of every command."""
+    parts = [f"{HEAD}\n# Commands\n"]
+    root = click.Context(cli, info_name="kneewatch", max_content_width=100, terminal_width=100)
+    for name, command in cli.commands.items():
+        context = click.Context(command, root, name, max_content_width=100, terminal_width=100)
+        parts.append(f"## kneewatch {name}\n\n```text\n{command.get_help(context)}\n```\n")
+    return "\n".join(parts)
+
+
+SCHEMAS = ("diagnosis", "fleet", "report", "size")
+
+
+def schemas_page() -> str:
+    """docs/reference/schemas.md: the objects of each JSON document with their keys."""
+    parts = [
+        f"{HEAD}\n# JSON documents\n\nKeys are only ever added. The JSON schemas are files in "
+        "`reports/`.\n"
+    ]
+    for name in SCHEMAS:
+        schema = json.loads((ROOT / "reports" / f"{name}.schema.json").read_text())
+        parts.append(f"## kneewatch.{name}/1\n\n`reports/{name}.schema.json`\n")
+        for title, part in {"document": schema, **schema.get("$defs", {})}.items():
+            if "properties" in part:
+                rows = (
+                    (f"`{key}`", "yes" if key in part.get("required", ()) else "",
+                     str(value.get("description", "")))
+                    for key, value in part["properties"].items()
+                )  # fmt: skip
+                heading = f"### {name}: {title}\n"
+                parts += [heading, table(("key", "always there", "what"), rows), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "docs/reference/commands.md": commands_page,
+    "docs/reference/rules.md": rules_page,
+    "docs/reference/schemas.md": schemas_page,
+    "docs/reference/settings.md": settings_page,
+    "docs/reference/signals.md": signals_page,
     "rules/README.md": rules_page,
     "collector/README.md": signals_page,
     "agent/README.md": settings_page,

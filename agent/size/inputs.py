@@ -191,11 +191,11 @@ def refuse_beside_plan(given: dict[str, Any]) -> None:
     for flag in FLAGS:
         name = flag.name.removeprefix("--").replace("-", "_")
         if name not in _BESIDE_A_PLAN and given[name] != flag.default:
-            raise SizingError("a plan takes that from its profile (docs/plan.md)", name=name)
+            raise SizingError("a plan takes that from its profile (docs/how-to/plan.md)", name=name)
     for switch, _ in SWITCHES:
         name = switch.removeprefix("--").replace("-", "_")
         if given[name]:
-            raise SizingError("a plan decides that itself (docs/plan.md)", name=name)
+            raise SizingError("a plan decides that itself (docs/how-to/plan.md)", name=name)
 
 
 def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:

@@ -46,7 +46,7 @@ PAYS_FROM = 0.5
 WORTH_SPEEDUP = 1.02
 WORTH_AT_BEST = 1.1
 """The least speedup that is worth it where the cost of verification is unknown and taken as 0:
-docs/lab.md has a best case of 1.01x that really ran at 0.9x."""
+docs/explanation/lab.md has a best case of 1.01x that really ran at 0.9x."""
 
 LONGEST_DRAFT_TOKENS = 64
 

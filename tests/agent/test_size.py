@@ -225,7 +225,7 @@ def test_a_plan_refuses_what_it_would_not_read(flags: tuple[str, ...]) -> None:
     done = size("--plan", "example", *flags)
     assert done.returncode == 2
     assert flags[0] in done.stderr
-    assert "docs/plan.md" in done.stderr
+    assert "docs/how-to/plan.md" in done.stderr
 
 
 def test_a_plan_with_a_wrong_key_names_the_nearest(tmp_path: Path) -> None:

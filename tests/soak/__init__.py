@@ -1,2 +1,2 @@
 """What holds for months, tried in minutes: each program prints its figures and fails where a
-promise of docs/reliability.md is broken."""
+promise of docs/explanation/reliability.md is broken."""

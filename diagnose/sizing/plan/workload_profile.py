@@ -204,7 +204,7 @@ class WorkloadProfile:
 
 # --- A workload profile out of its TOML text, read strictly. Pure ---------------------------------
 #
-# What the keys mean is in docs/plan.md and in the packaged example_profile.toml.
+# What the keys mean is in docs/how-to/plan.md and in the packaged example_profile.toml.
 
 
 _NEEDED = ("lengths", "traffic", "deployment")

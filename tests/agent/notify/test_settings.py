@@ -15,7 +15,7 @@ from tests.agent.notify.made import receiver, settings
 SECRET = "https://hooks.example/services/T0/B0/s3cr3t"
 HOOK = f'kind = "slack"\nurl = "{SECRET}"'
 MAIL = 'kind = "email"\nhost = "mail.example"\nfrom = "kw@example.org"\nto = ["a@example.org"]'
-ALERTING = Path(__file__).parents[3] / "docs" / "alerting.md"
+ALERTING = Path(__file__).parents[3] / "docs" / "how-to" / "alerting.md"
 
 
 def test_defaults(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from kneewatch.diagnose.sizing.plan.profile_schema import TABLES, TIER
 from kneewatch.diagnose.sizing.plan.workload_profile import Lengths, example_profile, read_profile
 from tests.diagnose.workloads import SMALLEST
 
-DOCS = Path(__file__).parents[3] / "docs" / "plan.md"
+DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "plan.md"
 
 
 def changed(old: str, new: str) -> str:
