@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jsonschema
 import pytest
 
+from kneewatch.agent import cli
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
 
 SCHEMA = json.loads(files("kneewatch.reports").joinpath("size.schema.json").read_text())
@@ -19,16 +24,23 @@ LLAMA = ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm")
 
 
 def size(*flags: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command with those flags."""
-    environ = {"PATH": "/usr/bin:/bin", "HOME": str(home or "/nonexistent")}
-    return subprocess.run(
-        [sys.executable, "-m", "kneewatch.agent.cli", "size", *flags],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=environ,
-    )
+    """The command with those flags, run in this process."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    environ = patch.dict(os.environ, environment(home), clear=True)
+    ends = pytest.raises(SystemExit)
+    with environ, redirect_stdout(out), redirect_stderr(err), ends as exited:
+        cli.main(["size", *flags])
+    assert isinstance(exited.value.code, int)
+    texts = []
+    for stream in (out, err):
+        stream.seek(0)
+        texts.append(stream.read())
+    return subprocess.CompletedProcess(flags, exited.value.code, *texts)
+
+
+def environment(home: Path | None = None) -> dict[str, str]:
+    """The environment of the command."""
+    return {"PATH": "/usr/bin:/bin", "HOME": str(home or "/nonexistent")}
 
 
 def document(*flags: str) -> tuple[int, dict[str, Any]]:
@@ -47,6 +59,16 @@ def test_what_fits_exits_0_and_shows_its_arithmetic() -> None:
     assert "81,920 B on each GPU" in done.stdout
     assert "one GPU, 79.18 GiB: [###" in done.stdout
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
+
+
+def test_a_process_of_its_own_prints_the_same() -> None:
+    flags = (*LLAMA, "--max-model-len", "8192", "--format", "json")
+    command = [sys.executable, "-m", "kneewatch.agent.cli", "size", *flags]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env=environment()
+    )
+    here = size(*flags)
+    assert (done.returncode, done.stdout, done.stderr) == (1, here.stdout, here.stderr)
 
 
 def test_what_does_not_fit_exits_1_and_says_how_many_gpus_would() -> None:

@@ -29,10 +29,13 @@ from tests.programs import require
 STEP_S, STEPS = 5.0, 40
 END_S = STEP_S * (STEPS - 1)
 LABELS = re.compile(r'(\w+)="([^"]*)"')
-AT_ONCE = 60
+METRIC = re.compile(r"\b(?:kneewatch|vllm):[\w:]+")
+AT_ONCE = 120
 """Instances in one run of promtool, whose YAML parser takes the square of a file's length."""
 
 CONCLUDABLE = [record for record in EXAMINED if record.forms and not record.sidecar]
+PARTS = {record.id: tuple(nodes(record.forms)) for record in CONCLUDABLE}
+"""The conditions and quantities that each record is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def consistent(record: CauseRecord, facts: Facts) -> bool:
         return False
     if "stalled" in facts.streaks_s and not facts.get("running") + facts.get("waiting") >= 1:
         return False
-    for held in (node for node in nodes(record.forms) if isinstance(node, Held)):
+    for held in (node for node in PARTS[record.id] if isinstance(node, Held)):
         holds = held.of.compile(PYTHON)(facts)
         if not held.flagged and holds != (held.name in facts.streaks_s):
             return False
@@ -67,14 +70,14 @@ def series_of(record: CauseRecord, facts: Facts, instance: str) -> Iterator[tupl
 
     def constant(value: float, *, since_s: float = END_S, before: str = "_") -> str:
         ahead = STEPS - 1 - int(since_s / STEP_S + 1e-9)
-        return " ".join([*([before] * ahead), *([repr(value)] * (STEPS - ahead))])
+        return " ".join([*([before] * ahead), f"{value!r}+0x{STEPS - ahead - 1}"])
 
     def named(name: str, *labels: tuple[str, str]) -> Series:
         return Series(name, (("instance", instance), *labels))
 
     streaks = {
         held.of.left.key: held
-        for held in nodes(record.forms)
+        for held in PARTS[record.id]
         if isinstance(held, Held) and isinstance(held.of, Compare)
         if isinstance(held.of.left, Signal) and not held.flagged
     }
@@ -91,11 +94,11 @@ def series_of(record: CauseRecord, facts: Facts, instance: str) -> Iterator[tupl
     for key, value in facts.recent.items():
         if value is not None:
             yield named(recorded(RECENT[key])), constant(value)
-    for quantity in {node for node in nodes(record.forms) if isinstance(node, Named)}:
+    for quantity in {node for node in PARTS[record.id] if isinstance(node, Named)}:
         value = quantity.read()(facts)
         if value is not None:
             yield named(recorded(quantity.key)), constant(value)
-    for usual in {node for node in nodes(record.forms) if isinstance(node, Usually)}:
+    for usual in {node for node in PARTS[record.id] if isinstance(node, Usually)}:
         value = usual.read()(facts)
         if value is not None:
             yield named(recorded(usual.name)), constant(value)
@@ -138,12 +141,24 @@ def of_prometheus(
     document = json.dumps({"groups": [{"name": "one", "rules": own}]})
     asked = (recorded(CONFIDENCE), recorded(SEVERITY))
     sure, grave = dict[str, float](), dict[str, float]()
-    each = list(facts.items())
-    for at in range(0, len(each), AT_ONCE):
+    metrics = {metric for rule in own for metric in METRIC.findall(str(rule["expr"]))}
+    # Facts whose series of these metrics are the same make one instance.
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    series_by_instance: dict[str, dict[Series, str]] = {}
+    for instance, known in facts.items():
+        series = {key: values for key, values in series_of(record, known, instance)
+                  if key.name in metrics}  # fmt: skip
+        content = tuple(sorted(f"{key.name} {key.labels[1:]} {values}"
+                               for key, values in series.items()))  # fmt: skip
+        if not alike[content]:
+            series_by_instance[instance] = series
+        alike[content].append(instance)
+    instances = list(series_by_instance)
+    for at in range(0, len(instances), AT_ONCE):
         series = {
             key: values
-            for instance, seen in each[at : at + AT_ONCE]
-            for key, values in series_of(record, seen, instance)
+            for instance in instances[at : at + AT_ONCE]
+            for key, values in series_by_instance[instance].items()
         }
         answers = evaluate(folder / str(at), document, series, asked, step_s=STEP_S, steps=STEPS,
                            from_step=STEPS - 1, evaluated_each_s=END_S)  # fmt: skip
@@ -154,10 +169,10 @@ def of_prometheus(
             }
     words = {float(severity): word for severity, word in WORDS.items()}
     return {
-        instance: Told(sure[instance], words[grave[instance]]) if instance in grave
-        else Told(None, None)
-        for instance in facts
-    }  # fmt: skip
+        instance: Told(sure[first], words[grave[first]]) if first in grave else Told(None, None)
+        for first, *others in alike.values()
+        for instance in (first, *others)
+    }
 
 
 @pytest.mark.parametrize("record", CONCLUDABLE, ids=[record.id for record in CONCLUDABLE])
