@@ -29,8 +29,14 @@ from tests.soak.servers import served_by, servers
 
 TARGETS = 8
 INTERVAL = "0.2s"
-ALIVE_S = (0.3, 3.0)
-"""A daemon lives so long, its start of about a second included."""
+ALIVE_S = (0.0, 2.0)
+"""How long a daemon runs before it is killed: after its first cycles, or every fourth time after
+its start."""
+
+FIRST_PAGES = 2
+"""A daemon that has asked each target for its second page has finished its first cycle."""
+
+SCRAPES_WITHIN_S = 120.0
 
 SIGNAL = "running"
 """A signal that every page tells."""
@@ -70,12 +76,15 @@ def scrapes_in(store: Path, names: Sequence[str]) -> Times:
 
 
 def kill_once(
-    folder: Path, names: Sequence[str], before: Times, alive_s: float
+    folder: Path, names: Sequence[str], before: Times, alive_s: float, *, starting: bool
 ) -> tuple[Times, Left]:
-    """One daemon, killed: what the history has then."""
+    """One daemon, killed `alive_s` after its first cycles (`starting`: after its start): what the
+    history has then."""
     store, given = folder / "kneewatch.db", served_by(names[0])
     began_s = time.time()
     with Daemon(folder, *names, "--interval", INTERVAL, "--gpu-metrics", "none") as daemon:
+        if not starting:
+            wait_for_pages(names, given)
         time.sleep(alive_s)
         daemon.process.send_signal(signal.SIGKILL)
         assert daemon.process.wait() == -signal.SIGKILL, daemon.log
@@ -92,13 +101,25 @@ def kill_once(
     return after, Left(sum(map(len, after.values())), missing, forgotten)
 
 
+def wait_for_pages(names: Sequence[str], given: Mapping[str, int]) -> None:
+    """Wait until each server has given FIRST_PAGES more pages than `given`."""
+    until_s = time.monotonic() + SCRAPES_WITHIN_S
+    while True:
+        served = served_by(names[0])
+        if all(served.get(name, 0) - given.get(name, 0) >= FIRST_PAGES for name in names):
+            return
+        assert time.monotonic() < until_s, f"no cycle within {SCRAPES_WITHIN_S:g} s: {served}"
+        time.sleep(0.05)
+
+
 def kill_often(folder: Path, times: int, *, seed: int = 1) -> list[Left]:
     """So many daemons, one after the other on one history."""
     rng, left = random.Random(seed), list[Left]()
     found: Times = {}
     with servers(turn=TARGETS) as urls:
-        for _ in range(times):
-            found, one = kill_once(folder, urls["turn"], found, rng.uniform(*ALIVE_S))
+        for turn in range(times):
+            found, one = kill_once(folder, urls["turn"], found, rng.uniform(*ALIVE_S),
+                                   starting=turn % 4 == 1)  # fmt: skip
             left.append(one)
     return left
 
