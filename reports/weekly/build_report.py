@@ -31,7 +31,7 @@ from kneewatch.reports.weekly.trends import NOISE_TEST, Past, past
 from kneewatch.reports.weekly.verdict import SEVERITY, TierSections, severity, verdict
 from kneewatch.rules.rule import Severity
 
-EMPTY = "nothing was watched in this time: the report is empty"
+EMPTY = "nothing was watched in this period: the report is empty"
 PARTIAL_RATIO = 0.98
 
 
@@ -177,7 +177,7 @@ def _notices(observed: Observed) -> tuple[str, ...]:
     if not any(tier.engines for tier in observed.tiers):
         notices.append(EMPTY)
     elif covered_s < PARTIAL_RATIO * length_s:
-        notices.append(f"only {percent(covered_s / length_s)} of this time was watched")
+        notices.append(f"only {percent(covered_s / length_s)} of this period was watched")
     if observed.before_grid is not None and not any(tier.before for tier in observed.tiers):
-        notices.append("nothing was watched in the time before: nothing is compared with it")
+        notices.append("nothing was watched in the period before: no comparison")
     return tuple(notices)

@@ -81,13 +81,13 @@ def verdict_of(
     if needed > replicas:
         if need.least and not short:
             note = (
-                "the fleet carried all of its load; what one engine carries at most was not seen, "
-                "so nothing says that it is too small"
+                "the fleet served all of its load; the limit of one engine was not reached, so "
+                "whether it is too small is unknown"
             )
             return "unknown", (note,)
         return "too small", ()
     if short:
-        note = "there were incidents of too little capacity though: look at them first"
+        note = "but there were incidents of too little capacity: investigate them first"
         return ("unknown" if needed < replicas else "right"), (note,)
     return ("too large" if needed < replicas else "right"), ()
 
@@ -108,7 +108,7 @@ def headroom(need: Need, replicas: int) -> float | None:
 PRESENT_S = 2 * HOUR_S
 """An engine that was seen so shortly before the period's end is still there."""
 
-NOT_STATED = "state model, gpu and tensor_parallel (or launch_file) to have memory and prices"
+NOT_STATED = "set model, gpu and tensor_parallel (or launch_file) to get memory and prices"
 DATA_CENTRE = "data-centre"
 NEAR = (0.9, 1.1)
 """So near to its predicted range the server's own KV capacity is as predicted."""
@@ -204,8 +204,8 @@ def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, .
     if NEAR[0] * predicted.low <= capacity <= NEAR[1] * predicted.high:
         return ()
     return (
-        f"the KV cache holds {capacity:,.0f} tokens by the server's own page, and "
-        f"{predicted.expected:,.0f} by the math: is it another model, GPU or launch than stated?",
+        f"vLLM reports a KV cache of {capacity:,.0f} tokens, the prediction is "
+        f"{predicted.expected:,.0f}: check that model, GPU and launch are set correctly",
     )
 
 
@@ -272,7 +272,7 @@ def _unpriced(question: Question) -> Question:
 def _missing(launched: Deployment, need: Need) -> str:
     lacking: list[str] = []
     if need.usable_per_s is None:
-        lacking.append("what one engine carries is not known yet: too few loads were seen")
+        lacking.append("capacity of one engine unknown: too few different loads so far")
     if launched.setup is None and not launched.misfit:
         lacking.append(NOT_STATED)
     return "; ".join(lacking)

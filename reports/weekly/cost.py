@@ -19,9 +19,9 @@ from kneewatch.reports.weekly.trends import Measure, Of, Past, trend, unknown
 HOURS_PER_MONTH = 730.0
 """A twelfth of a year."""
 
-NO_GPUS = "the number of GPUs of an engine is not stated (gpus, or tensor_parallel)"
-NO_PRICE = "no price is stated (usd_per_gpu_hour), and the GPU is not known (gpu)"
-NO_CURVE = "no GPU source, and what an engine carries is not known yet"
+NO_GPUS = "number of GPUs per engine not set (gpus, or tensor_parallel)"
+NO_PRICE = "no price set (usd_per_gpu_hour), and the GPU is unknown (gpu)"
+NO_CURVE = "no GPU source, and the capacity of an engine is unknown"
 SCALE_DOWN = "scale-down"
 
 
@@ -51,12 +51,12 @@ def money(
         tokens_per_gpu_hour=trend(
             Measure("tokens_per_gpu_hour", "tokens per GPU-hour", "tokens",
                     m.tokens_per_gpu_hour(gpus), UP,
-                    missing=NO_GPUS if gpus is None else "no tokens were counted"), now, before,
+                    missing=NO_GPUS if gpus is None else "no tokens counted"), now, before,
         ),
         usd_per_million_tokens=trend(
             Measure("usd_per_million_tokens", "cost per million generated tokens",
                     "usd_per_million_tokens", _per_million(rate), DOWN,
-                    missing=missing or "no tokens were counted"), now, before,
+                    missing=missing or "no tokens counted"), now, before,
         ),
         usd_per_million_tokens_at_full=_at_full(rate, found),
         utilization_ratio=used,
@@ -105,7 +105,7 @@ def _utilization(
         return m.over(span.counts.get(m.COMPLETED), span.engine_s * usable)
 
     measure = Measure("utilization_ratio", "utilization", "ratio", load, UP, missing=NO_CURVE)
-    return trend(measure, now, before), "requests served over what the engines could have served"
+    return trend(measure, now, before), "requests served divided by what the engines could serve"
 
 
 def _savings(
@@ -119,9 +119,9 @@ def _savings(
         found.append(
             Saving(
                 SCALE_DOWN, "", "",
-                f"{plural(replicas, 'replica')} in place of {size.replicas_present}", "open", saved,
+                f"{plural(replicas, 'replica')} instead of {size.replicas_present}", "open", saved,
                 saved * HOURS_PER_MONTH,
-                "less headroom: do it replica by replica, and watch TTFT P99 at the next peak",
+                "less headroom: remove one replica at a time and watch TTFT P99 at the next peak",
             )
         )  # fmt: skip
     newest = {(one.document["id"], one.target, one.engine): one for one in live(recommended)}

@@ -26,22 +26,22 @@ METHODS: tuple[Method, ...] = (
     Method(
         "tiers",
         "A tier is a model on a kind of GPU: the target's label `tier`, or model and GPU as the "
-        "settings state them. No figure is made of two tiers.",
+        "settings name them. No figure mixes two tiers.",
         ("9.5",),
     ),
     Method("arrows", NOISE_TEST, ()),
     Method(
         "percentiles",
         "Increases of the server's histogram buckets, summed over the period and the tier's "
-        "engines, then interpolated as Prometheus's histogram_quantile does. They are as fine as "
-        "the buckets. No percentile is averaged.",
+        "engines, then interpolated as by Prometheus's histogram_quantile. They are as precise as "
+        "the buckets. Percentiles are never averaged.",
         ("8.2", "9.3"),
     ),
     Method(
         "counters",
-        "As Prometheus counts: a counter that went back began anew at nothing. What was counted "
-        "while nobody looked is in the sums, spread evenly over that time; of a process that was "
-        "replaced then, only what the new one had counted.",
+        "As in Prometheus: a counter that decreases was reset to zero. Increases during a gap are "
+        "spread evenly over the gap; if the process was replaced in it, only the new process's "
+        "counts are known.",
         (),
     ),
     Method(
@@ -52,55 +52,55 @@ METHODS: tuple[Method, ...] = (
     ),
     Method(
         "goodput and error budget",
-        "A request is in time when its first token came within the TTFT target, judged at the "
-        "nearest bucket bound that is not above it. The objective is 99 % of requests, as the "
-        "target is one of P99; the burn is the share of late requests over the 1 % allowed.",
+        "A request is in time when its first token arrives within the TTFT target, judged at the "
+        "nearest bucket bound at or below it. The objective is 99% of requests, as the target is "
+        "a P99; the burn rate is the share of late requests divided by the allowed 1%.",
         ("8.4",),
     ),
     Method(
         "time shares",
-        "Sums of the queue, prefill and decode histograms over that of whole requests; what is "
-        "left is the server's other work and preempted time.",
+        "Sums of the queue, prefill and decode histograms divided by that of whole requests; the "
+        "rest is the server's other work and preempted time.",
         ("8.4",),
     ),
     Method(
         "incidents",
-        "Stages and causes as the sidecar concluded them at each scrape, from warning on, and "
-        "restarts. Repeats within 15 minutes are one incident; what follows from a cause is told "
-        "with it.",
+        "Stages and causes at warning or worse, as the sidecar found them at each scrape, and "
+        "restarts. Repeats within 15 minutes are one incident; downstream effects are reported "
+        "under their root cause.",
         ("7.4", "8.5"),
     ),
     Method(
         "cost of an incident",
-        "Preemptions and late requests are counted from its start to its end; recomputed tokens "
-        "are preemptions by the mean prompt, at least; lost requests are those that the hour "
-        "before would have served in a time in which nothing was.",
+        "Preemptions and late requests are counted from its start to its end. Recomputed tokens "
+        "are preemptions times the mean prompt, a lower bound. Lost requests are those that the "
+        "rate of the hour before would have served while nothing was served.",
         ("7.4",),
     ),
     Method(
         "knee",
-        "One point a minute and engine: requests in flight, what was served, how late; gathered "
-        "by concurrency in steps of the square root of two. With targets C_max is the last step "
-        "that keeps them in most of its minutes, without them the step with most tokens per "
-        "second over the time a token takes. Only loads that were seen count.",
+        "One point per minute and engine: requests in flight, throughput and latency, grouped by "
+        "concurrency in steps of the square root of two. With latency targets C_max is the last "
+        "step that meets them in most of its minutes; without, the step with the most tokens/s "
+        "divided by the time per token. Only loads that occurred count.",
         ("8.1", "8.3"),
     ),
     Method(
         "Little's law",
-        "C_max over the mean time of a request there, against the requests that were served "
-        "there: a gap above 2 means that the two do not belong together.",
+        "C_max divided by the mean request time there, compared with the requests served there: "
+        "a factor above 2 means that the two contradict each other.",
         ("8.3",),
     ),
     Method(
         "benchmark",
-        "TTFT P99 more than 30 % above the benchmark's, or GPU activity while serving more than "
-        "20 points below it: the size was computed for another workload.",
+        "TTFT P99 more than 30% above the benchmark's, or GPU activity while serving more than "
+        "20 points below it, means that the size was computed for another workload.",
         ("9.1",),
     ),
     Method(
         "arrivals",
-        "Requests that got their first token, minute by minute, all engines of the tier together; "
-        "P95 and P99 are of these minutes.",
+        "Requests that got their first token, per minute, summed over the tier's engines; P95 and "
+        "P99 are over these minutes.",
         ("1.3",),
     ),
     Method(
@@ -110,36 +110,36 @@ METHODS: tuple[Method, ...] = (
     ),
     Method(
         "size",
-        "From ceil(P99 of arrivals x safety / usable requests a second of one engine) to the "
-        "guide's ceil(ceil(P99 / usable) x safety) a fleet is of the right size; what is usable is "
-        "learned from the period, or predicted from model and GPU.",
+        "A fleet is right-sized from ceil(P99 of arrivals x safety / usable requests/s of one "
+        "engine) to ceil(ceil(P99 / usable) x safety) engines; the usable rate is learned from the "
+        "period, or predicted from model and GPU.",
         ("8.3", "9.1"),
     ),
     Method(
         "money",
-        "Every hour of an engine is paid, idle or not: GPU-hours by price, over generated tokens. "
-        "Idle is an hour's share with fewer than one request in two running, and none waiting.",
+        "Every hour of an engine is paid, idle or not: GPU-hours times price, divided by generated "
+        "tokens. Idle is the time with fewer than 0.5 requests running on average and none queued.",
         ("9.1", "9.2"),
     ),
     Method(
         "track record",
-        "A change counts as made where the engine's own page shows it; then what was predicted is "
-        "compared with what was measured under a load like the one before.",
+        "A change counts as applied when the engine's own metrics show it; then the prediction is "
+        "compared with the measurement under a similar load.",
         ("9.1",),
     ),
 )
 
 
-# --- How far the report can be trusted: gaps, restarts, unknown signals, changes of version -------
+# --- Gaps, restarts, unknown signals, version changes ---------------------------------------------
 
 
 GAPS_SHOWN = 12
 VERSION_MARKS = ("_block_size_resolved", "vllm_version", "version")
-"""Labels that only a change of version changes."""
+"""Labels that change only with the vLLM version."""
 
 
 def data_quality(observed: Observed) -> DataQuality:
-    """What is known of the data itself."""
+    """The data-quality section of the report."""
     return DataQuality(
         targets=tuple(
             _target(one, observed.grid.to_s - observed.grid.from_s) for one in observed.targets
@@ -166,7 +166,7 @@ def _target(one: TargetObserved, period_s: float) -> TargetQuality:
         interval_s=one.interval_s,
         watched_ratio=min(1.0, one.watched_s / period_s),
         gap_s=sum(gap.to_s - gap.from_s for gap in one.unread),
-        gaps=tuple(Gap(gap.from_s, gap.to_s, gap.why or "nobody looked") for gap in shown),
+        gaps=tuple(Gap(gap.from_s, gap.to_s, gap.why or "not watched") for gap in shown),
         gaps_left_out=len(one.unread) - len(shown),
     )
 
@@ -191,14 +191,14 @@ def _what(one: Configured, differences: Sequence[ConfigDifference]) -> str:
     if not one.before and not one.restart:
         return "first seen"
     if any((key in one.before) != (key in one.after) for key in (*one.before, *one.after)):
-        return "restarted with other labels: another version of vLLM, it seems"
+        return "restarted with other labels: probably another version of vLLM"
     if differences:
-        return "restarted with another configuration" if one.restart else "another configuration"
+        return "restarted, configuration changed" if one.restart else "configuration changed"
     return "restarted, configuration unchanged"
 
 
 def _unknown(tiers: Sequence[TierObserved]) -> tuple[UnknownSignal, ...]:
-    """Signals that engines never had, each with its reason once."""
+    """Signals without data, with the reason and the engines."""
     engines: dict[tuple[str, str], list[str]] = {}
     for engine in _engines(tiers):
         for signal, why in engine.unknown.items():
@@ -210,7 +210,7 @@ def _unknown(tiers: Sequence[TierObserved]) -> tuple[UnknownSignal, ...]:
 
 
 def _bucket_notes(tiers: Sequence[TierObserved]) -> list[str]:
-    """Histograms whose buckets were not the same all the time, or on all engines of a tier."""
+    """Notes on histograms whose buckets changed or differ between engines of a tier."""
     notes: list[str] = []
     for tier in tiers:
         layouts: dict[str, set[tuple[float, ...]]] = {}
@@ -226,7 +226,7 @@ def _bucket_notes(tiers: Sequence[TierObserved]) -> list[str]:
                 common = set[float].intersection(*(set(one) for one in bounds))
                 notes.append(
                     f"{tier.id}: {metric} had {len(bounds)} different sets of buckets; its "
-                    f"percentiles rest on the {len(common)} bounds that all have"
+                    f"percentiles use the {len(common)} bounds that they share"
                 )
     return notes
 

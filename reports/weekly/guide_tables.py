@@ -1,4 +1,4 @@
-"""The guide's tables 9.3 and 7.7 filled in for one tier. Pure."""
+"""The metric tables of one tier (guide 9.3 and 7.7). Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kneewatch.rules.guide_tables import KV_TABLE, MONITORING, Row
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.rule import Rule, Severity
 
-OFF_LORA = "LoRA: no adapter was on the page"
-OFF_SPECULATION = "speculative decoding: nothing was drafted"
-OFF_CACHING = "prefix caching: no prompt was looked up"
-OFF_TRANSFER = "KV transfer: no connector's figures are on the page"
+OFF_LORA = "LoRA: no adapters reported"
+OFF_SPECULATION = "speculative decoding: no draft tokens"
+OFF_CACHING = "prefix caching: no cache queries"
+OFF_TRANSFER = "KV transfer: no connector metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,18 @@ def _gpu_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
                     missing=m.GPU_MISSING)  # fmt: skip
     return (
         RowSpec(
-            of["GPU memory utilization"], (memory,), "80-90 %",
-            "memory used over memory, mean over time and GPUs", 0.8, 0.9,
+            of["GPU memory utilization"], (memory,), "80-90%",
+            "used GPU memory divided by total, mean over time and GPUs", 0.8, 0.9,
             {"GPU-MEMORY-LOW": 0, "GPU-MEMORY-HIGH": 0}, enable=m.GPU_SOURCE,
         ),
         RowSpec(
-            of["GPU compute utilization"], (serving,), "60-85 % while serving",
-            "share of time that the GPU's engine was active, while requests ran", 0.6, 0.85,
+            of["GPU compute utilization"], (serving,), "60-85% while serving",
+            "share of time with GPU activity, while requests ran", 0.6, 0.85,
             {"GPU-BUSY-LOW": 0, "GPU-BUSY-FULL": 0}, enable=m.GPU_SOURCE,
         ),
         RowSpec(
-            of["Fleet utilization"], (fleet,), "60-80 %",
-            "share of time that the GPU's engine was active, over all hours", 0.6, 0.8,
+            of["Fleet utilization"], (fleet,), "60-80%",
+            "share of time with GPU activity, over all hours", 0.6, 0.8,
             {"FLEET-LOW": 0, "FLEET-HIGH": 0}, enable=m.GPU_SOURCE,
         ),
     )  # fmt: skip
@@ -82,55 +82,55 @@ def _gpu_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
 
 def _serving_rows(of: Mapping[str, Row], gpus: int | None) -> tuple[RowSpec, ...]:
     held_back = _with_lora(m.level(m.DEFERRED))
-    deferred = Measure("waiting_deferred", "requests held back for a slot", "requests", held_back,
-                       DOWN, missing="not on the page")  # fmt: skip
-    changes = Measure("lora_change_per_s", "changes of the running set", "per_s",
-                      m.level(m.ADAPTER_CHANGES), DOWN, missing="not on the page")  # fmt: skip
+    deferred = Measure("waiting_deferred", "requests deferred for a slot", "requests", held_back,
+                       DOWN, missing="not exported")  # fmt: skip
+    changes = Measure("lora_change_per_s", "changes of the running adapters", "per_s",
+                      m.level(m.ADAPTER_CHANGES), DOWN, missing="not exported")  # fmt: skip
     queue = Measure("waiting", "mean", "requests", m.level(m.WAITING), DOWN)
     queue_peak = Measure("waiting_peak", "worst hour of an engine", "requests",
                          m.top(m.WAITING), DOWN)  # fmt: skip
     tokens = Measure("tokens_per_gpu_hour", "", "tokens", m.tokens_per_gpu_hour(gpus), UP,
-                     missing="the number of GPUs of an engine is not stated (gpus)"
-                     if gpus is None else "no tokens were counted")  # fmt: skip
+                     missing="number of GPUs per engine not set (gpus)"
+                     if gpus is None else "no tokens counted")  # fmt: skip
     accepted = Measure("spec_acceptance_ratio", "", "ratio", m.ratio(m.ACCEPTED, m.DRAFTED), UP,
                        missing=m.NO_SPECULATION)  # fmt: skip
     return (
         RowSpec(
-            of["Adapter cache hit rate"], (deferred,), "above 80 % (not exported)",
-            "vLLM counts no adapter hits; requests held back for an adapter slot stand for the "
-            "misses", off=OFF_LORA, enable="--enable-lora, with adapters in use",
+            of["Adapter cache hit rate"], (deferred,), "above 80% (not exported)",
+            "vLLM counts no adapter hits; requests deferred for an adapter slot stand for misses",
+            off=OFF_LORA, enable="--enable-lora, with adapters in use",
         ),
         RowSpec(
             of["Adapter eviction rate"], (changes,), "near zero",
-            "changes a second of the set of running adapters: evictions are not exported",
+            "changes/s of the set of running adapters; vLLM does not export evictions",
             judges={"LORA-CHANGE": 0}, off=OFF_LORA,
             enable="--enable-lora, with adapters in use",
         ),
         _kv_usage(of["KV cache utilization"]),
-        _eviction(of["KV cache eviction rate"], "below 5 % of running requests a second", 0.05),
+        _eviction(of["KV cache eviction rate"], "below 5% of running requests/s", 0.05),
         _hits(of["Prefix cache hit rate"]),
         RowSpec(
             of["TTFT P50 / P99"], (m.TTFT_P50, m.TTFT_P99), "within the SLO",
-            "quantiles of all requests' times to first token", judges={"TTFT-P50": 0,
-            "TTFT-P99": 1}, enable="state a target (slo.ttft_p99_s) to have it judged",
+            "quantiles of the time to first token over all requests", judges={"TTFT-P50": 0,
+            "TTFT-P99": 1}, enable="set a target (slo.ttft_p99_s) to judge it",
         ),
         RowSpec(
             of["ITL / TPOT P50 / P99"], (m.ITL_P50, m.ITL_P99), "within the SLO",
-            "quantiles of all times between two outputs of a request", judges={"ITL-P50": 0,
-            "ITL-P99": 1}, enable="state a target (slo.itl_p99_s) to have it judged",
+            "quantiles of the time between output tokens", judges={"ITL-P50": 0,
+            "ITL-P99": 1}, enable="set a target (slo.itl_p99_s) to judge it",
         ),
         RowSpec(
             of["Queue depth"], (queue, queue_peak), "near zero",
-            "requests waiting on an engine, time-weighted mean", enable="",
+            "queued requests per engine, time-weighted mean", enable="",
         ),
         RowSpec(
-            of["Tokens/GPU-hour"], (tokens,), "the more the better",
-            "generated tokens over GPU-hours, idle ones among them", trend_only=True,
-            enable="state how many GPUs an engine has (gpus)",
+            of["Tokens/GPU-hour"], (tokens,), "higher is better",
+            "generated tokens divided by GPU-hours, idle hours included", trend_only=True,
+            enable="set the number of GPUs per engine (gpus)",
         ),
         RowSpec(
-            of["Speculative decoding acceptance"], (accepted,), "above 60 %",
-            "accepted over drafted tokens, all of the period", 0.6, judges={"SPEC-ACCEPT": 0},
+            of["Speculative decoding acceptance"], (accepted,), "above 60%",
+            "accepted divided by drafted tokens, over the period", 0.6, judges={"SPEC-ACCEPT": 0},
             off=OFF_SPECULATION, enable="--speculative-config",
         ),
     )  # fmt: skip
@@ -144,9 +144,9 @@ def _with_lora(of: Of) -> Of:
 
 def _kv_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
     saved = Measure("prefix_saved_ratio", "", "ratio", m.saved, UP,
-                    missing="prompt tokens by source are not on the page")  # fmt: skip
+                    missing="prompt tokens by source not exported")  # fmt: skip
     residency = Measure("kv_residency_s", "mean", "s", m.mean(m.RESIDENCY), UP,
-                        missing="no lifetimes of KV blocks on the page")  # fmt: skip
+                        missing="lifetimes of KV blocks not exported")  # fmt: skip
     transfer = (
         Measure("kv_transfer_mean_s", "mean", "s", m.mean(XFER), DOWN, missing="no KV transfer"),
         Measure("kv_transfer_p99_s", "P99", "s", m.quantile(XFER, 0.99), DOWN,
@@ -156,19 +156,19 @@ def _kv_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
         _hits(of["Cache hit rate"]),
         RowSpec(
             of["Prefix cache reuse ratio"], (saved,), "near the hit rate",
-            "share of prompt tokens that were not computed, whatever cache had them",
+            "share of prompt tokens taken from any cache instead of computed",
             judges={"PREFIX-SAVED": 0}, enable="vLLM 0.16 or later",
         ),
         _kv_usage(of["KV cache utilization"]),
-        _eviction(of["Eviction rate"], "below 10 % of running requests a second", 0.1),
+        _eviction(of["Eviction rate"], "below 10% of running requests/s", 0.1),
         RowSpec(
-            of["KV residency time"], (residency,), "long against the time between reuses",
-            "mean time from a block's filling to its eviction", judges={"KV-RESIDENCY": 0},
+            of["KV residency time"], (residency,), "longer than the time between reuses",
+            "mean time from filling a block to its eviction", judges={"KV-RESIDENCY": 0},
             enable="start vLLM with --kv-cache-metrics",
         ),
         RowSpec(
             of["KV transfer latency"], transfer, "not rising",
-            "times of KV transfers between nodes or tiers, all of the period", off=OFF_TRANSFER,
+            "duration of KV transfers between nodes or tiers, over the period", off=OFF_TRANSFER,
             enable="a KV connector",
         ),
     )  # fmt: skip
@@ -176,8 +176,8 @@ def _kv_rows(of: Mapping[str, Row]) -> tuple[RowSpec, ...]:
 
 def _kv_usage(row: Row) -> RowSpec:
     return RowSpec(
-        row, (m.KV_MEAN, m.KV_PEAK), "75-90 % at the peak",
-        "share of KV blocks that requests held while any ran; an engine's busiest hour is judged",
+        row, (m.KV_MEAN, m.KV_PEAK), "75-90% at the peak",
+        "share of KV blocks in use while requests ran; the busiest hour of an engine is judged",
         0.75, 0.9, {"KV-FULL": 1, "KV-UNUSED": 1},
     )  # fmt: skip
 
@@ -185,16 +185,16 @@ def _kv_usage(row: Row) -> RowSpec:
 def _eviction(row: Row, band: str, high: float) -> RowSpec:
     return RowSpec(
         row, (m.EVICTION, m.EVICTION_PEAK), band,
-        "preemptions over running requests and seconds; the worst hour is judged, incidents too",
+        "preemptions per running request and second; the worst hour and incidents are judged",
         None, high, {"KV-EVICT": 1},
     )  # fmt: skip
 
 
 def _hits(row: Row) -> RowSpec:
     return RowSpec(
-        row, (m.HIT_RATIO,), "depends on the workload; 30 % and more with known reuse",
-        "hits over looked-up prompt tokens, all of the period", 0.3, judges={"PREFIX-HIT": 0},
-        off=OFF_CACHING, enable="--enable-prefix-caching",
+        row, (m.HIT_RATIO,), "depends on the workload; at least 30% with known reuse",
+        "hit tokens divided by queried prompt tokens, over the period", 0.3,
+        judges={"PREFIX-HIT": 0}, off=OFF_CACHING, enable="--enable-prefix-caching",
     )  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def with_load(spec: RowSpec, load: Measure) -> RowSpec:
     return replace(
         spec,
         figures=(load,),
-        how="requests in flight over the C_max learned from the period, over all hours",
+        how="requests in flight divided by the learned C_max, over all hours",
         judges={"FLEET-LOW": 0, "FLEET-HIGH": 0},
     )
 
@@ -318,7 +318,7 @@ def _state(
     for cause in spec.row.causes:
         severity = worst.get(cause, Severity.OK)
         if severity > found:
-            found, advice = severity, f"see the incidents: {cause}"
+            found, advice = severity, f"see incidents: {cause}"
     if spec.trend_only or (not judged and spec.judges and found == Severity.OK):
         return "trend", ""
     return found.word, advice

@@ -308,18 +308,18 @@ def _lead(
     if budget_s is None:
         stage3_s = _stage_s(episode, QUEUEING)
         if stage3_s is None:
-            return None, "no TTFT target is stated (slo.ttft_p99_s), and no queue came of it"
+            return None, "no TTFT target set (slo.ttft_p99_s), and no queue grew"
         ahead_s = stage3_s - stage2_s
         when = f"{duration(ahead_s)} before the queue grew" if ahead_s else "as the queue grew"
-        return None, f"eviction was seen {when}; no TTFT target is stated (slo.ttft_p99_s)"
+        return None, f"preemption started {when}; no TTFT target set (slo.ttft_p99_s)"
     if late_s is None:
-        return None, "TTFT P99 stayed within its budget"
+        return None, "TTFT P99 stayed within its target"
     lead_s = late_s - stage2_s
     if lead_s == 0:
-        return lead_s, "eviction was seen as TTFT P99 left its budget, at the same scrape"
+        return lead_s, "preemption started at the same scrape at which TTFT P99 passed its target"
     if lead_s > 0:
-        return lead_s, f"eviction was seen {duration(lead_s)} before TTFT P99 left its budget"
-    return lead_s, f"TTFT P99 left its budget {duration(-lead_s)} before eviction was seen"
+        return lead_s, f"preemption started {duration(lead_s)} before TTFT P99 passed its target"
+    return lead_s, f"TTFT P99 passed its target {duration(-lead_s)} before preemption started"
 
 
 def cost(one: EpisodeObserved, budget_s: float | None) -> IncidentCost:
@@ -327,13 +327,13 @@ def cost(one: EpisodeObserved, budget_s: float | None) -> IncidentCost:
     during, missing = one.during, list[str]()
     preemptions = during.counts.get(m.PREEMPTIONS)
     if preemptions is None:
-        missing.append("preemptions: not on the page in this time")
+        missing.append("preemptions: not exported in this period")
     prompt = m.mean(PROMPT_LENGTH)(during) or m.mean(PROMPT_LENGTH)(one.hour_before)
     kept = m.within(TTFT, budget_s)(during)
     begun = during.tallies[TTFT].count if TTFT in during.tallies else 0.0
     late = None if kept is None else (1 - kept) * begun
     if budget_s is None:
-        missing.append("late requests: no TTFT target is stated (slo.ttft_p99_s)")
+        missing.append("late requests: no TTFT target set (slo.ttft_p99_s)")
     return IncidentCost(
         preemptions=preemptions,
         recomputed_tokens=preemptions * prompt if preemptions is not None and prompt else None,

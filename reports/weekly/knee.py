@@ -26,10 +26,10 @@ TTFT_OFF, GPU_OFF = 0.3, -0.2
 """How far production may be from the benchmark: 30 % and 20 points (guide 9.1 step 13)."""
 
 TOO_FEW = (
-    "too few loads were seen to know the curve: it takes windows at three concurrencies at least, "
-    "the highest four times the lowest"
+    "too few different loads to learn the curve: it needs at least three concurrencies, the "
+    "highest at least 4x the lowest"
 )
-NO_BENCHMARK = "no benchmark is stated (benchmark.ttft_p99_s, benchmark.gpu_ratio)"
+NO_BENCHMARK = "no benchmark set (benchmark.ttft_p99_s, benchmark.gpu_ratio)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def benchmark_checks(stated: TierStated, now: Past | None) -> tuple[BenchmarkChe
         BenchmarkCheck(
             "TTFT P99", "s", was_s, ttft_s, ttft_off, TTFT_OFF,
             _check(ttft_off, lambda off: off > TTFT_OFF),
-            _lacking(was_s, ttft_s, "no request in this time"),
+            _lacking(was_s, ttft_s, "no requests in this period"),
         ),
         BenchmarkCheck(
             "GPU activity while serving", "ratio", was_busy, busy, busy_off, GPU_OFF,

@@ -69,11 +69,11 @@ SERVED_ONLY = (KV_USAGE, GPU_BUSY)
 """Those that are also read of the time in which requests ran only."""
 
 GPU_SOURCE = (
-    "name the GPUs' DCGM exporter (--gpu-metrics), run the sidecar on their node, or have the "
-    "metrics system scrape it"
+    "pass the DCGM exporter's URL (--gpu-metrics), run the sidecar on the GPU node, or let the "
+    "metrics system scrape the exporter"
 )
 GPU_MISSING = f"no GPU source: {GPU_SOURCE}"
-NO_SPECULATION = "no speculative decoding in this time"
+NO_SPECULATION = "no speculative decoding in this period"
 
 
 def quantile(metric: str, q: float) -> Of:

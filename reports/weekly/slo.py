@@ -16,7 +16,7 @@ from kneewatch.reports.weekly.observed import TierStated
 from kneewatch.reports.weekly.tier_sections import ErrorBudget, Hour, Latency, TierSlo, WeekdayHour
 from kneewatch.reports.weekly.trends import Measure, Past, in_turn, trend
 
-NO_TARGET = "no TTFT target is stated (slo.ttft_p99_s): nothing says which requests were late"
+NO_TARGET = "no TTFT target set (slo.ttft_p99_s): late requests are unknown"
 LATENCIES = (
     ("ttft", TTFT),
     ("itl", ITL),
@@ -31,7 +31,7 @@ PERCENTS = (50, 95, 99)
 def slo(tier: str, stated: TierStated, now: Past | None, before: Past | None) -> TierSlo:
     """The tier's service over the period."""
     target_s = stated.targets.ttft_p99_s
-    missing = NO_TARGET if target_s is None else "no request in this time"
+    missing = NO_TARGET if target_s is None else "no requests in this period"
     in_time = m.goodput(target_s)
     goodput = Measure("goodput_per_s", "requests in time", "per_s", in_time, UP, missing=missing)
     whole = now.whole if now is not None else Span()
@@ -49,7 +49,7 @@ def slo(tier: str, stated: TierStated, now: Past | None, before: Past | None) ->
         prefill_ratio=shares[1],
         decode_ratio=shares[2],
         other_ratio=max(0.0, 1 - sum(known)) if len(known) == len(shares) else None,
-        missing="" if now is not None else "the tier was not watched in this time",
+        missing="" if now is not None else "the tier was not watched in this period",
     )
 
 
@@ -89,12 +89,12 @@ def _latency(
 def _coarse(tally: Tally | None) -> str:
     """What the buckets do not tell: nothing is known of where in the lowest one a time is."""
     if tally is None or not tally.count:
-        return "nothing was observed"
+        return "no samples"
     lowest_s, below = tally.bounds[0], tally.counts[0] / tally.count
     inside = [f"P{percent}" for percent in PERCENTS if below >= percent / 100]
     if not inside or not 0 < lowest_s < math.inf:
         return ""
-    return f"{', '.join(inside)}: anywhere below {duration(lowest_s)}, the lowest bucket"
+    return f"{', '.join(inside)}: below {duration(lowest_s)}, the lowest bucket"
 
 
 def _budget(stated: TierStated, whole: Span) -> ErrorBudget:
@@ -103,7 +103,7 @@ def _budget(stated: TierStated, whole: Span) -> ErrorBudget:
     requests = 0.0 if tally is None else tally.count
     kept = m.within(TTFT, target_s)(whole)
     bad = None if kept is None else 1 - kept
-    missing = NO_TARGET if target_s is None else "" if requests else "no request in this time"
+    missing = NO_TARGET if target_s is None else "" if requests else "no requests in this period"
     return ErrorBudget(
         objective_ratio=stated.objective_ratio,
         requests=requests,

@@ -24,10 +24,10 @@ DRIFT_LIMIT = 1.3
 """A measured figure further from the stated one than this is another workload (9.1 step 13)."""
 
 NO_PROFILE = (
-    "no workload is stated that the size was computed for (workload_profile or report.profile, a "
-    "file as for kneewatch size --plan)"
+    "no sizing workload set (workload_profile or report.profile, a file as for kneewatch size "
+    "--plan)"
 )
-NO_REQUEST = "no request was finished in this time"
+NO_REQUEST = "no request finished in this period"
 
 
 def workload(tier: TierObserved, now: Past | None, before: Past | None) -> TierWorkload:
@@ -140,9 +140,9 @@ def _archetype(inputs: float | None, outputs: float | None) -> tuple[str, str]:
         (True, True): "agentic",
     }[long_in, long_out]
     why = (
-        f"mean prompt {inputs:.0f} tokens ({'long' if long_in else 'short'}: the line is "
-        f"{LONG_INPUT_TOKENS:.0f}), mean output {outputs:.0f} ({'long' if long_out else 'short'}: "
-        f"the line is {LONG_OUTPUT_TOKENS:.0f})"
+        f"mean prompt {inputs:.0f} tokens ({'long' if long_in else 'short'}, limit "
+        f"{LONG_INPUT_TOKENS:.0f}), mean output {outputs:.0f} ({'long' if long_out else 'short'}, "
+        f"limit {LONG_OUTPUT_TOKENS:.0f})"
     )
     return kind, why
 

@@ -95,23 +95,22 @@ def _level(one: Level, other: Level) -> Level:
 
 
 NOISE_TEST = (
-    "An arrow is shown where the change is more than noise: each day is compared with the same day "
-    "of the period before, as a ratio (as a difference where a value is nothing), and the mean of "
-    "these must be further from no change than 99 % of what their own spread gives by chance "
-    "(Student's t, both sides), and further than 2 %. Fewer than three such pairs of days show no "
-    "arrow."
+    "An arrow marks a change larger than the usual noise: each day is compared with the same day "
+    "of the period before, as a ratio (as a difference if a value is zero). The mean change must "
+    "be significant at 99% (two-sided Student's t-test over the days) and larger than 2%. With "
+    "fewer than three pairs of days there is no arrow."
 )
 PAIRS_MIN = 3
 LEAST_RATIO = 0.02
-"""A smaller change is told by nobody's bill."""
+"""Smaller changes do not matter for the bill."""
 
 MOST_LOG = 50.0
-"""No figure grows more than this between two weeks; exp of more is no number."""
+"""A cap on the log of a change, so that exp does not overflow."""
 
 _FREEDOM = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 60)
 _T99 = (9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.055, 2.947, 2.845, 2.750,
         2.660)  # fmt: skip
-"""Student's t that 99 % stay within, by degrees of freedom."""
+"""Two-sided 99% quantiles of Student's t, by degrees of freedom."""
 
 SPARK_STEPS_MOST = 42
 ALONE = Together()

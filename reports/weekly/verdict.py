@@ -1,4 +1,4 @@
-"""A tier in one line: health, size, money, the one thing to do. Pure."""
+"""A tier's verdict in one line: health, size, money, first action. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kneewatch.reports.weekly.tier_sections import (
 from kneewatch.rules.rule import WORDS, Severity
 
 SEVERITY = {word: severity for severity, word in WORDS.items()}
-NOT_WATCHED = "not watched in this time"
+NOT_WATCHED = "not watched in this period"
 MUCH_IDLE_RATIO = 0.3
-"""More idle time than this is worth a word (guide 9.2)."""
+"""A larger idle share is mentioned (guide 9.2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierSections:
-    """A tier's sections, which its verdict is made of; `watched` says whether it was at all,
-    `partial` whether something that was asked had no whole answer."""
+    """A tier's sections, from which its verdict follows; `watched`: in this period at all;
+    `partial`: some queries had no complete answer."""
 
     tier: str
     watched: bool
@@ -39,7 +39,7 @@ class TierSections:
 
 
 def verdict(of: TierSections) -> Verdict:
-    """The tier's line."""
+    """The tier's verdict."""
     worst = severity(of)
     told = [one for one in of.incidents if SEVERITY[one.severity] >= Severity.WARNING]
     return Verdict(
@@ -57,7 +57,7 @@ def verdict(of: TierSections) -> Verdict:
 
 
 def _judged(of: TierSections, worst: Severity) -> bool:
-    """Whether the tier's health is known: what was not answered may be worse than what was."""
+    """Whether the tier's health is known: a partial answer proves only problems."""
     return of.watched and not (of.partial and worst < Severity.WARNING)
 
 
@@ -69,7 +69,7 @@ def severity(of: TierSections) -> Severity:
 
 
 def _lasted_s(incidents: Sequence[Incident]) -> float:
-    """Time with an incident at all; what overlaps counts once."""
+    """Seconds with at least one incident."""
     total = until_s = 0.0
     for one in sorted(incidents, key=lambda one: one.start_s):
         end_s = one.last_s if one.end_s is None else one.end_s
@@ -83,16 +83,16 @@ def _health(of: TierSections, told: Sequence[Incident]) -> str:
         return NOT_WATCHED
     if told:
         first = _worst(told)
-        more = f"; {len(told)} incidents in all" if len(told) > 1 else ""
+        more = f"; {len(told)} incidents in total" if len(told) > 1 else ""
         return f"{first.title} on {first.target} for {duration(_lasted_s([first]))}{more}"
     bad = [row for row in _rows(of) if row.state in ("warning", "critical")]
     if bad:
-        return "no incident, but " + ", ".join(
+        return "no incidents, but " + ", ".join(
             dict.fromkeys(f"{row.subject} is {row.state}" for row in bad)
         )
     if of.partial:
-        return "nothing at warning or worse in the answers, but they are partial"
-    return "no incident, nothing at warning or worse"
+        return "nothing at warning or worse, but the data is partial"
+    return "no incidents, nothing at warning or worse"
 
 
 def _worst(told: Sequence[Incident]) -> Incident:
@@ -106,36 +106,36 @@ def _rows(of: TierSections) -> tuple[TableRow, ...]:
 def _size(size: TierSize) -> str:
     present, needed = size.replicas_present, size.replicas_needed
     if not present:
-        return f"not known: {NOT_WATCHED}"
+        return f"unknown: {NOT_WATCHED}"
     if needed is None:
-        return "not known: " + (size.missing or "no request was served")
+        return "unknown: " + (size.missing or "no request was served")
     gpus = f" ({plural(size.gpus_needed, 'GPU')})" if size.gpus_needed is not None else ""
     spare = f", headroom {percent(size.headroom_ratio)}" if size.headroom_ratio is not None else ""
     there = plural(present, "replica")
     words = {
-        "right": f"right: {there}, as many as the peak takes{gpus}{spare}",
-        "too small": f"too small: {there}, the peak takes {needed}{gpus}",
-        "too large": f"too large: {there}, the peak takes {needed}{gpus}{spare}",
+        "right": f"right: {there}, which the peak needs{gpus}{spare}",
+        "too small": f"too small: {there}, the peak needs {needed}{gpus}",
+        "too large": f"too large: {there}, the peak needs {needed}{gpus}{spare}",
     }
     doubt = size.doubts[0] if size.doubts else ""
     if size.verdict not in words:
-        return f"not certain: {doubt or 'too little is known'}"
+        return f"uncertain: {doubt or 'too little data'}"
     return words[size.verdict] + (f"; {doubt}" if doubt else "")
 
 
 def _money(money: TierMoney) -> str:
     if money.usd.value is None:
-        return f"not known: {money.missing or NOT_WATCHED}"
+        return f"unknown: {money.missing or NOT_WATCHED}"
     said = f"{money.usd.value:,.0f} USD"
     if money.usd_per_million_tokens.value is not None:
         said += f", {money.usd_per_million_tokens.value:,.2f} USD per million generated tokens"
     if money.idle_usd is not None and (money.idle_ratio or 0.0) >= MUCH_IDLE_RATIO:
-        said += f"; idle hours took {money.idle_usd:,.0f} USD"
+        said += f"; idle hours cost {money.idle_usd:,.0f} USD"
     return said
 
 
 def _action(of: TierSections, told: Sequence[Incident]) -> Action | None:
-    """The first of: what was advised against the worst incident, the size, savings."""
+    """The first of: advice for the worst incident, more replicas, the incident itself, savings."""
     order = sorted(told, key=lambda one: (-SEVERITY[one.severity], -_lasted_s([one])))
     for one in order:
         for advised in one.advice:
@@ -144,22 +144,22 @@ def _action(of: TierSections, told: Sequence[Incident]) -> Action | None:
                 return Action(advised.summary, why, advised.id, advised.changes)
     size = of.size
     if size.verdict == "too small" and size.replicas_needed is not None:
-        text = f"run {plural(size.replicas_needed, 'replica')} in place of {size.replicas_present}"
+        text = f"run {plural(size.replicas_needed, 'replica')} instead of {size.replicas_present}"
         why = (
-            f"P99 of arrivals is {number(size.peak_requests_per_s)}/s, one engine carries "
+            f"P99 of arrivals is {number(size.peak_requests_per_s)}/s, one engine serves "
             f"{number(size.usable_requests_per_s)}/s"
         )
         return Action(text, why, "", ())
     if order:
         first = order[0]
-        return Action(f"look into {first.id}: {first.title}", _first_evidence(first), "", ())
+        return Action(f"investigate {first.id}: {first.title}", _first_evidence(first), "", ())
     best = of.money.savings[0] if of.money.savings else None
     if best is not None and (best.saves_usd_per_month or 0.0) > 0:
-        why = f"saves about {best.saves_usd_per_month:,.0f} USD a month"
+        why = f"saves about {best.saves_usd_per_month:,.0f} USD per month"
         return Action(best.summary, why, best.id, ())
     if size.verdict == "too large" and size.replicas_needed is not None:
-        text = f"try {plural(size.replicas_needed, 'replica')} in place of {size.replicas_present}"
-        return Action(text, "the peak takes no more", "", ())
+        text = f"try {plural(size.replicas_needed, 'replica')} instead of {size.replicas_present}"
+        return Action(text, "the peak needs no more", "", ())
     return None
 
 
@@ -168,7 +168,7 @@ def _first_evidence(incident: Incident) -> str:
 
 
 def _trends(of: TierSections) -> tuple[Trend, ...]:
-    """The figures that the line shows, with the arrows that they have."""
+    """The figures below the verdict, with their trends."""
     ttft = next(one for one in of.slo.latencies if one.name == "ttft")
     itl = next(one for one in of.slo.latencies if one.name == "itl")
     return (

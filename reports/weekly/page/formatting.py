@@ -1,4 +1,4 @@
-"""The report's figures, times and durations in words. Pure."""
+"""Formats the report's figures, times and durations. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kneewatch.reports.formatting import duration, number, percent, plural, quan
 from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Spread, Trend
 from kneewatch.reports.weekly.report import TrackRecord
 
-UNKNOWN = "not known"
+UNKNOWN = "unknown"
 GIB = 1024.0**3
 WORD = re.compile(r"[a-zA-Z]+")
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
@@ -23,8 +23,8 @@ ARROWS: Mapping[str, str] = {UP: "▲", DOWN: "▼"}
 """A change within the noise has none."""
 
 HEALTH: Mapping[str, str] = {
-    "ok": "Healthy",
-    "info": "Healthy, with a note",
+    "ok": "OK",
+    "info": "Info",
     "warning": "Warning",
     "critical": "Critical",
     "unknown": "Unknown",
@@ -37,25 +37,25 @@ RANKS: Mapping[str, int] = {
     "warning": 3,
     "critical": 4,
 }
-"""Unknown is worse than a note: somebody must look."""
+"""How bad each state is. Unknown ranks above info: somebody must look."""
 
 STATES: Mapping[str, str] = {
-    "ok": "in band",
-    "info": "note",
+    "ok": "ok",
+    "info": "info",
     "warning": "warning",
     "critical": "critical",
     "unknown": "unknown",
-    "trend": "no bound",
+    "trend": "no target",
     "off": "not in use",
 }
 PLAIN = ("trend", "off")
-"""States that say nothing of health."""
+"""States that are no health state."""
 
 SIZES: Mapping[str, str] = {
     "right": "Right-sized",
     "too small": "Too small",
     "too large": "Too large",
-    "unknown": "Not known",
+    "unknown": "Unknown",
 }
 SIZE_STATES: Mapping[str, str] = {"right": "ok", "too small": "warning", "too large": "info"}
 
@@ -68,30 +68,30 @@ LATENCIES: Mapping[str, str] = {
     "decode": "Decode",
 }
 FATES: Mapping[str, tuple[str, str]] = {
-    "open": ("info", "not seen to be followed"),
-    "applied": ("info", "followed, not measured yet"),
-    "kept": ("ok", "followed: it did what was predicted"),
-    "missed": ("warning", "followed: it did less than predicted"),
-    "worsened": ("critical", "followed: it made things worse"),
-    "lapsed": ("unknown", "never followed, no longer advised"),
-    "unknown": ("unknown", "not known: only kneewatch run follows what is advised"),
+    "open": ("info", "not applied yet"),
+    "applied": ("info", "applied, effect not measured yet"),
+    "kept": ("ok", "applied: worked as predicted"),
+    "missed": ("warning", "applied: helped less than predicted"),
+    "worsened": ("critical", "applied: made things worse"),
+    "lapsed": ("unknown", "never applied, no longer recommended"),
+    "unknown": ("unknown", "unknown: only kneewatch run tracks recommendations"),
 }
-"""What became of a recommendation: how good that is, and in words."""
+"""The outcome of a recommendation: its health state and the words for it."""
 
 
 ENDINGS = {
     "restarted": "ended by a restart",
-    "unwatched": "ended when nobody watched",
+    "unwatched": "ended while not watched",
 }
 
 
 def ending(how: str, *, goes_on: bool) -> str:
     """How an incident ended."""
-    return "still going on at the end" if goes_on else ENDINGS.get(how, "ended")
+    return "ongoing at the end of the period" if goes_on else ENDINGS.get(how, "ended")
 
 
 def told(value: float | None, unit: str) -> str:
-    """A value with its unit; `not known` for none."""
+    """A value with its unit; `unknown` for None."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     known = _TOLD.get(unit)
@@ -111,31 +111,31 @@ _TOLD: Mapping[str, Callable[[float], str]] = {
     "": number,
     "s": duration,
     "ratio": percent,
-    "ratio_per_s": lambda value: f"{percent(value)} a second",
-    "per_s": lambda value: f"{number(value)} a second",
+    "ratio_per_s": lambda value: f"{percent(value)}/s",
+    "per_s": lambda value: f"{number(value)}/s",
     "tokens": lambda value: f"{number(value)} tokens",
-    "tokens_per_s": lambda value: f"{number(value)} tokens a second",
+    "tokens_per_s": lambda value: f"{number(value)} tokens/s",
     "bytes": lambda value: f"{number(value / GIB)} GiB",
     "usd": _usd,
-    "usd_per_hour": lambda value: f"{_usd(value)} an hour",
+    "usd_per_hour": lambda value: f"{_usd(value)}/h",
     "usd_per_million_tokens": lambda value: f"{_usd(value)} per million tokens",
     "requests": lambda value: f"{number(value)} {'request' if value == 1 else 'requests'}",
     "gpus": _gpus,
     "hours": lambda value: f"{number(value)} {'hour' if value == 1 else 'hours'}",
     "gpu_hours": lambda value: f"{number(value)} GPU-hours",
-    "factor": lambda value: f"{number(value)} times",
+    "factor": lambda value: f"{number(value)}x",
 }
 
 
 def bare(value: float | None, unit: str) -> str:
-    """A value in a column whose head has the unit: only what carries none in itself is short."""
+    """A value for a column whose heading has the unit."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return told(value, unit) if unit in ("s", "ratio", "ratio_per_s", "bytes") else number(value)
 
 
 def spread(value: Spread | None, unit: str) -> str:
-    """An expected value with what it may be: 48 (40 to 55)."""
+    """An expected value with its range: 48 (40 to 55)."""
     if value is None:
         return UNKNOWN
     if value.low == value.high:
@@ -144,38 +144,38 @@ def spread(value: Spread | None, unit: str) -> str:
 
 
 def quantity_of(values: Mapping[str, float], key: str) -> str:
-    """A signal's value among others, with its unit; a dash where it is not there."""
+    """A signal's value with its unit; a dash when it is missing."""
     return quantity(key, values.get(key))
 
 
 def share(ratio: float | None) -> str:
-    """A share of what was well, in percent; only all of it is 100 %: 98 %, 99.94 %."""
+    """A share in percent, rounded down near 1 so that only all of it is 100%: 98%, 99.94%."""
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
     if 0.99 <= ratio < 1:
-        return f"{math.floor(1e4 * ratio + 1e-6) / 100:g} %"
+        return f"{math.floor(1e4 * ratio + 1e-6) / 100:g}%"
     return percent(ratio)
 
 
 def saved(value: float | None, unit: str) -> str:
-    """Money that is saved, or that it costs."""
+    """Money saved or spent: saves 12 USD."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0:
-        return "costs and saves nothing"
+        return "no change in cost"
     return f"{'saves' if value > 0 else 'costs'} {told(abs(value), unit)}"
 
 
 def points(off: float | None, unit: str) -> str:
-    """A difference: in points where the figure is a ratio, else in percent of it."""
+    """A difference, in points for a ratio, else in percent."""
     if off is None or not math.isfinite(off):
         return UNKNOWN
     signed = f"{100 * off:+.0f}".replace("-", MINUS)
-    return f"{signed} points" if unit == "ratio" else f"{signed} %"
+    return f"{signed} points" if unit == "ratio" else f"{signed}%"
 
 
 def change(trend: Trend) -> str:
-    """The change in words, without a value: up, worse; empty where none is told."""
+    """The change in words: "up, worse"; empty without a significant change."""
     return f"{trend.direction}{_judged(trend)}" if trend.direction in ARROWS else ""
 
 
@@ -184,14 +184,14 @@ def _judged(trend: Trend) -> str:
 
 
 def tone(trend: Trend) -> str:
-    """How a change is painted: better, worse, or neither."""
+    """The CSS class of a change: better, worse or quiet."""
     if trend.direction not in ARROWS or trend.good is None:
         return "quiet"
     return "better" if trend.good else "worse"
 
 
 def arrow(trend: Trend) -> str:
-    """The change's sign; empty where nothing can be said."""
+    """The arrow of a change; empty without a significant change."""
     return ARROWS.get(trend.direction, "")
 
 
@@ -209,7 +209,7 @@ def moved(trend: Trend) -> str:
 
 
 def flag(made: FlagChange) -> str:
-    """A change of a flag as it would be typed."""
+    """A flag with its value before and after."""
     if not made.after:
         return f"drop {made.flag}"
     if not made.before:
@@ -218,14 +218,14 @@ def flag(made: FlagChange) -> str:
 
 
 def said(text: str) -> str:
-    """A text as a sentence; a name with a sign in it begins as it is written."""
+    """A text as a sentence; a first word with a sign in it (a flag, a name) keeps its case."""
     first = text.split(" ", 1)[0]
     begun = text[:1].upper() + text[1:] if first.isalpha() else text
     return begun if not begun or begun.endswith((".", "!", "?")) else f"{begun}."
 
 
 def told_size(verdict: str, words: str) -> tuple[str, str]:
-    """The verdict on a size, and the rest of its words, which may begin with the verdict."""
+    """The verdict on a size, and the explanation without the verdict at its start."""
     head = SIZES.get(verdict, SIZES["unknown"])
     first, colon, rest = words.partition(": ")
     same = colon and first.lower() in (verdict, head.lower())
@@ -233,25 +233,25 @@ def told_size(verdict: str, words: str) -> tuple[str, str]:
 
 
 def health(word: str) -> str:
-    """A health or severity that the page knows; anything else is unknown."""
+    """The health state; unknown for an unexpected word."""
     return word if word in HEALTH else "unknown"
 
 
 def state(word: str) -> str:
-    """A row's state that the page knows; anything else is unknown."""
+    """A row's state; unknown for an unexpected word."""
     return word if word in STATES else "unknown"
 
 
 def followed(record: TrackRecord) -> str:
-    """How many recommendations there were, and what came of them, in a line."""
+    """The number of recommendations and their outcomes, in a line."""
     made = f"{plural(record.made, 'recommendation')} made"
     if record.unknown and record.unknown == record.made:
-        return f"{made}. Whether they were followed is not known: only kneewatch run follows them."
-    unknown = f" Of {record.unknown} nothing is known." if record.unknown else ""
+        return f"{made}. Whether they were applied is unknown: only kneewatch run tracks them."
+    unknown = f" {record.unknown} unknown." if record.unknown else ""
     return (
-        f"{made}, {record.applied} followed. Of those measured, {record.kept} did what was "
-        f"predicted, {record.missed} did less, {record.worsened} made things worse. {record.open} "
-        f"open, {record.lapsed} lapsed.{unknown}"
+        f"{made}, {record.applied} applied. Of those measured, {record.kept} worked as predicted, "
+        f"{record.missed} helped less, {record.worsened} made things worse. {record.open} open, "
+        f"{record.lapsed} lapsed.{unknown}"
     )
 
 
@@ -260,17 +260,17 @@ def followed(record: TrackRecord) -> str:
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-"""Not the locale's: a report is the same wherever it is made."""
+"""English in every locale: a report does not depend on the machine."""
 
 WEEK_DAYS = 7
 MIDNIGHT = time()
 TO_THE_SECOND_S = 600.0
-"""Stretches shorter than this are told with their seconds."""
+"""Shorter intervals are shown with seconds."""
 
 
 @dataclass(frozen=True)
 class Calendar:
-    """How moments are told: in a time zone, from a period's point of view."""
+    """Formats times in the report's time zone."""
 
     timezone: str
     period: Period
@@ -281,12 +281,12 @@ class Calendar:
 
     @cached_property
     def shifts(self) -> bool:
-        """Whether clocks are set within the period, so that an hour's name may be there twice."""
+        """Whether clocks change within the period, so that an hour may occur twice."""
         ends = (self.period.from_s, self.period.to_s)
         return len({self.local(t_s).utcoffset() for t_s in ends}) > 1
 
     def local(self, t_s: float) -> datetime:
-        """A moment by the clocks of the time zone."""
+        """A time in the report's time zone."""
         return datetime.fromtimestamp(t_s, self._zone)
 
     def day(self, t_s: float) -> str:
@@ -295,7 +295,7 @@ class Calendar:
         return f"{WEEKDAYS[local.weekday()]} {local.day} {MONTHS[local.month - 1]}"
 
     def clock(self, t_s: float, *, seconds: bool = False) -> str:
-        """14:03; with the zone's letters where clocks are set within the period."""
+        """14:03, with the zone's abbreviation if clocks change within the period."""
         local = self.local(t_s)
         told = f"{local:%H:%M:%S}" if seconds else f"{local:%H:%M}"
         return f"{told} {local.tzname()}" if self.shifts else told
@@ -316,7 +316,7 @@ class Calendar:
         return f"{self.moment(start_s, seconds=seconds)} to {end}"
 
     def days(self, period: Period) -> str:
-        """A period by its days where it begins and ends at midnight, else by its moments."""
+        """A period by its days if it starts and ends at midnight, else by its times."""
         first, end = self.local(period.from_s), self.local(period.to_s)
         if not first.time() == end.time() == MIDNIGHT:
             return f"{self.moment(period.from_s)} to {self.moment(period.to_s)}"
@@ -327,13 +327,13 @@ class Calendar:
 
     @property
     def title(self) -> str:
-        """The period, with its year, or those of its ends."""
+        """The period with its year or years."""
         years = {self.local(t_s).year for t_s in (self.period.from_s, self.period.to_s - 1.0)}
         return f"{self.days(self.period)} {'/'.join(map(str, sorted(years)))}"
 
     @property
     def length(self) -> str:
-        """How long the period is: in days of the calendar where it has whole ones, else in time."""
+        """The period's length: in calendar days if they are whole, else as a duration."""
         if self._whole:
             return plural(self.period.days, "day")
         return span(self.period.to_s - self.period.from_s)
@@ -350,20 +350,20 @@ class Calendar:
 
     @property
     def now(self) -> str:
-        """What the period is called."""
+        """The name of the period."""
         return "this week" if self.week else "this period"
 
     @property
     def before(self) -> str:
-        """What the period before is called."""
+        """The name of the period before."""
         return "last week" if self.week else "the period before"
 
 
 def stamp(t_s: float) -> str:
-    """A moment for machines: 2026-11-09T13:03:00Z."""
+    """A UTC timestamp: 2026-11-09T13:03:00Z."""
     return datetime.fromtimestamp(t_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def lasted(start_s: float, end_s: float) -> str:
-    """How long a stretch is: 38 min."""
+    """The length of an interval: 38 min."""
     return span(end_s - start_s)

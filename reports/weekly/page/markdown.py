@@ -33,11 +33,11 @@ RecordLines = list[str]
 
 
 def track_record(report: WeeklyReport, calendar: Calendar) -> RecordLines:
-    """What was advised and what came of it."""
+    """The recommendations and their outcomes."""
     record = report.track_record
     if not record.made and not record.rows:
-        return ["Nothing was advised in this time, and nothing advised before was followed."]
-    heads = ("Recommendation", "Where", "Told", "What came of it", "Predicted against measured")
+        return ["No recommendations in this period, and no earlier one was applied."]
+    heads = ("Recommendation", "Where", "Recommended", "Outcome", "Predicted and measured")
     return sections(
         [followed(record)],
         rows(heads, (_followed(row, calendar) for row in record.rows[:ROWS_MOST])),
@@ -53,8 +53,8 @@ def _followed(row: TrackRow, calendar: Calendar) -> tuple[str, ...]:
         calendar.moment(made.first_s),
         text(FATES.get(made.fate, ("unknown", made.fate))[1]),
         "; ".join(
-            f"{code(one.signal)} {quantity(one.signal, one.predicted)} against "
-            f"{quantity(one.signal, one.measured)} ({points(one.off_ratio, '')})"
+            f"{code(one.signal)} {quantity(one.signal, one.predicted)} predicted, "
+            f"{quantity(one.signal, one.measured)} measured ({points(one.off_ratio, '')})"
             for one in row.comparisons
         ),
     )
@@ -76,17 +76,14 @@ def data_quality(report: WeeklyReport, calendar: Calendar) -> RecordLines:
         ),
         _left_out(len(quality.changes)),
         rows(
-            ("Never known", "Why"),
+            ("Signal without data", "Why"),
             ((code(one.signal), text(one.why)) for one in quality.unknown[:ROWS_MOST]),
         ),
         _left_out(len(quality.unknown)),
         [text(report.noise_test)],
         rows(
-            ("Figure", "How", "Guide"),
-            (
-                (text(one.figure), text(one.how), text(", ".join(one.guide)))
-                for one in quality.methods
-            ),
+            ("Figure", "How"),
+            ((text(method.figure), text(method.how)) for method in quality.methods),
         ),
     )
 
@@ -117,18 +114,18 @@ def _changed(one: EngineChange, calendar: Calendar) -> tuple[str, ...]:
 
 
 def _left_out(count: int) -> RecordLines:
-    return [f"{count - ROWS_MOST} more: the JSON has them all."] if count > ROWS_MOST else []
+    return [f"{count - ROWS_MOST} more in the JSON."] if count > ROWS_MOST else []
 
 
-# --- The report as Markdown, for a ticket or a mail: the same sections, without charts ------------
+# --- Sections -------------------------------------------------------------------------------------
 
 
 Lines = list[str]
 
 
 def render_markdown(report: WeeklyReport, *, docs_url: str = "") -> str:
-    """The document; everything in it that came from elsewhere is text. With `docs_url` incidents
-    link to their cause's page."""
+    """The Markdown document; all values are escaped. With `docs_url` incidents link to their cause's
+    page."""
     calendar = Calendar(report.timezone, report.period)
     bodies: tuple[Lines, ...] = (
         _verdict(report),
@@ -149,13 +146,13 @@ def render_markdown(report: WeeklyReport, *, docs_url: str = "") -> str:
 
 
 def _head(report: WeeklyReport, calendar: Calendar) -> Lines:
-    other = calendar.days(report.compared) if report.compared else "nothing"
+    compared = f"; compared with {calendar.days(report.compared)}" if report.compared else ""
     return sections(
         [f"# {title(report)}, {calendar.title}"],
         [
             f"{calendar.length} ({text(report.timezone)} time), watched for "
-            f"{span(report.period.covered_s)}; compared with {other}. From {text(report.source)}. "
-            f"Made {calendar.dated(report.made_s)} by kneewatch {text(report.version)}."
+            f"{span(report.period.covered_s)}{compared}. From {text(report.source)}. "
+            f"Created {calendar.dated(report.made_s)} by kneewatch {text(report.version)}."
         ],
         [f"Only {text(', '.join(report.filters))}."] if report.filters else [],
         *([f"> {text(said(notice))}"] for notice in report.notices),
@@ -168,7 +165,7 @@ def _verdict(report: WeeklyReport) -> Lines:
         ((tier, by_tier.get(tier.id)) for tier in report.tiers),
         key=lambda one: -RANKS[health(one[1].health) if one[1] else "unknown"],
     )
-    heads = ("Tier", "Health", "Size", "Money", "The one thing to do")
+    heads = ("Tier", "Health", "Size", "Money", "Do first")
     return sections(
         [f"**{headline(report)[1]}**"],
         rows(heads, (_line(tier, verdict) for tier, verdict in told_of)),
@@ -185,7 +182,7 @@ def _line(tier: Tier, verdict: Verdict | None) -> tuple[str, ...]:
     who = f"**{text(tier.id)}** ({plural(len(tier.engines), 'engine')}, {gpus})"
     if verdict is None:
         return who, f"**{HEALTH['unknown']}**", "-", "-", "-"
-    trouble = f" In trouble for {span(verdict.incident_s)}." if verdict.incidents else ""
+    trouble = f" In incidents for {span(verdict.incident_s)}." if verdict.incidents else ""
     size, why = told_size(verdict.size, verdict.size_text)
     action = verdict.action
     return (
@@ -193,7 +190,7 @@ def _line(tier: Tier, verdict: Verdict | None) -> tuple[str, ...]:
         f"**{HEALTH[health(verdict.health)]}.** {text(said(verdict.health_text))}{trouble}",
         f"**{size}.** {text(why)}",
         text(said(verdict.money_text)),
-        "Nothing this time."
+        "Nothing to do."
         if action is None
         else f"**{text(said(action.text))}** {flags(action.changes)} {text(said(action.why))}",
     )
@@ -210,7 +207,7 @@ def _each(
     parts: list[Lines] = []
     for tier in (one for one in report.tiers if one.engines):
         entry = by_tier.get(tier.id)
-        body = ["Nothing is known of it."] if entry is None else told_of(entry, calendar)
+        body = ["No data."] if entry is None else told_of(entry, calendar)
         parts.append([f"### {text(tier.id)}", "", *body])
     return sections(*parts) or ["Nothing was watched."]
 
@@ -219,8 +216,8 @@ def _incidents(report: WeeklyReport, calendar: Calendar, docs_url: str) -> Lines
     if report.incidents:
         return sections(*(_incident(incident, calendar, docs_url) for incident in report.incidents))
     if report.tiers:
-        return ["No incident: no cascade and no cause in this time."]
-    return ["Nothing was watched: whether there was an incident is not known."]
+        return ["No incidents in this period."]
+    return ["Nothing was watched: incidents are unknown."]
 
 
 def _incident(one: Incident, calendar: Calendar, docs_url: str) -> Lines:
@@ -245,7 +242,7 @@ def _incident(one: Incident, calendar: Calendar, docs_url: str) -> Lines:
                 _cost(one),
                 *(text(said(missing)) for missing in one.cost.missing),
                 *(_evidence(line) for line in one.evidence),
-                *(f"against it: {_evidence(line)}" for line in one.against),
+                *(f"against: {_evidence(line)}" for line in one.against),
                 *(_advice(made) for made in one.advice),
             ]
         ),
@@ -255,7 +252,7 @@ def _incident(one: Incident, calendar: Calendar, docs_url: str) -> Lines:
 def _cost(one: Incident) -> str:
     cost = one.cost
     return (
-        f"cost: preempted {told(cost.preemptions, 'requests')}; computed again at least "
+        f"cost: preempted {told(cost.preemptions, 'requests')}; recomputed at least "
         f"{told(cost.recomputed_tokens, 'tokens')}; first token late "
         f"{told(cost.late_requests, 'requests')}; not served {told(cost.lost_requests, 'requests')}"
     )
@@ -264,12 +261,12 @@ def _cost(one: Incident) -> str:
 def _evidence(line: EvidenceLine) -> str:
     if line.value is None:
         return text(line.text)
-    bound = "" if line.threshold is None else f", bound {quantity(line.signal, line.threshold)}"
+    bound = "" if line.threshold is None else f", threshold {quantity(line.signal, line.threshold)}"
     return f"{text(line.text)} {code(line.signal)} {quantity(line.signal, line.value)}{bound}"
 
 
 def _advice(made: Advice) -> str:
     fate = FATES.get(made.fate, ("unknown", made.fate))[1]
     hourly = made.cost_usd_per_hour
-    price = "" if hourly is None else f" It {saved(-hourly, 'usd_per_hour')}."
-    return f"advised: {text(made.summary)} {flags(made.changes)}{price} {text(said(fate))}"
+    price = "" if hourly is None else f" Cost: {saved(-hourly, 'usd_per_hour')}."
+    return f"recommended: {text(made.summary)} {flags(made.changes)}{price} {text(said(fate))}"

@@ -45,17 +45,17 @@ NAME = re.compile(r"[\w.:/+-]+")
 
 
 def text(value: str) -> str:
-    """Text on one line, in which nothing is markup."""
+    """Text on one line with all Markdown escaped."""
     return escaped(" ".join(value.split()))
 
 
 def code(value: str) -> str:
-    """A name as code where it is one; else as text: a backtick in it would end the code."""
+    """A name as code; other text as text, since a backtick in it would end the code."""
     return f"`{value}`" if NAME.fullmatch(value) else text(value)
 
 
 def sections(*parts: Sequence[str]) -> list[str]:
-    """Parts with a line between them; what is empty is left out."""
+    """The non-empty parts, separated by blank lines."""
     lines: list[str] = []
     for part in parts:
         if part:
@@ -64,13 +64,13 @@ def sections(*parts: Sequence[str]) -> list[str]:
 
 
 def rows(heads: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """A table; nothing without rows. The cells are Markdown already, their bars escaped."""
+    """A table, empty without rows. The cells are Markdown with their bars escaped."""
     lines = [f"| {' | '.join(cell.strip() or '-' for cell in cells)} |" for cells in body]
     return [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines] if lines else []
 
 
 def bullets(lines: Iterable[str]) -> list[str]:
-    """A list; what is empty is left out."""
+    """A list of the non-empty lines."""
     return [f"- {line.strip()}" for line in lines if line.strip()]
 
 
@@ -80,20 +80,20 @@ def flags(changes: Iterable[FlagChange]) -> str:
     return f"{told}." if told else ""
 
 
-# --- The parts of the Markdown report that are told of each tier ----------------------------------
+# --- Sections of a tier ---------------------------------------------------------------------------
 
 
 Lines = list[str]
 
 
 def tables(tier: TierTables, calendar: Calendar) -> Lines:
-    """The guide's tables, every row."""
+    """All rows of the metric tables."""
     heads = ("Metric", calendar.now.capitalize(), "Target", "State", calendar.before.capitalize(),
              "Note")  # fmt: skip
     return sections(
-        ["Monitoring (guide 9.3)"],
+        ["Monitoring"],
         rows(heads, (_row(row) for row in tier.monitoring)),
-        ["KV cache (guide 7.7)"],
+        ["KV cache"],
         rows(heads, (_row(row) for row in tier.kv)),
     )
 
@@ -102,7 +102,7 @@ def _row(row: TableRow) -> tuple[str, ...]:
     word = state(row.state)
     note = text(row.advice)
     if word in ("unknown", "off"):
-        to_have = f" To have it: {text(said(row.enable))}" if row.enable else ""
+        to_have = f" To enable it: {text(said(row.enable))}" if row.enable else ""
         note = f"{text(said(row.missing))}{to_have}"
     elif not note:
         note = text(said(row.enable))
@@ -137,19 +137,19 @@ def slo(tier: TierSlo, _calendar: Calendar) -> Lines:
     """Latencies against their targets, the error budget, where the time goes."""
     budget = tier.budget
     shares = {"queue": tier.queue_ratio, "prefill": tier.prefill_ratio,
-              "decode": tier.decode_ratio, "the rest": tier.other_ratio}  # fmt: skip
+              "decode": tier.decode_ratio, "other": tier.other_ratio}  # fmt: skip
     heads = ("Latency", "P50", "P95", "P99", "Mean", "Target of P99", "In time", "State")
     return sections(
         bullets([_missing(tier.missing)]),
         rows(heads, (_latency(one) for one in tier.latencies)),
         bullets([
-            f"served: {_now(tier.served_per_s)}",
-            f"in time: {_now(tier.goodput_per_s)}",
+            f"throughput: {_now(tier.served_per_s)}",
+            f"goodput: {_now(tier.goodput_per_s)}",
             f"error budget: {told(budget.spent_ratio, 'ratio')} spent; "
             f"{share(budget.objective_ratio)} of {told(budget.requests, 'requests')} must be in "
-            f"time, {told(budget.bad_requests, 'requests')} were not",
+            f"time, {told(budget.bad_requests, 'requests')} were late",
             _missing(budget.missing),
-            "time of requests: "
+            "request time: "
             + ", ".join(f"{name} {told(value, 'ratio')}" for name, value in shares.items()),
         ]),
     )  # fmt: skip
@@ -180,12 +180,12 @@ def knee(tier: TierKnee, calendar: Calendar) -> Lines:
             else f"C_max of one engine: {UNKNOWN}",
             f"usable load of one engine: {least if usable else ''}{spread(usable, 'per_s')}",
             f"peak (P99): {told(tier.peak_in_flight, '')} in flight{highest}",
-            f"the peak sat at {told(tier.position_ratio, 'ratio')} of C_max",
+            f"peak at {told(tier.position_ratio, 'ratio')} of C_max",
             f"Little's law: {told(tier.little_requests_per_s, 'per_s')}"
-            + ("" if gap is None else f", {number(gap)} times the usable load"),
+            + ("" if gap is None else f", {number(gap)}x the usable load"),
             f"learned from {plural(tier.windows, 'window')}. {text(tier.basis)}",
         ]),
-        rows(("Figure", "Benchmark", "Production", "Off by", "Allowed", "State"), (
+        rows(("Figure", "Benchmark", "Production", "Difference", "Allowed", "State"), (
             (text(one.name), told(one.benchmark, one.unit), told(one.production, one.unit),
              points(one.off, one.unit), points(one.limit, one.unit),
              f"{STATES[state(one.state)]} {_missing(one.missing)}")
@@ -196,13 +196,13 @@ def knee(tier: TierKnee, calendar: Calendar) -> Lines:
 
 def workload(tier: TierWorkload, _calendar: Calendar) -> Lines:
     """Lengths, arrivals, archetype, drift."""
-    kind = f"The archetype is {UNKNOWN}: the lengths are not."
+    kind = "Archetype unknown: no request lengths."
     if tier.archetype:
         kind = f"**{text(tier.archetype.capitalize())}.** {text(said(tier.archetype_why))}"
     arrivals = tier.arrivals
     return sections(
         [kind + (f" Bottleneck: {text(said(tier.bottleneck))}" if tier.bottleneck else "")],
-        rows(("Tokens of a request", "P50", "P95", "P99", "Mean"), (
+        rows(("Tokens per request", "P50", "P95", "P99", "Mean"), (
             (name, *(moved(trend) for trend in (one.p50, one.p95, one.p99, one.mean)))
             for name, one in (("prompt", tier.prompt), ("output", tier.output))
         )),
@@ -212,7 +212,7 @@ def workload(tier: TierWorkload, _calendar: Calendar) -> Lines:
             *(_missing(one) for one in (arrivals.missing, tier.prompt.missing,
                                         tier.output.missing, tier.drift_missing)),
         ]),
-        rows(("Drift", "Stated", "Measured", "Measured over stated", "State"), (
+        rows(("Drift", "Stated", "Measured", "Measured / stated", "State"), (
             (text(one.name), told(one.stated, one.unit), told(one.measured, one.unit),
              told(one.ratio, "factor"), STATES[state(one.state)])
             for one in tier.drift
@@ -221,8 +221,8 @@ def workload(tier: TierWorkload, _calendar: Calendar) -> Lines:
 
 
 def size(tier: TierSize, _calendar: Calendar) -> Lines:
-    """GPUs present and needed, what one would buy today, levers."""
-    room = "headroom not known"
+    """GPUs present and needed, alternatives at today's prices, changes that save."""
+    room = "headroom unknown"
     if tier.headroom_ratio is not None:
         over = "over" if tier.headroom_ratio >= 0 else "short of"
         room = f"{percent(abs(tier.headroom_ratio))} {over} the peak"
@@ -232,16 +232,16 @@ def size(tier: TierSize, _calendar: Calendar) -> Lines:
             *(_missing(doubt) for doubt in tier.doubts),
             f"replicas: {tier.replicas_present} present, {told(tier.replicas_needed, '')} needed",
             f"GPUs: {told(tier.gpus_present, '')} present, {told(tier.gpus_needed, '')} needed",
-            f"{room}; KV cache at its peak {told(tier.kv_peak_ratio, 'ratio')}",
+            f"{room}; KV cache at peak {told(tier.kv_peak_ratio, 'ratio')}",
         ]),
         bullets(f"{text(part.name)}: {told(part.bytes, 'bytes')}" for part in tier.memory),
-        rows(("What one would buy today", "GPUs", "Carries", "Costs"), (
+        rows(("Cheapest GPUs for this workload today", "GPUs", "Capacity", "Cost"), (
             (f"{one.replicas} {TIMES} {text(one.gpu)}, tensor parallel {one.tensor_parallel}; "
              f"{text(one.text)}", told(one.gpus, "gpus"), told(one.usable_requests_per_s, "per_s"),
              told(one.usd_per_hour, "usd_per_hour"))
             for one in tier.options
         )),
-        rows(("Lever", "What it does", "GPUs after", "Money"), (
+        rows(("Change", "Effect", "GPUs after", "Money"), (
             _lever(one) for one in tier.levers
         )),
         bullets(text(note) for note in tier.notes),
@@ -269,13 +269,14 @@ def money(tier: TierMoney, _calendar: Calendar) -> Lines:
         bullets([
             _missing(tier.missing),
             *(f"{text(trend.name)}: {_now(trend)}" for trend in trends),
-            f"at full use: {told(tier.usd_per_million_tokens_at_full, 'usd_per_million_tokens')}",
+            "at full utilization: "
+            + told(tier.usd_per_million_tokens_at_full, "usd_per_million_tokens"),
             f"idle: {told(tier.idle_hours, 'gpu_hours')} ({told(tier.idle_ratio, 'ratio')}), "
             f"{told(tier.idle_usd, 'usd')}",
-            f"price of a GPU: {told(tier.usd_per_gpu_hour, 'usd_per_hour')}"
+            f"price per GPU: {told(tier.usd_per_gpu_hour, 'usd_per_hour')}"
             + (f"; {text(tier.price_source)}" if tier.price_source else ""),
         ]),
-        rows(("Recommendation", "Where", "Money", "In a month", "Risk", "Fate"), (
+        rows(("Recommendation", "Where", "Money", "Per month", "Risk", "Outcome"), (
             (text(one.summary), f"{text(one.target)}, engine {text(one.engine)}",
              saved(one.saves_usd_per_hour, "usd_per_hour"), saved(one.saves_usd_per_month, "usd"),
              text(one.risk), text(FATES.get(one.fate, ("unknown", one.fate))[1]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol, TypeVar
 
+from kneewatch.reports.formatting import plural
 from kneewatch.reports.weekly.page.charts import Charts, charts
 from kneewatch.reports.weekly.page.formatting import RANKS, Calendar, bare, ending, health, lasted
 from kneewatch.reports.weekly.page.incident_chart import Strip, strip
@@ -26,7 +27,7 @@ from kneewatch.reports.weekly.tier_sections import (
 SECTIONS = (
     ("verdict", "Verdict"),
     ("incidents", "Incidents"),
-    ("tables", "The guide's tables"),
+    ("tables", "Metrics against targets"),
     ("slo", "Service levels"),
     ("knee", "The knee"),
     ("workload", "Workload"),
@@ -38,45 +39,32 @@ SECTIONS = (
 """The sections in reading order: anchor and heading."""
 
 ROWS_MOST = 100
-"""Longer lists are cut, and say so: the JSON has all."""
-
-WORDS = {
-    "critical": ("was in trouble", "were in trouble"),
-    "warning": ("needs attention", "need attention"),
-    "unknown": ("cannot be judged", "cannot be judged"),
-    "info": ("is healthy, with a note", "are healthy, with a note"),
-    "ok": ("is healthy", "are healthy"),
-}
+"""Longer lists are cut with a remark; the JSON has all rows."""
 
 
 def title(report: WeeklyReport) -> str:
-    """What the report is called."""
+    """The report's title."""
     week = Calendar(report.timezone, report.period).week
     return "Weekly health report" if week else "Health report"
 
 
 def headline(report: WeeklyReport) -> tuple[str, str]:
-    """The worst health there is, and how many tiers stand how, the worst first."""
+    """The worst health state, and a sentence with the number of tiers per state, worst first."""
     by_tier = {verdict.tier: health(verdict.health) for verdict in report.verdicts}
-    found = Counter(by_tier.get(tier.id, "unknown") for tier in report.tiers)
-    if not found:
-        return "unknown", "Nothing was watched in this time: nothing can be said of its health."
-    words = sorted(found, key=lambda word: -RANKS[word])
-    if len(words) == 1:
-        count = found[words[0]]
-        who = {1: "The one tier", 2: "Both tiers"}.get(count, f"All {count} tiers")
-        return words[0], f"{who} {WORDS[words[0]][count > 1]}."
-    parts = [f"{found[word]} {WORDS[word][found[word] > 1]}" for word in words]
-    first, *rest = parts
-    return words[0], f"Of {len(report.tiers)} tiers, {first}; {', '.join(rest)}."
+    counts = Counter(by_tier.get(tier.id, "unknown") for tier in report.tiers)
+    if not counts:
+        return "unknown", "No target was watched in this period: health unknown."
+    states = sorted(counts, key=lambda state: -RANKS[state])
+    tally = ", ".join(f"{counts[state]} {state}" for state in states)
+    return states[0], f"{plural(len(report.tiers), 'tier')}: {tally}."
 
 
-# --- The report's values, put together for each tier and for each incident ------------------------
+# --- The report's values by tier and by incident --------------------------------------------------
 
 
 ALL_MOST, SOME, SOME_IN_FULL = 12, 8, 10
-"""Up to so many tiers are all told in full, with their charts; of more, so many of those that stand
-worst: a file that is sent by mail must stay small. A tier's own report (--tier) has all of it."""
+"""Up to ALL_MOST tiers are shown in full; of more, the SOME worst, with SOME_IN_FULL incidents: the
+file is sent by mail and must stay small. A tier's own report (--tier) has everything."""
 
 INCIDENTS_IN_FULL = 20
 
@@ -95,20 +83,20 @@ Entry = TypeVar("Entry", bound=OfTier)
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """A row of the guide's tables with its sparkline."""
+    """A row of the metric tables with its sparkline."""
 
     row: TableRow
     spark: SparkLine | None
 
     @property
     def known(self) -> bool:
-        """Whether any of its figures is."""
+        """Whether any of its figures has a value."""
         return any(trend.value is not None for trend in self.row.figures)
 
 
 @dataclass(frozen=True, slots=True)
 class SparkTable:
-    """The values behind sparklines: heads, and by step its beginning and the values."""
+    """The values of the sparklines: headings, and for each step its start and values."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[float, tuple[str, ...]], ...]
@@ -116,7 +104,7 @@ class SparkTable:
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """One of the guide's tables; `behind` are the values of its sparklines."""
+    """A metric table; `behind` are the values of its sparklines."""
 
     name: str
     section: str
@@ -126,8 +114,7 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True)
 class TierPart:
-    """All that is said of a tier; None where a section does not know it. One that is not told in
-    `full` has no charts."""
+    """The sections of a tier; None where a section has no data. Only `full` ones have charts."""
 
     number: int
     tier: Tier
@@ -143,20 +130,20 @@ class TierPart:
 
     @property
     def watched(self) -> bool:
-        """Whether it was in this time; one that was before only stands in the verdict alone."""
+        """Whether it was watched in this period; other tiers appear only in the verdict."""
         return bool(self.tier.engines)
 
     @property
     def rank(self) -> int:
-        """How bad, the worst highest; a tier without a verdict is unknown."""
+        """How bad its state is, the worst highest; unknown without a verdict."""
         return RANKS["unknown" if self.verdict is None else health(self.verdict.health)]
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentPart:
-    """An incident; `strip` is None where it is told in a line only.
+    """An incident; `strip` is None when it is shown in the index only.
 
-    `stretch` says when it was, `length` how long, `ending` how it ended.
+    `stretch` is its start and end, `length` its duration, `ending` how it ended.
     """
 
     number: int
@@ -169,7 +156,7 @@ class IncidentPart:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a figure of the guide's tables is computed, and by which rules it is judged."""
+    """How a figure of the metric tables is computed, and the rules that judge it."""
 
     section: str
     subject: str
@@ -178,7 +165,7 @@ class How:
 
 
 def in_full(report: WeeklyReport) -> set[str]:
-    """The tiers that are told with their charts."""
+    """The ids of the tiers that are shown in full."""
     if len(report.tiers) <= ALL_MOST:
         return {tier.id for tier in report.tiers}
     verdicts = sorted(report.verdicts, key=lambda one: -RANKS[health(one.health)])
@@ -191,7 +178,7 @@ def tier_parts(report: WeeklyReport, calendar: Calendar) -> list[TierPart]:
     verdicts, tables, slo = _by_tier(report.verdicts), _by_tier(report.tables), _by_tier(report.slo)
     knees, workloads = _by_tier(report.knees), _by_tier(report.workloads)
     sizes, money = _by_tier(report.sizes), _by_tier(report.money)
-    made: list[TierPart] = []
+    parts: list[TierPart] = []
     for number, tier in enumerate(report.tiers, 1):
         of = tier.id
         drawn = (
@@ -200,17 +187,17 @@ def tier_parts(report: WeeklyReport, calendar: Calendar) -> list[TierPart]:
             else Charts()
         )
         shown = _tables(tables.get(of), sparks=of in full)
-        made.append(
+        parts.append(
             TierPart(
                 number, tier, verdicts.get(of), shown, slo.get(of), knees.get(of),
                 workloads.get(of), sizes.get(of), money.get(of), drawn, of in full,
             )
         )  # fmt: skip
-    return made
+    return parts
 
 
 def worst_first(parts: Sequence[TierPart]) -> list[TierPart]:
-    """The tiers by how bad they are; those alike stay in their order."""
+    """The tiers, worst first; equals keep their order."""
     return sorted(parts, key=lambda part: -part.rank)
 
 
@@ -239,7 +226,7 @@ def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPar
 
 
 def hows(report: WeeklyReport) -> list[How]:
-    """How the tables' figures are computed; what is alike in all tiers is told once."""
+    """How the tables' figures are computed, without repeats."""
     found: dict[How, None] = {}
     for tables in report.tables:
         for row in (*tables.monitoring, *tables.kv):
@@ -273,7 +260,7 @@ def _table(name: str, section: str, rows: Sequence[TableRow], *, sparks: bool) -
 
 
 def _steps(row: TableRow) -> tuple[float, float, int]:
-    """The steps of a row's sparkline: those on the same ones stand in one table."""
+    """The start, step and count of a row's sparkline: rows that share them share a table."""
     return (row.spark.from_s, row.spark.step_s, len(row.spark.values)) if row.spark else (0, 0, 0)
 
 

@@ -285,13 +285,13 @@ def test_a_tier_that_vanished_says_so_and_nothing_of_money_or_size() -> None:
     (line,) = made(observed(gone)).verdicts
     assert (line.health, line.action) == ("unknown", None)
     for words in (line.health_text, line.size_text, line.money_text):
-        assert words.endswith("not watched in this time")
+        assert words.endswith("not watched in this period")
 
 
 def test_times_within_the_lowest_bucket_are_not_told_as_known() -> None:
     report = made(observed(tier("t", [engine("a")], stated=STATED)))
     by_name = {one.name: one for one in report.slo[0].latencies}
-    assert by_name["itl"].missing == "P50, P95, P99: anywhere below 100 ms, the lowest bucket"
+    assert by_name["itl"].missing == "P50, P95, P99: below 100 ms, the lowest bucket"
     assert by_name["e2e"].missing == ""
 
 
@@ -366,7 +366,7 @@ def test_a_stated_model_and_gpu_give_memory_options_and_levers() -> None:
     assert kv.after is not None
     assert kv.before is not None
     assert kv.after > kv.before
-    assert any("by the server's own page" in note for note in size.notes)
+    assert any("vLLM reports a KV cache" in note for note in size.notes)
 
 
 def test_the_workload_against_the_one_that_was_sized_for() -> None:

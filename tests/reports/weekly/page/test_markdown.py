@@ -62,15 +62,15 @@ def test_what_came_from_elsewhere_stays_text() -> None:
 def test_the_same_figures_as_in_html() -> None:
     document = render_markdown(made.fleet())
     for words in (
-        "**Of 2 tiers, 1 was in trouble; 1 is healthy.**",
+        "**2 tiers: 1 critical, 1 ok.**",
         "TTFT P99 4.2 s, up from 1.3 s, worse",
         "| KV cache eviction rate | 1.3%/s; worst hour 24%/s | below 5% "
         "| **critical** | 0%/s (▲ up, worse); 0%/s (▲ up, worse) |",
         "- error budget: 220% spent; 99% of 812,345 requests must be in time, 17,872 requests",
         "C_max of one engine: 41 (37 to 46) in flight",
         "29% short of the peak",
-        "computed again at least 2,061,000 tokens",
-        "To have it: Start vLLM with --kv-cache-metrics",
+        "recomputed at least 2,061,000 tokens",
+        "To enable it: Start vLLM with --kv-cache-metrics",
     ):
         assert words in document, words
 

@@ -17,20 +17,20 @@ from kneewatch.reports.weekly.page.formatting import Calendar, stamp
 @pytest.mark.parametrize(
     ("value", "unit", "words"),
     [
-        (None, "s", "not known"),
-        (math.nan, "s", "not known"),
-        (math.inf, "usd", "not known"),
+        (None, "s", "unknown"),
+        (math.nan, "s", "unknown"),
+        (math.inf, "usd", "unknown"),
         (0.0351, "s", "35 ms"),
         (0.956, "ratio", "96%"),
         (0.013, "ratio_per_s", "1.3%/s"),
         (1.34, "per_s", "1.34/s"),
         (2_061_000.0, "tokens", "2,061,000 tokens"),
-        (2100.0, "tokens_per_s", "2,100 tokens a second"),
+        (2100.0, "tokens_per_s", "2,100 tokens/s"),
         (80 * 1024.0**3, "bytes", "80 GiB"),
         (2688.4, "usd", "2,688 USD"),
         (1.5, "usd", "1.50 USD"),
         (0.0, "usd", "0 USD"),
-        (12.0, "usd_per_hour", "12.00 USD an hour"),
+        (12.0, "usd_per_hour", "12.00 USD/h"),
         (1.84, "usd_per_million_tokens", "1.84 USD per million tokens"),
         (1.0, "gpus", "1 GPU"),
         (8.0, "gpus", "8 GPUs"),
@@ -45,7 +45,7 @@ def test_a_value_has_its_unit(value: float | None, unit: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("ratio", "words"),
     [(1.0, "100%"), (0.99996, "99.99%"), (0.999, "99.9%"), (0.99, "99%"), (0.978, "98%"),
-     (0.0, "0%"), (None, "not known")],
+     (0.0, "0%"), (None, "unknown")],
 )  # fmt: skip
 def test_only_all_of_it_is_a_hundred_percent(ratio: float | None, words: str) -> None:
     assert telling.share(ratio) == words
@@ -73,20 +73,20 @@ def test_a_change_is_told_where_there_is_one(
 def test_other_words() -> None:
     assert telling.spread(Spread(37, 41, 46), "") == "41 (37 to 46)"
     assert telling.spread(Spread(15, 15, 15), "per_s") == "15/s"
-    assert telling.spread(None, "") == "not known"
+    assert telling.spread(None, "") == "unknown"
     assert telling.flag(FlagChange("--a", "1", "2")) == "--a 1 → 2"
     assert telling.flag(FlagChange("--a", "", "2")) == "--a 2"
     assert telling.flag(FlagChange("--a", "1", "")) == "drop --a"
     assert telling.points(-0.21, "ratio") == "\N{MINUS SIGN}21 points"
     assert telling.points(2.83, "s") == "+283%"
-    assert telling.saved(-12.0, "usd_per_hour") == "costs 12.00 USD an hour"
-    assert telling.saved(0.0, "usd") == "costs and saves nothing"
+    assert telling.saved(-12.0, "usd_per_hour") == "costs 12.00 USD/h"
+    assert telling.saved(0.0, "usd") == "no change in cost"
     assert telling.said("no GPU source") == "No GPU source."
     assert telling.said("vllm:x is missing") == "vllm:x is missing."
     assert telling.said("--enable-lora is set.") == "--enable-lora is set."
     assert telling.said("") == ""
     assert telling.told_size("too small", "too small: 4 replicas") == ("Too small", "4 replicas.")
-    assert telling.told_size("nonsense", "not certain: why") == ("Not known", "Not certain: why.")
+    assert telling.told_size("nonsense", "not certain: why") == ("Unknown", "Not certain: why.")
     assert telling.ending("restarted", goes_on=False) == "ended by a restart"
     assert plural(1, "day") == "1 day"
     assert plural(1200, "day") == "1,200 days"
