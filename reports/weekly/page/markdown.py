@@ -124,8 +124,7 @@ Lines = list[str]
 
 
 def render_markdown(report: WeeklyReport, *, docs_url: str = "") -> str:
-    """The Markdown document; all values are escaped. With `docs_url` incidents link to their cause's
-    page."""
+    """The Markdown document; all values are escaped. `docs_url`: link incidents to their cause."""
     calendar = Calendar(report.timezone, report.period)
     bodies: tuple[Lines, ...] = (
         _verdict(report),
