@@ -1,4 +1,4 @@
-"""The quantities and conditions that several causes speak of. Pure."""
+"""Quantities and conditions that several causes use. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TTFT_TARGET_S, ITL_TARGET_S = Target("ttft_p99_s"), Target("itl_p99_s")
 ITL_DRIFT = Signal("itl_mean_drift_ratio")
 STALL_SHARE = Signal("itl_stall_time_ratio")
 PREFILL_BUSY = Signal("prefill_busy_ratio")
-"""Prompts under computation at a time."""
+"""Mean number of prompts under prefill."""
 
 QUEUED_SHARE, QUEUED_MIN = 0.1, 2.0
 QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
@@ -29,7 +29,7 @@ QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
 
 
 def queued_for(for_s: float, *, stretch: bool = True) -> Held:
-    """Whether a queue has held for so long."""
+    """Whether a queue has held for `for_s` seconds."""
     return Held("queued", QUEUED, Number(for_s), stretch)
 
 
@@ -39,4 +39,4 @@ QUEUES = ("queue_saturation", "admission_limit", "past_knee", "prefill_bound")
 SLOW_GPU = (*dict.fromkeys((*QUEUES, *SLOW_PROMPTS)), "kv_pressure", "decode_bound")
 
 QUEUE_RULES = ("QUEUE-GROWS", "QUEUE-SHARE", "TTFT-TAIL", "BREAKER")
-"""Findings that say no more than that there is a queue."""
+"""Findings that only say that there is a queue."""

@@ -1,4 +1,4 @@
-"""A case for a cause: evidence for and against, and what it adds up to. Pure.
+"""Evidence for and against a cause, and the confidence it adds up to. Pure.
 
 Confidence is a sum of log-odds, not a constant: each piece of evidence adds its weight times how
 far its value lies beyond the threshold (half at the threshold, whole at twice the threshold),
@@ -23,15 +23,15 @@ from kneewatch.rules.rule import Severity
 from kneewatch.rules.rule_state import Finding
 
 CONCLUDED_FROM = 0.5
-"""A case below even odds is not concluded."""
+"""Below even odds a cause is not concluded."""
 
 DOUBTFUL_BELOW = 0.6
-"""A cause with less confidence than this is a note (`info`), it pages nobody."""
+"""A cause with less confidence than this is only `info` and pages nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One number that speaks for or against a cause, in words. `threshold` is None where none
+    """A measured value for or against a cause, and its text. `threshold` is None where none
     applies."""
 
     signal: str
@@ -42,7 +42,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the user promises; None where nothing is promised."""
+    """The user's latency targets in seconds; None where none is set."""
 
     ttft_p99_s: float | None = None
     itl_p99_s: float | None = None
@@ -120,19 +120,19 @@ class Facts:
         return default if value is None else value
 
     def held(self, streak: str, seconds: float) -> bool:
-        """Whether a condition has held for so long (scaled like the rules' durations)."""
+        """Whether a condition has held for `seconds`, scaled like the rules' durations."""
         return self.streaks_s.get(streak, -1.0) >= seconds * self.scale
 
     def severity(self, rule_id: str) -> Severity:
-        """A finding's severity with its clear time; ok where it is unknown."""
+        """A finding's severity, clear time included; ok where it is unknown."""
         finding = self.findings.get(rule_id)
         return finding.held if finding else Severity.OK
 
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """A value of a signal from which on the cause would not be concluded. `above`: from there
-    upwards, else downwards."""
+    """The value of a signal from which on a cause would not be concluded: upwards if `above`, else
+    downwards."""
 
     signal: str
     now: float
@@ -142,7 +142,7 @@ class Counterfactual:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What we conclude. `lever` is the first thing to do, in words.
+    """A concluded cause. `lever` is the first thing to do, as text.
 
     All numbers in it are of one moment, `seen_s`: that of the diagnosis, or where the cause only
     lingers the last one at which it was concluded. `unless` says, for the first cause of a
@@ -167,7 +167,7 @@ class Cause:
 
 @dataclass(slots=True)
 class Case:
-    """A cause under examination."""
+    """Collects the evidence for one cause."""
 
     id: str
     summary: str
@@ -200,7 +200,7 @@ class Case:
         side.append(Evidence(signal, value, threshold, text))
 
     def close(self) -> Cause | None:
-        """The cause, or None where the evidence does not carry it."""
+        """The cause, or None where the confidence is too low."""
         confidence = chance(self.log_odds)
         if confidence < CONCLUDED_FROM:
             return None
@@ -219,15 +219,13 @@ class Case:
 
 
 def chance(log_odds: float) -> float:
-    """The chance, 0 to 1, that belongs to log-odds."""
+    """Log-odds as a probability, 0 to 1."""
     return 1 / (1 + math.exp(-log_odds))
 
 
 def strength(value: float, threshold: float | None, *, below: bool = False) -> float:
-    """How much a value says: 0.5 at its threshold, 1 at twice it (or, with `below`, at half it).
-
-    A value short of its threshold says less than 0.5, down to nothing.
-    """
+    """The strength of a value as evidence, 0 to 1: 0.5 at its threshold, 1 at twice the threshold
+    (or, with `below`, at half of it), less than 0.5 short of it."""
     if threshold is None or threshold <= 0:
         return 1.0
     if below:

@@ -1,8 +1,8 @@
-"""What a cause is: one literal record, from which Python and PromQL conclude alike. Pure.
+"""Cause records: one literal definition of a cause, compiled to Python and to PromQL. Pure.
 
-A cause is concluded where the gate of one of its forms is surely true and the evidence carries it.
+A cause is concluded where the gate of one of its forms is true and its confidence is high enough.
 Confidence is a sum of log-odds: each term adds its weight times how far its value lies beyond its
-threshold. What is unknown adds nothing; what a gate does with it, the gate says (`assume`).
+threshold. Unknown values add nothing; a gate states what unknown counts as (`assume`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SidecarHolds(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Finds(Leaf):
-    """Whether a rule's finding stands, with its clear time; false where it is unknown."""
+    """Whether a rule's finding is active, clear time included; false where it is unknown."""
 
     rule: str
 
@@ -195,14 +195,14 @@ class CauseRecord:
         return tuple(Examiner(self, form) for form in self.forms)
 
     def examine(self, facts: Facts) -> Cause | None:
-        """The cause as its evidence has it; None where it is not concluded."""
+        """The cause with its evidence; None where it is not concluded."""
         if self.judge is not None:
             return self.judge(facts)
         form = self._form(facts)
         return None if form is None else form.cause(facts)
 
     def stands(self, facts: Facts) -> bool:
-        """Whether it is concluded, without the words; a cause that is not judged here stands."""
+        """Whether it is concluded, without building its texts; true for causes without forms."""
         if self.judge is not None:
             return self.judge(facts) is not None
         form = self._form(facts)
@@ -224,11 +224,11 @@ class Examiner:
         self._apart = form.apart.compile(PYTHON) if form.apart is not None else None
 
     def confidence(self, facts: Facts) -> float:
-        """The chance that the cause stands, where the gate does; 0 to 1."""
+        """The cause's confidence, 0 to 1, where the gate holds."""
         return chance(self._terms.log_odds(facts, self._form.start.value))
 
     def cause(self, facts: Facts) -> Cause | None:
-        """The cause with its evidence; None where that does not carry it."""
+        """The cause with its evidence; None where the confidence is too low."""
         if self.confidence(facts) < CONCLUDED_FROM:
             return None
         words = self._form.words
@@ -253,7 +253,7 @@ class Terms:
         self._terms, self._words = [_Compiled(term) for term in terms], words
 
     def log_odds(self, facts: Facts, start: float) -> float:
-        """What they make of `start`."""
+        """`start` plus the log-odds of all terms."""
         log_odds = start
         for term in self._terms:
             value = term.value(facts)
@@ -262,7 +262,7 @@ class Terms:
         return log_odds
 
     def weigh(self, case: Case, facts: Facts) -> None:
-        """Add them to a case as evidence."""
+        """Add all terms to a case as evidence."""
         for term in self._terms:
             value = term.value(facts)
             if value is not None and term.when(facts):
@@ -292,7 +292,7 @@ def _unbounded(_: object) -> None:
 
 
 class _Words(Formatter):
-    """Numbers as people read them: `%` percent, `ms` milliseconds, `s` seconds, else a count."""
+    """Formats numbers for people: `%` percent, `ms` milliseconds, `s` seconds, else a count."""
 
     def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as its base
         if value is None:
@@ -314,7 +314,7 @@ _WORDS = _Words()
 
 
 class _Named(dict[str, float | None]):
-    """The signals of a moment by name; one that is not there is unknown."""
+    """Signals by name; a missing one is unknown (None)."""
 
     def __missing__(self, key: str) -> None:
         return None

@@ -109,7 +109,7 @@ def _resplit(split: Split) -> FleetAdvice | None:
             Change("decode replicas", split.decode, total - to),
         ),
         summary=f"Prefill replicas are {used[0]:.0%} used, decode replicas {used[1]:.0%}: the "
-        f"work needs {split.needed}, the replicas are {now}:{split.decode}.",
+        f"load needs {split.needed}, the replicas are {now}:{split.decode}.",
         before={"prefill_used_ratio": used[0], "decode_used_ratio": used[1]},
         predicted={"prefill_used_ratio": after[0], "decode_used_ratio": after[1]},
         cost_usd_per_hour=0.0,

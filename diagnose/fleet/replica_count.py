@@ -120,8 +120,7 @@ MOST_OF = 0.5
 """A tier is short of replicas where half of its engines are; what fewer show is their own."""
 
 NO_PEAK = (
-    "no load of the past can be told: no series, or none whose labels say the tier "
-    "(--fleet-label tier=LABEL)"
+    "past load unknown: no series, or none with a label for the tier (--fleet-label tier=LABEL)"
 )
 DAY_S = 24 * 3600.0
 
@@ -172,14 +171,14 @@ def _size(
         None if hourly is None else hourly * len(tier.engines),
     )
     if blind or any(engine.stage is None for engine in tier.engines):
-        return replace(plain, why="not all of it can be seen")
+        return replace(plain, why="the answer is partial")
     if down:
-        answers = "does" if down == 1 else "do"
-        return replace(plain, why=f"{down} more of its pool {answers} not answer")
+        verb = "is" if down == 1 else "are"
+        return replace(plain, why=f"{down} more of its pool {verb} down")
     if engines is None:
-        return replace(plain, why="its replicas have unlike numbers of data-parallel engines")
+        return replace(plain, why="its replicas differ in their number of data-parallel engines")
     if tier.role == "prefill":
-        # Its cache is a passage: what it carries is compute, which the P:D ratio weighs.
+        # A prefill replica is limited by compute, not by its cache; the P:D ratio sizes it.
         return replace(plain, needed=now, why="prefill replicas are sized by the P:D ratio")
     if peak is None:
         return replace(plain, why=NO_PEAK)
@@ -194,7 +193,7 @@ def _sized(
     scene = scene_of(tier, server, targets, "underused", peak=each if peak.weekly else None)
     used = used_ratio(scene, each)
     if used is None:
-        return replace(plain, why="what a replica can hold is not known")
+        return replace(plain, why="the capacity of a replica is unknown")
     sized = replace(plain, used_ratio=used)
     if (more := _more(scene, tier, each)) is not None:
         told = f"{_peak_words(peak, used)}. {more.summary}"
@@ -202,12 +201,16 @@ def _sized(
     if ceil(round(now * used * (1 + HEADROOM_LOW_RATIO), 6)) >= now:
         return replace(sized, needed=now, why=f"{_peak_words(peak, used)}: the size is right")
     if trouble:
-        return replace(sized, needed=now, why=f"no fewer while something is wrong: {trouble}")
+        return replace(sized, needed=now, why=f"not reduced while there is a problem: {trouble}")
     if not peak.weekly:
         seen = f"{peak.seen_ratio * peak.span_s / DAY_S:.1f} days of load"
-        return replace(sized, needed=now, why=f"no fewer by {seen}: a week's peak is wanted")
+        return replace(
+            sized, needed=now, why=f"not reduced after only {seen}: it needs a week's peak"
+        )
     if scene.demand.requests <= 0:
-        return replace(sized, needed=now, why="nothing runs at this moment that ITL could tell of")
+        return replace(
+            sized, needed=now, why="not reduced: no request is running now to measure ITL"
+        )
     fewer = fewer_replicas(scene)
     if fewer is None or not fewer.changes:
         of_each = " Of each engine:" if tier.engines_each != 1 else ""
@@ -215,7 +218,10 @@ def _sized(
         why = f"{_peak_words(peak, used)}{said}"
         return replace(sized, needed=now, why=why)
     total = _count(fewer)
-    told = f"{_peak_words(peak, used)}: {total} carry it with {HEADROOM_HIGH_RATIO:.0%} on top."
+    told = (
+        f"{_peak_words(peak, used)}: {total} replicas are enough with {HEADROOM_HIGH_RATIO:.0%} "
+        "headroom."
+    )
     return replace(sized, needed=total, advice=_whole(replace(fewer, summary=told), tier))
 
 
@@ -274,8 +280,8 @@ def _peak_words(peak: Peak, used: float) -> str:
     days = peak.span_s / DAY_S
     whole = "" if peak.seen_ratio >= 1 else f" ({peak.seen_ratio:.0%} of them seen)"
     return (
-        f"The most in flight in {days:.3g} days{whole} was {peak.requests:.0f} requests, "
-        f"{used:.0%} of what the tier holds"
+        f"Peak of {days:.3g} days{whole}: {peak.requests:.0f} requests in flight, "
+        f"{used:.0%} of the tier's capacity"
     )
 
 

@@ -36,25 +36,25 @@ HELP: dict[str, str] = {
     **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
     "kv_transfer_drift_ratio": "kv_transfer_mean_s over its quiet baseline",
     "finished_length_drift_points": "finished_length_ratio less its quiet baseline",
-    "prompt_tokens_shift_ratio": "share of an hour's prompts that surely lies beyond one of "
-    "workload_profile's percentiles, less what may",
-    "output_tokens_shift_ratio": "the same of the answers",
+    "prompt_tokens_shift_ratio": "share of an hour's prompts beyond a percentile of "
+    "workload_profile, less the share that the profile allows",
+    "output_tokens_shift_ratio": "the same for answers",
     "arrival_peak_ratio": "an hour's arrivals over this engine's share of workload_profile's peak",
-    "cascade_stage": "number of the KV memory-pressure cascade's stage, 0 to 4",
+    "cascade_stage": "stage of the KV memory-pressure cascade, 0 to 4",
     "cascade_severity": "severity of that stage: 0 ok, 1 info, 2 warning, 3 critical",
-    "kv_demand_ratio": "KV tokens that requests in flight ask for over the cache's capacity",
-    "kv_exhausted_in_s": "seconds until that reaches 1 at its trend; nothing without a trend",
+    "kv_demand_ratio": "KV tokens needed by requests in flight over the KV cache's capacity",
+    "kv_exhausted_in_s": "seconds until kv_demand_ratio reaches 1 at its trend; no value without "
+    "a trend",
     "kv_exhausted_soonest_s": "the same at the steepest likely trend",
-    "kv_exhausted_latest_s": "the same at the flattest likely trend, nothing beyond half an hour",
-    "slo_breaks_in_s": "seconds until first tokens come later than the TTFT target at the present "
-    "trend; nothing without a trend or a target",
+    "kv_exhausted_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
+    "slo_breaks_in_s": "seconds until TTFT exceeds its target at the present trend; no value "
+    "without a trend or a target",
     "slo_breaks_soonest_s": "the same at the steepest likely trend",
-    "slo_breaks_latest_s": "the same at the flattest likely trend, nothing beyond half an hour",
-    "prefill_busy_ratio": "prompts under computation at a time, arrivals a second times "
-    "prefill_mean_s",
-    "prompt_tail_ratio": "longest prompts (P99) over the P95",
+    "slo_breaks_latest_s": "the same at the flattest likely trend; no value beyond half an hour",
+    "prefill_busy_ratio": "mean number of prompts under prefill: arrival_per_s x prefill_mean_s",
+    "prompt_tail_ratio": "prompt length P99 over P95",
     "prompt_p99_kv_share_ratio": "P99 prompt length over the KV cache's capacity",
-    "queue_wait_estimate_ratio": "the queue's wait by Little's law over the TTFT target",
+    "queue_wait_estimate_ratio": "expected queue wait (Little's law) over the TTFT target",
     "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt",
     "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
     "more",
