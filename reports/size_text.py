@@ -43,7 +43,7 @@ def operating_point_lines(found: OperatingPoint) -> list[str]:
     """The same in lines."""
     best = found.c_max
     if best is None:
-        first = "Benchmark: no measured concurrency keeps the targets"
+        first = "Benchmark: no measured concurrency meets the targets"
     else:
         bound = " or more" if found.is_lower_bound else ""
         first = (
@@ -52,7 +52,7 @@ def operating_point_lines(found: OperatingPoint) -> list[str]:
         )
     lines = [first, *[f"  next: {missed}" for missed in found.missed]]
     lines += [f"  knee after {figure(found.knee.safe.concurrency)} ({found.knee.basis})"]
-    return [*lines, *[f"  doubt: {flag.message}" for flag in found.flags]]
+    return [*lines, *[f"  warning: {flag.message}" for flag in found.flags]]
 
 
 def _latencies(point: BenchmarkPoint) -> str:
@@ -62,7 +62,7 @@ def _latencies(point: BenchmarkPoint) -> str:
 # --- Measured tensor-parallel degrees side by side, for reading and as JSON -----------------------
 
 
-HEAD = ("TP", "in flight", "{unit}/s", "{unit}/s a GPU", "scaling", "USD/M tokens", "TTFT", "ITL")
+HEAD = ("TP", "in flight", "{unit}/s", "{unit}/s per GPU", "scaling", "USD/M tokens", "TTFT", "ITL")
 
 
 def scaling_document(found: Scaling) -> dict[str, Any]:
@@ -106,7 +106,8 @@ def scaling_lines(found: Scaling) -> list[str]:
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
     lines = [
-        "Benchmark by tensor-parallel degree, each at C_max, without targets where it gave most"
+        "Benchmark by tensor-parallel degree: each at C_max, or at its highest throughput "
+        "without targets"
     ]
     lines += [
         "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
@@ -114,7 +115,7 @@ def scaling_lines(found: Scaling) -> list[str]:
     ]
     lines += [f"  {_name(row)}: {row.degree.missed}" for row in found.rows if row.degree.missed]
     if found.cheapest is not None:
-        lines.append(f"  cheapest: TP {found.cheapest}, which gives most a GPU")
+        lines.append(f"  cheapest: TP {found.cheapest}, the highest throughput per GPU")
     return [*lines, *[f"  note: {note}" for note in found.notes]]
 
 
@@ -174,10 +175,10 @@ def _verdict(answer: Size) -> str:
     )
     if answer.fits:
         sure = found.concurrency.low >= asked
-        return f"{'FITS' if sure else 'FITS, not for certain'}: {holds}"
+        return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
     if not found.holds_one:
         return f"DOES NOT FIT: vLLM would not start; {holds}"
-    return f"DOES NOT FIT: {holds}, {figure(asked)} are wanted"
+    return f"DOES NOT FIT: {holds}, {figure(asked)} requested"
 
 
 def _setup(answer: Size) -> str:
@@ -231,7 +232,7 @@ def _picture(found: Memory, *, width: int) -> list[str]:
         for mark, name, size in parts
     ]
     if free < 0:
-        lines.append(f"  {gib(-free)} are missing")
+        lines.append(f"  {gib(-free)} missing")
     return lines
 
 
@@ -252,7 +253,7 @@ def _fewest(answer: Size) -> list[str]:
     if fewest is None:
         return []
     if fewest.expected is None:
-        return ["Fewest GPUs for one replica: 32 do not hold it"]
+        return ["Fewest GPUs for one replica: more than 32"]
     spread = fewest.spread
     layout = "" if spread is None else f", TP {spread.tensor} x PP {spread.pipeline}"
     bounds = f"{fewest.low or 'more than 32'} to {fewest.high or 'more than 32'}"
@@ -265,7 +266,8 @@ def _speed(answer: Size) -> list[str]:
         return []
     question = answer.question
     return [
-        f"Predicted for one engine at {figure(question.concurrency_per_engine)} requests in "
+        f"Predicted, not measured, for one engine at {figure(question.concurrency_per_engine)} "
+        "requests in "
         "flight, not measured: "
         f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
         f"{number(speed.decode_tokens_per_s)} output tokens/s and "

@@ -280,7 +280,7 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
         fits = setup.gpu is None or memory_of(setup).holds_one
     except SizingError as exc:
         return replace(plain, misfit=str(exc))
-    misfit = "" if fits else "weights and one request do not fit into its memory"
+    misfit = "" if fits else "weights and one request do not fit into GPU memory"
     return replace(plain, setup=setup, layout=layout, misfit=misfit)
 
 

@@ -208,7 +208,7 @@ def parse_launch(text: str, *, origin: str) -> Launch:
     if everything and everything[0].startswith("--"):
         return _parsed(everything)
     raise SettingsError(
-        f"{origin}: no vLLM command line in it; write `vllm serve MODEL --flag value ...`"
+        f"{origin}: no vLLM command line found; write `vllm serve MODEL --flag value ...`"
     )
 
 

@@ -175,7 +175,7 @@ def question_of(question: Question, candidate: Candidate) -> Question:
 
 _FAST_LINK_FROM = 2
 _SAME_RATIO = 1e-9
-_PREDICTED = "speeds are predicted by the roofline: measure the winner before buying"
+_PREDICTED = "speeds are predicted by the roofline: benchmark the winner before you buy"
 
 
 def notes(found: Found, candidate: Candidate) -> tuple[str, ...]:
@@ -183,23 +183,23 @@ def notes(found: Found, candidate: Candidate) -> tuple[str, ...]:
     setup, gpu = candidate.setup, candidate.gpu
     told: list[str] = []
     if setup.quantization is not None:
-        told.append(f"validate the quality of {setup.scheme.id} weights on your own prompts")
+        told.append(f"test answer quality with {setup.scheme.id} weights on your own prompts")
     if "fp8" in setup.kv_cache_dtype:
-        told.append("validate the quality of the FP8 KV cache, on long contexts above all")
+        told.append("test answer quality with the FP8 KV cache, above all on long contexts")
     tensor = setup.parallel.tensor
     if tensor > _FAST_LINK_FROM and tensor > gpu.nvlink_gpus:
         told.append(
-            f"TP {tensor} is over PCIe; the guide wants NVLink above TP 2: benchmark it against a "
+            f"TP {tensor} runs over PCIe; above TP 2 use NVLink, or benchmark it against a "
             "smaller one"
         )
     longest = found.question.setup.max_model_len or setup.model.max_context_tokens
     if setup.longest_tokens < longest:
         told.append(
             f"needs --max-model-len {setup.longest_tokens}: longer requests (up to {longest:,} "
-            "tokens) are refused"
+            "tokens) are rejected"
         )
     if not candidate.starts_for_certain:
-        told.append("may not start: it does not with the most overhead of the memory's band")
+        told.append("may not start: at the high end of the overhead estimate it does not fit")
     if gpu.memory_is_estimated:
         told.append(f"{gpu.id}: memory {gpu.memory_source}")
     return tuple(told)
@@ -207,7 +207,10 @@ def notes(found: Found, candidate: Candidate) -> tuple[str, ...]:
 
 def difference(found: Found, candidate: Candidate) -> str:
     """Why that candidate won, or what it costs more than the winner and why; one sentence."""
-    limit = f"{candidate.binding} binds at {candidate.concurrency} concurrent requests a replica"
+    limit = (
+        f"{candidate.binding} is the limit at {candidate.concurrency} concurrent requests "
+        "per replica"
+    )
     winner = found.winner
     if winner is None or candidate is winner:
         return f"cheapest that meets the targets: {limit}"
@@ -228,14 +231,15 @@ def _tie(winner: Candidate, candidate: Candidate) -> str:
     if candidate.gpus > winner.gpus:
         return f"takes {candidate.gpus} GPUs instead of {winner.gpus}"
     if candidate.validations > winner.validations:
-        return "has more formats whose quality must be validated"
+        return "has more formats whose answer quality must be tested"
     return "is slower at its highest load"
 
 
 def _cause(found: Found, winner: Candidate, candidate: Candidate) -> str:
     if found.ranked_by != BY_HOUR:
         return (
-            f"{figure(candidate.requests_per_s / candidate.setup.parallel.gpus)} requests/s a GPU "
+            f"{figure(candidate.requests_per_s / candidate.setup.parallel.gpus)} requests/s "
+            "per GPU "
         )
     if candidate.gpus > winner.gpus:
         alike = candidate.setup.parallel.gpus == winner.setup.parallel.gpus
@@ -271,7 +275,7 @@ def explain(found: Found) -> tuple[str, ...]:
         lines.append("Cheapest on each GPU:")
         lines += [f"   {_headline(candidate)}" for candidate in found.by_gpu]
     if found.rejections:
-        lines.append("Why the others failed, with the nearest of each:")
+        lines.append("Why other configurations failed, with the closest of each:")
         lines += [
             f"   {each.configurations:,} x {each.reason}: {each.example}"
             for each in found.rejections

@@ -112,7 +112,7 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
     found = _gpus(question, choices)
     if question.usd_per_gpu_hour is not None and len(found) > 1:
         raise SizingError(
-            f"one price cannot be that of {len(found)} GPUs; state the GPU, or their prices in "
+            f"one price cannot apply to {len(found)} GPUs; state the GPU, or set prices in "
             "the catalogue",
             name="usd_per_gpu_hour",
             choices=[each.id for each in found],
@@ -144,7 +144,7 @@ def _refuse_launch_figures(question: Question) -> None:
     ):
         if value is not None:
             raise SizingError(
-                f"{name} is a figure of one launch; a search works it out for each", name=name
+                f"{name} describes one launch; a search computes it for each", name=name
             )
     if setup.parallel.data != 1:
         raise SizingError(
@@ -387,7 +387,7 @@ def _reject_length(answer: Memory, length: int, needed_ratio: float, tally: Tall
         KV,
         replace(answer.setup, max_model_len=length),
         lambda: (
-            f"it takes {figure(needed / GIB)} GiB a GPU, "
+            f"it needs {figure(needed / GIB)} GiB per GPU, "
             f"{figure(answer.available_bytes.expected / GIB)} GiB are left"
         ),
         configurations=1,

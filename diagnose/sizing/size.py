@@ -40,19 +40,25 @@ def memory_notes(answer: Memory, concurrency: float) -> list[str]:
     blocks = layout.blocks(answer.available_bytes.expected)
     if not answer.holds_one:
         longest = answer.longest_that_fits
-        way_out = f"--max-model-len {longest} would" if longest else "no length would"
+        way_out = f"use --max-model-len {longest}" if longest else "no --max-model-len would fit"
         notes.append(
             f"vLLM would not start: one request of {setup.longest_tokens:,} tokens does not fit "
-            f"beside the block that vLLM keeps; {way_out}"
+            f"beside the block that vLLM reserves; {way_out}"
         )
     elif blocks * _TIGHT_RATIO <= layout.request_blocks(setup.longest_tokens):
-        notes.append("the longest request takes almost the whole cache: it will wait for ever")
+        notes.append(
+            "a request of full length needs almost the whole KV cache: it can queue forever"
+        )
     if answer.available_bytes.expected > 0 > answer.available_bytes.low:
-        notes.append("the band reaches below nothing: it may not start")
+        notes.append("at the low end of the estimate no KV cache is left: vLLM may not start")
     if held.low < concurrency <= held.expected:
-        notes.append(f"not for certain: at the band's lower end {figure(held.low)} requests fit")
+        notes.append(
+            f"not certain: at the low end of the estimate only {figure(held.low)} requests fit"
+        )
     elif held.expected < concurrency <= held.high:
-        notes.append(f"it may fit: at the band's upper end {figure(held.high)} requests do")
+        notes.append(
+            f"it may fit: at the high end of the estimate {figure(held.high)} requests fit"
+        )
     if not setup.defaults.capacity_by_context and len(layout.groups) > 1:
         notes.append(
             "kv_capacity_tokens is what this version logs; for layers of several kinds that is no "
@@ -67,29 +73,31 @@ def _sources(answer: Memory) -> list[str]:
     own = setup.model.max_context_tokens
     if own and setup.longest_tokens > own:
         notes.append(
-            f"--max-model-len is above the {own:,} tokens of the model: vLLM refuses that unless "
+            f"--max-model-len is above the model's {own:,} tokens: vLLM refuses to start unless "
             "rope scaling or an override allows it"
         )
     if setup.gpu is not None and setup.gpu.memory_is_estimated:
         notes.append(f"{setup.gpu.id}: memory {setup.gpu.memory_source}")
     if setup.model.multimodal and setup.version < V1:
         notes.append(
-            "V0 profiled a vision model with the largest images: tens of GiB may be missing here"
+            "vLLM V0 profiles vision models with the largest images: it may need tens of GiB "
+            "more than shown"
         )
     if not _OLDEST <= setup.version <= LATEST:
         notes.append(
-            "no start-up of that vLLM version is known: its nearest known neighbour counts"
+            "no start-up log of this vLLM version is known: the nearest known version is used"
         )
     if setup.parallel.tensor > _MOST_RANKS:
-        notes.append("overhead beyond eight tensor-parallel ranks was never measured")
+        notes.append("overhead above 8 tensor-parallel ranks is extrapolated, not measured")
     if setup.weights_bytes is not None and (setup.adapters or setup.draft):
-        notes.append("adapters and draft come on top of the stated weights")
+        notes.append("adapters and draft model are added to the stated weights")
     if setup.draft is not None:
         notes += _draft_doubts(setup.draft, setup)
     own_scheme = setup.model.quantization
     if own_scheme not in ("bf16", "fp16") and setup.scheme.id != own_scheme:
         notes.append(
-            f"the checkpoint is {own_scheme}: {setup.scheme.id} needs another checkpoint of it"
+            f"the checkpoint is {own_scheme}: running it in {setup.scheme.id} needs another "
+            "checkpoint"
         )
     return notes
 
@@ -100,7 +108,7 @@ def _draft_doubts(draft: Draft, setup: Setup) -> list[str]:
     if not own and drafted.vocab_size != setup.model.vocab_size:
         notes.append(
             f"{drafted.id} has {drafted.vocab_size:,} tokens, {setup.model.id} "
-            f"{setup.model.vocab_size:,}: vLLM refuses such a draft, or newer ones take it with "
+            f"{setup.model.vocab_size:,}: vLLM refuses this draft; newer versions accept it with "
             "use_heterogeneous_vocab"
         )
     return notes
@@ -122,12 +130,13 @@ def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
         )
         told = {"MFU": f"MFU {shares.mfu_ratio:g}", "MBU": f"MBU {shares.mbu_ratio:g}{experts}"}
         notes.append(
-            f"{' and '.join(told[name] for name in defaults)}: {SOURCE}; state what you measure "
+            f"{' and '.join(told[name] for name in defaults)}: {SOURCE}; state your measured "
+            "values "
             f"with {' and '.join('--' + name.lower() for name in defaults)}"
         )
     if question.setup.draft is not None and question.acceptance_ratio is None:
         notes.append(
-            "speed is without speculation: no acceptance is stated (--acceptance, guide 6.6)"
+            "speed is predicted without speculation: state the acceptance with --acceptance"
         )
     return notes
 
@@ -143,15 +152,18 @@ def load_notes(
     """Doubts about the load, and why there is no fleet where there is none."""
     notes: list[str] = []
     if source == "predicted":
-        notes.append("usable RPS is predicted by the roofline: measure it before buying")
+        notes.append(
+            "usable requests/s are predicted by the roofline, not measured: run a "
+            "benchmark before you buy"
+        )
     if predicted is not None and has_target:
-        notes.append("targets are held against predicted means; P99 lies above them")
+        notes.append("targets are compared with predicted means; P99 latencies are higher")
     if source == "unknown" and has_peak:
-        why = "no load keeps the targets"
+        why = "no load meets the targets"
         if predicted is None or not has_target:
             why = (
-                "usable RPS is not known: state --usable-rps, --benchmark, a target or a "
-                "concurrency, with lengths"
+                "usable requests/s are unknown: state --usable-rps, --benchmark, a target or a "
+                "concurrency, each with lengths"
             )
         notes.append(f"no fleet: {why}")
     if stated_requests_per_s is not None and predicted is not None:
@@ -159,7 +171,8 @@ def load_notes(
         if not 1 / _APART <= ratio <= _APART:
             notes.append(
                 f"the stated {figure(stated_requests_per_s)} usable RPS and the "
-                f"{figure(predicted.requests_per_s)} predicted for one engine at the concurrency "
+                f"{figure(predicted.requests_per_s)} requests/s predicted for one engine at this "
+                "concurrency "
                 "are far apart"
             )
     return notes

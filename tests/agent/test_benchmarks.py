@@ -191,7 +191,7 @@ def test_a_size_compares_the_degrees(main: Main, named: tuple[str, ...]) -> None
     assert told["inputs"]["usable_requests_per_s"] == 10
     text = main(*flags).out
     assert "cheapest: TP 1" in text
-    assert "TP 4 loses 50% a GPU against TP 1" in text
+    assert "TP 4 has 50% less throughput per GPU than TP 1" in text
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def _power_knee(points: Sequence[BenchmarkPoint]) -> Knee:
         + ("" if past is None else f" (then {figure(_power(past))})"),
         source="guide 8.1; Kleinrock 1979",
     )
-    basis = "latency rises faster than throughput" if past else "not reached"
+    basis = "latency grows faster than throughput" if past else "not reached"
     return Knee(safe, past, basis, (step,))
 
 
@@ -179,11 +179,13 @@ def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:
         )
     if gap > GAP_LIMIT:
         return "mismatch", (
-            "by the guide the test's inputs are not production's; with long outputs the gap is "
+            "by the guide the test inputs differ from production; with long outputs the gap is "
             "decode time: compare with the mean latency before rejecting the benchmark"
         )
     if gap < IMPOSSIBLE_GAP and basis == "mean latency":
-        return "impossible", "more was served than was in flight: two of the numbers do not belong"
+        return "impossible", (
+            "more requests were served than were in flight: the numbers are inconsistent"
+        )
     if gap > THIN_GAP and basis == "mean latency":
         return "consistent", (
             f"within the guide's limit, but only {1 / gap:.0%} of the stated concurrency was in "
@@ -308,7 +310,7 @@ def _coverage(benchmark: Benchmark, points: Sequence[BenchmarkPoint]) -> list[Re
             RedFlag(
                 "no_baseline",
                 f"the sweep starts at {points[0].concurrency:g} in flight, too near its end at "
-                f"{points[-1].concurrency:g} to show the quiet latency",
+                f"{points[-1].concurrency:g} to show the unloaded latency",
             )
         )
     if len(points) < len(benchmark.points):
@@ -375,7 +377,7 @@ def _runs(benchmark: Benchmark) -> list[RedFlag]:
             RedFlag(
                 "few_requests",
                 f"{len(few)} of {len(benchmark.points)} runs have under {MIN_REQUESTS} requests "
-                f"(fewest {least}): their P99 rests on {max(1, least // 100)} of them",
+                f"(fewest {least}): their P99 is based on {max(1, least // 100)} of them",
             )
         )
     failed = [p for p in benchmark.points if p.failed]
@@ -384,7 +386,7 @@ def _runs(benchmark: Benchmark) -> list[RedFlag]:
             RedFlag(
                 "failed_requests",
                 f"requests failed at {', '.join(f'{p.concurrency:g}' for p in failed)} in flight: "
-                "RPS and latencies count only those that succeeded",
+                "RPS and latencies include successful requests only",
             )
         )
     return flags
@@ -406,7 +408,7 @@ def _law(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
                 RedFlag(
                     "littles_law",
                     f"at {point.concurrency:g} in flight Little's law gives "
-                    f"{figure(gap.ceiling_requests_per_s)} requests/s, measured were "
+                    f"{figure(gap.ceiling_requests_per_s)} requests/s, but measured "
                     f"{figure(point.requests_per_s)}: {gap.meaning}",
                 )
             )

@@ -66,7 +66,7 @@ def operating_point(
     Source: guide 8.3, steps 1 and 2.
     """
     if ttft_p99_s is None and itl_p99_s is None:
-        raise SizingError("no target: C_max needs a TTFT or ITL P99 to hold", name="ttft_slo")
+        raise SizingError("no target: C_max needs a TTFT P99 or ITL P99 target", name="ttft_slo")
     for name, target in (("ttft_slo", ttft_p99_s), ("itl_slo", itl_p99_s)):
         if target is not None:
             positive(name, target)
@@ -76,7 +76,7 @@ def operating_point(
     bend = knee(points)
     peak = max(p.requests_per_s for p in points)
     if start is None:
-        flag = RedFlag("none_meet", f"no measured concurrency keeps the targets: {misses[0][0]}")
+        flag = RedFlag("none_meet", f"no measured concurrency meets the targets: {misses[0][0]}")
         flags = (flag, *red_flags(benchmark))
         return OperatingPoint(None, points[0], misses[0], bend, peak, flags, bend.steps)
     end = next((i for i in range(start, len(points)) if misses[i]), len(points))
@@ -151,13 +151,14 @@ def _point_flags(
         flags.append(
             RedFlag(
                 "cold_start",
-                f"{misses[0][0]}, while {first.concurrency:g} keeps the targets: not warmed up?",
+                f"{misses[0][0]}, while {first.concurrency:g} meets the targets: check that the "
+                "server was warmed up",
             )
         )
     if end == len(points):
         message = (
-            f"every point from {first.concurrency:g} in flight keeps the targets: C_max is "
-            f"{best.concurrency:g} or more, and nothing is known beyond"
+            f"every point from {first.concurrency:g} in flight meets the targets: C_max is "
+            f"{best.concurrency:g} or more; measure higher concurrencies"
         )
         return [*flags, RedFlag("all_meet", message)]
     miss = points[end].concurrency
@@ -170,7 +171,8 @@ def _point_flags(
     again = [p.concurrency for p, missed in later if not missed]
     if again:
         message = (
-            f"{again[-1]:g} in flight keeps the targets although {miss:g} breaks them: noise; "
+            f"{again[-1]:g} in flight meets the targets although {miss:g} misses them: the "
+            "results are noisy; "
             "repeat both runs"
         )
         flags.append(RedFlag("meets_again", message))
@@ -184,7 +186,7 @@ def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> list[RedFlag]:
     if bend.past is not None and best.concurrency >= bend.past.concurrency:
         message = (
             f"C_max ({best.concurrency:g} in flight) lies past the knee (after "
-            f"{bend.safe.concurrency:g}): small increases of load cost much latency there"
+            f"{bend.safe.concurrency:g}): small load increases cost much latency there"
         )
         flags.append(RedFlag("past_knee", message))
     if top.requests_per_s > best.requests_per_s:

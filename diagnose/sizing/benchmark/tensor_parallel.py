@@ -161,7 +161,7 @@ def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Com
     narrow = max(sound, key=lambda one: one.per_s_per_gpu)
     share = wide.per_s_per_gpu / narrow.per_s_per_gpu
     most = wide.most_per_s / wide.tensor_parallel / narrow.per_s_per_gpu
-    gap = f"what {name} carries lies between two loads that are far apart: measure between them"
+    gap = f"the limit of {name} is between two loads that are far apart: measure between them"
     why = gap if share < FAR_BELOW <= most else ""
     return Comparison(unit, wide, narrow, share, most, why)
 
@@ -173,13 +173,13 @@ def _doubt(wide: Degree, narrow: Degree) -> str:
         return f"{of_narrow} at its lightest: {narrow.missed}"
     if not alike(wide.tokens_per_request, narrow.tokens_per_request):
         return (
-            f"the sweeps have unlike requests: {wide.tokens_per_request:.0f} tokens each with "
+            f"the sweeps used different requests: {wide.tokens_per_request:.0f} tokens each with "
             f"{of_wide}, {narrow.tokens_per_request:.0f} with {of_narrow}"
         )
     if not wide.reached and not _as_loaded(wide, narrow):
         return (
             f"{of_wide} was measured with {wide.in_flight_per_gpu:.3g} requests in flight a GPU "
-            f"and may give more, {of_narrow} with {narrow.in_flight_per_gpu:.3g}: go on"
+            f"and may reach more, {of_narrow} with {narrow.in_flight_per_gpu:.3g}: extend the sweep"
         )
     return ""
 

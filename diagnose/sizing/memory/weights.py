@@ -228,7 +228,7 @@ def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
     within("num_speculative_tokens", draft.tokens, low=1, high=MOST_TOKENS)
     model = draft.model
     if model.parameters is None:
-        raise SizingError(f"{model.id}: its parameters cannot be counted", name="draft_model")
+        raise SizingError(f"{model.id}: its parameters cannot be derived", name="draft_model")
     wanted = model.target_hidden_size
     if wanted and wanted != target.hidden_size:
         raise SizingError(

@@ -67,7 +67,7 @@ def disaggregation(pool: Pool, instance: Serving) -> Part:
     moved, moved_output = _transfer(pool, instance, stall_s)
     worth, why = _worth(pool, instance, ratio, None if best is None else best.requests_per_s)
     return Part(
-        decision="try prefill and decode apart" if worth else colocated,
+        decision="test prefill and decode in separate pools" if worth else colocated,
         output={"disaggregate": worth, **output, **moved_output},
         steps=(*steps, *moved),
         to_measure=("tokens/s of each phase alone, for the P:D ratio",) if worth else (),
@@ -122,19 +122,27 @@ def _worth(
     pool: Pool, instance: Serving, ratio: PrefillDecodeRatio | None, usable: float | None
 ) -> tuple[bool, str]:
     if pool.lengths.mean_input_tokens < SHORT_PROMPT_TOKENS:
-        return False, f"prompts under {SHORT_PROMPT_TOKENS} tokens: prefill stays where decode is"
+        return False, (
+            f"prompts under {SHORT_PROMPT_TOKENS} tokens: keep prefill and decode on "
+            "the same instances"
+        )
     if ratio is None:
-        return False, "decode misses the ITL target even alone: two pools would not help"
+        return False, "decode misses the ITL target even without prefill: two pools would not help"
     gpus = instance.setup.parallel.gpus
     if ratio.prefill_gpus_exact < gpus:
-        return False, "one instance of prefill alone would not be busy: too small for two pools"
+        return False, (
+            "a single prefill instance would be mostly idle: the load is too small for two pools"
+        )
     if pool.profile.hosting.network is None:
-        return False, "no network is stated: moving the KV between two pools was not weighed"
+        return False, (
+            "no network is stated: two pools were not considered, because KV transfer "
+            "time is unknown"
+        )
     if usable is None:
-        return True, "no concurrency of one pool keeps the targets; two pools might"
+        return True, "no concurrency of one pool meets the targets; two pools might"
     together = pool.peak_requests_per_s / usable * gpus
     compared = (
-        f"{figure(_gpus(ratio))} GPUs apart, {figure(together)} together (both before safety)"
+        f"{figure(_gpus(ratio))} GPUs in two pools, {figure(together)} in one (both before safety)"
     )
     return _gpus(ratio) < (1 - SAVING_RATIO) * together, compared
 
@@ -152,7 +160,7 @@ def batching_step(pool: Pool, instance: Serving) -> tuple[PlanStep, Serving]:
         output |= part.output
     scheduler: tuple[str, ...] = ()
     if pool.profile.traffic.kind == "batch":
-        scheduler = ("no user waits: keep this fleet apart from online traffic (guide 1.4)",)
+        scheduler = ("no user waits for the answers: keep this fleet separate from online traffic",)
     return (
         PlanStep(
             number=9,
@@ -199,7 +207,7 @@ def _budget(instance: Serving) -> tuple[Part, Serving]:
 def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
     stated = pool.profile.speculation
     if stated is None:
-        note = "speculation: no acceptance is stated, so it was not weighed"
+        note = "speculation was not considered: no acceptance is stated"
         return Part(decision="no speculation", output={}, notes=(note,)), instance
     drafting = Drafting(
         tokens=stated.draft_tokens,
@@ -213,7 +221,7 @@ def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
         title="Usable RPS with speculation",
         formula="at the targets, without and with it",
         values=f"{figure(before)}/s, {figure(after)}/s",
-        result="on" if taken else "off: it does not pay at this concurrency",
+        result="on" if taken else "off: it gains nothing at this concurrency",
         source="roofline",
     )
     output, alone = _alone(stated)
@@ -224,7 +232,7 @@ def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
             else "no speculation",
             output={"speculation": taken, **output},
             steps=(alone, step),
-            to_measure=("acceptance on production's requests: off below 50 %",),
+            to_measure=("acceptance on production requests: turn speculation off below 50%",),
         ),
         tried if taken else instance,
     )

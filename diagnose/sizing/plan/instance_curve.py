@@ -231,10 +231,8 @@ def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
 
 _STALL_RATIO = 1.5
 _SOURCE = "roofline; guide 3, 8.2"
-_SWEEP = (
-    "a sweep over concurrency with production's own lengths (P50, P95 and P99), 500 requests or "
-)
-_MORE = "more a point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU utilization"
+_SWEEP = "a sweep over concurrency with production lengths (P50, P95 and P99), 500 requests or "
+_MORE = "more per point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU utilization"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +253,7 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
         SizingError: its text was not given, or cannot be read.
     """
     if name not in benchmarks:
-        raise SizingError(f"benchmark {name!r} is named in the profile and missing", name="plan")
+        raise SizingError(f"benchmark {name!r} is named in the profile but missing", name="plan")
     table, slo = read_benchmark(benchmarks[name]), pool.profile.slo
     if not has_target(slo):
         return _untargeted(pool, table)
@@ -321,7 +319,7 @@ def _little(best: BenchmarkPoint, target_s: float | None) -> tuple[tuple[Step, .
             basis="target",
         )
     else:
-        return (), ["Little's law was not checked: the benchmark has no mean latency"]
+        return (), ["Little's law was not checked: the benchmark reports no mean latency"]
     return gap.steps, [f"Little's law: {gap.meaning}"]
 
 
@@ -333,9 +331,12 @@ def predicted_curve(instance: Serving) -> Curve:
         why = f"the KV cache holds no request of {instance.setup.longest_tokens:,} tokens"
         return Curve(best=None, source="unknown", steps=(), to_measure=to_measure, notes=(why,))
     best = best_point(instance)
-    notes = ["predicted by the roofline, bursts left out: measure before buying"]
+    notes = ["predicted by the roofline, without bursts: run a benchmark before you buy"]
     if best is None and has_target(profile.slo):
-        notes.append("by the roofline one request alone misses a target: no concurrency will do")
+        notes.append(
+            "the roofline predicts that even a single request misses a target: no "
+            "concurrency meets them"
+        )
     elif best is None:
         notes.append("no target is stated: C_max and usable RPS are unknown")
     elif best.concurrency < limit and has_target(profile.slo):
@@ -343,11 +344,13 @@ def predicted_curve(instance: Serving) -> Curve:
         notes.append(f"one more in flight: {', '.join(missed(beyond, profile.slo))}")
         if beyond.itl_p99_s > _STALL_RATIO * best.itl_p99_s:
             notes.append(
-                "from there on more than 1 % of the steps carry a prompt's chunk: a smaller token "
-                "budget, more GPUs an instance or two pools would move C_max"
+                "beyond it more than 1% of the steps contain a prefill chunk: a smaller token "
+                "budget, more GPUs per instance or two pools would raise C_max"
             )
     elif best.concurrency >= limit:
-        notes.append(f"memory binds: {limit} requests of P95 length are held or admitted at once")
+        notes.append(
+            f"memory is the limit: {limit} requests of P95 length fit or are admitted at once"
+        )
     steps = [_sweep_step(instance, count) for count in sweep(limit)]
     if best is not None:
         steps += _best_steps(instance, best)
@@ -416,7 +419,7 @@ def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
     """Step 7 (baseline) or 10 (final)."""
     best = curve.best
     if best is None:
-        decision = "usable RPS of one instance is not known"
+        decision = "usable requests/s of one instance are unknown"
     else:
         decision = (
             f"C_max {best.concurrency:g} in flight, {figure(best.requests_per_s)} requests/s of "
@@ -424,7 +427,9 @@ def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
         )
     return PlanStep(
         number=number,
-        title="Benchmark one instance" if number == 7 else "Benchmark again with everything on",
+        title="Benchmark one instance"
+        if number == 7
+        else "Benchmark again with all optimisations on",
         decision=decision,
         output=curve_output(curve),
         steps=curve.steps,

@@ -161,7 +161,7 @@ def _floor_steps(
         ),
         Step(
             title="Activations",
-            formula="20 % of the weights as published",
+            formula="20% of the published weights",
             values=f"{ACTIVATION_RATIO} x {figure(need.activation_bytes / ACTIVATION_RATIO / _GB)}",
             result=f"{figure(activations)} GB",
             source="guide 2.3",
@@ -180,12 +180,14 @@ def floor_step(pool: Pool, floor: Floor) -> PlanStep:
     """Step 4: the floor before any optimisation."""
     notes: list[str] = []
     if pool.deployment.concurrency is None:
-        notes.append("no concurrency is stated: the floor holds one request; step 7 finds how many")
+        notes.append(
+            "no concurrency is stated: the floor is for one request; step 7 computes how many fit"
+        )
     if pool.profile.lora is not None:
         lora = pool.profile.lora
         notes.append(
             f"at most {lora.max_simultaneous_adapters} of {lora.adapters} adapters at once: launch "
-            f"with --max-loras {lora.max_simultaneous_adapters}, or all may be loaded"
+            f"with --max-loras {lora.max_simultaneous_adapters}, or all of them may be loaded"
         )
     notes.extend(pool.model.notes)
     return PlanStep(
@@ -252,11 +254,13 @@ def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
     kv, kv_why = chosen_kv_dtype(pool)
     gain = kv_quantization_gain(before="bf16", after="fp8") if kv.startswith("fp8") else 1.0
     unchanged = scheme(chosen).id == pool.model.quantization
-    to_measure = [] if unchanged else [f"quality of {chosen} weights on your own requests"]
+    to_measure = [] if unchanged else [f"answer quality with {chosen} weights on your own requests"]
     if gain > 1:
-        to_measure.append("quality of an FP8 KV cache on your longest contexts")
+        to_measure.append("answer quality with an FP8 KV cache on your longest contexts")
     if pool.model.quantization in {"bf16", "fp16"} and pool.gpu.fp8_flop_per_s is None:
-        to_measure.append("an INT8 artifact built for this GPU: FP8 ones run without its gain")
+        to_measure.append(
+            "an INT8 checkpoint for this GPU: an FP8 checkpoint runs without its speedup"
+        )
     return PlanStep(
         number=5,
         title="Apply quantization and sparsity",
@@ -270,7 +274,7 @@ def quantization_step(pool: Pool, before: Floor, after: Floor) -> PlanStep:
         },
         steps=after.steps,
         to_measure=tuple(to_measure),
-        notes=("2:4 sparsity is for prefill that is still bound by compute after this step",),
+        notes=("consider 2:4 sparsity only if prefill is still compute-bound after this step",),
         tier=pool.name,
     )
 
@@ -302,10 +306,10 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
     prefix = _prefix(pool, serving(pool, setup))
     instance, offload = prefix.instance, _offload(pool, prefix.instance)
     cached = "prefix caching on, " if pool.profile.prefix else ""
-    below = "offloading to be tried" if offload.wanted else "no offloading"
-    to_measure = [*prefix.to_measure, "evictions: below 5 % of what is stored"]
+    below = "test offloading" if offload.wanted else "no offloading"
+    to_measure = [*prefix.to_measure, "evictions: below 5% of the stored blocks"]
     if kv_cache_dtype != baseline.setup.kv_cache_dtype:
-        to_measure.insert(0, "quality with this KV cache on your longest contexts")
+        to_measure.insert(0, "answer quality with this KV cache on your longest contexts")
     step = PlanStep(
         number=8,
         title="Configure the KV cache",
@@ -321,7 +325,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
         steps=(_gain_step(baseline, instance), *prefix.steps, *offload.steps),
         to_measure=tuple(to_measure),
         notes=(
-            "paged blocks and LRU are vLLM's own way; nothing to switch on",
+            "paged blocks and LRU eviction are vLLM's defaults; nothing to enable",
             *prefix.notes,
             *offload.notes,
         ),
@@ -345,7 +349,7 @@ def _gain_step(baseline: Serving, instance: Serving) -> Step:
 def _prefix(pool: Pool, instance: Serving) -> _Prefix:
     shared = pool.profile.prefix
     if shared is None:
-        note = "no shared prefix is stated: nothing is counted on"
+        note = "no shared prefix is stated: no prefix cache hits are assumed"
         return _Prefix(instance=instance, output={}, steps=(), to_measure=(), notes=(note,))
     token_bytes = instance.memory.layout.token_bytes
     free = max(instance.memory.available_bytes.expected, 1.0)
@@ -355,14 +359,17 @@ def _prefix(pool: Pool, instance: Serving) -> _Prefix:
     )
     stored = min(held, shared.distinct) * shared.shared_tokens * token_bytes
     budget = Step(
-        title="Prefixes that the reserve of one GPU holds",
+        title="Prefixes that fit into the reserve of one GPU",
         formula="30 % of the KV cache / (prefix tokens x bytes per token)",
         values=f"0.3 x {figure(free / 1e9)} GB / ({shared.shared_tokens:,} x "
         f"{figure(token_bytes / 1e3)} KB)",
         result=f"{held} (there are {shared.distinct})",
         source="guide 7.2",
     )
-    few = f"the reserve holds {held} of {shared.distinct} prefixes: some requests will miss theirs"
+    few = (
+        f"the reserve holds {held} of {shared.distinct} prefixes: some requests will miss the "
+        "prefix cache"
+    )
     found = _Prefix(
         instance=replace(instance, stored_bytes=stored),
         output={
@@ -371,7 +378,7 @@ def _prefix(pool: Pool, instance: Serving) -> _Prefix:
             "prefix_hit_ratio": shared.hit_ratio,
         },
         steps=(budget,),
-        to_measure=("the prefix hit ratio: not counted on until it is known",),
+        to_measure=("the prefix cache hit ratio: no hits are assumed until it is measured",),
         notes=(few,) if held < shared.distinct else (),
     )
     return found if shared.hit_ratio is None else _hits(pool, found, shared, shared.hit_ratio)
@@ -396,7 +403,7 @@ def _hits(pool: Pool, found: _Prefix, shared: Prefix, hit_ratio: float) -> _Pref
         instance=replace(found.instance, hit_ratio=1 - fresh / mean),
         output={**found.output, "computed_input_tokens": fresh},
         steps=(*found.steps, saved),
-        to_measure=("the prefix hit ratio again, behind the router that will be used",),
+        to_measure=("the prefix cache hit ratio again, behind the production router",),
     )
 
 
@@ -449,7 +456,9 @@ def _offload(pool: Pool, instance: Serving) -> _Offload:
         )
         output |= {"contexts_in_hbm": hot, "contexts_with_host": both}
     elif batch and bound:
-        notes.append("hosting.host_memory_bytes is not stated: offloading was not sized")
+        notes.append("offloading was not sized: state hosting.host_memory_bytes")
     if not batch:
-        notes.append("offloading is for batches of long contexts; a user would feel the reload")
+        notes.append(
+            "offloading suits batches of long contexts; interactive users would notice the reload"
+        )
     return _Offload(wanted=wanted, output=output, steps=tuple(steps), notes=tuple(notes))

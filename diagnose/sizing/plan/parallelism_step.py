@@ -132,11 +132,11 @@ def _for_targets(pool: Pool, fitting: list[Setup], refused: list[str]) -> Split:
         if best is not None and best.concurrency >= wanted:
             return Split(setup=setup, refused=tuple(refused), keeps_targets=True)
         found = f"{best.concurrency:g}" if best else "not one"
-        refused.append(f"{_name(setup.parallel)}: {found} of {wanted} in flight keep the targets")
+        refused.append(f"{_name(setup.parallel)}: {found} of {wanted} in flight meet the targets")
     most = max(rate for rate, _ in carried)
     chosen = next(setup for rate, setup in carried if rate >= most * _NEARLY_RATIO)
     refused.extend(
-        f"{_name(setup.parallel)}: {figure(rate)} requests/s a GPU at the targets, against "
+        f"{_name(setup.parallel)}: {figure(rate)} requests/s per GPU at the targets, against "
         f"{figure(most)}"
         for rate, setup in carried
         if setup is not chosen
@@ -165,7 +165,7 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
     return PlanStep(
         number=6,
         title="Select the parallelism",
-        decision=f"{_name(parallel)}: {counted(parallel.gpus, 'GPU')} an instance, over {link}",
+        decision=f"{_name(parallel)}: {counted(parallel.gpus, 'GPU')} per instance, over {link}",
         output={
             "tensor_parallel": parallel.tensor,
             "pipeline_parallel": parallel.pipeline,
@@ -190,14 +190,19 @@ def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> Plan
 def _notes(split: Split, before: Floor, after: Floor) -> tuple[str, ...]:
     notes, stages = list(split.refused), split.setup.parallel.pipeline
     if not split.keeps_targets:
-        notes.append("no split keeps the targets by the roofline: other hardware or targets")
+        notes.append(
+            "the roofline predicts that no split meets the targets: choose other "
+            "hardware or targets"
+        )
     if before.gpus > after.gpus:
         notes.append(
             f"chosen before quantization, the floor would have been {before.gpus} GPUs, not "
             f"{after.gpus}"
         )
     if stages > 1:
-        notes.append(f"{stages} stages: one link domain is too small, and each pays its bubble")
+        notes.append(
+            f"{stages} stages: one NVLink domain is too small, and pipeline bubbles cost throughput"
+        )
     return tuple(notes)
 
 
@@ -228,7 +233,7 @@ def _steps(pool: Pool, instance: Serving, planned: float) -> tuple[Step, ...]:
             title="Speed-up of tensor parallelism",
             formula="TP x (1 - share of all-reduces)",
             values=f"{tensor} x (1 - {figure(planned)})",
-            result=f"{figure(tensor * (1 - planned))} times one GPU",
+            result=f"{figure(tensor * (1 - planned))}x one GPU",
             source="guide 5.1, 5.6",
         ),
     )

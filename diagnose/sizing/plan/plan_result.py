@@ -172,7 +172,7 @@ def longest_request_tokens(pool: Pool) -> int:
     limit = pool.deployment.max_model_len or own
     if limit and needed > limit:
         raise SizingError(
-            f"P99 requests take {needed:,} tokens, more than the {limit:,} that "
+            f"P99 requests take {needed:,} tokens, above the limit of {limit:,} of "
             f"{pool.model.id} is allowed",
             name="max_model_len",
         )
@@ -226,7 +226,7 @@ class Sized:
 _WIDTH = 100
 _UNITS = {
     "_requests_per_s": "requests/s",
-    "_requests_per_s_per_instance": "requests/s an instance",
+    "_requests_per_s_per_instance": "requests/s per instance",
     "_s": "s",
 }
 """Endings of names that are printed as a unit behind the value instead."""

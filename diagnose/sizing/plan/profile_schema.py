@@ -98,14 +98,14 @@ def _trouble(key: Key, value: object) -> str:
     if key.kind == "texts":
         items = cast("list[object]", value) if isinstance(value, list) else []
         listed = bool(items) and all(isinstance(item, str) and item.strip() for item in items)
-        return "" if listed else "a list of texts that is not empty"
+        return "" if listed else "a non-empty list of strings"
     return _number_trouble(key, value)
 
 
 def _text_trouble(key: Key, value: object) -> str:
     if key.choices:
         return "" if value in key.choices else f"one of {', '.join(key.choices)}"
-    return "" if isinstance(value, str) and value.strip() else "a text that is not empty"
+    return "" if isinstance(value, str) and value.strip() else "a non-empty string"
 
 
 def _number_trouble(key: Key, value: object) -> str:

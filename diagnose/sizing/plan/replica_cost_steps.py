@@ -81,7 +81,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
     return PlanStep(
         number=11,
         title="Size the fleet",
-        decision=decision if complete else "no fleet: usable RPS is not known",
+        decision=decision if complete else "no fleet: usable requests/s are unknown",
         output=output,
         steps=tuple(steps),
         to_measure=tuple(dict.fromkeys(wanted for part in parts for wanted in part.to_measure)),
@@ -98,7 +98,7 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> _Part:
         "planned_peak_requests_per_s": pool.peak_requests_per_s,
     }
     if fleet is None:
-        return _Part(output, notes=(f"{label}usable RPS is not known: no fleet",))
+        return _Part(output, notes=(f"{label}usable requests/s are unknown: no fleet",))
     count, nodes = fleet.deployed_instances, fleet.deployed_instances * math.ceil(each / node)
     if each <= node:
         nodes = math.ceil(count / (node // each))
@@ -145,9 +145,11 @@ def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
     stated = profile.traffic.predictability
     notes = [f"safety {safety_factor(profile):g}: traffic is {stated}"]
     if stated is None:
-        notes = ["safety 1.5: how predictable the traffic is was not stated"]
+        notes = ["safety 1.5: the predictability of the traffic is not stated"]
     if any(one.usable_source == "predicted" for one in sized):
-        notes.append("usable RPS is predicted, not measured: don't buy on it")
+        notes.append(
+            "usable requests/s are predicted, not measured: run a benchmark before you buy"
+        )
     if profile.traffic.growth_ratio:
         notes.append(f"the peak includes a growth of {profile.traffic.growth_ratio:.0%}")
     return notes
@@ -194,7 +196,9 @@ def _cold(sized: Sized) -> tuple[_Part, float]:
     """The cold start, and the seconds to plan with: the guide's longest where it is not known."""
     hosting = sized.pool.profile.hosting
     if hosting.storage_path is None:
-        return _Part({}, to_measure=("cold start: no storage path is stated",)), START_HIGH_S
+        return _Part(
+            {}, to_measure=("cold start was not computed: no storage path is stated",)
+        ), START_HIGH_S
     start = cold_start(
         weights_bytes=(sized.memory.weights_bytes or 0.0) * sized.gpus_each,
         path=storage_path(hosting.storage_path),
@@ -202,7 +206,7 @@ def _cold(sized: Sized) -> tuple[_Part, float]:
         initialise_s=hosting.initialise_s or 0.0,
     )
     whole = hosting.provision_s is not None and hosting.initialise_s is not None
-    lacks = ("provisioning and initialisation: the cold start lacks what is not stated",)
+    lacks = ("provisioning and initialisation time: the cold start excludes what is not stated",)
     output: dict[str, Value] = {
         "weights_transfer_s": start.transfer_high_s,
         "cold_start_s": start.total_high_s,
@@ -351,17 +355,18 @@ def _blend(priced: Sequence[tuple[Sized, _Cost]]) -> list[str]:
     )
     below = f": below 40 % {', '.join(blend.trapped)}" if blend.trapped else ""
     return [
-        f"all GPUs together are at {blend.utilization_ratio:.0%}; watch each tier by itself{below}"
+        f"all GPUs together are at {blend.utilization_ratio:.0%}; monitor each tier "
+        f"separately{below}"
     ]
 
 
 def _decision(output: dict[str, Value], *, complete: bool) -> str:
     if not complete:
-        return "no cost: the fleet is not known"
+        return "no cost: the fleet size is unknown"
     year, each = output["usd_per_year"], output.get("usd_per_million_output_tokens")
     yearly = f"{figure(float(year or 0.0))} USD a year"
     if each is None:
-        return f"{yearly}; per token not known"
+        return f"{yearly}; cost per token unknown"
     return f"{yearly}, {figure(float(each))} USD per million output tokens"
 
 
@@ -370,9 +375,11 @@ def _unknown(
 ) -> list[str]:
     notes: list[str] = []
     if complete and priced < len(sized):
-        notes.append("the average rate is not stated: cost per token is not known")
+        notes.append("cost per token is unknown: state the average rate")
     if any(one.pool.deployment.usd_per_gpu_hour is None for one in sized):
-        notes.append("the price is the catalogue's default: replace it by what you pay")
+        notes.append("the price is the catalogue default: replace it with what you pay")
     if profile.traffic.growth_ratio:
-        notes.append("the fleet is sized for the grown peak and costed at today's average")
+        notes.append(
+            "the fleet is sized for the peak after growth; cost per token uses today's average rate"
+        )
     return notes

@@ -80,7 +80,7 @@ def validation_step(sized: Sequence[Sized]) -> PlanStep:
     return PlanStep(
         number=13,
         title="Deploy and validate",
-        decision="back to step 1 where the first week crosses a limit",
+        decision="return to step 1 if the first week crosses a limit",
         output=output,
         steps=tuple(steps),
         to_measure=(
@@ -107,12 +107,13 @@ def _limits(sized: Sized) -> _PartResult:
                 title="Re-size above a TTFT P99 of",
                 formula="TTFT P99 of step 10 x (1 + 30 %)",
                 values=f"{figure(best.ttft_p99_s)} s x {1 + TTFT_EXCESS_LIMIT:g}",
-                result=f"{figure(limit)} s at {figure(best.requests_per_s)} requests/s an instance",
+                result=f"{figure(limit)} s at {figure(best.requests_per_s)} requests/s per "
+                "instance",
                 source=_SOURCE,
             )
         )
         if sized.usable_source != "measured":
-            notes.append("the TTFT limit is of a prediction: replace it by the benchmark's")
+            notes.append("the TTFT limit comes from a prediction: replace it with a benchmark")
     if gpu_ratio is not None:
         floor = max(gpu_ratio - GPU_SHORTFALL_LIMIT, 0.0)
         output["resize_below_gpu_ratio"] = floor
@@ -155,7 +156,7 @@ def _guardrails(sized: Sized) -> _PartResult:
         )
     target, fleet = pool.profile.slo.ttft_p99_s, fleet_of(sized)
     if target is None or fleet is None or sized.usable_requests_per_s is None:
-        notes.append("no circuit breaker: it needs a TTFT target and a fleet")
+        notes.append("no circuit breaker: state a TTFT target and the inputs of the fleet")
         return output, steps, notes
     try:
         breaker = circuit_breaker(
@@ -301,7 +302,7 @@ def _final(pool: Pool, instance: Serving, baseline: Curve, benchmarks: Mapping[s
         baseline,
         to_measure=predicted.to_measure,
         notes=(
-            "the baseline's figures: the gain of steps 8 and 9 is not counted until it is measured",
-            f"the roofline predicts {gain} requests/s of one instance with them",
+            "baseline figures: gains of steps 8 and 9 are not included until they are measured",
+            f"with them the roofline predicts {gain} requests/s per instance",
         ),
     )

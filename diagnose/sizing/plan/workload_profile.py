@@ -274,7 +274,7 @@ def read_profile(
 def _name(document: Mapping[str, object], origin: str) -> str:
     name = document.get("name", "workload")
     if not isinstance(name, str) or not name.strip():
-        raise SettingsError(f"{origin}: name is {name!r}; it must be a text that is not empty")
+        raise SettingsError(f"{origin}: name is {name!r}; it must be a non-empty string")
     return name
 
 
@@ -323,17 +323,21 @@ def _check_shares(tiers: tuple[TierProfile, ...], method: str, origin: str) -> N
     if not tiers:
         return
     if len(tiers) == 1:
-        raise SettingsError(f"{origin}: one tier is no tiers; state two or more, or [deployment]")
+        raise SettingsError(
+            f"{origin}: a single tier is not enough; state two or more, or use [deployment]"
+        )
     wanted, other = "share_ratio", "escalation_ratio"
     if method == "cascade":
         wanted, other = other, wanted
     for number, tier in enumerate(tiers, start=1):
         place = f"{origin}: tiers[{number}]"
         if getattr(tier, other) is not None:
-            raise SettingsError(f"{place}.{other} means nothing with routing.method {method!r}")
+            raise SettingsError(f"{place}.{other} has no effect with routing.method {method!r}")
         last = method == "cascade" and number == len(tiers)
         if last and tier.escalation_ratio is not None:
-            raise SettingsError(f"{place}.escalation_ratio: the last tier hands on to none")
+            raise SettingsError(
+                f"{place}.escalation_ratio: the last tier has no next tier to escalate to"
+            )
         if not last and getattr(tier, wanted) is None:
             raise SettingsError(f"{place}.{wanted} is missing")
     if method != "cascade":
@@ -357,7 +361,8 @@ def _check_traffic(traffic: Traffic, origin: str) -> None:
         )
     if traffic.peak_requests_per_s is not None and all(stated):
         raise SettingsError(
-            f"{place}.peak_requests_per_s is stated beside batch_requests: which one counts?"
+            f"{place}.peak_requests_per_s is stated together with batch_requests; remove one "
+            "of them"
         )
     rates = (
         ("lowest_requests_per_s", traffic.lowest_requests_per_s),
@@ -384,5 +389,5 @@ def _check_prefix(profile: WorkloadProfile, origin: str) -> None:
     if lora is not None and lora.max_simultaneous_adapters > lora.adapters:
         raise SettingsError(
             f"{origin}: lora.max_simultaneous_adapters is {lora.max_simultaneous_adapters}, above "
-            f"the {lora.adapters} adapters that there are"
+            f"the {lora.adapters} adapters in total"
         )

@@ -27,7 +27,7 @@ from kneewatch.diagnose.sizing.replicas.tiers import (
     routing_advice,
 )
 
-_NO_SLO = "no TTFT or ITL target is stated: C_max, and with it the fleet, cannot be decided"
+_NO_SLO = "no TTFT or ITL target is stated: C_max and the fleet cannot be computed"
 
 
 def workload_step(profile: WorkloadProfile) -> PlanStep:
@@ -42,9 +42,9 @@ def workload_step(profile: WorkloadProfile) -> PlanStep:
     elif traffic.kind == "online":
         for name, value in (("TTFT", slo.ttft_p99_s), ("ITL", slo.itl_p99_s)):
             if value is None:
-                notes.append(f"no {name} target is stated: it does not bound C_max")
+                notes.append(f"no {name} target is stated: it does not limit C_max")
     if average is None:
-        notes.append("no average rate is stated: cost per token needs it, or a utilization")
+        notes.append("no average rate is stated: cost per token needs it or a utilization")
     output: dict[str, Value] = {
         "archetype": traffic.archetype,
         "kind": traffic.kind,
@@ -186,9 +186,9 @@ def _unmeasured(profile: WorkloadProfile) -> tuple[str, ...]:
         ("output", lengths.output_mean_tokens),
     ):
         if stated is None:
-            wanted.append(f"mean {side} length: it is estimated as of a log-normal distribution")
+            wanted.append(f"mean {side} length: estimated from a log-normal distribution")
     if profile.traffic.predictability is None:
-        wanted.append("how predictable the traffic is: taken as uncertain")
+        wanted.append("predictability of the traffic: assumed uncertain")
     if profile.traffic.lowest_requests_per_s is None:
         wanted.append("the rate of the quietest hour, for the warm minimum")
     return tuple(wanted)
@@ -241,14 +241,14 @@ def hardware_step(pools: Sequence[Pool], candidates: Sequence[Sequence[Gpu]]) ->
         if pool.gpu.nvlink_bytes_per_s is None
     ]
     if all(len(known) == 1 for known in candidates):
-        notes.append("one candidate is stated: nothing was compared")
+        notes.append("only one candidate is stated: nothing was compared")
     return PlanStep(
         number=2,
         title="Select the hardware",
         decision=", ".join(dict.fromkeys(pool.gpu.name for pool in pools)) + f" (for {wanted})",
         output=output,
         steps=tuple(steps),
-        to_measure=("the price that is really paid per GPU-hour",)
+        to_measure=("the price you really pay per GPU-hour",)
         if any(pool.deployment.usd_per_gpu_hour is None for pool in pools)
         else (),
         notes=tuple(dict.fromkeys(notes)),
@@ -355,9 +355,9 @@ def routing_step(
         for load in tier_loads(profile):
             output[f"{load.name}.peak_requests_per_s"] = load.peak_requests_per_s
     elif found is not None and found.worth_it:
-        notes.append("tiers would pay: state each as [[tiers]] to have them sized")
+        notes.append("tiers would save money: add each as [[tiers]] to size them")
     if found is None and method != "hardware" and not taken:
-        notes.append("the large fleet's size is not known: routing was not weighed")
+        notes.append("routing was not considered: the size of the large fleet is unknown")
     return PlanStep(
         number=3,
         title="Decide on routing",
@@ -408,11 +408,11 @@ def _to_measure(profile: WorkloadProfile, *, taken: bool) -> tuple[str, ...]:
     if profile.routing.method == "hardware":
         return ("each tier's own curve and cold start",) if taken else ()
     if simple_ratio(profile) is None:
-        wanted.append("the share of requests that a small model could answer")
+        wanted.append("the share of requests that a small model can answer")
     elif profile.routing.small_model_acceptable is None:
         wanted.append("the small model's quality on those requests")
     if taken:
-        wanted.append("misrouted requests: quality lost, and large-model time wasted")
+        wanted.append("misrouted requests: lost quality and wasted large-model time")
     return tuple(wanted)
 
 
@@ -422,11 +422,11 @@ def _method_notes(profile: WorkloadProfile, *, taken: bool) -> tuple[str, ...]:
         return ()
     if profile.routing.method == "cascade" and profile.traffic.kind == "online":
         notes.append(
-            "an escalated request first waits for the small model's whole answer: its TTFT is not "
-            "that of the large tier"
+            "an escalated request first waits for the small model's full answer: its TTFT is not "
+            "the large tier's TTFT"
         )
     if profile.routing.method == "hardware":
-        notes.append("never round robin over unequal tiers: the slow one sets the P99 (guide 9.5)")
+        notes.append("do not use round robin over unequal tiers: the slow tier sets the P99")
     if profile.routing.router_s is None and profile.routing.method == "route":
-        notes.append("the router's time is not stated: taken as 20 ms")
+        notes.append("the router's latency is not stated: 20 ms assumed")
     return tuple(notes)

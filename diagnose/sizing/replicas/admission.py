@@ -50,7 +50,7 @@ def circuit_breaker(
     not_negative("quiet_ttft_s", quiet_ttft_s)
     if quiet_ttft_s >= ttft_target_s:
         raise SizingError(
-            f"prefill alone takes {quiet_ttft_s:g} s of a TTFT target of {ttft_target_s:g} s: no "
+            f"prefill alone takes {quiet_ttft_s:g} s of the TTFT target of {ttft_target_s:g} s: no "
             "queue is short enough",
             name="quiet_ttft_s",
         )
@@ -74,7 +74,7 @@ def _breaker_steps(waiting: str, depth: float, low: int, high: int) -> tuple[Ste
         ),
         Step(
             title="Circuit breaker (HTTP 429) from",
-            formula="80-90 % of the depth",
+            formula="80-90% of the depth",
             values=f"0.8 to 0.9 x {figure(depth)}",
             result=f"{low} to {high} queued requests",
             source="guide 9.4",

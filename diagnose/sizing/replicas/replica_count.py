@@ -84,7 +84,7 @@ def size_fleet(
     each = whole("tensor_parallel", tensor_parallel) * whole("pipeline_parallel", pipeline_parallel)
     if not 1 <= safety <= 10:
         raise SizingError(
-            f"safety is {safety:g}; it is a factor from 1 to 10 (1.3 adds 30 %)",
+            f"safety is {safety:g}; it must be a factor from 1 to 10 (1.3 adds 30%)",
             name="safety",
             choices=("1.2", "1.3", "1.5"),
         )

@@ -358,9 +358,10 @@ def _note(unit: Unit, degrees: Sequence[Degree], one: Degree) -> str:
     found = compared(unit, degrees, one.tensor_parallel)
     if found.far_below and found.narrow is not None and found.share_ratio is not None:
         return (
-            f"TP {one.tensor_parallel} loses {1 - found.share_ratio:.0%} a GPU against TP "
-            f"{found.narrow.tensor_parallel}, where all-reduces over PCIe take 20 to 30%: fewer "
-            "GPUs each, and more replicas"
+            f"TP {one.tensor_parallel} has {1 - found.share_ratio:.0%} less throughput per GPU "
+            "than TP "
+            f"{found.narrow.tensor_parallel}, and all-reduces over PCIe cost 20 to 30%: use fewer "
+            "GPUs per replica and more replicas"
         )
     smallest = min(degree.tensor_parallel for degree in degrees) == one.tensor_parallel
     return "" if smallest else found.why

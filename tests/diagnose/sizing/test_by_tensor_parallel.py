@@ -189,7 +189,7 @@ def test_the_cheapest_degree_gives_most_a_gpu_within_the_targets() -> None:
     ]  # fmt: skip
     assert [row.efficiency_ratio for row in found.rows] == [1.0, None, pytest.approx(0.5)]
     assert found.cheapest == 1
-    assert any("TP 4 loses 50%" in note for note in found.notes)
+    assert any("TP 4 has 50% less" in note for note in found.notes)
     assert any("TP 2 at its lightest" in note for note in found.notes)
 
 

@@ -162,7 +162,7 @@ def test_8_1_without_medians_the_knee_is_where_latency_outruns_throughput() -> N
     bend = knee(NO_MEDIANS.points)
     assert bend.past is not None
     assert (bend.safe.concurrency, bend.past.concurrency) == (16, 32)
-    assert bend.basis == "latency rises faster than throughput"
+    assert bend.basis == "latency grows faster than throughput"
     assert "past_knee" in kinds(found(NO_MEDIANS))
 
 
@@ -203,7 +203,7 @@ def flags(points: list[BenchmarkPoint]) -> dict[str, str]:
         ),
         pytest.param([at(1, 1, 3), at(1, 2, 2)], "repeated_runs", "lowest RPS", id="repeats"),
         pytest.param(
-            [replace(at(1, 1, 3), requests=96)], "few_requests", "rests on 1 of them",
+            [replace(at(1, 1, 3), requests=96)], "few_requests", "based on 1 of them",
             id="P99 of 96 requests is the slowest one",
         ),
         pytest.param([replace(at(7, 1, 3), failed=2)], "failed_requests", "at 7 in", id="failed"),
@@ -280,7 +280,7 @@ def test_8_3_the_guides_limit_rejects_sound_benchmarks_with_long_outputs() -> No
         pytest.param(3.0, "consistent", "only 75%", id="a quarter was not in flight"),
         pytest.param(2.0, "consistent", "only 50%", id="exactly 2 is within"),
         pytest.param(1.9, "mismatch", "not in flight", id="over 2: fix the benchmark"),
-        pytest.param(4.6, "impossible", "do not belong", id="more served than in flight"),
+        pytest.param(4.6, "impossible", "inconsistent", id="more served than in flight"),
     ],
 )
 def test_little_with_the_mean_latency(latency_s: float, verdict: str, words: str) -> None:

@@ -161,7 +161,7 @@ def test_of_equal_cost_the_published_formats_win() -> None:
     found = search(asked(peak=0.1), Choices(gpu_ids=["h100-sxm"]))
     assert found.winner is not None
     assert found.winner.validations == 0
-    assert "more formats whose quality must be validated" in "\n".join(explain(found))
+    assert "more formats whose answer quality must be tested" in "\n".join(explain(found))
 
 
 def test_without_a_peak_tokens_are_ranked() -> None:
@@ -341,8 +341,8 @@ def test_a_runner_up_says_what_it_costs_more_and_why() -> None:
     assert more > 0
     assert (
         f"costs {second.gpus / first.gpus - 1:.0%} more: needs {more} more "
-        f"replica{'s' if more > 1 else ''} because {second.binding} binds at "
-        f"{second.concurrency} concurrent requests a replica"
+        f"replica{'s' if more > 1 else ''} because {second.binding} is the limit at "
+        f"{second.concurrency} concurrent requests per replica"
     ) in "\n".join(explain(found))
 
 

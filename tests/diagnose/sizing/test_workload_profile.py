@@ -87,7 +87,7 @@ def test_the_packaged_example_is_a_profile() -> None:
         pytest.param(
             changed('["h100-sxm"]', '"h100-sxm"'), "deployment.gpus is 'h100-sxm'", id="no list"
         ),
-        pytest.param(changed('["h100-sxm"]', "[]"), "that is not empty", id="empty list"),
+        pytest.param(changed('["h100-sxm"]', "[]"), "a non-empty list of strings", id="empty list"),
         pytest.param(
             SMALLEST + "[slo]\nttft_p99_s = 2000000\n", "and at most 3600", id="milliseconds?"
         ),
@@ -138,7 +138,9 @@ TWO = '[[tiers]]\nname = "a"\n{first}\n[[tiers]]\nname = "b"\n{second}\n'
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        pytest.param('[[tiers]]\nname = "a"\nshare_ratio = 1\n', "one tier is no tiers", id="one"),
+        pytest.param(
+            '[[tiers]]\nname = "a"\nshare_ratio = 1\n', "a single tier is not enough", id="one"
+        ),
         pytest.param(
             TWO.format(first="share_ratio = 0.5", second="share_ratio = 0.4"),
             "share_ratio adds up to 0.9, not 1",
@@ -151,13 +153,13 @@ TWO = '[[tiers]]\nname = "a"\n{first}\n[[tiers]]\nname = "b"\n{second}\n'
         ),
         pytest.param(
             TWO.format(first="escalation_ratio = 0.5", second=""),
-            "means nothing with routing.method 'route'",
+            "has no effect with routing.method 'route'",
             id="route escalates",
         ),
         pytest.param(
             '[routing]\nmethod = "cascade"\n'
             + TWO.format(first="escalation_ratio = 0.3", second="escalation_ratio = 0.3"),
-            "the last tier hands on to none",
+            "the last tier has no next tier to escalate to",
             id="cascade without end",
         ),
         pytest.param(
