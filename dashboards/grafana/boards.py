@@ -166,7 +166,7 @@ REPLICA = Board(
 CASCADE = Board(
     "kneewatch-cascade",
     "kneewatch: the KV cascade",
-    "The memory-pressure cascade of guide 7.4: full, evicting, queueing, collapsing.",
+    "The KV memory-pressure cascade: filling, evicting, queueing, collapsing.",
     (
         Row(
             "Stage",
@@ -179,7 +179,7 @@ CASCADE = Board(
         Row(
             "Evidence",
             (
-                lines("KV usage", "1: above the guide's band of 75-90 %.", "kv_usage_avg_ratio"),
+                lines("KV usage", "1: full. Target at the peak: 75-90%.", "kv_usage_avg_ratio"),
                 lines("Preempted", "2: share of running requests thrown out a second.",
                       "preemption_ratio_per_s"),
                 lines("Waiting for room", "3: the queue behind the full cache.",
@@ -245,7 +245,7 @@ LATENCY = Board(
                 lines("Prefill", "Time to compute the prompt.", "prefill_mean_s", "prefill_p99_s"),
                 lines("Decode", "Time from first to last token.", "decode_mean_s", "decode_p99_s"),
                 lines("Whole request", "End to end.", "e2e_p50_s", "e2e_p95_s", "e2e_p99_s"),
-                lines("Tail of TTFT", "P99 over P50: it grows at the knee (guide 8.1).",
+                lines("Tail of TTFT", "P99 divided by P50; it grows at the knee.",
                       "ttft_p99_p50_ratio"),
                 lines("Tail of ITL", "P99 over P50.", "itl_p99_p50_ratio"),
             ),
