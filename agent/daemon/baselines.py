@@ -1,4 +1,4 @@
-"""What the history says about each engine: weekly peaks, seasonal baseline, knee. I/O edge."""
+"""Baselines from the history: weekly peaks, seasonal baselines and knees. I/O edge."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from kneewatch.rules.baseline import (
 log = logging.getLogger(__name__)
 
 PEAKS_JOB = "\0weekly peaks"
-"""No target's name: these are printable."""
+"""Not a possible target name: these are printable."""
 
 PEAKS_EVERY_S = 3600.0
 WEEK_S = 7 * 86_400.0
 MIN_COVERAGE_RATIO = 0.9
-"""Of the week's hours so many must have been seen: a peak may lie in those that were not."""
+"""Minimum share of the week's hours with data: the peak may lie in a missing hour."""
 
 SEEN_S = 86_400.0
-"""Of an engine that nobody has seen for longer nothing is read: of those that left may be many."""
+"""Engines not seen for longer than this are skipped: there may be many old ones."""
 
 KEYS = ("running", "waiting")
 
 
 class HistoryReader(Protocol):
-    """The history, as far as it is read here."""
+    """The history queries used here."""
 
     def engines(self, target: str | None = None) -> list[StoredEngine]:
         """The engines of a target."""
@@ -66,19 +66,18 @@ class HistoryReader(Protocol):
         ...
 
 
-def engines_seen(
+def recent_engines(
     history: HistoryReader, targets: Sequence[TargetSpec], now_s: float
 ) -> Iterator[tuple[tuple[str, EngineKey], StoredEngine]]:
-    """The engines of some targets that were seen lately, with what the daemon calls them."""
+    """Recently seen engines of some targets, keyed by target and engine."""
     for spec in targets:
-        for item in history.engines(spec.name):
-            if now_s - item.last_s < SEEN_S:
-                yield (spec.name, item.key), item
+        for engine in history.engines(spec.name):
+            if now_s - engine.last_s < SEEN_S:
+                yield (spec.name, engine.key), engine
 
 
 class WeeklyPeaks:
-    """Reads the peaks again and again; only of targets with several replicas, for the others have
-    none to spare."""
+    """Periodically reads peaks of targets with several replicas: others cannot spare any."""
 
     def __init__(
         self,
@@ -90,24 +89,24 @@ class WeeklyPeaks:
         self._peaks: dict[tuple[str, EngineKey], float | None] = {}
 
     def peak_requests(self, target: str, key: EngineKey) -> float | None:
-        """Requests; None where less than a week is known."""
+        """Peak requests of the last week; None if the history has less than a week."""
         return self._peaks.get((target, key))
 
     def cycle(self) -> float | None:
-        """Read them once."""
+        """Read all peaks."""
         now_s = self._wall()
-        spare = [spec for spec in self._targets() if (spec.settings["replicas"] or 1) > 1]
+        replicated = [spec for spec in self._targets() if (spec.settings["replicas"] or 1) > 1]
         try:
             self._peaks = {
-                key: self._peak(item, now_s)
-                for key, item in engines_seen(self._history, spare, now_s)
+                key: self._peak(engine, now_s)
+                for key, engine in recent_engines(self._history, replicated, now_s)
             }
         except StoreError as error:
-            log.warning("weekly peaks stay as they were error=%s", error)
+            log.warning("cannot read weekly peaks, keeping the old ones error=%s", error)
         return None
 
     def crashed(self, error: Exception) -> float | None:
-        """What was read last holds on."""
+        """Keep the last values."""
         del error
         return None
 
@@ -119,34 +118,34 @@ class WeeklyPeaks:
 
 
 def peak_of(week: Series) -> float | None:
-    """The most requests that ran or waited at a scrape; None where too few hours of the week have
-    a scrape that tells both."""
+    """Maximum of running plus waiting requests at a scrape; None if too few hours of the week have
+    data."""
     running, waiting = (week.values[key] for key in KEYS)
     hours: set[int] = set()
     peak = 0.0
     for t_s, ran, waited in zip(week.times, running, waiting, strict=True):
         requests = ran + waited
-        if requests == requests:  # NaN is a scrape that tells nothing
+        if requests == requests:  # False for NaN: unknown
             hours.add(int(t_s // 3600))
             peak = max(peak, requests)
     return peak if len(hours) >= MIN_COVERAGE_RATIO * WEEK_S / 3600 else None
 
 
-# --- What each engine usually looks like at this hour of the week, from the history. I/O edge -----
+# --- Seasonal baselines ---------------------------------------------------------------------------
 
 
 SEASONS_JOB = "\0seasons"
-"""No target's name: these are printable."""
+"""Not a possible target name: these are printable."""
 
 SEASONS_EVERY_S = 900.0
-"""Four times an hour: the next hour is known before it begins."""
+"""Four times an hour, so that the next hour is read before it begins."""
 
 
-Habits = Mapping[tuple[str, EngineKey], Mapping[str, float]]
+Baselines = Mapping[tuple[str, EngineKey], Mapping[str, float]]
 
 
 class SeasonalBaselines:
-    """Reads this hour's and the next one's habits from the weeks before, each hour once."""
+    """Reads the usual values at this hour and the next from the weeks before, each hour once."""
 
     def __init__(
         self,
@@ -155,37 +154,37 @@ class SeasonalBaselines:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._history, self._targets, self._wall = history, targets, wall
-        self._hours: dict[float, Habits] = {}
+        self._hours: dict[float, Baselines] = {}
 
     def usual(self, target: str, key: EngineKey, t_s: float) -> Mapping[str, float]:
-        """The tracked signals of an engine as they usually are at a moment; none where too few
-        weeks are known."""
+        """Usual values of an engine's tracked signals at a time; empty if too few weeks are
+        known."""
         return self._hours.get(hour_start_s(t_s), {}).get((target, key), {})
 
     def cycle(self) -> float | None:
-        """Read what is not known yet."""
+        """Read the hours and engines not read yet."""
         now_s = self._wall()
         wanted = (hour_start_s(now_s), hour_start_s(now_s + HOUR_S))
-        hours = {hour: habits for hour, habits in self._hours.items() if hour in wanted}
+        hours = {hour: baselines for hour, baselines in self._hours.items() if hour in wanted}
         try:
             for hour in wanted:
                 hours.setdefault(hour, {})
                 hours[hour] = {**self._missing(hour, now_s, hours[hour]), **hours[hour]}
         except StoreError as error:
-            log.warning("habits of the week stay as they were error=%s", error)
+            log.warning("cannot read seasonal baselines, keeping the old ones error=%s", error)
             return None
         self._hours = hours
         return None
 
     def crashed(self, error: Exception) -> float | None:
-        """What was read last holds on."""
+        """Keep the last values."""
         del error
         return None
 
-    def _missing(self, hour_s: float, now_s: float, known: Habits) -> Habits:
+    def _missing(self, hour_s: float, now_s: float, known: Baselines) -> Baselines:
         return {
-            key: self._read(item, hour_s)
-            for key, item in engines_seen(self._history, self._targets(), now_s)
+            key: self._read(engine, hour_s)
+            for key, engine in recent_engines(self._history, self._targets(), now_s)
             if key not in known
         }
 
@@ -200,28 +199,28 @@ class SeasonalBaselines:
         return usual(weeks)
 
 
-# --- What each engine carried before this daemon began to watch it, from the history. I/O edge ----
+# --- Knees ----------------------------------------------------------------------------------------
 #
-# A knee is learned from days of loads. The windows of the last two weeks are read again where the
-# engine is still the same model, launched as it was.
+# A knee is learned from days of load. After a restart of the daemon, the windows of the last two
+# weeks are read again if the engine still has the same model and launch.
 
 
 KNEES_JOB = "\0knees"
-"""No target's name: these are printable."""
+"""Not a possible target name: these are printable."""
 
 KNEES_EVERY_S = 1.0
 RETRY_S = 900.0
-"""A history that cannot be read is left alone for so long."""
+"""Seconds until an unreadable history is retried."""
 
 REST_FACTOR = 3.0
-"""Reading one of many engines' two weeks rests so much longer than it works: scrapes come first."""
+"""Pause after each read, as a multiple of its CPU time: scrapes come first."""
 
 READ_S = 1.0
-"""CPU time that one engine's history is worth; days that take longer stay unread, oldest first."""
+"""CPU seconds spent on one engine's history; then the oldest days stay unread."""
 
 
 class LaunchHistoryReader(HistoryReader, Protocol):
-    """The history, as far as it is read here."""
+    """The history queries used for knees."""
 
     def configs(self, engine_id: int, *, from_s: float, to_s: float) -> list[ConfigChange]:
         """Starts and changes of configuration of an engine."""
@@ -230,7 +229,7 @@ class LaunchHistoryReader(HistoryReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KneeRequest:
-    """Whose windows are wanted, and how it was launched."""
+    """An engine whose past windows are requested, and its launch."""
 
     target: str
     key: EngineKey
@@ -241,7 +240,7 @@ class KneeRequest:
 
 
 class KneeLoader:
-    """Reads what engines carried before they were watched, a day at a time, each engine once."""
+    """Loads past windows into engines' knees, a day at a time, each engine once."""
 
     def __init__(
         self, history: LaunchHistoryReader, clock_s: Callable[[], float] = time.thread_time
@@ -251,7 +250,7 @@ class KneeLoader:
         self._reading: Iterator[None] = iter(())
 
     def request(self, target: str, engine: EngineMonitor) -> None:
-        """Have an engine's knee told what was seen of it before. Safe between threads."""
+        """Queue an engine to have its knee loaded. Thread-safe."""
         first_s = engine.learned.knee.first_s
         if first_s is None:
             return
@@ -262,7 +261,7 @@ class KneeLoader:
         )
 
     def cycle(self) -> float | None:
-        """Read one day of one engine. Gives the time until the next; None: nobody waits."""
+        """Read one day of one engine. Returns seconds until the next; None: the queue is empty."""
         began_s = self._clock_s()
         try:
             if next(self._reading, self) is self:
@@ -270,38 +269,38 @@ class KneeLoader:
                     return None
                 self._reading = self._read(self._requests.popleft())
         except StoreError as error:
-            log.warning("knees are learned anew for now error=%s", error)
+            log.warning("cannot read past windows, retrying error=%s", error)
             return RETRY_S
         return REST_FACTOR * (self._clock_s() - began_s)
 
     def crashed(self, error: Exception) -> float | None:
-        """This engine's knee is learned anew; the next one's is read."""
+        """Skip this engine, whose knee is learned from scratch, and continue with the next."""
         del error
         return None
 
-    def _read(self, item: KneeRequest) -> Iterator[None]:
-        """Reads an engine's days, newest first, until its knee is told.
+    def _read(self, request: KneeRequest) -> Iterator[None]:
+        """Reads an engine's days, newest first, then loads its knee.
 
         Raises:
-            StoreError: the history cannot be read; the engine waits again.
+            StoreError: the history cannot be read; the engine is queued again.
         """
         try:
-            yield from self._days(item)
+            yield from self._days(request)
         except StoreError:
-            self._requests.append(item)
+            self._requests.append(request)
             raise
 
-    def _days(self, item: KneeRequest) -> Iterator[None]:
-        known = self._history.engines(item.target)
-        engine = next((engine for engine in known if engine.key == item.key), None)
+    def _days(self, request: KneeRequest) -> Iterator[None]:
+        known = self._history.engines(request.target)
+        engine = next((engine for engine in known if engine.key == request.key), None)
         if engine is None:
             return
         launches = self._history.configs(engine.id, from_s=-math.inf, to_s=math.inf)
         since_s = max(
-            item.before_s - FORGOTTEN_S, launched_s(launches, item.config), engine.first_s
+            request.before_s - FORGOTTEN_S, launched_s(launches, request.config), engine.first_s
         )
-        windows, spent_s = Windows(item.window_s), 0.0
-        until_s = math.nextafter(item.before_s, -math.inf)
+        windows, spent_s = Windows(request.window_s), 0.0
+        until_s = math.nextafter(request.before_s, -math.inf)
         while since_s <= until_s and spent_s < READ_S:
             began_s = self._clock_s()
             from_s = max(since_s, until_s - DAY_S)
@@ -312,14 +311,13 @@ class KneeLoader:
             spent_s += self._clock_s() - began_s
             yield
         points = windows.points()
-        item.knee.recall(points)
+        request.knee.recall(points)
         if points:
-            log.debug("knee recalled target=%s points=%s", item.target, len(points))
+            log.debug("knee recalled target=%s points=%s", request.target, len(points))
 
 
 class Windows:
-    """Windows of one engine, gathered from the newest to the oldest: of each concurrency as many
-    as a knee keeps."""
+    """Collects windows of one engine, newest first, up to a knee's limit per concurrency."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -328,19 +326,19 @@ class Windows:
 
     @property
     def empty(self) -> bool:
-        """Whether none is taken yet."""
+        """Whether no window was collected."""
         return not self._steps
 
     def lacks(self, series: Series) -> bool:
-        """Whether there were loads of which too few windows are taken: most days are like the
-        newest ones, and to read all of a day takes twice as long."""
+        """Whether a day has loads with too few windows. Most days resemble newer ones, and reading
+        a whole day takes twice as long as its loads."""
         return any(
             len(self._steps.get(step_of(load), ())) < LIVE_POINTS_KEPT
             for load in loads_of(series, self._window_s)
         )
 
     def add_older(self, series: Series) -> None:
-        """Take what was seen before all that was taken so far; no window reaches into another."""
+        """Add windows from before those collected so far; windows do not overlap."""
         fresh: dict[int, list[Point]] = {}
         oldest_s = self._oldest_s
         for point in windows_of(series, self._window_s):
@@ -354,13 +352,13 @@ class Windows:
             self._steps[step] = [*(points[-room:] if room else ()), *known]
 
     def points(self) -> list[Point]:
-        """Those that are kept, oldest first."""
+        """The collected windows, oldest first."""
         every = (point for points in self._steps.values() for point in points)
         return sorted(every, key=lambda point: point.t_s)
 
 
 def loads_of(series: Series, window_s: float) -> Iterator[float]:
-    """Requests in flight, once a window, where there were any."""
+    """Requests in flight once per window, skipping idle ones."""
     times = series.times
     running, waiting = (series.values[key] for key in LOAD_SIGNALS)
     at = 0
@@ -372,12 +370,12 @@ def loads_of(series: Series, window_s: float) -> Iterator[float]:
 
 
 def windows_of(series: Series, window_s: float) -> Iterator[Point]:
-    """The windows that say something about latency under load, none reaching into another."""
+    """The windows with latency under load; they do not overlap."""
     times, columns = series.times, series.values
     running, waiting = (columns[key] for key in LOAD_SIGNALS)
     at = 0
     while at < len(times):
-        if running[at] + waiting[at] < IN_FLIGHT_MIN:  # most of a quiet day; NaN is not less
+        if running[at] + waiting[at] < IN_FLIGHT_MIN:  # idle; False for NaN
             at += 1
             continue
         values = {key: _known(column[at]) for key, column in columns.items()}
@@ -390,7 +388,7 @@ def windows_of(series: Series, window_s: float) -> Iterator[Point]:
 
 
 def launched_s(changes: Sequence[ConfigChange], config: Mapping[str, str]) -> float:
-    """Since when the engine has been launched as it is now; infinite where it never was."""
+    """Start of the engine's present launch configuration; infinity if it never had it."""
     since_s = math.inf
     for change in reversed(changes):
         if not same_launch(change.after, config):

@@ -1,6 +1,6 @@
-"""`kneewatch run`: the daemon put together, started, and ended in order. I/O edge.
+"""`kneewatch run`: builds, starts and stops the daemon. I/O edge.
 
-Only the `run` command imports this: what it needs is more than every other command together.
+Only the `run` command imports this module, because its imports are slow.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ DEFAULTS = {"interval_s": 5.0}
 DEMO_DEFAULTS = {**DEFAULTS, "window_s": DEMO_WINDOW_S}
 
 STOP_S = 2.5
-"""All of the end: who sends SIGTERM may send SIGKILL after a few seconds."""
+"""Longest shutdown: service managers send SIGKILL a few seconds after SIGTERM."""
 
 FLUSH_S = 0.4
-"""The history has at least so long to write what is queued."""
+"""Minimum time for the history to write queued cycles at shutdown."""
 
 
 def run(
@@ -80,10 +80,10 @@ def run(
     prometheus: str | None = None,
     selector: str = "",
 ) -> NoReturn:
-    """Watch until told to stop; then the process ends.
+    """Run the daemon until a signal or `for_s`, then end the process.
 
     Raises:
-        KneewatchError: it cannot begin.
+        KneewatchError: it cannot start.
     """
     if demo and arguments:
         raise SettingsError("--demo plays its own recording: leave the targets out")
@@ -94,7 +94,7 @@ def run(
     fleet_watch = None if prometheus is None else _fleet_watch(prometheus, settings, selector)
     with _store_file(settings, demo=demo) as store_file:
         Daemon(discovery, settings, store_file, fleet_watch).run(settings_of, for_s)
-    # All is closed. To take apart what 1,000 targets have left in memory would take seconds.
+    # Everything is closed. Freeing the memory of 1,000 targets would take seconds.
     sys.stdout.flush()
     os._exit(OK)
 
@@ -107,7 +107,7 @@ def _fleet_watch(url: str, settings: Settings, selector: str) -> FleetWatch:
 
 @contextmanager
 def _store_file(settings: Settings, *, demo: bool) -> Generator[Path]:
-    """The history's file; the demo's is forgotten with it, unless one is stated."""
+    """The history's file; a temporary one for the demo, unless one is set."""
     if not demo or settings["store.file"]:
         yield store_path(settings["store.file"], os.environ)
         return
@@ -116,10 +116,10 @@ def _store_file(settings: Settings, *, demo: bool) -> Generator[Path]:
 
 
 class Daemon:
-    """Everything that runs.
+    """The parts of the daemon and their order of shutdown.
 
     Raises:
-        KneewatchError: a part cannot be had: the history, the address, a token, a receiver.
+        KneewatchError: a part cannot start: the history, the address, a token, a receiver.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Daemon:
         self._store_file = store_file
         self._deadline_s: float | None = None
         self._board = Board()
-        # What is made first is closed last: the history takes what all others still have to say.
+        # Closed in reverse order: the history last, because the other parts still write to it.
         with ExitStack() as parts:
             self._store = Store.open(store_file, retention=_retention(settings))
             parts.callback(lambda: self._store.close(max(self._left_s(), FLUSH_S)))
@@ -174,7 +174,7 @@ class Daemon:
             self._parts = parts.pop_all()
 
     def run(self, settings_of: Callable[[], Settings], for_s: float | None) -> None:
-        """Watch until told to stop; then end everything in under 3 s, whatever hangs."""
+        """Run until stopped, then shut down in under 3 s, even if a part hangs."""
         systemd = Systemd(os.environ)
         supervisor = Supervisor(
             Parts(
@@ -247,13 +247,13 @@ class Daemon:
             time.sleep(0.01)
 
     def _close_gpus(self) -> None:
-        # A driver that hangs is not waited for.
+        # In a thread, so that a hanging driver does not delay the shutdown.
         closing = Thread(target=self._gpus.close, name="gpus-close", daemon=True)
         closing.start()
         closing.join(self._left_s(0.3))
 
     def _left_s(self, most_s: float = STOP_S) -> float:
-        """What is left of the time to end in."""
+        """Seconds left for the shutdown, `most_s` at most."""
         if self._deadline_s is None:
             self._deadline_s = time.monotonic() + STOP_S
         return max(0.0, min(most_s, self._deadline_s - time.monotonic()))

@@ -1,7 +1,4 @@
-"""The GPUs of this node, found by looking: a DCGM exporter where it usually is, else NVML.
-
-I/O edge.
-"""
+"""Discovers the GPUs of this node: a DCGM exporter at its usual address, else NVML. I/O edge."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ log = logging.getLogger(__name__)
 USUAL_URL = "http://127.0.0.1:9400/metrics"
 PROBE_CONNECT_S, PROBE_READ_S = 0.5, 2.0
 REDISCOVER_AFTER_FAILURES = 4
-"""After so many failures in a row what was found is looked for anew."""
+"""Failures in a row after which discovery is repeated."""
 
 
 class NodeCollector:
-    """What there is on this node, looked for once and then kept while it answers."""
+    """The GPU source of this node, discovered once and kept while it answers."""
 
     def __init__(
         self,
@@ -47,14 +44,14 @@ class NodeCollector:
 
     @property
     def name(self) -> str:
-        """What was found, in a word."""
+        """Name of the discovered source."""
         return self._collector.name if self._collector else "gpus"
 
     def collect(self) -> GpuPage:
         """The GPUs of the node as they are now.
 
         Raises:
-            CollectError: of kind no_gpu where there is nothing to read, else as it was found.
+            CollectError: of kind no_gpu if there is no source, else the source's own error.
         """
         collector = self._collector
         try:
@@ -68,7 +65,7 @@ class NodeCollector:
         return page
 
     def close(self) -> None:
-        """Give back what is held; the next `collect` looks anew."""
+        """Close the source; the next `collect` discovers again."""
         collector, self._collector, self._failing = self._collector, None, 0
         if collector:
             collector.close()
@@ -83,9 +80,7 @@ class NodeCollector:
         finally:
             probe.close()
         self._collector = DcgmCollector(self._url, self._fetch, self._limits)
-        log.info(
-            "found a DCGM exporter on this node url=%s gpus=%d", self._url, len(page.gpus.gpus)
-        )
+        log.info("DCGM exporter found url=%s gpus=%d", self._url, len(page.gpus.gpus))
         return page
 
     def _nvml(self, no_exporter: CollectError) -> GpuPage:
@@ -96,17 +91,17 @@ class NodeCollector:
             if error.kind != "no_gpu":
                 self._collector = nvml
                 raise
-            why = f"no GPU source: {no_exporter}; {error}"
-            raise CollectError(why, kind="no_gpu", hint="set gpu_metrics") from error
+            reason = f"no GPU source: {no_exporter}; {error}"
+            raise CollectError(reason, kind="no_gpu", hint="set gpu_metrics") from error
         self._collector = nvml
-        log.info("found GPUs on this node through NVML gpus=%d", len(page.gpus.gpus))
+        log.info("GPUs found through NVML gpus=%d", len(page.gpus.gpus))
         return page
 
 
 def on_this_node(spec: TargetSpec) -> bool:
-    """Whether a target's server runs where we do, as far as its address or its label node says so.
+    """Whether a target's server runs on this node, by its address or its label `node`.
 
-    Names are not resolved: that could hang, and what a name means can change.
+    Host names are not resolved: that could hang, and the result can change.
     """
     if spec.played:
         return False

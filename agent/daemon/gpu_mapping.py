@@ -1,4 +1,4 @@
-"""Which GPUs of a page are a target's: by what its labels state, else by their number. Pure.
+"""Maps the GPUs of a page to a target, by its labels or else by their count. Pure.
 
 | label of the target | means |
 | --- | --- |
@@ -7,7 +7,7 @@
 | `pod`, `namespace` | its pod, where the exporter says which pod has a GPU |
 | `node` | its node, where a page shows several |
 
-What is stated and not found is said; it is never replaced by a guess.
+A stated GPU that is missing is reported, never replaced by a guess.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from kneewatch.collector.names.dcgm_fields import GpuBinding, GpuFields, GpuKey
 from kneewatch.diagnose.gpu.monitor import OF_AN_INSTANCE, GpuChoice
 
-HOW_TO_STATE = "state it by the target's labels gpu_uuids, gpu_indexes, or pod and namespace"
+HOW_TO_STATE = "set the target's labels gpu_uuids, gpu_indexes, or pod and namespace"
 SHOWN_MAX = 8
-"""More GPUs than this are counted, not named."""
+"""Up to this many GPUs are listed by name; more are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuClaim:
-    """What a target says about its GPUs.
+    """What a target's labels and settings state about its GPUs.
 
-    `count` is how many it has, where that is stated; `alone`: no other target uses the source.
+    `count` is its number of GPUs, if stated; `alone`: no other target uses the source.
     """
 
     uuids: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class GpuClaim:
             return _named(gpus, self.indexes, by="index")
         if self.pod and pods_told:
             pod = f"{self.namespace}/{self.pod}" if self.namespace else self.pod
-            return GpuChoice((), "", missing=(f"no GPU on the page is given to pod {pod}",))
+            return GpuChoice((), "", missing=(f"no GPU on the page is assigned to pod {pod}",))
         return self._by_number(gpus)
 
     def _of_pod(self, gpus: Sequence[GpuFields]) -> GpuChoice | None:
@@ -64,13 +64,13 @@ class GpuClaim:
         if len(spaces) == 1:
             return GpuChoice(_with_boards(found, gpus), joined, names=_names(found))
         why = (
-            f"pod {self.pod} is in namespaces {', '.join(spaces)}; which is the target's is a"
-            " guess: state its label namespace"
+            f"pod {self.pod} exists in namespaces {', '.join(spaces)}, so its GPUs are a guess: set"
+            " the target's label namespace"
         )
         return GpuChoice(found, f"{joined}: a guess", guess=True, missing=(why,))
 
     def _spaces(self, gpu: GpuFields) -> set[str]:
-        """The namespaces in which the target's pod has this GPU."""
+        """Namespaces in which the target's pod uses this GPU."""
         return {
             work.namespace
             for work in gpu.workloads
@@ -80,15 +80,19 @@ class GpuClaim:
     def _by_number(self, gpus: Sequence[GpuFields]) -> GpuChoice:
         boards = {_board(gpu.key) for gpu in gpus}
         if len(gpus) == 1:
-            return GpuChoice(gpus, "the only GPU there")
+            return GpuChoice(gpus, "the only GPU on the page")
         if self.alone and self.count == len(boards) == len(gpus):
-            return GpuChoice(gpus, f"likely all {len(gpus)} GPUs there: the target has as many")
-        why = f"that all {len(gpus)} GPUs there are the target's is a guess: {HOW_TO_STATE}"
-        return GpuChoice(gpus, f"all {len(gpus)} GPUs there: a guess", guess=True, missing=(why,))
+            return GpuChoice(
+                gpus, f"likely all {len(gpus)} GPUs on the page: the target has as many"
+            )
+        why = f"that all {len(gpus)} GPUs on the page are the target's is a guess: {HOW_TO_STATE}"
+        return GpuChoice(
+            gpus, f"all {len(gpus)} GPUs on the page: a guess", guess=True, missing=(why,)
+        )
 
 
 def claim_of(labels: Mapping[str, str], *, count: int | None) -> GpuClaim:
-    """What a target's labels say about its GPUs."""
+    """The claim that a target's labels state."""
     return GpuClaim(
         uuids=_listed(labels.get("gpu_uuids", "")),
         indexes=_listed(labels.get("gpu_indexes", "")),
@@ -104,7 +108,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _on_node(gpus: Sequence[GpuFields], node: str) -> Sequence[GpuFields]:
-    """The GPUs of a node. A page of one node is that node's, whatever its exporter calls it."""
+    """The GPUs of a node. If the page has only one node, its name does not matter."""
     if not node or len({gpu.key.hostname for gpu in gpus}) < 2:
         return gpus
     return [gpu for gpu in gpus if _host(gpu.key.hostname) == _host(node)]
@@ -137,14 +141,14 @@ def _named(gpus: Sequence[GpuFields], stated: Sequence[str], *, by: str) -> GpuC
 
 
 def _aliases(key: GpuKey, by: str, board_uuid: str) -> set[str]:
-    """The names that a GPU or MIG instance answers to: its own, and its board's."""
+    """All names of a GPU or MIG instance: its own, and those of its board."""
     names = {key.uuid, board_uuid} if by == "UUID" else {key.index}
     names |= {f"{name}/{key.mig}" for name in names if key.mig}
     return names - {""}
 
 
 def _names(gpus: Sequence[GpuFields]) -> frozenset[str]:
-    """By which what is noted of the GPUs is known to concern them."""
+    """UUIDs and indexes of the GPUs, to match notes on the page."""
     return frozenset(name for gpu in gpus for name in (gpu.key.uuid, gpu.key.index) if name)
 
 
@@ -153,7 +157,7 @@ def _board(key: GpuKey) -> tuple[str, str]:
 
 
 def _with_boards(found: Sequence[GpuFields], gpus: Sequence[GpuFields]) -> list[GpuFields]:
-    """The GPUs, and of MIG instances the boards they are on, for what only a board tells."""
+    """The GPUs, plus the boards of MIG instances, for fields that only a board has."""
     made = list(found)
     for gpu in gpus:
         parts = [one for one in found if one.key.mig and _board(one.key) == _board(gpu.key)]

@@ -1,4 +1,4 @@
-"""GPU sources: their state and backoff, their targets, and the job that reads them. I/O edge."""
+"""GPU sources: reading, backoff, and the targets that use them. I/O edge."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuMonitor, GpuReading
 log = logging.getLogger(__name__)
 
 HANG_S = 10.0
-"""A reading that has not come after so long is hanging."""
+"""A reading that takes longer than this counts as hanging."""
 
 BACKOFF_MOST_S = 300.0
 REDISCOVERY_S = 600.0
-"""Until the next look where there is no GPU."""
+"""Seconds until discovery is repeated on a node without a GPU."""
 
 NO_GPU = "no_gpu"
 EARLY_S = 1.0
-"""Readings come a little early: one that is due so soon is due."""
+"""Readings may start this much early: job times vary a little."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """A reading under way."""
+    """A running read of a source."""
 
     t_s: float
     started_s: float
@@ -53,9 +53,9 @@ class Reading:
 
 
 class GpuSource:
-    """A collector that is run in one thread at a time, and the monitors that read its pages.
+    """A collector, run in one thread at a time, and the monitors that receive its pages.
 
-    `optional`: that there is no GPU is normal.
+    `optional`: having no GPU is not an error.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class GpuSource:
         self._retired = False
         self._logged: set[str] = set()
         self.state: SourceState | None = None
-        """How it did; None before the first reading, and where there is no GPU."""
+        """State of the last reading; None before the first one, and without a GPU."""
 
     def subscribe(self, target: str, monitor: GpuMonitor) -> None:
-        """Give a target's monitor the newest page, and all that come."""
+        """Send a target's monitor the newest page and all later ones."""
         with self._lock:
             self._monitors[target] = monitor
             if isinstance(self._last, CollectError):
@@ -88,15 +88,15 @@ class GpuSource:
             elif self._last is not None:
                 monitor.take(*self._last)
             else:
-                monitor.failed("the GPUs have not been read yet")
+                monitor.failed("GPUs not read yet")
 
     def unsubscribe(self, target: str) -> None:
-        """Give a target no more pages."""
+        """Send a target no more pages."""
         with self._lock:
             self._monitors.pop(target, None)
 
     def start(self, pool: DaemonPool, t_s: float) -> Reading | None:
-        """Begin a reading where one is due and none is under way."""
+        """Start a reading if one is due and none is running."""
         with self._lock:
             now_s = self._monotonic()
             if self._run is not None or self._retired or now_s + EARLY_S < self._due_s:
@@ -112,14 +112,14 @@ class GpuSource:
         return run
 
     def give_up(self, t_s: float) -> None:
-        """Say of a reading that takes too long that it hangs; what it brings is not taken."""
+        """Report a reading that takes too long as hanging, and ignore its result."""
         with self._lock:
             run = self._run
             late_s = 0.0 if run is None else self._monotonic() - run.started_s
             if run is None or late_s < self._hang_s:
                 return
-            why = f"{self._collector.name} has not answered for {late_s:.0f} s: it hangs"
-            hint = "nvidia-smi on the node says whether the driver does"
+            why = f"{self._collector.name} is hanging: no answer for {late_s:.0f} s"
+            hint = "run nvidia-smi on the node to check whether the driver hangs"
             error = CollectError(why, kind="timeout", hint=hint)
             if run.given_up:
                 self._show(error, t_s, late_s)
@@ -128,7 +128,7 @@ class GpuSource:
                 self._fail(error, t_s, late_s)
 
     def retire(self, pool: DaemonPool) -> None:
-        """Read no more, and close the collector once no reading is under way."""
+        """Stop reading, and close the collector once no reading is running."""
         with self._lock:
             self._retired = True
             self._monitors.clear()
@@ -143,7 +143,7 @@ class GpuSource:
         except CollectError as error:
             failed = error
         except Exception as error:
-            log.exception("reading GPUs crashed; going on source=%s", self._collector.name)
+            log.exception("GPU reading crashed source=%s", self._collector.name)
             failed = CollectError(f"a bug: {error!r}", kind="internal", hint="the log has more")
         with self._lock:
             self._run = None
@@ -159,7 +159,7 @@ class GpuSource:
     def _take(self, page: GpuPage, t_s: float, took_s: float) -> None:
         name = self._collector.name
         if self._failing:
-            log.info("GPU source answers again source=%s failures=%d", name, self._failing)
+            log.info("GPU source up again source=%s failures=%d", name, self._failing)
         self._failing, self._last = 0, (t_s, page)
         self._due_s = float("-inf")
         lost = [note.text for note in page.notes if note.lost]
@@ -198,59 +198,58 @@ class GpuSource:
     def _log_once(self, level: int, text: str) -> None:
         if text not in self._logged:
             self._logged.add(text)
-            log.log(level, "told of the GPUs source=%s what=%s", self._collector.name, text)
+            log.log(level, "GPU source reports source=%s detail=%s", self._collector.name, text)
 
 
 def _with_hint(error: CollectError) -> str:
     return f"{error}; {error.hint}" if error.hint else str(error)
 
 
-# --- The reading of the GPU sources, as a job -----------------------------------------------------
+# --- The job --------------------------------------------------------------------------------------
 
 
 GPU_JOB = "\0gpus"
-"""No target's name: these are printable."""
+"""Not a possible target name: these are printable."""
 
 
 class Sources(Protocol):
-    """The GPU sources, as their job sees them."""
+    """What the job reads."""
 
     def collect(self, now_s: float) -> None:
-        """Read what is due."""
+        """Read all sources that are due."""
         ...
 
 
 class GpuJob:
-    """Reads the GPU sources, whichever they are then."""
+    """Periodically reads the GPU sources."""
 
     def __init__(self, sources: Sources, wall: Callable[[], float] = time.time) -> None:
         self._sources, self._wall = sources, wall
 
     def cycle(self) -> float | None:
-        """Read them once."""
+        """Read all due sources once."""
         self._sources.collect(self._wall())
         return None
 
     def crashed(self, error: Exception) -> float | None:
-        """Their states and readings stay as they were, and age."""
+        """Keep the last states and readings, which age."""
         del error
         return None
 
 
-# The GPU sources beside the targets: which there are, whose GPUs they show, how they do. I/O
-# edge.
+# --- All sources ----------------------------------------------------------------------------------
 #
-# A target's source is the page that `gpu_metrics` names, NVML where that says `nvml`, none where
-# it says `none`; unset, it is what is found on this node (gpu_node.py) if the target is here.
-# Targets with the same source share it: it is read once an interval. Which of its GPUs are a
-# target's is worked out in gpu_joins.py.
+# A target's source is the page in `gpu_metrics`, NVML if that is `nvml`, none if it is `none`.
+# Unset, it is the source discovered on this node (gpu_discovery.py), for targets on this node.
+# Targets with the same source share it: it is read once per interval. gpu_mapping.py maps its
+# GPUs to targets.
 
 
 NVML, NONE = "nvml", "none"
-"""Words in place of an address in `gpu_metrics`."""
+"""Values of `gpu_metrics` other than an address."""
 
 CONNECT_S, READ_S = 3.0, 6.0
-"""The longest a page is waited for: less than what counts as hanging."""
+"""Longest timeouts for a page: together less than HANG_S."""
 
 CLOSING_S = 1.0
 TURN_S = 0.2
@@ -259,14 +258,14 @@ ELSEWHERE = GpuReading(
 )
 
 Key = tuple[str, ...]
-"""What makes two sources the same: their kind, address and access."""
+"""Identity of a source: its kind, address and access settings."""
 
 NODE: Key = ("node",)
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A target, its source, what it claims and the monitor that reads it."""
+    """A target, its source, its claim to GPUs, and its monitor."""
 
     target: str
     key: Key
@@ -275,13 +274,16 @@ class Subscription:
     monitor: GpuMonitor
 
     def is_equivalent(self, other: Subscription) -> bool:
-        """Whether what was seen for one is good for the other."""
+        """Whether the other subscription may keep this one's monitor."""
         return (self.key, self.claim, self.window_s) == (other.key, other.claim, other.window_s)
 
 
 class GpuSources:
-    """All GPU sources of the daemon. `collect` is called at the GPUs' interval; everything else may
-    be called in any thread and never waits for a source."""
+    """All GPU sources of the daemon.
+
+    `collect` is called at the GPU interval. All other methods are thread-safe and never wait for a
+    source.
+    """
 
     def __init__(
         self,
@@ -302,10 +304,10 @@ class GpuSources:
         self.update(specs)
 
     def update(self, specs: Sequence[TargetSpec]) -> None:
-        """Watch these targets from now on; what did not change goes on as it was."""
+        """Set the targets; unchanged ones keep their sources and monitors."""
         keys = {spec.name: self._key(spec) for spec in specs}
         sharing = Counter(keys.values())
-        # Most targets share their settings, and a count can take reading a file.
+        # Counted once per settings object, since that may read a file and most targets share one.
         stated_by = {id(spec.settings): spec.settings for spec in specs}
         counts = {key: gpu_count(settings) for key, settings in stated_by.items()}
         with self._lock:
@@ -329,7 +331,7 @@ class GpuSources:
                 self._sources.pop(key).retire(self._pool)
 
     def collect(self, now_s: float) -> None:
-        """Read every source that is due; returns once all have answered or hang."""
+        """Read every source that is due. Returns when all have answered or hang."""
         with self._lock:
             sources = list(self._sources.values())
         runs = [run for source in sources if (run := source.start(self._pool, now_s))]
@@ -343,15 +345,15 @@ class GpuSources:
             source.give_up(now_s)
 
     def reading(self, spec: TargetSpec, t_s: float) -> GpuReading:
-        """What the target's GPUs say, as far as it is known which are the target's."""
+        """The last reading of the target's GPUs."""
         subscription = self._subscriptions.get(spec.name)
         if subscription is None:
             return self._without.get(spec.name, NO_GPUS)
         return subscription.monitor.reading(t_s)
 
     def states(self, spec: TargetSpec | None = None) -> list[SourceState]:
-        """How a target's source does, and how its GPUs were joined to it; without a target, how
-        all sources do. Where there is no GPU there is no state: that is not a failure."""
+        """State of a target's source with the mapping of its GPUs; without a target, the states of
+        all sources. A node without a GPU has no state, because that is not a failure."""
         if spec is None:
             with self._lock:
                 sources = list(self._sources.values())
@@ -363,7 +365,7 @@ class GpuSources:
         return [replace(state, joined=subscription.monitor.reading(state.t_s).joined)]
 
     def close(self) -> None:
-        """End all sources; one that hangs is left to itself."""
+        """Close all sources; hanging ones are not waited for."""
         self._closed.set()
         with self._lock:
             sources, self._sources, self._subscriptions = list(self._sources.values()), {}, {}
@@ -376,7 +378,7 @@ class GpuSources:
     def _watch(self, spec: TargetSpec, key: Key, count: int | None, *, alone: bool) -> Subscription:
         claim = claim_of(spec.labels, count=count)
         unstated = not (claim.uuids or claim.indexes or claim.pod)
-        # What others do only matters where GPUs are joined by their number.
+        # Sharing matters only if GPUs are mapped by count.
         claim = replace(claim, alone=unstated and alone)
         window_s, interval_s = spec.settings["window_s"], spec.settings["gpu_interval_s"]
         monitor = GpuMonitor(window_s=window_s, interval_s=interval_s, choose=claim.choose)
@@ -417,7 +419,7 @@ class GpuSources:
 
 
 def _access(spec: TargetSpec, url: str) -> FetchSettings:
-    """How a target's GPU page is read: another server is not shown what is for the target."""
+    """Fetch settings for a GPU page; the target's credentials are not sent to another server."""
     fetch = _short(spec.settings.fetch())
     is_equivalent = parse_target(url).origin == parse_target(spec.address).origin
     return fetch if is_equivalent else fetch.without_secrets()
@@ -432,14 +434,14 @@ def _short(fetch: FetchSettings) -> FetchSettings:
 
 
 def gpu_count(settings: Settings) -> int | None:
-    """GPUs of a server, where that is stated: those of an engine by as many engines as it runs."""
+    """GPUs of a server by its settings (GPUs per engine x engines); None if not stated."""
     try:
-        known = stated(settings)
-    except SettingsError:  # whoever starts the target says so
+        deployment = stated(settings)
+    except SettingsError:  # reported where the target is started
         return None
-    launch = known.launch or Launch()
-    tensor = known.tensor_parallel or launch.count("--tensor-parallel-size")
-    engine = known.gpus
+    launch = deployment.launch or Launch()
+    tensor = deployment.tensor_parallel or launch.count("--tensor-parallel-size")
+    engine = deployment.gpus
     if engine is None and tensor is not None:
         engine = tensor * (launch.count("--pipeline-parallel-size") or 1)
     return None if engine is None else engine * (launch.count("--data-parallel-size") or 1)

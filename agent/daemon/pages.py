@@ -1,4 +1,4 @@
-"""Where a target's pages come from: its server, or a capture in real time. I/O edge."""
+"""Pages of a target: fetched from its server, or played from a capture. I/O edge."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from kneewatch.collector.samples import Layout, Page
 
 LEAST_GAP_S = 0.01
 PAUSE_S = 1.0
-"""Between the end and the start over, where the recording's own pace is not slower."""
+"""Minimum pause between the end of a recording and its restart."""
 
 STARTS = ("_created", "process_start_time_seconds")
-"""Ends of the names of metrics that are times of the process."""
+"""Suffixes of metrics that hold start times of the process."""
 
 
 class Player:
-    """The pages of a capture at their own pace, with their times moved to now.
+    """Plays the pages of a capture in real time, with their times shifted to now.
 
-    At its end it starts over, as a new process: `begun` counts the starts.
+    At the end it restarts, as a new process: `begun` counts the starts.
 
     Raises:
-        CaptureError: there is nothing in it to play.
+        CaptureError: the capture is empty.
     """
 
     def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,8 +44,7 @@ class Player:
         self._starts: tuple[Layout, list[int]] | None = None
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The page that is due at `now_s`, as the stream's parser reads it; those that were missed
-        are left out.
+        """The page that is due at `now_s`, parsed by the stream; missed pages are skipped.
 
         Raises:
             CaptureError: the file can no longer be read.
@@ -80,11 +79,11 @@ class Player:
         self._entries = iter(CaptureReader(self._path))
         first = next(self._entries, None)
         if first is None:
-            raise CaptureError(f"{self._path}: there is nothing in it to play")
+            raise CaptureError(f"{self._path}: the capture is empty")
         return first
 
     def _moved(self, page: Page) -> Page:
-        """The page with the process's times moved as well: each start over is a new process."""
+        """The page with shifted process start times, so that each restart is a new process."""
         if self._starts is None or self._starts[0] is not page.layout:
             at = [
                 index
@@ -97,37 +96,37 @@ class Player:
         return page
 
 
-# --- Where a target's pages come from: its server, or a capture that is played. I/O edge ----------
+# --- Sources of pages -----------------------------------------------------------------------------
 
 
 class Pages(Protocol):
     """A target's pages, one at a time."""
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The page at `now_s` as the stream reads it, or why there is none."""
+        """The page at `now_s`, or the error."""
         ...
 
     def due_in_s(self) -> float | None:
-        """Seconds until the next page; None where one can be had at any time."""
+        """Seconds until the next page; None if a page is always available."""
         ...
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Release connections."""
         ...
 
 
 class LivePages:
-    """A server's page, one GET each."""
+    """Pages of a live server, one GET each."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self._fetcher = Fetcher(metrics_url(spec.address), spec.settings.fetch())
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The page as it is now, or why there is none."""
+        """The current page, or the error."""
         return stream.fetch(self._fetcher, now_s)
 
     def due_in_s(self) -> float | None:
-        """None: a server answers at any time."""
+        """None: a server can be scraped at any time."""
         return None
 
     def close(self) -> None:
@@ -136,18 +135,18 @@ class LivePages:
 
 
 class PlayedPages:
-    """A capture's pages; each time it starts over, the stream forgets what it saw."""
+    """Pages of a capture; the stream is reset at each restart."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self._player = Player(spec.address)
         self._begun = 0
 
     def take(self, stream: TargetStream, now_s: float) -> Page | CollectError:
-        """The page that is due, or why there is none."""
+        """The due page, or the error."""
         try:
             page = self._player.take(stream, now_s)
         except CaptureError as error:
-            return CollectError(str(error), kind="recorded", hint="Put the recording back.")
+            return CollectError(str(error), kind="recorded", hint="Restore the recording.")
         if self._player.begun > max(self._begun, 1):
             stream.begin_anew()
         self._begun = self._player.begun
@@ -158,13 +157,13 @@ class PlayedPages:
         return self._player.due_in_s
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing to release."""
 
 
 def open_pages(spec: TargetSpec) -> Pages:
-    """Where the target's pages come from.
+    """The source of the target's pages.
 
     Raises:
-        CaptureError: it is a capture that cannot be played.
+        CaptureError: the target is a capture that cannot be played.
     """
     return PlayedPages(spec) if spec.played else LivePages(spec)

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 M_ARENA_MAX = -8
 MALLOC_ARENAS = 2
 COLLECT_AFTER = 20_000
-"""Objects more than before, until Python looks for cycles among them (its default: 700): what is
-made of a page has none."""
+"""New objects until Python's garbage collector runs (default: 700); parsed pages have no cycles."""
 
 
 OPEN_FILES = 65_536
@@ -23,11 +22,10 @@ OPEN_FILES = 65_536
 
 
 def tune_process() -> None:
-    """Use little memory with many threads, little time to look for garbage, and as many
-    connections as may be.
+    """Limit malloc arenas, run the garbage collector rarely, and raise the limit on open files.
 
-    glibc gives each thread that allocates an arena of its own, up to 8 for each core, and hardly
-    ever gives their memory back.
+    glibc gives each allocating thread an arena of its own, up to 8 per core, and rarely returns
+    their memory.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
@@ -40,41 +38,41 @@ def tune_process() -> None:
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
-# --- What systemd wants to hear of a service: ready, alive, reloading, stopping. I/O edge ---------
+# --- Notifications to systemd ---------------------------------------------------------------------
 
 
 USEC_PER_S = 1_000_000
 
 
 class Systemd:
-    """Tells the service manager, where there is one."""
+    """Notifies systemd; does nothing without it."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._socket = environ.get("NOTIFY_SOCKET", "")
         for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         usec = environ.get("WATCHDOG_USEC", "") if for_us else ""
         self.watchdog_s = int(usec) / USEC_PER_S if usec.isdecimal() else None
-        """It kills what has not said for so long that it is alive; None: it does not."""
+        """Watchdog timeout in seconds; None when systemd's watchdog is off."""
 
     def ready(self, status: str) -> None:
-        """The service is up, or up again after a reload."""
+        """Report that the service is ready, at start and after a reload."""
         self._tell("READY=1", f"STATUS={status}")
 
     def status(self, status: str) -> None:
-        """One line for people."""
+        """Set the status line of `systemctl status`."""
         self._tell(f"STATUS={status}")
 
     def alive(self) -> None:
-        """The watchdog, where there is one, may start counting anew."""
+        """Reset the watchdog, if there is one."""
         if self.watchdog_s is not None:
             self._tell("WATCHDOG=1")
 
     def reloading(self) -> None:
-        """The settings are being read again."""
+        """Report that a reload has started."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The end has begun."""
+        """Report that the service is stopping."""
         self._tell("STOPPING=1")
 
     def _tell(self, *lines: str) -> None:

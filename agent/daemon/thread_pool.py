@@ -1,4 +1,4 @@
-"""Threads on demand, for work that may hang. I/O edge."""
+"""A pool of daemon threads for work that may hang. I/O edge."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 IDLE_S = 30.0
-"""A thread that has had nothing to do for so long ends."""
+"""Idle threads end after this many seconds."""
 
 Work = Callable[[], None]
 
 
 class Worker:
-    """A thread that waits for work and does it."""
+    """A thread that runs queued work."""
 
     def __init__(self, pool: DaemonPool) -> None:
         self.given: SimpleQueue[Work] = SimpleQueue()
         self._pool = pool
 
     def start(self, work: Work) -> None:
-        """Begin a thread with some work."""
+        """Start the thread with a first piece of work."""
         self.given.put(work)
-        # The interpreter does not wait for daemons at its end: a scrape that hangs delays no stop.
+        # The interpreter does not wait for daemon threads, so a hanging scrape delays no stop.
         Thread(target=self._loop, name="kneewatch-work", daemon=True).start()
 
     def _loop(self) -> None:
@@ -32,7 +32,7 @@ class Worker:
             except Empty:
                 if self._pool.leave(self):
                     return
-                work = self.given.get()  # it was being handed work just then
+                work = self.given.get()  # work was queued just before the timeout
             try:
                 work()
             finally:
@@ -42,9 +42,9 @@ class Worker:
 
 
 class DaemonPool:
-    """Runs each piece of work on an idle thread, or else on a new one: what hangs delays no other.
+    """Runs each piece of work on an idle or new thread, so that hanging work delays no other.
 
-    The thread that became idle last is taken first, so that those a busy moment left over end.
+    The most recently idle thread is used first, so that surplus threads end.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class DaemonPool:
         self.busy = 0
 
     def run(self, work: Work) -> None:
-        """Have some work done soon.
+        """Run work on a thread.
 
         Raises:
-            RuntimeError: the system gives no more threads.
+            RuntimeError: no more threads can be started.
         """
         with self._lock:
             worker = self._idle.pop() if self._idle else None
@@ -71,17 +71,17 @@ class DaemonPool:
             raise
 
     def done(self) -> None:
-        """A piece of work has ended."""
+        """Count finished work."""
         with self._lock:
             self.busy -= 1
 
     def rest(self, worker: Worker) -> None:
-        """A worker waits for more."""
+        """Mark a worker as idle."""
         with self._lock:
             self._idle.append(worker)
 
     def leave(self, worker: Worker) -> bool:
-        """Whether an idle worker may end: not while it is being handed work."""
+        """Whether an idle worker may end; not if it was just given work."""
         with self._lock:
             if worker not in self._idle:
                 return False

@@ -90,7 +90,7 @@ def test_a_pod_that_has_no_gpu_on_the_page() -> None:
     text = body({labels(0, pod="vllm-0"): {}, labels(1, pod="vllm-1", namespace="dev"): {}})
     choice = chosen(text, pod="vllm-1", namespace="llm")
     assert names(choice) == []
-    assert choice.missing == ("no GPU on the page is given to pod llm/vllm-1",)
+    assert choice.missing == ("no GPU on the page is assigned to pod llm/vllm-1",)
 
 
 def test_a_pod_name_of_two_namespaces_is_a_guess() -> None:
@@ -132,7 +132,7 @@ def test_the_page_of_one_node_is_that_nodes_whatever_it_is_called() -> None:
 
 def test_the_only_gpu() -> None:
     choice = chosen(node(1))
-    assert (names(choice), choice.joined) == (["0"], "the only GPU there")
+    assert (names(choice), choice.joined) == (["0"], "the only GPU on the page")
     assert sure(choice)
 
 

@@ -60,7 +60,7 @@ def test_targets_share_an_exporter_and_each_reads_its_own_gpus(serving: Start, m
         target("unstated", page=exporter.url, tensor_parallel=4),
     ]
     sources = make(*specs)
-    assert [said(sources, one) for one in specs] == [["gpu_*: the GPUs have not been read yet"]] * 4
+    assert [said(sources, one) for one in specs] == [["gpu_*: GPUs not read yet"]] * 4
     assert [sources.states(one) for one in specs] == [[]] * 4
     for cycle in range(3):
         sources.collect(T_S + 15 * cycle)
@@ -70,7 +70,7 @@ def test_targets_share_an_exporter_and_each_reads_its_own_gpus(serving: Start, m
     assert [sources.reading(one, t_s).guess for one in specs] == [False, False, False, True]
     joined = [sources.states(one)[0].joined for one in specs]
     assert joined[:3] == ["by pod: GPU 2, 3", "by UUID: GPU 0", "by index: GPU 1, 2"]
-    assert joined[3] == "all 4 GPUs there: a guess", "others use them too"
+    assert joined[3] == "all 4 GPUs on the page: a guess", "others use them too"
     (state,) = sources.states(specs[0])
     assert (state.name, state.t_s, state.success, state.error) == ("dcgm", t_s, True, "")
     assert 0 < state.duration_s < 5
@@ -91,7 +91,7 @@ def test_a_guess_is_told_with_the_way_out(serving: Start, make: Make) -> None:
     sources = make(one)
     sources.collect(T_S)
     (line,) = said(sources, one)
-    assert "is a guess: state it by the target's labels gpu_uuids, gpu_indexes" in line
+    assert "is a guess: set the target's labels gpu_uuids, gpu_indexes" in line
     assert active(sources, one) == pytest.approx(0.25), "and they are shown"
 
 
@@ -139,7 +139,7 @@ def test_an_exporter_that_fails_is_left_alone_for_longer_and_recovers(
     sources.collect(T_S + 600)
     assert active(sources, one, T_S + 600) == pytest.approx(0.1)
     assert sources.states(one)[0].success
-    assert "GPU source answers again source=dcgm failures=5" in caplog.messages
+    assert "GPU source up again source=dcgm failures=5" in caplog.messages
 
 
 def test_a_page_that_is_not_an_exporters(serving: Start, make: Make) -> None:
@@ -181,10 +181,10 @@ def test_a_source_that_hangs_delays_no_other_and_is_not_started_again(
     sources.collect(T_S + 30)
     assert exporter.asked == 3
     assert active(sources, well, T_S + 30) is not None
-    assert said(sources, stuck, T_S + 30)[0].startswith("gpu_*: nvml has not answered for ")
+    assert said(sources, stuck, T_S + 30)[0].startswith("gpu_*: nvml is hanging: no answer for ")
     (state,) = sources.states(stuck)
     assert not state.success
-    assert "it hangs" in state.error
+    assert "is hanging" in state.error
     calls = len(driver.calls)
     sources.collect(T_S + 45)
     assert len(driver.calls) == calls, "one reading at a time"
