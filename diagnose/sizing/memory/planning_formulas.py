@@ -222,10 +222,3 @@ def block_padding_tokens(*, tokens: int, block_tokens: int = 16) -> int:
     not_negative("tokens", tokens)
     positive("block_tokens", block_tokens)
     return -tokens % block_tokens
-
-
-def slot_waste_ratio(*, used_tokens: float, reserved_tokens: float) -> float:
-    """Share of a contiguous reservation that stays empty (guide 7.1; text 004, vLLM)."""
-    positive("reserved_tokens", reserved_tokens)
-    within("used_tokens", used_tokens, low=0.0, high=reserved_tokens)
-    return 1 - used_tokens / reserved_tokens

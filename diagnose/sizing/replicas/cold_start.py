@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
 
-START_LOW_S, START_HIGH_S = 120.0, 300.0
-"""A whole cold start, from order to first request (guide 9.2: 2-5 minutes); measure your own."""
+START_HIGH_S = 300.0
+"""Longest usual cold start in seconds, from order to first request (guide 9.2: 2-5 minutes)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from kneewatch.diagnose.sizing.memory.planning_formulas import (
     kv_quantization_gain,
     max_concurrency,
     mla_bytes_per_token,
-    slot_waste_ratio,
 )
 
 GB = 1e9
@@ -181,26 +180,6 @@ def test_kv_quantization_is_a_concurrency_lever() -> None:
     assert kv_quantization_gain(before="fp16", after="fp4") == 4  # guide 4.3 without scales
     assert kv_quantization_gain(before="fp16", after="nvfp4") == pytest.approx(3.56, abs=0.01)
     assert kv_quantization_gain(before="fp8", after="nvfp4") == pytest.approx(1.78, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("used", "reserved", "expected_ratio"),
-    [
-        pytest.param(512, 4096, 7 / 8, id="text 004: 512 tokens in a slot of 4,096"),
-        pytest.param(200, 8192, 0.976, id="guide 7.1: 200 of 8K is 97 %"),
-        pytest.param(0, 100, 1, id="an unused slot"),
-        pytest.param(100, 100, 0, id="a full slot"),
-    ],
-)
-def test_contiguous_slots_waste(used: float, reserved: float, expected_ratio: float) -> None:
-    waste = slot_waste_ratio(used_tokens=used, reserved_tokens=reserved)
-    assert waste == pytest.approx(expected_ratio, abs=1e-3)
-
-
-def test_waste_is_what_is_not_utilised() -> None:
-    # guide 7.1: 20-38 % utilised; the table of 8.5 calls the same figures the waste
-    assert slot_waste_ratio(used_tokens=20, reserved_tokens=100) == pytest.approx(0.80)
-    assert slot_waste_ratio(used_tokens=38, reserved_tokens=100) == pytest.approx(0.62)
 
 
 def test_block_padding() -> None:
