@@ -17,7 +17,7 @@ SCHEMA = "kneewatch.size/1"
 
 
 def size_document(answer: Size) -> dict[str, Any]:
-    """The JSON document of one answer; what is not known is null, and `notes` say why."""
+    """The JSON document of one answer; unknown values are null, and `notes` say why."""
     fewest = answer.fewest
     return {
         "schema": SCHEMA,
@@ -39,7 +39,7 @@ def size_document(answer: Size) -> dict[str, Any]:
 
 
 def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[str, Any]:
-    """The document where no single launch is the answer: a plan, or a search that found none."""
+    """The document of a plan, or of a search without a result: no single launch is the answer."""
     empty: dict[str, Any] = {
         "schema": SCHEMA,
         "fits": fits,
@@ -102,22 +102,22 @@ def price_of(question: Question) -> float | None:
 
 
 def _memory(answer: Size) -> dict[str, Any]:
-    found = answer.memory
-    weights, overhead = found.weights_bytes, found.overhead
+    memory = answer.memory
+    weights, overhead = memory.weights_bytes, memory.overhead
     return {
         "weights_bytes_per_gpu": None if weights is None else round(weights),
-        "kv_bytes_per_token_per_gpu": _number(found.layout.token_bytes),
-        "kv_bytes_per_request_per_gpu": round(found.layout.request_bytes(found.setup.context)),
+        "kv_bytes_per_token_per_gpu": _number(memory.layout.token_bytes),
+        "kv_bytes_per_request_per_gpu": round(memory.layout.request_bytes(memory.setup.context)),
         "overhead_bytes_per_gpu": None if overhead is None else round(overhead.expected_bytes),
-        "kv_available_bytes_per_gpu": _whole(found.available_bytes),
-        "kv_blocks": _whole(found.available_bytes.map(found.layout.blocks)),
-        "kv_capacity_tokens": _whole(found.logged_tokens),
-        "kv_tokens_at_context": _whole(found.held_tokens),
-        "max_concurrency": _rounded(found),
+        "kv_available_bytes_per_gpu": _whole(memory.available_bytes),
+        "kv_blocks": _whole(memory.available_bytes.map(memory.layout.blocks)),
+        "kv_capacity_tokens": _whole(memory.logged_tokens),
+        "kv_tokens_at_context": _whole(memory.held_tokens),
+        "max_concurrency": _rounded(memory),
         "fits": answer.fits,
-        "adapter_bytes_per_gpu": round(found.adapter_bytes),
-        "draft_bytes_per_gpu": round(found.draft_bytes),
-        "draft_kv_bytes_per_token_per_gpu": _number(draft_token_bytes(found)),
+        "adapter_bytes_per_gpu": round(memory.adapter_bytes),
+        "draft_bytes_per_gpu": round(memory.draft_bytes),
+        "draft_kv_bytes_per_token_per_gpu": _number(draft_token_bytes(memory)),
     }
 
 
@@ -133,8 +133,8 @@ def _whole(amount: Range) -> dict[str, int]:
     }
 
 
-def _rounded(found: Memory) -> dict[str, float]:
-    requests = found.concurrency
+def _rounded(memory: Memory) -> dict[str, float]:
+    requests = memory.concurrency
     return {
         "low": round(requests.low, 3),
         "expected": round(requests.expected, 3),
@@ -143,21 +143,21 @@ def _rounded(found: Memory) -> dict[str, float]:
 
 
 def _performance(answer: Size) -> dict[str, Any]:
-    """One replica's: its data-parallel engines together."""
-    found, engines = answer.performance, answer.question.setup.parallel.data
-    if found is None:
+    """Performance of one replica: all its data-parallel engines together."""
+    performance, engines = answer.performance, answer.question.setup.parallel.data
+    if performance is None:
         return dict.fromkeys(
             ("prefill_tokens_per_s", "decode_tokens_per_s", "requests_per_s", "ttft_s", "itl_s",
              "running", "binding")
         )  # fmt: skip
     return {
-        "prefill_tokens_per_s": round(found.prefill_tokens_per_s * engines, 1),
-        "decode_tokens_per_s": round(found.decode_tokens_per_s * engines, 1),
-        "requests_per_s": round(found.requests_per_s * engines, 4),
-        "ttft_s": round(found.ttft_s, 5),
-        "itl_s": round(found.itl_s, 6),
-        "running": round(found.running * engines, 2),
-        "binding": found.binding,
+        "prefill_tokens_per_s": round(performance.prefill_tokens_per_s * engines, 1),
+        "decode_tokens_per_s": round(performance.decode_tokens_per_s * engines, 1),
+        "requests_per_s": round(performance.requests_per_s * engines, 4),
+        "ttft_s": round(performance.ttft_s, 5),
+        "itl_s": round(performance.itl_s, 6),
+        "running": round(performance.running * engines, 2),
+        "binding": performance.binding,
     }
 
 

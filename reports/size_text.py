@@ -1,4 +1,4 @@
-"""A sizing answer and its benchmark figures for reading. Pure."""
+"""A sizing answer and its benchmark as text for people. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from kneewatch.diagnose.sizing.size import Size, steps
 from kneewatch.reports.formatting import WIDTH, duration, number, wrapped
 
 
-def operating_point_document(found: OperatingPoint) -> dict[str, Any]:
-    """C_max, the knee and what makes the benchmark doubtful."""
+def operating_point_document(operating_point: OperatingPoint) -> dict[str, Any]:
+    """JSON of C_max, the knee and the warnings about the benchmark."""
     return {
-        "c_max": None if found.c_max is None else _point(found.c_max),
-        "is_lower_bound": found.is_lower_bound,
-        "first_miss": None if found.first_miss is None else _point(found.first_miss),
-        "missed": list(found.missed),
-        "knee": {"safe": _point(found.knee.safe), "basis": found.knee.basis},
-        "peak_requests_per_s": found.peak_requests_per_s,
-        "flags": [{"kind": flag.kind, "message": flag.message} for flag in found.flags],
-        "steps": [step.line() for step in found.steps],
+        "c_max": None if operating_point.c_max is None else _point(operating_point.c_max),
+        "is_lower_bound": operating_point.is_lower_bound,
+        "first_miss": None
+        if operating_point.first_miss is None
+        else _point(operating_point.first_miss),
+        "missed": list(operating_point.missed),
+        "knee": {"safe": _point(operating_point.knee.safe), "basis": operating_point.knee.basis},
+        "peak_requests_per_s": operating_point.peak_requests_per_s,
+        "flags": [{"kind": flag.kind, "message": flag.message} for flag in operating_point.flags],
+        "steps": [step.line() for step in operating_point.steps],
     }
 
 
@@ -39,44 +41,45 @@ def _point(point: BenchmarkPoint) -> dict[str, Any]:
     }
 
 
-def operating_point_lines(found: OperatingPoint) -> list[str]:
-    """The same in lines."""
-    best = found.c_max
+def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
+    """C_max, the knee and the warnings as lines of text."""
+    best = operating_point.c_max
     if best is None:
         first = "Benchmark: no measured concurrency meets the targets"
     else:
-        bound = " or more" if found.is_lower_bound else ""
+        bound = " or more" if operating_point.is_lower_bound else ""
         first = (
             f"Benchmark: C_max {figure(best.concurrency)}{bound}, "
             f"{figure(best.requests_per_s)} requests/s usable, {_latencies(best)}"
         )
-    lines = [first, *[f"  next: {missed}" for missed in found.missed]]
-    lines += [f"  knee after {figure(found.knee.safe.concurrency)} ({found.knee.basis})"]
-    return [*lines, *[f"  warning: {flag.message}" for flag in found.flags]]
+    lines = [first, *[f"  next: {missed}" for missed in operating_point.missed]]
+    knee = operating_point.knee
+    lines.append(f"  knee after {figure(knee.safe.concurrency)} ({knee.basis})")
+    return [*lines, *[f"  warning: {flag.message}" for flag in operating_point.flags]]
 
 
 def _latencies(point: BenchmarkPoint) -> str:
     return f"TTFT P99 {duration(point.ttft_p99_s)}, ITL P99 {duration(point.itl_p99_s)}"
 
 
-# --- Measured tensor-parallel degrees side by side, for reading and as JSON -----------------------
+# --- Tensor-parallel degrees ----------------------------------------------------------------------
 
 
 HEAD = ("TP", "in flight", "{unit}/s", "{unit}/s per GPU", "scaling", "USD/M tokens", "TTFT", "ITL")
 
 
-def scaling_document(found: Scaling) -> dict[str, Any]:
-    """Every degree, the cheapest within the targets, and what stands against comparing them."""
+def scaling_document(scaling: Scaling) -> dict[str, Any]:
+    """JSON of every measured degree, the cheapest within the targets, and notes."""
     return {
-        "degrees": [_row(row) for row in found.rows],
-        "cheapest_tensor_parallel": found.cheapest,
-        "notes": list(found.notes),
+        "degrees": [_row(row) for row in scaling.rows],
+        "cheapest_tensor_parallel": scaling.cheapest,
+        "notes": list(scaling.notes),
     }
 
 
 def _row(row: Scaled) -> dict[str, Any]:
-    one = row.degree
-    point, gpus = one.point, one.tensor_parallel
+    degree = row.degree
+    point, gpus = degree.point, degree.tensor_parallel
     tokens = None if point is None else point.output_tokens_per_s
     return {
         "tensor_parallel": gpus,
@@ -89,8 +92,8 @@ def _row(row: Scaled) -> dict[str, Any]:
         "itl_p99_s": None if point is None else point.itl_p99_s,
         "scaling_efficiency_ratio": _rounded(row.efficiency_ratio),
         "usd_per_million_output_tokens": _rounded(row.usd_per_million_tokens),
-        "is_lower_bound": not one.reached,
-        "missed": one.missed,
+        "is_lower_bound": not degree.reached,
+        "missed": degree.missed,
     }
 
 
@@ -98,11 +101,11 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def scaling_lines(found: Scaling) -> list[str]:
-    """The same as a table in lines."""
+def scaling_lines(scaling: Scaling) -> list[str]:
+    """The measured degrees as a text table."""
     rows = [
-        [name.format(unit=found.unit) for name in HEAD],
-        *[_cells(row) for row in found.rows],
+        [name.format(unit=scaling.unit) for name in HEAD],
+        *[_cells(row) for row in scaling.rows],
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
     lines = [
@@ -113,10 +116,10 @@ def scaling_lines(found: Scaling) -> list[str]:
         "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     ]
-    lines += [f"  {_name(row)}: {row.degree.missed}" for row in found.rows if row.degree.missed]
-    if found.cheapest is not None:
-        lines.append(f"  cheapest: TP {found.cheapest}, the highest throughput per GPU")
-    return [*lines, *[f"  note: {note}" for note in found.notes]]
+    lines += [f"  {_name(row)}: {row.degree.missed}" for row in scaling.rows if row.degree.missed]
+    if scaling.cheapest is not None:
+        lines.append(f"  cheapest: TP {scaling.cheapest}, the highest throughput per GPU")
+    return [*lines, *[f"  note: {note}" for note in scaling.notes]]
 
 
 def _name(row: Scaled) -> str:
@@ -124,30 +127,30 @@ def _name(row: Scaled) -> str:
 
 
 def _cells(row: Scaled) -> list[str]:
-    one, cost = row.degree, row.usd_per_million_tokens
-    if one.point is None or row.efficiency_ratio is None:
-        return [str(one.tensor_parallel), *["-"] * (len(HEAD) - 1)]
-    more = "" if one.reached else "+"
+    degree, cost = row.degree, row.usd_per_million_tokens
+    if degree.point is None or row.efficiency_ratio is None:
+        return [str(degree.tensor_parallel), *["-"] * (len(HEAD) - 1)]
+    more = "" if degree.reached else "+"
     return [
-        str(one.tensor_parallel),
-        f"{figure(one.point.concurrency)}{more}",
-        f"{figure(round(one.per_s, 3))}{more}",
-        f"{figure(round(one.per_s_per_gpu, 3))}{more}",
+        str(degree.tensor_parallel),
+        f"{figure(degree.point.concurrency)}{more}",
+        f"{figure(round(degree.per_s, 3))}{more}",
+        f"{figure(round(degree.per_s_per_gpu, 3))}{more}",
         f"{row.efficiency_ratio:.0%}",
         "-" if cost is None else f"{cost:.3g}",
-        duration(one.point.ttft_p99_s),
-        duration(one.point.itl_p99_s),
+        duration(degree.point.ttft_p99_s),
+        duration(degree.point.itl_p99_s),
     ]
 
 
-# --- A sizing answer for reading: the arithmetic step by step, and where memory goes --------------
+# --- Sizing answer --------------------------------------------------------------------------------
 
 
 BAR = 50
 
 
 def size_text(answer: Size, *, width: int = WIDTH) -> list[str]:
-    """The lines: verdict, picture, arithmetic, speed, fleet and cost, notes."""
+    """Lines of text: verdict, memory bar, arithmetic, speed, fleet and cost, notes."""
     lines = [
         _verdict(answer),
         *wrapped(_setup(answer), width=width, more=2),
@@ -157,26 +160,26 @@ def size_text(answer: Size, *, width: int = WIDTH) -> list[str]:
     ]
     for step in (*memory_steps(answer.memory), *steps(answer)):
         lines += _step(step, width=width)
-    for told in (*_fewest(answer), *_speed(answer)):
-        lines += wrapped(told, width=width, more=2)
+    for line in (*_fewest(answer), *_speed(answer)):
+        lines += wrapped(line, width=width, more=2)
     for note in (*answer.missed, *answer.notes):
         lines += wrapped(f"note: {note}", width=width, more=6)
     return lines
 
 
 def _verdict(answer: Size) -> str:
-    found, question = answer.memory, answer.question
+    memory, question = answer.memory, answer.question
     asked = question.concurrency_per_engine
-    held = found.concurrency
+    held = memory.concurrency
     per = " an engine" if question.engines > 1 else ""
     holds = (
-        f"holds {figure(held.expected)} requests of {found.setup.context:,} tokens "
+        f"holds {figure(held.expected)} requests of {memory.setup.context:,} tokens "
         f"({figure(held.low)} to {figure(held.high)}){per}"
     )
     if answer.fits:
-        sure = found.concurrency.low >= asked
+        sure = memory.concurrency.low >= asked
         return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
-    if not found.holds_one:
+    if not memory.holds_one:
         return f"DOES NOT FIT: vLLM would not start; {holds}"
     return f"DOES NOT FIT: {holds}, {figure(asked)} requested"
 
@@ -188,16 +191,16 @@ def _setup(answer: Size) -> str:
     spread = setup.parallel
     engines = f", {spread.data} data-parallel engines" if spread.data > 1 else ""
     replicas = answer.question.replicas
-    each = f"{replicas} replicas, each " if replicas > 1 else ""
+    per_replica = f"{replicas} replicas, each " if replicas > 1 else ""
     return (
-        f"{setup.model.id} ({setup.scheme.id}, KV {setup.kv_cache_dtype}) on {each}"
+        f"{setup.model.id} ({setup.scheme.id}, KV {setup.kv_cache_dtype}) on {per_replica}"
         f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{engines}), vLLM "
         f"{version}, utilization {figure(setup.utilization)}{_beside(setup)}"
     )
 
 
 def _beside(setup: Setup) -> str:
-    """What is loaded beside the model, in words."""
+    """Adapters and draft model loaded beside the model, as text."""
     words = ""
     if setup.adapters is not None:
         words += f", {setup.adapters.slots} adapter slots of rank {setup.adapters.rank}"
@@ -206,19 +209,19 @@ def _beside(setup: Setup) -> str:
     return words
 
 
-def _picture(found: Memory, *, width: int) -> list[str]:
+def _picture(memory: Memory, *, width: int) -> list[str]:
     """One GPU's memory as a bar and its parts."""
-    setup = found.setup
-    if setup.gpu is None or found.overhead is None or found.weights_bytes is None:
-        return [f"available KV on each GPU: {gib(found.available_bytes.expected)}"]
+    setup = memory.setup
+    if setup.gpu is None or memory.overhead is None or memory.weights_bytes is None:
+        return [f"available KV on each GPU: {gib(memory.available_bytes.expected)}"]
     whole_bytes = float(setup.gpu.memory_bytes)
-    free = found.available_bytes.expected
-    beside = found.adapter_bytes + found.draft_bytes
+    free = memory.available_bytes.expected
+    beside = memory.adapter_bytes + memory.draft_bytes
     parts = [
-        ("#", "weights", found.weights_bytes - beside),
-        *([("a", "adapters", found.adapter_bytes)] if found.adapter_bytes else []),
-        *([("d", "draft", found.draft_bytes)] if found.draft_bytes else []),
-        ("+", "overhead", found.overhead.expected_bytes),
+        ("#", "weights", memory.weights_bytes - beside),
+        *([("a", "adapters", memory.adapter_bytes)] if memory.adapter_bytes else []),
+        *([("d", "draft", memory.draft_bytes)] if memory.draft_bytes else []),
+        ("+", "overhead", memory.overhead.expected_bytes),
         ("=", "KV cache", max(free, 0.0)),
         (".", "not vLLM's", (1 - setup.utilization) * whole_bytes),
     ]
@@ -237,10 +240,10 @@ def _picture(found: Memory, *, width: int) -> list[str]:
 
 
 def _step(step: Step, *, width: int) -> list[str]:
-    one = f"{step.title}: {step.formula} = {step.values} = {step.result}"
+    line = f"{step.title}: {step.formula} = {step.values} = {step.result}"
     source = f"[{step.source}]"
-    if len(one) + len(source) < width:
-        return [f"{one} {source}"]
+    if len(line) + len(source) < width:
+        return [f"{line} {source}"]
     return [
         *wrapped(f"{step.title}: {step.formula}", width=width, more=4),
         *wrapped(f"  = {step.values}", width=width, more=4),
@@ -276,7 +279,7 @@ def _speed(answer: Size) -> list[str]:
 
 
 def size_markdown(answer: Size) -> list[str]:
-    """The same for a ticket or a page."""
+    """The sizing answer as Markdown lines."""
     lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
     lines += _table(
         ("step", "formula", "values", "result", "source"),
