@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from kneewatch.agent.cli import cli
 
@@ -77,11 +78,18 @@ def test_the_newest_version_is_in_the_changelog() -> None:
     assert distribution("kneewatch").version == version
 
 
-def test_the_readme_names_every_command() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_every_command_is_documented() -> None:
+    commands = (ROOT / "docs" / "reference" / "commands.md").read_text()
     assert cli.commands
     for command in cli.commands:
-        assert f"`kneewatch {command}" in readme, command
+        assert f"\n## kneewatch {command}\n" in commands, command
+
+
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    readme = (ROOT / "README.md").read_text()
+    transcript = readme.split("```console\n")[1].split("   ...\n")[0]
+    result = CliRunner().invoke(cli, ["demo"])
+    assert transcript in result.stdout
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
