@@ -100,7 +100,7 @@ def test_what_a_screen_reader_is_told(browser: Browser) -> None:
             '- region "Now":',
             '- img "kv_usage_ratio"',
             '- region "The last 2 min":',
-            '- img "Stages of the KV cascade, the worst on top"',
+            '- img "Stages of the KV cascade, worst on top"',
             '- img "Cause kv_pressure"',
             '- textbox "Moment (UTC)"',
             '- heading "How we know" [level=4]',
@@ -120,6 +120,8 @@ def test_the_keyboard_reaches_what_to_do_first(browser: Browser) -> None:
         expect(page.get_by_text("Skip to the verdict")).to_be_focused()
         expect(page.get_by_text("Skip to the verdict")).to_be_in_viewport()
         page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="kv_pressure", exact=True).first).to_be_focused()
         page.keyboard.press("Tab")
         button = page.get_by_role("button", name=COPY).first
         expect(button).to_be_focused()
@@ -274,7 +276,7 @@ def test_the_page_can_be_held(browser: Browser) -> None:
 
 def test_a_past_moment_stands_still(browser: Browser) -> None:
     with looking(browser, replace(views.past(), refresh_s=QUICK_S)) as (page, server, seen):
-        expect(page.locator(".banner")).to_contain_text("This is the past")
+        expect(page.locator(".banner")).to_contain_text("Past state")
         page.wait_for_timeout(500)
         assert server.asked.count("/triage") == 1
         expect(page.get_by_role("button", name="Pause")).to_have_count(0)
