@@ -6,7 +6,7 @@ PACKAGES := agent collector rules diagnose reports dashboards
 TARGET ?=
 FOR ?=
 
-.PHONY: help run test test-wheel check docs site metric-names bench soak accuracy mutations lab clean
+.PHONY: help run quick test test-wheel check docs site metric-names bench soak accuracy mutations lab clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -29,9 +29,12 @@ run: $(BIN)/kneewatch  ## watch TARGET=http://host:8000, or play the shipped rec
 	@echo "kneewatch watches $(or $(TARGET),a recording of a server that goes through the KV cascade); Ctrl-C ends it."
 	@$(BIN)/kneewatch run $(if $(TARGET),"$(TARGET)",--demo) $(if $(FOR),--for "$(FOR)")
 
-test: $(VENV)/.dev  ## set up and pass all tests
+quick: $(VENV)/.dev  ## pass the tests that need no server, browser or other program (a minute)
+	$(BIN)/python -m pytest -q --no-header -n 2 --dist worksteal -m "quick and not live"
+
+test: $(VENV)/.dev  ## set up and pass all tests, on all cores
 	sh tests/programs.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-wheel: $(VENV)/.dev  ## build the wheel and pass the tests against it in a clean environment
 	sh tests/wheel.sh $(BIN)/python
