@@ -116,6 +116,11 @@ class AlertState:
             severity, stage = active.notified or (event.severity, event.stage)
             active.notified = max(severity, event.severity), max(stage, event.stage)
 
+    def active(self, target: str | None = None) -> Mapping[Key, ActiveProblem]:
+        """The problems of a target, or of all, that are not resolved."""
+        keys = self._active if target is None else self._by_target.get(target, ())
+        return {key: self._active[key] for key in keys if self._active[key].ended_s is None}
+
     def targets(self) -> list[str]:
         """The names of targets that have active problems, sorted."""
         return sorted(self._by_target)

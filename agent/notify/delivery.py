@@ -10,7 +10,7 @@ import smtplib
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
@@ -144,7 +144,13 @@ SHOWN_HINTS = ("tls", "dns", "auth")
 """Kinds of connection error whose hint applies here too; the other hints are about scraping."""
 
 
-def post(web: Web, body: Mapping[str, Any], *, timeout_s: float, now_s: float) -> None:
+def post(
+    web: Web,
+    body: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *,
+    timeout_s: float,
+    now_s: float,
+) -> None:
     """Post a JSON document, without redirects and proxies. The response body is not needed.
 
     Raises:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from kneewatch.agent.notify.alert_state import StateFile, state_path
+from kneewatch.agent.notify.alertmanager import AlertmanagerChannel
 from kneewatch.agent.notify.channel import Channel, NotifierStats, RetryPolicy
 from kneewatch.agent.notify.forward import DiagnosedAlert
-from kneewatch.agent.notify.receivers import Receiver, receivers
+from kneewatch.agent.notify.receivers import ALERTMANAGER, Receiver, receivers
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import TargetState
 
@@ -132,10 +133,11 @@ class Notifier:
         problem is still active."""
         self._close(self._channels, timeout_s)
 
-    def _channel(self, receiver: Receiver) -> Channel:
-        return Channel(receiver, self._state_file, self._retry, self._clock)
+    def _channel(self, receiver: Receiver) -> Channel | AlertmanagerChannel:
+        kind = AlertmanagerChannel if receiver.kind == ALERTMANAGER else Channel
+        return kind(receiver, self._state_file, self._retry, self._clock)
 
-    def _close(self, channels: Sequence[Channel], timeout_s: float) -> None:
+    def _close(self, channels: Sequence[Channel | AlertmanagerChannel], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         for channel in channels:
             channel.close(deadline_s)

@@ -20,9 +20,13 @@ from kneewatch.collector.http.address import Address, parse_target
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.rules.rule import WINDOW_S, Severity
 
-SLACK, WEBHOOK, EMAIL = "slack", "webhook", "email"
-KINDS = (SLACK, WEBHOOK, EMAIL)
-WEB = (SLACK, WEBHOOK)
+SLACK, WEBHOOK, EMAIL, ALERTMANAGER = "slack", "webhook", "email", "alertmanager"
+KINDS = (SLACK, WEBHOOK, EMAIL, ALERTMANAGER)
+MESSAGES = (SLACK, WEBHOOK, EMAIL)
+"""The kinds that get messages; Alertmanager gets alerts, and groups and repeats them itself."""
+
+WEB = (SLACK, WEBHOOK, ALERTMANAGER)
+ALERTS_PATH = "/api/v2/alerts"
 DAY_S = 24 * 3600.0
 
 
@@ -52,14 +56,21 @@ def _key(
 
 
 KEYS: tuple[Key, ...] = (
-    _key("kind", "text", None, "slack (or a compatible program), webhook or email"),
+    _key("kind", "text", None, "slack (or a compatible program), webhook, email or alertmanager"),
     _key("name", "text", None, "name in logs and metrics; unset: kind and position"),
     _key("severity", "text", "critical", "lowest severity to send: warning or critical"),
     _key("targets", "texts", None, "target names, with * and ?; unset: all"),
     _key("labels", "pairs", None, "labels a target must have, values with * and ?"),
     _key("own", "flag", True, "send kneewatch's own findings"),
-    _key("alerts", "flag", True, "forward Alertmanager's alerts with a diagnosis"),
-    _key("group_wait_s", "seconds", 10.0, "how long to group similar events", most=3600.0),
+    _key("alerts", "flag", True, "forward Alertmanager's alerts with a diagnosis", *MESSAGES),
+    _key(
+        "group_wait_s",
+        "seconds",
+        10.0,
+        "how long to group similar events",
+        *MESSAGES,
+        most=3600.0,
+    ),
     _key(
         "hold_s",
         "seconds",
@@ -67,13 +78,22 @@ KEYS: tuple[Key, ...] = (
         "how long a problem must stay absent to be resolved; unset: 2 windows",
         most=DAY_S,
     ),
-    _key("repeat_s", "seconds", None, "repeat an active problem this often; unset: never"),
-    _key("give_up_s", "seconds", 3600.0, "how long a message is retried", most=DAY_S),
+    _key(
+        "repeat_s", "seconds", None, "repeat an active problem this often; unset: never", *MESSAGES
+    ),
+    _key("give_up_s", "seconds", 3600.0, "how long a message is retried", *MESSAGES, most=DAY_S),
     _key("timeout_s", "seconds", 10.0, "time limit for one attempt", most=300.0),
     _key("triage_url", "text", None, "base URL of kneewatch for people, for links"),
-    _key("url", "text", None, "webhook URL; a file is safer", *WEB, secret=True),
-    _key("url_file", "text", None, "file with the webhook URL", *WEB),
-    _key("url_env", "text", None, "environment variable with the webhook URL", *WEB),
+    _key(
+        "url",
+        "text",
+        None,
+        "webhook URL or Alertmanager's; a file is safer",
+        *WEB,
+        secret=True,
+    ),
+    _key("url_file", "text", None, "file with the URL", *WEB),
+    _key("url_env", "text", None, "environment variable with the URL", *WEB),
     _key("headers", "pairs", None, "extra request headers", *WEB, secret=True),
     _key("header_files", "pairs", None, "headers whose values are in files", *WEB),
     _key("header_envs", "pairs", None, "headers whose values are in the environment", *WEB),
@@ -129,10 +149,12 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """A webhook. `access` holds headers, tokens, client certificate and trusted authorities."""
+    """A webhook. `access` holds headers, tokens, client certificate and trusted authorities;
+    `path` is added to the URL's."""
 
     url: Secret
     access: FetchSettings
+    path: str = ""
 
     def address(self) -> Address:
         """The current address; its path may be a secret.
@@ -151,6 +173,10 @@ class Web:
         parts = urlsplit(url)
         if parts.path in ("", "/"):  # parse_target would add /metrics
             address = replace(address, path="/" + (f"?{parts.query}" if parts.query else ""))
+        if self.path:
+            path, mark, query = address.path.partition("?")
+            path = path.rstrip("/").removesuffix(self.path) + self.path
+            address = replace(address, path=path + mark + query)
         return address
 
 
@@ -376,7 +402,7 @@ def _receiver(table: _Table, *, place: int, hold_s: float, docs_url: str) -> Rec
         targets=tuple(table["targets"] or ()),
         labels=table["labels"] or {},
         own=table["own"],
-        alerts=table["alerts"],
+        alerts=table["alerts"] and table.kind != ALERTMANAGER,
         group_wait_s=table["group_wait_s"],
         hold_s=table["hold_s"] or hold_s,
         repeat_s=table["repeat_s"],
@@ -393,7 +419,8 @@ def _web(table: _Table) -> Web:
     given = {name: table[name] for name in ACCESS if table[name] is not None}
     if table["client_key_file"] and not table["client_cert_file"]:
         raise SettingsError(f"{table.origin}: client_key_file requires client_cert_file")
-    web = Web(url, FetchSettings(**given))
+    path = ALERTS_PATH if table.kind == ALERTMANAGER else ""
+    web = Web(url, FetchSettings(**given), path)
     if url.text is not None:
         try:
             web.address()

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from kneewatch.agent.notify.delivery import SendError, deliver, post
 from kneewatch.agent.notify.formatting import email, slack, webhook
 from kneewatch.agent.notify.message import Line, Message, Part, identity
-from kneewatch.agent.notify.receivers import SLACK, Receiver, Web, receivers
+from kneewatch.agent.notify.receivers import ALERTMANAGER, SLACK, Receiver, Web, receivers
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 from kneewatch.reports.formatting import plural
@@ -45,6 +45,11 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
             raise SettingsError(
                 f"{settings.origin('report.send')}: report.send names no receiver {name!r}; the "
                 f"[[notify]] tables have {there}"
+            )
+        if known[name].kind == ALERTMANAGER:
+            raise SettingsError(
+                f"{settings.origin('report.send')}: report.send names {name!r}, an Alertmanager, "
+                "which takes alerts and no reports"
             )
     return tuple(known[name] for name in dict.fromkeys(settings["report.send"] or ()))
 

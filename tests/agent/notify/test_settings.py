@@ -51,8 +51,16 @@ def test_ports_follow_the_security(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        pytest.param('url = "https://x/"', "kind is missing: slack, webhook, email", id="no kind"),
-        pytest.param('kind = "slak"', "kind must be one of slack, webhook, email", id="which kind"),
+        pytest.param(
+            'url = "https://x/"',
+            "kind is missing: slack, webhook, email, alertmanager",
+            id="no kind",
+        ),
+        pytest.param(
+            'kind = "slak"',
+            "kind must be one of slack, webhook, email, alertmanager",
+            id="which kind",
+        ),
         pytest.param(
             f"{HOOK}\nurls = 1", "slack has no key 'urls'; the nearest is 'url'", id="key"
         ),
@@ -82,6 +90,11 @@ def test_ports_follow_the_security(tmp_path: Path) -> None:
             f"{HOOK}\nclient_key_file = 'k'",
             "client_key_file requires client_cert_file",
             id="key file",
+        ),
+        pytest.param(
+            'kind = "alertmanager"\nurl = "http://a:9093"\nrepeat_s = 60',
+            "alertmanager has no key 'repeat_s'",
+            id="repeats are Alertmanager's",
         ),
         pytest.param('kind = "email"', "host is missing: mail server", id="no server"),
         pytest.param(MAIL.replace("a@", "a b@"), "to must be mail addresses", id="recipient"),

@@ -19,7 +19,7 @@ class Posted:
 
     path: str
     headers: dict[str, str]
-    body: dict[str, Any]
+    body: Any
 
 
 @dataclass(frozen=True, slots=True)
