@@ -108,7 +108,7 @@ def test_a_memory_that_cannot_be_read_or_written_keeps_nothing_from_being_told(
     notifier.offer(state(sick()))
     taker.wait(1)
     settle(notifier)
-    assert caplog.text.count("cannot keep what was told") == 1
+    assert caplog.text.count("cannot write the alert state") == 1
 
 
 def test_a_refusal_for_now_is_tried_again_when_asked(starting: Starting, taking: Taking) -> None:
