@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("shared", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=10)
+SHARED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("shared", SHARED)
+settings.register_profile("quick", SHARED, max_examples=10)
 settings.load_profile("shared")
 
 # A shell's background job ignores SIGINT, and what it starts inherits that.

@@ -307,12 +307,13 @@ def test_the_largest_part_of_a_step_binds() -> None:
 def test_ten_thousand_configurations_take_a_second_at_most() -> None:
     cost = made(MIXTURE, tensor_parallel=2)
     rounds: list[float] = []
-    for _ in range(3):
-        started_s = time.perf_counter()
-        for _ in range(1000):
+    for _ in range(30):
+        started_s = time.process_time()
+        for _ in range(100):
             performance(cost, CHAT)
-        rounds.append((time.perf_counter() - started_s) / 1000)
-    # 15 us on a 2-core machine; the budget is 50 us, and a busy machine may take twice that
+        rounds.append((time.process_time() - started_s) / 100)
+    # 15 us on a 2-core machine; the budget is 50 us, and a busy machine may take twice that. CPU
+    # time in short rounds: other programs take part of nearly every long one.
     assert min(rounds) < 100e-6
 
 
