@@ -32,7 +32,7 @@ OUTSIDE = (
 
 SLOW = (
     "kneewatch.agent.store", "kneewatch.collector.captures", "tests.accuracy", "tests.recordings",
-    "tests.simulator",
+    "tests.contract.golden", "tests.simulator",
 )  # fmt: skip
 """Modules that write databases, play recordings or simulate: seconds a test."""
 
