@@ -19,9 +19,9 @@ from kneewatch.agent.printing import NO_DATA, OK, say
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.options import (
     DEPLOYMENT,
-    FETCHING,
+    DIAGNOSIS,
+    FETCH,
     FLEET,
-    JUDGING,
     SPAN,
     SWEEPS,
     Target,
@@ -82,9 +82,9 @@ def cli() -> None:
     "gpu_metrics",
     "docs_url",
     SWEEPS,
-    *JUDGING,
+    *DIAGNOSIS,
     *DEPLOYMENT,
-    *FETCHING,
+    *FETCH,
     *FLEET,
 )
 @form_option
@@ -161,7 +161,7 @@ def run(
 
 @cli.command(short_help="Diagnose recordings scrape by scrape.")
 @click.argument("captures", nargs=-1, required=True, type=click.Path())
-@setting_options("docs_url", SWEEPS, *JUDGING, *DEPLOYMENT)
+@setting_options("docs_url", SWEEPS, *DIAGNOSIS, *DEPLOYMENT)
 @form_option
 @click.option("--from", "from_time", metavar="T", help="first time: unix seconds or ISO 8601, UTC")
 @click.option("--to", "to_time", metavar="T", help="last time: unix seconds or ISO 8601, UTC")
@@ -184,7 +184,7 @@ def replay(
 @cli.command(short_help="Record a server's metrics pages to a file.")
 @click.argument("url")
 @click.argument("file", type=click.Path(path_type=Path))
-@setting_options("interval_s", *FETCHING)
+@setting_options("interval_s", *FETCH)
 @click.option("--for", "for_s", type=SPAN, help="stop after this long; else on Ctrl-C")
 def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # noqa: ANN401
     """Record URL's metrics pages to FILE, a capture that every command reads.
@@ -195,7 +195,7 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
 
 
 @cli.command(short_help="Replay a shipped recording of a server in trouble.")
-@setting_options("docs_url", *JUDGING)
+@setting_options("docs_url", *DIAGNOSIS)
 @form_option
 def demo(form: str, **given: Any) -> int:  # noqa: ANN401
     """Replay a shipped recording of a real server going through the KV cascade."""
@@ -266,7 +266,7 @@ def export_command(kind: str, folder: Path, **given: Any) -> int:  # noqa: ANN40
 
 @cli.command(short_help="A live view of servers, or of a running daemon, in the terminal.")
 @click.argument("targets", nargs=-1, type=Target())
-@setting_options("interval_s", "gpu_metrics", SWEEPS, *JUDGING, *DEPLOYMENT, *FETCHING)
+@setting_options("interval_s", "gpu_metrics", SWEEPS, *DIAGNOSIS, *DEPLOYMENT, *FETCH)
 @click.option("--attach", metavar="URL", help="show what the daemon at URL watches")
 @click.option("--token-file", type=click.Path(), help="file with the daemon's token")
 @click.option(
@@ -294,9 +294,9 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     "docs_url",
     "benchmark.ttft_p99_s",
     "benchmark.gpu_ratio",
-    *JUDGING,
+    *DIAGNOSIS,
     *DEPLOYMENT,
-    *FETCHING,
+    *FETCH,
     *FLEET,
 )
 @click.option("--prometheus", metavar="URL", help="from a metrics system, not from the history")

@@ -1,1 +1,1 @@
-"""The HTTP endpoint: triage, metrics, alerts."""
+"""The HTTP endpoint: triage, metrics, alerts, sizing."""

@@ -1,4 +1,4 @@
-"""The FastAPI app: every route of the HTTP endpoint, and what it does."""
+"""The FastAPI app: the routes of the HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kneewatch.agent.api.responses import (
 from kneewatch.agent.api.service import Service, reasons
 from kneewatch.agent.api.sizing import Sizes, json_object
 from kneewatch.agent.api.triage import Triage, to_page
-from kneewatch.agent.api.triage_page import Views, shown
+from kneewatch.agent.api.triage_page import Views, page_request
 from kneewatch.agent.notify import alerts
 from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
@@ -43,13 +43,13 @@ from kneewatch.reports.triage import page
 log = logging.getLogger(__name__)
 
 PAGES_AT_ONCE = 2
-"""Pages that are made at the same time: more would take the processor from the cycles."""
+"""Triage pages rendered at the same time; more would take CPU time from the scrape cycles."""
 
 TargetName = Annotated[str, Path(description="A target's name, %-encoded.")]
 
 
 class Routes:
-    """The endpoints over one service."""
+    """The endpoints of one service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -66,67 +66,70 @@ class Routes:
         return Response("ok\n", media_type="text/plain; charset=utf-8")
 
     async def readyz(self, request: Request) -> Response:
-        """Whether every target has had a cycle; why not is for those who may read."""
+        """Whether every target was scraped; the reasons need the read token."""
         why = reasons(self._service)
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
-        told: dict[str, Any] = {"ready": not why}
+        body: dict[str, Any] = {"ready": not why}
         if READ in _granted(request):
-            told["reasons"] = why
-            told["restart_needed"] = list(self._service.restart_needed())
-        return Response(dumped(told) + b"\n", status, media_type=MEDIA_TYPES[JSON])
+            body["reasons"] = why
+            body["restart_needed"] = list(self._service.restart_needed())
+        return Response(dumped(body) + b"\n", status, media_type=MEDIA_TYPES[JSON])
 
     async def metrics(self) -> Response:
         """kneewatch's own metrics."""
-        made = await to_thread.run_sync(metrics.exposition, self._service, limiter=self._scrapes)
-        return Response(made, headers={"content-type": metrics.CONTENT_TYPE})
+        exposition = await to_thread.run_sync(
+            metrics.exposition, self._service, limiter=self._scrapes
+        )
+        return Response(exposition, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def triage(self, request: Request) -> Response:
-        """What is wrong with all targets; where only a fleet is watched, the past is a fleet's."""
+        """The diagnosis of all targets. Where only a fleet is watched, past moments redirect to
+        it."""
         if self._only_fleet and {"at", "since"} & request.query_params.keys():
             return _to_fleet(request, "../../")
         return await self._triage(request)
 
     async def triage_target(self, request: Request, target: TargetName) -> Response:
-        """What is wrong with one target."""
+        """The diagnosis of one target."""
         return await self._triage(request, target)
 
     async def size(self, request: Request) -> Response:
-        """What fits, how fast, how many GPUs, at what price."""
+        """A size: whether a model fits, its speed, the number of GPUs and the price."""
         return await self._sizes(request)
 
     async def alerts(self, request: Request) -> Response:
-        """The diagnosis for what Alertmanager posts."""
+        """Alertmanager's alerts with the diagnosis of their targets."""
         need_admin(_granted(request))
         payload = await json_object(request)
         try:
-            told = await run_in_threadpool(alerts.answer, payload, self._service)
+            answer = await run_in_threadpool(alerts.answer, payload, self._service)
         except PayloadError as exc:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, clean(str(exc))) from exc
         except KneewatchError as exc:
-            log.warning("alerts could not be answered error=%s", exc)
+            log.warning("cannot answer alerts error=%s", exc)
             raise Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE, "not now; the log of kneewatch says why"
+                HTTPStatus.SERVICE_UNAVAILABLE, "not available now; see kneewatch's log"
             ) from exc
-        return Response(dumped(told), media_type=MEDIA_TYPES[JSON])
+        return Response(dumped(answer), media_type=MEDIA_TYPES[JSON])
 
     async def home(self) -> Response:
-        """To the page."""
+        """A redirect to the triage page."""
         return RedirectResponse("triage", HTTPStatus.TEMPORARY_REDIRECT)
 
     async def page(self, request: Request) -> Response:
-        """The page for people; where only a fleet is watched, the way to what is told of it."""
+        """The triage page; where only a fleet is watched, a redirect to its diagnosis."""
         if self._only_fleet:
             return _to_fleet(request, "")
-        asked = shown(request.query_params, self._service.clock())
+        parameters = page_request(request.query_params, self._service.clock())
 
-        def made() -> str:
-            return page.render(self._views.view(asked))
+        def render() -> str:
+            return page.render(self._views.view(parameters))
 
-        told = await to_thread.run_sync(made, limiter=self._pages)
-        return Response(clean(told), media_type=MEDIA_TYPES[HTML])
+        html = await to_thread.run_sync(render, limiter=self._pages)
+        return Response(clean(html), media_type=MEDIA_TYPES[HTML])
 
     async def page_target(self, request: Request, target: TargetName) -> Response:
-        """One of the page's files; else the way to the page of a target."""
+        """A file of the triage page, or a redirect to the page of a target."""
         kind = page.ASSETS.get(target)
         if kind is None:
             return to_page(request, target)
@@ -139,14 +142,14 @@ def _granted(request: Request) -> frozenset[str]:
 
 
 def _to_fleet(request: Request, up: str) -> Response:
-    """The way to what is told of the fleet; `up` leads to its root."""
+    """A redirect to the fleet's diagnosis; `up` is the relative path to the root."""
     query = {name: request.query_params[name] for name in ("at", "since", "format") if name in
              request.query_params}  # fmt: skip
-    asked = f"?{urlencode(query)}" if query else ""
-    return RedirectResponse(f"{up}api/v1/fleet{asked}", HTTPStatus.TEMPORARY_REDIRECT)
+    suffix = f"?{urlencode(query)}" if query else ""
+    return RedirectResponse(f"{up}api/v1/fleet{suffix}", HTTPStatus.TEMPORARY_REDIRECT)
 
 
-# --- The FastAPI app: every route of the daemon's HTTP endpoint -----------------------------------
+# --- The app --------------------------------------------------------------------------------------
 
 
 GET, POST = ("GET",), ("POST",)
@@ -155,12 +158,12 @@ Endpoint = Callable[..., Awaitable[Response]]
 
 
 class App(FastAPI):
-    """FastAPI whose OpenAPI document is complete, and made when it is first asked for."""
+    """FastAPI with a complete OpenAPI document, built at the first request for it."""
 
     def openapi(self) -> dict[str, Any]:
-        """The document."""
+        """The OpenAPI document."""
         if self.openapi_schema is None:
-            # Here, so that a daemon that nobody asks does not carry schemas and examples.
+            # Imported here to save memory: most daemons never serve the schemas and examples.
             from kneewatch.agent.api.openapi import completed
 
             self.openapi_schema = completed(super().openapi())
@@ -168,7 +171,7 @@ class App(FastAPI):
 
 
 def make_app(service: Service) -> FastAPI:
-    """The app that answers from a service.
+    """The app over a service.
 
     Raises:
         SettingsError: a token file cannot be used.
@@ -180,7 +183,7 @@ def make_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        # Newer versions can report requests elsewhere, as the environment says: never from here.
+        # Newer versions of FastAPI can export telemetry by environment variables: keep it off.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         middleware=[Middleware(Guard, policy=Policy.of(service.settings))],
         exception_handlers={Problem: _problem, HTTPException: _unrouted},
@@ -264,9 +267,9 @@ async def _problem(request: Request, problem: Exception) -> Response:
     return refused(problem, request.scope)
 
 
-async def _unrouted(request: Request, trouble: Exception) -> Response:
+async def _unrouted(request: Request, error: Exception) -> Response:
     """No such path, or no such method on it."""
-    if not isinstance(trouble, HTTPException):
-        raise trouble
-    status = HTTPStatus(trouble.status_code)
-    return refused(Problem(status, "see /docs for what there is", trouble.headers), request.scope)
+    if not isinstance(error, HTTPException):
+        raise error
+    status = HTTPStatus(error.status_code)
+    return refused(Problem(status, "see /docs for the endpoints", error.headers), request.scope)

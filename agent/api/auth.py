@@ -1,4 +1,4 @@
-"""Who may do what: tokens that read, tokens that may also post. I/O edge: it reads token files."""
+"""Token authentication: read and admin tokens. I/O edge: it reads token files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Stamp = tuple[int, int, int]
 
 @dataclass(slots=True)
 class TokenFile:
-    """The tokens of a file, one a line: a new one can be brought in before the old one goes.
+    """A file with one token per line. Several lines allow rotation without downtime.
 
-    The file is read again when it changes; while it cannot be read no token is valid.
+    The file is read again when it changes. While it is unreadable, no token is valid.
     """
 
     key: str
@@ -44,33 +44,33 @@ class TokenFile:
     _looked_s: float = field(default=float("-inf"))
 
     def load(self) -> None:
-        """Read it.
+        """Read the file.
 
         Raises:
-            SettingsError: it cannot be read or holds no token; the message has no token in it.
+            SettingsError: it is unreadable or has no token; the message contains no token.
         """
         try:
             status = self.path.stat()
             if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_BYTES:
-                raise SettingsError(f"{self.key} = {self.path} is no file of tokens")
+                raise SettingsError(f"{self.key} = {self.path} is not a token file")
             lines = self.path.read_bytes().splitlines()
         except OSError as exc:
             raise SettingsError(f"{self.key} = {self.path}: {exc.strerror}") from exc
         tokens = tuple(line.strip() for line in lines if line.strip())
         if not tokens:
-            raise SettingsError(f"{self.key} = {self.path} holds no token; write one to a line")
+            raise SettingsError(f"{self.key} = {self.path} contains no token; write one per line")
         if status.st_mode & stat.S_IROTH:
-            log.warning("every user can read the tokens; chmod o-r %s=%s", self.key, self.path)
+            log.warning("token file is world-readable; chmod o-r %s=%s", self.key, self.path)
         if min(map(len, tokens)) < SHORT_BYTES:
-            log.warning("a token is short enough to be guessed %s=%s", self.key, self.path)
+            log.warning("a token is too short and can be guessed %s=%s", self.key, self.path)
         self.tokens = tokens
         self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
 
-    def holds(self, given: bytes) -> bool:
-        """Whether this is one of its tokens; how long that takes says nothing about them."""
+    def holds(self, candidate: bytes) -> bool:
+        """Whether `candidate` is one of the tokens, compared in constant time."""
         self._follow()
-        found = [hmac.compare_digest(given, token) for token in self.tokens]
-        return any(found)
+        matches = [hmac.compare_digest(candidate, token) for token in self.tokens]
+        return any(matches)
 
     def _follow(self) -> None:
         now_s = self.clock()
@@ -81,19 +81,19 @@ class TokenFile:
             status = self.path.stat()
             if self._stamp != (status.st_mtime_ns, status.st_size, status.st_ino):
                 self.load()
-                log.info("tokens were read again %s=%s", self.key, self.path)
+                log.info("tokens reloaded %s=%s", self.key, self.path)
         except (OSError, SettingsError) as exc:
             if self.tokens:
-                log.error("no token is valid until the file can be read error=%s", exc)  # noqa: TRY400
+                log.error("token file unreadable, no token is valid error=%s", exc)  # noqa: TRY400
             self.tokens, self._stamp = (), None
 
 
 @dataclass(slots=True)
 class Auth:
-    """What a request may do.
+    """The scopes that a request gets.
 
-    A scope is asked for where its file is set. Without any file all is allowed: then the address,
-    TLS or a proxy decides who gets this far. A read file alone closes the admin scope.
+    Without token files every request gets all scopes: then the listen address, client certificates
+    or a proxy restrict access. With only a read file set, nobody gets the admin scope.
     """
 
     read: TokenFile | None
@@ -101,21 +101,21 @@ class Auth:
 
     @classmethod
     def of(cls, settings: Settings) -> Auth:
-        """As the settings have it.
+        """The authentication that the settings ask for.
 
         Raises:
             SettingsError: a token file cannot be used.
         """
-        made: list[TokenFile | None] = []
+        files: list[TokenFile | None] = []
         for key in ("http.token_file", "http.admin_token_file"):
             file = TokenFile(key, Path(settings[key])) if settings[key] else None
             if file is not None:
                 file.load()
-            made.append(file)
-        return cls(*made)
+            files.append(file)
+        return cls(*files)
 
     def scopes(self, authorizations: Sequence[bytes]) -> Scopes:
-        """What the request's Authorization headers allow; more than one allow nothing more."""
+        """The scopes for a request's Authorization headers; several headers count as none."""
         if self.read is None and self.admin is None:
             return ALL
         free = NOTHING if self.read else frozenset({READ})
@@ -131,7 +131,7 @@ class Auth:
 
 def token(authorization: bytes) -> bytes | None:
     """The token of an Authorization header: Bearer, or the password of Basic, which browsers and
-    curl -u can send."""
+    `curl -u` send."""
     kind, _, rest = authorization.strip().partition(b" ")
     rest = rest.strip()
     if kind.lower() == b"bearer":

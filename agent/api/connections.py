@@ -1,5 +1,6 @@
-"""HTTP/1.1 on a connection, with a time limit for everything and a share of the connections for
-every address. A client that sends or reads a byte a second, or nothing at all, is let go."""
+"""HTTP/1.1 connections with time limits, and a limit of connections per address.
+
+The limits protect against clients that send or read very slowly, or never."""
 
 from __future__ import annotations
 
@@ -14,22 +15,23 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 FLUSH_S = 1.0
-"""What a client that was too slow has for reading that it was."""
+"""How long a client that timed out may take to read the 408 response."""
 
-WHY = b"The request took too long"
+TOO_SLOW_TEXT = b"The request took too long"
 TOO_SLOW = (
     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n"
-    b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n\r\n%s" % (len(WHY), WHY)
+    b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n\r\n%s"
+    % (len(TOO_SLOW_TEXT), TOO_SLOW_TEXT)
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What connections may take.
+    """Limits of connections.
 
-    `request_s`: from a connection's beginning, or a request's first byte, to its last byte;
-    `response_s`: from there until the client has read the whole response; `connections`: at once,
-    from everybody; `share`: of them, for one address.
+    `request_s`: from the start of a connection, or a request's first byte, to its last byte;
+    `response_s`: from there until the client has read the response; `connections`: in total at a
+    time; `share`: the share of them that one address may have.
     """
 
     request_s: float = 10.0
@@ -39,31 +41,31 @@ class Bounds:
 
 
 @dataclass(slots=True)
-class Census:
-    """How many connections each address has now."""
+class ConnectionCounts:
+    """The number of open connections per address."""
 
     bounds: Bounds
     by_address: Counter[str] = field(default_factory=Counter[str])
 
     def enter(self, address: str) -> bool:
-        """Count a connection; whether there is room for it."""
+        """Count a new connection. Returns whether it is within the limits."""
         self.by_address[address] += 1
         mine = self.by_address[address] <= self.bounds.share * self.bounds.connections
         return mine and self.by_address.total() <= self.bounds.connections
 
     def leave(self, address: str) -> None:
-        """Count a connection that ended."""
+        """Remove a closed connection."""
         self.by_address[address] -= 1
         if self.by_address[address] <= 0:
             del self.by_address[address]
 
 
 class TimedProtocol(H11Protocol):
-    """One connection."""
+    """A connection with deadlines for requests and responses."""
 
     def __init__(
         self,
-        census: Census,
+        counts: ConnectionCounts,
         *,
         config: Config,
         server_state: ServerState,
@@ -71,44 +73,43 @@ class TimedProtocol(H11Protocol):
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
-        self._census = census
+        self._counts = counts
         self._deadline: asyncio.TimerHandle | None = None
         self._receiving = self._answering = False
         self._address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
+        """Start the deadline of the first request, or abort where there are too many."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
-        if self._census.enter(self._address):
-            self._within(self._census.bounds.request_s)
+        if self._counts.enter(self._address):
+            self._set_deadline(self._counts.bounds.request_s)
         else:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
-        self._census.leave(self._address)
-        self._done()
+        """Remove the connection from the counts."""
+        self._counts.leave(self._address)
+        self._clear_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some of a request, or of several."""
+        """Process bytes of a request, or of several."""
         if not self._receiving and not self._answering:
             self._receiving = True
-            self._within(self._census.bounds.request_s)
+            self._set_deadline(self._counts.bounds.request_s)
         super().data_received(data)
-        self._look()
+        self._check_complete()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client has said all it will say, as `nc` does: its answer is still sent."""
+        """The client closed its sending side, as `nc` does: the response is still sent."""
         if self._answering and self.scheme == "http":
             self.cycle.keep_alive = False
             return True
         return None
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP. It may have come within a request that is being answered, whose
-        answer must not follow this one."""
+        """Answer invalid HTTP. A response that is in progress must not follow this one."""
         # None until the first request.
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is not None and not cycle.response_complete:
@@ -120,36 +121,36 @@ class TimedProtocol(H11Protocol):
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """The response has been handed to the transport; the client may still be reading it."""
+        """The response is in the transport's buffer; the client may still be reading it."""
         self._receiving = self._answering = False
         if not self.transport.get_write_buffer_size():
-            self._done()
+            self._clear_deadline()
         super().on_response_complete()
         if self.conn.their_state is not h11.IDLE and not self.transport.is_closing():
-            # A request had come before its turn.
+            # The next request has already arrived (pipelining).
             self._receiving = True
-            self._within(self._census.bounds.request_s)
-            self._look()
+            self._set_deadline(self._counts.bounds.request_s)
+            self._check_complete()
 
-    def _look(self) -> None:
-        """Once all of a request is here, the time for the response begins."""
+    def _check_complete(self) -> None:
+        """Start the response deadline once the request is complete."""
         if self._receiving and self.conn.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED):
             self._receiving, self._answering = False, True
-            self._within(self._census.bounds.response_s)
+            self._set_deadline(self._counts.bounds.response_s)
 
-    def _within(self, seconds: float) -> None:
-        self._done()
-        self._deadline = self.loop.call_later(seconds, self._late)
+    def _set_deadline(self, seconds: float) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(seconds, self._timed_out)
 
-    def _done(self) -> None:
+    def _clear_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _late(self) -> None:
+    def _timed_out(self) -> None:
         begun = self.conn.our_state is not h11.IDLE
         if not self._receiving or begun or self.transport.is_closing():
-            # Nothing was said, or what we say is not being read.
+            # The client sent nothing, or does not read the response.
             self.transport.abort()
             return
         self.transport.write(TOO_SLOW)

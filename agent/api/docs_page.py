@@ -1,5 +1,5 @@
-"""`/docs`: the OpenAPI document as a page without a script and without anything from elsewhere.
-Pure: the stylesheet is read from the package."""
+"""`/docs`: the OpenAPI document as an HTML page without scripts and external files. Pure, except
+that the stylesheet is read from the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = Mapping[str, Any]
 
 
 def page(document: Json) -> str:
-    """The page, relative to /docs."""
+    """The HTML of the page; its links are relative to /docs."""
     info = document["info"]
     lines = [
         f"<h1>{_text(info['title'])} {_text(info['version'])}</h1>",
@@ -43,7 +43,7 @@ def framed(title: str, stylesheet: str, body: str) -> str:
 
 @cache
 def stylesheet() -> bytes:
-    """The page's style."""
+    """The page's CSS."""
     return (files("kneewatch.agent.api") / "reference.css").read_bytes()
 
 
@@ -53,11 +53,11 @@ def _operation(path: str, method: str, operation: Json) -> Iterator[str]:
     parameters = operation.get("parameters", [])
     if parameters:
         yield "<table><thead><tr><th>parameter</th><th>type</th><th>what</th></tr></thead><tbody>"
-    for one in parameters:
-        kind = f"{one['schema'].get('type', 'text')}, in {one['in']}"
+    for parameter in parameters:
+        kind = f"{parameter['schema'].get('type', 'text')}, in {parameter['in']}"
         yield (
-            f"<tr><td><code>{_text(one['name'])}</code></td><td>{_text(kind)}</td>"
-            f"<td>{_text(one.get('description', ''))}{_given(one)}</td></tr>"
+            f"<tr><td><code>{_text(parameter['name'])}</code></td><td>{_text(kind)}</td>"
+            f"<td>{_text(parameter.get('description', ''))}{_given(parameter)}</td></tr>"
         )
     if parameters:
         yield "</tbody></table>"
@@ -74,16 +74,16 @@ def _operation(path: str, method: str, operation: Json) -> Iterator[str]:
 
 def _given(parameter: Json) -> str:
     rows = [parameter["example"]] if "example" in parameter else []
-    rows += [one["value"] for one in parameter.get("examples", {}).values()]
-    told = ", ".join(f"<code>{_text(str(row))}</code>" for row in rows)
-    return f" Such as {told}." if told else ""
+    rows += [example["value"] for example in parameter.get("examples", {}).values()]
+    examples = ", ".join(f"<code>{_text(str(row))}</code>" for row in rows)
+    return f" Such as {examples}." if examples else ""
 
 
 def _example(content: Json) -> str:
     example = content.get("example", "")
-    told = example if isinstance(example, str) else json.dumps(example, indent=2)
-    return f"<pre>{_text(told)}</pre>"
+    text = example if isinstance(example, str) else json.dumps(example, indent=2)
+    return f"<pre>{_text(text)}</pre>"
 
 
-def _text(told: str) -> str:
-    return html.escape(told)
+def _text(text: str) -> str:
+    return html.escape(text)

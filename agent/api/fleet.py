@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 
 ANSWER_S = 60.0
-"""How long a request waits for its answer; the asking goes on behind it."""
+"""How long a request waits for its answer; the queries go on in the background."""
 
-KEPT_S = 60.0
-"""How long an answer is kept for those who ask again."""
+CACHE_S = 60.0
+"""How long an answer is cached."""
 
-AGAIN_S = 5
+RETRY_AFTER_S = 5
 NOTHING = "no_vllm"
-"""CollectError's word for a metrics system without series of vLLM."""
+"""CollectError's kind for a metrics system without series of vLLM."""
 
 SINCE = (
-    "since is not told of a fleet, whose past its metrics system keeps: ask for one moment with "
-    "at, or for a stretch with `kneewatch report --prometheus URL --since 2h --to TIME`"
+    "since is not available for a fleet: ask for one moment with at, or for a period with "
+    "`kneewatch report --prometheus URL --since 2h --to TIME`"
 )
 
 
 @dataclass(slots=True)
-class Asked:
-    """A moment that is asked for, or was: `ended_s` is when its answer came."""
+class PastQuery:
+    """A query for a past moment; `ended_s` is when its answer came, None while it runs."""
 
     at_s: float
     answer: Future[FleetDiagnosis]
@@ -66,7 +66,7 @@ class Asked:
 
 
 class FleetPast:
-    """Verdicts of past moments. The newest is kept for a while; another has to wait its turn."""
+    """Diagnoses of past moments, one query at a time. The newest answer is cached for `CACHE_S`."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class FleetPast:
     ) -> None:
         self._ask, self._answer_s, self._monotonic = ask, answer_s, monotonic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fleet-past")
-        self._asked: Asked | None = None
+        self._query: PastQuery | None = None
 
     async def at(self, at_s: float) -> FleetDiagnosis:
-        """The verdict of a moment, to the second. Called by one event loop.
+        """The diagnosis of a moment, rounded down to the second. Called by one event loop.
 
         Raises:
-            Problem: another moment is being asked for, nothing was seen then, or there is no
-                answer, or none in time.
+            Problem: another query runs, there is no data of that moment, or the metrics system
+                does not answer in time.
         """
         answer = self._answer(float(int(at_s)))
         try:
@@ -94,48 +94,48 @@ class FleetPast:
         except TimeoutError as exc:
             raise Problem(
                 HTTPStatus.GATEWAY_TIMEOUT,
-                f"the metrics system has not told that moment within {self._answer_s:g} s; it is "
-                f"waited for: ask again, with at={at_s:.0f}",
-                {"Retry-After": str(AGAIN_S)},
+                f"the metrics system has not answered within {self._answer_s:g} s; the query goes "
+                f"on: ask again with at={at_s:.0f}",
+                {"Retry-After": str(RETRY_AFTER_S)},
             ) from exc
         except CollectError as exc:
-            raise _untold(exc) from exc
+            raise _problem_of(exc) from exc
 
     def _answer(self, at_s: float) -> Future[FleetDiagnosis]:
-        asked = self._asked
-        if asked is not None:
-            if not asked.answer.done() and asked.at_s != at_s:
+        query = self._query
+        if query is not None:
+            if not query.answer.done() and query.at_s != at_s:
                 raise Problem(
                     HTTPStatus.SERVICE_UNAVAILABLE,
-                    "another moment is being asked for: one at a time, for it is dear",
-                    {"Retry-After": str(AGAIN_S)},
+                    "a query for another moment is running: only one at a time, they are expensive",
+                    {"Retry-After": str(RETRY_AFTER_S)},
                 )
-            if asked.at_s == at_s and self._holds(asked):
-                return asked.answer
-        self._asked = asked = Asked(at_s, self._thread.submit(self._ask, at_s))
-        asked.answer.add_done_callback(lambda _: self._ended(asked))
-        return asked.answer
+            if query.at_s == at_s and self._holds(query):
+                return query.answer
+        self._query = query = PastQuery(at_s, self._thread.submit(self._ask, at_s))
+        query.answer.add_done_callback(lambda _: self._ended(query))
+        return query.answer
 
-    def _holds(self, asked: Asked) -> bool:
-        """Whether an answer is on its way, or is there, is no error, and is not old."""
-        if not asked.answer.done():
+    def _holds(self, query: PastQuery) -> bool:
+        """Whether a query runs, or has a recent answer that is no error."""
+        if not query.answer.done():
             return True
-        ended_s = self._monotonic() if asked.ended_s is None else asked.ended_s
-        return asked.answer.exception() is None and self._monotonic() - ended_s < KEPT_S
+        ended_s = self._monotonic() if query.ended_s is None else query.ended_s
+        return query.answer.exception() is None and self._monotonic() - ended_s < CACHE_S
 
-    def _ended(self, asked: Asked) -> None:
-        asked.ended_s = self._monotonic()
+    def _ended(self, query: PastQuery) -> None:
+        query.ended_s = self._monotonic()
 
 
-def _untold(error: CollectError) -> Problem:
+def _problem_of(error: CollectError) -> Problem:
     if error.kind == NOTHING:
-        return Problem(HTTPStatus.NOT_FOUND, clean(f"nothing is known of that moment: {error}"))
+        return Problem(HTTPStatus.NOT_FOUND, clean(f"no data of that moment: {error}"))
     return Problem(
-        HTTPStatus.SERVICE_UNAVAILABLE, clean(f"the metrics system does not tell: {error}")
+        HTTPStatus.SERVICE_UNAVAILABLE, clean(f"the metrics system does not answer: {error}")
     )
 
 
-# --- What kneewatch's own metrics say of a fleet. No series where something is not known ----------
+# --- Metrics of a fleet; an unknown value has no series -------------------------------------------
 
 
 HEALTHS = ("ok", "info", "warning", "critical", "unknown")
@@ -143,20 +143,20 @@ TIER = ("pool", "tier", "role")
 
 
 def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, str], float]]:
-    """The replicas that each tier needs; none of what cannot be judged, so that nobody scales down
-    on blindness."""
-    found = state.told(now_s)
-    for size in found.sizes if found is not None and not found.lost else ():
+    """Labels and number of the replicas that each tier needs. A tier that cannot be judged has
+    none, so that nothing scales down on missing data."""
+    diagnosis = state.told(now_s)
+    for size in diagnosis.sizes if diagnosis is not None and not diagnosis.lost else ():
         if size.needed is not None:
             model = clean(size.tier.engines[0].member.model)
             yield {**dict(zip(TIER, _labels(size.tier), strict=True)), "model": model}, size.needed
 
 
 def fleet_families(state: FleetState, now_s: float) -> Iterator[Metric]:
-    """The families: how the asking goes, and what was found."""
-    found = state.told(now_s)
-    current = found if found is not None and not found.lost else None
-    yield from _asking(state, up=current is not None)
+    """The metric families: the state of the queries, and the newest diagnosis."""
+    diagnosis = state.told(now_s)
+    current = diagnosis if diagnosis is not None and not diagnosis.lost else None
+    yield from _source_families(state, up=current is not None)
     health = GaugeMetricFamily(
         "kneewatch_fleet_health", "1 for the verdict's word, 0 for the others.", labels=("health",)
     )
@@ -168,7 +168,7 @@ def fleet_families(state: FleetState, now_s: float) -> Iterator[Metric]:
         yield _causes(current)
 
 
-def _tiers(found: FleetDiagnosis) -> Iterator[Metric]:
+def _tiers(diagnosis: FleetDiagnosis) -> Iterator[Metric]:
     engines = GaugeMetricFamily(
         "kneewatch_fleet_engines", "Engines of a tier by health.", labels=(*TIER, "health")
     )
@@ -180,7 +180,7 @@ def _tiers(found: FleetDiagnosis) -> Iterator[Metric]:
     replicas = GaugeMetricFamily(
         "kneewatch_fleet_replicas", "Replicas that a tier has.", labels=TIER
     )
-    for tier in found.tiers:
+    for tier in diagnosis.tiers:
         labels = _labels(tier)
         healths = Counter(engine.health for engine in tier.engines)
         staged = Counter(engine.stage for engine in tier.engines)
@@ -192,66 +192,66 @@ def _tiers(found: FleetDiagnosis) -> Iterator[Metric]:
     yield from (engines, stages, replicas)
 
 
-def _causes(found: FleetDiagnosis) -> Metric:
+def _causes(diagnosis: FleetDiagnosis) -> Metric:
     family = GaugeMetricFamily(
         "kneewatch_fleet_cause",
         "1 while a cause is concluded, else 0; without a tier of a whole pool.",
         labels=("pool", "tier", "cause"),
     )
-    active = {(clean(one.pool), clean(one.tier), one.cause.id) for one in found.causes}
-    # A partial answer does not say that a cause is not there.
-    known = set(active)
-    for tier in () if found.partial else found.tiers:
+    active = {(clean(cause.pool), clean(cause.tier), cause.cause.id) for cause in diagnosis.causes}
+    # A partial answer does not prove that a cause is absent.
+    rows = set(active)
+    for tier in () if diagnosis.partial else diagnosis.tiers:
         pool, name, _ = _labels(tier)
-        known |= {(pool, "" if cause == OF_A_POOL else name, cause) for cause in FLEET_CAUSES}
-    for row in sorted(known):
+        rows |= {(pool, "" if cause == OF_A_POOL else name, cause) for cause in FLEET_CAUSES}
+    for row in sorted(rows):
         family.add_metric(row, float(row in active))
     return family
 
 
-def _asking(state: FleetState, *, up: bool) -> Iterator[Metric]:
+def _source_families(state: FleetState, *, up: bool) -> Iterator[Metric]:
     gauges = (
         ("up", "1 while the metrics system answers.", float(up)),
         ("interval_seconds", "Time between diagnoses.", state.interval_s),
         ("failing_cycles", "Failed cycles in a row.", state.failing),
         ("last_answer_timestamp_seconds", "When it last answered; 0: never.", state.seen_s),
     )
-    for name, told, value in gauges:
-        yield GaugeMetricFamily(f"kneewatch_fleet_{name}", told, value=value)
+    for name, help_text, value in gauges:
+        yield GaugeMetricFamily(f"kneewatch_fleet_{name}", help_text, value=value)
     counters = (
         ("cycles", "Cycles since the start.", state.cycles),
         ("cycle_failures", "Cycles without an answer.", state.failures),
         ("queries", "Queries sent to the metrics system.", state.queries),
         ("queries_retried", "Queries that were sent again.", state.retried),
     )
-    for name, told, count in counters:
-        yield CounterMetricFamily(f"kneewatch_fleet_{name}", told, value=count)
+    for name, help_text, count in counters:
+        yield CounterMetricFamily(f"kneewatch_fleet_{name}", help_text, value=count)
 
 
 def _labels(tier: Tier) -> tuple[str, str, str]:
     return clean(tier.pool), clean(tier.tier), tier.role
 
 
-# --- `/api/v1/fleet`: the fleet that `kneewatch run --prometheus` watches, as it is now or was ----
+# --- The endpoint ---------------------------------------------------------------------------------
 
 
 FLEET_FORMS = (TEXT, JSON, MARKDOWN)
 
 
 class FleetAnswers:
-    """The newest verdict in every form. What was rendered is kept until there is another."""
+    """The newest diagnosis in every format, cached until there is another."""
 
     def __init__(self, watch: FleetWatch, now_s: Callable[[], float]) -> None:
         self._watch, self._now_s = watch, now_s
         self._past = FleetPast(watch.at)
         self._lock = Lock()
-        self._kept: dict[str, tuple[FleetState, str, bytes]] = {}
+        self._cache: dict[str, tuple[FleetState, str, bytes]] = {}
 
     async def answer(self, request: Request) -> Response:
-        """What is wrong with the fleet that a metrics system shows, now or at a moment.
+        """The fleet's diagnosis by its metrics system, now or at a past moment.
 
         Raises:
-            Problem: there is no answer, or a parameter is wrong.
+            Problem: there is no answer yet, or a parameter is wrong.
         """
         query, now_s = request.query_params, self._now_s()
         form = form_of(query.get("format"), request.headers.get("accept"), FLEET_FORMS)
@@ -259,44 +259,46 @@ class FleetAnswers:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, SINCE)
         state = self._watch.state
         if at := query.get("at"):
-            then = await self._past.at(moment("at", at, now_s=now_s))
-            made = await run_in_threadpool(_rendered, form, state, then, past=True)
-            return Response(made, media_type=MEDIA_TYPES[form])
-        found = state.told(now_s)
-        if found is None:
-            why = f"the metrics system has not answered yet: {state.error or 'it was not asked'}"
+            past = await self._past.at(moment("at", at, now_s=now_s))
+            body = await run_in_threadpool(_rendered, form, state, past, past=True)
+            return Response(body, media_type=MEDIA_TYPES[form])
+        diagnosis = state.told(now_s)
+        if diagnosis is None:
+            why = f"the metrics system has not answered yet: {state.error or 'not queried yet'}"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, clean(why))
-        made = await run_in_threadpool(self._made, form, state, found)
-        return Response(made, media_type=MEDIA_TYPES[form])
+        body = await run_in_threadpool(self._cached_body, form, state, diagnosis)
+        return Response(body, media_type=MEDIA_TYPES[form])
 
-    def _made(self, form: str, state: FleetState, found: FleetDiagnosis) -> bytes:
+    def _cached_body(self, form: str, state: FleetState, diagnosis: FleetDiagnosis) -> bytes:
         with self._lock:
-            held = self._kept.get(form)
-            if held is not None and held[0] is state and held[1] == found.lost:
-                return held[2]
-            made = _rendered(form, state, found)
-            self._kept[form] = state, found.lost, made
-            return made
+            cached = self._cache.get(form)
+            if cached is not None and cached[0] is state and cached[1] == diagnosis.lost:
+                return cached[2]
+            body = _rendered(form, state, diagnosis)
+            self._cache[form] = state, diagnosis.lost, body
+            return body
 
 
-def _rendered(form: str, state: FleetState, found: FleetDiagnosis, *, past: bool = False) -> bytes:
-    """A verdict in a form; each tells how the asking goes as well."""
+def _rendered(
+    form: str, state: FleetState, diagnosis: FleetDiagnosis, *, past: bool = False
+) -> bytes:
+    """A diagnosis in a format, with the state of the queries."""
     if form == JSON:
-        return dumped({**document(found), "watch": _watched(state)})
-    told = markdown(found) if form == MARKDOWN else text(found, Style())
-    load = found.observed.load
-    asked = (
-        f"asked every {state.interval_s:g} s: {load.queries} queries the last time, "
-        f"{state.queries} since the start; {state.failures} times there was no answer"
+        return dumped({**document(diagnosis), "watch": _watch_document(state)})
+    rendered = markdown(diagnosis) if form == MARKDOWN else text(diagnosis, Style())
+    load = diagnosis.observed.load
+    footer = (
+        f"queried every {state.interval_s:g} s: {load.queries} queries in the last cycle, "
+        f"{state.queries} since the start; {state.failures} failed cycles"
     )
     if past:
-        asked = (
-            f"as it was then, by the settings of now: {load.queries} queries, {load.seconds:.1f} s"
+        footer = (
+            f"past moment, judged by today's settings: {load.queries} queries, {load.seconds:.1f} s"
         )
-    return clean(f"{told}\n\n{asked}\n").encode("utf-8", "replace")
+    return clean(f"{rendered}\n\n{footer}\n").encode("utf-8", "replace")
 
 
-def _watched(state: FleetState) -> dict[str, float | int | str]:
+def _watch_document(state: FleetState) -> dict[str, float | int | str]:
     return {
         "interval_s": state.interval_s,
         "seen": round(state.seen_s, 3),

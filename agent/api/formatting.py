@@ -22,20 +22,20 @@ from kneewatch.reports.triage.verdict import RANKS, WORST_FIRST
 from kneewatch.rules.cascade import NAMES
 
 LINES = 200
-"""More lines of the past than this are no help at night."""
+"""The most lines of history in text and Markdown."""
 
-TROUBLE_FROM = RANKS["unknown"]
+PROBLEM_FROM_RANK = RANKS["unknown"]
 OWN_DOCS = "/docs"
 """Where the daemon serves the pages about causes and rules: a path on its own address."""
 HINT = (
-    "more: ?format=json or markdown; ?at=03:07 or -2h for the past; ?since=-2h for how it came to\n"
-    "  this; a browser gets a page at /triage"
+    "more: ?format=json or markdown; ?at=03:07 or -2h for a past moment; ?since=-2h for the\n"
+    "  history; /triage is the page for browsers"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """How long a stage, cause or health of an engine lasted; `end_s` is None while it goes on."""
+    """A stage, cause or health of an engine over time; `end_s` is None while it goes on."""
 
     target: str
     model: str
@@ -52,12 +52,12 @@ class Stretch:
 def body(
     form: str, diagnoses: Sequence[Diagnosis], *, alone: bool, docs_url: str = OWN_DOCS
 ) -> str:
-    """The engines, worst first as given. `alone`: one target was asked for, and all is told."""
+    """The diagnoses as text, in the given order. `alone`: one target, with all details."""
     told = partial(markdown if form == MARKDOWN else _text, docs_url=docs_url)
     if alone or len(diagnoses) <= 1:
         return told(diagnoses)
-    trouble = [one for one in diagnoses if rank(one) >= TROUBLE_FROM]
-    healthy = [one for one in diagnoses if rank(one) < TROUBLE_FROM]
+    trouble = [one for one in diagnoses if rank(one) >= PROBLEM_FROM_RANK]
+    healthy = [one for one in diagnoses if rank(one) < PROBLEM_FROM_RANK]
     parts = [told(trouble)] if trouble else []
     if healthy:
         lines = [_brief(one) for one in healthy]
@@ -77,20 +77,20 @@ def head(
     pending: Mapping[str, str],
     notices: Sequence[str] = (),
 ) -> str:
-    """What comes first: the moment, how many engines stand how, and whom there is no news of.
+    """The first lines: the time, the number of engines by health, and targets without data.
 
-    `late` are names of targets with the seconds since their newest scrape, `pending` those that
-    have had none with what is waited for, `notices` say what is wrong with kneewatch itself.
+    `late` holds names of targets with the seconds since their newest scrape, `pending` targets
+    without a scrape with the reason, `notices` problems of kneewatch itself.
     """
     counts = Counter(one.health for one in diagnoses)
     tally = ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
     when = f"{date(t_s)} {clock(t_s)} UTC{' (the past)' if past else ''}"
     lines = [f"{when}: {tally or _nothing(len(pending), past=past)}"]
-    lines += [f"no news for {span(age_s)} of {name}: what it said need not be so now"
+    lines += [f"no scrape of {name} for {span(age_s)}: its last state may be out of date"
               for name, age_s in late]  # fmt: skip
     lines += notices
     lines += [
-        f"not scraped yet, so nothing is known of it: {name}; {awaited}"
+        f"not scraped yet, so its state is unknown: {name}; {awaited}"
         for name, awaited in pending.items()
     ]
     if form == MARKDOWN:
@@ -100,27 +100,27 @@ def head(
 
 def _nothing(pending: int, *, past: bool) -> str:
     if past:
-        return "nothing to tell"
+        return "no data"
     if not pending:
         return "no target is watched"
     return f"waiting for the first scrape of {pending} target{'' if pending == 1 else 's'}"
 
 
 def past(form: str, stretches: Sequence[Stretch], *, since_s: float, t_s: float) -> str:
-    """How it came to this: the newest stretches of stages, causes and health, in order."""
+    """The history as text: the newest stretches of stages, causes and health, in order."""
     rows = [_stretch(one, t_s) for one in stretches[-LINES:]]
     title = f"since {moment(since_s, t_s)}"
     if not rows:
-        rows = ["nothing is stored of that time"]
+        rows = ["no stored data of that time"]
     if len(stretches) > LINES:
-        rows.insert(0, f"{len(stretches) - LINES} earlier ones are left out (?format=json)")
+        rows.insert(0, f"{len(stretches) - LINES} earlier rows are not shown (?format=json)")
     if form == MARKDOWN:
         return "\n".join([f"## {title.capitalize()}", "", *(f"- {escaped(row)}" for row in rows)])
     return "\n".join([f"{title}:", *(part for row in rows for part in wrapped(row, indent=3))])
 
 
 def _text(diagnoses: Sequence[Diagnosis], *, docs_url: str) -> str:
-    # `text` sorts by severity, in which an unknown engine is not worse than a healthy one.
+    # `text` sorts by severity, which does not rank unknown above ok.
     groups: dict[int, list[Diagnosis]] = {}
     for one in diagnoses:
         groups.setdefault(rank(one), []).append(one)
@@ -141,7 +141,7 @@ def _stretch(one: Stretch, t_s: float) -> str:
     if one.kind == "stage" and one.id.isdecimal() and int(one.id) < len(NAMES):
         what += f" {NAMES[int(one.id)]}"
     told = f" ({one.severity})" if one.severity not in ("ok", one.id) else ""
-    how = {"restarted": "; the engine was restarted", "unwatched": "; then it was not seen"}
+    how = {"restarted": "; the engine was restarted", "unwatched": "; then it was not watched"}
     lasted = span((t_s if one.end_s is None else one.end_s) - one.start_s)
     return printable(
         f"{moment(one.start_s, t_s)} to {end} ({lasted}): {what}{told}, {one.target} "
@@ -149,15 +149,15 @@ def _stretch(one: Stretch, t_s: float) -> str:
     )
 
 
-# --- How things are now, in every form. What was rendered is kept until a cycle changes it --------
+# --- Cached answers about the present -------------------------------------------------------------
 
 
-KEPT_MOST = 4096
+CACHE_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """Targets at a moment: what is asked about. `late` are those without a recent cycle."""
+    """The states of targets at a moment. `late`: names of those without a recent cycle."""
 
     states: tuple[TargetState, ...]
     late: frozenset[str]
@@ -176,18 +176,21 @@ class Moment:
         )
 
     def diagnoses(self) -> list[Diagnosis]:
-        """What is said of the engines, worst first."""
+        """The diagnoses of all engines, worst first."""
         return worst_first(
             chain.from_iterable(shown(one, is_late=one.name in self.late) for one in self.states)
         )
 
 
 @dataclass(slots=True)
-class Present:
-    """Rendered answers by form and target; the empty target stands for all of them."""
+class RenderCache:
+    """Rendered answers by format and target, valid until a cycle changes the state.
+
+    The empty target name means all targets.
+    """
 
     docs_url: str = OWN_DOCS
-    _kept: dict[tuple[str, str], tuple[Moment, bytes]] = field(
+    _cache: dict[tuple[str, str], tuple[Moment, bytes]] = field(
         default_factory=dict[tuple[str, str], tuple[Moment, bytes]]
     )
     _documents: dict[str, tuple[TargetState, bool, list[tuple[Diagnosis, bytes]]]] = field(
@@ -197,23 +200,23 @@ class Present:
     _watched: Sequence[TargetSpec] = ()
 
     def only(self, specs: Sequence[TargetSpec]) -> None:
-        """Forget what is kept of targets that are not among these; the same object as last time
-        stands for the same targets."""
+        """Drop cached answers of other targets. Does nothing where `specs` is the same object as
+        last time."""
         if specs is self._watched:
             return
         with self._lock:
             self._watched = specs
             names = {"", *(spec.name for spec in specs)}
-            self._kept = {key: told for key, told in self._kept.items() if key[1] in names}
+            self._cache = {key: told for key, told in self._cache.items() if key[1] in names}
             self._documents = {n: told for n, told in self._documents.items() if n in names}
 
     def kept(self, form: str, target: str, moment: Moment) -> bytes | None:
-        """What was rendered of this moment, if it was."""
-        held = self._kept.get((form, target))
+        """The cached answer for this moment, or None."""
+        held = self._cache.get((form, target))
         return held[1] if held is not None and held[0].same(moment) else None
 
     def render(self, form: str, target: str, moment: Moment) -> bytes:
-        """What there is to say: for JSON, the members `targets` and `watching`."""
+        """The answer, encoded; for JSON, the members `targets` and `watching`."""
         with self._lock:
             found = self.kept(form, target, moment)
             if found is not None:
@@ -223,25 +226,31 @@ class Present:
             else:
                 told = body(form, moment.diagnoses(), alone=bool(target), docs_url=self.docs_url)
                 found = told.encode("utf-8", "replace")
-            if len(self._kept) > KEPT_MOST:
-                # Targets come and go; what is still asked for is soon rendered again.
-                self._kept.clear()
+            if len(self._cache) > CACHE_MAX:
+                # Targets come and go. Start over: answers still in demand are soon rendered again.
+                self._cache.clear()
                 self._documents.clear()
-            self._kept[form, target] = moment, found
+            self._cache[form, target] = moment, found
             return found
 
     def _json(self, moment: Moment) -> bytes:
         told: dict[int, bytes] = {}
         diagnoses: list[Diagnosis] = []
         for state in moment.states:
-            for diagnosis, rendered in self._of(state, is_late=state.name in moment.late):
+            for diagnosis, rendered in self._rendered_documents(
+                state, is_late=state.name in moment.late
+            ):
                 told[id(diagnosis)] = rendered
                 diagnoses.append(diagnosis)
         documents = b",".join(told[id(one)] for one in worst_first(diagnoses))
-        watching = dumped([watched(one, is_late=one.name in moment.late) for one in moment.states])
+        watching = dumped(
+            [watch_document(one, is_late=one.name in moment.late) for one in moment.states]
+        )
         return b'"targets":[%s],"watching":%s' % (documents, watching)
 
-    def _of(self, state: TargetState, *, is_late: bool) -> list[tuple[Diagnosis, bytes]]:
+    def _rendered_documents(
+        self, state: TargetState, *, is_late: bool
+    ) -> list[tuple[Diagnosis, bytes]]:
         held = self._documents.get(state.name)
         if held is None or held[0] is not state or held[1] != is_late:
             rows = [
@@ -252,8 +261,8 @@ class Present:
         return held[2]
 
 
-def watched(state: TargetState, *, is_late: bool) -> Mapping[str, Any]:
-    """How the watching of a target goes, for JSON."""
+def watch_document(state: TargetState, *, is_late: bool) -> Mapping[str, Any]:
+    """The scrape state of a target, for JSON."""
     return {
         "target": state.name,
         "url": state.url,

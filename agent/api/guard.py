@@ -24,23 +24,22 @@ HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]
 
 
 def known_hosts(settings: Settings) -> frozenset[str]:
-    """Names that requests may be for, in lower case; addresses are never names of others."""
+    """Host names that requests may use, in lower case."""
     listening = str(settings["listen"]).strip().rpartition(":")[0].strip("[]")
     names = ["localhost", listening, socket.gethostname(), *(settings["http.hosts"] or ())]
     return frozenset(name.lower().rstrip(".") for name in names if name)
 
 
 def host_name(header: bytes) -> str | None:
-    """The name or address in a Host header, in lower case and without its port; None where there is
-    none that could be."""
-    found = HOST.fullmatch(header.decode("latin-1").strip().lower())
-    if found is None:
+    """The name or address in a Host header, in lower case and without port; None if invalid."""
+    match = HOST.fullmatch(header.decode("latin-1").strip().lower())
+    if match is None:
         return None
-    return found["six"] or found["name"].rstrip(".")
+    return match["six"] or match["name"].rstrip(".")
 
 
 def is_address(name: str) -> bool:
-    """Whether a host is an IP address, which no other machine's name can be pointed at."""
+    """Whether a host is an IP address. Addresses are safe from DNS rebinding, names are not."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -48,20 +47,20 @@ def is_address(name: str) -> bool:
     return True
 
 
-# --- How fast an address may ask: a bucket of tokens for each, in a table that does not grow ------
+# --- Rate limit -----------------------------------------------------------------------------------
 
 
 MOST_ADDRESSES = 4096
 NETWORK_BITS = 64
-"""One customer's IPv6 addresses: they share a bucket, or nobody would ever be out of tokens."""
+"""IPv6 addresses of one /64 network share a bucket: one client can use them all."""
 
 
 @dataclass(slots=True)
 class Buckets:
-    """A bucket holds a second's worth of requests and fills at `per_s`.
+    """A token bucket per address: it holds one second of requests and fills at `per_s`.
 
-    The address unheard of for longest is forgotten first; it would have a full bucket by then, or
-    there are more addresses than any limit for each of them could help against.
+    The table is bounded: the address with the oldest request is dropped first. Its bucket is
+    usually full again by then.
     """
 
     per_s: float
@@ -72,7 +71,7 @@ class Buckets:
     )
 
     def take(self, address: str) -> float:
-        """Take a token; seconds until there is one where there was none, else 0."""
+        """Take a token. Returns 0, or the seconds until there is one."""
         now_s, whole = self.clock(), max(1.0, self.per_s)
         name = network(address)
         level, then_s = self._levels.pop(name, (whole, now_s))
@@ -88,7 +87,7 @@ class Buckets:
 
 
 def network(address: str) -> str:
-    """What counts as one address: all of it for IPv4, its first half for IPv6."""
+    """The key of an address for the rate limit: IPv4 address or IPv6 /64 network."""
     if ":" not in address:
         return address
     try:
@@ -100,29 +99,30 @@ def network(address: str) -> str:
     return str(ipaddress.IPv6Network((ip, NETWORK_BITS), strict=False))
 
 
-# What every request must pass before anything is done for it, and the headers that every response
-# carries. Plain ASGI: this is paid for by each request.
+# --- The middleware -------------------------------------------------------------------------------
+#
+# Plain ASGI, because every request pays for it.
 
 
 log = logging.getLogger(__name__)
 
 HEALTH_PATH = "/healthz"
 OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz"})
-"""For whoever decides whether this process is to be restarted: they have no token."""
+"""Health probes of systemd or Kubernetes have no token."""
 
 SAFE_METHODS = ("GET", "HEAD")
 SAME = (b"same-origin", b"none")
 GRANTED = "granted"
 LENGTH_DIGITS = 15
 HEADERS_BYTES = 16 * 1024
-"""Request line and headers together; the parser stops at this much of an unfinished request."""
+"""Largest request line and headers together."""
 CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS: Sequence[tuple[bytes, bytes]] = tuple(
-    (name.encode(), told.encode())
-    for name, told in {
+    (name.encode(), value.encode())
+    for name, value in {
         "content-security-policy": CSP,
         "x-content-type-options": "nosniff",
         "x-frame-options": "DENY",
@@ -139,7 +139,7 @@ Headers = Mapping[bytes, list[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the settings ask of requests."""
+    """The limits and checks for requests."""
 
     hosts: frozenset[str]
     access: Auth
@@ -149,7 +149,7 @@ class Policy:
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
-        """As the settings have it.
+        """The policy that the settings ask for.
 
         Raises:
             SettingsError: a token file cannot be used.
@@ -164,7 +164,7 @@ class Policy:
 
 
 class Guard:
-    """The app with a policy in front of it. Whatever is wrong ends as a problem document."""
+    """Middleware that checks requests by a policy. Every error becomes a problem document."""
 
     def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self.app, self.policy = app, policy
@@ -177,7 +177,7 @@ class Guard:
             return
         method, began = scope["method"], False
 
-        async def told(message: Message) -> None:
+        async def value(message: Message) -> None:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
@@ -188,34 +188,36 @@ class Guard:
 
         try:
             inner = self._admitted(scope)
-            await self.app(inner, self._bounded(receive), told)
+            await self.app(inner, self._bounded(receive), value)
         except Problem as problem:
             if not began:
-                await refused(problem, scope)(scope, receive, told)
+                await refused(problem, scope)(scope, receive, value)
         except ClientDisconnect:
-            log.debug("a client left before its request was complete")
+            log.debug("client disconnected before its request was complete")
         except Exception:
-            log.exception("a request could not be answered path=%r", scope["path"][:200])
+            log.exception("request failed path=%r", scope["path"][:200])
             if began:
                 raise
-            failed = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the log of kneewatch says more")
-            await refused(failed, scope)(scope, receive, told)
+            failed = Problem(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see kneewatch's log"
+            )
+            await refused(failed, scope)(scope, receive, value)
 
     def _admitted(self, scope: Scope) -> Scope:
-        """The request as the app gets it, with the scopes it was granted.
+        """The request for the app, with the scopes it was granted.
 
         Raises:
-            Problem: it is refused.
+            Problem: the request is refused.
         """
         headers: dict[bytes, list[bytes]] = {}
         size = len(scope["path"]) + len(scope["query_string"])
-        for name, told in scope["headers"]:
-            headers.setdefault(name, []).append(told)
-            size += len(name) + len(told)
+        for name, value in scope["headers"]:
+            headers.setdefault(name, []).append(value)
+            size += len(name) + len(value)
         if size > HEADERS_BYTES:
             raise Problem(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"address and headers together may be {HEADERS_BYTES:,} bytes long",
+                f"URL and headers together are limited to {HEADERS_BYTES:,} bytes",
             )
         path, method = scope["path"], scope["method"]
         self._check_host(headers)
@@ -227,18 +229,18 @@ class Guard:
         if READ not in granted and path not in OPEN_PATHS:
             raise _unauthorized(headers)
         state = {**scope.get("state", {}), GRANTED: granted}
-        # Routes know GET: a HEAD is a GET whose body is left out.
+        # The routes handle GET only: a HEAD is a GET without the body.
         return {**scope, "state": state, "method": "GET" if method == "HEAD" else method}
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.get(b"host", ())
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None:
-            raise Problem(HTTPStatus.BAD_REQUEST, "one Host header with a host name is needed")
+            raise Problem(HTTPStatus.BAD_REQUEST, "exactly one valid Host header is required")
         if name not in self.policy.hosts and not is_address(name):
             raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                "this host name is not known here; ask by address, or add it to http.hosts",
+                "unknown host name; use the IP address, or add the name to http.hosts",
             )
 
     def _check_rate(self, scope: Scope, headers: Headers) -> None:
@@ -246,25 +248,25 @@ class Guard:
         address = client[0] if client else ""
         forwarded = headers.get(b"x-forwarded-for")
         if self.policy.behind_proxy and forwarded:
-            # The last entry is the proxy's own word; those before it are the client's.
+            # The proxy added the last entry; a client can forge the others.
             address = forwarded[-1].rpartition(b",")[2].strip().decode("latin-1")[:64]
         wait_s = self.policy.buckets.take(address)
         if wait_s:
             raise Problem(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                "too many requests from this address; http.requests_per_s is the limit",
+                "too many requests from this address (limit: http.requests_per_s)",
                 {"retry-after": str(math.ceil(wait_s))},
             )
 
     def _check_length(self, headers: Headers) -> None:
-        for told in headers.get(b"content-length", ()):
-            if not told.isdigit() or len(told) > LENGTH_DIGITS:
+        for value in headers.get(b"content-length", ()):
+            if not value.isdigit() or len(value) > LENGTH_DIGITS:
                 raise self._too_large()
-            if int(told) > self.policy.body_bytes:
+            if int(value) > self.policy.body_bytes:
                 raise self._too_large()
 
     def _bounded(self, receive: Receive) -> Receive:
-        """`receive` that refuses a body once it is larger than allowed, whatever was announced."""
+        """`receive` with a limit of the body's size, whatever Content-Length says."""
         held = 0
 
         async def bounded() -> Message:
@@ -285,7 +287,7 @@ class Guard:
 
 
 def need_admin(granted: Scopes) -> None:
-    """Refuse what may only read.
+    """Refuse a request without the admin scope.
 
     Raises:
         Problem: the admin scope was not granted.
@@ -293,12 +295,12 @@ def need_admin(granted: Scopes) -> None:
     if ADMIN not in granted:
         raise Problem(
             HTTPStatus.FORBIDDEN,
-            "this needs the token of http.admin_token_file; the one that reads is not enough",
+            "this requires a token of http.admin_token_file; a read token is not enough",
         )
 
 
 def _check_origin(method: str, headers: Headers) -> None:
-    """Another site's page may lead a browser here, and nothing else."""
+    """Refuse cross-site requests, except links from other sites."""
     sites = headers.get(b"sec-fetch-site", ())
     leads = method in SAFE_METHODS and headers.get(b"sec-fetch-mode") == [b"navigate"]
     if any(site not in SAME for site in sites) and not leads:
@@ -312,11 +314,11 @@ def _check_origin(method: str, headers: Headers) -> None:
 
 
 def _unauthorized(headers: Headers) -> Problem:
-    browser = any(b"text/html" in told for told in headers.get(b"accept", ()))
+    browser = any(b"text/html" in value for value in headers.get(b"accept", ()))
     basic = ', Basic realm="kneewatch", charset="UTF-8"' if browser else ""
     return Problem(
         HTTPStatus.UNAUTHORIZED,
-        "a token is needed: send `Authorization: Bearer TOKEN`, or the token as the password of "
+        "a token is required: send `Authorization: Bearer TOKEN`, or the token as the password of "
         "Basic authentication",
         {"www-authenticate": f'Bearer realm="kneewatch"{basic}'},
     )

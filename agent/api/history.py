@@ -1,4 +1,4 @@
-"""How things were, from the store. I/O edge: it reads the store."""
+"""Past diagnoses, intervals and signals from the store. I/O edge."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kneewatch.reports.triage.verdict import RANKS
 
 log = logging.getLogger(__name__)
 
-MOST_STRETCHES = 10_000
-SURELY_S = 10.0
-"""An engine whose last scrape is no older is watched, however often it is scraped."""
+STRETCHES_MAX = 10_000
+RECENT_S = 10.0
+"""An engine counts as watched for this long after its last scrape, whatever its interval."""
 
 FEW = 8
 
@@ -31,34 +31,31 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True)
 class Then:
-    """Engines at a moment, worst first; `damaged` are targets whose history is damaged there."""
+    """Diagnosis documents at a moment, worst first; `damaged`: targets with damaged history."""
 
     documents: Sequence[dict[str, Any]]
     damaged: tuple[str, ...] = ()
 
     def notices(self) -> list[str]:
-        """What of the moment cannot be told, in words."""
+        """Sentences for people about the missing data."""
         if not self.damaged:
             return []
-        return [
-            f"the history is damaged at that moment: how {', '.join(self.damaged)} was then "
-            "cannot be told"
-        ]
+        return [f"the history is damaged at that moment: no diagnosis of {', '.join(self.damaged)}"]
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The store's reader and the store itself, or None where no history is kept."""
+    """Reads the history. `reader` and `store` are None where no history is kept."""
 
     reader: Reader | None
     store: Store | None = None
 
     def engines(self, target: str | None) -> list[StoredEngine]:
-        """The engines of a target, or of all of them, that the store knows."""
+        """The stored engines of a target, or of all targets."""
         return self._read(lambda reader: reader.engines(target))
 
     def then(self, engines: Sequence[StoredEngine], at_s: float) -> Then:
-        """How engines were at a moment, written or waiting to be."""
+        """The diagnoses of engines at a moment, including those not written yet."""
         unwritten_s = self.unwritten_s
         late = unwritten_s is not None and at_s >= unwritten_s
         waiting = self.store.waiting() if late and self.store is not None else []
@@ -84,35 +81,38 @@ class History:
         return None if self.store is None else self.store.stats().unwritten_s
 
     def notices(self, now_s: float) -> list[str]:
-        """What is wrong with the history itself, in words."""
+        """Sentences for people about problems of the history itself."""
         since_s = self.unwritten_s
         if since_s is None:
             return []
         return [
             f"the history cannot be written since {moment(since_s, now_s)} "
-            f"({span(max(0.0, now_s - since_s))}): what happened since then is remembered only "
-            "while kneewatch runs, and its log says why"
+            f"({span(max(0.0, now_s - since_s))}): newer data is kept in memory only; see "
+            "kneewatch's log"
         ]
 
     def stretches(
         self, engines: Sequence[StoredEngine], *, since_s: float, until_s: float
     ) -> list[Stretch]:
-        """Stages, causes and healths of a time, by their start; the newest where there are too
-        many."""
+        """Stages, causes and health in a period, sorted by start; at most `STRETCHES_MAX`, the
+        newest."""
         by_id = {engine.id: engine for engine in engines}
         few: list[int | None] = [None] if len(engines) > FEW else list(by_id)
 
         def read(reader: Reader) -> list[Interval]:
             return [
-                one
+                interval
                 for engine_id in few
-                for one in reader.intervals(from_s=since_s, to_s=until_s, engine_id=engine_id)
+                for interval in reader.intervals(from_s=since_s, to_s=until_s, engine_id=engine_id)
             ]
 
         rows = [
-            (by_id[one.engine_id], self._as_known(one, by_id[one.engine_id], until_s))
-            for one in self._read(read)
-            if one.engine_id in by_id
+            (
+                by_id[interval.engine_id],
+                self._ended_if_unwatched(interval, by_id[interval.engine_id], until_s),
+            )
+            for interval in self._read(read)
+            if interval.engine_id in by_id
         ]
         rows.sort(key=lambda row: row[1].start_s)
         return [
@@ -120,64 +120,68 @@ class History:
                 target=engine.target,
                 model=engine.model,
                 engine=engine.engine,
-                kind=one.kind,
-                id=one.id,
-                severity=one.severity.word,
-                start_s=one.start_s,
-                # What ended later went on then.
-                end_s=None if one.end_s is None or one.end_s > until_s else one.end_s,
-                last_s=one.last_s,
-                ended="" if one.end_s is None or one.end_s > until_s else one.ended,
+                kind=interval.kind,
+                id=interval.id,
+                severity=interval.severity.word,
+                start_s=interval.start_s,
+                # An interval that ended later was still open at `until_s`.
+                end_s=None
+                if interval.end_s is None or interval.end_s > until_s
+                else interval.end_s,
+                last_s=interval.last_s,
+                ended="" if interval.end_s is None or interval.end_s > until_s else interval.ended,
             )
-            for engine, one in rows[-MOST_STRETCHES:]
+            for engine, interval in rows[-STRETCHES_MAX:]
         ]
 
-    def _as_known(self, one: Interval, engine: StoredEngine, until_s: float) -> Interval:
-        """An interval that ends where it was told last, unless it is known to go on."""
-        if one.end_s is not None or one.last_s >= until_s:
-            return one
-        if one.last_s >= engine.last_s and self._watched(engine, until_s):
-            return one
-        return replace(one, end_s=one.last_s, ended=UNWATCHED)
+    def _ended_if_unwatched(
+        self, interval: Interval, engine: StoredEngine, until_s: float
+    ) -> Interval:
+        """The interval, closed at its last evaluation unless the engine is still watched."""
+        if interval.end_s is not None or interval.last_s >= until_s:
+            return interval
+        if interval.last_s >= engine.last_s and self._watched(engine, until_s):
+            return interval
+        return replace(interval, end_s=interval.last_s, ended=UNWATCHED)
 
     def _watched(self, engine: StoredEngine, at_s: float) -> bool:
-        recent = at_s - engine.last_s <= SURELY_S
+        recent = at_s - engine.last_s <= RECENT_S
         return recent or self._read(lambda reader: reader.watched(engine.id, at_s))
 
     def signals(
         self, engine_id: int, keys: Sequence[str], *, since_s: float, until_s: float
     ) -> Series:
-        """Signals of an engine over a time."""
+        """Signals of an engine over a period."""
         return self._read(
             lambda reader: reader.signals(engine_id, keys, from_s=since_s, to_s=until_s)
         )
 
     def _read(self, read: Callable[[Reader], Read]) -> Read:
         if self.reader is None:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "no history is kept here")
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "no history is kept")
         try:
             return read(self.reader)
         except KneewatchError as exc:
-            log.warning("the history cannot be read error=%s", exc)
+            log.warning("cannot read the history error=%s", exc)
             raise Problem(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "the history cannot be read now; the log of kneewatch says why",
+                "the history cannot be read now; see kneewatch's log",
             ) from exc
 
 
-def stretch_document(one: Stretch) -> dict[str, Any]:
-    """A stretch for JSON."""
+def stretch_document(stretch: Stretch) -> dict[str, Any]:
+    """A stretch as a JSON document."""
     return {
-        "target": one.target,
-        "model": one.model,
-        "engine": one.engine,
-        "kind": one.kind,
-        "id": one.id,
-        "severity": one.severity,
-        "start": round(one.start_s, 3),
-        "end": None if one.end_s is None else round(one.end_s, 3),
-        "last": round(one.last_s, 3),
-        "ended": one.ended,
+        "target": stretch.target,
+        "model": stretch.model,
+        "engine": stretch.engine,
+        "kind": stretch.kind,
+        "id": stretch.id,
+        "severity": stretch.severity,
+        "start": round(stretch.start_s, 3),
+        "end": None if stretch.end_s is None else round(stretch.end_s, 3),
+        "last": round(stretch.last_s, 3),
+        "ended": stretch.ended,
     }
 
 

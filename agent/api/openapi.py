@@ -1,4 +1,4 @@
-"""The OpenAPI document: schemas, parameters, bodies and answers. Pure."""
+"""The OpenAPI document: schemas, parameters, bodies and responses. Pure."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ DROPPED = ("$schema", "$id", "$defs")
 
 
 def components() -> dict[str, Any]:
-    """The schemas by name; their own definitions beside them as Name_definition."""
-    made: dict[str, Any] = {}
+    """The schemas by name, with their own definitions as `Name_definition`."""
+    schemas: dict[str, Any] = {}
     for name, place in NAMED.items():
         schema = _read(*place)
         for part, definition in schema.get("$defs", {}).items():
-            made[f"{name}_{part}"] = _moved(definition, name)
-        rest = {key: told for key, told in schema.items() if key not in DROPPED}
-        made[name] = _moved(rest, name)
-    return made
+            schemas[f"{name}_{part}"] = _moved(definition, name)
+        rest = {key: value for key, value in schema.items() if key not in DROPPED}
+        schemas[name] = _moved(rest, name)
+    return schemas
 
 
 def fleet_schema() -> dict[str, Any]:
-    """The schema of a fleet's document; it refers to no other."""
+    """The schema of a fleet's document; it has no references."""
     schema = _read("kneewatch.reports", "fleet.schema.json")
-    return {key: told for key, told in schema.items() if key not in DROPPED}
+    return {key: value for key, value in schema.items() if key not in DROPPED}
 
 
 def _read(package: str, name: str) -> dict[str, Any]:
@@ -48,22 +48,22 @@ def _read(package: str, name: str) -> dict[str, Any]:
 
 
 def _moved(value: Any, name: str) -> Any:  # noqa: ANN401 - JSON
-    """A schema whose references lead to where its definitions are now."""
+    """A schema with its references rewritten to the components section."""
     if isinstance(value, list):
         return [_moved(item, name) for item in cast("list[object]", value)]
     if not isinstance(value, dict):
         return value
-    told = cast("dict[str, Any]", value)
-    made = {key: _moved(item, name) for key, item in told.items()}
-    reference = told.get("$ref")
+    schema = cast("dict[str, Any]", value)
+    moved = {key: _moved(item, name) for key, item in schema.items()}
+    reference = schema.get("$ref")
     if isinstance(reference, str):
-        made["$ref"] = reference.replace("#/$defs/", f"{COMPONENTS}{name}_").replace(
+        moved["$ref"] = reference.replace("#/$defs/", f"{COMPONENTS}{name}_").replace(
             "urn:kneewatch:diagnosis:1", f"{COMPONENTS}Diagnosis"
         )
-    return made
+    return moved
 
 
-# --- The parameters of `/api/v1/size` for the OpenAPI document, from the table of flags -----------
+# --- The parameters of `/api/v1/size` -------------------------------------------------------------
 
 
 EXAMPLE: dict[str, Any] = {
@@ -76,8 +76,8 @@ EXAMPLE: dict[str, Any] = {
 
 
 def size_parameters() -> list[dict[str, Any]]:
-    """The query's parameters, named as the flags are."""
-    made = [
+    """The query parameters, named like the flags of `kneewatch size`."""
+    parameters = [
         {
             "name": flag.name.removeprefix("--"),
             "in": "query",
@@ -87,26 +87,26 @@ def size_parameters() -> list[dict[str, Any]]:
         }
         for name, flag in BY_NAME.items()
     ]
-    made += [
+    parameters += [
         {
             "name": name.removeprefix("--"),
             "in": "query",
-            "description": told,
+            "description": text,
             "schema": {"type": "boolean"},
         }
-        for name, told in SWITCHES
+        for name, text in SWITCHES
     ]
-    return made
+    return parameters
 
 
 def size_body() -> dict[str, Any]:
-    """The same as a JSON object, with underscores."""
+    """The request body: the parameters as a JSON object, with underscores in their names."""
     properties = {
         name: {**_schema(flag), "description": _words(flag)} for name, flag in BY_NAME.items()
     }
     switches = {
-        name.removeprefix("--").replace("-", "_"): {"type": "boolean", "description": told}
-        for name, told in SWITCHES
+        name.removeprefix("--").replace("-", "_"): {"type": "boolean", "description": text}
+        for name, text in SWITCHES
     }
     schema = {
         "type": "object",
@@ -117,15 +117,15 @@ def size_body() -> dict[str, Any]:
 
 
 def size_example() -> dict[str, Any]:
-    """The answer to EXAMPLE; some of its steps stand for all."""
-    told = size_of(EXAMPLE)
-    return {**told, "steps": told["steps"][:2]}
+    """The answer to EXAMPLE, shortened to two steps."""
+    document = size_of(EXAMPLE)
+    return {**document, "steps": document["steps"][:2]}
 
 
 def _words(flag: Flag) -> str:
     if flag.name == "--model":
         return "A catalogue id."
-    return flag.help + ("; seconds, or such as 50ms" if flag.kind is SPAN else "")
+    return flag.help + ("; seconds, or with a unit such as 50ms" if flag.kind is SPAN else "")
 
 
 def _schema(flag: Flag) -> dict[str, Any]:
@@ -136,16 +136,16 @@ def _schema(flag: Flag) -> dict[str, Any]:
     return {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT}
 
 
-# --- The OpenAPI document made complete: parameters, bodies, answers, each with an example --------
+# --- The document ---------------------------------------------------------------------------------
 
 
 Json = dict[str, Any]
 
 ABOUT = (
-    "What is wrong with the watched vLLM servers, since when, how we know, what to change. Times "
-    "are UTC. Where a token is set, send it as `Authorization: Bearer TOKEN` or as the password of "
-    "Basic authentication. What is wrong with a request is told as an RFC 9457 problem, "
-    "and outside /api to a browser as a page."
+    "Diagnosis of the watched vLLM servers: what is wrong, since when, the evidence, and what to "
+    "change. Times are UTC. Where a token is set, send it as `Authorization: Bearer TOKEN` or as "
+    "the password of Basic authentication. Errors are RFC 9457 problem documents; outside /api, "
+    "browsers get an HTML page."
 )
 PLAIN, JSON_TYPE = MEDIA_TYPES[TEXT].partition(";")[0], MEDIA_TYPES[JSON]
 MARKDOWN_TYPE = MEDIA_TYPES[MARKDOWN].partition(";")[0]
@@ -155,8 +155,8 @@ PARAMETERS: Mapping[str, Json] = {
     "at": {
         "name": "at",
         "in": "query",
-        "description": "A past moment: unix seconds, ISO 8601 (UTC where it has no zone), a time "
-        "of day in UTC, or how long ago. None: now.",
+        "description": "A past moment: unix seconds, ISO 8601 (UTC without a zone), a time of day "
+        "in UTC, or how long ago. Default: now.",
         "schema": TIME_SCHEMA,
         "examples": {
             "clock": {"value": "03:07"},
@@ -168,16 +168,16 @@ PARAMETERS: Mapping[str, Json] = {
     "since": {
         "name": "since",
         "in": "query",
-        "description": "Tells as well which stages, causes and healths there were from here to the "
-        "moment; how long ago counts from `at`.",
+        "description": "Adds the stages, causes and health from this time to the moment; a "
+        "duration counts back from `at`.",
         "schema": TIME_SCHEMA,
         "examples": {"ago": {"value": "-2h"}, "clock": {"value": "01:00"}},
     },
     "format": {
         "name": "format",
         "in": "query",
-        "description": "Goes before the Accept header. Whoever accepts anything gets text; html "
-        "leads to the page.",
+        "description": "Overrides the Accept header. Clients that accept anything get text; html "
+        "redirects to the page.",
         "schema": {"type": "string", "enum": ["text", "json", "markdown", "html"]},
         "example": "json",
     },
@@ -186,19 +186,19 @@ PAGE_PARAMETERS: list[Json] = [
     {
         "name": "target",
         "in": "query",
-        "description": "A target's name; none: all of them.",
+        "description": "A target's name. Default: all targets.",
         "schema": {"type": "string"},
         "example": examples.TARGET,
     },
     {
         **PARAMETERS["at"],
-        "description": "A past moment; what is no time is told on the page.",
+        "description": "A past moment; the page shows an error if it is invalid.",
         "schema": {"type": "string"},
     },
     {
         "name": "since",
         "in": "query",
-        "description": "How much of the past the timeline shows.",
+        "description": "Length of the timeline.",
         "schema": {"type": "string"},
         "examples": {"three hours": {"value": "3h"}, "a day": {"value": "24h"}},
     },
@@ -206,7 +206,7 @@ PAGE_PARAMETERS: list[Json] = [
 
 
 def completed(document: Json) -> Json:
-    """The document with everything that the routes themselves do not say."""
+    """FastAPI's document completed with parameters, bodies, responses and examples."""
     document["info"]["description"] = ABOUT
     paths: Json = document["paths"]
     _triage(paths["/api/v1/triage"]["get"], "All targets, worst first.")
@@ -232,7 +232,7 @@ def completed(document: Json) -> Json:
 
 
 PROBLEM: Json = {
-    "description": "What is wrong with a request (RFC 9457).",
+    "description": "An error (RFC 9457).",
     "type": "object",
     "required": ["type", "title", "status", "detail"],
     "properties": {
@@ -246,7 +246,7 @@ PROBLEM: Json = {
 
 def _triage(operation: Json, words: str, *, known: bool = False) -> None:
     operation["description"] = (
-        f"{words} With `at` as it was then. Text is for people and may change; JSON is a promise."
+        f"{words} With `at`, at a past moment. Text is for people and may change; JSON is stable."
     )
     operation.setdefault("parameters", []).extend(PARAMETERS.values())
     for parameter in operation["parameters"]:
@@ -262,11 +262,11 @@ def _triage(operation: Json, words: str, *, known: bool = False) -> None:
                 MARKDOWN_TYPE: _text(examples.triage_told(MARKDOWN)),
             },
         },
-        "307": {"description": "To the page, for a browser; to a fleet's past."},
+        "307": {"description": "Redirect to the page for browsers, or to a fleet's past."},
         "404": _problem(
-            "Nothing is stored of that moment" + (", or no such target." if known else ".")
+            "No stored data of that moment" + (", or no such target." if known else ".")
         ),
-        "406": _problem("None of the forms is accepted."),
+        "406": _problem("No format matches the Accept header."),
         "422": _problem("A parameter is wrong."),
         "503": _problem("The history cannot be read."),
     }
@@ -274,47 +274,47 @@ def _triage(operation: Json, words: str, *, known: bool = False) -> None:
 
 def _fleet(operation: Json) -> None:
     operation["description"] = (
-        "The fleet that a metrics system shows, with causes across replicas and the replicas that "
-        "each tier needs. `health` is unknown while the metrics system does not answer. With `at` "
-        "the metrics system is asked for that moment: one at a time, kept for a minute."
+        "The fleet that a metrics system monitors, with causes across replicas and the replicas "
+        "that each tier needs. `health` is unknown while the metrics system does not answer. With "
+        "`at` the metrics system is queried for that moment: one query at a time, cached for 60 s."
     )
     operation["parameters"] = [
         PARAMETERS["at"],
         {
             "name": "format",
             "in": "query",
-            "description": "Goes before the Accept header. Whoever accepts anything gets text.",
+            "description": "Overrides the Accept header. Clients that accept anything get text.",
             "schema": {"type": "string", "enum": list(FLEET_FORMS)},
             "example": JSON,
         },
     ]
-    told: Json = {"schema": {"type": "string"}}
+    text: Json = {"schema": {"type": "string"}}
     operation["responses"] = {
         "200": {
-            "description": "The newest verdict, or that of the moment.",
+            "description": "The newest diagnosis, or that of the moment.",
             "content": {
-                JSON_TYPE: {"schema": fleet_schema()}, PLAIN: told, MARKDOWN_TYPE: told
+                JSON_TYPE: {"schema": fleet_schema()}, PLAIN: text, MARKDOWN_TYPE: text
             },
         },
-        "404": _problem("Nothing is known of that moment."),
-        "406": _problem("None of the forms is accepted."),
-        "422": _problem("A parameter is wrong; `since` is not told of a fleet."),
-        "503": _problem("The metrics system does not answer, or another moment is asked for."),
-        "504": _problem("The metrics system takes long to tell that moment."),
+        "404": _problem("No data of that moment."),
+        "406": _problem("No format matches the Accept header."),
+        "422": _problem("A parameter is wrong; `since` is not available for a fleet."),
+        "503": _problem("The metrics system does not answer, or another query is running."),
+        "504": _problem("The metrics system did not answer in time."),
     }  # fmt: skip
 
 
 def _size(operations: Json) -> None:
     answer: Json = {
         "200": {
-            "description": "The answer; whether it fits is in it.",
+            "description": "The size; `fits` says whether the model fits.",
             "content": {JSON_TYPE: _content("Size", size_example())},
         },
-        "422": _problem("A parameter is not known, or it cannot be sized."),
+        "422": _problem("A parameter is unknown or cannot be sized."),
     }
     words = (
-        "What fits, how fast, how many GPUs, at what price: `kneewatch size` by request. A model "
-        "is a catalogue id; nothing that a request names is opened."
+        "Sizing as in `kneewatch size`: whether a model fits, its speed, the number of GPUs and "
+        "the price. A model is a catalogue id; requests cannot open files."
     )
     operations["get"] |= {
         "description": words, "parameters": size_parameters(), "responses": answer
@@ -332,8 +332,8 @@ def _size(operations: Json) -> None:
 
 def _alerts(operation: Json) -> None:
     operation["description"] = (
-        "Alertmanager's webhook (version 4): for each alert, what the matched servers looked like "
-        "when it began and look like now. Receivers that are set are told. Needs the admin token "
+        "Alertmanager's webhook (version 4): each alert with the diagnosis of the matched servers, "
+        "when it started and now. Configured receivers are notified. Requires the admin token "
         "where tokens are set."
     )
     operation["requestBody"] = {
@@ -342,20 +342,20 @@ def _alerts(operation: Json) -> None:
     }
     operation["responses"] = {
         "200": {
-            "description": "What is known of each alert.",
+            "description": "Each alert with its diagnosis.",
             "content": {JSON_TYPE: {"schema": ANSWER, "example": ANSWER_EXAMPLE}},
         },
         "400": _problem("The body is no JSON."),
         "403": _problem("The token may only read."),
         "413": _problem("The body is too large."),
         "415": _problem("The body is not application/json."),
-        "422": _problem("This is not what Alertmanager posts."),
+        "422": _problem("The payload is not one of Alertmanager's."),
         "503": _problem("The history cannot be read."),
     }
 
 
 def _plain(paths: Json) -> None:
-    """Routes without much to say."""
+    """Complete the probes, the metrics and the triage page."""
     paths["/healthz"]["get"]["responses"] = {
         "200": {"description": "The process answers.", "content": {PLAIN: _text("ok\n")}}
     }
@@ -366,7 +366,7 @@ def _plain(paths: Json) -> None:
             "ready": {"type": "boolean"},
             "reasons": {"type": "array", "items": {"type": "string"}},
             "restart_needed": {
-                "description": "Settings that were read again and are not in force.",
+                "description": "Changed settings that need a restart.",
                 "type": "array",
                 "items": {"type": "string"},
             },
@@ -375,8 +375,8 @@ def _plain(paths: Json) -> None:
     well: Json = {"ready": True, "reasons": [], "restart_needed": ["listen"]}
     not_yet: Json = {"ready": False, "reasons": [f"{examples.TARGET}: not scraped yet"]}
     rows: Mapping[str, tuple[str, Json]] = {
-        "200": ("Every target has had a cycle.", well),
-        "503": ("Not yet; the reasons are for those who may read.", not_yet),
+        "200": ("Every target was scraped.", well),
+        "503": ("Not ready; the reasons need the read token.", not_yet),
     }
     paths["/readyz"]["get"]["responses"] = {
         status: {
@@ -387,7 +387,7 @@ def _plain(paths: Json) -> None:
     }
     paths["/metrics"]["get"]["responses"] = {
         "200": {
-            "description": "kneewatch's own metrics, as Prometheus reads them.",
+            "description": "kneewatch's own metrics in Prometheus's text format.",
             "content": {PLAIN: _text(examples.METRICS)},
         }
     }
@@ -410,10 +410,10 @@ def _text(example: str) -> Json:
     return {"schema": {"type": "string"}, "example": example}
 
 
-def _problem(words: str = "Refused, and why.", *, page: bool = False) -> Json:
+def _problem(words: str = "The request is refused.", *, page: bool = False) -> Json:
     example = {"type": "about:blank", "title": "...", "status": 400, "detail": words}
-    told = {PROBLEM_TYPE: {"schema": {"$ref": f"{COMPONENTS}Problem"}, "example": example}}
-    return {"description": words, "content": told | (PAGE if page else {})}
+    content = {PROBLEM_TYPE: {"schema": {"$ref": f"{COMPONENTS}Problem"}, "example": example}}
+    return {"description": words, "content": content | (PAGE if page else {})}
 
 
 PAGE: Json = {"text/html": _text("<!doctype html> ...")}

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from kneewatch.agent.api.formatting import HINT, Moment, Present, body, head
+from kneewatch.agent.api.formatting import HINT, Moment, RenderCache, body, head
 from kneewatch.agent.api.responses import JSON, TEXT
 from kneewatch.agent.target_state import SourceState, TargetState
 from kneewatch.diagnose.causes.evidence import Cause, Evidence
@@ -23,11 +23,18 @@ CAUSE = Cause(
     id="kv_pressure",
     confidence=0.97,
     severity=Severity.CRITICAL,
-    summary="The KV cache is too small for this load: running requests are preempted.",
-    evidence=(Evidence("preemption_ratio_per_s", 0.24, 0.05, "24 % are preempted a second"),),
+    summary="KV cache full: vLLM preempts running requests.",
+    evidence=(
+        Evidence(
+            "preemption_ratio_per_s",
+            0.24,
+            0.05,
+            "24% of running requests are preempted every second",
+        ),
+    ),
     against=(),
     guide=("7.4", "9.3"),
-    lever="Give the KV cache more room, or admit less.",
+    lever="Enlarge the KV cache, or admit fewer requests.",
     since_s=NOW_S - 180,
 )
 ADVICE = Recommendation(
@@ -86,7 +93,7 @@ kneewatch_recommended_replicas{model="llama",target="http://gpu-7:8000"} 3.0
 def triage_json() -> dict[str, Any]:
     """The triage document."""
     moment = Moment.of([STATE], NOW_S)
-    rendered = Present().render(JSON, "", moment)
+    rendered = RenderCache().render(JSON, "", moment)
     interval = {
         "target": TARGET,
         "model": "llama",
@@ -100,18 +107,18 @@ def triage_json() -> dict[str, Any]:
         "ended": "",
     }
     whole: dict[str, Any] = {"schema": "kneewatch.triage/1", "t": NOW_S, "pending": []}
-    told: dict[str, Any] = orjson.loads(b"{%s}" % rendered)
-    return whole | told | {"since": NOW_S - 7200, "intervals": [interval]}
+    members: dict[str, Any] = orjson.loads(b"{%s}" % rendered)
+    return whole | members | {"since": NOW_S - 7200, "intervals": [interval]}
 
 
 def triage_told(form: str) -> str:
-    """The same as text or Markdown."""
+    """The triage answer as text or Markdown."""
     first = head(form, [DIAGNOSIS], t_s=NOW_S, past=False, late=(), pending={})
     parts = [first, body(form, [DIAGNOSIS], alone=True), *([HINT] if form == TEXT else [])]
     return "\n\n".join(parts) + "\n"
 
 
-# --- What Alertmanager posts and what it is answered, for the OpenAPI document --------------------
+# --- Alertmanager's webhook -----------------------------------------------------------------------
 
 
 Json = dict[str, Any]

@@ -21,8 +21,10 @@ NO_SUCH = "there is no such target"
 
 
 class Problem(Exception):  # noqa: N818 - the RFC's word
-    """A request that is refused. `detail` is for the person who made it, and is shown to them;
-    where that is in names that would have done, a page shows `brief` and links to the `known`."""
+    """A refused request. `detail` is shown to the client.
+
+    An HTML page shows `brief` instead, with links to the target names in `known`.
+    """
 
     def __init__(
         self,
@@ -55,16 +57,16 @@ def response_of(problem: Problem) -> Response:
 
 
 def no_such_target(names: Sequence[str]) -> Problem:
-    """The problem of a target that is not known, with those that are as they stand in addresses."""
-    known = ", ".join(quote(clean(name), safe="") for name in names[:NAMES_SHOWN]) or "none"
+    """The problem for an unknown target; it lists the known names, URL-encoded."""
+    shown = ", ".join(quote(clean(name), safe="") for name in names[:NAMES_SHOWN]) or "none"
     more = len(names) - NAMES_SHOWN
     rest = f" and {more} more" if more > 0 else ""
-    told = f"{NO_SUCH}; there are: {known}{rest}"
-    return Problem(HTTPStatus.NOT_FOUND, told, brief=NO_SUCH, known=names)
+    detail = f"{NO_SUCH}; there are: {shown}{rest}"
+    return Problem(HTTPStatus.NOT_FOUND, detail, brief=NO_SUCH, known=names)
 
 
 def dumped(document: object) -> bytes:
-    """JSON of a document, whose texts may hold what UTF-8 cannot: half a surrogate pair."""
+    """A document as JSON bytes. Lone surrogates, which UTF-8 cannot encode, become "?"."""
     try:
         return orjson.dumps(document)
     except orjson.JSONEncodeError:
@@ -72,7 +74,7 @@ def dumped(document: object) -> bytes:
 
 
 def clean(text: str) -> str:
-    """Text that UTF-8 can hold."""
+    """The text with lone surrogates replaced by "?"."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -81,13 +83,13 @@ def _clean(value: object) -> object:
         return clean(value)
     if isinstance(value, Mapping):
         pairs = cast("Mapping[object, object]", value)
-        return {clean(str(key)): _clean(told) for key, told in pairs.items()}
+        return {clean(str(key)): _clean(item) for key, item in pairs.items()}
     if isinstance(value, list | tuple):
-        return [_clean(told) for told in cast("Sequence[object]", value)]
+        return [_clean(item) for item in cast("Sequence[object]", value)]
     return value
 
 
-# --- In which form an answer is wanted: `?format=`, else the Accept header ------------------------
+# --- Format of an answer --------------------------------------------------------------------------
 
 
 TEXT, JSON, MARKDOWN, HTML = "text", "json", "markdown", "html"
@@ -106,10 +108,11 @@ MOST_RANGES = 32
 def form_of(
     wanted: str | None, accept: str | None, forms: Sequence[str] = tuple(MEDIA_TYPES)
 ) -> str:
-    """One of `forms`. Whoever takes anything, as curl does, gets the first of them.
+    """One of `forms`, by `?format=` or the Accept header. `curl` accepts anything and gets the
+    first.
 
     Raises:
-        Problem: there is no such form, or none that is accepted.
+        Problem: the format is unknown, or none is accepted.
     """
     if wanted is not None:
         if wanted not in forms:
@@ -120,15 +123,15 @@ def form_of(
     if not accept or not accept.strip():
         return forms[0]
     best, best_rank = None, (0.0, 0)
-    for place, told in enumerate(accept.split(",")[:MOST_RANGES]):
-        media, _, parameters = told.strip().lower().partition(";")
-        rank = (_quality(parameters), -place)
+    for position, part in enumerate(accept.split(",")[:MOST_RANGES]):
+        media, _, parameters = part.strip().lower().partition(";")
+        rank = (_quality(parameters), -position)
         form = _form(media.strip(), forms)
         if form is not None and rank[0] > 0 and (best is None or rank > best_rank):
             best, best_rank = form, rank
     if best is None:
         offered = ", ".join(MEDIA_TYPES[form].partition(";")[0] for form in forms)
-        raise Problem(HTTPStatus.NOT_ACCEPTABLE, f"this can be had as {offered}")
+        raise Problem(HTTPStatus.NOT_ACCEPTABLE, f"available formats: {offered}")
     return best
 
 
@@ -142,29 +145,29 @@ def _form(media: str, forms: Sequence[str]) -> str | None:
 
 def _quality(parameters: str) -> float:
     for parameter in parameters.split(";"):
-        name, _, told = parameter.strip().partition("=")
+        name, _, value = parameter.strip().partition("=")
         if name.strip() == "q":
             try:
-                return min(1.0, max(0.0, float(told)))
+                return min(1.0, max(0.0, float(value)))
             except ValueError:
                 return 0.0
     return 1.0
 
 
-# --- A refused request's answer: a page for a browser, RFC 9457's JSON for everybody else ---------
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 API = "/api/"
-"""Below it programs ask, also where a person types the address: they get JSON."""
+"""Paths for programs: their errors are JSON, for browsers too."""
 
 ROOT = "../"
 
 
 def refused(problem: Problem, scope: Scope) -> Response:
-    """The problem as whoever asked reads it."""
+    """The problem as a response: an HTML page for browsers, RFC 9457 JSON for others."""
     if scope["path"].startswith(API) or not _wants_page(scope):
         return response_of(problem)
-    told = page.refusal(
+    html = page.refusal(
         status=problem.status.value,
         title=problem.status.phrase,
         words=sentence(problem.brief),
@@ -173,7 +176,7 @@ def refused(problem: Problem, scope: Scope) -> Response:
         up=ROOT * (scope.get("raw_path", b"/").count(b"/") - 1),
     )
     return Response(
-        clean(told),
+        clean(html),
         status_code=problem.status,
         headers=dict(problem.headers),
         media_type=MEDIA_TYPES[HTML],
@@ -182,7 +185,7 @@ def refused(problem: Problem, scope: Scope) -> Response:
 
 def _wants_page(scope: Scope) -> bool:
     accept = ",".join(
-        told.decode("latin-1") for name, told in scope["headers"] if name == b"accept"
+        value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"
     )
     try:
         return form_of(None, accept, (JSON, HTML)) == HTML

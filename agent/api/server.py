@@ -1,4 +1,4 @@
-"""The HTTP server: its address, TLS, and uvicorn in a thread of its own. I/O edge."""
+"""The HTTP server: listen address, TLS, and uvicorn in its own thread. I/O edge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -17,7 +17,7 @@ from time import monotonic
 import uvicorn
 from starlette.types import ASGIApp
 
-from kneewatch.agent.api.connections import Bounds, Census, TimedProtocol
+from kneewatch.agent.api.connections import Bounds, ConnectionCounts, TimedProtocol
 from kneewatch.agent.api.guard import HEADERS_BYTES
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
@@ -31,7 +31,7 @@ LISTEN = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<po
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address to listen on. `host` is as configured, `ip` what it stands for."""
+    """An address to listen on. `host` is as configured, `ip` the resolved address."""
 
     host: str
     ip: str
@@ -49,7 +49,7 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """The host for a URL that this machine can open."""
+        """The host for URLs that work on this machine."""
         ip = ipaddress.ip_address(self.ip)
         if ip.is_unspecified:
             return "[::1]" if ip.version == 6 else "127.0.0.1"
@@ -60,54 +60,54 @@ def address_of(settings: Settings) -> Address:
     """The address to listen on.
 
     Raises:
-        SettingsError: it is none, or its host cannot be resolved.
+        SettingsError: the setting is no address, or the host cannot be resolved.
     """
-    told, origin = str(settings["listen"]).strip(), settings.origin("listen")
-    found = LISTEN.fullmatch(told)
-    if found is None or int(found["port"]) > MOST_PORT:
+    listen, origin = str(settings["listen"]).strip(), settings.origin("listen")
+    match = LISTEN.fullmatch(listen)
+    if match is None or int(match["port"]) > MOST_PORT:
         raise SettingsError(
-            f"{origin}: listen = {told!r} is no HOST:PORT; write 127.0.0.1:9877 or [::1]:9877"
+            f"{origin}: listen = {listen!r} is not HOST:PORT, such as 127.0.0.1:9877 or [::1]:9877"
         )
-    host, port = found["six"] or found["host"], int(found["port"])
+    host, port = match["six"] or match["host"], int(match["port"])
     if host in WILDCARDS:
         return Address(host, "0.0.0.0", port)
     try:
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as exc:
-        raise SettingsError(f"{origin}: listen = {told!r}: {host} cannot be resolved") from exc
+        raise SettingsError(f"{origin}: listen = {listen!r}: {host} cannot be resolved") from exc
     rows.sort(key=lambda row: row[0] != socket.AF_INET)
     return Address(host, str(rows[0][4][0]).partition("%")[0], port)
 
 
 def check_protected(settings: Settings, address: Address) -> None:
-    """Say what is unsafe, in the log; refuse what is open to everybody.
+    """Refuse an endpoint that is open to everybody; log a warning for tokens without TLS.
 
     Raises:
-        SettingsError: others could reach the address and nothing asks who they are.
+        SettingsError: other machines can reach the address without authentication.
     """
     if settings["http.client_ca_file"] and not settings["http.tls_cert_file"]:
         raise SettingsError(
-            f"{settings.origin('http.client_ca_file')}: http.client_ca_file needs "
+            f"{settings.origin('http.client_ca_file')}: http.client_ca_file requires "
             "http.tls_cert_file: client certificates are part of TLS"
         )
     if settings["http.tls_key_file"] and not settings["http.tls_cert_file"]:
         raise SettingsError(
-            f"{settings.origin('http.tls_key_file')}: http.tls_key_file needs http.tls_cert_file"
+            f"{settings.origin('http.tls_key_file')}: http.tls_key_file requires http.tls_cert_file"
         )
     if address.loopback:
         return
     asked = settings["http.token_file"] or settings["http.client_ca_file"]
     if not asked and not settings["http.behind_proxy"]:
         raise SettingsError(
-            f"{settings.origin('listen')}: listen = {settings['listen']!r} can be reached by "
-            "others: set http.token_file or http.client_ca_file (with TLS), say with "
-            "http.behind_proxy that a proxy checks who asks, or listen on 127.0.0.1"
+            f"{settings.origin('listen')}: listen = {settings['listen']!r} is reachable from other "
+            "machines: set http.token_file or http.client_ca_file (with TLS), set "
+            "http.behind_proxy if a proxy authenticates clients, or listen on 127.0.0.1"
         )
     if settings["http.token_file"] and not settings["http.tls_cert_file"]:
-        log.warning("tokens travel unencrypted; set http.tls_cert_file listen=%s", address.host)
+        log.warning("tokens are sent unencrypted; set http.tls_cert_file listen=%s", address.host)
 
 
-# --- The server's side of TLS. I/O edge: it reads certificates ------------------------------------
+# --- TLS ------------------------------------------------------------------------------------------
 
 
 FILES = ("http.tls_cert_file", "http.tls_key_file", "http.client_ca_file")
@@ -117,8 +117,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(slots=True)
 class ServerTls:
-    """The context that connections are made with; certificates that were renewed on disk are taken
-    up for new connections."""
+    """The TLS context of the server. New connections use certificates that were renewed on disk."""
 
     context: ssl.SSLContext
     settings: Settings
@@ -126,7 +125,7 @@ class ServerTls:
 
     @classmethod
     def of(cls, settings: Settings) -> ServerTls | None:
-        """What the settings ask for; None for plain HTTP.
+        """The TLS configuration of the settings; None for plain HTTP.
 
         Raises:
             SettingsError: a certificate cannot be used; the message names the setting and the file.
@@ -140,8 +139,8 @@ class ServerTls:
         return cls(context, settings, stamp)
 
     def refresh(self) -> None:
-        """Read the files again where one has changed. Files that cannot be used, as while they are
-        being replaced, change nothing and are tried again."""
+        """Reload the files if one changed. Unusable files, such as during a replacement, are
+        ignored and tried again later."""
         try:
             stamp = _stamp(self.settings)
             if stamp == self.stamp:
@@ -149,10 +148,10 @@ class ServerTls:
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.settings)
             _load(self.context, self.settings)
         except SettingsError as exc:
-            log.warning("TLS files are kept as they were error=%s", exc)
+            log.warning("cannot reload TLS files, keeping the old ones error=%s", exc)
             return
         self.stamp = stamp
-        log.info("TLS files were read again")
+        log.info("TLS files reloaded")
 
 
 def _load(context: ssl.SSLContext, settings: Settings) -> None:
@@ -172,13 +171,13 @@ def _load(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def _no_password() -> str:
-    """OpenSSL would otherwise ask the terminal, and a daemon has none."""
+    """Fail instead of asking for a password: a daemon has no terminal."""
     raise ValueError("the key has a password; store it without one")
 
 
 def _stamp(settings: Settings) -> Stamp:
-    """What changes when a file does."""
-    found: list[tuple[int, int, int]] = []
+    """Modification time, size and inode of each file, to detect changes."""
+    stamps: list[tuple[int, int, int]] = []
     for key in FILES:
         if not settings[key]:
             continue
@@ -188,25 +187,25 @@ def _stamp(settings: Settings) -> Stamp:
             raise SettingsError(
                 f"{settings.origin(key)}: {key} = {settings[key]}: {exc.strerror}"
             ) from exc
-        found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return tuple(found)
+        stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(stamps)
 
 
-# --- The HTTP server beside the daemon: uvicorn in a thread with a loop of its own. I/O edge ------
+# --- The server -----------------------------------------------------------------------------------
 
 
 KEEP_ALIVE_S = 15
 HANDSHAKE_S = 10.0
 GRACE_S = 1
-"""How long responses may go on after stop() was asked for."""
+"""How long running responses may take after `stop`."""
 
 START_S = 10.0
 TLS_TICKS = 100
-"""The server ticks ten times a second: certificates are looked at every 10 s."""
+"""The server ticks ten times per second, so certificates are checked every 10 s."""
 
 
 class HttpServer:
-    """Serves an app: `bind`, `start`, `stop`."""
+    """An HTTP server for an app: `bind`, `start`, `stop`."""
 
     def __init__(self, app: ASGIApp, settings: Settings, bounds: Bounds | None = None) -> None:
         self._app, self._settings = app, settings
@@ -218,15 +217,15 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def bind(self) -> None:
-        """Take the address; nothing is answered yet.
+        """Bind the address, without serving yet.
 
         Raises:
-            SettingsError: the address is wrong, taken, or open to everybody, or TLS cannot be had.
+            SettingsError: the address is wrong, in use or unprotected, or TLS files are unusable.
         """
         address = address_of(self._settings)
         check_protected(self._settings, address)
         self._tls = ServerTls.of(self._settings)
-        # asyncio turns Nagle's delay of 40 ms off where it sees that this is TCP.
+        # IPPROTO_TCP makes asyncio disable Nagle's algorithm, which delays by 40 ms.
         listening = socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -242,7 +241,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """The address for a browser on this machine, without a slash at the end."""
+        """The base URL on this machine, without a trailing slash."""
         if self._address is None:
             raise RuntimeError("bind first")
         scheme = "https" if self._tls else "http"
@@ -250,11 +249,11 @@ class HttpServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it was started and still answers."""
+        """Whether the server runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Answer from now on, in a thread.
+        """Serve in a thread.
 
         Raises:
             RuntimeError: the server did not come up.
@@ -263,20 +262,21 @@ class HttpServer:
             raise RuntimeError("bind first")
         lone = self._address.loopback or self._settings["http.behind_proxy"]
         bounds = self._bounds
-        census = Census(Bounds(bounds.request_s, bounds.response_s, bounds.connections, 1.0)
-                        if lone else bounds)  # fmt: skip
-        self._server = _Server(_config(self._app, bounds), census, self._socket, self._tls)
+        if lone:
+            bounds = replace(bounds, share=1.0)
+        counts = ConnectionCounts(bounds)
+        self._server = _Server(_config(self._app, bounds), counts, self._socket, self._tls)
         self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
         self._thread.start()
         deadline_s = monotonic() + START_S
         while not self._server.started:
             if not self._thread.is_alive() or monotonic() > deadline_s:
-                raise RuntimeError("the HTTP server did not start; the log says why")
+                raise RuntimeError("the HTTP server did not start; see the log")
             self._server.up.wait(0.05)
         log.info("listening url=%s", self.url)
 
     def stop(self, timeout_s: float) -> bool:
-        """Take no more requests and end those that run. Returns whether that was done in time."""
+        """Stop accepting requests and end running ones. Returns whether that was done in time."""
         server, thread = self._server, self._thread
         if server is not None and thread is not None:
             server.should_exit = True
@@ -287,26 +287,26 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server on a socket of ours."""
+    """uvicorn's server on an open socket."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        census: Census,
+        counts: ConnectionCounts,
         listening: socket.socket,
         tls: ServerTls | None,
     ) -> None:
         super().__init__(config)
         self.up = threading.Event()
-        self._census, self._listening, self._tls = census, listening, tls
+        self._counts, self._listening, self._tls = counts, listening, tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. uvicorn's own startup has no time limit for handshakes that suits us."""
+        """Listen. Replaces uvicorn's startup, which has no setting for the handshake timeout."""
         del sockets
         loop = asyncio.get_running_loop()
         protocol = partial(
             TimedProtocol,
-            self._census,
+            self._counts,
             config=self.config,
             server_state=self.server_state,
             app_state={},
@@ -324,7 +324,7 @@ class _Server(uvicorn.Server):
         self.up.set()
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end; certificates are renewed here."""
+        """Whether to stop; also refreshes certificates."""
         if self._tls is not None and counter and counter % TLS_TICKS == 0:
             self._tls.refresh()
         return await super().on_tick(counter)
@@ -339,7 +339,7 @@ def _config(app: ASGIApp, bounds: Bounds) -> uvicorn.Config:
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        # What clients do wrong is no news for the log; they could fill a disk with it.
+        # Do not log client errors: clients could fill the disk.
         log_level="error",
         access_log=False,
         proxy_headers=False,

@@ -1,4 +1,4 @@
-"""What the HTTP endpoint answers from, how fresh it is, and whether the daemon is ready."""
+"""The state that the HTTP endpoint serves, its freshness, and the daemon's readiness."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The running daemon as a request sees it. `reader` and `store` are None where no history is
-    kept, `notifier` where nobody is told, `fleet` where no metrics system is asked. `targets` gives
-    what is configured now, `restart_needed` the keys of settings that were read and are not in
-    force."""
+    """The running daemon as requests see it.
+
+    `reader` and `store` are None without a history, `notifier` without receivers, `fleet` without
+    a metrics system. `targets` returns the configured targets, `restart_needed` the keys of changed
+    settings that need a restart.
+    """
 
     board: Board
     settings: Settings
@@ -41,19 +43,19 @@ class Service:
     clock: Callable[[], float] = time.time
 
 
-# --- What may be said of a target now: what was seen a while ago is not how things are ------------
+# --- Freshness ------------------------------------------------------------------------------------
 
 
 UNKNOWN = "unknown"
 
 
 def late(state: TargetState, now_s: float) -> bool:
-    """Whether a target's newest cycle is too old to tell of now."""
+    """Whether a target's newest cycle is too old to describe the present."""
     return now_s - state.t_s > max(LATE_S, LATE_INTERVALS * state.interval_s)
 
 
 def shown(state: TargetState, *, is_late: bool) -> Sequence[Diagnosis]:
-    """A target's diagnoses; of one that is late, nothing better than unknown is said."""
+    """A target's diagnoses; if it is late, their health is unknown or worse."""
     if not is_late:
         return state.diagnoses
     why = f"every signal: no scrape since {date(state.t_s)} {clock(state.t_s)} UTC"
@@ -68,40 +70,47 @@ def shown(state: TargetState, *, is_late: bool) -> Sequence[Diagnosis]:
 
 
 def rank(diagnosis: Diagnosis) -> int:
-    """How bad, the worst highest: unknown is worse than a note, for somebody must look."""
+    """A sort key of health, the worst highest. Unknown is worse than info: somebody must look."""
     return RANKS.get(diagnosis.health, RANKS[UNKNOWN])
 
 
 def worst_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Diagnoses by how bad they are, then by name."""
-    return sorted(diagnoses, key=lambda one: (-rank(one), one.target, one.model, one.engine))
+    """Diagnoses sorted by health, then by name."""
+    return sorted(
+        diagnoses,
+        key=lambda diagnosis: (
+            -rank(diagnosis),
+            diagnosis.target,
+            diagnosis.model,
+            diagnosis.engine,
+        ),
+    )
 
 
-# Whether the daemon is of use yet: every target has had a cycle, and the history can be written.
-# Pure but for the service it asks.
+# --- Readiness ------------------------------------------------------------------------------------
 
 
 SHOWN = 20
 
 
 def reasons(service: Service) -> list[str]:
-    """Why it is not ready, a line each; none when it is."""
-    now_s, found = service.clock(), list[str]()
+    """Reasons why the daemon is not ready; empty when it is."""
+    now_s, lines = service.clock(), list[str]()
     for spec in service.targets():
         state = service.board.get(spec.name)
         if state is None:
-            found.append(f"{spec.name}: not scraped yet")
+            lines.append(f"{spec.name}: not scraped yet")
         elif late(state, now_s):
-            found.append(f"{spec.name}: no cycle for {now_s - state.t_s:.0f} s")
+            lines.append(f"{spec.name}: no cycle for {now_s - state.t_s:.0f} s")
     if service.fleet is not None:
-        told = service.fleet.state.told(now_s)
-        if told is None:
-            found.append(f"fleet: {service.fleet.state.error or 'not asked yet'}")
-        elif told.lost:
-            found.append(f"fleet: {told.lost}")
-    more = len(found) - SHOWN
+        diagnosis = service.fleet.state.told(now_s)
+        if diagnosis is None:
+            lines.append(f"fleet: {service.fleet.state.error or 'not queried yet'}")
+        elif diagnosis.lost:
+            lines.append(f"fleet: {diagnosis.lost}")
+    more = len(lines) - SHOWN
     if more > 0:
-        found[SHOWN:] = [f"and {more} more targets"]
+        lines[SHOWN:] = [f"and {more} more targets"]
     if service.store is not None and service.store.stats().last_error:
-        found.append("the history cannot be written; the log of kneewatch says why")
-    return found
+        lines.append("the history cannot be written; see kneewatch's log")
+    return lines

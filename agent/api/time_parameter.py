@@ -1,4 +1,4 @@
-"""The times that requests name: unix seconds, ISO 8601, a time of day, or so long ago. Pure."""
+"""Time parameters of requests: unix seconds, ISO 8601, a time of day, or a duration ago. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?")
 AGO = re.compile(r"-?([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])")
 DAY_TIME = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?Z?")
 LOST_PLUS = re.compile(r"(.+[T ][0-9:.]+) ([0-9]{2}:?[0-9]{2})")
-"""A + in a query that was not written %2B arrives as a space."""
+"""A "+" in a query string arrives as a space unless it is encoded as %2B."""
 
 LONGEST = 40
 AHEAD_S = 60.0
-"""Clocks differ; a time further ahead is a mistake."""
+"""Tolerated difference between clocks; a later time is a mistake."""
 
 PATTERN = (
     r"^(-?[0-9]{1,9}[smhdw]|[0-9]{1,12}(\.[0-9]{1,9})?|"
@@ -28,62 +28,62 @@ PATTERN = (
     r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?|"
     r"[0-9]{2}:[0-9]{2}(:[0-9]{2})?)$"
 )
-"""The same for the OpenAPI document."""
+"""The accepted times as a pattern for the OpenAPI document."""
 
-WAYS = (
+SYNTAX = (
     "write unix seconds (1795219600), ISO 8601 (2026-11-21T03:07:00Z), a time of day in UTC "
     "(03:07) or how long ago (-2h; units s, m, h, d, w)"
 )
 
 
-def moment(name: str, told: str, *, now_s: float, before_s: float | None = None) -> float:
-    """The unix time that a parameter names. So long ago counts from `before_s`, which is now where
-    none is given; a time without a zone is UTC.
+def moment(name: str, text: str, *, now_s: float, before_s: float | None = None) -> float:
+    """A time parameter as unix seconds. A duration counts back from `before_s` (default: now); a
+    time without a zone is UTC.
 
     Raises:
-        Problem: it is no time, or lies ahead.
+        Problem: the text is no time, or the time is in the future or after `before_s`.
     """
     ends_s = now_s if before_s is None else before_s
-    found_s = _parsed(told.strip(), ends_s) if len(told) <= LONGEST else None
-    if found_s is None:
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is no time: {WAYS}")
-    if found_s > now_s + AHEAD_S:
+    t_s = _parsed(text.strip(), ends_s) if len(text) <= LONGEST else None
+    if t_s is None:
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is not a time: {SYNTAX}")
+    if t_s > now_s + AHEAD_S:
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"{name} is in the future: it is {_iso(now_s)} here; leave {name} out for now",
         )
-    if before_s is not None and found_s > before_s:
+    if before_s is not None and t_s > before_s:
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} must be before the moment asked for"
         )
-    return found_s
+    return t_s
 
 
-def _parsed(told: str, ends_s: float) -> float | None:
-    if SECONDS.fullmatch(told):
-        return float(told)
-    if ago := AGO.fullmatch(told):
+def _parsed(text: str, ends_s: float) -> float | None:
+    if SECONDS.fullmatch(text):
+        return float(text)
+    if ago := AGO.fullmatch(text):
         return max(0.0, ends_s - float(ago[1]) * UNITS_S[ago[2]])
-    if clock := DAY_TIME.fullmatch(told):
+    if clock := DAY_TIME.fullmatch(text):
         return _time_of_day(ends_s, int(clock[1]), int(clock[2]), int(clock[3] or 0))
-    lost = LOST_PLUS.fullmatch(told)
-    return _iso_moment(f"{lost[1]}+{lost[2]}" if lost else told)
+    lost = LOST_PLUS.fullmatch(text)
+    return _iso_moment(f"{lost[1]}+{lost[2]}" if lost else text)
 
 
 def _time_of_day(ends_s: float, hour: int, minute: int, second: int) -> float:
-    """The last one before the end."""
+    """The last such time of day up to `ends_s`."""
     end = datetime.fromtimestamp(ends_s, tz=UTC)
-    found = end.replace(hour=hour, minute=minute, second=second, microsecond=0)
-    return (found if found <= end else found - timedelta(days=1)).timestamp()
+    moment = end.replace(hour=hour, minute=minute, second=second, microsecond=0)
+    return (moment if moment <= end else moment - timedelta(days=1)).timestamp()
 
 
-def _iso_moment(told: str) -> float | None:
+def _iso_moment(text: str) -> float | None:
     try:
-        found = datetime.fromisoformat(told)
-        found_s = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        moment = datetime.fromisoformat(text)
+        t_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
-    return found_s if math.isfinite(found_s) and found_s >= 0 else None
+    return t_s if math.isfinite(t_s) and t_s >= 0 else None
 
 
 def _iso(t_s: float) -> str:

@@ -1,5 +1,4 @@
-"""`/api/v1/triage`: what is wrong, since when, how we know, what to change; now or at any time that
-is in the store."""
+"""`/api/v1/triage`: the diagnosis of targets, now or at any time in the store."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from kneewatch.agent.api.formatting import (
     HINT,
     OWN_DOCS,
     Moment,
-    Present,
+    RenderCache,
     Stretch,
     body,
     head,
@@ -46,8 +45,8 @@ FORMS = (TEXT, JSON, "markdown", HTML)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One question. `target` is empty for all of them; `at_s` None for now, `since_s` None where
-    nothing of how it came to this is asked for."""
+    """A parsed request. `target` is empty for all targets, `at_s` None for now, `since_s` None
+    without history."""
 
     form: str
     target: str
@@ -57,24 +56,24 @@ class Asked:
 
     @property
     def moment_s(self) -> float:
-        """The moment that is asked about."""
+        """The requested moment."""
         return self.now_s if self.at_s is None else self.at_s
 
 
 class Triage:
-    """Answers from the board and the store."""
+    """Answers triage requests from the board and the store."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._docs_url = service.settings.docs_url or OWN_DOCS
-        self._present = Present(self._docs_url)
+        self._cache = RenderCache(self._docs_url)
         self._history = History(service.reader, service.store)
 
     async def __call__(self, request: Request, target: str = "") -> Response:
         """The answer to a request.
 
         Raises:
-            Problem: the target is not known, a parameter is wrong, the history cannot be read.
+            Problem: the target is unknown, a parameter is wrong, or the history cannot be read.
         """
         query = request.query_params
         form = form_of(query.get("format"), request.headers.get("accept"), FORMS)
@@ -94,16 +93,15 @@ class Triage:
 
     async def _now(self, asked: Asked) -> Response:
         seen, pending = self._seen(asked)
-        told = self._present.kept(asked.form, asked.target, seen)
+        told = self._cache.kept(asked.form, asked.target, seen)
         if told is None:
-            told = await run_in_threadpool(self._present.render, asked.form, asked.target, seen)
+            told = await run_in_threadpool(self._cache.render, asked.form, asked.target, seen)
         return _response(asked, seen, pending, told, self._history.notices(asked.now_s))
 
     def _seen(self, asked: Asked) -> tuple[Moment, dict[str, str]]:
-        """The targets' newest states, and the names of those that have none yet with what is
-        waited for."""
+        """The targets' newest states, and the targets without one, with the reason."""
         service, specs = self._service, self._service.targets()
-        self._present.only(specs)
+        self._cache.only(specs)
         configured = {spec.name: spec.awaited for spec in specs}
         if not asked.target:
             states = service.board.states()
@@ -116,7 +114,7 @@ class Triage:
         states = [] if state is None else [state]
         if state is not None and state.diagnoses:
             return Moment.of(states, asked.now_s), {}
-        awaited = configured.get(asked.target, "it is watched no more")
+        awaited = configured.get(asked.target, "no longer watched")
         return Moment.of(states, asked.now_s), {asked.target: awaited}
 
     def _then(self, asked: Asked) -> Response:
@@ -133,7 +131,7 @@ class Triage:
         notices = self._history.notices(asked.now_s)
         if asked.at_s is None:
             seen, pending = self._seen(asked)
-            told = self._present.render(asked.form, asked.target, seen)
+            told = self._cache.render(asked.form, asked.target, seen)
             return _response(asked, seen, pending, told, notices, stretches)
         then = self._history.then(engines, asked.at_s)
         notices = [*then.notices(), *notices]
@@ -150,7 +148,7 @@ def _response(
     notices: Sequence[str],
     stretches: Sequence[Stretch] | None = None,
 ) -> Response:
-    """How things are now. What depends on the clock is not kept with the rest."""
+    """The answer about the present. The parts that depend on the clock are not cached."""
     if asked.form == JSON:
         about = _about(pending, notices)
         return _json(asked, about, told, stretches)
@@ -177,7 +175,7 @@ def _past_response(
     except DocumentError as exc:
         raise Problem(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            "what is stored of that moment cannot be told by this version; ask for ?format=json",
+            "this version cannot decode the stored diagnosis of that moment; use ?format=json",
         ) from exc
     first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending={},
                  notices=notices)  # fmt: skip
@@ -196,7 +194,7 @@ def _json(
     if stretches is not None:
         envelope["since"] = round(asked.since_s or 0.0, 3)
         envelope["intervals"] = [stretch_document(one) for one in stretches]
-    # The envelope's closing brace gives way to what was rendered before.
+    # Replace the envelope's closing brace by the members that are already rendered.
     return Response(dumped(envelope)[:-1] + b"," + told + b"}\n", media_type=MEDIA_TYPES[JSON])
 
 
@@ -212,7 +210,7 @@ def _text(asked: Asked, parts: Sequence[str], stretches: Sequence[Stretch] | Non
 
 
 def to_page(request: Request, target: str) -> Response:
-    """The way to the page of the same; relative, for a proxy may serve us below some path."""
+    """A redirect to the page with the same parameters; relative, for proxies with a path prefix."""
     query = {name: request.query_params[name] for name in ("at", "since") if name in
              request.query_params}  # fmt: skip
     if target:
@@ -230,7 +228,7 @@ def _nothing_then(firsts: Sequence[float], then: Then, notices: Sequence[str]) -
     if then.damaged:
         told = [*notices, begins]
     elif notices:
-        told = ["nothing is known of that moment", begins, *notices]
+        told = ["no data of that moment", begins, *notices]
     else:
         told = ["nothing was watched at that moment", f"{begins} and ends now"]
     return Problem(HTTPStatus.NOT_FOUND, "; ".join(told))

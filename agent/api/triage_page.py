@@ -1,4 +1,4 @@
-"""The triage page's view, gathered from the board and the store. I/O edge: it reads the store."""
+"""The view model of the triage page, from the board and the store. I/O edge."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ NO_PAST = "the history cannot be read"
 DAMAGED = "the history is damaged at that moment"
 NOT_THEN = "not watched at that moment"
 NOT_YET = "not scraped yet"
-NO_MORE = "not watched any more; its past can be looked at"
+NO_MORE = "no longer watched; its history is available"
 
 Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the page is asked to show. `notices` say what of it could not be understood."""
+class PageRequest:
+    """The page's parameters. `notices` are errors in them, shown on the page."""
 
     target: str
     now_s: float
@@ -55,36 +55,36 @@ class Shown:
 
     @property
     def since_s(self) -> float:
-        """Where it begins."""
+        """Where the timeline begins."""
         return max(0.0, self.until_s - SINCE[self.since])
 
 
-def shown(query: Mapping[str, str], now_s: float) -> Shown:
-    """What the page's parameters ask for. What is wrong is said on the page, which shows now."""
+def page_request(query: Mapping[str, str], now_s: float) -> PageRequest:
+    """The page's parameters from a query string; invalid ones give a notice and the present."""
     notices: list[str] = []
     at_s: float | None = None
-    since, told = SINCE_DEFAULT, query.get("since", "")
+    since, text = SINCE_DEFAULT, query.get("since", "")
     try:
         at_s = moment("at", query["at"], now_s=now_s) if query.get("at") else None
         until_s = now_s if at_s is None else at_s
-        if told in SINCE:
-            since = told
-        elif told:
-            span_s = until_s - moment("since", told, now_s=now_s, before_s=until_s)
+        if text in SINCE:
+            since = text
+        elif text:
+            span_s = until_s - moment("since", text, now_s=now_s, before_s=until_s)
             since = next((word for word, most_s in SINCE.items() if most_s >= span_s), "7d")
     except Problem as problem:
         notices.append(problem.detail)
-    return Shown(query.get("target", ""), now_s, at_s, since, tuple(notices))
+    return PageRequest(query.get("target", ""), now_s, at_s, since, tuple(notices))
 
 
 class Views:
-    """Makes views. What the store cannot give is left out and said."""
+    """Builds views. Data that the store cannot provide is left out, with a notice."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._history = History(service.reader, service.store)
 
-    def view(self, asked: Shown) -> TriageView:
+    def view(self, asked: PageRequest) -> TriageView:
         """The page's view.
 
         Raises:
@@ -98,7 +98,7 @@ class Views:
         notices += map(sentence, self._history.notices(asked.now_s))
         past = _Past(self._history, engines or [], asked)
         targets = self._then(asked, past) if asked.at_s is not None else self._now(asked, past)
-        intervals = [one.interval_s for one in self._service.board.states()]
+        intervals = [state.interval_s for state in self._service.board.states()]
         return TriageView(
             now_s=asked.now_s,
             at_s=asked.at_s,
@@ -114,13 +114,13 @@ class Views:
             docs_url=self._service.settings.docs_url or "docs",
         )
 
-    def _only(self, asked: Shown, engines: Sequence[StoredEngine]) -> str:
-        """The target, where there is only one; else nothing."""
-        known = {state.name for state in self._service.board.states()}
-        known.update(spec.name for spec in self._service.targets())
+    def _only(self, asked: PageRequest, engines: Sequence[StoredEngine]) -> str:
+        """The target's name where there is only one; else ""."""
+        names = {state.name for state in self._service.board.states()}
+        names.update(spec.name for spec in self._service.targets())
         if asked.at_s is not None:
-            known.update(one.target for one in engines)
-        return known.pop() if len(known) == 1 else ""
+            names.update(engine.target for engine in engines)
+        return names.pop() if len(names) == 1 else ""
 
     def _engines(self, target: str) -> list[StoredEngine] | None:
         try:
@@ -128,48 +128,48 @@ class Views:
         except Problem:
             return None
 
-    def _now(self, asked: Shown, past: _Past) -> list[TargetView]:
+    def _now(self, asked: PageRequest, past: _Past) -> list[TargetView]:
         board = self._service.board
         configured = {spec.name: spec.awaited for spec in self._service.targets()}
-        found: list[TargetView] = []
+        views: list[TargetView] = []
         for name in self._names(asked, past):
             state = board.get(name)
             if state is None:
                 why = f"{NOT_YET}: {configured[name]}" if name in configured else NO_MORE
-                found.append(self._without(name, why))
+                views.append(self._without(name, why))
             else:
-                engines = [past.engine(one) for one in state.diagnoses]
-                found.append(_target(state, engines, state.t_s, sources=True))
-        return found
+                engines = [past.engine(diagnosis) for diagnosis in state.diagnoses]
+                views.append(_target(state, engines, state.t_s, sources=True))
+        return views
 
-    def _then(self, asked: Shown, past: _Past) -> list[TargetView]:
-        told = past.diagnoses()
-        found: list[TargetView] = []
+    def _then(self, asked: PageRequest, past: _Past) -> list[TargetView]:
+        diagnoses = past.diagnoses()
+        views: list[TargetView] = []
         for name in self._names(asked, past):
-            then = [one for one in told or () if one.target == name]
+            then = [diagnosis for diagnosis in diagnoses or () if diagnosis.target == name]
             if not then:
                 why = DAMAGED if name in past.damaged else NOT_THEN
-                found.append(self._without(name, NO_PAST if told is None else why))
+                views.append(self._without(name, NO_PAST if diagnoses is None else why))
                 continue
-            state, last_s = self._service.board.get(name), max(one.t_s for one in then)
-            engines = [past.engine(one) for one in then]
+            state, last_s = self._service.board.get(name), max(diagnosis.t_s for diagnosis in then)
+            engines = [past.engine(diagnosis) for diagnosis in then]
             if state is None:
                 without = self._without(name, "")
-                found.append(
+                views.append(
                     TargetView(name, without.url, without.labels, engines, REFRESH_S, last_s)
                 )
             else:
-                found.append(_target(state, engines, last_s, sources=False))
-        return found
+                views.append(_target(state, engines, last_s, sources=False))
+        return views
 
-    def _names(self, asked: Shown, past: _Past) -> list[str]:
+    def _names(self, asked: PageRequest, past: _Past) -> list[str]:
         configured = [spec.name for spec in self._service.targets()]
         watched = [state.name for state in self._service.board.states()]
         stored = [] if asked.at_s is None and not asked.target else past.targets
-        known = list(dict.fromkeys((*watched, *configured, *stored)))
+        names = list(dict.fromkeys((*watched, *configured, *stored)))
         if not asked.target:
-            return known
-        if asked.target not in known:
+            return names
+        if asked.target not in names:
             raise no_such_target(configured)
         return [asked.target]
 
@@ -182,18 +182,22 @@ class Views:
 
 
 class _Past:
-    """What the store has of the engines on a page."""
+    """The stored history of the engines on a page."""
 
-    def __init__(self, history: History, engines: Sequence[StoredEngine], asked: Shown) -> None:
+    def __init__(
+        self, history: History, engines: Sequence[StoredEngine], asked: PageRequest
+    ) -> None:
         self._history, self._asked, self._engines = history, asked, engines
-        # Of engines that were one after the other under the same name, the newest.
-        self._by_key = {_key(one): one for one in sorted(engines, key=lambda one: one.last_s)}
+        # Several stored engines can have the same name, one after the other: use the newest.
+        self._by_key = {
+            _key(engine): engine for engine in sorted(engines, key=lambda engine: engine.last_s)
+        }
         self._stretches: dict[Key, list[Stretch]] | None = None
         self.damaged: tuple[str, ...] = ()
-        self.targets = list(dict.fromkeys(one.target for one in engines))
+        self.targets = list(dict.fromkeys(engine.target for engine in engines))
 
     def diagnoses(self) -> list[Diagnosis] | None:
-        """The diagnoses at the moment shown; None where they cannot be read."""
+        """The diagnoses at the requested moment; None where they cannot be read."""
         try:
             then = self._history.then(self._engines, self._asked.until_s)
             self.damaged = then.damaged
@@ -202,11 +206,11 @@ class _Past:
             return None
 
     def engine(self, diagnosis: Diagnosis) -> EngineView:
-        """An engine with its intervals, and on the page of one target with its series."""
+        """The view of an engine: its intervals and, on the page of one target, its series."""
         key = diagnosis.target, diagnosis.model, diagnosis.engine
         intervals = [
-            IntervalView(one.kind, one.id, one.severity, one.start_s, one.end_s)
-            for one in self._of(key)
+            IntervalView(stretch.kind, stretch.id, stretch.severity, stretch.start_s, stretch.end_s)
+            for stretch in self._of(key)
         ]
         stored = self._by_key.get(key)
         if stored is None or not self._asked.target:
@@ -216,8 +220,10 @@ class _Past:
     def _of(self, key: Key) -> list[Stretch]:
         if self._stretches is None:
             self._stretches = {}
-            for one in self._read_stretches():
-                self._stretches.setdefault((one.target, one.model, one.engine), []).append(one)
+            for stretch in self._read_stretches():
+                self._stretches.setdefault(
+                    (stretch.target, stretch.model, stretch.engine), []
+                ).append(stretch)
         return self._stretches.get(key, [])
 
     def _read_stretches(self) -> list[Stretch]:
@@ -232,19 +238,20 @@ class _Past:
     def _series(self, engine_id: int, keys: Sequence[str]) -> dict[str, SeriesView]:
         asked = self._asked
         try:
-            found = self._history.signals(
+            series = self._history.signals(
                 engine_id, keys, since_s=asked.since_s, until_s=asked.until_s
             )
         except Problem:
             return {}
-        return {key: SeriesView(found.times, values) for key, values in found.values.items()}
+        return {key: SeriesView(series.times, values) for key, values in series.values.items()}
 
 
 def _target(
     state: TargetState, engines: Sequence[EngineView], last_s: float, *, sources: bool
 ) -> TargetView:
     rows = [
-        SourceView(one.name, one.t_s, one.success, one.error, one.joined) for one in state.sources
+        SourceView(source.name, source.t_s, source.success, source.error, source.joined)
+        for source in state.sources
     ]
     return TargetView(
         name=state.name,

@@ -1,1 +1,1 @@
-"""Settings: the table, where values come from, and the flags."""
+"""Settings: the table of settings, their sources, and the command line flags."""

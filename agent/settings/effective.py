@@ -1,4 +1,4 @@
-"""Effective settings, and what they mean to the parts that are made from them.
+"""Effective settings, and the configuration objects that are built from them.
 
 `rules.<ID>.<severity>` in a file sets a threshold; `[[targets]]` and `[[notify]]` are lists of
 tables, read by `agent/daemon` and `agent/notify`.
@@ -24,7 +24,7 @@ HIDDEN = "(hidden)"
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """A value and where it came from."""
+    """A value and its origin."""
 
     value: Any
     origin: str
@@ -49,7 +49,7 @@ class Settings:
         self.tables: Mapping[str, Sequence[Mapping[str, Any]]] = tables or {}
 
     def with_values(self, values: Mapping[str, Effective]) -> Settings:
-        """The same settings with some values in place of theirs."""
+        """A copy of the settings with `values` replaced."""
         changed = {**self._values, **values}
         return Settings(changed, self.thresholds, self.thresholds_origin, self.tables)
 
@@ -57,7 +57,7 @@ class Settings:
         return self._values[key].value
 
     def origin(self, key: str) -> str:
-        """Where a setting's value came from, in words; `default` for nowhere."""
+        """Where a setting's value comes from: "default", "file ...", "flag ..." or so."""
         return self._values[key].origin
 
     def rows(self) -> list[tuple[Setting, Effective]]:
@@ -65,7 +65,7 @@ class Settings:
         return [(setting, self._values[setting.key]) for setting in SETTINGS]
 
     def as_toml(self) -> list[str]:
-        """Lines of a TOML file that says the same; what is not set is a comment."""
+        """The settings as lines of TOML; unset ones are comments."""
         lines = [
             f"# {setting.key} is not set; {setting.help}"
             if effective.value is None
@@ -81,9 +81,9 @@ class Settings:
         return lines
 
     def profile(self, *, window_s: float | None = None, stated: Stated = NOTHING) -> Profile:
-        """The profile for the diagnosis; `window_s` in place of the setting.
+        """The profile for the diagnosis. `window_s` overrides the setting.
 
-        Peaks that are not set are those of the stated GPU.
+        Unset peaks are those of the stated GPU.
         """
         gpu = stated.gpu
         return Profile(
@@ -108,16 +108,16 @@ class Settings:
         return url.rstrip("/")
 
     def fetch(self) -> FetchSettings:
-        """How pages are fetched."""
-        given = {
+        """The settings for fetching pages."""
+        stated = {
             setting.key.removeprefix("fetch."): effective.value
             for setting, effective in self.rows()
             if setting.key.startswith("fetch.") and effective.value is not None
         }
-        return FetchSettings(**given, body_limit_bytes=self["limits.body_bytes"])
+        return FetchSettings(**stated, body_limit_bytes=self["limits.body_bytes"])
 
     def limits(self) -> Limits:
-        """What a page may hold."""
+        """The size limits of a scraped page."""
         return Limits(
             body_bytes=self["limits.body_bytes"],
             series=self["limits.series"],
@@ -126,10 +126,10 @@ class Settings:
 
 
 def toml_value(setting: Setting, value: object) -> str:
-    """A value as TOML writes it; secrets are hidden, addresses lose their credentials."""
+    """A value in TOML syntax, without secrets and without credentials in URLs."""
     if setting.kind == "url" and value not in setting.choices:
         value = shown_url(cast("str", value))
-    # JSON's numbers, texts and truths are TOML's as well; its escapes too.
+    # JSON's numbers, strings, booleans and escapes are valid TOML.
     if setting.kind != "pairs":
         return json.dumps(value, ensure_ascii=False)
     pairs = cast("Mapping[str, str]", value)

@@ -21,14 +21,14 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Span(click.ParamType[float]):
-    """A duration: 30, 30s, 5m, 2h, 7d; seconds inside."""
+    """A duration such as 30, 30s, 5m, 2h or 7d, as seconds."""
 
     name = "duration"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Seconds."""
+        """The duration in seconds."""
         text = str(value).strip()
         unit = next((u for u in UNITS_S if text.endswith(u)), "")
         try:
@@ -36,12 +36,12 @@ class Span(click.ParamType[float]):
         except ValueError:
             self.fail(f"{value!r} is not a duration; write 30s, 5m or 2h", param, ctx)
         if not 0 < seconds < float("inf"):
-            self.fail(f"{value!r} must be longer than nothing", param, ctx)
+            self.fail(f"{value!r} must be longer than 0", param, ctx)
         return seconds
 
 
 class Pair(click.ParamType[tuple[str, str]]):
-    """NAME=VALUE."""
+    """A NAME=VALUE argument."""
 
     name = "name=value"
 
@@ -56,21 +56,21 @@ class Pair(click.ParamType[tuple[str, str]]):
 
 
 class Target(click.ParamType[str]):
-    """A server's URL or a capture; the shell completes files."""
+    """A server's URL or a capture file, with file completion in the shell."""
 
     name = "target"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
-        """As it was typed."""
+        """The argument, unchanged."""
         del param, ctx
         return str(value)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Files, by the shell itself."""
+        """Let the shell complete file names."""
         del ctx, param
         return [CompletionItem(incomplete, type="file")]
 
@@ -78,7 +78,7 @@ class Target(click.ParamType[str]):
 SPAN, PAIR = Span(), Pair()
 
 
-# --- Flags for settings: each sets the setting of its name ----------------------------------------
+# --- Flags for settings ---------------------------------------------------------------------------
 
 
 DEPLOYMENT = (
@@ -92,15 +92,15 @@ DEPLOYMENT = (
     "workload_profile",
 )
 SWEEPS = "benchmark.by_tensor_parallel"
-JUDGING = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
-FETCHING = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
+DIAGNOSIS = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
+FETCH = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
 FLEET = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fleet."))
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def setting_options(*names: str) -> Callable[[Command], Command]:
-    """Flags for settings, by key; each sets the setting of that name."""
+    """A decorator that adds the flags of these settings, and `--config`, to a command."""
 
     def decorate(command: Command) -> Command:
         for key in reversed(names):
@@ -117,7 +117,7 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 
 
 def setting_option(row: table.Setting) -> Callable[[Command], Command]:
-    """The flag of one setting. Not given it is None, and file or environment decide."""
+    """The flag of one setting. It is None unless given: then file or environment decide."""
     kinds: dict[str, dict[str, Any]] = {
         "seconds": {"type": SPAN},
         "count": {"type": int},
@@ -137,19 +137,20 @@ def setting_option(row: table.Setting) -> Callable[[Command], Command]:
 
 
 def parameter(key: str) -> str:
-    """A setting's name as a Python parameter."""
+    """A setting's key as a Python parameter name."""
     return key.replace(".", "__")
 
 
 def effective(given: dict[str, Any]) -> Settings:
-    """The effective settings of a command from its keyword arguments, which lose those it uses
-    up."""
+    """A command's effective settings. Removes the settings' flags from its arguments `given`."""
     return loader(given)()
 
 
 def loader(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> Callable[[], Settings]:
-    """Reads the effective settings of a command, as often as it is called. `defaults` are the
-    command's own."""
+    """A function that reads a command's effective settings anew at each call.
+
+    Removes the settings' flags from the arguments `given`. `defaults` are the command's own.
+    """
     file: Path | None = given.pop("config_file", None)
     flags: dict[str, Any] = {}
     for key, row in table.BY_KEY.items():
@@ -164,7 +165,7 @@ def _paired(row: table.Setting, given: Sequence[tuple[str, str]]) -> dict[str, s
     """The pairs of a repeated flag.
 
     Raises:
-        SettingsError: a name is given twice, of which one would be lost.
+        SettingsError: a name is given twice.
     """
     paired = dict(given)
     if len(paired) < len(given):

@@ -16,7 +16,7 @@ from kneewatch.collector.http.address import parse_target
 
 RULES_PREFIX = "rules."
 TABLES = ("targets", "notify")
-"""Keys that hold a list of tables: what is in them is read where they are used."""
+"""Keys that hold a list of tables; the code that uses the tables validates them."""
 
 BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 KIND_NAMES = {
@@ -24,10 +24,10 @@ KIND_NAMES = {
     "number": "a number",
     "count": "a whole number",
     "text": "text",
-    "url": "an address",
+    "url": "a URL",
     "texts": "a list of texts",
     "flag": "true or false",
-    "pairs": "a table of texts",
+    "pairs": "a table with text values",
 }
 
 
@@ -38,16 +38,17 @@ def load(
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Effective settings. `flags` maps setting keys to values; None means not given. `defaults`
-    are a command's own, in place of the table's.
+    """The effective settings. `flags` maps setting keys to values; None means not given.
+
+    `defaults` are a command's own and replace those of the table.
 
     Raises:
-        SettingsError: unknown key, value of the wrong kind, file unreadable; the message names
-        both.
+        SettingsError: a key is unknown, a value is of the wrong kind, or the file is unreadable;
+            the message names key and origin.
     """
-    own = defaults or {}
+    command_defaults = defaults or {}
     values = {
-        setting.key: Effective(own.get(setting.key, setting.default), "default")
+        setting.key: Effective(command_defaults.get(setting.key, setting.default), "default")
         for setting in SETTINGS
     }
     tables: dict[str, list[dict[str, Any]]] = {}
@@ -59,7 +60,7 @@ def load(
         elif key in TABLES:
             tables[key] = _tables(key, value, origin)
         else:
-            values[key] = Effective(validated(_known(key, origin), value, origin), origin)
+            values[key] = Effective(validated(_setting_of(key, origin), value, origin), origin)
     for setting in SETTINGS:
         if setting.env in environ:
             place = f"environment {setting.env}"
@@ -76,7 +77,8 @@ def pair(text: str) -> tuple[str, str]:
     """The name and the value of NAME=VALUE.
 
     Raises:
-        ValueError: there is no name or no equals sign; the value, maybe a secret, is not in it.
+        ValueError: the name or the equals sign is missing. The message does not contain the value,
+            which may be a secret.
     """
     name, equals, value = text.partition("=")
     if not name.strip() or not equals:
@@ -91,20 +93,20 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise SettingsError(f"settings file {file}: {exc.strerror or exc}") from exc
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise SettingsError(f"settings file {file}: {exc}") from exc
-    except RecursionError as exc:  # a reload must not end the daemon
-        raise SettingsError(f"settings file {file}: is nested too deeply") from exc
+    except RecursionError as exc:  # without this, a reload would end the daemon
+        raise SettingsError(f"settings file {file}: nested too deeply") from exc
     return flattened(document)
 
 
 def _tables(key: str, value: object, origin: str) -> list[dict[str, Any]]:
     rows = cast("list[object]", value) if isinstance(value, list) else None
     if rows is None or not all(isinstance(row, dict) for row in rows):
-        raise SettingsError(f"{origin}: write {key} as [[{key}]], one table for each")
+        raise SettingsError(f"{origin}: write {key} as [[{key}]], one table per entry")
     return cast("list[dict[str, Any]]", rows)
 
 
 def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A document's values by dotted key; settings that are tables themselves stay whole."""
+    """A document's values by dotted key; settings that are tables themselves are not flattened."""
     flat: dict[str, Any] = {}
     for key, value in document.items():
         name = prefix + key
@@ -116,17 +118,17 @@ def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _known(key: str, origin: str) -> Setting:
+def _setting_of(key: str, origin: str) -> Setting:
     setting = BY_KEY.get(key)
     if setting is None:
-        near = nearest(key, (*BY_KEY, *TABLES))
-        raise SettingsError(f"{origin}: no setting {key!r}; the nearest is {near!r}")
+        nearest_key = nearest(key, (*BY_KEY, *TABLES))
+        raise SettingsError(f"{origin}: unknown setting {key!r}; the nearest is {nearest_key!r}")
     return setting
 
 
-def nearest(key: str, known: Sequence[str]) -> str:
-    """The known key that is most like one that is not."""
-    return get_close_matches(key, known, n=1, cutoff=0.0)[0]
+def nearest(key: str, names: Sequence[str]) -> str:
+    """The name in `names` that is most similar to `key`."""
+    return get_close_matches(key, names, n=1, cutoff=0.0)[0]
 
 
 def _threshold(
@@ -153,7 +155,7 @@ def _parsed(setting: Setting, text: str, origin: str) -> object:
         try:
             return dict(pair(part) for part in text.split(",") if part.strip())
         except ValueError as exc:
-            raise SettingsError(f"{origin}: {exc}, several of them with commas between") from exc
+            raise SettingsError(f"{origin}: {exc}, separated by commas") from exc
     if setting.kind == "texts":
         return [part.strip() for part in text.split(",") if part.strip()]
     return text
@@ -163,7 +165,7 @@ def validated(setting: Setting, value: object, origin: str) -> object:
     """The value of a setting, if it is of its kind and within its bounds.
 
     Raises:
-        SettingsError: it is not.
+        SettingsError: the value is of the wrong kind or out of range.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
@@ -209,14 +211,14 @@ def _check_text(setting: Setting, text: str, origin: str) -> None:
 
 
 def is_texts(value: object) -> TypeGuard[list[str]]:
-    """Whether it is a list of texts."""
+    """Whether a value is a list of strings."""
     return isinstance(value, list) and all(
-        isinstance(one, str) for one in cast("list[object]", value)
+        isinstance(item, str) for item in cast("list[object]", value)
     )
 
 
 def is_pairs(value: object) -> TypeGuard[dict[str, str]]:
-    """Whether it is a table of texts."""
+    """Whether a value is a table with string values."""
     return isinstance(value, dict) and all(
         isinstance(part, str)
         for both in cast("dict[object, object]", value).items()

@@ -1,4 +1,4 @@
-"""The table of settings: every one has a default, a TOML key, an environment variable and a flag.
+"""The table of settings: each has a default, a TOML key, an environment variable and a flag.
 
 The TOML key is its dotted name, the environment variable its name in capitals
 (`slo.ttft_p99_s` -> KNEEWATCH_SLO_TTFT_P99_S).
@@ -18,11 +18,10 @@ DAY_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. Seconds, counts and numbers are more than nothing, `least` or more, and at most
-    `most`.
+    """One setting. Seconds, counts and numbers are above 0, at least `least` and at most `most`.
 
-    `secret`: its values are never shown. `choices`: the texts that it may be, empty: any; an
-    address may be one of them instead.
+    `secret`: its values are never shown. `choices`: the allowed texts, empty for any; a URL setting
+    accepts them in place of a URL.
     """
 
     key: str
@@ -37,34 +36,32 @@ class Setting:
 
     @property
     def env(self) -> str:
-        """The environment variable."""
+        """The name of the environment variable."""
         return "KNEEWATCH_" + self.key.upper().replace(".", "_")
 
     @property
     def option(self) -> str:
-        """The flag: the key with dashes, without the unit's `_s`, where no other is stated."""
+        """The command line flag: `flag` if set, else the key with dashes and without `_s`."""
         plain = self.key.removesuffix("_s") if self.kind == "seconds" else self.key
         return "--" + (self.flag or plain.replace(".", "-").replace("_", "-"))
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting(
-        "window_s", "seconds", WINDOW_S, "short window; rules' durations are stretched with it"
-    ),
-    Setting("interval_s", "seconds", 2.0, "time between scrapes; 5 s in run", most=DAY_S),
+    Setting("window_s", "seconds", WINDOW_S, "short window; the rules' durations scale with it"),
+    Setting("interval_s", "seconds", 2.0, "time between scrapes; default 5 s in run", most=DAY_S),
     Setting("watch_s", "seconds", 30.0, "how long diagnose watches", "for"),
     Setting(
         "slo.ttft_p99_s",
         "seconds",
         None,
-        "TTFT P99 target; unset: a target's own quiet times",
+        "TTFT P99 target; unset: the target's own baseline",
         "slo-ttft",
     ),
     Setting(
         "slo.itl_p99_s",
         "seconds",
         None,
-        "ITL P99 target; unset: a target's own quiet times",
+        "ITL P99 target; unset: the target's own baseline",
         "slo-itl",
     ),
     Setting(
@@ -76,36 +73,44 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("gpus", "count", None, "GPUs of one engine, for tokens per GPU-hour", most=1e6),
     Setting(
-        "peak.flop_per_s", "number", None, "one GPU's peak, for MFU; unset: the catalogue's for gpu"
+        "peak.flop_per_s",
+        "number",
+        None,
+        "one GPU's peak FLOP/s, for MFU; unset: from the catalogue",
     ),
     Setting(
         "peak.bytes_per_s",
         "number",
         None,
-        "one GPU's memory bandwidth, for MBU; unset: the catalogue's for gpu",
+        "one GPU's memory bandwidth, for MBU; unset: from the catalogue",
     ),
-    Setting("model", "text", None, "what is served: a catalogue id, or the path of a config.json"),
-    Setting("gpu", "text", None, "its GPU: a catalogue id or a driver's name for it"),
-    Setting(
-        "tensor_parallel", "count", None, "GPUs that one copy's layers are split over", most=1024
-    ),
+    Setting("model", "text", None, "served model: a catalogue id or the path of a config.json"),
+    Setting("gpu", "text", None, "GPU type: a catalogue id or the driver's name for it"),
+    Setting("tensor_parallel", "count", None, "tensor parallel size of one replica", most=1024),
     Setting("vllm_version", "text", None, "vLLM's version, such as 0.32.0"),
     Setting("launch_file", "text", None, "file with the server's command line (vllm serve ...)"),
-    Setting("replicas", "count", None, "copies of this server behind the load balancer", most=1e6),
+    Setting(
+        "replicas", "count", None, "replicas of this server behind the load balancer", most=1e6
+    ),
     Setting(
         "workload_profile",
         "text",
         None,
-        "workload that the size was computed for, size's --plan: live requests are held against it",
+        "workload profile of size --plan; live requests are compared with it",
     ),
     Setting(
         "usd_per_gpu_hour",
         "number",
         None,
-        "price of a GPU; unset: the catalogue's for gpu",
+        "price of one GPU; unset: from the catalogue",
         most=1e6,
     ),
-    Setting("benchmark.ttft_p99_s", "seconds", None, "TTFT P99 the size was computed from"),
+    Setting(
+        "benchmark.ttft_p99_s",
+        "seconds",
+        None,
+        "TTFT P99 measured in the benchmark behind the size",
+    ),
     Setting(
         "benchmark.gpu_ratio", "number", None, "GPU activity in that benchmark, 0 to 1", most=1.0
     ),
@@ -113,11 +118,11 @@ SETTINGS: tuple[Setting, ...] = (
         "benchmark.by_tensor_parallel",
         "pairs",
         None,
-        "sweeps at several tensor-parallel degrees, as size --benchmark reads them: 4=tp4.csv",
+        "benchmark sweeps by tensor parallel size, in the format of size --benchmark: 4=tp4.csv",
     ),
-    Setting("fetch.connect_timeout_s", "seconds", 3.0, "to connect"),
-    Setting("fetch.read_timeout_s", "seconds", 10.0, "for the whole read"),
-    Setting("fetch.gzip", "flag", False, "ask for compressed pages (costs CPU, saves network)"),
+    Setting("fetch.connect_timeout_s", "seconds", 3.0, "timeout for connecting"),
+    Setting("fetch.read_timeout_s", "seconds", 10.0, "timeout for reading the whole page"),
+    Setting("fetch.gzip", "flag", False, "request compressed pages (costs CPU, saves network)"),
     Setting(
         "fetch.bearer_token_file", "text", None, "file with a bearer token", "bearer-token-file"
     ),
@@ -145,30 +150,28 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("fetch.ca_file", "text", None, "certificate authorities to trust", "ca-file"),
     Setting("fetch.client_cert_file", "text", None, "client certificate", "client-cert"),
-    Setting("fetch.client_key_file", "text", None, "its key", "client-key"),
+    Setting("fetch.client_key_file", "text", None, "key of the client certificate", "client-key"),
     Setting("fetch.insecure_skip_verify", "flag", False, "do not verify certificates", "insecure"),
-    Setting("limits.body_bytes", "count", 64 * MIB, "largest page, also after decompression"),
+    Setting("limits.body_bytes", "count", 64 * MIB, "largest page, before and after decompression"),
     Setting("limits.series", "count", 200_000, "most series on a page"),
     Setting("limits.label_bytes", "count", 16 * 1024, "longest label value"),
     Setting(
         "gpu_metrics",
         "url",
         None,
-        "DCGM exporter page of a target's GPUs; in run also nvml or none; unset: what the node has",
+        "URL of a target's DCGM exporter; in run also nvml or none; unset: discovered on the node",
         choices=("nvml", "none"),
     ),
-    Setting(
-        "gpu_interval_s", "seconds", 15.0, "time between readings of the GPUs in run", most=DAY_S
-    ),
+    Setting("gpu_interval_s", "seconds", 15.0, "time between GPU readings in run", most=DAY_S),
     Setting(
         "fleet.labels",
         "pairs",
         None,
-        "what says what with --prometheus: replica, namespace, pool, model, tier, engine, node",
+        "--prometheus labels by role: replica, namespace, pool, model, tier, engine, node",
         "fleet-label",
     ),
-    Setting("fleet.queries_at_once", "count", 4, "most queries at a time", most=64),
-    Setting("fleet.queries_per_s", "number", 20.0, "most queries a second", most=1e4),
+    Setting("fleet.queries_at_once", "count", 4, "most concurrent queries", most=64),
+    Setting("fleet.queries_per_s", "number", 20.0, "most queries per second", most=1e4),
     Setting(
         "fleet.lookback_s",
         "seconds",
@@ -182,7 +185,7 @@ SETTINGS: tuple[Setting, ...] = (
         "time between diagnoses in run --prometheus",
         most=DAY_S,
     ),
-    Setting("fleet.query_timeout_s", "seconds", 30.0, "for the whole answer to a query"),
+    Setting("fleet.query_timeout_s", "seconds", 30.0, "timeout for one query"),
     Setting("file_sd", "texts", None, "files with targets in Prometheus's file_sd format; globs"),
     Setting(
         "docs_url",
@@ -190,52 +193,73 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "base URL of the pages about causes and rules; unset: the daemon's own",
     ),
-    Setting("listen", "text", "127.0.0.1:9877", "where run answers: HOST:PORT"),
+    Setting("listen", "text", "127.0.0.1:9877", "address of run's HTTP endpoint: HOST:PORT"),
     Setting(
-        "store.file", "text", None, "the history; unset: kneewatch.db in the state folder", "store"
+        "store.file",
+        "text",
+        None,
+        "history database; unset: kneewatch.db in the state folder",
+        "store",
     ),
     Setting("store.keep_s", "seconds", 15 * DAY_S, "how long every scrape is kept"),
-    Setting("store.keep_coarse_s", "seconds", 400 * DAY_S, "how long a value a minute is kept"),
+    Setting(
+        "store.keep_coarse_s",
+        "seconds",
+        400 * DAY_S,
+        "how long values downsampled to one minute are kept",
+    ),
     Setting(
         "store.max_bytes",
         "count",
         4 * 1024 * MIB,
-        "what the history may take; the oldest goes first",
+        "largest size of the history; the oldest data is deleted first",
         least=MIB,
     ),
-    Setting("http.token_file", "text", None, "file with the token that reads"),
-    Setting("http.admin_token_file", "text", None, "file with the token that may also post"),
-    Setting("http.tls_cert_file", "text", None, "certificate to serve HTTPS with"),
-    Setting("http.tls_key_file", "text", None, "its key"),
+    Setting("http.token_file", "text", None, "file with the tokens for read access"),
     Setting(
-        "http.client_ca_file", "text", None, "authorities of the client certificates to ask for"
+        "http.admin_token_file", "text", None, "file with the tokens for read and write access"
     ),
-    Setting("http.behind_proxy", "flag", False, "a proxy in front checks who asks"),
+    Setting("http.tls_cert_file", "text", None, "certificate for HTTPS"),
+    Setting("http.tls_key_file", "text", None, "key of the HTTPS certificate"),
+    Setting(
+        "http.client_ca_file",
+        "text",
+        None,
+        "certificate authorities for required client certificates",
+    ),
+    Setting("http.behind_proxy", "flag", False, "a reverse proxy authenticates clients"),
     Setting("http.body_bytes", "count", MIB, "largest request body"),
-    Setting("http.requests_per_s", "number", 200.0, "most requests a second from one address"),
-    Setting(
-        "http.hosts", "texts", None, "host names that requests may be for, besides the address"
-    ),
+    Setting("http.requests_per_s", "number", 200.0, "most requests per second from one address"),
+    Setting("http.hosts", "texts", None, "accepted host names, besides the listen address"),
     Setting(
         "report.cron",
         "text",
         None,
-        "when run makes a report, as cron has it: 0 6 * * mon; unset: never",
+        "when run creates a report, in cron syntax: 0 6 * * mon; unset: never",
     ),
-    Setting("report.timezone", "text", "UTC", "time zone of reports: Europe/Berlin", "timezone"),
     Setting(
-        "report.folder", "text", None, "where run puts reports; unset: reports in the state folder"
+        "report.timezone", "text", "UTC", "time zone of reports, such as Europe/Berlin", "timezone"
     ),
-    Setting("report.keep", "count", 26, "how many reports stay there, the newest"),
-    Setting("report.since_s", "seconds", 7 * DAY_S, "how long a time a report of run is about"),
-    Setting("report.send", "texts", None, "receivers ([[notify]] names) that a report is sent to"),
-    Setting("report.profile", "text", None, "the same for reports alone; unset: workload_profile"),
-    Setting("log.format", "text", "logfmt", "how run logs to stderr", choices=("logfmt", "json")),
+    Setting(
+        "report.folder",
+        "text",
+        None,
+        "folder for run's reports; unset: reports in the state folder",
+    ),
+    Setting("report.keep", "count", 26, "how many of the newest reports to keep"),
+    Setting("report.since_s", "seconds", 7 * DAY_S, "period of run's reports"),
+    Setting("report.send", "texts", None, "receivers of reports ([[notify]] names)"),
+    Setting(
+        "report.profile", "text", None, "workload profile for reports; unset: workload_profile"
+    ),
+    Setting(
+        "log.format", "text", "logfmt", "format of run's log on stderr", choices=("logfmt", "json")
+    ),
     Setting(
         "log.level",
         "text",
         "info",
-        "what run logs: this and worse",
+        "lowest level that run logs",
         choices=("debug", "info", "warning", "error"),
     ),
 )

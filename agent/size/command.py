@@ -1,4 +1,4 @@
-"""The `size` command: flags in, the answer out. I/O edge."""
+"""The `size` command: flags in, a size or a plan out. I/O edge."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from kneewatch.reports.size_text import (
 
 DOES_NOT_FIT = 1
 
-# Where an input's name in the math is not its flag's name.
+# Flags whose names differ from the inputs of the sizing code.
 _FLAGS = {
     "tensor_parallel": "--tp",
     "pipeline_parallel": "--pp",
@@ -58,32 +58,33 @@ _FLAGS = {
 
 
 def run(*, form: str, **given: Any) -> int:  # noqa: ANN401 - one keyword a flag
-    """Print the answer. Returns the exit status: 0 fits, 1 does not, 2 cannot be sized."""
+    """Print the answer. Returns the exit status: 0 fits, 1 does not fit, 2 cannot be sized."""
     try:
-        told_size = _plan(given) if given["plan"] else _sized(given)
+        answer = _plan(given) if given["plan"] else _sized(given)
     except SizingError as error:
-        say(told(error))
+        say(error_text(error))
         return NO_DATA
     if form == "json":
-        click.echo(orjson.dumps(told_size.document, option=orjson.OPT_INDENT_2))
+        click.echo(orjson.dumps(answer.document, option=orjson.OPT_INDENT_2))
     elif form == "markdown":
-        click.echo("\n".join(told_size.markdown))
+        click.echo("\n".join(answer.markdown))
     else:
-        click.echo("\n".join(told_size.text))
-    return OK if told_size.document["fits"] else DOES_NOT_FIT
+        click.echo("\n".join(answer.text))
+    return OK if answer.document["fits"] else DOES_NOT_FIT
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """An answer in every form."""
+class Answer:
+    """An answer in every output format."""
 
     document: Mapping[str, Any]
     text: Sequence[str]
     markdown: Sequence[str]
 
 
-def _sized(given: dict[str, Any]) -> Told:
-    """One launch, or with --search the cheapest; with a benchmark at its usable RPS."""
+def _sized(given: dict[str, Any]) -> Answer:
+    """The size of one launch, or with --search of the cheapest; with a benchmark, at its usable
+    requests per second."""
     sweeps = sweeps_of(given["benchmark_by_tensor_parallel"])
     plain = asked(given, None)
     point = _operating_point(given, _measured(given, sweeps, plain))
@@ -101,37 +102,39 @@ def _sized(given: dict[str, Any]) -> Told:
         lines += operating_point_lines(point)
     answer: Size | None
     if given["search"]:
-        found = search(question, choices_of(given))
-        extra["search"] = document(found)
-        lines += explain(found)
-        answer = size(question_of(question, found.winner)) if found.winner else None
+        result = search(question, choices_of(given))
+        extra["search"] = document(result)
+        lines += explain(result)
+        answer = size(question_of(question, result.winner)) if result.winner else None
     else:
         answer = size(question)
     if answer is None:
-        return Told(nothing_document(extra), lines, lines)
+        return Answer(nothing_document(extra), lines, lines)
     width = style().width
-    return Told(
+    return Answer(
         size_document(answer) | extra,
-        [*size_text(answer, width=width), *_apart(lines)],
-        [*size_markdown(answer), *_apart(lines)],
+        [*size_text(answer, width=width), *_after_blank(lines)],
+        [*size_markdown(answer), *_after_blank(lines)],
     )
 
 
-def _apart(lines: Sequence[str]) -> list[str]:
+def _after_blank(lines: Sequence[str]) -> list[str]:
     return ["", *lines] if lines else []
 
 
 def _measured(
     given: dict[str, Any], sweeps: Sequence[Sweep], question: Question
 ) -> Benchmark | None:
-    """The benchmark of the launch: the one stated, else the sweep of its degree where a target and
-    no usable RPS is stated, which together say what it carries."""
+    """The benchmark of the launch: --benchmark, else the sweep of its tensor parallel size.
+
+    The sweep is used where a latency target and no usable RPS is stated.
+    """
     if given["benchmark"] is not None:
         return read_benchmark(text_of(given["benchmark"], "benchmark"))
     if not question.has_target or given["usable_rps"] is not None:
         return None
     tensor = question.setup.parallel.tensor
-    return next((one.benchmark for one in sweeps if one.tensor_parallel == tensor), None)
+    return next((sweep.benchmark for sweep in sweeps if sweep.tensor_parallel == tensor), None)
 
 
 def _operating_point(given: dict[str, Any], measured: Benchmark | None) -> OperatingPoint | None:
@@ -139,7 +142,7 @@ def _operating_point(given: dict[str, Any], measured: Benchmark | None) -> Opera
         return None
     if given["usable_rps"] is not None:
         raise SizingError(
-            "the benchmark gives the usable RPS; state one of them", name="usable_rps"
+            "the benchmark gives the usable RPS; state only one of them", name="usable_rps"
         )
     return operating_point(
         benchmark=measured, ttft_p99_s=given["ttft_slo"], itl_p99_s=given["itl_slo"]
@@ -148,7 +151,9 @@ def _operating_point(given: dict[str, Any], measured: Benchmark | None) -> Opera
 
 def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
     if question.setup.parallel.pipeline > 1:
-        raise SizingError("sweeps by degree are of one stage", name="pipeline_parallel")
+        raise SizingError(
+            "sweeps by tensor parallel size need a pipeline size of 1", name="pipeline_parallel"
+        )
     return scaling(
         sweeps,
         ttft_p99_s=question.ttft_slo_s,
@@ -158,7 +163,7 @@ def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
     )
 
 
-def _plan(given: dict[str, Any]) -> Told:
+def _plan(given: dict[str, Any]) -> Answer:
     """The guide's thirteen steps for a workload profile."""
     path = given["plan"]
     text = profile_text(path, "plan")
@@ -167,16 +172,16 @@ def _plan(given: dict[str, Any]) -> Told:
     folder = Path(path).parent
     texts = {name: text_of(str(folder / name), "plan") for name in profile.benchmark_files}
     models = {name: named_model(name) for name in profile.models}
-    found = plan(profile, models=models, benchmarks=texts)
-    told_plan = {"plan": plan_document(found)}
-    lines = plan_lines(found)
-    return Told(nothing_document(told_plan, fits=found.gpus is not None), lines, lines)
+    result = plan(profile, models=models, benchmarks=texts)
+    members = {"plan": plan_document(result)}
+    lines = plan_lines(result)
+    return Answer(nothing_document(members, fits=result.gpus is not None), lines, lines)
 
 
-def told(error: SizingError) -> str:
-    """The error with the flag that it is about, and what could be said instead."""
+def error_text(error: SizingError) -> str:
+    """The error as text, with its flag and the valid choices."""
     flag = _FLAGS.get(error.name, "--" + error.name.replace("_", "-"))
-    # A switch has no values to choose from.
+    # A switch takes no value.
     listed = () if error.name == "hybrid_pool" else error.choices
     choices = f"; choices: {', '.join(listed)}" if listed else ""
     return f"{flag}: {error}{choices}"

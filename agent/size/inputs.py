@@ -1,4 +1,4 @@
-"""The question that flags and files ask of `size`. I/O edge: it reads files."""
+"""The sizing question from the flags and files of `size`. I/O edge: it reads files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _adapters(given: dict[str, Any]) -> Adapters | None:
     slots, rank = given["max_loras"], given["max_lora_rank"]
     if slots is None:
         if rank is not None:
-            raise SizingError("a rank needs the number of adapters", name="max_loras")
+            raise SizingError("--max-lora-rank needs the number of adapters", name="max_loras")
         return None
     return Adapters(slots, DEFAULT_RANK if rank is None else rank)
 
@@ -105,13 +105,16 @@ def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -
         return None
     if name is None:
         raise SizingError(
-            "state the draft; n-grams take no memory and need no flag", name="draft_model"
+            "state the draft model; n-gram drafting takes no memory and needs no flag",
+            name="draft_model",
         )
     if tokens is None:
-        raise SizingError("state how many tokens it drafts", name="num_speculative_tokens")
+        raise SizingError(
+            "state how many tokens the draft model proposes", name="num_speculative_tokens"
+        )
     if name == OWN_DRAFT:
         if target.own_draft is None:
-            raise SizingError(f"no prediction layers are known of {target.id}", name="draft_model")
+            raise SizingError(f"{target.id} has no known prediction layers", name="draft_model")
         return Draft(target.own_draft, tokens)
     try:
         return Draft(find(name), tokens)
@@ -141,31 +144,33 @@ def _gib(name: str, stated: float | None) -> float | None:
         return None
     # A pebibyte: more than any GPU will have for a while.
     if not 0 <= stated <= 1 << 20:
-        raise SizingError(f"{stated:g} GiB cannot be", name=name)
+        raise SizingError(f"{stated:g} GiB is out of range", name=name)
     return stated * GIB
 
 
 def _spread(given: dict[str, Any]) -> tuple[Parallel, int]:
-    """One replica's parallel sizes, and how many replicas the GPUs make."""
+    """One replica's parallel sizes, and how many replicas the GPUs allow."""
     for flag in ("tp", "pp", "dp", "dcp", "gpus"):
         value = given[flag]
         if value is not None and not 1 <= value <= 4096:
-            raise SizingError(f"{value} cannot be; state a whole number from 1", name=flag)
+            raise SizingError(
+                f"{value} is out of range; state a whole number from 1 to 4096", name=flag
+            )
     tp, pp, dp, gpus = given["tp"], given["pp"], given["dp"], given["gpus"]
     if tp is None:
         tp = 1 if gpus is None else max(gpus // (pp * dp), 1)
-    each = tp * pp * dp
-    replicas = 1 if gpus is None else gpus // each
-    if gpus is not None and gpus != replicas * each:
+    per_replica = tp * pp * dp
+    replicas = 1 if gpus is None else gpus // per_replica
+    if gpus is not None and gpus != replicas * per_replica:
         raise SizingError(
-            f"{gpus} GPUs are no multiple of TP {tp} x PP {pp} x DP {dp}",
+            f"{gpus} GPUs are not a multiple of TP {tp} x PP {pp} x DP {dp}",
             name="gpus",
-            choices=[str(each * count) for count in (1, 2, 4)],
+            choices=[str(per_replica * count) for count in (1, 2, 4)],
         )
     return Parallel(tensor=tp, pipeline=pp, data=dp, experts=given["expert_parallel"]), replicas
 
 
-# Flags that win over what a profile says, by the profile's table and key.
+# Flags that override a profile, with the profile's table and key.
 _PROFILE_KEYS = {
     "model": ("deployment", "model"),
     "tp": ("deployment", "tensor_parallel"),
@@ -183,7 +188,7 @@ _BESIDE_A_PLAN = {*_PROFILE_KEYS, "gpu", "kv_cache_dtype", "plan"}
 
 
 def refuse_beside_plan(given: dict[str, Any]) -> None:
-    """Refuse what a plan would leave unread.
+    """Refuse flags that a plan would ignore.
 
     Raises:
         SizingError: with the flag's name.
@@ -191,15 +196,15 @@ def refuse_beside_plan(given: dict[str, Any]) -> None:
     for flag in FLAGS:
         name = flag.name.removeprefix("--").replace("-", "_")
         if name not in _BESIDE_A_PLAN and given[name] != flag.default:
-            raise SizingError("a plan takes that from its profile (docs/how-to/plan.md)", name=name)
+            raise SizingError("a plan reads this from its profile (docs/how-to/plan.md)", name=name)
     for switch, _ in SWITCHES:
         name = switch.removeprefix("--").replace("-", "_")
         if given[name]:
-            raise SizingError("a plan decides that itself (docs/how-to/plan.md)", name=name)
+            raise SizingError("a plan decides this itself (docs/how-to/plan.md)", name=name)
 
 
 def over_profile(given: dict[str, Any]) -> dict[str, dict[str, object]]:
-    """What the flags lay over a profile, by table and key."""
+    """The flags that override a profile, by its table and key."""
     stated: dict[str, dict[str, object]] = {}
     for flag, (table, key) in _PROFILE_KEYS.items():
         if given[flag] is not None:
@@ -216,7 +221,7 @@ def choices_of(given: dict[str, Any]) -> Choices:
     tried = ("dp", "dcp", "concurrency", "expert_parallel", "benchmark")
     for flag in (*tried, "benchmark_by_tensor_parallel"):
         if given[flag] not in (None, False, 1, ()):
-            raise SizingError("a search finds that itself, or does not try it", name=flag)
+            raise SizingError("not available with --search", name=flag)
     ids = None
     if given["gpu"] is None:
         ids = [key for key, card in gpus().items() if card.segment == "data-centre"]

@@ -1,4 +1,4 @@
-"""The flags of `size`, one row each. Imports none of the math: other commands pay nothing."""
+"""The flags of `size`, one row each. Does not import the sizing code, which takes time to load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of `size`: its type, its default and what it says; `multiple`: given several times."""
+    """A flag of `size`. `multiple`: it may be given several times."""
 
     name: str
     kind: click.ParamType[Any] | type
@@ -26,14 +26,14 @@ class Flag:
 
     @property
     def names_file(self) -> bool:
-        """Whether its value is a file's name, or has one."""
+        """Whether its value is or contains a file name."""
         return isinstance(self.kind, click.Path) or self.kind is PAIR
 
 
 FLAGS = (
     Flag("--model", str, "catalogue id, a config.json, its folder, or an id on this disk", "ID"),
     Flag("--gpu", str, "catalogue id such as h100-sxm, or the driver's name", "ID"),
-    Flag("--gpus", int, "GPUs in all; what exceeds TP x PP x DP makes replicas"),
+    Flag("--gpus", int, "GPUs in total; a multiple of TP x PP x DP gives replicas"),
     Flag("--tp", int, "tensor parallel size"),
     Flag("--pp", int, "pipeline parallel size", default=1),
     Flag("--dp", int, "data parallel engines of one replica", default=1),
@@ -44,54 +44,56 @@ FLAGS = (
     Flag("--max-model-len", int, "longest request; default: the model's"),
     Flag("--max-num-seqs", int, "default: that of version and GPU"),
     Flag("--max-num-batched-tokens", int, "default: that of version and GPU"),
-    Flag("--block-size", int, "tokens of a KV block; default: vLLM's choice"),
+    Flag("--block-size", int, "tokens per KV block; default: vLLM's choice"),
     Flag("--vllm-version", str, "default: the newest known", "X.Y.Z"),
-    Flag("--context", int, "length of the requests that are counted; default: the longest"),
-    Flag("--concurrency", float, "requests in flight, all replicas together; default: one each"),
+    Flag("--context", int, "tokens per request for concurrency; default: the longest"),
+    Flag("--concurrency", float, "requests in flight over all replicas; default: one each"),
     Flag("--overhead", str, "guide (plan with it) or fitted (predict with it)", "guide|fitted"),
-    Flag("--max-loras", int, "LoRA adapters in one batch: their buffers take memory"),
+    Flag("--max-loras", int, "LoRA adapters per batch; their buffers take memory"),
     Flag("--max-lora-rank", int, "largest rank of an adapter; default 16"),
-    Flag("--draft-model", str, "draft of speculative decoding: as --model, or mtp", "ID"),
-    Flag("--num-speculative-tokens", int, "tokens that the draft proposes at a time"),
-    Flag("--acceptance", float, "chance that a drafted token is accepted, 0 to 1"),
-    Flag("--weights-gib", float, "weights on one GPU as logged, without adapters and draft"),
-    Flag("--available-kv-gib", float, "available KV on one GPU as vLLM logged it"),
+    Flag("--draft-model", str, "draft model for speculative decoding: as --model, or mtp", "ID"),
+    Flag("--num-speculative-tokens", int, "tokens that the draft model proposes per step"),
+    Flag("--acceptance", float, "probability that a draft token is accepted, 0 to 1"),
+    Flag("--weights-gib", float, "weights per GPU as vLLM logs them, without adapters and draft"),
+    Flag("--available-kv-gib", float, "available KV memory per GPU as vLLM logs it"),
     Flag("--input-tokens", float, "mean prompt length"),
     Flag("--output-tokens", float, "mean output length"),
-    Flag("--peak-rps", float, "requests a second at the fleet's peak"),
-    Flag("--usable-rps", float, "measured requests a second of one replica at its SLO"),
+    Flag("--peak-rps", float, "requests per second at the fleet's peak"),
+    Flag("--usable-rps", float, "measured requests per second of one replica at its SLO"),
     Flag("--ttft-slo", SPAN, "TTFT target, e.g. 2s"),
     Flag("--itl-slo", SPAN, "ITL target, e.g. 50ms"),
     Flag("--mfu", float, "share of the compute peak in prefill; default: from measured points"),
     Flag("--mbu", float, "share of the bandwidth in decode; default: from measured points"),
-    Flag("--safety", float, "factor on instances; default 1.3"),
+    Flag("--safety", float, "safety factor on replicas; default 1.3"),
     Flag("--usd-per-gpu-hour", float, "default: the catalogue's"),
-    Flag("--benchmark", click.Path(), "a measured sweep (CSV, or a tool's JSON): gives usable RPS"),
+    Flag(
+        "--benchmark", click.Path(), "measured sweep (CSV or a tool's JSON); gives the usable RPS"
+    ),
     Flag(
         "--benchmark-by-tensor-parallel",
         PAIR,
-        "such a sweep for each degree: which gives most a GPU, and the usable RPS of --tp",
+        "one sweep per tensor parallel size: finds the best per GPU, and the usable RPS of --tp",
         "TP=FILE",
         default=(),
         multiple=True,
     ),
-    Flag("--plan", click.Path(), "a workload profile (TOML): the guide's 13 steps", "PROFILE"),
-    Flag("--utilization", float, "average share of the capacity that is used", default=1.0),
+    Flag("--plan", click.Path(), "workload profile (TOML) for the 13-step sizing plan", "PROFILE"),
+    Flag("--utilization", float, "average share of the capacity in use, 0 to 1", default=1.0),
 )
 
 SWITCHES = (
     ("--search", "find the cheapest launch that meets the targets"),
     ("--expert-parallel", "experts split over all ranks"),
     ("--enforce-eager", "no CUDA graphs"),
-    ("--no-enable-prefix-caching", "recurrent layers keep one state less a request"),
-    ("--disable-hybrid-kv-cache-manager", "every layer keeps the whole context"),
+    ("--no-enable-prefix-caching", "recurrent layers keep one state less per request"),
+    ("--disable-hybrid-kv-cache-manager", "every layer stores the whole context"),
 )
 
 
 def size_options(command: Command) -> Command:
     """All flags of `size`."""
-    for name, told in reversed(SWITCHES):
-        command = click.option(name, is_flag=True, help=told)(command)
+    for name, text in reversed(SWITCHES):
+        command = click.option(name, is_flag=True, help=text)(command)
     for flag in reversed(FLAGS):
         command = click.option(
             flag.name,

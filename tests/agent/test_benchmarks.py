@@ -198,7 +198,7 @@ def test_a_size_compares_the_degrees(main: Main, named: tuple[str, ...]) -> None
     ("more", "says"),
     [
         (("--search",), "--benchmark-by-tensor-parallel"),
-        (("--pp", "2"), "--pp: sweeps by degree are of one stage"),
+        (("--pp", "2"), "--pp: sweeps by tensor parallel size need a pipeline size of 1"),
         ((FLAG, "1=again.csv"), "--benchmark-by-tensor-parallel: '1' is there twice"),
     ],
 )

@@ -135,8 +135,8 @@ def test_what_config_prints_is_a_settings_file(main: Main, tmp_path: Path) -> No
 
 
 WRONG = {
-    "windows_s = 3": "file k.toml: no setting 'windows_s'; the nearest is 'window_s'",
-    "[slo]\nttft_s = 3": "file k.toml: no setting 'slo.ttft_s'; the nearest is 'slo.ttft_p99_s'",
+    "windows_s = 3": "file k.toml: unknown setting 'windows_s'; the nearest is 'window_s'",
+    "[slo]\nttft_s = 3": "unknown setting 'slo.ttft_s'; the nearest is 'slo.ttft_p99_s'",
     "window_s = '3s'": "file k.toml: window_s must be a number of seconds, not '3s'",
     "window_s = 0": "file k.toml: window_s = 0 is out of range: it must be more than 0",
     "window_s = nan": "file k.toml: window_s = nan is out of range",
@@ -151,8 +151,8 @@ WRONG = {
     "and at most 1",
     "fetch.gzip = 1": "file k.toml: fetch.gzip must be true or false, not 1",
     "fetch.ca_file = 1": "file k.toml: fetch.ca_file must be text, not 1",
-    "fetch.headers = 'secret'": "file k.toml: fetch.headers must be a table of texts\n",
-    "fetch.header_files = {a = 1}": "fetch.header_files must be a table of texts, not {'a': 1}",
+    "fetch.headers = 'secret'": "file k.toml: fetch.headers must be a table with text values\n",
+    "fetch.header_files = {a = 1}": "header_files must be a table with text values, not {'a': 1}",
     "window_s = ": "settings file k.toml: Invalid value",
     "rules.KV-EVICT = 1": "file k.toml: rules.KV-EVICT must be rules.<ID>.<severity> = number",
     "rules.KV-EVICT.warning = 'x'": "must be rules.<ID>.<severity> = number",
@@ -161,7 +161,7 @@ WRONG = {
     "log.level = 'loud'": "file k.toml: log.level must be one of debug, info, warning, error, not "
     "'loud'",
     "gpu_metrics = 'ftp://host'": "file k.toml: gpu_metrics: not a target: 'ftp://host': only http",
-    "gpu_metrics = 1": "file k.toml: gpu_metrics must be an address, not 1",
+    "gpu_metrics = 1": "file k.toml: gpu_metrics must be a URL, not 1",
     "rules.KV-EVICT.fatal = 1": "file k.toml: rule KV-EVICT has no severity 'fatal'",
 }
 
@@ -211,7 +211,7 @@ def test_a_file_that_is_no_text(main: Main, tmp_path: Path) -> None:
         ("WINDOW_S", "-1", "window_s = -1.0 is out of range"),
         ("GPUS", "1.5", "'1.5' is not a whole number"),
         ("FETCH_GZIP", "maybe", "'maybe' is neither true nor false"),
-        ("FETCH_HEADERS", "secret", "write NAME=VALUE, several of them with commas between"),
+        ("FETCH_HEADERS", "secret", "write NAME=VALUE, separated by commas"),
     ],
 )
 def test_a_wrong_environment(
@@ -313,7 +313,7 @@ def test_a_wrong_target(main: Main, tmp_path: Path, text: str) -> None:
 def test_tables_are_lists_of_tables(main: Main, tmp_path: Path) -> None:
     (tmp_path / "k.toml").write_text("targets = 3\n")
     assert (
-        "write targets as [[targets]], one table for each"
+        "write targets as [[targets]], one table per entry"
         in main("config", "--config", "k.toml").err
     )
 

@@ -146,7 +146,7 @@ def test_gpus_beyond_one_replica_make_more_of_them() -> None:
         ),
         (
             (*LLAMA, "--draft-model", "mtp", "--num-speculative-tokens", "1"),
-            ("--draft-model", "no prediction layers"),
+            ("--draft-model", "no known prediction layers"),
         ),
         ((*LLAMA, "--acceptance", "0.7"), ("--acceptance", "state the draft")),
         ((*LLAMA, "--mfu", "1.5"), ("--mfu", "from 0.001 to 1")),

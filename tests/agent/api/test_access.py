@@ -132,7 +132,7 @@ def test_while_the_file_is_gone_no_token_is_valid(
 @pytest.mark.parametrize("content", [b"", b"\n \n\t\n"])
 def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes) -> None:
     file = token_file(tmp_path / "t", content)
-    with pytest.raises(SettingsError, match=r"http.token_file = .* holds no token"):
+    with pytest.raises(SettingsError, match=r"http.token_file = .* contains no token"):
         Auth.of(settings_of(http__token_file=str(file)))
 
 
@@ -147,8 +147,8 @@ def test_a_file_that_everybody_can_read_and_a_short_token_are_warned_of(
 ) -> None:
     caplog.set_level(logging.WARNING)
     TokenFile("key", token_file(tmp_path / "t", b"hunter2", 0o644)).load()
-    assert "every user can read the tokens" in caplog.text
-    assert "short enough to be guessed" in caplog.text
+    assert "token file is world-readable" in caplog.text
+    assert "too short and can be guessed" in caplog.text
     assert "hunter2" not in caplog.text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.api.formatting import LINES, Stretch, past
-from kneewatch.agent.api.history import MOST_STRETCHES
+from kneewatch.agent.api.history import STRETCHES_MAX
 from kneewatch.agent.api.service import Service
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.reports.diagnosis_text import Style, text
@@ -91,7 +91,7 @@ def test_what_ended_later_still_went_on_then(service: Service) -> None:
 def test_a_quiet_past_is_told_as_such(service: Service) -> None:
     with asking(service) as client:
         plain = client.get(f"{TRIAGE}?at=-40m&since=-1m").text
-    assert "nothing is stored of that time" in plain
+    assert "no stored data of that time" in plain
 
 
 def test_before_the_history_is_404_and_says_where_it_begins(service: Service) -> None:
@@ -165,9 +165,9 @@ def stretches(count: int) -> list[Stretch]:
 
 def test_a_long_past_is_cut_to_the_newest_and_says_so() -> None:
     told_text = past("text", stretches(LINES + 5), since_s=0, t_s=LINES + 10.0)
-    assert "5 earlier ones are left out (?format=json)" in told_text
+    assert "5 earlier rows are not shown (?format=json)" in told_text
     assert told_text.count("health warning") == LINES
-    assert MOST_STRETCHES > LINES
+    assert STRETCHES_MAX > LINES
 
 
 def test_hostile_names_of_the_past_are_text() -> None:

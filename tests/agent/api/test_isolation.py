@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from kneewatch.agent.api.sizing import BY_NAME, FILES
+from kneewatch.agent.api.sizing import BY_NAME, FILE_FLAGS
 from tests.agent.api.remembered import reader
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, Asker, asking, service_of
 
@@ -79,7 +79,7 @@ def alert(text: str) -> dict[str, Any]:
 
 def asked_everywhere(client: Asker, text: str) -> None:
     """The text in every place that a request has."""
-    for name in (*BY_NAME, *FILES):
+    for name in (*BY_NAME, *FILE_FLAGS):
         given = {"model": "meta-llama/Llama-3.1-8B-Instruct", name: text}
         client.get(f"/api/v1/size?{urlencode(given)}")
         client.post("/api/v1/size", given)

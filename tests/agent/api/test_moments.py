@@ -56,7 +56,7 @@ def test_what_is_no_time_is_refused_with_the_ways_to_write_one(told: str) -> Non
     with pytest.raises(Problem) as refused:
         moment("at", told, now_s=NOW_S)
     assert refused.value.status == 422
-    assert "at is no time: write unix seconds" in refused.value.detail
+    assert "at is not a time: write unix seconds" in refused.value.detail
 
 
 def test_a_time_ahead_is_refused_and_now_is_told() -> None:

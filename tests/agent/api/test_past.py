@@ -133,7 +133,7 @@ def test_a_damaged_moment_is_told_as_damaged(statement: str, tmp_path: Path) -> 
         missing = client.get(f"{TRIAGE}?at=-1m", accept=JSON)
         page = client.get("/triage?at=-1m").text
     assert missing.status_code == 404
-    assert "the history is damaged at that moment: how a was" in missing.json()["detail"]
+    assert "the history is damaged at that moment: no diagnosis of a" in missing.json()["detail"]
     assert "nothing was watched" not in missing.json()["detail"]
     assert "istory is damaged at that moment" in page
     reader = Reader(path)
@@ -156,4 +156,4 @@ def test_damage_of_one_target_hides_no_other(tmp_path: Path) -> None:
         plain = client.get(f"{TRIAGE}?at=-1m").text
     assert [one["target"] for one in found["targets"]] == ["b"]
     assert len(found["notices"]) == 1
-    assert "how a was then cannot be told" in " ".join(plain.split())
+    assert "no diagnosis of a" in " ".join(plain.split())

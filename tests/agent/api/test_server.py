@@ -113,7 +113,7 @@ def test_an_open_address_with_a_token_or_a_proxy_is_taken(
     ):
         with served(service_of(WELL_STATE, settings=settings)) as server:
             assert httpx.get(f"{server.url}/healthz").status_code == 200
-    assert caplog.text.count("tokens travel unencrypted") == 1
+    assert caplog.text.count("tokens are sent unencrypted") == 1
 
 
 def test_an_admin_token_alone_does_not_protect_an_open_address(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_an_admin_token_alone_does_not_protect_an_open_address(tmp_path: Path) -
 )
 def test_what_is_no_address_is_refused(listen: str) -> None:
     settings = settings_of(listen=listen)
-    with pytest.raises(SettingsError, match="is no HOST:PORT; write 127"):
+    with pytest.raises(SettingsError, match="is not HOST:PORT, such as 127"):
         HttpServer(make_app(service_of(settings=settings)), settings).bind()
 
 

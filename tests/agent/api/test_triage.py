@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 from jsonschema import Draft202012Validator
 
-from kneewatch.agent.api.formatting import KEPT_MOST, Moment, Present
+from kneewatch.agent.api.formatting import CACHE_MAX, Moment, RenderCache
 from kneewatch.agent.api.openapi import components
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from tests.agent.api.serving import (
@@ -204,7 +204,7 @@ def test_the_past_is_503_where_no_history_is_kept() -> None:
         for query in ("?at=-2h", "?since=-2h", "?at=-1h&since=-2h"):
             answer = client.get(TRIAGE + query)
             assert answer.status_code == 503
-            assert answer.json()["detail"] == "no history is kept here"
+            assert answer.json()["detail"] == "no history is kept"
 
 
 @pytest.mark.parametrize("query", ["at=x", "since=x", "at=9999999999", "format=xml", "at=%00"])
@@ -263,7 +263,7 @@ def test_names_are_text_wherever_they_are_shown(name: str) -> None:
 
 @pytest.mark.parametrize("form", ["json", "text", "markdown"])
 def test_what_was_rendered_is_kept_until_something_changes(form: str) -> None:
-    present, moment = Present(), Moment.of([SICK_STATE, WELL_STATE], NOW_S)
+    present, moment = RenderCache(), Moment.of([SICK_STATE, WELL_STATE], NOW_S)
     assert present.kept(form, "", moment) is None
     first = present.render(form, "", moment)
     assert present.kept(form, "", Moment.of([SICK_STATE, WELL_STATE], NOW_S + 5)) is first
@@ -276,10 +276,10 @@ def test_what_was_rendered_is_kept_until_something_changes(form: str) -> None:
 
 
 def test_answers_about_many_targets_do_not_pile_up() -> None:
-    present = Present()
-    for number in range(KEPT_MOST + 10):
+    present = RenderCache()
+    for number in range(CACHE_MAX + 10):
         present.render("json", f"r{number}", Moment.of([], NOW_S))
-    assert len(present._kept) <= KEPT_MOST  # pyright: ignore[reportPrivateUsage]
+    assert len(present._cache) <= CACHE_MAX  # pyright: ignore[reportPrivateUsage]
 
 
 def test_no_secret_is_in_any_answer(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_no_secret_is_in_any_answer(tmp_path: Path) -> None:
 
 
 def test_nothing_is_kept_of_targets_that_are_watched_no_more() -> None:
-    present, moment = Present(), Moment.of([SICK_STATE, WELL_STATE], NOW_S)
+    present, moment = RenderCache(), Moment.of([SICK_STATE, WELL_STATE], NOW_S)
     sick, well = (spec_of(state.name, settings_of()) for state in (SICK_STATE, WELL_STATE))
     present.only((sick, well))
     for form in ("json", "text"):

@@ -8,7 +8,7 @@ import pytest
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.triage_page import NO_HISTORY, Views, shown
+from kneewatch.agent.api.triage_page import NO_HISTORY, Views, page_request
 from kneewatch.reports.triage.view_model import SINCE_DEFAULT, TriageView
 from tests.agent.api.remembered import reader
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, asking, service_of, state_of
@@ -25,7 +25,7 @@ def service() -> Service:
 
 def view(service: Service, **query: str) -> TriageView:
     """The view for some parameters."""
-    return Views(service).view(shown(query, NOW_S))
+    return Views(service).view(page_request(query, NOW_S))
 
 
 def test_all_targets_now(service: Service) -> None:
@@ -72,7 +72,7 @@ def test_a_target_that_is_no_longer_watched_has_a_past() -> None:
     assert [one.name for one in found.targets] == ["r1", SICK_NAME]
     assert found.targets[1].engines[0].diagnosis.health == "critical"
     assert view(gone, target=SICK_NAME, at="-30m").targets[0].engines
-    assert view(gone, target=SICK_NAME).targets[0].error.startswith("not watched any more")
+    assert view(gone, target=SICK_NAME).targets[0].error.startswith("no longer watched")
 
 
 def test_a_target_that_is_the_only_one_is_shown_whole() -> None:

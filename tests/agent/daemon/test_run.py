@@ -86,7 +86,7 @@ def test_reload_without_losing_a_window(serving: Start, tmp_path: Path) -> None:
         config.write_text("windows_s = 3\n")
         daemon.process.send_signal(signal.SIGHUP)
         (line,) = daemon.wait_for("reload failed, keeping the old settings")
-        assert "no setting 'windows_s'; the nearest is 'window_s'" in line["error"]
+        assert "unknown setting 'windows_s'; the nearest is 'window_s'" in line["error"]
         write(f'url = "{kept.url}"\nname = "kept"\nmodel = "no-such-model"')
         daemon.process.send_signal(signal.SIGHUP)
         daemon.wait_for("reload failed, keeping the old settings", 2)
@@ -234,8 +234,8 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "no address": (("ftp://a",), "argument 1: not a target: 'ftp://a': only http and https"),
     "twice": (("a:1", "b:1", "http://a:1/metrics"), "'http://a:1': argument 1 and argument 3"),
     "demo and target": (("--demo", "a:1"), "--demo plays its own recording"),
-    "open to all": (("a:1", "--listen", "0.0.0.0:0"), "can be reached by others"),
-    "no listen": (("a:1", "--listen", "here"), "'here' is no HOST:PORT"),
+    "open to all": (("a:1", "--listen", "0.0.0.0:0"), "is reachable from other machines"),
+    "no listen": (("a:1", "--listen", "here"), "'here' is not HOST:PORT"),
     "interval": (("a:1", "--interval", "1ms"), "interval_s = 0.001 is too short"),
     "model": (("a:1", "--gpu", "h1000"), "flag --gpu: "),
     "store": (("a:1", "--store", "/proc/no/k.db"), "/proc/no/k.db"),

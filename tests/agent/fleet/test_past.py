@@ -11,7 +11,7 @@ from threading import Event
 import pytest
 
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.api.fleet import KEPT_S, FleetPast
+from kneewatch.agent.api.fleet import CACHE_S, FleetPast
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.errors import CollectError
@@ -53,7 +53,7 @@ def test_an_answer_is_kept_for_a_while() -> None:
         assert await past.at(1000.2) is FOUND
         assert await past.at(1000.9) is FOUND, "to the second"
         assert system.asked == [1000.0]
-        system.now_s = KEPT_S + 1
+        system.now_s = CACHE_S + 1
         await past.at(1000.0)
         await past.at(2000.0)
         assert system.asked == [1000.0, 1000.0, 2000.0]
@@ -143,7 +143,7 @@ STRETCH = "kneewatch report --prometheus"
         ("/triage?at=03:07", 307, "api/v1/fleet?at=03%3A07"),
         ("/api/v1/fleet?since=-2h", 422, STRETCH),
         ("/api/v1/fleet?at=03:07&since=-2h", 422, STRETCH),
-        ("/api/v1/fleet?at=yesterday", 422, "at is no time"),
+        ("/api/v1/fleet?at=yesterday", 422, "at is not a time"),
     ],
 )
 def test_where_a_past_moment_is_told(path: str, status: int, told: str, ask: Ask) -> None:
