@@ -23,24 +23,24 @@ def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None,
     """Print the diagnosis of a fleet, now or at a moment. Returns the exit status.
 
     Raises:
-        CollectError: the metrics system does not answer, or knows no vLLM server.
+        CollectError: the metrics system does not answer, or has no series of vLLM.
     """
     profile = settings.profile(stated=stated(settings))
-    wanted = fleet_config(settings, selector, at_s=at_s)
+    config = fleet_config(settings, selector, at_s=at_s)
     with PrometheusSource(url, source_settings(settings)) as source:
-        found = diagnosed(observe(source, wanted), profile)
+        diagnosis = diagnosed(observe(source, config), profile)
     if form == "json":
-        click.echo(orjson.dumps(document(found)).decode())
+        click.echo(orjson.dumps(document(diagnosis)).decode())
     else:
-        click.echo(markdown(found) if form == "markdown" else text(found, style()))
-    load = found.observed.load
-    again = f", {load.retried} of them again" if load.retried else ""
-    say(f"{load.queries} queries{again} in {number(load.seconds)} s")
-    return status(found)
+        click.echo(markdown(diagnosis) if form == "markdown" else text(diagnosis, style()))
+    load = diagnosis.observed.load
+    retried = f", {load.retried} of them again" if load.retried else ""
+    say(f"{load.queries} queries{retried} in {number(load.seconds)} s")
+    return status(diagnosis)
 
 
-def status(found: FleetDiagnosis) -> int:
-    """The exit status: what could not be read is no data, never health."""
-    if found.severity >= Severity.WARNING:
+def status(diagnosis: FleetDiagnosis) -> int:
+    """The exit status; an unreadable fleet counts as no data, never as ok."""
+    if diagnosis.severity >= Severity.WARNING:
         return FOUND
-    return NO_DATA if found.health == "unknown" else OK
+    return NO_DATA if diagnosis.health == "unknown" else OK

@@ -1,4 +1,4 @@
-"""What the settings want of a metrics system."""
+"""The configuration of a fleet diagnosis, from the settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kneewatch.diagnose.fleet.inventory import label_map
 
 
 def source_settings(settings: Settings) -> SourceSettings:
-    """How a metrics system is asked."""
+    """The settings for queries to a metrics system."""
     return SourceSettings(
         fetch=settings.fetch(),
         query_timeout_s=settings["fleet.query_timeout_s"],
@@ -20,10 +20,10 @@ def source_settings(settings: Settings) -> SourceSettings:
 
 
 def fleet_config(settings: Settings, selector: str, *, at_s: float | None = None) -> FleetConfig:
-    """What to look at.
+    """The fleet to diagnose.
 
     Raises:
-        SettingsError: the selector is no list of matchers, or a label is for no part.
+        SettingsError: the selector is no list of matchers, or fleet.labels has an unknown role.
     """
     return FleetConfig(
         checked_selector(selector, "--selector"),

@@ -1,4 +1,4 @@
-"""The past of a fleet's groups: the peaks of days, and request lengths a week ago. I/O edge."""
+"""A fleet's history: peaks of past days, and request lengths a week ago. I/O edge."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from kneewatch.diagnose.fleet.workload_drift import SIGNALS
 from kneewatch.diagnose.workload.drift import Buckets
 
 PARTS = 4
-"""A server evaluates one query on one core: days are asked for in parts, at once."""
+"""A server evaluates a query on one core: long ranges are split into parallel queries."""
 
 Lengths = dict[Group, dict[str, tuple[Buckets, Buckets]]]
 Recent = dict[Group, dict[str, Buckets]]
 
 
 class _Groups:
-    """Which group a series of summed replicas is about; none where its labels stand for several."""
+    """Finds the group of a series by its labels; labels that fit several groups have none."""
 
     def __init__(self, shape: Shape, names: Sequence[str]) -> None:
         self._names = names
-        found: dict[tuple[str, ...], set[Group]] = {}
+        groups: dict[tuple[str, ...], set[Group]] = {}
         for member in shape.members:
-            found.setdefault(self._key(member.labels), set()).add(member.group)
-        self._known = {key: next(iter(one)) for key, one in found.items() if len(one) == 1}
+            groups.setdefault(self._key(member.labels), set()).add(member.group)
+        self._known = {
+            key: next(iter(candidates))
+            for key, candidates in groups.items()
+            if len(candidates) == 1
+        }
 
     def of(self, labels: Labels) -> Group | None:
         """The group."""
@@ -54,9 +58,9 @@ def past_of(
     lookback_s: float,
     recorded_only: bool,
 ) -> Past:
-    """What the metrics system remembers of the groups that the labels `names` make.
+    """The history of the groups that the labels `names` form.
 
-    A past that is seen in part has no peak; it says nothing against the present.
+    An incomplete history gives no peak, and the reason.
     """
     groups = _Groups(shape, names)
     if not len(groups):
@@ -76,7 +80,7 @@ def _peaks(
     """The peak of each group.
 
     Raises:
-        CollectError: some of the past cannot be had.
+        CollectError: a part of the history cannot be read.
     """
     steps = steps_of(from_s=at_s - span_s, to_s=at_s, step_s=STEP_S)
     spans = pieces(from_s=at_s - span_s, to_s=at_s, step_s=STEP_S, steps=-(-steps // PARTS))
@@ -89,7 +93,7 @@ def _peaks(
 
     points: dict[Group, dict[float, float]] = {}
     with ThreadPoolExecutor(PARTS) as pool:
-        for piece in (one for found in pool.map(part, spans) for one in found):
+        for piece in (one for peaks in pool.map(part, spans) for one in peaks):
             if piece.warnings:
                 raise CollectError(f"partial: {piece.warnings[0]}", kind="query", hint="")
             for track in piece.tracks:
@@ -98,14 +102,14 @@ def _peaks(
                     own = points.setdefault(group, {})
                     for t_s, value in track.points:
                         own[t_s] = own.get(t_s, 0.0) + value
-    found = {g: peak_of(list(own.items()), span_s=span_s, steps=steps) for g, own in points.items()}
-    return {group: peak for group, peak in found.items() if peak is not None}
+    peaks = {g: peak_of(list(own.items()), span_s=span_s, steps=steps) for g, own in points.items()}
+    return {group: peak for group, peak in peaks.items() if peak is not None}
 
 
 def _lengths(
     source: PrometheusSource, asking: Asking, groups: _Groups, names: Sequence[str], at_s: float
 ) -> tuple[Lengths, Recent, str]:
-    """The lengths of requests now and a week ago, those of now, and why there are none."""
+    """Request lengths a week ago and now, those of now alone, and "" or why there are none."""
     asked = {f"{key} {ago}": query for (key, ago), query in queries.lengths(asking, names).items()}
     answers = source.instants(asked, at_s)
     read: dict[str, Mapping[Group, Buckets]] = {}
@@ -115,25 +119,25 @@ def _lengths(
         if answer.warnings:
             return {}, {}, f"lengths of requests: partial: {answer.warnings[0]}"
         read[key] = _buckets(answer.samples, groups)
-    found: Lengths = {}
+    lengths: Lengths = {}
     recent: Recent = {}
     for key in SIGNALS.values():
         before, now = read[f"{key} True"], read[f"{key} False"]
         for group, buckets in now.items():
             recent.setdefault(group, {})[key] = buckets
             if group in before:
-                found.setdefault(group, {})[key] = before[group], buckets
-    return found, recent, ""
+                lengths.setdefault(group, {})[key] = before[group], buckets
+    return lengths, recent, ""
 
 
 def _buckets(samples: Sequence[Sample], groups: _Groups) -> dict[Group, dict[float, float]]:
-    found: dict[Group, dict[float, float]] = {}
+    buckets: dict[Group, dict[float, float]] = {}
     for sample in samples:
         group, edge = groups.of(sample.labels), _edge(sample.labels.get("le", ""))
         if group is not None and edge is not None:
-            own = found.setdefault(group, {})
+            own = buckets.setdefault(group, {})
             own[edge] = own.get(edge, 0.0) + sample.value
-    return found
+    return buckets
 
 
 def _edge(text: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The queries of a fleet diagnosis: one a signal, for all replicas at once. Pure."""
+"""The queries of a fleet diagnosis: one per signal, for all replicas together. Pure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ OWN: Mapping[str, Expr] = {
     "prefill_tokens_p10": Quantile(PREFILL, 0.1),
     "prefill_tokens_p90": Quantile(PREFILL, 0.9),
 }
-"""What only a fleet is asked for: whether prompts hit whole or miss whole."""
+"""Extra signals of a fleet: they show whether prompts hit fully or miss fully."""
 
 LENGTHS = ("prompt_tokens_mean", "output_tokens_mean")
-"""Signals of the last hour: a size is for usual requests, and a minute of few has none."""
+"""Signals over the last hour: sizing needs usual requests, and a minute may have too few."""
 
 GPU_LABELS = (
     "cluster",
@@ -49,17 +49,17 @@ GPUS: Mapping[str, tuple[str, str]] = {
     "temperature_c": ("max", "DCGM_FI_DEV_GPU_TEMP"),
     "xid": ("max", "DCGM_FI_DEV_XID_ERRORS"),
 }
-"""GPU figures: how they are folded over the GPUs of a replica, and DCGM's field."""
+"""GPU figures: their aggregation over the GPUs of a replica, and DCGM's field."""
 
 COUNTED = "gpus"
 EXPORTED = ("namespace", "pod", "container")
-"""Labels of a workload that DCGM's series carry too, as exported_*."""
+"""Labels of a workload that DCGM's series have as exported_*."""
 
 _VALUE = r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)"""
 MATCHER = re.compile(
     rf"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*{_VALUE}\s*(?:,\s*|$)",
 )
-"""A label matcher as PromQL writes it; a list may end with a comma."""
+"""A PromQL label matcher; a list may end with a comma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class Asking:
     prefixes: tuple[str, ...] = PREFIXES
 
     def about(self, by: tuple[str, ...], running: Iterable[Labels]) -> Asking:
-        """The same, with the labels of engines, and of the prefixes those that series of running
-        requests have; all where they tell of none."""
+        """A copy with the labels of engines, and with the prefixes that occur in the series of
+        running requests; all prefixes where there are none."""
         names = {labels.get("__name__", "") for labels in running}
         present = sorted({name.removesuffix(PRESENCE) for name in names} - {""})
         return replace(self, by=by, prefixes=tuple(present) or PREFIXES)
@@ -85,10 +85,10 @@ class Asking:
         return self.series("", any_of("__name__", (*names, *also)))
 
     def either(self, make: Callable[[Dialect], str | None]) -> str:
-        """A query that any of the prefixes answers; empty where none can be made."""
+        """A query over all prefixes, joined with `or`; empty where `make` gives none."""
         dialects = (Dialect(self.window_s, self.by, self.selector, {}, p) for p in self.prefixes)
-        made = [query for one in dialects if (query := make(one)) is not None]
-        return made[0] if len(made) == 1 else " or ".join(f"({one})" for one in made)
+        made = [query for dialect in dialects if (query := make(dialect)) is not None]
+        return made[0] if len(made) == 1 else " or ".join(f"({dialect})" for dialect in made)
 
     def series(self, name: str, extra: str = "") -> str:
         """A selector of a series that is not vLLM's."""
@@ -97,20 +97,22 @@ class Asking:
 
 
 def checked_selector(text: str, origin: str) -> str:
-    """Label matchers without their braces.
+    """Label matchers without braces.
 
     Raises:
-        SettingsError: they cannot be matchers.
+        SettingsError: the text is no list of matchers.
     """
     inner = text.strip()
     if inner.startswith("{") and inner.endswith("}"):
         inner = inner[1:-1].strip()
     at = 0
     while at < len(inner):
-        found = MATCHER.match(inner, at)
-        if found is None:
-            raise SettingsError(f'{origin}: {text!r} is no list of matchers such as namespace="a"')
-        at = found.end()
+        match = MATCHER.match(inner, at)
+        if match is None:
+            raise SettingsError(
+                f'{origin}: {text!r} is not a list of matchers such as namespace="a"'
+            )
+        at = match.end()
     return inner.rstrip(",").rstrip()
 
 
@@ -120,10 +122,10 @@ def presence(asking: Asking) -> str:
 
 
 def vanished(asking: Asking) -> str:
-    """Series of running requests that the last hour had and this moment has not."""
+    """Series of running requests that existed in the last hour and are gone now."""
 
-    def gone(one: Dialect) -> str:
-        running = one.series(PRESENCE)
+    def gone(dialect: Dialect) -> str:
+        running = dialect.series(PRESENCE)
         return f"last_over_time({running}[{duration(HOUR_S)}]) unless {running}"
 
     return asking.either(gone)
@@ -132,10 +134,10 @@ def vanished(asking: Asking) -> str:
 def raw_queries(asking: Asking, covered: Coverage) -> dict[str, str]:
     """A query for each signal that has one, from vLLM's own series."""
     exprs = {**_catalogue(covered.signals), **OWN}
-    found = {key: asking.either(expr.promql) for key, expr in exprs.items()}
+    by_key = {key: asking.either(expr.promql) for key, expr in exprs.items()}
     lengths = replace(asking, window_s=HOUR_S)
-    found |= {key: lengths.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
-    return {key: query for key, query in found.items() if query}
+    by_key |= {key: lengths.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
+    return {key: query for key, query in by_key.items() if query}
 
 
 def recorded_queries(asking: Asking, covered: Coverage) -> dict[str, str]:
@@ -153,11 +155,11 @@ def alerts(asking: Asking) -> str:
 
 
 def beside(asking: Asking) -> dict[str, str]:
-    """What is no signal: ages and the last hour."""
+    """Queries for process ages, and for running requests in the last hour."""
     hour = duration(HOUR_S)
     process = ", ".join(one for one in asking.by if one not in ("model_name", "engine"))
     hourly = replace(asking, window_s=HOUR_S)
-    # A page shows the process's start once, without model and engine: joined in Python.
+    # The process start has no model and engine labels, so it is joined in Python.
     age = f"max by ({process}) (time() - {asking.series('process_start_time_seconds')})"
     return {
         "running_hour_avg": hourly.either(OverTime(PRESENCE, "avg").promql),
@@ -170,22 +172,22 @@ def beside(asking: Asking) -> dict[str, str]:
 
 
 def configs(asking: Asking) -> str:
-    """The cache's configuration, which stands in labels."""
-    return asking.either(lambda one: one.series("cache_config_info"))
+    """The cache configuration, whose values are labels."""
+    return asking.either(lambda dialect: dialect.series("cache_config_info"))
 
 
 def scrapes_failing(asking: Asking) -> str:
-    """Scrapes that fail now, of the targets whose series the last hour has.
+    """Failing scrapes of targets that had series in the last hour.
 
-    `up` has the target's labels and none of the page's: it is joined, not matched.
+    `up` has none of the page's labels, so the selector cannot match it: it is joined.
     """
     hour = duration(HOUR_S)
-    seen = asking.either(lambda one: f"last_over_time({one.series(PRESENCE)}[{hour}])")
+    seen = asking.either(lambda dialect: f"last_over_time({dialect.series(PRESENCE)}[{hour}])")
     return f"(up == 0) and on (job, instance) ({seen})"
 
 
 def in_flight(asking: Asking, groups: Iterable[str], *, recorded_only: bool) -> str:
-    """Requests that run and wait on all replicas of a group together."""
+    """Running and waiting requests, summed over the replicas of a group."""
     series = asking.of_vllm(PRESENCE, WAITING)
     if recorded_only:
         kept = (recorded("running"), recorded("waiting"))
@@ -198,8 +200,8 @@ def lengths(asking: Asking, groups: Iterable[str]) -> dict[tuple[str, bool], str
     a week ago (True)."""
     by, hour = ", ".join((*groups, "le")), duration(HOUR_S)
 
-    def grown(metric: str, offset: str, one: Dialect) -> str:
-        return f"sum by ({by}) (increase({one.series(metric, '_bucket')}[{hour}]{offset}))"
+    def grown(metric: str, offset: str, dialect: Dialect) -> str:
+        return f"sum by ({by}) (increase({dialect.series(metric, '_bucket')}[{hour}]{offset}))"
 
     return {
         (LENGTH_SIGNALS[side], bool(offset)): asking.either(partial(grown, metric, offset))
@@ -211,13 +213,13 @@ def lengths(asking: Asking, groups: Iterable[str]) -> dict[tuple[str, bool], str
 def gpu_queries(selector: str) -> dict[str, str]:
     """A query for each GPU figure, and for how many GPUs there are."""
     labels = ", ".join(GPU_LABELS)
-    found = {
+    by_key = {
         key: f"{fold} by ({labels}) ({_gpu_series(name, selector)})"
         for key, (fold, name) in GPUS.items()
     }
-    # A MIG device is no whole GPU.
+    # Do not count MIG devices as GPUs.
     whole = _gpu_series(GPUS["sm_clock_mhz"][1], selector, 'GPU_I_ID=""')
-    return {**found, COUNTED: f"count by ({labels}) ({whole})"}
+    return {**by_key, COUNTED: f"count by ({labels}) ({whole})"}
 
 
 def _gpu_series(name: str, selector: str, extra: str = "") -> str:

@@ -1,4 +1,4 @@
-"""A fleet at one moment, from Prometheus: replicas, GPUs, KV pools. I/O edge."""
+"""A fleet at one moment, from a metrics system: replicas, GPUs, KV pools. I/O edge."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Place = tuple[str, ...]
 def joined(
     shape: Shape, answers: Mapping[str, Sequence[Sample]]
 ) -> tuple[Shape, dict[Key, dict[str, float]]]:
-    """The shape with the GPU's model as tier where no label names one, and figures by engine.
+    """The shape with the GPU's model as tier where no label names one, and GPU figures by engine.
 
-    `gpus` is among the figures where DCGM says which pod has them: of a node they may be others'.
+    `gpus` is among the figures only where DCGM names the pod: a node's GPUs may belong to others.
     """
     by_place: dict[Place, dict[str, float]] = {}
     models: dict[Place, set[str]] = {}
@@ -44,17 +44,17 @@ def joined(
                 if model := next((sample.labels[n] for n in MODEL if sample.labels.get(n)), ""):
                     models.setdefault(place, set()).add(model)
     members: list[Member] = []
-    found: dict[Key, dict[str, float]] = {}
+    figures_by_engine: dict[Key, dict[str, float]] = {}
     for member in shape.members:
-        at = next((one for one in places_of(member) if one in by_place), None)
+        at = next((place for place in places_of(member) if place in by_place), None)
         if at is None:
             members.append(member)
             continue
-        found[member.key] = by_place[at]
+        figures_by_engine[member.key] = by_place[at]
         kinds = models.get(at, set())
         tier = member.tier or (next(iter(kinds)) if len(kinds) == 1 else "")
         members.append(replace(member, tier=tier))
-    return replace(shape, members=tuple(members)), found
+    return replace(shape, members=tuple(members)), figures_by_engine
 
 
 def places(labels: Labels) -> Iterable[Place]:
@@ -69,8 +69,8 @@ def places(labels: Labels) -> Iterable[Place]:
 
 
 def places_of(member: Member) -> Iterable[Place]:
-    """Where the GPUs of an engine may be, the best known first: in its cluster, whose pods and
-    nodes others may have by the same names, or where DCGM's series name none."""
+    """Places where an engine's GPUs may be, the most exact first: in its own cluster, then where
+    DCGM's series name no cluster."""
     labels = member.labels
     clusters = dict.fromkeys((labels.get("cluster", ""), ""))
     if labels.get("pod"):
@@ -81,7 +81,7 @@ def places_of(member: Member) -> Iterable[Place]:
             yield "node", cluster, node
 
 
-# --- The KV pool of each engine of a fleet --------------------------------------------------------
+# --- KV pools -------------------------------------------------------------------------------------
 
 
 def own_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[Key, Labels]:
@@ -92,22 +92,21 @@ def own_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[
         if member.key in configs:
             at = member.pool, member.replica, member.model
             beside.setdefault(at, []).append(member.key)
-    found = dict(configs)
+    pools = dict(configs)
     for keys in beside.values():
         blocks = own_blocks([configs[key] for key in keys])
         if blocks is not None:
-            found |= {key: {**configs[key], BLOCKS: blocks} for key in keys}
-    return found
+            pools |= {key: {**configs[key], BLOCKS: blocks} for key in keys}
+    return pools
 
 
-# --- Which series come from scrapes that fail -----------------------------------------------------
+# --- Failing scrapes ------------------------------------------------------------------------------
 
 
 class Failing:
-    """The scrapes that fail, by the labels of `up`; series of a page are in it or not.
+    """The failing scrapes, by the labels of `up`. `labels in failing` tests a series of a page.
 
-    A job and an address may be there once in each cluster: all labels that both have must agree.
-    `up` has none of the page's own.
+    Clusters may share job and address, so all labels that both have must be equal.
     """
 
     def __init__(self, ups: Iterable[Labels]) -> None:
@@ -116,7 +115,7 @@ class Failing:
             self._ups.setdefault(_scrape(labels), []).append(labels)
 
     def __contains__(self, labels: Labels) -> bool:
-        """Whether the scrape of such a series fails."""
+        """Whether the scrape of a series with these labels fails."""
         return any(_agree(up, labels) for up in self._ups.get(_scrape(labels), ()))
 
 
@@ -128,7 +127,7 @@ def _agree(up: Labels, labels: Labels) -> bool:
     return all(labels.get(name, value) == value for name, value in up.items() if name != "__name__")
 
 
-# --- A fleet as a metrics system shows it at one moment. I/O edge ---------------------------------
+# --- The snapshot ---------------------------------------------------------------------------------
 
 
 SKEW_SHOWN_S = 1.0
@@ -136,14 +135,14 @@ RECORDED = "kneewatch:running"
 
 
 @dataclass(slots=True)
-class Told:
-    """Answers as they come: what warned and what failed is kept."""
+class AnswerLog:
+    """Collects the warnings and errors of answers."""
 
     warnings: dict[str, None] = field(default_factory=dict[str, None])
     failed: dict[str, str] = field(default_factory=dict[str, str])
 
     def samples(self, key: str, answer: Answer | CollectError) -> Sequence[Sample]:
-        """An answer's samples; none where there is none."""
+        """An answer's samples; empty for an error."""
         if isinstance(answer, CollectError):
             self.failed[key] = str(answer)
             return ()
@@ -153,11 +152,10 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """What to look at: matchers, what labels mean, the window, the moment (None: now), and how far
-    back for peaks.
+    """The fleet to diagnose: matchers, label roles, window, moment (None: now), lookback for peaks.
 
-    `past`, where given, is taken as it is: that of a while ago stands for days. `profile` says
-    which rules are judged, and so what is asked for.
+    A given `past` is used instead of new queries. `profile` selects the rules, and with them the
+    queries.
     """
 
     selector: str
@@ -170,50 +168,50 @@ class FleetConfig:
 
     @property
     def covered(self) -> Coverage:
-        """The rules that are judged, and the signals that they need."""
+        """The evaluated rules, and the signals that they need."""
         return coverage(self.profile)
 
 
-def observe(source: PrometheusSource, wanted: FleetConfig) -> Observed:
-    """What the metrics system says of a fleet now, by its own clock.
+def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
+    """The fleet's state at the configured moment; "now" is the metrics system's clock.
 
     Raises:
-        CollectError: it does not answer, or knows no vLLM server.
+        CollectError: the metrics system does not answer, or has no series of vLLM.
     """
     started_s, asked, retried = time.monotonic(), source.asked, source.retried
-    clock, told = source.clock(), Told()
-    at_s = clock.server_s if wanted.at_s is None else wanted.at_s
-    asking = Asking(wanted.selector, wanted.window_s)
-    found = told.samples("presence", source.instant(queries.presence(asking), at_s))
-    raw = [s.labels for s in found if s.labels.get("__name__") != RECORDED]
-    recorded = [s.labels for s in found if s.labels.get("__name__") == RECORDED]
-    shape = shape_of(raw or recorded, wanted.names)
+    clock, log = source.clock(), AnswerLog()
+    at_s = clock.server_s if config.at_s is None else config.at_s
+    asking = Asking(config.selector, config.window_s)
+    running = log.samples("presence", source.instant(queries.presence(asking), at_s))
+    raw = [s.labels for s in running if s.labels.get("__name__") != RECORDED]
+    recorded = [s.labels for s in running if s.labels.get("__name__") == RECORDED]
+    shape = shape_of(raw or recorded, config.names)
     asking = asking.about(shape.by, raw)
-    shape, gone = _standing(source, asking, wanted.names, shape, told, at_s)
+    shape, gone = _standing(source, asking, config.names, shape, log, at_s)
     if not shape.members and not gone:
-        raise _nothing(source, wanted)
+        raise _nothing(source, config)
     keys = {shape.key(labels) for labels in recorded}
     covered = shape.recorded and all(member.key in keys for member in shape.members)
     kept = covered and bool(shape.members)
-    values, sources = _signals(source, asking, shape, told, at_s, wanted, recorded=kept)
-    fires = _alerts(source, asking, shape, told, at_s) if kept else {}
-    shape, gpus, configs = _beside(source, asking, shape, told, at_s, values)
-    past = wanted.past
+    values, sources = _signals(source, asking, shape, log, at_s, config, recorded=kept)
+    fires = _alerts(source, asking, shape, log, at_s) if kept else {}
+    shape, gpus, configs = _beside(source, asking, shape, log, at_s, values)
+    past = config.past
     if past is None:
         past = past_of(
             source,
             asking,
             shape,
-            wanted.names.grouping(member.labels for member in shape.members),
+            config.names.grouping(member.labels for member in shape.members),
             at_s=at_s,
-            lookback_s=wanted.lookback_s,
+            lookback_s=config.lookback_s,
             recorded_only=not raw,
         )
     skewed = abs(clock.skew_s) > max(SKEW_SHOWN_S, clock.within_s)
     return Observed(
         t_s=at_s,
         source=source.url,
-        window_s=wanted.window_s,
+        window_s=config.window_s,
         shape=shape,
         values=values,
         gpus=gpus,
@@ -223,8 +221,8 @@ def observe(source: PrometheusSource, wanted: FleetConfig) -> Observed:
         gone=gone,
         recorded=sources[0],
         raw=sources[1],
-        failed=told.failed,
-        warnings=tuple(told.warnings),
+        failed=log.failed,
+        warnings=tuple(log.warnings),
         skew_s=clock.skew_s if skewed else None,
         load=Load(source.asked - asked, source.retried - retried, time.monotonic() - started_s),
     )
@@ -237,36 +235,36 @@ def _signals(
     source: PrometheusSource,
     asking: Asking,
     shape: Shape,
-    told: Told,
+    log: AnswerLog,
     at_s: float,
-    wanted: FleetConfig,
+    config: FleetConfig,
     *,
     recorded: bool,
 ) -> tuple[Values, tuple[list[str], list[str]]]:
-    """Signals by engine, and which of them recording rules gave and which raw series."""
+    """Signals by engine, and the keys from recording rules and from raw series."""
     values: Values = {member.key: {} for member in shape.members}
-    raw, kept = queries.raw_queries(asking, wanted.covered), list[str]()
+    raw, kept = queries.raw_queries(asking, config.covered), list[str]()
     if recorded:
-        answers = source.instants(queries.recorded_queries(asking, wanted.covered), at_s)
+        answers = source.instants(queries.recorded_queries(asking, config.covered), at_s)
         for key, answer in answers.items():
-            samples = told.samples(key, answer)
+            samples = log.samples(key, answer)
             if samples:
                 kept.append(key)
                 raw.pop(key, None)
             _spread(values, shape, key, samples)
     for key, answer in source.instants(raw, at_s).items():
-        _spread(values, shape, key, told.samples(key, answer))
+        _spread(values, shape, key, log.samples(key, answer))
     return values, (kept, list(raw))
 
 
 def _alerts(
-    source: PrometheusSource, asking: Asking, shape: Shape, told: Told, at_s: float
+    source: PrometheusSource, asking: Asking, shape: Shape, log: AnswerLog, at_s: float
 ) -> dict[Key, dict[str, Severity]]:
     """The worst severity at which each rule fires, by engine and rule."""
     fires: dict[Key, dict[str, Severity]] = {}
     words = {word: severity for severity, word in WORDS.items()}
     answers = source.instants({"alerts": queries.alerts(asking)}, at_s)
-    for sample in told.samples("alerts", answers["alerts"]):
+    for sample in log.samples("alerts", answers["alerts"]):
         rule, severity = sample.labels.get("rule", ""), words.get(sample.labels.get("severity", ""))
         if severity is not None:
             by_rule = fires.setdefault(shape.key(sample.labels), {})
@@ -278,19 +276,20 @@ def _beside(
     source: PrometheusSource,
     asking: Asking,
     shape: Shape,
-    told: Told,
+    log: AnswerLog,
     at_s: float,
     values: Values,
 ) -> tuple[Shape, Values, dict[Key, Labels]]:
     """The shape with tiers, GPU figures and configurations by engine; ages, hours and capacities go
     to `values`."""
-    wanted = {
+    extra_queries = {
         **queries.beside(asking),
         "kv_capacity_tokens": queries.configs(asking),
         **queries.gpu_queries(asking.selector),
     }
     answers = {
-        key: told.samples(key, answer) for key, answer in source.instants(wanted, at_s).items()
+        key: log.samples(key, answer)
+        for key, answer in source.instants(extra_queries, at_s).items()
     }
     for hour in ("running_hour_avg", "running_hour_max", "running_hour_ago"):
         _spread(values, shape, hour, answers[hour])
@@ -312,24 +311,24 @@ def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -
 
 
 def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
-    """What a page says once for all its engines."""
-    names = [one for one in shape.by if one not in ("model_name", "engine")]
-    told = {tuple(s.labels.get(one, "") for one in names): s.value for s in samples}
+    """Copy a value that a page has once to all its engines."""
+    names = [name for name in shape.by if name not in ("model_name", "engine")]
+    value_by_labels = {tuple(s.labels.get(name, "") for name in names): s.value for s in samples}
     for member in shape.members:
-        value = told.get(tuple(member.labels.get(one, "") for one in names))
+        value = value_by_labels.get(tuple(member.labels.get(name, "") for name in names))
         if value is not None:
             values[member.key][key] = value
 
 
 def _configs(shape: Shape, samples: Sequence[Sample]) -> dict[Key, Labels]:
     """The labels of cache_config_info by engine; they have no model."""
-    names = [one for one in shape.by if one != "model_name"]
-    told = {tuple(s.labels.get(one, "") for one in names): s.labels for s in samples}
-    found = {
-        member.key: told.get(tuple(member.labels.get(one, "") for one in names))
+    names = [name for name in shape.by if name != "model_name"]
+    labels_by_engine = {tuple(s.labels.get(name, "") for name in names): s.labels for s in samples}
+    configs = {
+        member.key: labels_by_engine.get(tuple(member.labels.get(name, "") for name in names))
         for member in shape.members
     }
-    return own_pools({key: labels for key, labels in found.items() if labels}, shape.members)
+    return own_pools({key: labels for key, labels in configs.items() if labels}, shape.members)
 
 
 def capacity_tokens(labels: Mapping[str, str]) -> float | None:
@@ -349,16 +348,16 @@ def _standing(
     asking: Asking,
     names: LabelMap,
     shape: Shape,
-    told: Told,
+    log: AnswerLog,
     at_s: float,
 ) -> tuple[Shape, list[Gone]]:
-    """The shape of what is up, and the replicas of the last hour that are not.
+    """The shape of the replicas that are up, and the replicas of the last hour that are not.
 
-    Where a scrape fails old values may still be served for minutes: they are not the present.
+    A metrics system can return old values for minutes after a scrape fails: these are dropped.
     """
-    asked = {"vanished": queries.vanished(asking), "up": queries.scrapes_failing(asking)}
+    to_ask = {"vanished": queries.vanished(asking), "up": queries.scrapes_failing(asking)}
     answers = {
-        key: told.samples(key, answer) for key, answer in source.instants(asked, at_s).items()
+        key: log.samples(key, answer) for key, answer in source.instants(to_ask, at_s).items()
     }
     failing = Failing(sample.labels for sample in answers["up"])
     vanished = shape_of((sample.labels for sample in answers["vanished"]), names)
@@ -372,11 +371,11 @@ def _standing(
     return replace(shape, members=tuple(left)), list(gone.values())
 
 
-def _nothing(source: PrometheusSource, wanted: FleetConfig) -> CollectError:
-    matching = f" that match {wanted.selector}" if wanted.selector else ""
+def _nothing(source: PrometheusSource, config: FleetConfig) -> CollectError:
+    matching = f" that match {config.selector}" if config.selector else ""
     return CollectError(
-        f"{source.url}: it has no series of vLLM servers{matching} (…{queries.PRESENCE})",
+        f"{source.url}: no series of vLLM servers{matching} (…{queries.PRESENCE})",
         kind="no_vllm",
-        hint="does it scrape vLLM's /metrics? check --selector; Mimir and Cortex want a tenant: "
+        hint="check that it scrapes vLLM, and --selector; Mimir and Cortex need a tenant: "
         "--header X-Scope-OrgID=TENANT",
     )

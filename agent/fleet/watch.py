@@ -30,16 +30,19 @@ from kneewatch.rules.rule import Severity
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""A server that does not answer is asked again after twice this, then later each time."""
+"""A metrics system that does not answer is queried again after twice this, then ever later."""
 
 PAST_S = 3600.0
-"""How long the past is taken as it is, where all of it was seen: asking for days is dear."""
+"""How long a complete history is reused: queries over days are expensive."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """How the watching goes. `found` is the newest verdict, None before the first; `seen_s` is when
-    it came, `error` why the newest cycle has none. `queries` and `retried` count from the start."""
+    """The state of a watched fleet.
+
+    `found` is the newest diagnosis, None before the first; `seen_s` is its time, `error` why the
+    newest cycle failed. `queries` and `retried` are totals.
+    """
 
     url: str
     interval_s: float
@@ -54,7 +57,7 @@ class FleetState:
     retried: int = 0
 
     def told(self, now_s: float) -> FleetDiagnosis | None:
-        """The verdict as it may be told now: what is old or followed by a failure is lost."""
+        """The newest diagnosis; marked as lost if it is old or a later cycle failed."""
         if self.found is None:
             return None
         old = now_s - self.seen_s > max(LATE_S, LATE_INTERVALS * self.interval_s)
@@ -65,12 +68,12 @@ class FleetState:
 
     @property
     def queries_per_s(self) -> float:
-        """The load of the newest verdict over its interval."""
+        """Queries per second of the newest cycle."""
         return self.found.observed.load.queries / self.interval_s if self.found else 0.0
 
 
 class FleetWatch:
-    """The daemon's job: one verdict an interval. Others read `state`, which is never changed."""
+    """Diagnoses a fleet once per interval. Other threads read `state`, which is immutable."""
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class FleetWatch:
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Nothing is asked yet.
+        """Sends no query yet.
 
         Raises:
             KneewatchError: the URL, the selector or a setting is wrong.
@@ -94,30 +97,30 @@ class FleetWatch:
         self.adopt(settings)
 
     def adopt(self, settings: Settings) -> None:
-        """Judge by these settings from now on.
+        """Use these settings from now on.
 
         Raises:
-            SettingsError: one of them is wrong; nothing has changed then.
+            SettingsError: a setting is wrong; then nothing changes.
         """
         profile = settings.profile(stated=stated(settings))
         profile.rules()
-        self._wanted, self._profile = fleet_config(settings, self._selector), profile
+        self._config, self._profile = fleet_config(settings, self._selector), profile
 
     def cycle(self) -> float | None:
-        """Ask once. Gives the seconds until the next time where there was no answer."""
+        """Run one cycle. Returns the seconds until the retry if it failed, else None."""
         before, now_s = self.state, self._wall()
-        known = before.found is not None and now_s - before.past_s < PAST_S
-        past = before.found.observed.past if known and before.found else None
+        is_past_fresh = before.found is not None and now_s - before.past_s < PAST_S
+        past = before.found.observed.past if is_past_fresh and before.found else None
         try:
-            observed = observe(self._source, replace(self._wanted, past=past))
+            observed = observe(self._source, replace(self._config, past=past))
             found = diagnose(observed, self._profile)
         except CollectError as error:
             return self._failed(str(error))
         if before.failing:
-            log.info("the metrics system answers again failures=%s", before.failing)
+            log.info("metrics system is back failures=%s", before.failing)
         if before.found is None:
             log.info(
-                "the fleet is watched engines=%s queries=%s interval_s=%g",
+                "watching the fleet engines=%s queries=%s interval_s=%g",
                 len(found.engines),
                 observed.load.queries,
                 before.interval_s,
@@ -134,13 +137,13 @@ class FleetWatch:
         return None
 
     def at(self, at_s: float) -> FleetDiagnosis:
-        """The verdict of a past moment, by the settings of now. It is asked for beside the cycles,
-        within the same limits, and changes nothing.
+        """The diagnosis of a past moment by the present settings. Shares the query limits with the
+        cycles and does not change `state`.
 
         Raises:
-            CollectError: the metrics system does not answer, or knows no vLLM server then.
+            CollectError: the metrics system does not answer, or has no series of vLLM then.
         """
-        return diagnose(observe(self._past, replace(self._wanted, at_s=at_s)), self._profile)
+        return diagnose(observe(self._past, replace(self._config, at_s=at_s)), self._profile)
 
     def crashed(self, error: Exception) -> float | None:
         """There is a bug: what was seen before says nothing of now."""
@@ -167,7 +170,7 @@ class FleetWatch:
             jitter=random.random(),
         )
         log.warning(
-            "the metrics system does not answer failing=%s again_in_s=%.1f error=%s",
+            "metrics system does not answer failing=%s retry_s=%.1f error=%s",
             state.failing,
             after_s,
             why,
@@ -183,10 +186,9 @@ class FleetWatch:
         )
 
 
-# A fleet's verdict as states of targets, so that receivers are told of it like of any other.
-# Pure.
+# --- A fleet's diagnosis as states of targets, for the notifier -----------------------------------
 #
-# `fleet` is the metrics system itself, `fleet/TIER` what lies across a tier's replicas, and
+# `fleet` is the metrics system itself, `fleet/TIER` has the causes across a tier's replicas, and
 # `fleet/POOL/REPLICA` the KV cascade of a replica's engines.
 
 
@@ -194,15 +196,16 @@ SYSTEM_DOWN = "metrics_system_down"
 
 
 def states_of(found: FleetDiagnosis, *, interval_s: float) -> list[TargetState]:
-    """What is told of an answer. Of what an answer that is partial lacks nothing is over."""
-    made = [_state(FLEET, {}, found, [_judged(found, FLEET)], interval_s)]
+    """The target states of a diagnosis. A problem missing from a partial answer is not treated as
+    resolved."""
+    states = [_state(FLEET, {}, found, [_diagnosis_of(found, FLEET)], interval_s)]
     groups = dict.fromkeys([(tier.pool, tier.tier) for tier in found.tiers])
     groups |= dict.fromkeys([(cause.pool, cause.tier) for cause in found.causes])
     for pool, tier in groups:
         name = f"{FLEET}/{pool or '?'}" + (f" on {tier}" if tier else "")
         causes = [_dated(c.cause, found) for c in found.causes if (c.pool, c.tier) == (pool, tier)]
-        diagnosis = _judged(found, name, causes=causes, blind=found.partial)
-        made.append(_state(name, {"pool": pool, "tier": tier}, found, [diagnosis], interval_s))
+        diagnosis = _diagnosis_of(found, name, causes=causes, blind=found.partial)
+        states.append(_state(name, {"pool": pool, "tier": tier}, found, [diagnosis], interval_s))
     by_replica: dict[tuple[str, str], list[Engine]] = {}
     for engine in found.engines:
         by_replica.setdefault((engine.member.pool, engine.member.replica), []).append(engine)
@@ -210,21 +213,21 @@ def states_of(found: FleetDiagnosis, *, interval_s: float) -> list[TargetState]:
         name, member = "/".join(part for part in (FLEET, pool, replica) if part), engines[0].member
         labels = {**member.labels, "pool": pool, "tier": member.tier, "role": member.role}
         diagnoses = [_of_engine(found, name, engine) for engine in engines]
-        made.append(_state(name, labels, found, diagnoses, interval_s))
-    return made
+        states.append(_state(name, labels, found, diagnoses, interval_s))
+    return states
 
 
 def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetState:
-    """What is told while the metrics system does not answer: no more than that."""
+    """The target state while the metrics system does not answer."""
     cause = Cause(
         SYSTEM_DOWN,
         1.0,
         Severity.CRITICAL,
-        f"The metrics system does not answer, so nothing is known of the fleet: {why}",
+        f"Metrics system does not answer, the fleet's state is unknown: {why}",
         (Evidence("fleet_up", 0.0, None, why),),
         (),
         (),
-        "Look at the metrics system and at the way to it.",
+        "Check the metrics system and the network path to it.",
         since_s=t_s,
     )
     unread = Diagnosis(
@@ -235,13 +238,13 @@ def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetSt
 
 
 def _dated(cause: Cause, found: FleetDiagnosis) -> Cause:
-    """A cause of this moment: what is told of it is dated by the receiver's ledger."""
+    """The cause, dated now: the receiver's alert state keeps when it began."""
     return replace(cause, since_s=found.observed.t_s)
 
 
 def _of_engine(found: FleetDiagnosis, name: str, engine: Engine) -> Diagnosis:
     member = engine.member
-    return _judged(
+    return _diagnosis_of(
         found,
         name,
         model=member.model,
@@ -253,7 +256,7 @@ def _of_engine(found: FleetDiagnosis, name: str, engine: Engine) -> Diagnosis:
     )
 
 
-def _judged(
+def _diagnosis_of(
     found: FleetDiagnosis,
     name: str,
     *,
@@ -269,7 +272,7 @@ def _judged(
     shown = None
     if stage is not None:
         reasons = (f"the metrics system says {NAMES[stage]}",)
-        # One moment has no past: a receiver's ledger knows since when it is told.
+        # A snapshot has no history: the receiver's alert state keeps when a stage began.
         shown = Stage(stage, observed.t_s, severity, None, reasons)
     return Diagnosis(
         observed.t_s, name, engine, model, None, "unknown" if blind else severity.word, shown,
@@ -291,37 +294,37 @@ def _state(
     )  # fmt: skip
 
 
-# --- The daemon's job on a fleet: ask, and tell receivers what was found --------------------------
+# --- The daemon's job -----------------------------------------------------------------------------
 
 
 class FleetJob:
-    """One verdict an interval, told like the states of targets.
+    """Diagnoses a fleet once per interval and notifies receivers.
 
-    `names` are the names that it is told under; `on_names` is called whenever they may be others.
+    `names` are the fleet's target names; `on_names` is called when they change.
     """
 
     def __init__(
         self, watch: FleetWatch, notifier: Notifier, *, on_names: Callable[[], None]
     ) -> None:
         self._watch, self._notifier, self._on_names = watch, notifier, on_names
-        # Until there is an answer nobody knows what of it was told before is still there.
+        # Until the first answer, problems from before a restart count as still active.
         self.names = frozenset(
             one for one in notifier.active_targets() if one.split("/")[0] == FLEET
         )
 
     def cycle(self) -> float | None:
-        """Ask once, and tell. Gives the seconds until the next time where there was no answer."""
+        """Run one cycle and notify. Returns the seconds until the retry if it failed, else None."""
         after_s = self._watch.cycle()
-        self._tell()
+        self._notify()
         return after_s
 
     def crashed(self, error: Exception) -> float | None:
         """There is a bug: what was seen before says nothing of now."""
         after_s = self._watch.crashed(error)
-        self._tell()
+        self._notify()
         return after_s
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if not self._notifier:
             return
         state = self._watch.state
@@ -333,7 +336,7 @@ class FleetJob:
         elif state.found is not None:
             states = states_of(state.found, interval_s=state.interval_s)
             names = frozenset(one.name for one in states)
-            if state.found.partial:  # what is missing in it may be there still
+            if state.found.partial:  # targets missing from it may still exist
                 names |= self.names
             if names != self.names:
                 self.names = names

@@ -1,4 +1,4 @@
-"""The `watch` command: what is to be watched, and the screen that shows it."""
+"""The `watch` command: feeds for targets or a daemon, and the screen. I/O edge."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(
     token_file: str | None,
     speed: float,
 ) -> int:
-    """Show targets, or what a daemon knows, until the user quits. Returns the exit status.
+    """Show targets, or a daemon's targets, until the user quits. Returns the exit status.
 
     Raises:
         SettingsError: there is nothing to show, or no terminal to show it on.
@@ -53,7 +53,7 @@ def run(
         raise SettingsError(
             "nothing to watch: name servers or captures, or a daemon with --attach URL"
             if attach is None
-            else "--attach shows what the daemon watches: leave the targets out"
+            else "--attach shows the daemon's own targets: do not name targets as well"
         )
     feeds = target_feeds(targets, settings)
     where = ""
@@ -65,17 +65,17 @@ def run(
 
 
 def check_terminal() -> None:
-    """That there is a terminal to draw on and to read keys from.
+    """Check that stdin and stdout are a terminal.
 
     Raises:
-        SettingsError: there is none; it says what to use instead.
+        SettingsError: they are not; the message names the alternative.
     """
-    way_out = "`kneewatch diagnose TARGET` tells the same as text"
+    way_out = "`kneewatch diagnose TARGET` prints the same as text"
     for name, stream in (("stdout", sys.stdout), ("stdin", sys.stdin)):
         if stream is None or not stream.isatty():
-            raise SettingsError(f"watch needs a terminal, and {name} is none; {way_out}")
+            raise SettingsError(f"watch needs a terminal, but {name} is not one; {way_out}")
     if os.environ.get("TERM") == "dumb":
-        raise SettingsError(f"watch needs a terminal that can be drawn on (TERM=dumb); {way_out}")
+        raise SettingsError(f"watch needs a terminal with cursor control, not TERM=dumb; {way_out}")
 
 
 def target_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
@@ -94,8 +94,8 @@ def target_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
 
 
 def server_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
-    """A feed for each server, their scrapes spread over the interval; and one for the page of their
-    GPUs, if it is set.
+    """A feed for each server, with scrapes spread over the interval, and one for their GPU page
+    where it is set.
 
     Raises:
         CollectError: a target cannot be a server.
@@ -137,7 +137,7 @@ def _gpus(targets: Sequence[str], settings: Settings, window_s: float) -> GpuFee
 
 
 def show(feeds: Sequence[Feed], pace: Pace, *, where: str) -> int:
-    """Show what feeds tell until the user quits. Returns the exit status."""
+    """Show the feeds' diagnoses until the user quits. Returns the exit status."""
     wall = ScreenState()
     work = Feeds(feeds, wall, pace)
     colour = not os.environ.get("NO_COLOR")
@@ -145,8 +145,8 @@ def show(feeds: Sequence[Feed], pace: Pace, *, where: str) -> int:
     view = View(
         wall, pace, where=where, glyphs=glyphs, colour=colour, over=lambda: work.bug is not None
     )
-    # It ends with its terminal also where its parent ignores SIGHUP: textual would read the end of
-    # its input again and again.
+    # End with the terminal even if the parent process ignores SIGHUP: otherwise textual would loop
+    # on the end of its input.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     work.start()
     try:
@@ -160,7 +160,7 @@ def show(feeds: Sequence[Feed], pace: Pace, *, where: str) -> int:
 
 
 def exit_status(rows: Iterable[Row]) -> int:
-    """The exit status by what was seen last: what cannot be seen is no data, never health."""
+    """The exit status for the last state; an unknown engine counts as no data, never as ok."""
     told = [row.diagnosis for row in rows if row.diagnosis is not None]
     worst = max((diagnosis.severity for diagnosis in told), default=Severity.OK)
     unseen = not told or any(row.health == "unknown" for row in rows)

@@ -30,14 +30,14 @@ from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RU
 from kneewatch.rules.rule import Severity
 
 CELL_LADDER_S = (1, 2, 3, 4, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
-"""How much time a column may stand for."""
+"""Possible seconds per chart column."""
 
 SCRAPES_IN_CELL = 1.5
 RECENT = 9
-"""How many scrapes tell how far they are apart."""
+"""Number of newest scrapes for the usual interval."""
 
 ROOM = 1.25
-"""A chart reaches a quarter beyond its bound, so that the bound is seen before it is crossed."""
+"""A chart extends 25% above its bound, so that the bound is visible before it is crossed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Span:
 
 
 def span(times_s: Sequence[float], columns: int) -> Span:
-    """The span that shows the whole history with the finest columns that hold it.
+    """The span of the whole history with the shortest columns that hold it.
 
-    A column is longer than the time between two scrapes, so that none of them is empty by chance.
+    A column is longer than the scrape interval, so that none is empty by chance.
     """
     if not times_s:
         return Span(columns, CELL_LADDER_S[0], 0.0)
@@ -70,9 +70,9 @@ def span(times_s: Sequence[float], columns: int) -> Span:
 
 
 def cells_of(times_s: Sequence[float], values: Sequence[float], over: Span) -> list[float | None]:
-    """The worst value of each column's time; None where there was none.
+    """The largest value of each column; None where there is none. Shape: (columns,).
 
-    Columns begin at multiples of their length: a value stays in its column as time goes on.
+    Columns begin at multiples of their length, so that a value stays in its column over time.
     """
     found: list[float | None] = [None] * over.columns
     last = math.floor(over.end_s / over.cell_s)
@@ -94,7 +94,8 @@ def chart(
     bound: float | None,
     glyphs: Glyphs,
 ) -> list[Line]:
-    """So many lines, the highest first. Columns beyond the bound are marked, unknown ones empty."""
+    """A bar chart of `rows` lines, top first. Columns beyond the bound are marked, unknown ones
+    empty."""
     steps = len(glyphs.bars)
     bound_row = None if bound is None else min(rows - 1, int(bound / top * rows))
     lines: list[Line] = []
@@ -121,7 +122,7 @@ def top_of(values: Sequence[float | None], bound: float | None, *, least: float)
 
 
 def _level(value: float, top: float, steps: int) -> int:
-    """The height in steps; a known value shows at least one."""
+    """The height in steps; a known value has at least one."""
     return min(steps, max(1, round(value / top * steps)))
 
 
@@ -132,7 +133,7 @@ def _join(pieces: list[Piece], piece: Piece) -> None:
         pieces.append(piece)
 
 
-# --- The selected engine in lines: verdict, stage, charts, what to do and why ---------------------
+# --- Details of the selected engine ---------------------------------------------------------------
 
 
 GAP = 2
@@ -151,7 +152,7 @@ NUMBERS: tuple[tuple[str, str, Told], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What there is to draw on and with."""
+    """The size and the characters to draw with."""
 
     width: int
     chart_rows: int
@@ -168,7 +169,7 @@ class _Chart:
 
 
 def details(row: Row, trail: Trail, frame: Frame) -> list[Line]:
-    """Everything about one engine, the most urgent first."""
+    """The lines about one engine, the most urgent first."""
     diagnosis = row.diagnosis
     lines = _head(row, frame)
     if diagnosis is None:
@@ -199,14 +200,16 @@ def _head(row: Row, frame: Frame) -> list[Line]:
     if cells(glyphs.clean(who(diagnosis))) > title_cells(frame.width):
         lines += _fold(frame, who(diagnosis))
     if row.stale:
-        lines += _fold(frame, f"no news for {time_span(row.quiet_s)}: this is the past", "warning")
+        lines += _fold(
+            frame, f"no data for {time_span(row.quiet_s)}: this state is out of date", "warning"
+        )
     if row.note:
         lines += _fold(frame, row.note, "" if row.kind is Kind.RECORDING else "warning")
     return lines
 
 
 def _stage(diagnosis: Diagnosis, over: Span, frame: Frame) -> list[Line]:
-    """The cascade as a ladder with the stage marked on it, then since when and what comes next."""
+    """The stages of the cascade with the present one marked; then its duration and forecast."""
     stage = diagnosis.stage
     if stage is None:
         return _fold(frame, f"KV cascade: unknown, {diagnosis.stage_unknown}", "unknown")
@@ -246,7 +249,7 @@ def _number(diagnosis: Diagnosis, key: str, words: str, told: Told) -> str:
 def _wanted(diagnosis: Diagnosis) -> tuple[_Chart, ...]:
     values = diagnosis.values
     running = values.get("running")
-    # As many as may wait before the queue counts for stage 3.
+    # The largest queue that does not yet count for stage 3.
     queue = None if running is None else ceil(max(2.0, QUEUE_SHARE_OF_RUNNING * running)) - 1.0
     rules = {finding.rule.id: finding.rule for finding in diagnosis.findings}
     stated = rules["KV-FULL"].threshold(Severity.INFO) if "KV-FULL" in rules else None
@@ -259,8 +262,8 @@ def _wanted(diagnosis: Diagnosis) -> tuple[_Chart, ...]:
 
 
 def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
-    """What TTFT P99 is held against: the target that is told, or three times the quiet baseline,
-    which the drift tells."""
+    """The bound of TTFT P99 in seconds: the target, or three times the baseline, which follows from
+    the drift; None without both."""
     if target := TARGET_TOLD.match(diagnosis.judged_against):
         return float(target[1]) / 1000
     value, drift = (diagnosis.values.get(f"ttft_p99_{key}") for key in ("s", "drift_ratio"))
@@ -316,7 +319,7 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list
 
 def _rest(diagnosis: Diagnosis, frame: Frame) -> list[Line]:
     lines: list[Line] = []
-    for head, states in (("also out of bounds:", ("warning", "critical")), ("notes:", ("info",))):
+    for head, states in (("other findings:", ("warning", "critical")), ("notes:", ("info",))):
         found = notable(diagnosis, *states)
         lines += [(), ((head, ""),)] if found else []
         for finding in found:

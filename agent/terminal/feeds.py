@@ -28,7 +28,7 @@ GAP_MAX_S = 60.0
 
 
 class Pace:
-    """Shared by the feeds and the screen. Safe between threads."""
+    """Speed, pause and stop, shared by the feeds and the screen. Thread-safe."""
 
     def __init__(self, speed: float = 1.0) -> None:
         self._changed = threading.Condition()
@@ -38,12 +38,12 @@ class Pace:
 
     @property
     def speed(self) -> float:
-        """How many seconds of a recording are played in one."""
+        """Seconds of a recording that are played per second."""
         return self._speed
 
     @property
     def stopped(self) -> bool:
-        """Whether all has ended."""
+        """Whether the program stops."""
         return self._stopped
 
     def change_speed(self, factor: float) -> None:
@@ -53,7 +53,7 @@ class Pace:
             self._changed.notify_all()
 
     def pause(self, paused: bool) -> None:
-        """Stop playing recordings, or go on. Servers are scraped all the same."""
+        """Pause or resume recordings. Servers are scraped in any case."""
         with self._changed:
             self._paused = paused
             self._changed.notify_all()
@@ -65,13 +65,13 @@ class Pace:
             self._changed.notify_all()
 
     def until(self, due_s: float) -> bool:
-        """Wait for a moment of the monotonic clock; False once all has ended."""
+        """Wait until `due_s` of the monotonic clock. Returns False once the program stops."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped, max(0.0, due_s - time.monotonic()))
             return not self._stopped
 
     def play(self, span_s: float) -> bool:
-        """Wait for so much of a recording to pass; False once all has ended."""
+        """Wait for `span_s` of a recording to pass. Returns False once the program stops."""
         left_s = min(span_s, GAP_MAX_S)
         with self._changed:
             while left_s > 0 and not self._stopped:
@@ -84,12 +84,12 @@ class Pace:
             return not self._stopped
 
 
-# --- Where the screen's numbers come from: servers and recordings, each in a thread of its own ----
+# --- Servers and recordings -----------------------------------------------------------------------
 
 
-ENDED = "the recording has ended: this is how it was at its end"
+ENDED = "the recording has ended: this is its last state"
 LEAVE_S = 0.5
-"""How long the end waits for threads; one that hangs on a server is left behind."""
+"""How long `stop` waits for threads; a thread that hangs on a server is abandoned."""
 
 GPU_INTERVAL_S = 10.0
 INTERVALS_MISSED = 3
@@ -97,16 +97,16 @@ PATIENCE_S = 10.0
 
 
 class Feed(Protocol):
-    """One source; `run` tells the wall until the pace says that all has ended."""
+    """A source of diagnoses; `run` puts them on the screen until the program stops."""
 
     @property
     def name(self) -> str:
-        """The source's name on the wall."""
+        """The source's name on the screen."""
         ...
 
     @property
     def kind(self) -> Kind:
-        """What it is."""
+        """The kind of source."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class Feed(Protocol):
         ...
 
     def run(self, wall: ScreenState, pace: Pace) -> None:
-        """Tell the wall."""
+        """Put diagnoses on the screen."""
         ...
 
 
@@ -136,7 +136,7 @@ class ServerFeed:
         return patience_s(self.interval_s)
 
     def run(self, wall: ScreenState, pace: Pace) -> None:
-        """Scrape and tell."""
+        """Scrape and put diagnoses on the screen."""
         due_s = time.monotonic() + self.offset_s
         with closing(self.fetcher):
             while pace.until(due_s):
@@ -157,7 +157,7 @@ class RecordingFeed:
     patience_s: float = 0.0
 
     def run(self, wall: ScreenState, pace: Pace) -> None:
-        """Play and tell."""
+        """Play the recording and put diagnoses on the screen."""
         last_s: float | None = None
         try:
             for entry in self.reader:
@@ -175,7 +175,7 @@ class RecordingFeed:
 
 @dataclass(frozen=True, slots=True)
 class GpuFeed:
-    """The page of the servers' GPUs: it has no line of its own, their diagnoses tell of it."""
+    """The page of the servers' GPUs. It has no row of its own: the engines' diagnoses use it."""
 
     stream: GpuStream
     name: str = "GPUs"
@@ -193,7 +193,7 @@ class GpuFeed:
 
 
 class Feeds:
-    """All feeds at work. `bug` is what went wrong in one that should not have."""
+    """All feeds, each in a thread. `bug` is an unexpected exception of one of them."""
 
     def __init__(self, feeds: Sequence[Feed], wall: ScreenState, pace: Pace) -> None:
         self.bug: BaseException | None = None
@@ -206,12 +206,12 @@ class Feeds:
         ]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End; what hangs is left behind."""
+        """Stop the threads; one that hangs is abandoned."""
         self._pace.stop()
         until_s = time.monotonic() + LEAVE_S
         for thread in self._threads:
@@ -225,35 +225,34 @@ class Feeds:
 
 
 def patience_s(interval_s: float) -> float:
-    """How long a source may be silent before what it told is the past."""
+    """Seconds without data after which a source's state is out of date."""
     return max(INTERVALS_MISSED * interval_s, PATIENCE_S)
 
 
-# --- A running daemon as a source: its triage endpoint, asked again and again ---------------------
+# --- A running daemon -----------------------------------------------------------------------------
 
 
 SCHEMA = "kneewatch.triage/1"
 PATH = "/api/v1/triage"
 PAGES = (PATH, "/triage", METRICS_PATH)
-"""What may stand at the end of a daemon's address: people copy the address of a page."""
+"""Paths to strip from a daemon's URL: people copy the URL of a page."""
 
 SECRETS = ("bearer_token_file", "bearer_token_env", "headers", "header_files", "header_envs")
 
 
 HINTS = {
-    "refused": "is `kneewatch run` up there, and listening on this address? Its port is 9877 by "
-    "default",
-    "auth": "give the file with the daemon's token: --token-file FILE",
-    "not_found": "is this the address of a kneewatch daemon?",
-    "not_metrics": "is this the address of a kneewatch daemon?",
+    "refused": "check that `kneewatch run` listens on this address; its default port is 9877",
+    "auth": "pass the file with the daemon's token: --token-file FILE",
+    "not_found": "check that this is the URL of a kneewatch daemon",
+    "not_metrics": "check that this is the URL of a kneewatch daemon",
 }
-"""What to try, where the hints of a scrape would speak of vLLM."""
+"""Hints by kind of error, in place of those of a scrape, which are about vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a daemon told: its time, the diagnoses, the targets that it calls late, those that it
-    has not scraped yet, and what of all that could not be read."""
+    """A daemon's answer: its time, diagnoses, late targets, targets without a scrape, and an error
+    text or ""."""
 
     t_s: float
     diagnoses: list[Diagnosis]
@@ -277,7 +276,7 @@ class DaemonFeed:
         return patience_s(self.interval_s)
 
     def run(self, wall: ScreenState, pace: Pace) -> None:
-        """Ask and tell."""
+        """Poll the daemon and put its diagnoses on the screen."""
         due_s = time.monotonic()
         with closing(self.fetcher):
             while pace.until(due_s):
@@ -301,10 +300,10 @@ class DaemonFeed:
 
 
 def read(body: bytes) -> Told:
-    """What a triage document tells; one diagnosis that cannot be read does not hide the others.
+    """A triage document, decoded. A malformed diagnosis does not hide the others.
 
     Raises:
-        DocumentError: it is no triage document.
+        DocumentError: the body is no triage document.
     """
     try:
         document: object = orjson.loads(body)
@@ -353,8 +352,8 @@ def daemon_feed(url: str, settings: Settings, token_file: str | None) -> DaemonF
 
 
 def access(settings: Settings, token_file: str | None) -> FetchSettings:
-    """How the daemon is asked: of tokens and headers only what the command line gives; a file's or
-    the environment's are meant for the servers that are scraped."""
+    """The settings for requests to the daemon. Tokens and headers come from the command line only:
+    those of the file or environment are for the scraped servers."""
     given = settings.fetch()
     own: dict[str, Any] = {
         key: getattr(given, key)

@@ -1,4 +1,4 @@
-"""Characters, tones and lines of the screen: what other machines say is text, never markup. Pure.
+"""Characters, tones and lines of the screen. Text from other machines is never markup. Pure.
 
 A line is a sequence of pieces, each with a tone; the screen gives tones their colours.
 """
@@ -15,7 +15,7 @@ from kneewatch.reports.formatting import printable
 
 UNIT = re.compile(r"(?<=\d) (?=%|(?:ms|s|min|h|days)\b)")
 GLUE = "\u00a0"
-"""Stands between a number and its unit while lines are broken."""
+"""Keeps a number and its unit together while lines are wrapped."""
 
 Piece = tuple[str, str]
 Line = tuple[Piece, ...]
@@ -34,7 +34,7 @@ TONES = {
     "bar": "cyan",
     "over": "red",
 }
-"""Styles of the sixteen colours that every terminal has, chosen by the user and not by us."""
+"""Styles in the terminal's 16 colours, which follow the user's theme."""
 
 PLAIN_TONES = {
     **dict.fromkeys(TONES, ""),
@@ -45,7 +45,7 @@ PLAIN_TONES = {
     "marked": "reverse",
     "over": "bold",
 }
-"""Without colour: words say it all, some of them are bold."""
+"""Styles without colour; the words carry the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class Glyphs:
     unicode: bool
 
     def clean(self, text: str) -> str:
-        """Text that steers no terminal, in characters that it has."""
+        """Text without control characters, in characters that the terminal can show."""
         text = printable(text)
         return text if self.unicode else text.encode("ascii", "replace").decode()
 
     def fit(self, text: str, width: int) -> str:
-        """Text in exactly so many cells; where it is too long its middle is left out."""
+        """Text in exactly `width` cells; the middle of a longer text is cut out."""
         text = self.clean(text)
         if cells(text) > width:
             head = _first(text, (width - cells(self.cut)) // 2)
@@ -75,9 +75,9 @@ class Glyphs:
         return text + " " * (width - cells(text))
 
     def folded(self, text: str, width: int, *, indent: int = 0, more: int = 2) -> list[str]:
-        """Text in lines of at most so many cells, the later ones indented by `more`.
+        """Text wrapped into lines of at most `width` cells, later lines indented by `more`.
 
-        A width with no room beside the indent is taken as one character more than it.
+        A width smaller than the indent is raised to one character more than the indent.
         """
         text = self.clean(text)
         if cells(text) > len(text):
@@ -98,9 +98,9 @@ ASCII = Glyphs("_.:-=+*#", "-", "-", "~", ">", "<=", unicode=False)
 
 
 def glyphs_for(environ: Mapping[str, str], encoding: str) -> Glyphs:
-    """What the terminal can be trusted to show: more than ASCII in a UTF-8 locale only.
+    """The characters that the terminal can show: ASCII unless the locale is UTF-8.
 
-    Python sets LC_CTYPE to C.UTF-8 by itself where the locale is C; that says nothing.
+    Python itself sets LC_CTYPE to C.UTF-8 in the C locale, so that value is ignored.
     """
     if encoding.lower().replace("-", "") != "utf8" or environ.get("TERM") == "linux":
         return ASCII
@@ -112,7 +112,7 @@ def glyphs_for(environ: Mapping[str, str], encoding: str) -> Glyphs:
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """The width of a text in terminal columns."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
@@ -124,7 +124,7 @@ def toned(lines: Iterable[str], tone: str = "") -> list[Line]:
 
 
 def spread(left: Line, right: Line, width: int) -> Line:
-    """A line with its right part at the right edge; the right part goes where there is no room."""
+    """A line with `right` at the right edge; `right` is dropped where there is no space."""
     taken = sum(cells(text) for text, _ in (*left, *right))
     if taken + 2 > width:
         return left

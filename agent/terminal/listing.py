@@ -9,11 +9,12 @@ from kneewatch.agent.terminal.glyphs import Glyphs, Line, Piece, cells, spread
 from kneewatch.agent.terminal.state import RANK, Row
 from kneewatch.reports.formatting import duration, number, percent, span
 
-WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN", "info": "note"}
-COUNTED = {"info": "noted"}
+WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN"}
+"""Health in the list where it is not in lower case."""
+
 VERDICT_CELLS, STAGE_CELLS, CAUSE_CELLS = 8, 12, 18
 FULL_FROM, CAUSES_FROM = 76, 52
-"""Narrower lists leave out stage names and latencies; then causes as well."""
+"""Narrower lists omit stage names and latencies, then causes."""
 
 NUMBERS: tuple[tuple[str, str, int, Callable[[float], str]], ...] = (
     ("kv_usage_ratio", "KV", 5, percent),
@@ -30,33 +31,31 @@ up down, j k       select an engine; in the details: scroll
 tab                go from the list to the details and back
 enter              the details alone; again or escape: back
 pgup pgdn, space   scroll the details
-home, g            the worst engine; it is followed as the order changes
-p                  pause: the screen stands still; recordings stop playing
+home, g            follow the worst engine as the order changes
+p                  pause the screen and recordings
 + -                play recordings faster or slower
 ? or h             this help
 q, ctrl-c          quit
 
-Engines are listed worst first: CRITICAL, WARNING, UNKNOWN, note, ok. Until
+Engines are listed worst first: CRITICAL, WARNING, UNKNOWN, info, ok. Until
 you choose one, the details are those of the worst. UNKNOWN is an engine that
-cannot be read, or of which nothing has been heard for too long.
+cannot be read, or has sent no data for too long.
 
 Stages of the KV cascade: 0 steady, 1 filling, 2 evicting, 3 queueing,
 4 collapsing. In the charts, columns beyond the bound are in red (or bold),
 empty columns had no value.
 
-Exit status: 0 all is well, 1 warning or worse as last seen, 2 no data.
+Exit status by the last state: 0 ok, 1 warning or critical, 2 no data.
 """
 
 
 def header(
     rows: Sequence[Row], *, where: str, clock: str, paused: bool, width: int, glyphs: Glyphs
 ) -> Line:
-    """How many engines are in what state, where that is from, and the time."""
+    """The header: engines by state, the source, and the time."""
     health = Counter(row.health for row in rows)
     pieces: list[Piece] = [("kneewatch ", "strong")]
-    pieces += [
-        (f" {health[word]} {COUNTED.get(word, word)}", word) for word in RANK if health[word]
-    ]
+    pieces += [(f" {health[word]} {word}", word) for word in RANK if health[word]]
     if where:
         pieces.append((f"  {glyphs.clean(where)}", "faint"))
     mark: Line = ((" PAUSED ", "marked"), ("  ", "")) if paused else ()
@@ -64,7 +63,7 @@ def header(
 
 
 def heads(width: int, *, first: int, last: int, count: int) -> Line:
-    """What stands above the list; where not all are seen, which."""
+    """The column heads of the list, with the visible range where not all rows fit."""
     engines = "engine" if last - first + 1 >= count else f"{first}-{last} of {count}"
     parts = [f" {'state':{VERDICT_CELLS}}", f"{engines:{_name_cells(width)}}"]
     parts.append(f"{'stage':{STAGE_CELLS}}" if width >= FULL_FROM else "st")
@@ -74,7 +73,7 @@ def heads(width: int, *, first: int, last: int, count: int) -> Line:
 
 
 def line_of(row: Row, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
-    """One engine in a line of the list."""
+    """An engine's line in the list."""
     diagnosis = row.diagnosis
     stage = diagnosis.stage if diagnosis else None
     values: Mapping[str, float | None] = diagnosis.values if diagnosis else {}
@@ -98,9 +97,9 @@ def line_of(row: Row, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
 
 
 def _first(row: Row) -> str:
-    """What to say of an engine in two words: its first cause, or that nothing is heard."""
+    """An engine's first cause, or why there is none."""
     if row.stale:
-        return f"silent for {span(row.quiet_s)}"
+        return f"no data for {span(row.quiet_s)}"
     if row.diagnosis is None:
         return "no scrape yet"
     return row.diagnosis.headline or "-"
@@ -118,17 +117,17 @@ def _name_cells(width: int) -> int:
 
 
 def keys(*, plays: bool) -> Line:
-    """The keys, in a line; recordings have a speed."""
+    """The line of keys; `plays`: with the speed keys for recordings."""
     return ((SPEED_KEYS if plays else KEYS, "faint"),)
 
 
 def title_cells(width: int) -> int:
-    """How much room a rule has for its title."""
+    """The width of a rule's title."""
     return width - 26
 
 
 def rule(title: str, *, below: int, focused: bool, width: int, glyphs: Glyphs) -> Line:
-    """The line above the details: whose they are, whether keys scroll them, what is below."""
+    """The line above the details: the engine's name, the focus, and lines below the screen."""
     room = title_cells(width)
     title = glyphs.clean(title)
     shown = title if cells(title) <= room else glyphs.fit(title, room)

@@ -30,7 +30,7 @@ Size = tuple[int, int]
 
 
 class Stdout(LinuxDriver):
-    """Textual draws on stderr; here stdout is the terminal, and stderr may be a file."""
+    """A driver that draws on stdout: textual uses stderr, which may be a file."""
 
     def __init__(
         self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: Size | None = None
@@ -40,7 +40,7 @@ class Stdout(LinuxDriver):
 
 
 class Lines(Static):
-    """Lines with tones; `styles_of` gives a tone's style. What has not changed is not drawn."""
+    """Lines with tones; `styles_of` maps tones to styles. Unchanged lines are not redrawn."""
 
     def __init__(self, styles_of: Mapping[str, str], id: str) -> None:
         super().__init__(id=id, markup=False)
@@ -60,7 +60,7 @@ class Lines(Static):
 
 
 class Pane(VerticalScroll):
-    """A part that scrolls, without a scrollbar: those are drawn with more than ASCII."""
+    """A scrolling pane without a scrollbar, which would need more than ASCII."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "scroll_down", show=False),
@@ -72,7 +72,7 @@ class Pane(VerticalScroll):
 
 
 class Targets(Pane):
-    """The list of engines: keys choose one."""
+    """The list of engines; keys select one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "app.choose(1)", show=False),
@@ -85,25 +85,24 @@ class Targets(Pane):
 
 
 class Help(ModalScreen[None]):
-    """What the keys do."""
+    """The help screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,h,enter", "dismiss", show=False)
     ]
 
     def compose(self) -> ComposeResult:
-        """The text."""
+        """The help text."""
         with Pane():
             yield Static(HELP, markup=False)
 
 
-# The screen: textual draws, reads keys and gives the terminal back; what is drawn is made
-# elsewhere.
+# --- The screen -----------------------------------------------------------------------------------
 
 
 REFRESH_S = 0.5
 WIDE, LIST_WIDE = 150, 62
-"""So wide, and the list stands beside the details; so wide it is then."""
+"""From `WIDE` columns on, the list is beside the details and has `LIST_WIDE` columns."""
 
 LIST_SHARE, LIST_LEAST = 3, 4
 CHART_ROWS = ((50, 6), (36, 4), (0, 3))
@@ -111,7 +110,7 @@ CHART_ROWS = ((50, 6), (36, 4), (0, 3))
 
 
 class View(App[None]):
-    """The live view. `where` says where the numbers come from; `over` whether all must end."""
+    """The live view. `where` names the source of the data; `over` returns whether to exit."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS_PATH = "screen.css"
@@ -138,7 +137,7 @@ class View(App[None]):
         over: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(driver_class=Stdout, ansi_color=True)
-        self.animation_level = "none"  # each step would be a screen more over SSH
+        self.animation_level = "none"  # animations redraw too much over SSH
         self._wall, self._pace, self._where, self._over = wall, pace, where, over
         self.bug: Exception | None = None
         self._glyphs = glyphs
@@ -155,7 +154,7 @@ class View(App[None]):
         self._body, self._left = Container(id="body"), Vertical(id="left")
 
     def compose(self) -> ComposeResult:
-        """The parts, from top to bottom."""
+        """The widgets, from top to bottom."""
         yield self._lines["header"]
         yield self._lines["notes"]
         with self._body:
@@ -170,7 +169,7 @@ class View(App[None]):
         yield self._lines["keys"]
 
     def on_mount(self) -> None:
-        """Begin to draw; what ends a program gives the terminal back first."""
+        """Start drawing. SIGTERM and SIGINT restore the terminal before they end the program."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.exit)
@@ -183,11 +182,11 @@ class View(App[None]):
         self.call_after_refresh(self.draw)
 
     def on_descendant_focus(self) -> None:
-        """Show where keys go."""
+        """Show the focus."""
         self._draw_rule()
 
     def _handle_exception(self, error: Exception) -> None:
-        """A bug is told once the screen has gone; textual would print local variables with it."""
+        """Keep an exception until the screen is closed; textual would print local variables."""
         if self.is_headless:
             super()._handle_exception(error)
         elif self.bug is None:
@@ -195,7 +194,7 @@ class View(App[None]):
             self.exit()
 
     def draw(self) -> None:
-        """Draw what is new."""
+        """Redraw what changed."""
         if self._over():
             self.exit()
         if self._held is None:
@@ -226,7 +225,7 @@ class View(App[None]):
         return next(iter(chosen or self._rows), None)
 
     def _lay_out(self) -> None:
-        """The list above the details, or beside them; none for a single engine."""
+        """Place the list above or beside the details; hide it for a single engine."""
         wide = self.size.width >= WIDE
         self._body.set_class(wide, "wide")
         listed = len(self._rows) > 1 and not self._zoomed
@@ -267,7 +266,7 @@ class View(App[None]):
             self._pane.scroll_home(animate=False)
 
     def _draw_rule(self) -> None:
-        """The line above the details, once it is known how much of them is seen."""
+        """Draw the line above the details, once their visible height is known."""
         row = self._selected()
         beside = self._left.display and self.size.width >= WIDE
         line = listing.rule(
@@ -280,7 +279,7 @@ class View(App[None]):
         self._lines["rule"].put([line])
 
     def action_choose(self, by: int) -> None:
-        """Choose another engine of the list."""
+        """Select another engine."""
         row = self._selected()
         if row is not None:
             at = self._rows.index(row) + by
@@ -288,7 +287,7 @@ class View(App[None]):
             self.draw()
 
     def action_follow(self) -> None:
-        """Show the worst engine, whichever it is."""
+        """Follow the worst engine."""
         self._chosen = None
         self.draw()
 
@@ -303,7 +302,7 @@ class View(App[None]):
         self.draw()
 
     def action_pause(self) -> None:
-        """Let the screen stand still, or go on."""
+        """Pause or resume the screen and recordings."""
         paused = self._held is None
         self._pace.pause(paused)
         self._held = {row.key: self._wall.trail(row.key) for row in self._rows} if paused else None
@@ -315,11 +314,11 @@ class View(App[None]):
         self.draw()
 
     def action_help(self) -> None:
-        """Say what the keys do."""
+        """Show the help screen."""
         self.push_screen(Help())
 
 
 def _title(row: Row | None) -> str:
     if row is None:
-        return "nothing to show yet"
+        return "no data yet"
     return who(row.diagnosis) if row.diagnosis else row.name

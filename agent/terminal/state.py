@@ -1,4 +1,4 @@
-"""What is known of every engine on the screen: written by the feeds, read by the screen."""
+"""The state of all engines on the screen: written by the feeds, read by the screen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAN = float("nan")
 
 
 class Kind(Enum):
-    """Where a source's numbers come from."""
+    """The kind of a source."""
 
     SERVER = "server"
     RECORDING = "recording"
@@ -33,7 +33,7 @@ class Kind(Enum):
 
 
 class EngineKey(NamedTuple):
-    """One engine of one target, as one source tells it."""
+    """Identifies an engine of a target from one source."""
 
     source: str
     target: str
@@ -42,14 +42,14 @@ class EngineKey(NamedTuple):
 
 
 class Trail:
-    """An engine's recent history: NaN where a signal had no value. Oldest first."""
+    """An engine's recent history, oldest first; NaN where a signal had no value."""
 
     def __init__(self) -> None:
         self.times_s = array("d")
         self.values = {key: array("d") for key in CHARTED}
 
     def add(self, t_s: float, values: Mapping[str, float | None]) -> None:
-        """Take a scrape's values; a clock that was set back begins a new history."""
+        """Add a scrape's values. A clock that was set back starts a new history."""
         columns = (self.times_s, *self.values.values())
         if self.times_s and t_s <= self.times_s[-1]:
             for column in columns:
@@ -63,7 +63,7 @@ class Trail:
             column.append(NAN if value is None else value)
 
     def copy(self) -> Trail:
-        """The history so far, which nobody else writes to."""
+        """A copy of the history for another thread."""
         made = Trail()
         made.times_s = self.times_s[-KEPT:]
         made.values = {key: column[-KEPT:] for key, column in self.values.items()}
@@ -72,10 +72,10 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One engine as the screen shows it, or a source that has told of none yet.
+    """One engine on the screen, or a source without engines yet.
 
-    `quiet_s` is how long nothing has been heard of it, `stale` whether that is too long; `note` is
-    what its source has to say (an error, the end of a recording).
+    `quiet_s` is the time since its newest data, `stale` whether that is too long; `note` is a
+    message of its source (an error, the end of a recording).
     """
 
     key: EngineKey
@@ -88,7 +88,7 @@ class Row:
 
     @property
     def health(self) -> str:
-        """The verdict in a word: what was healthy and is heard of no more is unknown."""
+        """The health; a stale engine is unknown unless it was warning or critical."""
         if self.diagnosis is None:
             return "unknown"
         bad = self.diagnosis.severity >= Severity.WARNING
@@ -114,7 +114,7 @@ class _Source:
 
 
 class ScreenState:
-    """The newest state of all engines. Safe between threads."""
+    """The newest state of all engines. Thread-safe."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -122,8 +122,8 @@ class ScreenState:
         self._sources: dict[str, _Source] = {}
 
     def expect(self, source: str, kind: Kind, *, patience_s: float) -> None:
-        """Show a source before it has told anything; after `patience_s` without news its engines
-        are stale."""
+        """Add a source before its first data. Its engines are stale after `patience_s` without
+        data."""
         with self._lock:
             self._sources[source] = _Source(kind, patience_s)
 
@@ -136,9 +136,8 @@ class ScreenState:
         late: Collection[str] = (),
         pending: Sequence[str] = (),
     ) -> None:
-        """Take what a source tells at `now_s` by its own clock: its engines (those that it no
-        longer tells of are forgotten), the targets among them that it calls late, and those that
-        it knows nothing of yet."""
+        """Replace a source's engines by `diagnoses`. `now_s` is the time of the source's clock,
+        `late` its late targets, `pending` its targets without a scrape."""
         with self._lock:
             told = self._sources[source]
             told.heard_s, told.note, told.pending = self._clock(), "", pending
@@ -156,12 +155,12 @@ class ScreenState:
             told.engines = engines
 
     def say(self, source: str, note: str) -> None:
-        """Take what a source has to say besides: why it tells nothing, or that it has ended."""
+        """Set a source's message: why it has no data, or that it has ended."""
         with self._lock:
             self._sources[source].note = note
 
     def daemon_notes(self) -> list[str]:
-        """What daemons, which tell of many engines, have to say besides."""
+        """The messages of daemons, which have no engine to show them with."""
         with self._lock:
             told = [one for one in self._sources.values() if one.kind is Kind.DAEMON]
             return [source.note for source in told if source.note]
@@ -174,7 +173,7 @@ class ScreenState:
         return sorted(found, key=_order)
 
     def trail(self, key: EngineKey) -> Trail:
-        """An engine's history; empty for one that is not known."""
+        """An engine's history; empty for an unknown engine."""
         with self._lock:
             source = self._sources.get(key.source)
             engine = source.engines.get(key) if source else None
@@ -204,7 +203,7 @@ class ScreenState:
 
 
 def _shown(key: EngineKey, beside: Sequence[EngineKey]) -> str:
-    """An engine's name in the list: of the target's engines and models what tells it apart."""
+    """An engine's name in the list: the target, with model and engine where it has several."""
     if len(beside) == 1:
         return key.target
     model = f" {key.model}" if any(other.model != key.model for other in beside) else ""

@@ -139,7 +139,7 @@ def test_gpus_beyond_one_replica_make_more_of_them() -> None:
         ((*LLAMA, "--max-lora-rank", "16"), ("--max-loras",)),
         ((*LLAMA, "--max-loras", "2", "--max-lora-rank", "24"), ("--max-lora-rank", "16, 32")),
         ((*LLAMA, "--draft-model", "Llama-3.2-1B"), ("--num-speculative-tokens",)),
-        ((*LLAMA, "--num-speculative-tokens", "3"), ("--draft-model", "n-grams")),
+        ((*LLAMA, "--num-speculative-tokens", "3"), ("--draft-model", "n-gram")),
         (
             (*LLAMA, "--draft-model", "no-such-model", "--num-speculative-tokens", "3"),
             ("--draft-model", "config.json"),

@@ -46,7 +46,7 @@ def test_other_host_names_are_refused(host: str, status: int) -> None:
     assert refused.headers["content-type"] == "application/problem+json"
     assert "kv_pressure" not in refused.text
     if status == 421:
-        assert "add it to http.hosts" in refused.json()["detail"]
+        assert "add the name to http.hosts" in refused.json()["detail"]
 
 
 def test_two_host_headers_are_refused() -> None:

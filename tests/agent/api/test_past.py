@@ -70,7 +70,7 @@ def test_a_stage_of_a_killed_server_ended_when_it_was_told_last(tmp_path: Path) 
         page = client.get("/triage").text
     (line,) = [line for line in plain.splitlines() if "stage 0" in line]
     assert "to now" not in line
-    assert "then it was not seen" in plain
+    assert "then it was not watched" in plain
     assert page
 
 

@@ -85,7 +85,7 @@ def test_json_takes_numbers_truths_and_nothing() -> None:
         ({**LLAMA, "gpu": "h1000"}, "gpu: "),
         ({**LLAMA, "tp": "two"}, "tp: must be a whole number"),
         ({**LLAMA, "tp": "2.0"}, "tp: must be a whole number"),
-        ({**LLAMA, "tp": 0}, "tp: 0 cannot be"),
+        ({**LLAMA, "tp": 0}, "tp: 0 is out of range"),
         ({**LLAMA, "concurrency": "nan"}, "concurrency: must be a number"),
         ({**LLAMA, "concurrency": "1e99"}, "concurrency: must be a number"),
         ({**LLAMA, "itl_slo": "soon"}, "itl_slo: must be a duration"),

@@ -150,7 +150,7 @@ def test_a_prometheus_that_is_killed_and_comes_back(
             until(lambda: answered(daemon))
             assert told(daemon)["lost"] is None
             assert value(metrics(daemon), "kneewatch_fleet_up") == 1
-            assert daemon.wait_for("the metrics system answers again")
+            assert daemon.wait_for("metrics system is back")
             assert daemon.end() < 3.0
     assert "Traceback" not in daemon.log
 

@@ -175,7 +175,7 @@ def test_a_terminal_that_cannot_be_drawn_on(tmp_path: Path) -> None:
     ("args", "said"),
     [
         ([], "name servers or captures, or a daemon with --attach URL"),
-        (["--attach", "http://a:1", "http://b:1"], "leave the targets out"),
+        (["--attach", "http://a:1", "http://b:1"], "do not name targets as well"),
         (["x:1", "--speed", "0"], "--speed"),
         (["x:1", "--gpu", "no-such-gpu"], "no-such-gpu"),
         (["none.jsonl"], "none.jsonl: no such file"),

@@ -128,7 +128,7 @@ def test_before_the_first_scrape() -> None:
 def test_what_is_stale_says_so() -> None:
     shown = text_of(details(row_of(HEALTHY, stale=True, quiet_s=40.0), Trail(), frame()))
     assert shown.startswith("UNKNOWN")
-    assert "no news for 40 s: this is the past" in shown
+    assert "no data for 40 s: this state is out of date" in shown
 
 
 def test_forecast() -> None:

@@ -43,7 +43,7 @@ def test_silence_is_said_in_the_list() -> None:
     wall = three(clock)
     clock.now_s += 75
     row = next(row for row in wall.rows() if row.name == "a-well")
-    assert "silent for 75 s" in text_of(
+    assert "no data for 75 s" in text_of(
         listing.line_of(row, width=80, selected=False, glyphs=UNICODE)
     )
 

@@ -237,8 +237,8 @@ def test_silence_changes_the_screen() -> None:
         await settled(pilot)
         lines = lines_of(pilot)
         assert lines[0].startswith("kneewatch  1 critical 2 unknown")
-        assert line_with(lines, "no news for 60 s: this is the past")
-        assert line_with(lines, "silent for 60 s")
+        assert line_with(lines, "no data for 60 s: this state is out of date")
+        assert line_with(lines, "no data for 60 s")
 
     driven(view_of(wall), wait)
 
@@ -267,7 +267,7 @@ def test_nothing_to_show_yet() -> None:
 
     async def press_all(pilot: Pilot[None]) -> None:
         await pressed(pilot, "down", "up", "enter", "escape", "p", "p", "space", "home", "end")
-        assert "nothing to show yet" in "".join(lines_of(pilot))
+        assert "no data yet" in "".join(lines_of(pilot))
 
     driven(view_of(ScreenState(clock=Clock())), press_all)
 
