@@ -97,7 +97,7 @@ def test_a_target_without_a_cycle_is_pending_and_not_healthy() -> None:
     assert alone["targets"] == []
     assert alone["pending"] == ["r9"]
     assert empty["pending"] == ["r8"]
-    assert "not scraped yet, so nothing is known of it: r9" in plain
+    assert "not scraped yet, so its state is unknown: r9" in plain
     assert "1 ok" in plain.splitlines()[0]
 
 
@@ -123,7 +123,7 @@ def test_a_target_without_news_is_unknown_unless_it_was_worse() -> None:
     assert found["r1"]["unknown"][0] == "every signal: no scrape since 2026-11-21 00:05:00 UTC"
     assert found["r2"]["health"] == "critical"
     assert watching == {"r1": True, "r2": True}
-    assert "no news for 100 s of r1: what it said need not be so now" in plain
+    assert "no scrape of r1 for 100 s: its last state may be out of date" in plain
     assert "OK" not in plain
     assert "No data for 100 s" in page
 
