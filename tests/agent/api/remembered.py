@@ -38,7 +38,7 @@ class Remembered:
             return None
         return {**document(one), "t": min(at_s, one.t_s)}
 
-    def look(self, engine_id: int, at_s: float) -> DiagnosisLookup:
+    def lookup(self, engine_id: int, at_s: float) -> DiagnosisLookup:
         """The same; nothing of it is damaged."""
         return DiagnosisLookup(self.document(engine_id, at_s))
 
