@@ -168,9 +168,9 @@ def test_a_key_with_a_password_is_refused_and_not_waited_for(
 
 
 def test_client_certificates_need_tls(client_ca: str) -> None:
-    with pytest.raises(SettingsError, match=r"needs http\.tls_cert_file"):
+    with pytest.raises(SettingsError, match=r"requires http\.tls_cert_file"):
         bound(settings_of(http__client_ca_file=client_ca))
-    with pytest.raises(SettingsError, match=r"needs http\.tls_cert_file"):
+    with pytest.raises(SettingsError, match=r"requires http\.tls_cert_file"):
         bound(settings_of(listen="0.0.0.0:0", http__client_ca_file=client_ca))
 
 

@@ -124,7 +124,7 @@ def test_a_stated_profile_is_looked_at_beside_the_week(
     found = sized(main, prometheus, "--workload-profile", "p.toml")["causes"]
     (cause,) = [one for one in found if one["id"] == "workload_drift"]
     assert "a week ago. Against the profile p.toml: prompts are longer" in cause["summary"]
-    assert "arrivals are 1.6 times its peak" in cause["summary"]
+    assert "arrivals are 1.6x its peak" in cause["summary"]
     shifts = {one["signal"]: one["value"] for one in cause["evidence"]}
     assert shifts["prompt_tokens_shift_ratio"] == pytest.approx(0.95 - SHORT_NOW, abs=0.01)
     assert shifts["arrival_peak_ratio"] == pytest.approx(4 / 2.5, rel=0.01)

@@ -84,8 +84,8 @@ def check_the_past(daemon: Daemon, server: Prometheus) -> None:
     same = document(watched(server, at_s=float(at_s)))
     assert {**then, "load": 0, "watch": 0} == {**same, "load": 0, "watch": 0}
     assert then["load"]["queries"] == same["load"]["queries"], "those of the cycles are not counted"
-    assert "as it was then" in daemon.get(f"/api/v1/fleet?at={at_s}")
-    assert "as it was then" in daemon.get(f"/api/v1/fleet?at={at_s}&format=markdown")
+    assert "past moment, judged by today's settings" in daemon.get(f"/api/v1/fleet?at={at_s}")
+    assert "past moment, judged by today's settings" in daemon.get(f"/api/v1/fleet?at={at_s}&format=markdown")
     assert told(daemon)["t"] > at_s, "now is told as before"
 
 
@@ -140,7 +140,7 @@ def test_a_prometheus_that_is_killed_and_comes_back(
         assert value(found, "kneewatch_fleet_up") == 0
         assert "kneewatch_recommended_replicas" not in found
         assert "kneewatch_fleet_cause" not in found
-        assert "NOTHING IS KNOWN OF NOW" in daemon.get("/api/v1/fleet")
+        assert "CURRENT STATE UNKNOWN" in daemon.get("/api/v1/fleet")
         with pytest.raises(urllib.error.HTTPError, match="503"):
             daemon.get("/readyz")
         until(lambda: ("fleet", "metrics_system_down") in ids(taker))

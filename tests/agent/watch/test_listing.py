@@ -19,7 +19,7 @@ def test_a_line_at_80_columns() -> None:
     row = three().rows()[0]
     line = text_of(listing.line_of(row, width=80, selected=True, glyphs=UNICODE))
     assert line == (
-        "▶CRITICAL b-sick             3 queueing   kv_pressure        100 %     9  123 ms"
+        "▶CRITICAL b-sick             3 queueing   kv_pressure         100%     9  123 ms"
     )
     heads = text_of(listing.heads(80, first=1, last=3, count=3))
     assert heads == (
@@ -32,7 +32,7 @@ def test_a_healthy_line_and_an_unread_one() -> None:
     told(wall, UNREADABLE, source="http://10.0.0.9:8000")
     rows = {row.name: row for row in wall.rows()}
     well = text_of(listing.line_of(rows["a-well"], width=80, selected=False, glyphs=UNICODE))
-    assert well.split() == ["ok", "a-well", "0", "steady", "-", "46", "%", "0", "123", "ms"]
+    assert well.split() == ["ok", "a-well", "0", "steady", "-", "46%", "0", "123", "ms"]
     down = rows["http://10.0.0.9:8000"]
     line = text_of(listing.line_of(down, width=80, selected=False, glyphs=UNICODE))
     assert line.split() == ["CRITICAL", "10.0.0.9:8000", "?", "target_down", "-", "-", "-"]
