@@ -11,7 +11,7 @@ from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
 from tests.accuracy import Verdict, first_word, judge, mark, summary, verdict, with_targets, wrong
-from tests.agent.store.made import cause, diagnosis
+from tests.agent.store.factories import cause, diagnosis
 from tests.recordings import CAPTURES, Phase
 from tests.reports.made import finding
 from tests.target_levels import LOOSE_LEAST_S, completed, is_missed, loose, middle

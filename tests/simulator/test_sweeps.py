@@ -12,7 +12,7 @@ import pytest
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
-from tests.agent.store.made import cause, diagnosis
+from tests.agent.store.factories import cause, diagnosis
 from tests.hard_judging import Incident, judge, played, said
 from tests.hard_sweeps import headed, with_targets
 from tests.simulator.cases import BEGINS_S, Case, cases

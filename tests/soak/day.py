@@ -30,7 +30,7 @@ from kneewatch.agent.store.records import Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import argument_specs
-from tests.agent.daemon.made import settings
+from tests.agent.daemon.factories import settings
 from tests.soak.process import MIB, rss_bytes
 from tests.soak.servers import servers
 

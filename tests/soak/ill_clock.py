@@ -20,9 +20,9 @@ from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import argument_specs
-from tests.agent.daemon.made import settings
+from tests.agent.daemon.factories import settings
 from tests.agent.daemon.test_scheduler import Clock
-from tests.agent.store.made import EVER
+from tests.agent.store.factories import EVER
 from tests.soak.servers import servers
 from tests.soak.told import Told
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.agent.daemon.made import until
+from tests.agent.daemon.factories import until
 from tests.agent.daemon.running import Daemon
 from tests.soak.punctual import Punctual, punctual
 from tests.soak.servers import servers

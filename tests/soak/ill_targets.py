@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kneewatch.agent.store.reader import Reader
 from tests.agent.daemon.running import Daemon
-from tests.agent.store.made import EVER
+from tests.agent.store.factories import EVER
 from tests.soak.process import MIB, cpu_s, peak_bytes, threads
 from tests.soak.punctual import Punctual, punctual
 from tests.soak.servers import servers

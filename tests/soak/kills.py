@@ -24,7 +24,7 @@ from pathlib import Path
 
 from kneewatch.agent.store.reader import Reader
 from tests.agent.daemon.running import Daemon
-from tests.agent.store.made import EVER
+from tests.agent.store.factories import EVER
 from tests.soak.servers import served_by, servers
 
 TARGETS = 8

@@ -15,7 +15,7 @@ import pytest
 
 from kneewatch.agent.api.connections import Bounds
 from kneewatch.agent.api.server import HttpServer
-from tests.agent.api.remembered import reader
+from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_STATE, WELL_STATE, served, service_of, settings_of
 
 ROUNDS = 400

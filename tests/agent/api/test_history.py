@@ -12,7 +12,7 @@ from kneewatch.agent.api.history import STRETCHES_MAX
 from kneewatch.agent.api.service import Service
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.reports.diagnosis_text import Style, text
-from tests.agent.api.remembered import HOUR_S, Remembered, reader
+from tests.agent.api.memory_history import HOUR_S, Remembered, reader
 from tests.agent.api.serving import (
     SICK_NAME,
     SICK_STATE,

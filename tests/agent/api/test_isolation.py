@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from kneewatch.agent.api.sizing import BY_NAME, FILE_FLAGS
-from tests.agent.api.remembered import reader
+from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, Asker, asking, service_of
 
 WATCHED = ("open", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "os.listdir",

@@ -17,7 +17,15 @@ from kneewatch.agent.store.writer import Store
 from tests.agent.api.serving import Asker, asking, service_of
 from tests.agent.api.test_triage import JSON, TRIAGE, told
 from tests.agent.store.disks import files_of_at_most
-from tests.agent.store.made import KEEP_ALL, PATIENCE_S, STEP_S, cause, cycle, diagnosis, written
+from tests.agent.store.factories import (
+    KEEP_ALL,
+    PATIENCE_S,
+    STEP_S,
+    cause,
+    cycle,
+    diagnosis,
+    written,
+)
 from tests.agent.store.test_trouble import until
 from tests.reports.made import NOW_S
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks as openapi_checks
 
-from tests.agent.api.remembered import reader
+from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_STATE, WELL_STATE, served, service_of, settings_of
 
 checks: Any = openapi_checks

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tests.agent.daemon.made import PATIENCE_S, until
+from tests.agent.daemon.factories import PATIENCE_S, until
 from tests.agent.running import ARGV, environment
 
 START_S = 30.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.daemon.discovery import FileTargets, file_specs
 from kneewatch.collector.errors import KneewatchError, SettingsError
-from tests.agent.daemon.made import settings, target
+from tests.agent.daemon.factories import settings, target
 
 GROUPS: list[dict[str, object]] = [
     {

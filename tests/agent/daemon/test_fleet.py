@@ -17,7 +17,7 @@ from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CaptureError, SettingsError
-from tests.agent.daemon.made import Kept, settings, target, until
+from tests.agent.daemon.factories import Kept, settings, target, until
 from tests.agent.running import bodies, in_turn
 from tests.collector.servers import Start
 

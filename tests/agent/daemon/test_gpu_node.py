@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from kneewatch.agent.daemon.gpu_discovery import on_this_node
-from tests.agent.daemon.gpu_made import HERE, T_S, Clock, Exporter, Make, active, said, target
+from tests.agent.daemon.gpu_factories import HERE, T_S, Clock, Exporter, Make, active, said, target
 from tests.collector.dcgm_pages import node
 from tests.collector.fake_nvml import FakeDriver, driver_module
 from tests.collector.nvml_nodes import ampere, hopper

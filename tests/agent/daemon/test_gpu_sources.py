@@ -15,7 +15,8 @@ import pytest
 
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.targets import TargetSpec
-from tests.agent.daemon.gpu_made import (
+from tests.agent.daemon.factories import until
+from tests.agent.daemon.gpu_factories import (
     T_S,
     Clock,
     Exporter,
@@ -26,7 +27,6 @@ from tests.agent.daemon.gpu_made import (
     target,
     wait,
 )
-from tests.agent.daemon.made import until
 from tests.collector.dcgm_pages import body, labels, node
 from tests.collector.fake_nvml import LOST, MISMATCH, FakeDriver, driver_module
 from tests.collector.nvml_nodes import hopper

@@ -11,7 +11,7 @@ import pytest
 
 from kneewatch.agent.daemon import thread_pool as module
 from kneewatch.agent.daemon.thread_pool import DaemonPool
-from tests.agent.daemon.made import until
+from tests.agent.daemon.factories import until
 
 
 def workers() -> list[threading.Thread]:

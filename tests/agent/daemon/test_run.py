@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.daemon.made import until
+from tests.agent.daemon.factories import until
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import Main, bodies, in_turn, run
 from tests.collector.servers import Start

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.daemon.scheduler import Grid, Scheduler, phase_ratio
-from tests.agent.daemon.made import until
+from tests.agent.daemon.factories import until
 
 
 class Counted:

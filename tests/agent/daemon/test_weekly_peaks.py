@@ -16,9 +16,9 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.names.vllm_series import EngineKey
-from tests.agent.daemon.made import Kept, target
+from tests.agent.daemon.factories import Kept, target
 from tests.agent.running import bodies
-from tests.agent.store.made import cycle, diagnosis, written
+from tests.agent.store.factories import cycle, diagnosis, written
 from tests.collector.servers import Start, always, answer
 
 NOW_S = 1_900_000_000.0

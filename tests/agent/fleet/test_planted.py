@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from kneewatch.agent.printing import FOUND, NO_DATA
 from kneewatch.collector.errors import CollectError
 from tests import fleets
-from tests.agent.fleet.watching import told, watched
+from tests.agent.fleet.prometheus_fleet import told, watched
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, Prometheus, running
 from tests.programs import require

@@ -10,7 +10,7 @@ from kneewatch.agent.fleet.queries import Asking, in_flight
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.collector.names.vllm_metrics import PREFIXES, VLLM_PREFIX
 from kneewatch.collector.samples import Layout, Page
-from tests.agent.fleet.watching import watched
+from tests.agent.fleet.prometheus_fleet import watched
 from tests.collector.oracle import Prometheus, Target, running
 from tests.collector.oracle_targets import captured
 from tests.programs import require

@@ -9,7 +9,7 @@ import pytest
 
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.samples import Layout, Page, Series
-from tests.agent.fleet.watching import told, watched
+from tests.agent.fleet.prometheus_fleet import told, watched
 from tests.collector.oracle import Prometheus, Target, running
 from tests.collector.oracle_targets import captured
 from tests.programs import require

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.reports.fleet_json import document
 from tests import fleets
-from tests.agent.daemon.made import until
+from tests.agent.daemon.factories import until
 from tests.agent.daemon.running import Daemon
-from tests.agent.fleet.watching import watched
+from tests.agent.fleet.prometheus_fleet import watched
 from tests.agent.notify.web import Taker
 from tests.agent.running import run
 from tests.collector.oracle import LOOPBACK, Prometheus, running
@@ -85,7 +85,9 @@ def check_the_past(daemon: Daemon, server: Prometheus) -> None:
     assert {**then, "load": 0, "watch": 0} == {**same, "load": 0, "watch": 0}
     assert then["load"]["queries"] == same["load"]["queries"], "those of the cycles are not counted"
     assert "past moment, judged by today's settings" in daemon.get(f"/api/v1/fleet?at={at_s}")
-    assert "past moment, judged by today's settings" in daemon.get(f"/api/v1/fleet?at={at_s}&format=markdown")
+    assert "past moment, judged by today's settings" in daemon.get(
+        f"/api/v1/fleet?at={at_s}&format=markdown"
+    )
     assert told(daemon)["t"] > at_s, "now is told as before"
 
 

@@ -17,7 +17,7 @@ import pytest
 from kneewatch.agent.printing import FOUND, NO_DATA
 from kneewatch.collector.prometheus.client import PrometheusSource
 from tests import fleets
-from tests.agent.fleet.watching import QUICK, told, watched
+from tests.agent.fleet.prometheus_fleet import QUICK, told, watched
 from tests.agent.running import Document, Main
 from tests.collector.oracle import LOOPBACK, Prometheus, running
 from tests.collector.prometheus.replies import failed, json_answer, read_form, vector

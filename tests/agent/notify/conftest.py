@@ -13,7 +13,7 @@ import trustme
 from kneewatch.agent.notify.channel import RetryPolicy
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
-from tests.agent.notify.made import settings
+from tests.agent.notify.factories import settings
 from tests.agent.notify.web import Reply, Taker, Taking
 
 QUICK = RetryPolicy(first_s=0.05, most_s=0.2)

@@ -20,7 +20,7 @@ from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity
-from tests.agent.notify.made import cause, healthy, receiver, settings, sick, state, unreadable
+from tests.agent.notify.factories import cause, healthy, receiver, settings, sick, state, unreadable
 from tests.recordings import CAPTURES
 from tests.reports.made import NOW_S
 

@@ -20,12 +20,12 @@ from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
 from kneewatch.agent.store.writer import Store
 from tests.agent.api.serving import served, settings_of
 from tests.agent.notify.conftest import Starting
-from tests.agent.notify.made import healthy, sick, state
+from tests.agent.notify.factories import healthy, sick, state
 from tests.agent.notify.posts import time_of
-from tests.agent.notify.telling import settle, webhook
 from tests.agent.notify.test_alerts import at, service
 from tests.agent.notify.test_settings import ALERTING
 from tests.agent.notify.web import PATIENCE_S, Taking
+from tests.agent.notify.webhooks import settle, webhook
 from tests.programs import require
 from tests.reports.made import NOW_S
 

@@ -20,7 +20,7 @@ from kneewatch.agent.notify.channel import RetryPolicy
 from kneewatch.dashboards.prometheus.causes import cause_name
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
-from tests.agent.notify.made import healthy, receiver, sick, state
+from tests.agent.notify.factories import healthy, receiver, sick, state
 from tests.agent.notify.posts import time_of
 from tests.agent.notify.web import PATIENCE_S, Reply, Taking
 from tests.programs import require

@@ -20,10 +20,10 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_json import document
 from tests.agent.api.serving import service_of
 from tests.agent.notify.conftest import Starting
-from tests.agent.notify.made import FP8, healthy, sick, state
+from tests.agent.notify.factories import FP8, healthy, sick, state
 from tests.agent.notify.posts import alert, post
-from tests.agent.notify.telling import settle, webhook
 from tests.agent.notify.web import Taking
+from tests.agent.notify.webhooks import settle, webhook
 from tests.reports.made import NOW_S
 
 START_S = NOW_S - 300

@@ -12,9 +12,9 @@ import pytest
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
-from tests.agent.notify.made import cause, healthy, settings, sick, state
-from tests.agent.notify.telling import LONG_WAIT_S, ended, settle, webhook
+from tests.agent.notify.factories import cause, healthy, settings, sick, state
 from tests.agent.notify.web import Reply, Taking
+from tests.agent.notify.webhooks import LONG_WAIT_S, ended, settle, webhook
 
 
 @pytest.fixture(autouse=True)

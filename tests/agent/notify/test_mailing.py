@@ -15,7 +15,7 @@ import pytest
 from kneewatch.agent.notify.delivery import SendError, deliver
 from kneewatch.agent.notify.receivers import Mail
 from tests.agent.notify.conftest import Starting
-from tests.agent.notify.made import receiver, sick, state
+from tests.agent.notify.factories import receiver, sick, state
 from tests.agent.notify.mail_server import MailServer, Ways
 
 Mailing = Callable[[Ways], MailServer]

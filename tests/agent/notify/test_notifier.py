@@ -11,9 +11,9 @@ import pytest
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
-from tests.agent.notify.made import cause, healthy, settings, sick, state
-from tests.agent.notify.telling import LONG_WAIT_S, WAIT_S, ended, settle, webhook
+from tests.agent.notify.factories import cause, healthy, settings, sick, state
 from tests.agent.notify.web import Taking
+from tests.agent.notify.webhooks import LONG_WAIT_S, WAIT_S, ended, settle, webhook
 
 
 def test_begin_and_end_are_told_once_each(starting: Starting, taking: Taking) -> None:

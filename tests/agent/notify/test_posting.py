@@ -12,7 +12,7 @@ import trustme
 
 from kneewatch.agent.notify.delivery import SendError, after_s, post
 from kneewatch.agent.notify.receivers import Web
-from tests.agent.notify.made import receiver
+from tests.agent.notify.factories import receiver
 from tests.agent.notify.web import Reply, Taking
 from tests.collector.servers import BUSY_S, Start
 

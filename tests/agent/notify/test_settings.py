@@ -10,7 +10,7 @@ from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import KEYS, KINDS, Mail, Receiver, Web, as_toml, receivers
 from kneewatch.collector.errors import SettingsError
 from kneewatch.rules.rule import Severity
-from tests.agent.notify.made import receiver, settings
+from tests.agent.notify.factories import receiver, settings
 
 SECRET = "https://hooks.example/services/T0/B0/s3cr3t"
 HOOK = f'kind = "slack"\nurl = "{SECRET}"'

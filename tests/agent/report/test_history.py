@@ -13,7 +13,7 @@ from kneewatch.agent.report.history import History
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import RawCounters
 from kneewatch.reports.weekly.measures import COUNTS, LEVELS
-from tests.agent.store.made import COLUMNS, cycle, diagnosis, written
+from tests.agent.store.factories import COLUMNS, cycle, diagnosis, written
 from tests.weeks import START_S
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
-from tests.agent.store.made import EVER, START_S, STEP_S, cause, counted, cycle, diagnosis
+from tests.agent.store.factories import EVER, START_S, STEP_S, cause, counted, cycle, diagnosis
 
 RUN_S = (0.02, 0.25)
 """A child lives so long, from its first cycle on."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kneewatch.agent.report.history import History
 from kneewatch.collector.history import Column
 from kneewatch.collector.names.vllm_metrics import metric_table
-from tests.agent.store.made import COLUMNS
+from tests.agent.store.factories import COLUMNS
 
 
 class Snapshot(NamedTuple):

@@ -18,8 +18,8 @@ from kneewatch.agent.store.encoding import Packer
 from kneewatch.agent.store.maintenance import Maintenance
 from kneewatch.agent.store.records import Retention
 from kneewatch.agent.store.writer import StoreFile
+from tests.agent.store.factories import START_S, STEP_S
 from tests.agent.store.load import FLEET, Server
-from tests.agent.store.made import START_S, STEP_S
 
 A_WEEK = 8 * 7 * 24 * 3600 / STEP_S
 BUDGET_BYTES = 400e6 / A_WEEK

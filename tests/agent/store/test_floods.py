@@ -13,7 +13,7 @@ from kneewatch.agent.store.engine_cache import NEW_ENGINES_S
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.store.writer import Store
-from tests.agent.store.made import (
+from tests.agent.store.factories import (
     KEEP_ALL,
     PATIENCE_S,
     START_S,

@@ -15,7 +15,7 @@ from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Series
 from kneewatch.reports.diagnosis_json import document
-from tests.agent.store.made import (
+from tests.agent.store.factories import (
     EVER,
     START_S,
     STEP_S,

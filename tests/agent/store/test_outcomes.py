@@ -15,7 +15,7 @@ from kneewatch.diagnose.recommend.history import config_shows
 from kneewatch.diagnose.recommend.outcomes import Change, outcome_of, signals_show_change
 from kneewatch.diagnose.recommend.recommendation import Change as Flag
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
-from tests.agent.store.made import EVER, PATIENCE_S, START_S, counted, cycle, diagnosis, settle
+from tests.agent.store.factories import EVER, PATIENCE_S, START_S, counted, cycle, diagnosis, settle
 
 STEP_S = 20.0
 HOUR_S = 3600.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kneewatch.agent.store.encoding import CHAIN_MAX_LINKS, document_at_scrape, encode_document
 from kneewatch.agent.store.reader import Reader
-from tests.agent.store.made import START_S, STEP_S, cause, cycle, diagnosis, recorded, written
+from tests.agent.store.factories import START_S, STEP_S, cause, cycle, diagnosis, recorded, written
 from tests.agent.store.test_schema import CYCLES, RECORDING, of_version
 
 SICK = diagnosis(START_S, causes=[cause("kv_pressure")], values={"running": 3.0})

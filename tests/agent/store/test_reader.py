@@ -17,7 +17,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
-from tests.agent.store.made import (
+from tests.agent.store.factories import (
     EVER,
     KEEP_ALL,
     PATIENCE_S,

@@ -16,7 +16,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.schema import APPLICATION_ID, MIGRATIONS, check, migrate, version_of
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
-from tests.agent.store.made import KEEP_ALL, PATIENCE_S, Span, recorded, settle, written
+from tests.agent.store.factories import KEEP_ALL, PATIENCE_S, Span, recorded, settle, written
 from tests.agent.store.snapshots import snapshots
 
 VERSIONS = Path(__file__).parent / "versions"

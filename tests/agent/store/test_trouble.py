@@ -24,7 +24,7 @@ from kneewatch.agent.store.records import DAY_S, Cycle
 from kneewatch.agent.store.writer import INBOX_CYCLES, Backlog, Store
 from kneewatch.collector.errors import StoreError
 from tests.agent.store.disks import as_nobody, files_of_at_most, mount, small_disk, unchangeable
-from tests.agent.store.made import (
+from tests.agent.store.factories import (
     EVER,
     KEEP_ALL,
     PATIENCE_S,

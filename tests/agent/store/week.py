@@ -20,8 +20,8 @@ from pathlib import Path
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle, Retention
 from kneewatch.agent.store.writer import Store
+from tests.agent.store.factories import Span
 from tests.agent.store.load import Server, fleet
-from tests.agent.store.made import Span
 from tests.agent.store.snapshots import snapshots
 
 START_S = 1_795_000_000.0

@@ -22,7 +22,7 @@ from kneewatch.reports.diagnosis_json import DocumentError, document
 from tests.agent.api.serving import SICK_STATE, WELL_NAME, served, service_of, state_of
 from tests.agent.api.serving import settings_of as daemon_settings
 from tests.agent.running import PATIENCE_S
-from tests.agent.watch.walls import settings_of
+from tests.agent.watch.screens import settings_of
 from tests.collector.servers import Start, always, answer
 from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE
 

@@ -26,7 +26,7 @@ import sys
 from kneewatch.agent.terminal import feeds, screen
 from kneewatch.agent.terminal.pace import Pace
 from kneewatch.agent.terminal.watch import recording_feeds, show
-from tests.agent.watch.walls import settings_of
+from tests.agent.watch.screens import settings_of
 
 def broken(*_args):
     secret = "sword" + "fish"

@@ -26,7 +26,7 @@ from kneewatch.agent.terminal.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.errors import CaptureError, CollectError
 from tests.agent.running import PATIENCE_S, bodies, capture, in_turn
-from tests.agent.watch.walls import settings_of
+from tests.agent.watch.screens import settings_of
 from tests.collector.servers import Start
 
 

@@ -7,7 +7,7 @@ import pytest
 from kneewatch.agent.terminal import listing
 from kneewatch.agent.terminal.glyphs import ASCII, UNICODE, Line, cells
 from kneewatch.agent.terminal.state import ScreenState
-from tests.agent.watch.walls import Clock, three, told
+from tests.agent.watch.screens import Clock, three, told
 from tests.reports.made import HEALTHY, SICK, UNREADABLE, changed
 
 

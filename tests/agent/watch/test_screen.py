@@ -13,7 +13,7 @@ from kneewatch.agent.terminal.feeds import Pace
 from kneewatch.agent.terminal.glyphs import ASCII
 from kneewatch.agent.terminal.screen import View
 from kneewatch.agent.terminal.state import Kind, ScreenState
-from tests.agent.watch.walls import (
+from tests.agent.watch.screens import (
     Clock,
     driven,
     line_with,

@@ -19,7 +19,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
 from kneewatch.reports.weekly.observed import Held
-from tests.agent.store.made import EVER, recorded, written
+from tests.agent.store.factories import EVER, recorded, written
 from tests.recordings import CAPTURES, WINDOW_S
 
 TARGET = {"instance": "10.0.0.1:8000", "job": "vllm", "pod": "chat-0"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.agent.terminal.state import CHARTED, KEPT, EngineKey, Kind, ScreenState, Trail
-from tests.agent.watch.walls import SERVER, Clock, three, told
+from tests.agent.watch.screens import SERVER, Clock, three, told
 from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed
 
 KEY = EngineKey(SERVER, SERVER, "llama", "0")

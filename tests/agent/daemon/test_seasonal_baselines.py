@@ -17,9 +17,9 @@ from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.rules.baseline import HOUR_S, WEEK_S
-from tests.agent.daemon.made import Kept, target
+from tests.agent.daemon.factories import Kept, target
 from tests.agent.running import bodies
-from tests.agent.store.made import cycle, diagnosis, written
+from tests.agent.store.factories import cycle, diagnosis, written
 from tests.collector.servers import Start, always, answer
 
 MORNING_S = 1_795_420_800.0 + 9 * HOUR_S

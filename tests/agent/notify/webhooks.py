@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from kneewatch.agent.notify.notifier import Notifier
-from tests.agent.notify.made import healthy, state
+from tests.agent.notify.factories import healthy, state
 from tests.agent.notify.web import PATIENCE_S, Taker
 
 WAIT_S = 0.15

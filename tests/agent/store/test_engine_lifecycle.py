@@ -11,7 +11,7 @@ from kneewatch.agent.store.writer import Store
 from kneewatch.collector.history import Restart
 from kneewatch.diagnose.intervals import BRIDGED_S, GRACE_S
 from kneewatch.rules.rule import Severity
-from tests.agent.store.made import (
+from tests.agent.store.factories import (
     EVER,
     KEEP_ALL,
     PATIENCE_S,

@@ -12,7 +12,7 @@ from typing import Any
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.targets import TargetSpec, spec
 from kneewatch.collector.gpu.nvml_calls import load_nvml
-from tests.agent.daemon.made import settings
+from tests.agent.daemon.factories import settings
 from tests.collector.servers import Server, Start, answer
 
 T_S = 1_800_000_000.0

@@ -17,7 +17,7 @@ from kneewatch.agent.notify.receivers import receivers
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.observed import Gone
 from tests.agent.api.serving import settings_of
-from tests.agent.notify.made import receiver, settings
+from tests.agent.notify.factories import receiver, settings
 from tests.diagnose.fleet.made import fleet, pod, verdict
 
 STEP_S, HOLD_S = 60.0, 120.0
