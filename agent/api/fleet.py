@@ -145,7 +145,7 @@ TIER = ("pool", "tier", "role")
 def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, str], float]]:
     """Labels and number of the replicas that each tier needs. A tier that cannot be judged has
     none, so that nothing scales down on missing data."""
-    diagnosis = state.told(now_s)
+    diagnosis = state.current_diagnosis(now_s)
     for size in diagnosis.sizes if diagnosis is not None and not diagnosis.lost else ():
         if size.needed is not None:
             model = clean(size.tier.engines[0].member.model)
@@ -154,7 +154,7 @@ def fleet_replicas(state: FleetState, now_s: float) -> Iterator[tuple[dict[str, 
 
 def fleet_families(state: FleetState, now_s: float) -> Iterator[Metric]:
     """The metric families: the state of the queries, and the newest diagnosis."""
-    diagnosis = state.told(now_s)
+    diagnosis = state.current_diagnosis(now_s)
     current = diagnosis if diagnosis is not None and not diagnosis.lost else None
     yield from _source_families(state, up=current is not None)
     health = GaugeMetricFamily(
@@ -262,7 +262,7 @@ class FleetAnswers:
             past = await self._past.at(moment("at", at, now_s=now_s))
             body = await run_in_threadpool(_rendered, form, state, past, past=True)
             return Response(body, media_type=MEDIA_TYPES[form])
-        diagnosis = state.told(now_s)
+        diagnosis = state.current_diagnosis(now_s)
         if diagnosis is None:
             why = f"the metrics system has not answered yet: {state.error or 'not queried yet'}"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, clean(why))

@@ -103,7 +103,7 @@ def reasons(service: Service) -> list[str]:
         elif late(state, now_s):
             lines.append(f"{spec.name}: no cycle for {now_s - state.t_s:.0f} s")
     if service.fleet is not None:
-        diagnosis = service.fleet.state.told(now_s)
+        diagnosis = service.fleet.state.current_diagnosis(now_s)
         if diagnosis is None:
             lines.append(f"fleet: {service.fleet.state.error or 'not queried yet'}")
         elif diagnosis.lost:

@@ -254,7 +254,7 @@ class KneeLoader:
         first_s = engine.learned.knee.first_s
         if first_s is None:
             return
-        engine.learned.knee.asked = True
+        engine.learned.knee.history_requested = True
         window_s = engine.profile.window_s
         self._requests.append(
             KneeRequest(target, engine.key, engine.learned.knee, window_s, first_s, engine.config)

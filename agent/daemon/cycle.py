@@ -301,7 +301,7 @@ class TargetWatch:
         # A recording that starts over must not learn from its own past rounds.
         if self._sinks.knees and not self.spec.played:
             for engine in self._stream.monitor.engines:
-                if not engine.learned.knee.asked:
+                if not engine.learned.knee.history_requested:
                     self._sinks.knees.request(self.spec.name, engine)
         restart = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
         return self._publish(t_s, diagnoses, began_s, restart)

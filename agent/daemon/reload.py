@@ -82,15 +82,15 @@ class Reload:
             settings,
             self._store_file,
             before=self._reports,
-            fleet=self._fleet_watch.asked if self._fleet_watch is not None else None,
+            fleet=self._fleet_watch.url_and_selector if self._fleet_watch is not None else None,
         )
         if planned is None and self._scheduler.get_job(JOB_ID) is not None:
             self._scheduler.remove_job(JOB_ID)
         self._reports = planned or self._reports
 
 
-def _apply(what: str, take_up: Callable[[], None]) -> None:
+def _apply(part: str, apply: Callable[[], None]) -> None:
     try:
-        take_up()
+        apply()
     except KneewatchError as error:
-        log.error("reload failed, keeping the old settings part=%s error=%s", what, error)  # noqa: TRY400 - no bug
+        log.error("reload failed, keeping the old settings part=%s error=%s", part, error)  # noqa: TRY400 - no bug

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from math import inf
 
 from kneewatch.agent.fleet import queries
-from kneewatch.agent.fleet.queries import Asking
+from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import Piece, Sample, pieces, steps_of
@@ -50,7 +51,7 @@ class _Groups:
 
 def past_of(
     source: PrometheusSource,
-    asking: Asking,
+    scope: QueryScope,
     shape: Shape,
     names: Sequence[str],
     *,
@@ -65,8 +66,8 @@ def past_of(
     groups = _Groups(shape, names)
     if not len(groups):
         return Past()
-    lengths, recent, missing = _lengths(source, asking, groups, names, at_s)
-    query = queries.in_flight(asking, names, recorded_only=recorded_only)
+    lengths, recent, missing = _lengths(source, scope, groups, names, at_s)
+    query = queries.in_flight(scope, names, recorded_only=recorded_only)
     try:
         peaks = _peaks(source, query, groups, at_s=at_s, span_s=lookback_s)
     except CollectError as exc:
@@ -93,25 +94,30 @@ def _peaks(
 
     points: dict[Group, dict[float, float]] = {}
     with ThreadPoolExecutor(PARTS) as pool:
-        for piece in (one for peaks in pool.map(part, spans) for one in peaks):
+        for piece in chain.from_iterable(pool.map(part, spans)):
             if piece.warnings:
                 raise CollectError(f"partial: {piece.warnings[0]}", kind="query", hint="")
             for track in piece.tracks:
                 group = groups.of(track.labels)
                 if group is not None:
-                    own = points.setdefault(group, {})
+                    total = points.setdefault(group, {})
                     for t_s, value in track.points:
-                        own[t_s] = own.get(t_s, 0.0) + value
-    peaks = {g: peak_of(list(own.items()), span_s=span_s, steps=steps) for g, own in points.items()}
+                        total[t_s] = total.get(t_s, 0.0) + value
+    peaks = {
+        group: peak_of(list(total.items()), span_s=span_s, steps=steps)
+        for group, total in points.items()
+    }
     return {group: peak for group, peak in peaks.items() if peak is not None}
 
 
 def _lengths(
-    source: PrometheusSource, asking: Asking, groups: _Groups, names: Sequence[str], at_s: float
+    source: PrometheusSource, scope: QueryScope, groups: _Groups, names: Sequence[str], at_s: float
 ) -> tuple[Lengths, Recent, str]:
-    """Request lengths a week ago and now, those of now alone, and "" or why there are none."""
-    asked = {f"{key} {ago}": query for (key, ago), query in queries.lengths(asking, names).items()}
-    answers = source.instants(asked, at_s)
+    """Request lengths a week ago and now, only those of now, and "" or why there are none."""
+    query_by_key = {
+        f"{key} {is_past}": query for (key, is_past), query in queries.lengths(scope, names).items()
+    }
+    answers = source.instants(query_by_key, at_s)
     read: dict[str, Mapping[Group, Buckets]] = {}
     for key, answer in answers.items():
         if isinstance(answer, CollectError):
@@ -135,8 +141,8 @@ def _buckets(samples: Sequence[Sample], groups: _Groups) -> dict[Group, dict[flo
     for sample in samples:
         group, edge = groups.of(sample.labels), _edge(sample.labels.get("le", ""))
         if group is not None and edge is not None:
-            own = buckets.setdefault(group, {})
-            own[edge] = own.get(edge, 0.0) + sample.value
+            counts = buckets.setdefault(group, {})
+            counts[edge] = counts.get(edge, 0.0) + sample.value
     return buckets
 
 

@@ -63,16 +63,16 @@ MATCHER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """What queries are made for: matchers of the series, labels that tell engines apart, prefixes
-    of vLLM's names, the window."""
+class QueryScope:
+    """The scope of queries: matchers of the series, the labels that distinguish engines, the
+    prefixes of vLLM's metric names, and the window in seconds."""
 
     selector: str
     window_s: float
     by: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = PREFIXES
 
-    def about(self, by: tuple[str, ...], running: Iterable[Labels]) -> Asking:
+    def for_engines(self, by: tuple[str, ...], running: Iterable[Labels]) -> QueryScope:
         """A copy with the labels of engines, and with the prefixes that occur in the series of
         running requests; all prefixes where there are none."""
         names = {labels.get("__name__", "") for labels in running}
@@ -87,8 +87,10 @@ class Asking:
     def either(self, make: Callable[[Dialect], str | None]) -> str:
         """A query over all prefixes, joined with `or`; empty where `make` gives none."""
         dialects = (Dialect(self.window_s, self.by, self.selector, {}, p) for p in self.prefixes)
-        made = [query for dialect in dialects if (query := make(dialect)) is not None]
-        return made[0] if len(made) == 1 else " or ".join(f"({dialect})" for dialect in made)
+        by_prefix = [query for dialect in dialects if (query := make(dialect)) is not None]
+        if len(by_prefix) == 1:
+            return by_prefix[0]
+        return " or ".join(f"({query})" for query in by_prefix)
 
     def series(self, name: str, extra: str = "") -> str:
         """A selector of a series that is not vLLM's."""
@@ -116,102 +118,103 @@ def checked_selector(text: str, origin: str) -> str:
     return inner.rstrip(",").rstrip()
 
 
-def presence(asking: Asking) -> str:
+def presence(scope: QueryScope) -> str:
     """All series of running requests, and the recorded ones."""
-    return asking.of_vllm(PRESENCE, also=(recorded("running"),))
+    return scope.of_vllm(PRESENCE, also=(recorded("running"),))
 
 
-def vanished(asking: Asking) -> str:
+def vanished(scope: QueryScope) -> str:
     """Series of running requests that existed in the last hour and are gone now."""
 
-    def gone(dialect: Dialect) -> str:
+    def vanished_series(dialect: Dialect) -> str:
         running = dialect.series(PRESENCE)
         return f"last_over_time({running}[{duration(HOUR_S)}]) unless {running}"
 
-    return asking.either(gone)
+    return scope.either(vanished_series)
 
 
-def raw_queries(asking: Asking, covered: Coverage) -> dict[str, str]:
+def raw_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
     """A query for each signal that has one, from vLLM's own series."""
     exprs = {**_catalogue(covered.signals), **OWN}
-    by_key = {key: asking.either(expr.promql) for key, expr in exprs.items()}
-    lengths = replace(asking, window_s=HOUR_S)
+    by_key = {key: scope.either(expr.promql) for key, expr in exprs.items()}
+    lengths = replace(scope, window_s=HOUR_S)
     by_key |= {key: lengths.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
     return {key: query for key, query in by_key.items() if query}
 
 
-def recorded_queries(asking: Asking, covered: Coverage) -> dict[str, str]:
+def recorded_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
     """A query for each signal that recording rules keep."""
     return {
-        key: f"max by ({', '.join(asking.by)}) ({asking.series(recorded(key))})"
+        key: f"max by ({', '.join(scope.by)}) ({scope.series(recorded(key))})"
         for key in dict.fromkeys((*covered.signals, *covered.remembered))
     }
 
 
-def alerts(asking: Asking) -> str:
+def alerts(scope: QueryScope) -> str:
     """The findings that the exported rules' alerts fire for, by engine, rule and severity."""
-    series = asking.series("ALERTS", 'kneewatch="finding",alertstate="firing"')
-    return f"max by ({', '.join((*asking.by, 'rule', 'severity'))}) ({series})"
+    series = scope.series("ALERTS", 'kneewatch="finding",alertstate="firing"')
+    return f"max by ({', '.join((*scope.by, 'rule', 'severity'))}) ({series})"
 
 
-def beside(asking: Asking) -> dict[str, str]:
+def process_queries(scope: QueryScope) -> dict[str, str]:
     """Queries for process ages, and for running requests in the last hour."""
     hour = duration(HOUR_S)
-    process = ", ".join(one for one in asking.by if one not in ("model_name", "engine"))
-    hourly = replace(asking, window_s=HOUR_S)
+    process = ", ".join(label for label in scope.by if label not in ("model_name", "engine"))
+    hourly = replace(scope, window_s=HOUR_S)
     # The process start has no model and engine labels, so it is joined in Python.
-    age = f"max by ({process}) (time() - {asking.series('process_start_time_seconds')})"
+    age = f"max by ({process}) (time() - {scope.series('process_start_time_seconds')})"
     return {
         "running_hour_avg": hourly.either(OverTime(PRESENCE, "avg").promql),
         "running_hour_max": hourly.either(OverTime(PRESENCE, "max").promql),
-        "running_hour_ago": asking.either(
-            lambda one: one.sum(f"{one.series(PRESENCE)} offset {hour}")
+        "running_hour_ago": scope.either(
+            lambda dialect: dialect.sum(f"{dialect.series(PRESENCE)} offset {hour}")
         ),
         "age_s": age,
     }
 
 
-def configs(asking: Asking) -> str:
+def configs(scope: QueryScope) -> str:
     """The cache configuration, whose values are labels."""
-    return asking.either(lambda dialect: dialect.series("cache_config_info"))
+    return scope.either(lambda dialect: dialect.series("cache_config_info"))
 
 
-def scrapes_failing(asking: Asking) -> str:
+def scrapes_failing(scope: QueryScope) -> str:
     """Failing scrapes of targets that had series in the last hour.
 
-    `up` has none of the page's labels, so the selector cannot match it: it is joined.
+    `up` has none of the page's labels, so the selector cannot match it: it is joined by job and
+    instance.
     """
     hour = duration(HOUR_S)
-    seen = asking.either(lambda dialect: f"last_over_time({dialect.series(PRESENCE)}[{hour}])")
+    seen = scope.either(lambda dialect: f"last_over_time({dialect.series(PRESENCE)}[{hour}])")
     return f"(up == 0) and on (job, instance) ({seen})"
 
 
-def in_flight(asking: Asking, groups: Iterable[str], *, recorded_only: bool) -> str:
+def in_flight(scope: QueryScope, groups: Iterable[str], *, recorded_only: bool) -> str:
     """Running and waiting requests, summed over the replicas of a group."""
-    series = asking.of_vllm(PRESENCE, WAITING)
+    series = scope.of_vllm(PRESENCE, WAITING)
     if recorded_only:
-        kept = (recorded("running"), recorded("waiting"))
-        series = asking.series("", any_of("__name__", kept))
+        names = (recorded("running"), recorded("waiting"))
+        series = scope.series("", any_of("__name__", names))
     return f"sum by ({', '.join(groups)}) ({series})"
 
 
-def lengths(asking: Asking, groups: Iterable[str]) -> dict[tuple[str, bool], str]:
-    """Buckets of the last hour's request lengths on all of a group, by signal, and of the same hour
-    a week ago (True)."""
+def lengths(scope: QueryScope, groups: Iterable[str]) -> dict[tuple[str, bool], str]:
+    """Queries for a group's buckets of request lengths in the last hour, by signal; with True, in
+    the same hour a week ago."""
     by, hour = ", ".join((*groups, "le")), duration(HOUR_S)
 
-    def grown(metric: str, offset: str, dialect: Dialect) -> str:
+    def increase(metric: str, offset: str, dialect: Dialect) -> str:
         return f"sum by ({by}) (increase({dialect.series(metric, '_bucket')}[{hour}]{offset}))"
 
     return {
-        (LENGTH_SIGNALS[side], bool(offset)): asking.either(partial(grown, metric, offset))
+        (LENGTH_SIGNALS[side], bool(offset)): scope.either(partial(increase, metric, offset))
         for side, metric in METRICS.items()
         for offset in ("", f" offset {duration(WEEK_S)}")
     }
 
 
 def gpu_queries(selector: str) -> dict[str, str]:
-    """A query for each GPU figure, and for how many GPUs there are."""
+    """A query for each GPU figure, and one for the number of GPUs."""
     labels = ", ".join(GPU_LABELS)
     by_key = {
         key: f"{fold} by ({labels}) ({_gpu_series(name, selector)})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.history import past_of
-from kneewatch.agent.fleet.queries import COUNTED, GPUS, Asking
+from kneewatch.agent.fleet.queries import COUNTED, GPUS, QueryScope
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_resolver import BLOCKS, own_blocks
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -24,10 +24,11 @@ NODE = ("Hostname", "hostname", "node")
 Place = tuple[str, ...]
 
 
-def joined(
+def with_gpus(
     shape: Shape, answers: Mapping[str, Sequence[Sample]]
 ) -> tuple[Shape, dict[Key, dict[str, float]]]:
-    """The shape with the GPU's model as tier where no label names one, and GPU figures by engine.
+    """The shape with the GPU's model as the tier of engines without a tier label, and GPU figures
+    by engine.
 
     `gpus` is among the figures only where DCGM names the pod: a node's GPUs may belong to others.
     """
@@ -46,19 +47,20 @@ def joined(
     members: list[Member] = []
     figures_by_engine: dict[Key, dict[str, float]] = {}
     for member in shape.members:
-        at = next((place for place in places_of(member) if place in by_place), None)
-        if at is None:
+        found_place = next((place for place in places_of(member) if place in by_place), None)
+        if found_place is None:
             members.append(member)
             continue
-        figures_by_engine[member.key] = by_place[at]
-        kinds = models.get(at, set())
-        tier = member.tier or (next(iter(kinds)) if len(kinds) == 1 else "")
+        figures_by_engine[member.key] = by_place[found_place]
+        gpu_models = models.get(found_place, set())
+        tier = member.tier or (next(iter(gpu_models)) if len(gpu_models) == 1 else "")
         members.append(replace(member, tier=tier))
     return replace(shape, members=tuple(members)), figures_by_engine
 
 
 def places(labels: Labels) -> Iterable[Place]:
-    """Where a GPU is. Without honorLabels the workload's own labels are the exported ones."""
+    """The pod and nodes of a GPU. Without honorLabels the workload's labels are the exported_*
+    ones."""
     pod = labels.get("exported_pod") or labels.get("pod", "")
     namespace = labels.get("exported_namespace") or labels.get("namespace", "")
     cluster = labels.get("cluster", "")
@@ -69,8 +71,8 @@ def places(labels: Labels) -> Iterable[Place]:
 
 
 def places_of(member: Member) -> Iterable[Place]:
-    """Places where an engine's GPUs may be, the most exact first: in its own cluster, then where
-    DCGM's series name no cluster."""
+    """Pods and nodes where an engine's GPUs may be, the most specific first: in its own cluster,
+    then in DCGM series without a cluster label."""
     labels = member.labels
     clusters = dict.fromkeys((labels.get("cluster", ""), ""))
     if labels.get("pod"):
@@ -84,16 +86,16 @@ def places_of(member: Member) -> Iterable[Place]:
 # --- KV pools -------------------------------------------------------------------------------------
 
 
-def own_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[Key, Labels]:
-    """The labels of cache_config_info with each engine's own blocks, where a replica shows the sum
-    over all of its engines."""
-    beside: dict[tuple[str, str, str], list[Key]] = {}
+def kv_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[Key, Labels]:
+    """The labels of cache_config_info with each engine's own number of blocks: some vLLM versions
+    report the sum over a replica's engines."""
+    by_replica: dict[tuple[str, str, str], list[Key]] = {}
     for member in members:
         if member.key in configs:
-            at = member.pool, member.replica, member.model
-            beside.setdefault(at, []).append(member.key)
+            replica = member.pool, member.replica, member.model
+            by_replica.setdefault(replica, []).append(member.key)
     pools = dict(configs)
-    for keys in beside.values():
+    for keys in by_replica.values():
         blocks = own_blocks([configs[key] for key in keys])
         if blocks is not None:
             pools |= {key: {**configs[key], BLOCKS: blocks} for key in keys}
@@ -103,10 +105,11 @@ def own_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[
 # --- Failing scrapes ------------------------------------------------------------------------------
 
 
-class Failing:
-    """The failing scrapes, by the labels of `up`. `labels in failing` tests a series of a page.
+class FailingScrapes:
+    """The failing scrapes, by the labels of `up`. `labels in failing`: the scrape of that series
+    fails.
 
-    Clusters may share job and address, so all labels that both have must be equal.
+    Several clusters may have the same job and address, so all common labels must be equal.
     """
 
     def __init__(self, ups: Iterable[Labels]) -> None:
@@ -178,29 +181,29 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     Raises:
         CollectError: the metrics system does not answer, or has no series of vLLM.
     """
-    started_s, asked, retried = time.monotonic(), source.asked, source.retried
+    started_s, queries_before, retried_before = time.monotonic(), source.asked, source.retried
     clock, log = source.clock(), AnswerLog()
     at_s = clock.server_s if config.at_s is None else config.at_s
-    asking = Asking(config.selector, config.window_s)
-    running = log.samples("presence", source.instant(queries.presence(asking), at_s))
+    scope = QueryScope(config.selector, config.window_s)
+    running = log.samples("presence", source.instant(queries.presence(scope), at_s))
     raw = [s.labels for s in running if s.labels.get("__name__") != RECORDED]
     recorded = [s.labels for s in running if s.labels.get("__name__") == RECORDED]
     shape = shape_of(raw or recorded, config.names)
-    asking = asking.about(shape.by, raw)
-    shape, gone = _standing(source, asking, config.names, shape, log, at_s)
+    scope = scope.for_engines(shape.by, raw)
+    shape, gone = _running_replicas(source, scope, config.names, shape, log, at_s)
     if not shape.members and not gone:
-        raise _nothing(source, config)
+        raise _no_series_error(source, config)
     keys = {shape.key(labels) for labels in recorded}
-    covered = shape.recorded and all(member.key in keys for member in shape.members)
-    kept = covered and bool(shape.members)
-    values, sources = _signals(source, asking, shape, log, at_s, config, recorded=kept)
-    fires = _alerts(source, asking, shape, log, at_s) if kept else {}
-    shape, gpus, configs = _beside(source, asking, shape, log, at_s, values)
+    all_recorded = shape.recorded and all(member.key in keys for member in shape.members)
+    use_recorded = all_recorded and bool(shape.members)
+    values, sources = _signals(source, scope, shape, log, at_s, config, recorded=use_recorded)
+    fires = _alerts(source, scope, shape, log, at_s) if use_recorded else {}
+    shape, gpus, configs = _gpus_and_configs(source, scope, shape, log, at_s, values)
     past = config.past
     if past is None:
         past = past_of(
             source,
-            asking,
+            scope,
             shape,
             config.names.grouping(member.labels for member in shape.members),
             at_s=at_s,
@@ -224,7 +227,11 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
         failed=log.failed,
         warnings=tuple(log.warnings),
         skew_s=clock.skew_s if skewed else None,
-        load=Load(source.asked - asked, source.retried - retried, time.monotonic() - started_s),
+        load=Load(
+            source.asked - queries_before,
+            source.retried - retried_before,
+            time.monotonic() - started_s,
+        ),
     )
 
 
@@ -233,7 +240,7 @@ Values = dict[Key, dict[str, float]]
 
 def _signals(
     source: PrometheusSource,
-    asking: Asking,
+    scope: QueryScope,
     shape: Shape,
     log: AnswerLog,
     at_s: float,
@@ -243,27 +250,27 @@ def _signals(
 ) -> tuple[Values, tuple[list[str], list[str]]]:
     """Signals by engine, and the keys from recording rules and from raw series."""
     values: Values = {member.key: {} for member in shape.members}
-    raw, kept = queries.raw_queries(asking, config.covered), list[str]()
+    raw, recorded_keys = queries.raw_queries(scope, config.covered), list[str]()
     if recorded:
-        answers = source.instants(queries.recorded_queries(asking, config.covered), at_s)
+        answers = source.instants(queries.recorded_queries(scope, config.covered), at_s)
         for key, answer in answers.items():
             samples = log.samples(key, answer)
             if samples:
-                kept.append(key)
+                recorded_keys.append(key)
                 raw.pop(key, None)
             _spread(values, shape, key, samples)
     for key, answer in source.instants(raw, at_s).items():
         _spread(values, shape, key, log.samples(key, answer))
-    return values, (kept, list(raw))
+    return values, (recorded_keys, list(raw))
 
 
 def _alerts(
-    source: PrometheusSource, asking: Asking, shape: Shape, log: AnswerLog, at_s: float
+    source: PrometheusSource, scope: QueryScope, shape: Shape, log: AnswerLog, at_s: float
 ) -> dict[Key, dict[str, Severity]]:
     """The worst severity at which each rule fires, by engine and rule."""
     fires: dict[Key, dict[str, Severity]] = {}
     words = {word: severity for severity, word in WORDS.items()}
-    answers = source.instants({"alerts": queries.alerts(asking)}, at_s)
+    answers = source.instants({"alerts": queries.alerts(scope)}, at_s)
     for sample in log.samples("alerts", answers["alerts"]):
         rule, severity = sample.labels.get("rule", ""), words.get(sample.labels.get("severity", ""))
         if severity is not None:
@@ -272,20 +279,22 @@ def _alerts(
     return fires
 
 
-def _beside(
+def _gpus_and_configs(
     source: PrometheusSource,
-    asking: Asking,
+    scope: QueryScope,
     shape: Shape,
     log: AnswerLog,
     at_s: float,
     values: Values,
 ) -> tuple[Shape, Values, dict[Key, Labels]]:
-    """The shape with tiers, GPU figures and configurations by engine; ages, hours and capacities go
-    to `values`."""
+    """The shape with tiers, GPU figures and cache configurations by engine.
+
+    Adds process ages, hourly figures and KV capacities to `values`.
+    """
     extra_queries = {
-        **queries.beside(asking),
-        "kv_capacity_tokens": queries.configs(asking),
-        **queries.gpu_queries(asking.selector),
+        **queries.process_queries(scope),
+        "kv_capacity_tokens": queries.configs(scope),
+        **queries.gpu_queries(scope.selector),
     }
     answers = {
         key: log.samples(key, answer)
@@ -299,7 +308,7 @@ def _beside(
         tokens = capacity_tokens(labels)
         if tokens is not None:
             values[key]["kv_capacity_tokens"] = tokens
-    shape, gpus = joined(shape, {key: answers[key] for key in (*queries.GPUS, queries.COUNTED)})
+    shape, gpus = with_gpus(shape, {key: answers[key] for key in (*queries.GPUS, queries.COUNTED)})
     return shape, gpus, configs
 
 
@@ -311,7 +320,7 @@ def _spread(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -
 
 
 def _by_process(values: Values, shape: Shape, key: str, samples: Sequence[Sample]) -> None:
-    """Copy a value that a page has once to all its engines."""
+    """Copy a value that a page reports once to all of its engines."""
     names = [name for name in shape.by if name not in ("model_name", "engine")]
     value_by_labels = {tuple(s.labels.get(name, "") for name in names): s.value for s in samples}
     for member in shape.members:
@@ -328,7 +337,7 @@ def _configs(shape: Shape, samples: Sequence[Sample]) -> dict[Key, Labels]:
         member.key: labels_by_engine.get(tuple(member.labels.get(name, "") for name in names))
         for member in shape.members
     }
-    return own_pools({key: labels for key, labels in configs.items() if labels}, shape.members)
+    return kv_pools({key: labels for key, labels in configs.items() if labels}, shape.members)
 
 
 def capacity_tokens(labels: Mapping[str, str]) -> float | None:
@@ -343,9 +352,9 @@ def capacity_tokens(labels: Mapping[str, str]) -> float | None:
     return None
 
 
-def _standing(
+def _running_replicas(
     source: PrometheusSource,
-    asking: Asking,
+    scope: QueryScope,
     names: LabelMap,
     shape: Shape,
     log: AnswerLog,
@@ -355,23 +364,23 @@ def _standing(
 
     A metrics system can return old values for minutes after a scrape fails: these are dropped.
     """
-    to_ask = {"vanished": queries.vanished(asking), "up": queries.scrapes_failing(asking)}
+    query_by_key = {"vanished": queries.vanished(scope), "up": queries.scrapes_failing(scope)}
     answers = {
-        key: log.samples(key, answer) for key, answer in source.instants(to_ask, at_s).items()
+        key: log.samples(key, answer) for key, answer in source.instants(query_by_key, at_s).items()
     }
-    failing = Failing(sample.labels for sample in answers["up"])
+    failing = FailingScrapes(sample.labels for sample in answers["up"])
     vanished = shape_of((sample.labels for sample in answers["vanished"]), names)
-    left = [member for member in shape.members if member.labels not in failing]
-    standing = {(member.replica, member.pool) for member in left}
+    members = [member for member in shape.members if member.labels not in failing]
+    running = {(member.replica, member.pool) for member in members}
     gone: dict[tuple[str, str], Gone] = {}
     for member in (*vanished.members, *shape.members):
         name, down = (member.replica, member.pool), member.labels in failing
-        if name not in standing:
+        if name not in running:
             gone[name] = Gone(*name, down or (name in gone and gone[name].down))
-    return replace(shape, members=tuple(left)), list(gone.values())
+    return replace(shape, members=tuple(members)), list(gone.values())
 
 
-def _nothing(source: PrometheusSource, config: FleetConfig) -> CollectError:
+def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectError:
     matching = f" that match {config.selector}" if config.selector else ""
     return CollectError(
         f"{source.url}: no series of vLLM servers{matching} (…{queries.PRESENCE})",

@@ -30,7 +30,7 @@ from kneewatch.rules.rule import Severity
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""A metrics system that does not answer is queried again after twice this, then ever later."""
+"""Twice this is the first backoff for a metrics system that does not answer, in seconds."""
 
 PAST_S = 3600.0
 """How long a complete history is reused: queries over days are expensive."""
@@ -40,13 +40,13 @@ PAST_S = 3600.0
 class FleetState:
     """The state of a watched fleet.
 
-    `found` is the newest diagnosis, None before the first; `seen_s` is its time, `error` why the
+    `diagnosis` is the newest one, None before the first; `seen_s` is its time, `error` why the
     newest cycle failed. `queries` and `retried` are totals.
     """
 
     url: str
     interval_s: float
-    found: FleetDiagnosis | None = None
+    diagnosis: FleetDiagnosis | None = None
     seen_s: float = 0.0
     past_s: float = 0.0
     cycles: int = 0
@@ -56,20 +56,20 @@ class FleetState:
     queries: int = 0
     retried: int = 0
 
-    def told(self, now_s: float) -> FleetDiagnosis | None:
+    def current_diagnosis(self, now_s: float) -> FleetDiagnosis | None:
         """The newest diagnosis; marked as lost if it is old or a later cycle failed."""
-        if self.found is None:
+        if self.diagnosis is None:
             return None
         old = now_s - self.seen_s > max(LATE_S, LATE_INTERVALS * self.interval_s)
         if not self.failing and not old:
-            return self.found
+            return self.diagnosis
         since = f"no answer since {date(self.seen_s)} {clock(self.seen_s)} UTC"
-        return replace(self.found, lost=f"{since}: {self.error}" if self.error else since)
+        return replace(self.diagnosis, lost=f"{since}: {self.error}" if self.error else since)
 
     @property
     def queries_per_s(self) -> float:
         """Queries per second of the newest cycle."""
-        return self.found.observed.load.queries / self.interval_s if self.found else 0.0
+        return self.diagnosis.observed.load.queries / self.interval_s if self.diagnosis else 0.0
 
 
 class FleetWatch:
@@ -89,10 +89,10 @@ class FleetWatch:
             KneewatchError: the URL, the selector or a setting is wrong.
         """
         self._selector, self._wall = selector, wall
-        self.asked = url, selector
-        asking = source_settings(settings)
-        self._source = PrometheusSource(url, asking)
-        self._past = PrometheusSource(url, asking, pace=self._source.pace)
+        self.url_and_selector = url, selector
+        query_settings = source_settings(settings)
+        self._source = PrometheusSource(url, query_settings)
+        self._past = PrometheusSource(url, query_settings, pace=self._source.pace)
         self.state = FleetState(self._source.url, settings["fleet.interval_s"])
         self.adopt(settings)
 
@@ -109,28 +109,28 @@ class FleetWatch:
     def cycle(self) -> float | None:
         """Run one cycle. Returns the seconds until the retry if it failed, else None."""
         before, now_s = self.state, self._wall()
-        is_past_fresh = before.found is not None and now_s - before.past_s < PAST_S
-        past = before.found.observed.past if is_past_fresh and before.found else None
+        is_past_fresh = before.diagnosis is not None and now_s - before.past_s < PAST_S
+        past = before.diagnosis.observed.past if is_past_fresh and before.diagnosis else None
         try:
             observed = observe(self._source, replace(self._config, past=past))
-            found = diagnose(observed, self._profile)
+            diagnosis = diagnose(observed, self._profile)
         except CollectError as error:
             return self._failed(str(error))
         if before.failing:
             log.info("metrics system is back failures=%s", before.failing)
-        if before.found is None:
+        if before.diagnosis is None:
             log.info(
                 "watching the fleet engines=%s queries=%s interval_s=%g",
-                len(found.engines),
+                len(diagnosis.engines),
                 observed.load.queries,
                 before.interval_s,
             )
-        whole = past is None and not observed.past.missing
+        is_past_complete = past is None and not observed.past.missing
         self.state = replace(
             self._counted(),
-            found=found,
+            diagnosis=diagnosis,
             seen_s=self._wall(),
-            past_s=now_s if whole else before.past_s,
+            past_s=now_s if is_past_complete else before.past_s,
             failing=0,
             error="",
         )
@@ -146,7 +146,7 @@ class FleetWatch:
         return diagnose(observe(self._past, replace(self._config, at_s=at_s)), self._profile)
 
     def crashed(self, error: Exception) -> float | None:
-        """There is a bug: what was seen before says nothing of now."""
+        """Count a cycle that raised, which is a bug: the fleet's state is unknown."""
         return self._failed(f"kneewatch itself failed: {type(error).__name__}")
 
     def now_s(self) -> float:
@@ -195,25 +195,30 @@ class FleetWatch:
 SYSTEM_DOWN = "metrics_system_down"
 
 
-def states_of(found: FleetDiagnosis, *, interval_s: float) -> list[TargetState]:
+def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetState]:
     """The target states of a diagnosis. A problem missing from a partial answer is not treated as
     resolved."""
-    states = [_state(FLEET, {}, found, [_diagnosis_of(found, FLEET)], interval_s)]
-    groups = dict.fromkeys([(tier.pool, tier.tier) for tier in found.tiers])
-    groups |= dict.fromkeys([(cause.pool, cause.tier) for cause in found.causes])
+    states = [_state(FLEET, {}, diagnosis, [_diagnosis_of(diagnosis, FLEET)], interval_s)]
+    groups = dict.fromkeys([(tier.pool, tier.tier) for tier in diagnosis.tiers])
+    groups |= dict.fromkeys([(cause.pool, cause.tier) for cause in diagnosis.causes])
     for pool, tier in groups:
         name = f"{FLEET}/{pool or '?'}" + (f" on {tier}" if tier else "")
-        causes = [_dated(c.cause, found) for c in found.causes if (c.pool, c.tier) == (pool, tier)]
-        diagnosis = _diagnosis_of(found, name, causes=causes, blind=found.partial)
-        states.append(_state(name, {"pool": pool, "tier": tier}, found, [diagnosis], interval_s))
+        causes = [
+            _dated(cause.cause, diagnosis)
+            for cause in diagnosis.causes
+            if (cause.pool, cause.tier) == (pool, tier)
+        ]
+        tier_diagnosis = _diagnosis_of(diagnosis, name, causes=causes, is_unknown=diagnosis.partial)
+        labels = {"pool": pool, "tier": tier}
+        states.append(_state(name, labels, diagnosis, [tier_diagnosis], interval_s))
     by_replica: dict[tuple[str, str], list[Engine]] = {}
-    for engine in found.engines:
+    for engine in diagnosis.engines:
         by_replica.setdefault((engine.member.pool, engine.member.replica), []).append(engine)
     for (pool, replica), engines in by_replica.items():
         name, member = "/".join(part for part in (FLEET, pool, replica) if part), engines[0].member
         labels = {**member.labels, "pool": pool, "tier": member.tier, "role": member.role}
-        diagnoses = [_of_engine(found, name, engine) for engine in engines]
-        states.append(_state(name, labels, found, diagnoses, interval_s))
+        diagnoses = [_of_engine(diagnosis, name, engine) for engine in engines]
+        states.append(_state(name, labels, diagnosis, diagnoses, interval_s))
     return states
 
 
@@ -230,34 +235,34 @@ def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetSt
         "Check the metrics system and the network path to it.",
         since_s=t_s,
     )
-    unread = Diagnosis(
+    diagnosis = Diagnosis(
         t_s, FLEET, "", "", None, "unknown", None, (cause,), (), (), {}, (why,), 0.0,
         f"nothing: {why}",
     )  # fmt: skip
-    return TargetState(FLEET, url, {}, t_s, (unread,), 0.0, interval_s, 0, 0, 1)
+    return TargetState(FLEET, url, {}, t_s, (diagnosis,), 0.0, interval_s, 0, 0, 1)
 
 
-def _dated(cause: Cause, found: FleetDiagnosis) -> Cause:
+def _dated(cause: Cause, diagnosis: FleetDiagnosis) -> Cause:
     """The cause, dated now: the receiver's alert state keeps when it began."""
-    return replace(cause, since_s=found.observed.t_s)
+    return replace(cause, since_s=diagnosis.observed.t_s)
 
 
-def _of_engine(found: FleetDiagnosis, name: str, engine: Engine) -> Diagnosis:
+def _of_engine(diagnosis: FleetDiagnosis, name: str, engine: Engine) -> Diagnosis:
     member = engine.member
     return _diagnosis_of(
-        found,
+        diagnosis,
         name,
         model=member.model,
         engine=member.engine,
         stage=engine.stage,
         severity=stage_severity(engine.values),
         values=engine.values,
-        blind=engine.health == "unknown" or found.partial,
+        is_unknown=engine.health == "unknown" or diagnosis.partial,
     )
 
 
 def _diagnosis_of(
-    found: FleetDiagnosis,
+    diagnosis: FleetDiagnosis,
     name: str,
     *,
     causes: Sequence[Cause] = (),
@@ -266,28 +271,28 @@ def _diagnosis_of(
     stage: int | None = 0,
     severity: Severity = Severity.OK,
     values: Mapping[str, float] | None = None,
-    blind: bool = False,
+    is_unknown: bool = False,
 ) -> Diagnosis:
-    observed = found.observed
-    shown = None
+    observed = diagnosis.observed
+    cascade_stage = None
     if stage is not None:
         reasons = (f"the metrics system says {NAMES[stage]}",)
         # A snapshot has no history: the receiver's alert state keeps when a stage began.
-        shown = Stage(stage, observed.t_s, severity, None, reasons)
+        cascade_stage = Stage(stage, observed.t_s, severity, None, reasons)
     return Diagnosis(
-        observed.t_s, name, engine, model, None, "unknown" if blind else severity.word, shown,
-        causes, (), (), dict(values or {}), (), observed.window_s, "its peers",
+        observed.t_s, name, engine, model, None, "unknown" if is_unknown else severity.word,
+        cascade_stage, causes, (), (), dict(values or {}), (), observed.window_s, "its peers",
     )  # fmt: skip
 
 
 def _state(
     name: str,
     labels: Mapping[str, str],
-    found: FleetDiagnosis,
+    diagnosis: FleetDiagnosis,
     diagnoses: Sequence[Diagnosis],
     interval_s: float,
 ) -> TargetState:
-    observed = found.observed
+    observed = diagnosis.observed
     return TargetState(
         name, observed.source, labels, observed.t_s, tuple(diagnoses), observed.load.seconds,
         interval_s, 0, 0, 0,
@@ -309,7 +314,7 @@ class FleetJob:
         self._watch, self._notifier, self._on_names = watch, notifier, on_names
         # Until the first answer, problems from before a restart count as still active.
         self.names = frozenset(
-            one for one in notifier.active_targets() if one.split("/")[0] == FLEET
+            name for name in notifier.active_targets() if name.split("/")[0] == FLEET
         )
 
     def cycle(self) -> float | None:
@@ -319,7 +324,7 @@ class FleetJob:
         return after_s
 
     def crashed(self, error: Exception) -> float | None:
-        """There is a bug: what was seen before says nothing of now."""
+        """Count a cycle that raised, which is a bug: the fleet's state is unknown."""
         after_s = self._watch.crashed(error)
         self._notify()
         return after_s
@@ -333,13 +338,13 @@ class FleetJob:
             self._notifier.offer(
                 lost_state(state.url, state.error, t_s=now_s, interval_s=state.interval_s)
             )
-        elif state.found is not None:
-            states = states_of(state.found, interval_s=state.interval_s)
-            names = frozenset(one.name for one in states)
-            if state.found.partial:  # targets missing from it may still exist
+        elif state.diagnosis is not None:
+            states = states_of(state.diagnosis, interval_s=state.interval_s)
+            names = frozenset(target_state.name for target_state in states)
+            if state.diagnosis.partial:  # targets missing from it may still exist
                 names |= self.names
             if names != self.names:
                 self.names = names
                 self._on_names()
-            for one in states:
-                self._notifier.offer(one)
+            for target_state in states:
+                self._notifier.offer(target_state)

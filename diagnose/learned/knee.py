@@ -323,8 +323,8 @@ class LiveKnee:
         self._recalled: Sequence[Point] = ()
         self.first_s: float | None = None
         """When it was first scraped; None before that."""
-        self.asked = False
-        """Whether the history was asked what came before; whoever asks sets it."""
+        self.history_requested = False
+        """Whether windows from before `first_s` were requested from the history."""
 
     def recall(self, points: Sequence[Point]) -> None:
         """Take windows from before the first scrape, oldest first: the next knee counts them.

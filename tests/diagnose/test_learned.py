@@ -47,7 +47,7 @@ def test_a_server_that_was_launched_otherwise_has_another_knee() -> None:
         one = learned()
         one.launched({**LAUNCH, **other})
         assert not known(one)
-        assert not one.knee.asked, "whoever keeps the past is asked for that of this launch"
+        assert not one.knee.history_requested, "the history of this launch is to be read"
 
 
 QUEUE = (TTFT, ITL, LOAD)

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.agent.fleet.queries import Asking
+from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.report.engine import IDLE_RUNNING, with_eviction
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import Part, Roll
@@ -42,7 +42,7 @@ PART = "#"
 """Stands before the number of a query's part."""
 
 ENGINES = "engines in the recorded sums"
-Text = Callable[[Asking, Sequence[str], float], str]
+Text = Callable[[QueryScope, Sequence[str], float], str]
 
 
 class Hours:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kneewatch.agent.fleet.queries import MATCHER, PRESENCE, Asking
-from kneewatch.agent.fleet.snapshot import joined
+from kneewatch.agent.fleet.queries import MATCHER, PRESENCE, QueryScope
+from kneewatch.agent.fleet.snapshot import with_gpus
 from kneewatch.agent.report.inventory import UNNAMED, Wanted
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.queries import Query, Ranges
@@ -75,7 +75,7 @@ class Roll:
     engine is. `scrape_s` is how often most engines are scraped."""
 
     shape: Shape
-    asking: Asking
+    asking: QueryScope
     members: tuple[Rolled, ...]
     parts: tuple[Part, ...]
     scrape_s: float
@@ -102,7 +102,7 @@ def roll(ranges: Ranges, wanted: Wanted, selector: str, names: LabelMap) -> Roll
         SettingsError: a target that is asked for is not there.
     """
     from_s = min(grid.from_s for grid in (wanted.grid, wanted.before) if grid is not None)
-    asking = Asking(selector, wanted.window_s)
+    asking = QueryScope(selector, wanted.window_s)
     found = _labels(ranges, asking, from_s, wanted.grid.to_s)
     if not found:
         matching = f" that match {selector}" if selector else ""
@@ -114,8 +114,8 @@ def roll(ranges: Ranges, wanted: Wanted, selector: str, names: LabelMap) -> Roll
             "Mimir and Cortex want a tenant: --header X-Scope-OrgID=TENANT",
         )
     shape = shape_of(found, names)
-    asking = asking.about(shape.by, found)
-    shape, _ = joined(shape, {CLOCKED: _gpus(ranges, from_s, wanted.grid.to_s)})
+    asking = asking.for_engines(shape.by, found)
+    shape, _ = with_gpus(shape, {CLOCKED: _gpus(ranges, from_s, wanted.grid.to_s)})
     everyone = [_rolled(member, wanted) for member in shape.members]
     _check(everyone, wanted)
     members = tuple(one for one in everyone if _asked_for(one, wanted))
@@ -138,7 +138,7 @@ def _check(everyone: Sequence[Rolled], wanted: Wanted) -> None:
             )
 
 
-def _labels(ranges: Ranges, asking: Asking, from_s: float, to_s: float) -> list[Labels]:
+def _labels(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) -> list[Labels]:
     hours = _back_from(to_s, HOUR_S, to_s - from_s)
     query = Query(lambda range_s: queries.presence(asking, range_s), frozen, rows=1000)
     rows = ranges.steps({"presence": query}, hours)["presence"]
@@ -154,7 +154,7 @@ def _gpus(ranges: Ranges, from_s: float, to_s: float) -> list[Sample]:
     return [Sample(dict(key), 0.0) for key in rows]
 
 
-def _scrape_s(ranges: Ranges, asking: Asking, from_s: float, to_s: float) -> float:
+def _scrape_s(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) -> float:
     """The usual distance of two scrapes, by how many there are in an hour."""
     length_s = min(HOUR_S, to_s - from_s)
     query = Query(
@@ -187,7 +187,7 @@ def _asked_for(one: Rolled, wanted: Wanted) -> bool:
 
 
 def _parts(
-    everyone: Sequence[Rolled], members: Sequence[Rolled], names: LabelMap, asking: Asking
+    everyone: Sequence[Rolled], members: Sequence[Rolled], names: LabelMap, asking: QueryScope
 ) -> tuple[Part, ...]:
     """How engines are added up: by the labels that tell tiers apart; else tier by tier, by the
     labels of its engines; else one by one."""

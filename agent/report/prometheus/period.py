@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kneewatch.agent.fleet.queries import Asking
+from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.snapshot import Place, places, places_of
 from kneewatch.agent.report.history import Signals
 from kneewatch.agent.report.prometheus import queries
@@ -318,7 +318,7 @@ def _disturbing(rows: Rows) -> Rows:
     return found
 
 
-def _with_window(roll: Roll, window_s: float) -> Asking:
+def _with_window(roll: Roll, window_s: float) -> QueryScope:
     return replace(roll.asking, window_s=window_s)
 
 

@@ -10,7 +10,7 @@ from threading import Lock
 
 import numpy as np
 
-from kneewatch.agent.fleet.queries import GPU_LABELS, PRESENCE, Asking
+from kneewatch.agent.fleet.queries import GPU_LABELS, PRESENCE, QueryScope
 from kneewatch.agent.report.prometheus.resolution import RowKey, Rows, Steps, hour_runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -47,12 +47,12 @@ PROCESS = ("model_name", "engine")
 """Labels that what a page says once for all its engines lacks."""
 
 
-def presence(asking: Asking, range_s: float) -> str:
+def presence(asking: QueryScope, range_s: float) -> str:
     """The series of running requests that were there within a time."""
     return f"last_over_time({asking.of_vllm(PRESENCE)}[{duration(range_s)}])"
 
 
-def scrapes(asking: Asking, range_s: float) -> str:
+def scrapes(asking: QueryScope, range_s: float) -> str:
     """How often each engine was scraped."""
     return _either(
         asking,
@@ -61,29 +61,29 @@ def scrapes(asking: Asking, range_s: float) -> str:
     )
 
 
-def gauges(asking: Asking, key: str, range_s: float) -> str:
+def gauges(asking: QueryScope, key: str, range_s: float) -> str:
     """A gauge's mean on each engine."""
     return _either(asking, range_s, GAUGES[key].promql)
 
 
-def gained(key: str, part: str, asking: Asking, by: Sequence[str], range_s: float) -> str:
+def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
     """What a counter (`part` is empty), or a histogram's `bucket`s, `sum` or `count`, gained, added
     up by some labels."""
     whole = _with_bounds(part, by)
     return _either(asking, range_s, lambda one: hourly.increase(one, key, part, whole))
 
 
-def gained_kept(key: str, part: str, asking: Asking, by: Sequence[str], range_s: float) -> str:
+def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
     """The same of what recording rules added up."""
     return _kept(asking, hourly.kept(key, part), _with_bounds(part, by), range_s)
 
 
-def engines_kept(asking: Asking, by: Sequence[str], range_s: float) -> str:
+def engines_kept(asking: QueryScope, by: Sequence[str], range_s: float) -> str:
     """How many engines those sums are of, added up over their evaluations."""
     return _kept(asking, hourly.ENGINES, by, range_s)
 
 
-def _kept(asking: Asking, name: str, by: Sequence[str], range_s: float) -> str:
+def _kept(asking: QueryScope, name: str, by: Sequence[str], range_s: float) -> str:
     series = asking.series(name)
     return f"sum by ({', '.join(by)}) (sum_over_time({series}[{duration(range_s)}]))"
 
@@ -92,7 +92,7 @@ def _with_bounds(part: str, by: Sequence[str]) -> tuple[str, ...]:
     return (*by, "le") if part == "bucket" else tuple(by)
 
 
-def watched(asking: Asking, key: str, late_s: float | None, range_s: float) -> str:
+def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) -> str:
     """What tells on each engine whether a time is worth a closer look."""
     if key == PREEMPTED:
         return gained(PREEMPTIONS, "", asking, asking.by, range_s)
@@ -108,25 +108,25 @@ def watched(asking: Asking, key: str, late_s: float | None, range_s: float) -> s
     return _either(asking, range_s, late)
 
 
-def recorded_worst(asking: Asking, key: str, range_s: float) -> str:
+def recorded_worst(asking: QueryScope, key: str, range_s: float) -> str:
     """The highest value that recording rules kept of a series; by cause where it has one."""
     by = (*asking.by, "cause") if key == CONFIDENCE else asking.by
     series = asking.series(recorded(key))
     return f"max by ({', '.join(by)}) (max_over_time({series}[{duration(range_s)}]))"
 
 
-def narrowed(asking: Asking, only: str) -> Asking:
+def narrowed(asking: QueryScope, only: str) -> QueryScope:
     """The same for fewer series."""
     return replace(asking, selector=",".join(one for one in (asking.selector, only) if one))
 
 
-def curve(asking: Asking, key: str, only: str, _step_s: float) -> str:
+def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
     """A signal on the window, on some engines (`only`: matchers), for their latency curve."""
     signals: dict[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
     return _either(narrowed(asking, only), asking.window_s, signals[key].expr.promql)
 
 
-def curve_recorded(asking: Asking, key: str, only: str, _step_s: float) -> str:
+def curve_recorded(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
     """The same as recording rules kept it."""
     series = asking.series(recorded(key), only)
     return f"max by ({', '.join(asking.by)}) ({series})"
@@ -138,14 +138,14 @@ def up(jobs: Sequence[str], range_s: float) -> str:
     return f"avg by (job, instance) (avg_over_time(up{only}[{duration(range_s)}]))"
 
 
-def starts(asking: Asking, range_s: float) -> str:
+def starts(asking: QueryScope, range_s: float) -> str:
     """When each process began, as its page says."""
     series = asking.series("process_start_time_seconds")
     by = ", ".join(one for one in asking.by if one not in PROCESS)
     return f"max by ({by}) (last_over_time({series}[{duration(range_s)}]))"
 
 
-def configs(asking: Asking, range_s: float) -> str:
+def configs(asking: QueryScope, range_s: float) -> str:
     """The cache's configuration, which stands in labels."""
     return _either(
         asking,
@@ -170,7 +170,7 @@ def gpus(key: str, range_s: float) -> str:
     return f"{used} / ({used} + {free})"
 
 
-def pages(asking: Asking, labels: Mapping[str, str], span_s: float) -> str:
+def pages(asking: QueryScope, labels: Mapping[str, str], span_s: float) -> str:
     """All that one target's scrapes held over a time, sample by sample."""
     begins = "|".join(map(re.escape, asking.prefixes))
     names = quoted(f"({begins}).+|process_start_time_seconds|up")
@@ -178,7 +178,7 @@ def pages(asking: Asking, labels: Mapping[str, str], span_s: float) -> str:
     return f'{{__name__=~"{names}",{only}}}[{duration(span_s)}]'
 
 
-def _either(asking: Asking, range_s: float, make: Callable[[Dialect], str | None]) -> str:
+def _either(asking: QueryScope, range_s: float, make: Callable[[Dialect], str | None]) -> str:
     """A query over a time that any of the prefixes answers."""
     return replace(asking, window_s=range_s).either(make)
 

@@ -232,7 +232,7 @@ def test_days_are_read_one_at_a_time_with_rests_between() -> None:
     assert history.whole == 1, "all days are alike: the newest has enough windows of each load"
     assert history.reads == 14
     assert all(rest_s is not None and rest_s > 0.01 for rest_s in rests)
-    assert seen.learned.knee.asked
+    assert seen.learned.knee.history_requested
     assert seen.learned.knee.update(NOW_S + 5.0, {}) is not None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.agent.fleet.snapshot import joined
+from kneewatch.agent.fleet.snapshot import with_gpus
 from kneewatch.collector.prometheus.responses import Sample
 from tests.diagnose.fleet.made import pod, shaped
 
@@ -15,7 +15,7 @@ def clocks(*samples: Sample, cluster: tuple[str, ...] = ("eu", "us")) -> dict[st
     """The clock of pod a in each cluster, by DCGM's samples."""
     shape = shaped([pod("a", cluster=one, node="n") for one in cluster])
     answers = {"sm_clock_mhz": samples, "temperature_c": (), "xid": (), "gpus": ()}
-    found = joined(shape, answers)[1]
+    found = with_gpus(shape, answers)[1]
     return {
         m.labels["cluster"]: found[m.key]["sm_clock_mhz"] for m in shape.members if m.key in found
     }

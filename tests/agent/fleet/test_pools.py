@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.agent.fleet.snapshot import capacity_tokens, own_pools
+from kneewatch.agent.fleet.snapshot import capacity_tokens, kv_pools
 from tests.diagnose.fleet.made import pod, shaped
 
 ENGINES = [("a", "0"), ("a", "1"), ("b", "0")]
@@ -13,7 +13,7 @@ def test_a_replica_shows_the_sum_over_its_engines() -> None:
     engine shows its own."""
     shape = shaped([pod(name, engine=engine) for name, engine in ENGINES])
     shown = {"num_gpu_blocks": "2000", "block_size": "16"}
-    own = own_pools({member.key: shown for member in shape.members}, shape.members)
+    own = kv_pools({member.key: shown for member in shape.members}, shape.members)
     tokens = {member.name: capacity_tokens(own[member.key]) for member in shape.members}
     assert tokens == {"a engine 0": 16_000, "a engine 1": 16_000, "b": 32_000}
 
@@ -25,10 +25,10 @@ def test_engines_that_show_their_own_keep_it() -> None:
         first.key: {"num_gpu_blocks": "2000", "block_size": "16"},
         second.key: {"num_gpu_blocks": "500", "block_size": "16"},
     }
-    assert own_pools(shown, shape.members) == shown
+    assert kv_pools(shown, shape.members) == shown
 
 
 def test_an_engine_without_a_row_is_left_out() -> None:
     shape = shaped([pod("a", engine="0"), pod("a", engine="1")])
     shown = {shape.members[0].key: {"num_gpu_blocks": "2000", "block_size": "16"}}
-    assert own_pools(shown, shape.members) == shown
+    assert kv_pools(shown, shape.members) == shown

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kneewatch.agent.fleet.queries import Asking, in_flight
+from kneewatch.agent.fleet.queries import QueryScope, in_flight
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.collector.names.vllm_metrics import PREFIXES, VLLM_PREFIX
 from kneewatch.collector.samples import Layout, Page
@@ -60,7 +60,7 @@ def test_one_fleet_may_have_all_of_them(prometheus: Prometheus) -> None:
 
 
 def test_a_report_asks_for_all_of_them(prometheus: Prometheus) -> None:
-    asking = Asking("", WINDOW_S, ("instance",))
+    asking = QueryScope("", WINDOW_S, ("instance",))
     pages = queries.pages(asking, {"job": ""}, WINDOW_S)
     asked = {
         "presence": queries.presence(asking, WINDOW_S),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.agent.fleet.queries import (
-    Asking,
+    QueryScope,
     checked_selector,
     gpu_queries,
     presence,
@@ -16,7 +16,7 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import coverage
 
-ASKING = Asking('namespace="a"', 60.0, ("instance", "engine"), ("vllm:",))
+ASKING = QueryScope('namespace="a"', 60.0, ("instance", "engine"), ("vllm:",))
 
 COVERED = coverage(Profile())
 
@@ -66,7 +66,7 @@ def test_each_signal_has_one_query_and_each_is_restricted() -> None:
 
 
 def test_two_spellings_in_one_fleet_are_one_query() -> None:
-    both = raw_queries(Asking("", 60.0, ("instance",), ("vllm:", "ray_vllm_")), COVERED)
+    both = raw_queries(QueryScope("", 60.0, ("instance",), ("vllm:", "ray_vllm_")), COVERED)
     assert "ray_vllm_num_requests_running" in both["running"]
     assert "vllm:num_requests_running" in both["running"]
     assert both["running"].count(" or ") == 1

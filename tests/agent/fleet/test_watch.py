@@ -24,12 +24,12 @@ from tests.reports.made import NOW_S
 def watch() -> FleetWatch:
     """One whose metrics system is never asked; its newest answer is ten seconds old."""
     made = FleetWatch("http://127.0.0.1:1", settings_of(), "")
-    made.state = replace(made.state, found=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1)
+    made.state = replace(made.state, diagnosis=verdict(*fleet(3)), seen_s=NOW_S - 10, cycles=1)
     return made
 
 
 def test_a_fresh_answer_is_told(watch: FleetWatch) -> None:
-    found = watch.state.told(NOW_S)
+    found = watch.state.current_diagnosis(NOW_S)
     assert found is not None
     assert (found.health, found.lost) == ("ok", "")
 
@@ -45,7 +45,7 @@ def test_what_was_seen_before_says_nothing_of_now(
     watch: FleetWatch, changes: dict[str, Any]
 ) -> None:
     watch.state = replace(watch.state, **changes)
-    found = watch.state.told(NOW_S)
+    found = watch.state.current_diagnosis(NOW_S)
     assert found is not None
     assert (found.health, found.partial) == ("unknown", False)
     assert found.lost.startswith("no answer since ")
@@ -61,7 +61,7 @@ def test_what_was_seen_before_says_nothing_of_now(
 def test_a_bug_makes_it_unknown_as_well(watch: FleetWatch) -> None:
     after_s = watch.crashed(ZeroDivisionError())
     assert after_s is not None
-    found = watch.state.told(NOW_S)
+    found = watch.state.current_diagnosis(NOW_S)
     assert found is not None
     assert found.health == "unknown"
     assert "ZeroDivisionError" in found.lost
