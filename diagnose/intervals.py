@@ -47,7 +47,7 @@ Name = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Condition:
     """A stage, a cause or a health that a diagnosis names, and since when it says."""
 
     kind: str
@@ -62,9 +62,9 @@ class Verdict:
     `read` whether the page was read."""
 
     t_s: float
-    health: Told
-    stage: Told | None
-    causes: tuple[Told, ...]
+    health: Condition
+    stage: Condition | None
+    causes: tuple[Condition, ...]
     restarted: bool
     read: bool
 
@@ -103,14 +103,16 @@ def away_s(times: Iterable[float]) -> float:
     return AWAY_STEPS * max((LEAST_STEP_S, *(now - before for before, now in pairwise(times))))
 
 
-def verdict(diagnosis: Diagnosis, *, restarted: bool) -> Verdict:
+def verdict_of(diagnosis: Diagnosis, *, restarted: bool) -> Verdict:
     """What a diagnosis says, as far as intervals go."""
     t_s, stage = diagnosis.t_s, diagnosis.stage
     return Verdict(
         t_s,
-        Told("health", diagnosis.health, diagnosis.severity, t_s),
-        None if stage is None else Told("stage", str(stage.number), stage.severity, stage.since_s),
-        tuple(Told("cause", c.id, c.severity, c.since_s) for c in diagnosis.causes),
+        Condition("health", diagnosis.health, diagnosis.severity, t_s),
+        None
+        if stage is None
+        else Condition("stage", str(stage.number), stage.severity, stage.since_s),
+        tuple(Condition("cause", c.id, c.severity, c.since_s) for c in diagnosis.causes),
         restarted,
         diagnosis.was_read,
     )
@@ -120,7 +122,9 @@ class IntervalBook:
     """The open intervals of one engine."""
 
     def __init__(self, opened: Iterable[Open] = ()) -> None:
-        self._open: dict[Name, Open] = {(one.kind, one.id): one for one in opened}
+        self._open: dict[Name, Open] = {
+            (interval.kind, interval.id): interval for interval in opened
+        }
         self._readable_s: float | None = None
         self._seen: deque[float] = deque(maxlen=TIMES_KEPT)
         self._ended_s: dict[str, float] = {}
@@ -135,26 +139,26 @@ class IntervalBook:
         """Nobody looks: what is open is not known to go on."""
         self._readable_s = None
         self._seen.clear()
-        return self._pause([one for one in self.opened if not one.paused])
+        return self._pause([interval for interval in self.opened if not interval.paused])
 
     def close(self, how: str = UNWATCHED) -> list[Change]:
         """The engine is gone: everything ended when it was last seen."""
-        return [self._end(one, one.last_s, how) for one in self.opened]
+        return [self._end(interval, interval.last_s, how) for interval in self.opened]
 
-    def take(self, seen: Verdict) -> list[Change]:
+    def take(self, verdict: Verdict) -> list[Change]:
         """What changes with a diagnosis."""
-        changes = self._unwatched(seen.t_s)
-        if seen.warming and any(one.paused for one in self._open.values()):
+        changes = self._notice_gap(verdict.t_s)
+        if verdict.warming and any(condition.paused for condition in self._open.values()):
             return changes
-        told = [seen.health, *([seen.stage] if seen.stage else []), *seen.causes]
-        names = {(one.kind, one.id) for one in told}
-        gone = [one for name, one in self._open.items() if name not in names]
-        changes += self._over(seen, gone)
-        for one in told:
-            changes += self._tell(seen, one)
+        conditions = [verdict.health, *([verdict.stage] if verdict.stage else []), *verdict.causes]
+        names = {(condition.kind, condition.id) for condition in conditions}
+        missing = [condition for name, condition in self._open.items() if name not in names]
+        changes += self._end_missing(verdict, missing)
+        for condition in conditions:
+            changes += self._observe(verdict, condition)
         return changes
 
-    def _unwatched(self, t_s: float) -> list[Change]:
+    def _notice_gap(self, t_s: float) -> list[Change]:
         """What is over because nobody looked for a while, or because the clock was set."""
         changes: list[Change] = []
         if self._seen and t_s < self._seen[-1]:
@@ -164,75 +168,83 @@ class IntervalBook:
         self._seen.append(t_s)
         return changes
 
-    def _over(self, seen: Verdict, gone: list[Open]) -> list[Change]:
+    def _end_missing(self, verdict: Verdict, missing: list[Open]) -> list[Change]:
         changes: list[Change] = []
-        readable = seen.read
+        readable = verdict.read
         if readable and self._readable_s is None:
-            self._readable_s = seen.t_s
+            self._readable_s = verdict.t_s
         elif not readable:
             self._readable_s = None
-        for one in gone:
-            if seen.restarted and one.kind != "health" and one.id != TARGET_DOWN:
-                changes.append(self._end(one, one.last_s, RESTARTED))
-            elif one.paused:
-                if self._given_up(seen, one):
-                    changes.append(self._end(one, one.last_s, UNWATCHED))
-            elif one.kind == "health" or (readable and (one.kind != "stage" or seen.stage)):
-                changes.append(self._end(one, seen.t_s, ENDED))
+        for interval in missing:
+            if verdict.restarted and interval.kind != "health" and interval.id != TARGET_DOWN:
+                changes.append(self._end(interval, interval.last_s, RESTARTED))
+            elif interval.paused:
+                if self._given_up(verdict, interval):
+                    changes.append(self._end(interval, interval.last_s, UNWATCHED))
+            elif interval.kind == "health" or (
+                readable and (interval.kind != "stage" or verdict.stage)
+            ):
+                changes.append(self._end(interval, verdict.t_s, ENDED))
             else:
-                changes += self._pause([one])
+                changes += self._pause([interval])
         return changes
 
-    def _given_up(self, seen: Verdict, one: Open) -> bool:
+    def _given_up(self, verdict: Verdict, interval: Open) -> bool:
         """Whether a paused interval that is not told now is over."""
-        if seen.t_s - one.last_s > BRIDGED_S:
+        if verdict.t_s - interval.last_s > BRIDGED_S:
             return True
         if self._readable_s is None:
             return False
-        return one.id == TARGET_DOWN or seen.t_s - self._readable_s >= GRACE_S
+        return interval.id == TARGET_DOWN or verdict.t_s - self._readable_s >= GRACE_S
 
-    def _tell(self, seen: Verdict, told: Told) -> list[Change]:
-        one = self._open.get((told.kind, told.id))
+    def _observe(self, verdict: Verdict, condition: Condition) -> list[Change]:
+        interval = self._open.get((condition.kind, condition.id))
         changes: list[Change] = []
-        if one is not None and one.paused and seen.t_s - one.last_s > BRIDGED_S:
-            changes.append(self._end(one, one.last_s, UNWATCHED))
-            one = None
-        if one is None:
-            one = Open(told.kind, told.id, told.severity, self._start_s(seen, told), seen.t_s)
-            self._open[told.kind, told.id] = one
-            return [*changes, Change(one, began=True)]
-        one.last_s = seen.t_s
-        if one.paused or told.severity > one.severity:
-            one.paused, one.severity = False, max(one.severity, told.severity)
-            changes.append(Change(one))
+        if interval is not None and interval.paused and verdict.t_s - interval.last_s > BRIDGED_S:
+            changes.append(self._end(interval, interval.last_s, UNWATCHED))
+            interval = None
+        if interval is None:
+            interval = Open(
+                condition.kind,
+                condition.id,
+                condition.severity,
+                self._start_s(verdict, condition),
+                verdict.t_s,
+            )
+            self._open[condition.kind, condition.id] = interval
+            return [*changes, Change(interval, began=True)]
+        interval.last_s = verdict.t_s
+        if interval.paused or condition.severity > interval.severity:
+            interval.paused, interval.severity = False, max(interval.severity, condition.severity)
+            changes.append(Change(interval))
         return changes
 
-    def _start_s(self, seen: Verdict, told: Told) -> float:
+    def _start_s(self, verdict: Verdict, condition: Condition) -> float:
         """Since when it says, but not before the one before it ended nor before the page could be
         read again, and not later than now."""
-        since_s = told.since_s if told.since_s <= seen.t_s else seen.t_s
-        ended_s = self._ended_s.get(_slot(told), -math.inf)
+        since_s = condition.since_s if condition.since_s <= verdict.t_s else verdict.t_s
+        ended_s = self._ended_s.get(_slot(condition), -math.inf)
         readable_s = -math.inf if self._readable_s is None else self._readable_s
-        return min(max(since_s, ended_s, readable_s), seen.t_s)
+        return min(max(since_s, ended_s, readable_s), verdict.t_s)
 
-    def _pause(self, ones: list[Open]) -> list[Change]:
+    def _pause(self, intervals: list[Open]) -> list[Change]:
         changes: list[Change] = []
-        for one in ones:
-            if one.kind == "cause":
-                one.paused = True
-                changes.append(Change(one))
+        for interval in intervals:
+            if interval.kind == "cause":
+                interval.paused = True
+                changes.append(Change(interval))
             else:
-                changes.append(self._end(one, one.last_s, UNWATCHED))
+                changes.append(self._end(interval, interval.last_s, UNWATCHED))
         return changes
 
-    def _end(self, one: Open, end_s: float, how: str) -> Change:
-        del self._open[one.kind, one.id]
+    def _end(self, interval: Open, end_s: float, reason: str) -> Change:
+        del self._open[interval.kind, interval.id]
         # A clock that was set back would have it end before it began.
-        end_s = max(end_s, one.start_s)
-        self._ended_s[_slot(one)] = end_s
-        return Change(one, ended=how, end_s=end_s)
+        end_s = max(end_s, interval.start_s)
+        self._ended_s[_slot(interval)] = end_s
+        return Change(interval, ended=reason, end_s=end_s)
 
 
-def _slot(one: Open | Told) -> str:
+def _slot(condition: Open | Condition) -> str:
     """What holds one interval at a time: there is one stage, one health, one of each cause."""
-    return one.id if one.kind == "cause" else one.kind
+    return condition.id if condition.kind == "cause" else condition.kind

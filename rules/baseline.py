@@ -118,11 +118,11 @@ class Baseline:
 
     def drifts(self, values: Mapping[str, float | None]) -> dict[str, float | None]:
         """Each derived signal: value over baseline, None where either is not known."""
-        found: dict[str, float | None] = {}
+        ratios: dict[str, float | None] = {}
         for key, of in DRIFTS:
             value, quiet = values.get(of), self.get(of)
-            found[key] = value / quiet if value is not None and quiet else None
-        return found
+            ratios[key] = value / quiet if value is not None and quiet else None
+        return ratios
 
 
 # --- What an engine looks like at an hour of the week: medians over the weeks before. Pure --------
@@ -178,16 +178,16 @@ def earlier_hours(t_s: float) -> Iterator[tuple[float, float]]:
 
 def hourly(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Each signal's median within an hour, of those that are known often enough (NaN is not)."""
-    known = {key: [value for value in of if value == value] for key, of in values.items()}
-    return {key: median(of) for key, of in known.items() if len(of) >= SCRAPES_MIN}
+    finite = {key: [value for value in of if value == value] for key, of in values.items()}
+    return {key: median(of) for key, of in finite.items() if len(of) >= SCRAPES_MIN}
 
 
 def usual(weeks: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """What each signal usually is at an hour, from that hour's aggregates in earlier weeks; those
     without enough weeks that agree are left out."""
     keys = dict.fromkeys(key for week in weeks for key in week)
-    found = {key: usual_of([week[key] for week in weeks if key in week]) for key in keys}
-    return {key: one.median for key, one in found.items() if one.holds}
+    by_signal = {key: usual_of([week[key] for week in weeks if key in week]) for key in keys}
+    return {key: usual_value.median for key, usual_value in by_signal.items() if usual_value.holds}
 
 
 def usual_of(weeks: Sequence[float]) -> Usual:

@@ -210,19 +210,19 @@ class Otherwise(Quantity):
         of, default = self.of.read(), self.default.value
 
         def value(facts: Facts) -> float | None:
-            this = of(facts)
-            return default if this is None else this
+            measured = of(facts)
+            return default if measured is None else measured
 
         return value
 
     def promql(self, to: Spelling) -> str | None:
-        this = self.of.promql(to)
-        if this == EVERYWHERE:
-            return this
+        expr = self.of.promql(to)
+        if expr == EVERYWHERE:
+            return expr
         default = f"({EVERYWHERE} * 0)"
         if self.default.value:
             default = f"({default} + {number(self.default.value)})"
-        return default if this is None else f"({this} or {default})"
+        return default if expr is None else f"({expr} or {default})"
 
 
 # --- conditions ---------------------------------------------------------------------------------
@@ -378,18 +378,18 @@ class ToPython:
             bound = right.value
 
             def holds_of_number(facts: Facts) -> bool:
-                this = left_of(facts)
-                return this is not None and compared(this, bound)
+                value = left_of(facts)
+                return value is not None and compared(value, bound)
 
             return holds_of_number
         right_of = right.read()
 
         def holds(facts: Facts) -> bool:
-            this = left_of(facts)
-            if this is None:
+            value = left_of(facts)
+            if value is None:
                 return False
             bound = right_of(facts)
-            return bound is not None and compared(this, bound)
+            return bound is not None and compared(value, bound)
 
         return holds
 
@@ -483,8 +483,12 @@ class ToPromQL:
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> Clause:
         """Where the comparison is true."""
-        this, bound = left.promql(self.spelling), right.promql(self.spelling)
-        return Clause() if this is None or bound is None else Clause((f"({this} {sign} {bound})",))
+        left_expr, right_expr = left.promql(self.spelling), right.promql(self.spelling)
+        return (
+            Clause()
+            if left_expr is None or right_expr is None
+            else Clause((f"({left_expr} {sign} {right_expr})",))
+        )
 
     def every(self, parts: Sequence[Clause]) -> Clause:
         """Where all are: what is there first, then what must not be there."""

@@ -123,14 +123,14 @@ class SquareRoot(Quantity):
         of = self.of.read()
 
         def value(facts: Facts) -> float | None:
-            this = of(facts)
-            return this**0.5 if this is not None and this > 0 else None
+            radicand = of(facts)
+            return radicand**0.5 if radicand is not None and radicand > 0 else None
 
         return value
 
     def promql(self, to: Spelling) -> str | None:
-        this = self.of.promql(to)
-        return None if this is None else f"sqrt({this} > 0)"
+        radicand = self.of.promql(to)
+        return None if radicand is None else f"sqrt({radicand} > 0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,9 @@ class FirstOf(Quantity):
 
         def value(facts: Facts) -> float | None:
             for option in options:
-                this = option(facts)
-                if this is not None:
-                    return this
+                option_value = option(facts)
+                if option_value is not None:
+                    return option_value
             return None
 
         return value

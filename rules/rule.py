@@ -122,10 +122,10 @@ def with_thresholds(
     Raises:
         SettingsError: no such rule or severity; the message names the nearest rules.
     """
-    known = {rule.id: rule for rule in rules}
+    by_id = {rule.id: rule for rule in rules}
     for rule_id in thresholds:
-        if rule_id not in known:
-            raise SettingsError(f"{origin}: no rule {rule_id!r}; there are {', '.join(known)}")
+        if rule_id not in by_id:
+            raise SettingsError(f"{origin}: no rule {rule_id!r}; there are {', '.join(by_id)}")
     return tuple(_with_bounds(rule, thresholds.get(rule.id, {}), origin) for rule in rules)
 
 

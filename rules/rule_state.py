@@ -87,7 +87,7 @@ class RuleState:
                 if guard.ends:
                     self.forget()
                 return self._settle(
-                    now_s, Severity.OK, Severity.OK, value, note=self._kept(guard, value)
+                    now_s, Severity.OK, Severity.OK, value, note=self._kept_quiet(guard, value)
                 )
         if value is None:
             if not idle or signal in notes:
@@ -100,12 +100,12 @@ class RuleState:
 
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
         # A page lacks the same from scrape to scrape: it is told by the same finding.
-        told = self._unjudged
-        if told.missing != lacking or told.note != note:
-            told = self._unjudged = told._replace(missing=lacking, note=note)
-        return told
+        finding = self._unjudged
+        if finding.missing != lacking or finding.note != note:
+            finding = self._unjudged = finding._replace(missing=lacking, note=note)
+        return finding
 
-    def _kept(self, guard: Guard, value: float | None) -> str:
+    def _kept_quiet(self, guard: Guard, value: float | None) -> str:
         """Says that a guard keeps the rule quiet, where its value would be worth a warning."""
         if value is None or self.rule.level(value) < Severity.WARNING:
             return ""
@@ -143,9 +143,9 @@ class RuleState:
                 self._since_s = self._since_s if self._active else None
         else:
             self._calm_s = None
-        return self._told(now_s, level, relaxed, value, note)
+        return self._finding(now_s, level, relaxed, value, note)
 
-    def _told(
+    def _finding(
         self, now_s: float, level: Severity, relaxed: Severity, value: float | None, note: str
     ) -> Finding:
         active = self._active

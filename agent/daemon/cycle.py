@@ -292,10 +292,10 @@ class TargetWatch:
         before = self._stream.monitor
         if self._sinks.peaks:
             for engine in before.engines:
-                engine.knows_week(self._sinks.peaks.peak_requests(self.spec.name, engine.key))
+                engine.set_weekly_peak(self._sinks.peaks.peak_requests(self.spec.name, engine.key))
         if self._sinks.seasons:
             for engine in before.engines:
-                engine.knows_season(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
+                engine.set_usual(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
         page = self._pages.take(self._stream, t_s)
         diagnoses = self._stream.judge(t_s, page)
         # A recording that starts over must not learn from its own past rounds.

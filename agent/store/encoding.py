@@ -16,7 +16,7 @@ from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.collector.history import Column, Restart
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.diagnose.intervals import Verdict, verdict
+from kneewatch.diagnose.intervals import Verdict, verdict_of
 from kneewatch.diagnose.recommend.recommendation import MEASURED, Recommendation
 from kneewatch.reports.diagnosis_json import document, recommendation_document, rounded
 from kneewatch.reports.formatting import clock
@@ -278,7 +278,7 @@ class Packer:
             to_bytes(array("f", values)),
             () if raw is None else raw.columns,
             b"" if raw is None else to_bytes(array("d", raw.values)),
-            verdict(diagnosis, restarted=cycle.restart is not None),
+            verdict_of(diagnosis, restarted=cycle.restart is not None),
             _document(last, diagnosis),
             _recommendations(last, diagnosis),
             cycle.config,

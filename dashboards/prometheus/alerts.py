@@ -97,14 +97,14 @@ def _guard(plan: Plan, guard: Guard) -> str:
 
 def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
     sign = "below" if rule.below else "above"
-    told = {
+    annotations = {
         "summary": f"{rule.summary} on {{{{ $labels.instance }}}}",
         "description": f"{rule.signal} is {{{{ $value | humanize }}}} ({sign} "
         f"{number(bound.threshold)}: {bound.source}).",
         "action": rule.advice,
         "guide": ", ".join(rule.guide),
     }
-    return told | link_annotations(plan, rule_page(plan.runbooks, rule.id))
+    return annotations | link_annotations(plan, rule_page(plan.runbooks, rule.id))
 
 
 def link_annotations(plan: Plan, runbook: str) -> dict[str, str]:
@@ -155,8 +155,8 @@ def burn_groups(plan: Plan) -> tuple[Group, ...]:
 def error_ratio(window_s: float) -> str:
     """The recorded share of requests whose first token came late."""
     minutes = round(window_s / 60)
-    told = f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
-    return recorded(f"ttft_error_ratio:{told}")
+    window = f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
+    return recorded(f"ttft_error_ratio:{window}")
 
 
 def _burn_rate_alerts(plan: Plan) -> list[Alert]:

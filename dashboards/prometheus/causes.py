@@ -59,7 +59,7 @@ def bad_node(plan: Plan) -> CauseQuery:
     return CauseQuery(
         BY_ID["bad_node"],
         f"{BEHIND} and on ({pool}) ({peers} >= {PEERS_MIN}) and on ({pool}) ({few})",
-        tuple(made for each in TERMS if (made := scored(beside, each)) is not None),
+        tuple(term for peer_term in TERMS if (term := scored(beside, peer_term)) is not None),
         -1.0,
         ((Severity.WARNING, ""),),
         "It is slower than its peers with the same work",
@@ -122,14 +122,14 @@ SEVERITY = "cause_severity"
 def cause_queries(plan: Plan) -> tuple[CauseQuery, ...]:
     """Every form of every cause that a plan's series can show."""
     to = Recorded(plan)
-    made = [
+    queries = [
         query
         for record in CAUSES
         for form in record.forms
         if not (record.sidecar or form.sidecar) and (query := _query(to, record, form)) is not None
     ]
     of_gpus = gpu_queries(plan) if plan.gpu_join else ()
-    return (*of_gpus, *made, bad_node(plan))
+    return (*of_gpus, *queries, bad_node(plan))
 
 
 def left_out(plan: Plan) -> Mapping[str, str]:
@@ -151,7 +151,11 @@ def _query(spelling: Recorded, record: CauseRecord, form: Form) -> CauseQuery | 
     return CauseQuery(
         record,
         gate.vector,
-        tuple(made for term in form.terms if (made := scored(spelling, term)) is not None),
+        tuple(
+            scored_term
+            for term in form.terms
+            if (scored_term := scored(spelling, term)) is not None
+        ),
         form.start.value,
         tuple((severity, when.vector) for severity, when in levels if not when.nowhere),
         form.summary,
@@ -232,15 +236,15 @@ def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> lis
             f"max by ({plan.engine}) ({worst} or"
             f' ({recorded(SEVERITY)}{{cause=~"{names}"}} and {on} {sure}))'
         )
-    told = ""
+    unless = ""
     if above:
         names = "|".join(other.series for other in queries
                          if other.record.id in above and not other.apart)  # fmt: skip
-        told = f' unless {on} ({recorded(CONFIDENCE)}{{cause=~"{names}"}}'
-        told += f" >= {number(DOUBTFUL_BELOW)})"
-    levels = {severity for each in (query, *explained) for severity, _ in each.levels}
+        unless = f' unless {on} ({recorded(CONFIDENCE)}{{cause=~"{names}"}}'
+        unless += f" >= {number(DOUBTFUL_BELOW)})"
+    levels = {severity for concluded in (query, *explained) for severity, _ in concluded.levels}
     return [
-        _alert(plan, query, severity, f"({series} and {on} ({worst} == {int(severity)})){told}")
+        _alert(plan, query, severity, f"({series} and {on} ({worst} == {int(severity)})){unless}")
         for severity in sorted(levels | {Severity.INFO}, reverse=True)
     ]
 

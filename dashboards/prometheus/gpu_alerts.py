@@ -14,9 +14,9 @@ from kneewatch.dashboards.prometheus.gpu_series import (
     CLOCK,
     NAME,
     WHERE,
-    each,
     field_of,
     raw,
+    series_of,
 )
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan, Record
 from kneewatch.diagnose.catalogue.gpu_specs import gpus, plain_name
@@ -52,11 +52,17 @@ from kneewatch.diagnose.gpu.health import (
 from kneewatch.rules.facts import duration, number
 from kneewatch.rules.rule import Severity
 
-THROTTLED = each("throttled_confidence")
-WORKING = each("working_ratio")
-HEAT, BRAKE, POWER = each("heat_held_ratio"), each("brake_held_ratio"), each("power_held_ratio")
-FULL_HZ, RATIO, LOW = each("clock_full_hz"), each("clock_full_ratio"), each("clock_low")
-USUAL, BINDS, WANTED = each("power_usual_watts"), each("at_power_limit"), each("throttled_wanted")
+THROTTLED = series_of("throttled_confidence")
+WORKING = series_of("working_ratio")
+HEAT = series_of("heat_held_ratio")
+BRAKE = series_of("brake_held_ratio")
+POWER = series_of("power_held_ratio")
+FULL_HZ = series_of("clock_full_hz")
+RATIO = series_of("clock_full_ratio")
+LOW = series_of("clock_low")
+USUAL = series_of("power_usual_watts")
+BINDS = series_of("at_power_limit")
+WANTED = series_of("throttled_wanted")
 ZERO = f"({WORKING} * 0)"
 HELD = number(THROTTLED_FROM)
 
@@ -72,22 +78,22 @@ class Reason(NamedTuple):
 
 def clock_records() -> tuple[Record, ...]:
     """What a throttled GPU is concluded from, and the conclusion by reason."""
-    clock_hz, most_hz = each("gpu_sm_clock_hz"), each("gpu_sm_clock_most_hz")
+    clock_hz, most_hz = series_of("gpu_sm_clock_hz"), series_of("gpu_sm_clock_most_hz")
     return (
-        Record(WORKING, f"{each('busy_ratio')} >= {number(BUSY_FROM)}"),
+        Record(WORKING, f"{series_of('busy_ratio')} >= {number(BUSY_FROM)}"),
         Record(HEAT, _greatest("gpu_thermal_throttle_ratio", "gpu_heat_bit_ratio")),
         Record(BRAKE, _greatest("gpu_power_brake_ratio", "gpu_power_brake_bit_ratio",
                                 "gpu_board_limit_ratio", "gpu_hw_slowdown_ratio")),
         Record(POWER, _greatest("gpu_power_throttle_ratio", "gpu_power_bit_ratio")),
-        Record(FULL_HZ, _first(f"({each('gpu_sm_clock_max_hz')} > 0)",
+        Record(FULL_HZ, _first(f"({series_of('gpu_sm_clock_max_hz')} > 0)",
                                *_by_model(clock_hz, _clocks()))),
         Record(RATIO, f"{clock_hz} / ({FULL_HZ} > 0)"),
         Record(LOW, f"({most_hz} > 0) / ({FULL_HZ} > 0) < {number(LOW_CLOCK)}"),
-        Record(USUAL, _first(f"({each('gpu_power_limit_default_watts')} > 0 and {LOW})",
+        Record(USUAL, _first(f"({series_of('gpu_power_limit_default_watts')} > 0 and {LOW})",
                              *_by_model(LOW, _watts()))),
         Record(BINDS, _at_power_limit()),
-        *(Record(THROTTLED, _concluded(at), {"reason": one.id})
-          for at, one in enumerate(REASONS)),
+        *(Record(THROTTLED, _concluded(rank), {"reason": reason.id})
+          for rank, reason in enumerate(REASONS)),
         Record(WANTED, f"max by ({BOARD}) ({THROTTLED}{{reason=~\"power_limit|setting\"}})"),
     )  # fmt: skip
 
@@ -98,12 +104,12 @@ def clock_alerts(plan: Plan) -> tuple[Alert, ...]:
     wanted = f"({WANTED} unless ({RATIO} < {number(HALF_SPEED)}))"
     alerts: list[Alert] = []
     for reason in REASONS:
-        told = f'{THROTTLED}{{reason="{reason.id}"}}'
+        confidence_now = f'{THROTTLED}{{reason="{reason.id}"}}'
         warning = (
-            f"({told} >= {number(DOUBTFUL_BELOW)}) unless on ({BOARD}) {nearly}"
+            f"({confidence_now} >= {number(DOUBTFUL_BELOW)}) unless on ({BOARD}) {nearly}"
             f" unless on ({BOARD}) {wanted}"
         )
-        info = f"({told} >= {number(CONCLUDED_FROM)}) unless ({warning})"
+        info = f"({confidence_now} >= {number(CONCLUDED_FROM)}) unless ({warning})"
         alerts.append(_clock_alert(plan, reason, Severity.WARNING, warning))
         alerts.append(_clock_alert(plan, reason, Severity.INFO, info))
     return tuple(alerts)
@@ -124,7 +130,7 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
         annotations={
             "summary": f"{NAME} of {WHERE} is throttled {reason.text} under load",
             "description": "Confidence {{ $value | humanizePercentage }}. Its throttled shares of "
-            f"time and its clock: {each('')}*.",
+            f"time and its clock: {series_of('')}*.",
             "action": f"On {WHERE} {reason.action}.",
             "guide": "9.3",
         }
@@ -136,16 +142,17 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
 def _at_power_limit() -> str:
     """Whether the power limit holds it: by time, or by what it draws (without a limit on the page
     of a GPU with low clocks: against the usual one)."""
-    watts, limit = each("gpu_power_watts"), f"(({each('gpu_power_limit_watts')} > 0) or {USUAL})"
+    watts = series_of("gpu_power_watts")
+    limit = f"(({series_of('gpu_power_limit_watts')} > 0) or {USUAL})"
     return f"({POWER} >= {HELD}) or ({watts} >= {number(AT_LIMIT)} * {limit})"
 
 
 def _matters() -> str:
     """More than what a busy GPU does anyway: at the limit that it was delivered with is that."""
-    at_watts = f"(({each('gpu_power_limit_watts')} > 0) or {each('gpu_power_watts')})"
+    at_watts = f"(({series_of('gpu_power_limit_watts')} > 0) or {series_of('gpu_power_watts')})"
     lowered = f"({at_watts} < {number(LOWERED)} * {USUAL})"
     by_design = f"({BINDS} unless {lowered})"
-    idle = f"({each('gpu_idle_ratio')} >= 0.5)"
+    idle = f"({series_of('gpu_idle_ratio')} >= 0.5)"
     hurt = f"({HEAT} >= {HELD}) or ({BRAKE} >= {HELD})"
     return f"({hurt} or (({LOW} unless {by_design}) unless {idle}))"
 
@@ -170,7 +177,7 @@ def _reasons() -> tuple[Reason, ...]:
         reason("heat", f"({HEAT} >= {HELD})", heat=1.0),
         reason("board", f"({BRAKE} >= {HELD})", brake=1.0),
         reason("power_limit", BINDS, power=1.0),
-        reason("setting", f"({each('gpu_clock_setting_ratio')} >= {HELD})", setting=True),
+        reason("setting", f"({series_of('gpu_clock_setting_ratio')} >= {HELD})", setting=True),
         reason("unknown", ""),
     )
 
@@ -182,7 +189,7 @@ BOARDS = Spelled(
         "gpu_power_brake_ratio": BRAKE,
         "gpu_power_throttle_ratio": POWER,
         "gpu_sm_clock_ratio": RATIO,
-        "gpu_temperature_c": each("gpu_temperature_c"),
+        "gpu_temperature_c": series_of("gpu_temperature_c"),
     }
 )
 """A board's signals under the names that the evidence has for them."""
@@ -190,7 +197,7 @@ BOARDS = Spelled(
 
 def _concluded(at: int) -> str:
     """The confidence where this reason is the first that holds."""
-    terms = [made for each in BOARD_TERMS if (made := scored(BOARDS, each)) is not None]
+    terms = [term for board_term in BOARD_TERMS if (term := scored(BOARDS, board_term)) is not None]
     sure = confidence(0.0, terms, ZERO)
     own = REASONS[at].when
     held = f" and {own}" if own else ""
@@ -200,7 +207,9 @@ def _concluded(at: int) -> str:
 
 def _greatest(*keys: str) -> str:
     """The greatest of the signals that have a value."""
-    return reduce(lambda one, other: f"(({one} > {other}) or {other} or {one})", map(each, keys))
+    return reduce(
+        lambda left, right: f"(({left} > {right}) or {right} or {left})", map(series_of, keys)
+    )
 
 
 def _first(*options: str) -> str:
@@ -215,12 +224,12 @@ def _clocks() -> Mapping[str, float]:
 
 def _watts() -> Mapping[str, float]:
     """Board power by a pattern of the names that the catalogue knows a GPU by."""
-    found: dict[str, float] = {}
+    watts: dict[str, float] = {}
     for gpu in gpus().values():
         if any(name.startswith("NVIDIA") for name in gpu.names):
             plain = ("[^a-z0-9]+".join(plain_name(name).split()) for name in gpu.names)
-            found[f"(?i)(nvidia[^a-z0-9]+)?({'|'.join(dict.fromkeys(plain))})"] = gpu.power_watts
-    return found
+            watts[f"(?i)(nvidia[^a-z0-9]+)?({'|'.join(dict.fromkeys(plain))})"] = gpu.power_watts
+    return watts
 
 
 def _by_model(series: str, values: Mapping[str, float]) -> list[str]:
@@ -234,9 +243,11 @@ def _by_model(series: str, values: Mapping[str, float]) -> list[str]:
 # --- A GPU with an error of its own, as rules: diagnose/causes/gpu_faults.py and the XIDs ---------
 
 
-AILMENT = each("ailment")
-XID_NOW, XID_NEW, XID_COUNTED = each("xid"), each("xid_new"), each("xid_counted")
-XID_SEEN = each("xid_seen")
+AILMENT = series_of("ailment")
+XID_NOW = series_of("xid")
+XID_NEW = series_of("xid_new")
+XID_COUNTED = series_of("xid_counted")
+XID_SEEN = series_of("xid_seen")
 LOST_S = 3600.0
 """A GPU that its node's page had within this and no longer has is missed."""
 
@@ -245,7 +256,7 @@ LOST_ACTION = "check its kernel log (XID 79) and nvidia-smi -L"
 
 
 @dataclass(frozen=True, slots=True)
-class Ailing:
+class GpuFault:
     """One thing that is wrong with a GPU where `when` holds. `at_work`: it bears on what the GPU
     does now, and is no mark that an old event left."""
 
@@ -276,21 +287,21 @@ def fault_records(plan: Plan) -> tuple[Record, ...]:
         *(
             Record(
                 AILMENT,
-                one.when,
+                fault.when,
                 {
-                    "ailment": one.id,
-                    "severity": one.severity.word,
-                    "at_work": str(one.at_work).lower(),
+                    "ailment": fault.id,
+                    "severity": fault.severity.word,
+                    "at_work": str(fault.at_work).lower(),
                 },
             )
-            for one in (*_by_xid(), *_by_field())
+            for fault in (*_by_xid(), *_by_field())
         ),
     )
 
 
 def fault_alerts(plan: Plan) -> tuple[Alert, ...]:
     """An alert for each thing that may be wrong."""
-    return tuple(_fault_alert(plan, one) for one in (*_by_xid(), *_by_field()))
+    return tuple(_fault_alert(plan, fault) for fault in (*_by_xid(), *_by_field()))
 
 
 def _counted(plan: Plan, codes: str) -> str:
@@ -302,81 +313,83 @@ def _counted(plan: Plan, codes: str) -> str:
     return f"({by} ({rising}) > 0) or ({by} ({there}) > 0)"
 
 
-def _by_xid() -> tuple[Ailing, ...]:
+def _by_xid() -> tuple[GpuFault, ...]:
     """XIDs by how grave they are: those that came, those that stood there at the first look."""
     urgent = _codes(code for code, xid in XIDS.items() if xid.urgent)
     others = _codes(code for code, xid in XIDS.items() if not xid.urgent)
     seen, now = f'{XID_SEEN}{{xid=~"{urgent}"}}', f'{XID_NOW}{{xid=~"{urgent}"}}'
     note = f'{XID_SEEN}{{xid=~"{others}"}} or {XID_NOW}{{xid=~"{others}"}}'
     return (
-        Ailing("xid", seen, _xid_text(urgent=True), _xid_action(urgent=True), Severity.CRITICAL),
-        Ailing("xid_old", f"{now} unless {seen}",
-               f"{_xid_text(urgent=True)}, since before Prometheus looked",
-               _xid_action(urgent=True), Severity.WARNING, False),
-        Ailing("xid_note", note, _xid_text(urgent=False), _xid_action(urgent=False),
+        GpuFault("xid", seen, _xid_text(urgent=True), _xid_action(urgent=True), Severity.CRITICAL),
+        GpuFault("xid_old", f"{now} unless {seen}",
+                 f"{_xid_text(urgent=True)}, since before Prometheus looked",
+                 _xid_action(urgent=True), Severity.WARNING, False),
+        GpuFault("xid_note", note, _xid_text(urgent=False), _xid_action(urgent=False),
                Severity.INFO, False),
     )  # fmt: skip
 
 
 def _xid_text(*, urgent: bool) -> str:
-    meant = {str(code): xid.meaning for code, xid in XIDS.items() if xid.urgent == urgent}
-    return _chosen("$labels.xid", meant) + " (XID {{ $labels.xid }})"
+    meanings = {str(code): xid.meaning for code, xid in XIDS.items() if xid.urgent == urgent}
+    return _chosen("$labels.xid", meanings) + " (XID {{ $labels.xid }})"
 
 
 def _xid_action(*, urgent: bool) -> str:
-    wanted = {str(code): xid.action for code, xid in XIDS.items() if xid.urgent == urgent}
-    return _chosen("$labels.xid", wanted)
+    actions = {str(code): xid.action for code, xid in XIDS.items() if xid.urgent == urgent}
+    return _chosen("$labels.xid", actions)
 
 
-def _by_field() -> tuple[Ailing, ...]:
-    ecc, rising = each("gpu_ecc_uncorrectable"), f"({each('gpu_ecc_uncorrectable_per_s')} > 0)"
+def _by_field() -> tuple[GpuFault, ...]:
+    ecc = series_of("gpu_ecc_uncorrectable")
+    rising = f"({series_of('gpu_ecc_uncorrectable_per_s')} > 0)"
     errors = "uncorrectable memory errors since the driver was loaded"
     asked = _chosen('printf "%.0f" $value', {str(code): text for code, text in RECOVERY.items()})
     here, node = field_of(CLOCK), "cluster, Hostname, hostname"
     before = f"last_over_time({here}[{duration(LOST_S)}])"
     return (
-        Ailing("recovery_wanted", f"{each('gpu_recovery_action')} > 0",
-               "its driver asks for a recovery", asked, Severity.CRITICAL),
-        Ailing("row_remap_failed", f"{each('gpu_row_remap_failures')} > 0",
-               "a memory row could not be remapped", REPLACE, Severity.WARNING, False),
-        Ailing("row_remap_pending", f"{each('gpu_row_remap_pending')} > 0",
-               "a memory row waits to be remapped", DRAINED, Severity.INFO, False),
-        Ailing("ecc_rising", f"({ecc} > 0) and {rising}",
-               f"{errors}, and rising", RESET, Severity.CRITICAL),
-        Ailing("ecc", f"({ecc} > 0) unless {rising}", errors, RESET, Severity.WARNING, False),
-        Ailing("nvlink_errors", f"{each('gpu_nvlink_error_per_s')} >= {number(LINK_ERRORS_PER_S)}",
-               "NVLink checksum errors", LINK, Severity.WARNING),
-        Ailing("nvlink_lost", f"{each('gpu_nvlink_recovery_failed_per_s')} > 0",
-               "an NVLink was lost and not recovered", LINK, Severity.CRITICAL),
-        Ailing("nvlink_recovered", f"{each('gpu_nvlink_recovery_per_s')} > 0",
-               "an NVLink was lost and recovered", LINK, Severity.WARNING),
-        Ailing("pcie_replays",
-               f"{each('gpu_pcie_replay_per_s')} > {number(PCIE_REPLAYS_PER_S)}",
-               "PCIe replays", PCIE_ACTION, Severity.WARNING),
+        GpuFault("recovery_wanted", f"{series_of('gpu_recovery_action')} > 0",
+                 "its driver asks for a recovery", asked, Severity.CRITICAL),
+        GpuFault("row_remap_failed", f"{series_of('gpu_row_remap_failures')} > 0",
+                 "a memory row could not be remapped", REPLACE, Severity.WARNING, False),
+        GpuFault("row_remap_pending", f"{series_of('gpu_row_remap_pending')} > 0",
+                 "a memory row waits to be remapped", DRAINED, Severity.INFO, False),
+        GpuFault("ecc_rising", f"({ecc} > 0) and {rising}",
+                 f"{errors}, and rising", RESET, Severity.CRITICAL),
+        GpuFault("ecc", f"({ecc} > 0) unless {rising}", errors, RESET, Severity.WARNING, False),
+        GpuFault("nvlink_errors",
+                 f"{series_of('gpu_nvlink_error_per_s')} >= {number(LINK_ERRORS_PER_S)}",
+                 "NVLink checksum errors", LINK, Severity.WARNING),
+        GpuFault("nvlink_lost", f"{series_of('gpu_nvlink_recovery_failed_per_s')} > 0",
+                 "an NVLink was lost and not recovered", LINK, Severity.CRITICAL),
+        GpuFault("nvlink_recovered", f"{series_of('gpu_nvlink_recovery_per_s')} > 0",
+                 "an NVLink was lost and recovered", LINK, Severity.WARNING),
+        GpuFault("pcie_replays",
+                 f"{series_of('gpu_pcie_replay_per_s')} > {number(PCIE_REPLAYS_PER_S)}",
+                 "PCIe replays", PCIE_ACTION, Severity.WARNING),
         # A node that went altogether was scaled down or is down: other alerts are there for it.
-        Ailing("gone", f"({before} unless {here}) and on ({node}) {here}",
-               "it is no longer on its node's page, and others are", LOST_ACTION,
-               Severity.WARNING),
+        GpuFault("gone", f"({before} unless {here}) and on ({node}) {here}",
+                 "it is no longer on its node's page, and others are", LOST_ACTION,
+                 Severity.WARNING),
     )  # fmt: skip
 
 
-def _fault_alert(plan: Plan, one: Ailing) -> Alert:
+def _fault_alert(plan: Plan, fault: GpuFault) -> Alert:
     return Alert(
         name="KneewatchGpuFault",
-        expr=f'{AILMENT}{{ailment="{one.id}"}}',
+        expr=f'{AILMENT}{{ailment="{fault.id}"}}',
         for_s=ONSET_S * plan.scale,
         keep_s=CLEAR_S * plan.scale,
         labels={
-            "severity": one.severity.word,
+            "severity": fault.severity.word,
             "kneewatch": "gpu",
             "cause": "gpu_fault",
-            "ailment": one.id,
+            "ailment": fault.id,
         },
         annotations={
-            "summary": f"{NAME} of {WHERE}: {one.what}",
-            "description": f"{one.id}: {{{{ $value | humanize }}}}. It is the hardware, not the "
+            "summary": f"{NAME} of {WHERE}: {fault.what}",
+            "description": f"{fault.id}: {{{{ $value | humanize }}}}. It is the hardware, not the "
             "cache or the batch.",
-            "action": f"Drain {WHERE}: {one.action}.",
+            "action": f"Drain {WHERE}: {fault.action}.",
             "guide": "9.3",
         }
         | runbook_annotation(cause_page(plan.runbooks, "gpu_fault")),

@@ -20,10 +20,10 @@ from kneewatch.dashboards.prometheus.gpu_series import (
     FREE,
     INSTANCE,
     USED,
-    each,
     field_of,
     gpu_records,
     raw,
+    series_of,
     spellings,
 )
 from kneewatch.dashboards.prometheus.recording_rules import FOUND
@@ -42,7 +42,7 @@ from kneewatch.diagnose.gpu.health import XID
 from kneewatch.rules.facts import duration, number, recorded
 from kneewatch.rules.rule import Severity
 
-GIVEN = each("given")
+GIVEN = series_of("given")
 THROTTLED_ODDS, FAULT_ODDS = recorded("gpu_throttled_log_odds"), recorded("gpu_fault_log_odds")
 CLOCK_RATIO, UNWANTED = recorded("gpu_throttled_clock_ratio"), recorded("gpu_throttled_unwanted")
 ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID = map(recorded, (
@@ -71,7 +71,7 @@ def joined_group(plan: Plan) -> Group:
             ),
             Record(recorded(FOUND[1]), _engine(plan, "avg", field_of(BUSY), own)),
             Record(ENGINE_CLOCK, _engine(plan, "min", f"max by ({BOARD}) ({field_of(CLOCK)})")),
-            Record(ENGINE_HEAT, _engine(plan, "max", each("temperature_c"))),
+            Record(ENGINE_HEAT, _engine(plan, "max", series_of("temperature_c"))),
             Record(ENGINE_XID, _engine(plan, "max", field_of(XID))),
             Record(THROTTLED_ODDS, _engine(plan, "max", f"ln({sure} / (1 - {sure}))")),
             Record(CLOCK_RATIO, _engine(plan, "min", f"{RATIO} and on ({BOARD}) {THROTTLED}")),
@@ -185,7 +185,11 @@ def _throttled(when: str, levels: tuple[tuple[Severity, str], ...], note: str = 
     return CauseQuery(
         BY_ID["gpu_throttled"],
         f"({recorded('running_avg')} >= 1) and ({when})",
-        tuple(made for each in ENGINE_TERMS if (made := scored(ENGINES, each)) is not None),
+        tuple(
+            term
+            for engine_term in ENGINE_TERMS
+            if (term := scored(ENGINES, engine_term)) is not None
+        ),
         THROTTLED_ODDS,
         levels,
         "A GPU of this server cannot reach its clocks while it works",

@@ -40,7 +40,7 @@ BLANKS_DOUBLE = 2.0**47
 reach 2^47 otherwise."""
 
 
-def each(key: str) -> str:
+def series_of(key: str) -> str:
     """The recorded series of a GPU's health signal."""
     return recorded("gpu:" + key.removeprefix("gpu_"))
 
@@ -54,16 +54,16 @@ def gpu_records(plan: Plan) -> tuple[Record, ...]:
     """Fields, bits and health signals, in the order in which they need each other."""
     signals = {signal.key: signal.expr for signal in health_signals(None)}
     dialect = Dialect(plan.window_s, GPU_LABELS, prefix=PREFIX)
-    told = {key: expr.promql(dialect) for key, expr in signals.items()}
-    asked = {key: query for key, query in told.items() if query is not None}
+    compiled = {key: expr.promql(dialect) for key, expr in signals.items()}
+    queries = {key: query for key, query in compiled.items() if query is not None}
     shares = {key: expr for key, expr in signals.items() if isinstance(expr, BitShare)}
-    fields = dict.fromkeys((*_fields(asked.values()), *_masks(signals.values()), *SHOWN))
+    fields = dict.fromkeys((*_fields(queries.values()), *_masks(signals.values()), *SHOWN))
     window = duration(plan.window_s)
     return (
         *(Record(field_of(name), _cleaned(plan, name)) for name in fields),
         *(Record(_bit(key), _seen(share)) for key, share in shares.items()),
-        *(Record(each(key), query) for key, query in asked.items()),
-        *(Record(each(key), f"avg_over_time({_bit(key)}[{window}])") for key in shares),
+        *(Record(series_of(key), query) for key, query in queries.items()),
+        *(Record(series_of(key), f"avg_over_time({_bit(key)}[{window}])") for key in shares),
     )
 
 
@@ -75,9 +75,9 @@ def raw(plan: Plan, name: str, extra: str = "") -> str:
 
 def spellings(name: str) -> list[tuple[str, float]]:
     """A field's names on pages, those that win first, and the way of each to the field's unit."""
-    known = [(n.rank, text, n.scale) for text, n in field_table().names.items()
+    names = [(n.rank, text, n.scale) for text, n in field_table().names.items()
              if n.field.name == name]  # fmt: skip
-    return [(text, scale) for _, text, scale in sorted(known)]
+    return [(text, scale) for _, text, scale in sorted(names)]
 
 
 def _fields(queries: Iterable[str]) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _masks(exprs: Iterable[Expr]) -> Iterator[str]:
 
 
 def _bit(key: str) -> str:
-    return each(key.removesuffix("_ratio") + "_now")
+    return series_of(key.removesuffix("_ratio") + "_now")
 
 
 def _seen(share: BitShare) -> str:

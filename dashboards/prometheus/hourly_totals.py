@@ -74,10 +74,10 @@ def kept(key: str, part: str = "") -> str:
 def hourly_group(plan: Plan) -> Group:
     """The sums, each over the time since the one before."""
     dialect = Dialect(STEP_S, NAMES, plan.selector, {}, plan.prefix)
-    wanted = [(key, "", NAMES) for key in COUNTERS]
+    totals = [(key, "", NAMES) for key in COUNTERS]
     for metric in HISTOGRAMS:
-        wanted += [(metric, "bucket", (*NAMES, "le")), (metric, "sum", NAMES)]
-    rules = [Record(kept(key, part), increase(dialect, key, part, by)) for key, part, by in wanted]
+        totals += [(metric, "bucket", (*NAMES, "le")), (metric, "sum", NAMES)]
+    rules = [Record(kept(key, part), increase(dialect, key, part, by)) for key, part, by in totals]
     counted = f"increase({_series(dialect, COUNTED_BY, '')}[{dialect.range}])"
     engines = f"count by ({', '.join(NAMES)}) ({counted})"
     return Group("kneewatch-hourly", (Record(ENGINES, engines), *rules), interval_s=STEP_S)

@@ -55,13 +55,13 @@ def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
 
     def gpu(like: str = "", mig: str = "", *, of: str = WELL, **fields: str) -> Series:
         """A busy H100 of the default fields."""
-        shown = {name: level(value) for name, value in BUSY.items()} | fields
+        fields_shown = {name: level(value) for name, value in BUSY.items()} | fields
         node = f"{of}: {like}" if like else of
         labels = {"gpu": "0", "UUID": node, "modelName": "NVIDIA H100 80GB HBM3", "Hostname": node}
         labels |= {"GPU_I_ID": mig} if mig else {}
         labels |= {other: of for _, other in plan.gpu_join}
         inner = ", ".join(f'{name}="{value}"' for name, value in labels.items())
-        return {f"DCGM_FI_{name}{{{inner}}}": told for name, told in shown.items()}
+        return {f"DCGM_FI_{name}{{{inner}}}": values for name, values in fields_shown.items()}
 
     replays = f"5000+{number(interval_s)}x{half} 0x{steps - half}"
     harmless = {
@@ -143,7 +143,7 @@ class Server:
     ) -> dict[str, str]:
         """A server that serves: TTFT 0.2 s."""
         queue = waiting or self.level(0)
-        found = {
+        series = {
             self.named("num_requests_running"): self.level(running),
             self.named("num_requests_waiting"): queue,
             self.named("num_requests_waiting_by_reason", 'reason="capacity"'): queue,
@@ -161,23 +161,23 @@ class Server:
             ("e2e_request_latency_seconds", (1.0, 5.0, 10.0), 4.0, served_per_s),
             ("request_prefill_time_seconds", (0.1, 0.3, 1.0), 0.05, served_per_s),
         ):
-            found |= self._histogram(name, bounds, value_s=value_s, per_s=per_s)
-        return found
+            series |= self._histogram(name, bounds, value_s=value_s, per_s=per_s)
+        return series
 
     def _histogram(
         self, name: str, bounds: tuple[float, ...], *, value_s: float, per_s: float
     ) -> dict[str, str]:
         """A histogram all of whose observations are the same."""
-        found = {
+        series = {
             self.named(f"{name}_bucket", f'le="{bound}"'): self.rate(
                 per_s if bound >= value_s else 0.0
             )
             for bound in bounds
         }
-        found[self.named(f"{name}_bucket", 'le="+Inf"')] = self.rate(per_s)
-        found[self.named(f"{name}_count")] = self.rate(per_s)
-        found[self.named(f"{name}_sum")] = self.rate(value_s * per_s)
-        return found
+        series[self.named(f"{name}_bucket", 'le="+Inf"')] = self.rate(per_s)
+        series[self.named(f"{name}_count")] = self.rate(per_s)
+        series[self.named(f"{name}_sum")] = self.rate(value_s * per_s)
+        return series
 
 
 def pairs(labels: Mapping[str, str]) -> Iterator[str]:
@@ -325,13 +325,13 @@ def promtool_files(plan: Plan) -> dict[str, str]:
 
     All scenarios are one test, for promtool takes as long for one server as for a dozen.
     """
-    step, played = duration(plan.interval_s), scenarios(plan)
-    series = {name: values for one in played for name, values in one.series.items()}
+    step, all_scenarios = duration(plan.interval_s), scenarios(plan)
+    series = {name: values for played in all_scenarios for name, values in played.series.items()}
     test = {
-        "name": "; ".join(one.name for one in played),
+        "name": "; ".join(played.name for played in all_scenarios),
         "interval": step,
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [_expected(plan, scenario) for scenario in played],
+        "promql_expr_test": [_expected(plan, scenario) for scenario in all_scenarios],
     }
     document: dict[str, Any] = {
         "rule_files": [RULES_FILE],
@@ -345,12 +345,12 @@ def promtool_files(plan: Plan) -> dict[str, str]:
 def _expected(plan: Plan, scenario: Scenario) -> dict[str, Any]:
     """What fires of a scenario's servers and GPUs, and nothing else."""
     firing = 'alertname=~"Kneewatch.*", alertstate="firing", severity=~"warning|critical"'
-    told = " or ".join(
+    alerts = " or ".join(
         f'ALERTS{{{label}=~"{scenario.name}.*", {firing}, rule!~"{STATED}"}}'
         for label in ("instance", "Hostname")
     )
     return {
-        "expr": f"count by (alertname, severity) ({told})",
+        "expr": f"count by (alertname, severity) ({alerts})",
         "eval_time": duration((WINDOWS - 1) * plan.window_s),
         "exp_samples": [
             {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}

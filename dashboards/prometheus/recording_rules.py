@@ -52,7 +52,7 @@ NEW_HOUR = f"(minute() < {round(STEP_S / 60)})"
 """True at the first evaluation in an hour: groups are evaluated at some second of their interval,
 which is not the hour's own."""
 
-USUALLY = tuple(
+BASELINED = tuple(
     dict.fromkeys(
         node.key
         for record in CAUSES
@@ -66,7 +66,7 @@ USUALLY = tuple(
 
 COMPARED = tuple(
     dict.fromkeys(
-        (*(of for _, of in DRIFTS), "kv_transfer_mean_s", "finished_length_ratio", *USUALLY)
+        (*(of for _, of in DRIFTS), "kv_transfer_mean_s", "finished_length_ratio", *BASELINED)
     )
 )
 """Signals that a rule holds against what they were."""
@@ -85,7 +85,7 @@ def season_group(plan: Plan) -> Group:
     return Group("kneewatch-seasons", (*hours, *usual), interval_s=STEP_S)
 
 
-def held_against(plan: Plan, key: str) -> str:
+def compared_with(plan: Plan, key: str) -> str:
     """What a signal is to be held against: its quiet median, or what is usual at this hour of the
     week where that is worse; either where there is no other."""
     worse = "min" if key in MORE_IS_BETTER else "max"
@@ -101,11 +101,11 @@ def _hour(series: str) -> str:
 
 def _usual(plan: Plan, hour: str) -> str:
     """The median of the weeks, where there are enough that agree."""
-    each = " or ".join(_week(hour, week) for week in range(1, WEEKS + 1))
-    middle = f"quantile by ({plan.engine}) (0.5, {each})"
-    apart = f"abs(({each}) - on ({plan.engine}) group_left () ({middle}))"
+    weeks = " or ".join(_week(hour, week) for week in range(1, WEEKS + 1))
+    middle = f"quantile by ({plan.engine}) (0.5, {weeks})"
+    apart = f"abs(({weeks}) - on ({plan.engine}) group_left () ({middle}))"
     agree = f"quantile by ({plan.engine}) (0.5, {apart}) <= {number(SPREAD_MAX)} * abs({middle})"
-    enough = f"count by ({plan.engine}) ({each}) >= {WEEKS_MIN}"
+    enough = f"count by ({plan.engine}) ({weeks}) >= {WEEKS_MIN}"
     return f"({middle}) and ({agree}) and ({enough}) and on () {NEW_HOUR}"
 
 
@@ -176,8 +176,8 @@ def _spread(plan: Plan, signal: Signal, query: str) -> str:
     """What a page says once for all its engines (the running adapters), told for each."""
     if not isinstance(signal.expr, InfoChanges):
         return query
-    each = f"({recorded('running')} * 0 + 1)"
-    return f"{each} * on ({plan.process}) group_left () ({query})"
+    per_engine = f"({recorded('running')} * 0 + 1)"
+    return f"{per_engine} * on ({plan.process}) group_left () ({query})"
 
 
 def derived_group(plan: Plan) -> Group:
@@ -191,25 +191,25 @@ def derived_group(plan: Plan) -> Group:
 def derived(plan: Plan) -> Mapping[str, str]:
     """The derived signals' expressions by key, in an order in which each finds what it needs."""
     window = number(plan.window_s)
-    found = {
+    exprs = {
         "preempted_in_window": f"{window} * {recorded('preemption_per_s')}",
         "errors_in_window": f"{window} * {recorded('finished_error_per_s')}",
         "prompt_tail_ratio": over("prompt_tokens_p99", "prompt_tokens_p95"),
         "prefill_busy_ratio": f"{recorded('arrival_per_s')} * {recorded('prefill_mean_s')}",
     }
-    found |= _recent(plan)
+    exprs |= _recent(plan)
     for key in COMPARED:
-        found[f"{key}:quiet"] = _quiet(plan, key)
+        exprs[f"{key}:quiet"] = _quiet(plan, key)
     for key, of in (*DRIFTS, ("kv_transfer_drift_ratio", "kv_transfer_mean_s")):
-        found[key] = f"{recorded(of)} / ({held_against(plan, of)} > 0)"
+        exprs[key] = f"{recorded(of)} / ({compared_with(plan, of)} > 0)"
     ended = "finished_length_ratio"
-    found["finished_length_drift_points"] = f"{recorded(ended)} - ({held_against(plan, ended)})"
-    for key in USUALLY:
-        found[Usually(key).name] = held_against(plan, key)
+    exprs["finished_length_drift_points"] = f"{recorded(ended)} - ({compared_with(plan, ended)})"
+    for key in BASELINED:
+        exprs[Usually(key).name] = compared_with(plan, key)
     if plan.targets.ttft_p99_s is not None:
         wait = over("waiting", "completed_per_s")
-        found["queue_wait_estimate_ratio"] = f"{wait} / {number(plan.targets.ttft_p99_s)}"
-    return found
+        exprs["queue_wait_estimate_ratio"] = f"{wait} / {number(plan.targets.ttft_p99_s)}"
+    return exprs
 
 
 def _recent(plan: Plan) -> dict[str, str]:
@@ -217,23 +217,23 @@ def _recent(plan: Plan) -> dict[str, str]:
     quarter_s = max(RECENT_SHARE * plan.window_s, RECENT_SCRAPES * plan.interval_s)
     quarter = _within(plan, quarter_s)
     half = _within(plan, max(quarter_s, 2 * RECENT_SHARE * plan.window_s))
-    found: dict[str, str] = {}
+    exprs: dict[str, str] = {}
     for kind in ("ratio", "tokens_mean"):
         hits = _signal(plan, f"prefix_hit_{kind}")
-        told = [
+        options = [
             f"(({hits.expr.promql(dialect)}) and"
             f" {number(dialect.range_s)} * ({arrivals}) >= {number(RECENT_REQUESTS_MIN)})"
             for dialect in (quarter, half)
             if (arrivals := _signal(plan, "arrival_per_s").expr.promql(dialect))
         ]
-        found[f"prefix_hit_recent_{kind}"] = " or ".join(told)
+        exprs[f"prefix_hit_recent_{kind}"] = " or ".join(options)
         recent, window = recorded(f"prefix_hit_recent_{kind}"), recorded(hits.key)
-        found[f"prefix_hit_fewest_{kind}"] = f"({recent} <= {window}) or {window} or {recent}"
+        exprs[f"prefix_hit_fewest_{kind}"] = f"({recent} <= {window}) or {window} or {recent}"
     spec = _signal(plan, "spec_acceptance_ratio")
-    found["spec_acceptance_recent_ratio"] = spec.expr.promql(quarter) or ""
+    exprs["spec_acceptance_recent_ratio"] = spec.expr.promql(quarter) or ""
     swaps = _signal(plan, "lora_change_per_s")
-    found["lora_change_recent_per_s"] = _spread(plan, swaps, swaps.expr.promql(quarter) or "")
-    return found
+    exprs["lora_change_recent_per_s"] = _spread(plan, swaps, swaps.expr.promql(quarter) or "")
+    return exprs
 
 
 def _within(plan: Plan, range_s: float) -> Dialect:

@@ -90,9 +90,9 @@ def groups(plan: Plan) -> tuple[Group, ...]:
 
 def rule_files(plan: Plan) -> dict[str, str]:
     """The files by name."""
-    made = groups(plan)
-    body = {"groups": [_group(plan, group) for group in made]}
-    unkept = {"groups": [_group(plan, _unkept(plan, group)) for group in made]}
+    all_groups = groups(plan)
+    body = {"groups": [_group(plan, group) for group in all_groups]}
+    unkept = {"groups": [_group(plan, _unkept(plan, group)) for group in all_groups]}
     unordered = replace(plan, ordered=False)
     victoria = {
         "groups": [_group(plan, _in_metricsql(_unkept(plan, group))) for group in groups(unordered)]
@@ -156,14 +156,14 @@ def _group(plan: Plan, group: Group) -> dict[str, Any]:
 
 def _rule(rule: Record | Alert) -> dict[str, Any]:
     if isinstance(rule, Record):
-        made: dict[str, Any] = {"record": rule.name, "expr": rule.expr}
-        return made | ({"labels": dict(rule.labels)} if rule.labels else {})
-    made = {"alert": rule.name, "expr": rule.expr}
+        rule_fields: dict[str, Any] = {"record": rule.name, "expr": rule.expr}
+        return rule_fields | ({"labels": dict(rule.labels)} if rule.labels else {})
+    rule_fields = {"alert": rule.name, "expr": rule.expr}
     if rule.for_s:
-        made["for"] = duration(rule.for_s)
+        rule_fields["for"] = duration(rule.for_s)
     if rule.keep_s:
-        made["keep_firing_for"] = duration(rule.keep_s)
-    return made | {"labels": dict(rule.labels), "annotations": dict(rule.annotations)}
+        rule_fields["keep_firing_for"] = duration(rule.keep_s)
+    return rule_fields | {"labels": dict(rule.labels), "annotations": dict(rule.annotations)}
 
 
 def _yaml(document: Mapping[str, Any]) -> str:

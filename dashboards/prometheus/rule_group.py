@@ -66,7 +66,7 @@ class Plan(Profile):
     @property
     def process(self) -> str:
         """The labels of a process: what all its engines share."""
-        return ", ".join(one for one in self.labels if one not in ("model_name", "engine"))
+        return ", ".join(label for label in self.labels if label not in ("model_name", "engine"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,23 +97,23 @@ class Learned:
         forecast = forecast_values(demand, self._forecaster.update(t_s, demand))
         return forecast | self._slo_forecaster.update(t_s, values)
 
-    def longer(self, history: History, window: Window, values: Values) -> Drift | None:
+    def output_drift(self, history: History, window: Window, values: Values) -> Drift | None:
         """How far answers are from those of quiet times, while many more end at their limit."""
         points = values.get("finished_length_drift_points") or 0.0
         return self._lengths.drift(history, window) if points >= LENGTH_POINTS else None
 
-    def endless(self, history: History, window: Window, values: Values) -> Departure | None:
+    def endless_outputs(self, history: History, window: Window, values: Values) -> Departure | None:
         """How many answers go far beyond what is stated, while many end at their limit."""
         at_limit = values.get("finished_length_ratio") or 0.0
         return self._lengths.endless(history, window) if at_limit >= LENGTH_POINTS else None
 
-    def quiet(self, t_s: float, values: Values, window: Window, families: Collection[str]) -> None:
+    def learn(self, t_s: float, values: Values, window: Window, families: Collection[str]) -> None:
         """Add a scrape that is quiet for these families of signals."""
         self.baseline.learn(t_s, values, families)
         if LENGTHS in families:
             self._lengths.learn(t_s, window)
 
-    def launched(self, config: Mapping[str, str]) -> None:
+    def set_launch(self, config: Mapping[str, str]) -> None:
         """Take how the server says that it was launched."""
         if config == self._launch:
             return
@@ -121,7 +121,7 @@ class Learned:
             self.knee = self._new_knee()
         self._launch = config or self._launch
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """The process was replaced, or the clock was set back: what was held has no since."""
         self._forecaster.forget()
         self._slo_forecaster.forget()
@@ -180,7 +180,7 @@ class EngineMonitor:
         self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
         self._restarts_s: deque[float] = deque(maxlen=RESTARTS_KEPT)
         self._vanished, self._blind = 0, 0
-        self._came_s = float("-inf")
+        self._appeared_s = float("-inf")
         self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
         self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
         self.newest: Diagnosis | None = None
@@ -190,11 +190,11 @@ class EngineMonitor:
         self._columns: tuple[Column, ...] = ()
         self._columns_of = -1
 
-    def knows_week(self, peak_requests: float | None) -> None:
+    def set_weekly_peak(self, peak_requests: float | None) -> None:
         """Take the most requests that ran or waited here within the last week; None: not known."""
         self._adviser.weekly_peak_requests = peak_requests
 
-    def knows_season(self, usual: Mapping[str, float]) -> None:
+    def set_usual(self, usual: Mapping[str, float]) -> None:
         """Take how the baseline's signals usually are at this hour of the week."""
         self.learned.baseline.season = usual
 
@@ -213,9 +213,9 @@ class EngineMonitor:
         if (len(self.history.times), self.history.times[-1:]) == before:
             return None
         if restart is not None or self.history.clock_steps != steps:
-            self._begin_anew(t_s, restart)
+            self._reset(t_s, restart)
         if self._vanished or before[0] == 0:
-            self._came_s = t_s
+            self._appeared_s = t_s
         self._vanished = 0
         window = Window(self.history, now_s=t_s, range_s=self._range_s(t_s))
         reading = self._signals.read(window)
@@ -254,10 +254,10 @@ class EngineMonitor:
         """Time of the newest page that had this engine; -inf before the first."""
         return self.history.times[-1] if self.history.times else float("-inf")
 
-    def gone(self, t_s: float, beside: Collection[EngineMonitor]) -> Diagnosis | None:
+    def vanished(self, t_s: float, present: Collection[EngineMonitor]) -> Diagnosis | None:
         """The diagnosis while the page can be read and lacks this engine; None once forgotten.
-        `beside` are those on the page."""
-        successor = self._successor(beside)
+        `present` are those on the page."""
+        successor = self._successor(present)
         kept_s = VANISHED_KEPT_S
         if successor is not None:
             kept_s = self.profile.window_s
@@ -267,20 +267,24 @@ class EngineMonitor:
             return None
         self._vanished += 1
         cause = observer.vanished(
-            _named(self.key),
+            _engine_name(self.key),
             self._vanished,
             self.last_s,
-            successor=None if successor is None else _named(successor.key),
+            successor=None if successor is None else _engine_name(successor.key),
         )
         return self.unreadable(t_s, cause, cause.evidence[0].text, GONE)
 
-    def _successor(self, beside: Collection[EngineMonitor]) -> EngineMonitor | None:
+    def _successor(self, present: Collection[EngineMonitor]) -> EngineMonitor | None:
         """The engine that came when this one left, in its place (another model by the same number)
         or, where none stayed, at all; None where engines stayed and nothing took its place."""
-        came = [one for one in beside if one._came_s > self.last_s]
+        newcomers = [engine for engine in present if engine._appeared_s > self.last_s]
         place = self.key.engine, self.key.replica
-        same = [one for one in came if (one.key.engine, one.key.replica) == place]
-        return next(iter(same or (came if len(came) == len(beside) else ())), None)
+        replacements = [
+            engine for engine in newcomers if (engine.key.engine, engine.key.replica) == place
+        ]
+        return next(
+            iter(replacements or (newcomers if len(newcomers) == len(present) else ())), None
+        )
 
     def unreadable(self, t_s: float, cause: Cause, why: str, seen: str = UNREAD) -> Diagnosis:
         """The diagnosis after a scrape that gave nothing of this engine."""
@@ -292,7 +296,7 @@ class EngineMonitor:
         )  # fmt: skip
         return self.newest
 
-    def _begin_anew(self, t_s: float, restart: Restart | None) -> None:
+    def _reset(self, t_s: float, restart: Restart | None) -> None:
         """The process was replaced, or the clock was set back: what was held has no since."""
         if restart is not None:
             self._restarts_s.append(restart.t_s)
@@ -302,11 +306,11 @@ class EngineMonitor:
         self._streaks.forget()
         self._tracker.forget()
         self._adviser.restarted()
-        self.learned.begin_anew()
+        self.learned.reset()
 
     def _judge(self, t_s: float, window: Window, reading: Reading, gpus: GpuReading) -> Diagnosis:
         profile, learned, config = self.profile, self.learned, self.config
-        learned.launched(config)
+        learned.set_launch(config)
         derived, notes = derive(reading, window, learned.baseline, profile.targets)
         forecasts = learned.forecasts(t_s, reading.values)
         workload = learned.workload.update(t_s, self.history)
@@ -341,12 +345,12 @@ class EngineMonitor:
             adapters=adapters_seen(window) if values.get("waiting_deferred") else (),
             knee=learned.knee.update(t_s, values),
             split=self._catalogue.split,
-            lengths=learned.longer(self.history, window, values),
-            endless=learned.endless(self.history, window, values),
+            lengths=learned.output_drift(self.history, window, values),
+            endless=learned.endless_outputs(self.history, window, values),
             workload=workload,
         )
         causes, lacks_core = self._causes(facts, findings, reading, window)
-        told = None if unjudged else stage
+        known_stage = None if unjudged else stage
         readable = not lacks_core and window.scrapes > 1
         return Diagnosis(
             t_s=t_s,
@@ -354,8 +358,8 @@ class EngineMonitor:
             engine=self.key.engine,
             model=self.key.model,
             tier=None,
-            health=health(worst_of(causes, told, findings), readable=readable),
-            stage=told,
+            health=health(worst_of(causes, known_stage, findings), readable=readable),
+            stage=known_stage,
             causes=causes,
             symptoms=symptoms(facts, causes),
             findings=findings,
@@ -386,22 +390,22 @@ class EngineMonitor:
         )
         if missing is not None:
             concluded.append(missing)
-        told = ranked(self._tracker.update(facts.now_s, concluded))
-        if told:
-            told[0] = replace(told[0], unless=self._turning_points(facts, told[0]))
+        causes = ranked(self._tracker.update(facts.now_s, concluded))
+        if causes:
+            causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
         # Last: turning points are of the baseline that the causes were concluded from.
         self._learn(facts, concluded, findings, window)
-        return told, missing is not None
+        return causes, missing is not None
 
     def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
         """What the first cause hangs on, by the numbers that it was concluded from: while it only
         lingers, those of then."""
-        cause, points = self._unless
-        before = points if cause == first.id else ()
+        cause, last_points = self._unless
+        points = last_points if cause == first.id else ()
         if first.seen_s == facts.now_s:
-            before = counterfactuals(BY_ID[first.id].stands, facts, first, before)
-        self._unless = (first.id, before)
-        return before
+            points = counterfactuals(BY_ID[first.id].stands, facts, first, points)
+        self._unless = (first.id, points)
+        return points
 
     def _learn(
         self, facts: Facts, concluded: list[Cause], findings: list[Finding], window: Window
@@ -425,14 +429,14 @@ class EngineMonitor:
         settled_s = facts.now_s - facts.window_s
         families = [family for family, t_s in self._disturbed_s.items() if t_s < settled_s]
         if families:
-            self.learned.quiet(facts.now_s, facts.values, window, families)
+            self.learned.learn(facts.now_s, facts.values, window, families)
 
     def _unknowns(self, reading: Reading) -> list[str]:
         if self._unknown[0] is not reading.missing:
-            wanted = {s.key: s for s in self._catalogue.signals}
+            signals = {s.key: s for s in self._catalogue.signals}
             lines = [
                 f"{key}: {observer.lack_words(metrics, reading.impossible)}"
-                + (f" (needs {wanted[key].needs})" if wanted[key].needs else "")
+                + (f" (needs {signals[key].needs})" if signals[key].needs else "")
                 for key, metrics in reading.missing.items()
             ]
             lines += [f"{key}: {why}" for key, why in self._catalogue.unstated.items()]
@@ -440,7 +444,7 @@ class EngineMonitor:
         return self._unknown[1]
 
 
-def _named(key: EngineKey) -> str:
+def _engine_name(key: EngineKey) -> str:
     return f"engine {key.engine} of {key.model}"
 
 

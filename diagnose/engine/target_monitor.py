@@ -78,7 +78,7 @@ class TargetMonitor:
             self._data_parallel = DataParallelEngines(scale=self.profile.scale)
         replicas = Counter((engine.key.model, engine.key.replica) for engine in engines)
         for engine in engines:
-            engine.learned.workload.beside(replicas[engine.key.model, engine.key.replica])
+            engine.learned.workload.set_engines(replicas[engine.key.model, engine.key.replica])
         by_newest = {id(engine.newest): engine for engine in engines}
         compared = self._data_parallel.compared(t_s, diagnoses)
         for before, after in zip(diagnoses, compared, strict=True):
@@ -99,7 +99,7 @@ class TargetMonitor:
         for key, engine in list(self._engines.items()):
             if key in present_keys:
                 continue
-            diagnosis = engine.gone(t_s, present)
+            diagnosis = engine.vanished(t_s, present)
             if diagnosis is None:
                 del self._engines[key]
             else:

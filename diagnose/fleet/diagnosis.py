@@ -17,7 +17,7 @@ from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_
 from kneewatch.diagnose.fleet.replica_count import (
     Split,
     TierSize,
-    scene_of,
+    average_engine,
     server_of,
     sizes_of,
     splits_of,
@@ -73,12 +73,12 @@ def _dilutes(cause: FleetCause, tier: Tier) -> bool:
 def _routing(tier: Tier, stated: Stated, targets: Targets) -> FleetAdvice | None:
     """Prefix-aware routing, with the hit ratio that it would reach; None where it would not
     help."""
-    scene = scene_of(tier, server_of(tier, stated), targets, "routing_dilution", peak=None)
-    made, possible = sticky_routing(scene), middle(map(reuse_possible, tier.engines))
-    hits = scene.facts.values.get("prefix_hit_ratio")
+    context = average_engine(tier, server_of(tier, stated), targets, "routing_dilution", peak=None)
+    made, possible = sticky_routing(context), middle(map(reuse_possible, tier.engines))
+    hits = context.facts.values.get("prefix_hit_ratio")
     if made is None or possible is None or hits is None or not hits < possible:
         return None
-    computed = scene.get("computed_prompt_tokens_per_s")
+    computed = context.get("computed_prompt_tokens_per_s")
     still_computed = (1 - possible) / (1 - hits)
     advice = replace(
         made,

@@ -48,17 +48,17 @@ class LabelMap:
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULTS)
 
-    def told(self, part: str, labels: Labels) -> str:
+    def value_of(self, part: str, labels: Labels) -> str:
         """What a part is called, empty where no label says it."""
         if part == "namespace":
-            return "/".join(found for name in self.names[part] if (found := labels.get(name)))
+            return "/".join(value for name in self.names[part] if (value := labels.get(name)))
         return next((labels[name] for name in self.names[part] if labels.get(name)), "")
 
     def grouping(self, series: Iterable[Labels]) -> tuple[str, ...]:
         """The labels of series that decide which pool, tier and role they belong to."""
-        wanted = [one for part in GROUPS for one in self.names[part]]
-        there = {name for labels in series for name in labels}
-        return tuple(name for name in dict.fromkeys(wanted) if name in there)
+        names = [label for part in GROUPS for label in self.names[part]]
+        present = {name for labels in series for name in labels}
+        return tuple(name for name in dict.fromkeys(names) if name in present)
 
 
 def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
@@ -73,7 +73,7 @@ def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
             raise SettingsError(
                 f"fleet.labels ({origin}): no part {part!r}; there are {', '.join(DEFAULTS)}"
             )
-        names[part] = tuple(one.strip() for one in label.split(",") if one.strip())
+        names[part] = tuple(name.strip() for name in label.split(",") if name.strip())
     return LabelMap(names)
 
 
@@ -133,7 +133,7 @@ def shape_of(series: Iterable[Labels], names: LabelMap) -> Shape:
     spaces: dict[str, set[str]] = {}
     for member in members:
         spaces.setdefault(member.replica, set()).add(member.namespace)
-    several = {name for name, found in spaces.items() if len(found) > 1}
+    several = {name for name, namespaces in spaces.items() if len(namespaces) > 1}
     members = [
         replace(m, replica=f"{m.namespace}/{m.replica}") if m.replica in several else m
         for m in members
@@ -153,7 +153,7 @@ def distinguishing(series: Sequence[Labels]) -> tuple[str, ...]:
     for name in (*RECORDED, *sorted(others)):
         if apart >= len(series) and by:
             break
-        keys = {tuple(labels.get(one, "") for one in (*by, name)) for labels in series}
+        keys = {tuple(labels.get(label, "") for label in (*by, name)) for labels in series}
         if len(keys) > apart or not by:
             by.append(name)
             apart = len(keys)
@@ -165,16 +165,17 @@ def _identity(labels: Labels) -> tuple[tuple[str, str], ...]:
 
 
 def _member(labels: Labels, by: tuple[str, ...], names: LabelMap) -> Member:
-    namespace, model = names.told("namespace", labels), names.told("model", labels)
+    namespace, model = names.value_of("namespace", labels), names.value_of("model", labels)
     return Member(
         key=tuple(labels.get(name, "") for name in by),
-        replica=names.told("replica", labels) or "?",
-        engine=names.told("engine", labels),
+        replica=names.value_of("replica", labels) or "?",
+        engine=names.value_of("engine", labels),
         model=model,
         namespace=namespace,
-        pool=names.told("pool", labels) or "/".join(part for part in (namespace, model) if part),
-        tier=names.told("tier", labels),
-        role=role if (role := names.told("role", labels)) in ROLES else "",
-        node=names.told("node", labels),
+        pool=names.value_of("pool", labels)
+        or "/".join(part for part in (namespace, model) if part),
+        tier=names.value_of("tier", labels),
+        role=role if (role := names.value_of("role", labels)) in ROLES else "",
+        node=names.value_of("node", labels),
         labels=labels,
     )

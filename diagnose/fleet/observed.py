@@ -40,12 +40,12 @@ class Peak:
 
 def peak_of(points: Sequence[tuple[float, float]], *, span_s: float, steps: int) -> Peak | None:
     """The peak of (unix seconds, requests); None where no point has a value."""
-    known = [(value, t_s) for t_s, value in points if isfinite(value)]
-    if not known:
+    values = [(value, t_s) for t_s, value in points if isfinite(value)]
+    if not values:
         return None
-    most, t_s = max(known)
-    mean = sum(value for value, _ in known) / len(known)
-    return Peak(most, t_s, mean, span_s, min(1.0, len(known) / max(steps, 1)))
+    most, t_s = max(values)
+    mean = sum(value for value, _ in values) / len(values)
+    return Peak(most, t_s, mean, span_s, min(1.0, len(values) / max(steps, 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,21 +46,21 @@ CONFIGURED = ("kv_capacity_tokens",)
 def averaged(tier: Tier) -> dict[str, float | None]:
     """The signals of the tier's average engine; P99s are the worst engine's."""
 
-    def each(keys: tuple[str, ...], fold: Callable[[list[float]], float | None]) -> None:
+    def fold_signals(keys: tuple[str, ...], fold: Callable[[list[float]], float | None]) -> None:
         for key in keys:
-            known = [value for e in tier.engines if (value := e.get(key)) is not None]
-            found[key] = fold(known) if known else None
+            values = [value for e in tier.engines if (value := e.get(key)) is not None]
+            signals[key] = fold(values) if values else None
 
-    found: dict[str, float | None] = {}
-    each(SHARED_OUT, lambda known: sum(known) / len(known))
-    each(PER_REQUEST, middle)
-    each(WORST, max)
-    each(CONFIGURED, min)
-    computed, prompts = found["computed_prompt_tokens_per_s"], found["prompt_tokens_mean"]
-    arrivals = found["arrival_per_s"]
+    signals: dict[str, float | None] = {}
+    fold_signals(SHARED_OUT, lambda values: sum(values) / len(values))
+    fold_signals(PER_REQUEST, middle)
+    fold_signals(WORST, max)
+    fold_signals(CONFIGURED, min)
+    computed, prompts = signals["computed_prompt_tokens_per_s"], signals["prompt_tokens_mean"]
+    arrivals = signals["arrival_per_s"]
     if computed is not None and prompts and arrivals:
-        found["prefix_saved_ratio"] = max(0.0, 1 - computed / (prompts * arrivals))
-    return found
+        signals["prefix_saved_ratio"] = max(0.0, 1 - computed / (prompts * arrivals))
+    return signals
 
 
 def server_of(tier: Tier, stated: Stated) -> Deployment:
@@ -71,18 +71,20 @@ def server_of(tier: Tier, stated: Stated) -> Deployment:
     """
     pod = middle(engine.gpus.get("gpus") for engine in tier.engines)
     gpus = pod / (tier.engines_each or 1) if pod else 0.0
-    each = int(gpus) if gpus and gpus == int(gpus) else None
+    gpus_each = int(gpus) if gpus and gpus == int(gpus) else None
     launch = stated.launch
-    split = stated.tensor_parallel or (launch and launch.count("--tensor-parallel-size")) or each
-    known = replace(
+    split = (
+        stated.tensor_parallel or (launch and launch.count("--tensor-parallel-size")) or gpus_each
+    )
+    tier_stated = replace(
         stated,
         model=stated.model or _model_named(tier.engines[0].member.model),
         gpu=stated.gpu or (recognise(tier.tier) if tier.tier else None),
         tensor_parallel=split,
-        gpus=stated.gpus or each,
+        gpus=stated.gpus or gpus_each,
         replicas=tier.replicas,
     )
-    return deployment(tier.engines[0].config, known)
+    return deployment(tier.engines[0].config, tier_stated)
 
 
 def _model_named(name: str) -> Model | None:
@@ -92,7 +94,7 @@ def _model_named(name: str) -> Model | None:
         return None
 
 
-def scene_of(
+def average_engine(
     tier: Tier, server: Deployment, targets: Targets, cause: str, *, peak: float | None
 ) -> LeverContext:
     """The average engine and its server, for the levers against a cause; `peak` are the most
@@ -104,9 +106,9 @@ def scene_of(
     return LeverContext(cause, facts, server, demand(values, server), weekly_peak_requests=peak)
 
 
-def at_load(scene: LeverContext, requests: float) -> LeverContext:
+def at_load(context: LeverContext, requests: float) -> LeverContext:
     """The same with so many requests on each engine."""
-    return replace(scene, demand=replace(scene.demand, requests=requests))
+    return replace(context, demand=replace(context.demand, requests=requests))
 
 
 # How many replicas a tier needs, by the peak that was measured: guide 2.6, 8.3, 9.1 step 11.
@@ -150,18 +152,18 @@ def _size(
     stated: Stated,
     targets: Targets,
     *,
-    trouble: str,
+    problems: str,
     down: int,
     blind: bool,
 ) -> TierSize:
-    """The size of a tier. `trouble` says what ails it, empty for nothing: then it gets no less.
+    """The size of a tier. `problems` says what ails it, empty for nothing: then it gets no less.
 
     No number is told at all where some of the answer is missing (`blind`), or where replicas of
     the pool are `down`: those that answer are not all there are, and nobody is to scale to them.
     """
     server, now, engines = server_of(tier, stated), tier.replicas, tier.engines_each
     hourly, gpus = server.usd_per_hour, server.gpus
-    plain = TierSize(
+    unsized = TierSize(
         tier,
         now,
         None,
@@ -171,97 +173,107 @@ def _size(
         None if hourly is None else hourly * len(tier.engines),
     )
     if blind or any(engine.stage is None for engine in tier.engines):
-        return replace(plain, why="the answer is partial")
+        return replace(unsized, why="the answer is partial")
     if down:
         verb = "is" if down == 1 else "are"
-        return replace(plain, why=f"{down} more of its pool {verb} down")
+        return replace(unsized, why=f"{down} more of its pool {verb} down")
     if engines is None:
-        return replace(plain, why="its replicas differ in their number of data-parallel engines")
+        return replace(unsized, why="its replicas differ in their number of data-parallel engines")
     if tier.role == "prefill":
         # A prefill replica is limited by compute, not by its cache; the P:D ratio sizes it.
-        return replace(plain, needed=now, why="prefill replicas are sized by the P:D ratio")
+        return replace(unsized, needed=now, why="prefill replicas are sized by the P:D ratio")
     if peak is None:
-        return replace(plain, why=NO_PEAK)
-    return _sized(plain, server, targets, peak, trouble)
+        return replace(unsized, why=NO_PEAK)
+    return _size_at_peak(unsized, server, targets, peak, problems)
 
 
-def _sized(
-    plain: TierSize, server: Deployment, targets: Targets, peak: Peak, trouble: str
+def _size_at_peak(
+    unsized: TierSize, server: Deployment, targets: Targets, peak: Peak, problems: str
 ) -> TierSize:
-    tier, now = plain.tier, plain.present
-    each = peak.requests / len(tier.engines)
-    scene = scene_of(tier, server, targets, "underused", peak=each if peak.weekly else None)
-    used = used_ratio(scene, each)
+    tier, now = unsized.tier, unsized.present
+    requests_each = peak.requests / len(tier.engines)
+    context = average_engine(
+        tier, server, targets, "underused", peak=requests_each if peak.weekly else None
+    )
+    used = used_ratio(context, requests_each)
     if used is None:
-        return replace(plain, why="the capacity of a replica is unknown")
-    sized = replace(plain, used_ratio=used)
-    if (more := _more(scene, tier, each)) is not None:
-        told = f"{_peak_words(peak, used)}. {more.summary}"
-        return replace(sized, needed=_count(more), advice=_whole(replace(more, summary=told), tier))
+        return replace(unsized, why="the capacity of a replica is unknown")
+    sized = replace(unsized, used_ratio=used)
+    if (more := _more_replicas(context, tier, requests_each)) is not None:
+        summary = f"{_peak_words(peak, used)}. {more.summary}"
+        return replace(
+            sized,
+            needed=_replicas_after(more),
+            advice=_cost_of_replicas(replace(more, summary=summary), tier),
+        )
     if ceil(round(now * used * (1 + HEADROOM_LOW_RATIO), 6)) >= now:
         return replace(sized, needed=now, why=f"{_peak_words(peak, used)}: the size is right")
-    if trouble:
-        return replace(sized, needed=now, why=f"not reduced while there is a problem: {trouble}")
+    if problems:
+        return replace(sized, needed=now, why=f"not reduced while there is a problem: {problems}")
     if not peak.weekly:
         seen = f"{peak.seen_ratio * peak.span_s / DAY_S:.1f} days of load"
         return replace(
             sized, needed=now, why=f"not reduced after only {seen}: it needs a week's peak"
         )
-    if scene.demand.requests <= 0:
+    if context.demand.requests <= 0:
         return replace(
             sized, needed=now, why="not reduced: no request is running now to measure ITL"
         )
-    fewer = fewer_replicas(scene)
+    fewer = fewer_replicas(context)
     if fewer is None or not fewer.changes:
         of_each = " Of each engine:" if tier.engines_each != 1 else ""
-        said = f".{of_each} {fewer.summary}" if fewer else ""
-        why = f"{_peak_words(peak, used)}{said}"
+        detail = f".{of_each} {fewer.summary}" if fewer else ""
+        why = f"{_peak_words(peak, used)}{detail}"
         return replace(sized, needed=now, why=why)
-    total = _count(fewer)
-    told = (
+    total = _replicas_after(fewer)
+    summary = (
         f"{_peak_words(peak, used)}: {total} replicas are enough with {HEADROOM_HIGH_RATIO:.0%} "
         "headroom."
     )
-    return replace(sized, needed=total, advice=_whole(replace(fewer, summary=told), tier))
+    return replace(
+        sized, needed=total, advice=_cost_of_replicas(replace(fewer, summary=summary), tier)
+    )
 
 
-def _whole(made: Recommendation, tier: Tier) -> Recommendation:
+def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
     """What is said of one engine's server, in the dollars of replicas that have several."""
     engines = tier.engines_each or 1
 
-    def dollars(told: Mapping[str, float]) -> dict[str, float]:
+    def dollars(figures: Mapping[str, float]) -> dict[str, float]:
         times = {"usd_per_hour": engines}
-        return {key: value * times.get(key, 1) for key, value in told.items()}
+        return {key: value * times.get(key, 1) for key, value in figures.items()}
 
-    cost = made.cost_usd_per_hour
+    cost = advice.cost_usd_per_hour
     return replace(
-        made,
-        before=dollars(made.before),
-        predicted=dollars(made.predicted),
+        advice,
+        before=dollars(advice.before),
+        predicted=dollars(advice.predicted),
         cost_usd_per_hour=None if cost is None else cost * engines,
     )
 
 
-def _more(scene: LeverContext, tier: Tier, each: float) -> Recommendation | None:
+def _more_replicas(
+    context: LeverContext, tier: Tier, requests_each: float
+) -> Recommendation | None:
     """More replicas: for the peak with the guide's headroom, for what presses now, or none."""
-    found: list[Recommendation] = []
-    requests = max(each, scene.demand.requests)
-    capacity = scene.server.capacity_tokens
-    wanted = at_load(replace(scene, cause="kv_pressure"), requests)
-    if wanted.demand.tokens is not None and capacity:
-        ratio = wanted.demand.tokens / capacity * (1 + HEADROOM_LOW_RATIO)
+    options: list[Recommendation] = []
+    requests = max(requests_each, context.demand.requests)
+    capacity = context.server.capacity_tokens
+    at_peak = at_load(replace(context, cause="kv_pressure"), requests)
+    if at_peak.demand.tokens is not None and capacity:
+        ratio = at_peak.demand.tokens / capacity * (1 + HEADROOM_LOW_RATIO)
         now = tier.replicas
-        if ceil(round(now * ratio, 6)) > now or _share(tier, pressed=True) >= MOST_OF:
-            found += [made for made in [more_replicas(wanted)] if made is not None]
-    if _share(tier, pressed=False) >= MOST_OF:
-        queue = replace(scene, cause="queue_saturation")
-        found += [made for made in [more_replicas(queue)] if made is not None]
-    return max(found, key=_count, default=None)
+        if ceil(round(now * ratio, 6)) > now or _engines_ratio(tier, evicting=True) >= MOST_OF:
+            options += [advice for advice in [more_replicas(at_peak)] if advice is not None]
+    if _engines_ratio(tier, evicting=False) >= MOST_OF:
+        queue = replace(context, cause="queue_saturation")
+        options += [advice for advice in [more_replicas(queue)] if advice is not None]
+    return max(options, key=_replicas_after, default=None)
 
 
-def _share(tier: Tier, *, pressed: bool) -> float:
+def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
     """The share of engines that evict, else of those that only queue."""
-    if pressed:
+    if evicting:
         shown = [engine for engine in tier.engines if (engine.stage or 0) >= 2]
     else:
         shown = [
@@ -272,8 +284,8 @@ def _share(tier: Tier, *, pressed: bool) -> float:
     return len(shown) / len(tier.engines)
 
 
-def _count(made: Recommendation) -> int:
-    return next(int(c.after or 0) for c in made.changes if c.flag == REPLICAS)
+def _replicas_after(advice: Recommendation) -> int:
+    return next(int(change.after or 0) for change in advice.changes if change.flag == REPLICAS)
 
 
 def _peak_words(peak: Peak, used: float) -> str:
@@ -285,18 +297,18 @@ def _peak_words(peak: Peak, used: float) -> str:
     )
 
 
-def _trouble(tier: Tier, causes: Iterable[FleetCause]) -> str:
+def _problems(tier: Tier, causes: Iterable[FleetCause]) -> str:
     """What is wrong with a tier at warning or worse; empty where nothing is."""
-    found = [
-        one.cause.id
-        for one in causes
-        if one.cause.severity >= Severity.WARNING
-        and one.pool == tier.pool
-        and one.tier in ("", tier.tier)
+    cause_ids = [
+        cause.cause.id
+        for cause in causes
+        if cause.cause.severity >= Severity.WARNING
+        and cause.pool == tier.pool
+        and cause.tier in ("", tier.tier)
     ]
     ill = [e.member.name for e in tier.engines if e.severity >= Severity.WARNING]
     more = f" and {len(ill) - 1} more" if len(ill) > 1 else ""
-    return ", ".join([*found, *([f"{ill[0]}{more}"] if ill else [])])
+    return ", ".join([*cause_ids, *([f"{ill[0]}{more}"] if ill else [])])
 
 
 def sizes_of(
@@ -309,14 +321,14 @@ def sizes_of(
     blind: bool,
 ) -> list[TierSize]:
     """The size of every tier."""
-    down = Counter(one.pool for one in observed.gone if one.down)
+    down = Counter(replica.pool for replica in observed.gone if replica.down)
     return [
         _size(
             tier,
             observed.past.peaks.get((tier.pool, tier.tier, tier.role)),
             stated,
             targets,
-            trouble=_trouble(tier, causes),
+            problems=_problems(tier, causes),
             down=down[tier.pool],
             blind=blind,
         )
@@ -370,17 +382,19 @@ class Split:
 def splits_of(tiers: Sequence[Tier], stated: Stated, targets: Targets) -> list[Split]:
     """The split of each tier whose replicas' roles are known, and of whose work enough is."""
     return [
-        found
+        split
         for prefill in tiers
         for decode in tiers
         if (prefill.role, decode.role) == ("prefill", "decode")
         and (prefill.pool, prefill.tier) == (decode.pool, decode.tier)
-        and (found := _split(prefill, decode, stated, targets)) is not None
+        and (split := _split(prefill, decode, stated, targets)) is not None
     ]
 
 
 def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Split | None:
-    taken_each = [min(1.0, one) for e in prefill.engines if (one := e.in_flight) is not None]
+    taken_each = [
+        min(1.0, in_flight) for e in prefill.engines if (in_flight := e.in_flight) is not None
+    ]
     # A replica of several engines is taken as they are in the mean.
     busy = sum(taken_each) * prefill.replicas / len(prefill.engines)
     taken = _decode_work(decode, stated, targets)
@@ -411,14 +425,14 @@ def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Spl
 
 def _decode_work(decode: Tier, stated: Stated, targets: Targets) -> float | None:
     """Replicas' worth of decode work; None where it is not known."""
-    scene = scene_of(decode, server_of(decode, stated), targets, "", peak=None)
-    held, capacity = scene.demand.held_tokens, scene.server.capacity_tokens
+    context = average_engine(decode, server_of(decode, stated), targets, "", peak=None)
+    held, capacity = context.demand.held_tokens, context.server.capacity_tokens
     if held is None or not capacity:
         return None
-    requests = scene.demand.running + scene.demand.waiting
+    requests = context.demand.running + context.demand.waiting
     filled = requests * held / (KV_TARGET_RATIO * capacity)
     if targets.itl_p99_s:
-        filled = max(filled, scene.get("itl_p99_s") / targets.itl_p99_s)
+        filled = max(filled, context.get("itl_p99_s") / targets.itl_p99_s)
     return filled * decode.replicas
 
 

@@ -103,28 +103,28 @@ class GpuMonitor:
         self._energy: tuple[list[float], float] = ([], float("-inf"))
         self._newest = (NO_GPUS, float("-inf"))
 
-    def take(self, t_s: float, taken: GpuPage) -> None:
+    def take(self, t_s: float, gpu_page: GpuPage) -> None:
         """Take a reading of the source."""
         bound = self._bound
-        if bound is None or bound.layout is not taken.page.layout:
-            choice = self._choose(taken.gpus)
-            layout = taken.page.layout
+        if bound is None or bound.layout is not gpu_page.page.layout:
+            choice = self._choose(gpu_page.gpus)
+            layout = gpu_page.page.layout
             bound = self._bound = _Bound(layout, choice, *engine_binding(choice.gpus))
             self._health.bind(choice.gpus)
         choice = bound.choice
-        noted = list(_noted(choice, taken.notes))
-        said = dict.fromkeys((*(note.text for note in noted), *choice.missing))
-        unknown = [f"gpu_*: {line}" for line in said]
+        notes = list(_noted(choice, gpu_page.notes))
+        lines = dict.fromkeys((*(note.text for note in notes), *choice.missing))
+        unknown = [f"gpu_*: {line}" for line in lines]
         values: Mapping[str, float | None] = {}
         states: Sequence[GpuState] = ()
         if choice.gpus:
-            reading, states = self._read(t_s, taken.page, bound)
+            reading, states = self._read(t_s, gpu_page.page, bound)
             values = reading.values
             unknown += [
-                f"{key}: {', '.join(fields)} is not {taken.where}"
+                f"{key}: {', '.join(fields)} is not {gpu_page.where}"
                 for key, fields in reading.missing.items()
             ]
-        lost = tuple(dict.fromkeys(note.text for note in noted if note.lost))
+        lost = tuple(dict.fromkeys(note.text for note in notes if note.lost))
         self._newest = (
             GpuReading(values, tuple(unknown), choice.joined, choice.guess, states, lost),
             t_s,
@@ -166,9 +166,9 @@ class GpuMonitor:
 
     def _watch_energy(self, t_s: float, scaled: list[float], binding: EngineBinding) -> None:
         used = [scaled[slot.position] for slot in binding.counters.get(ENERGY, ())]
-        known = [value for value in used if value == value]
-        if not known or known != self._energy[0] or t_s < self._energy[1]:
-            self._energy = (known, t_s)
+        energies = [value for value in used if value == value]
+        if not energies or energies != self._energy[0] or t_s < self._energy[1]:
+            self._energy = (energies, t_s)
 
 
 def _noted(choice: GpuChoice, notes: Sequence[GpuNote]) -> Iterator[GpuNote]:
@@ -188,16 +188,19 @@ def engine_binding(gpus: Sequence[GpuFields]) -> tuple[EngineBinding, list[GpuSl
     slots: list[GpuSlot] = []
     gauges: dict[str, tuple[Slot, ...]] = {}
     counters: dict[str, tuple[Slot, ...]] = {}
-    known = field_table().fields
+    fields = field_table().fields
     for gpu in gpus:
         key = gpu.key
         board = board_of(key)
         for name, places in gpu.fields.items():
             mig = key.mig if name.startswith(OF_AN_INSTANCE) else ""
-            side = counters if known[name].kind == "counter" else gauges
+            slots_by_name = counters if fields[name].kind == "counter" else gauges
             for place in places:
                 labels = (("gpu", board), ("mig", mig), *place.labels)
-                side[name] = (*side.get(name, ()), Slot(len(slots), tuple(sorted(labels))))
+                slots_by_name[name] = (
+                    *slots_by_name.get(name, ()),
+                    Slot(len(slots), tuple(sorted(labels))),
+                )
                 slots.append(place)
     binding = EngineBinding(EngineKey("", "gpus"), gauges, counters, {}, {}, (), frozenset())
     return binding, slots

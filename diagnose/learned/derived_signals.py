@@ -114,9 +114,9 @@ def recent(history: History, now_s: float, window_s: float) -> dict[str, float |
     if not _enough(started, window):
         window = Window(history, now_s=now_s, range_s=max(range_s, 2 * RECENT_SHARE * window_s))
         started = window.part_rate(TTFT, "count")
-    known = _enough(started, window)
-    looked_up = window.rate("prefix_cache_queries") if known else None
-    hits = window.rate("prefix_cache_hits") if known else None
+    enough = _enough(started, window)
+    looked_up = window.rate("prefix_cache_queries") if enough else None
+    hits = window.rate("prefix_cache_hits") if enough else None
     return {
         "prefix_hit_ratio": _over(hits, looked_up),
         "prefix_hit_tokens_mean": None if looked_up is None else _over(hits, started),
@@ -152,11 +152,11 @@ class Streaks:
     ) -> dict[str, float]:
         """Seconds that each condition has held; conditions that do not hold are left out."""
         moment = Moment(values, self._targets)
-        holds = {name: held(moment) for name, held in self._conditions.items()}
+        holds = {name: holding(moment) for name, holding in self._conditions.items()}
         in_flight = (values.get("running") or 0.0) + (values.get("waiting") or 0.0)
         holds["stalled"] = in_flight >= 1 and not progressed(history)
-        for name, held in holds.items():
-            if held:
+        for name, holding in holds.items():
+            if holding:
                 self._since_s.setdefault(name, now_s)
                 self._doubted.discard(name)
             elif name in self._doubted or name in UNFORGIVING:
@@ -182,7 +182,9 @@ def unused(history: History) -> bool:
     known."""
     columns = [history.counters.by_metric.get(metric, ()) for metric in PROGRESS]
     newest = history.frames[-1].counters
-    return all(columns) and not any(newest[at] for found in columns for _, at in found)
+    return all(columns) and not any(
+        newest[at] for metric_columns in columns for _, at in metric_columns
+    )
 
 
 def increase_since_last(history: History, metric: str) -> float:

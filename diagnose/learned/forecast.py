@@ -85,10 +85,14 @@ class Forecaster:
         if demand is None:
             self.forget()
             return None
-        made = [trend.update(now_s, demand) for trend in self._trends]
+        forecasts = [trend.update(now_s, demand) for trend in self._trends]
         if demand >= self._come_at or not self._trends[0].rises:
             return None
-        return min((one for one in made if one is not None), key=_expected, default=None)
+        return min(
+            (forecast for forecast in forecasts if forecast is not None),
+            key=_expected,
+            default=None,
+        )
 
 
 class _Trend:
@@ -113,14 +117,14 @@ class _Trend:
     def update(self, now_s: float, demand: float) -> Forecast | None:
         if not self._samples or now_s - self._samples[-1][0] >= self._spacing_s:
             self._samples.append((now_s, demand))
-            made = self._made(demand)
-            self._forecast = None if made is None else (now_s, made)
+            forecast = self._fit(demand)
+            self._forecast = None if forecast is None else (now_s, forecast)
         if self._forecast is None:
             return None
-        made_s, made = self._forecast
-        return later(made, now_s - made_s)
+        made_s, forecast = self._forecast
+        return aged(forecast, now_s - made_s)
 
-    def _made(self, demand: float) -> Forecast | None:
+    def _fit(self, demand: float) -> Forecast | None:
         if len(self._samples) < SAMPLES_MIN or demand < DEMAND_MIN:
             return None
         slope, error, level = _line(self._samples)
@@ -144,8 +148,8 @@ class _Trend:
         """Whether the newest samples rise too, and lie about where the line ends."""
         late = list(self._samples)[-LATE_SAMPLES:]
         rise = late[-1][1] - late[0][1]
-        wanted = slope * (late[-1][0] - late[0][0])
-        return rise >= wanted / 3 and late[-1][1] >= level - wanted
+        expected_rise = slope * (late[-1][0] - late[0][0])
+        return rise >= expected_rise / 3 and late[-1][1] >= level - expected_rise
 
 
 def _expected(forecast: Forecast) -> float:
@@ -164,14 +168,14 @@ def _line(samples: deque[tuple[float, float]]) -> tuple[float, float, float]:
     return slope, error, mean + slope * (samples[-1][0] - mean_t)
 
 
-def later(made: Forecast, age_s: float) -> Forecast:
+def aged(forecast: Forecast, age_s: float) -> Forecast:
     """A forecast as it stands some seconds after it was made."""
     return Forecast(
-        max(0.0, made.soonest_s - age_s),
-        max(0.0, made.expected_s - age_s),
-        max(0.0, made.latest_s - age_s),
-        made.demand_ratio,
-        made.slope_per_s,
+        max(0.0, forecast.soonest_s - age_s),
+        max(0.0, forecast.expected_s - age_s),
+        max(0.0, forecast.latest_s - age_s),
+        forecast.demand_ratio,
+        forecast.slope_per_s,
     )
 
 
@@ -231,19 +235,21 @@ class SloForecaster:
         if self._target_s is None:
             return slo_values(None)
         loads = slo_loads(values, target_s=self._target_s, seats=self._seats)
-        made = [load.update(now_s, loads[name]) for name, load in self._loads.items()]
+        forecasts = [load.update(now_s, loads[name]) for name, load in self._loads.items()]
         if (values.get("ttft_p99_s") or 0.0) > self._target_s:
             self._last = None
             return slo_values(None)
-        return slo_values(self._kept(now_s, [one for one in made if one is not None]))
+        return slo_values(
+            self._kept(now_s, [forecast for forecast in forecasts if forecast is not None])
+        )
 
-    def _kept(self, now_s: float, made: list[Forecast]) -> Forecast | None:
+    def _kept(self, now_s: float, forecasts: list[Forecast]) -> Forecast | None:
         """The soonest, or for a window the last one: a climb is not over at its first dip."""
-        if made:
-            self._last = now_s, min(made, key=_expected_ttft)
+        if forecasts:
+            self._last = now_s, min(forecasts, key=_expected_ttft)
         if self._last is None or now_s - self._last[0] > self._kept_s:
             return None
-        return later(self._last[1], now_s - self._last[0])
+        return aged(self._last[1], now_s - self._last[0])
 
 
 def slo_values(forecast: Forecast | None) -> dict[str, float | None]:

@@ -48,12 +48,13 @@ class LiveWorkload:
 
     def values(self) -> dict[str, float | None]:
         """Derived signals."""
-        found: dict[str, float | None] = {
-            SHIFTS[side]: abs(one.shift_ratio) for side, one in self.lengths.items()
+        values: dict[str, float | None] = {
+            SHIFTS[side]: abs(length_departure.shift_ratio)
+            for side, length_departure in self.lengths.items()
         }
         if self.expected:
-            found[RATE] = self.requests / self.expected
-        return found
+            values[RATE] = self.requests / self.expected
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class WorkloadWatch:
         self._step_s = STEP_WINDOWS * window_s
         self._kept: deque[_Counts] = deque(maxlen=STEPS + 1)
 
-    def beside(self, engines: int) -> None:
+    def set_engines(self, engines: int) -> None:
         """Take how many engines of the page share the replica's requests."""
         self._engines = max(self._engines, engines)
 
@@ -117,9 +118,9 @@ class WorkloadWatch:
         for side, points in self.points.items():
             bounds = now.bounds.get(side, ())
             counts = now.since(first, side) if bounds else ()
-            one = departure(points, dict(zip(bounds, counts, strict=True)))
-            if one is not None:
-                lengths[side] = one
+            length_departure = departure(points, dict(zip(bounds, counts, strict=True)))
+            if length_departure is not None:
+                lengths[side] = length_departure
                 live[side] = tuple(_quantile(bounds, counts, q) for q in QUANTILES)
         span_s = now.t_s - first.t_s
         peak_per_s = self._peak_per_s if span_s >= self._step_s and now.requests else None
@@ -144,26 +145,26 @@ def points_of(stated: Stated) -> Mapping[str, tuple[Point, ...]]:
 
 def unwatched(stated: Stated) -> dict[str, str]:
     """Signals that a stated profile does not make known here, and why."""
-    workload, found = stated.workload, dict[str, str]()
+    workload, reasons = stated.workload, dict[str, str]()
     if workload is None:
-        return found
+        return reasons
     points = points_of(stated)
     for side in WORDS:
         if side not in points:
-            found[SHIFTS[side]] = f"{workload.origin} has several tiers: state model or gpu"
+            reasons[SHIFTS[side]] = f"{workload.origin} has several tiers: state model or gpu"
     if workload.peak_requests_per_s is None:
-        found[RATE] = f"{workload.origin} is of a batch, or its tiers share the peak"
+        reasons[RATE] = f"{workload.origin} is of a batch, or its tiers share the peak"
     elif stated.replicas is None:
-        found[RATE] = f"the peak of {workload.origin} is all replicas': state replicas"
-    return found
+        reasons[RATE] = f"the peak of {workload.origin} is all replicas': state replicas"
+    return reasons
 
 
 def _quantile(
     bounds: tuple[float, ...], counts: tuple[float, ...], quantile: float
 ) -> float | None:
     """A quantile of what was counted; None beyond the last bound, from where nobody knows."""
-    found = Buckets.of(bounds, counts).quantile(quantile)
-    return None if found == bounds[-2] else found
+    value = Buckets.of(bounds, counts).quantile(quantile)
+    return None if value == bounds[-2] else value
 
 
 def _peak_per_s(stated: Stated) -> float | None:
@@ -188,6 +189,6 @@ def _counts(t_s: float, history: History) -> _Counts:
     return _Counts(
         t_s,
         total(history.counter_columns(TTFT, (), "count")),
-        {side: one.bounds for side, one in buckets.items()},
-        {side: array("d", map(total, one.columns)) for side, one in buckets.items()},
+        {side: histogram.bounds for side, histogram in buckets.items()},
+        {side: array("d", map(total, histogram.columns)) for side, histogram in buckets.items()},
     )

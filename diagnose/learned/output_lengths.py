@@ -49,7 +49,7 @@ class OutputLengths:
     def __init__(self, *, window_s: float, longest_s: float, stated: Sequence[Point] = ()) -> None:
         self._window_s, self._longest_s = window_s, longest_s
         self._endless = tuple(
-            Point(one.ratio, one.least, ENDLESS * one.most) for one in stated[-1:]
+            Point(point.ratio, point.least, ENDLESS * point.most) for point in stated[-1:]
         )
         self._bounds: tuple[float, ...] = ()
         self._quiet: deque[array[float]] = deque(maxlen=WINDOWS_MAX)
@@ -101,12 +101,12 @@ class OutputLengths:
 
 def _answers(window: Window) -> dict[float, float] | None:
     """How many answers the window holds up to each bound."""
-    found = window.buckets(METRIC)
-    if found is None:
+    buckets = window.buckets(METRIC)
+    if buckets is None:
         return None
-    counts = (rate * window.range_s for rate in found.lifted)
-    return dict(zip(found.bounds, counts, strict=True))
+    counts = (rate * window.range_s for rate in buckets.lifted)
+    return dict(zip(buckets.bounds, counts, strict=True))
 
 
-def _margin_ratio(found: Drift) -> float:
-    return abs(found.shift_ratio) - found.chance_ratio
+def _margin_ratio(shift: Drift) -> float:
+    return abs(shift.shift_ratio) - shift.chance_ratio

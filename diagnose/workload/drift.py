@@ -57,10 +57,13 @@ def drift(
     if edges != sorted(now) or not edges or edges[-1] != inf:
         return None
     counts = before[inf], now[inf]
-    if not all(isfinite(one) for one in (*before.values(), *now.values())) or min(counts) <= 0:
+    if (
+        not all(isfinite(shift_at) for shift_at in (*before.values(), *now.values()))
+        or min(counts) <= 0
+    ):
         return None
     shifts = [(before[edge] / counts[0] - now[edge] / counts[1], edge) for edge in edges]
-    shift, edge = max(shifts, key=lambda one: abs(one[0]))
+    shift, edge = max(shifts, key=lambda shift_at: abs(shift_at[0]))
     return Drift(shift, edge, sum(_band(count / alike, false_alarm / 2) for count in counts))
 
 
@@ -125,11 +128,11 @@ def departure(
     if not points or not edges or edges[-1] != inf:
         return None
     count = now[inf]
-    if not all(isfinite(one) for one in now.values()) or count <= 0:
+    if not all(isfinite(candidate) for candidate in now.values()) or count <= 0:
         return None
     chance = _band(count / alike, false_alarm)
-    found = [side for point in points for side in _sides(point, now, edges, chance)]
-    return max(found, key=lambda one: abs(one.shift_ratio) / one.least_ratio)
+    departures = [side for point in points for side in _sides(point, now, edges, chance)]
+    return max(departures, key=lambda candidate: abs(candidate.shift_ratio) / candidate.least_ratio)
 
 
 def _sides(

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from kneewatch.dashboards.prometheus.recording_rules import held_against, season_group
+from kneewatch.dashboards.prometheus.recording_rules import compared_with, season_group
 from kneewatch.dashboards.prometheus.rule_files import groups, metricsql
 from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.rules.baseline import HOUR_S, WEEK_S
@@ -54,7 +54,7 @@ NOW_MS = round(1000 * time.time()) - 60_000
 
 PLAN = Plan(ordered=False)
 TAIL = "ttft_p99_p50_ratio"
-HELD = metricsql(held_against(PLAN, TAIL))
+HELD = metricsql(compared_with(PLAN, TAIL))
 DAY_S = 24 * HOUR_S
 MIDNIGHT_S = (NOW_MS / 1000 - 2 * HOUR_S) // DAY_S * DAY_S
 HOURS = {

@@ -22,7 +22,7 @@ LOADS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 def learned() -> Learned:
     """An engine whose knee is known."""
     one = Learned(Profile())
-    one.launched(LAUNCH)
+    one.set_launch(LAUNCH)
     for turn, load in enumerate(3 * LOADS, 1):
         one.knee.update(60.0 * turn, made(load, knee_at=8.0))
     return one
@@ -35,17 +35,17 @@ def known(one: Learned) -> bool:
 
 def test_a_server_that_comes_back_as_it_was_has_the_same_knee() -> None:
     one = learned()
-    one.begin_anew()
-    one.launched({**LAUNCH, "num_gpu_blocks": "1010"})
-    one.launched({})  # a page that tells no configuration
-    one.launched(LAUNCH)
+    one.reset()
+    one.set_launch({**LAUNCH, "num_gpu_blocks": "1010"})
+    one.set_launch({})  # a page that tells no configuration
+    one.set_launch(LAUNCH)
     assert known(one)
 
 
 def test_a_server_that_was_launched_otherwise_has_another_knee() -> None:
     for other in ({"num_gpu_blocks": "2000"}, {"enable_prefix_caching": "False"}):
         one = learned()
-        one.launched({**LAUNCH, **other})
+        one.set_launch({**LAUNCH, **other})
         assert not known(one)
         assert not one.knee.history_requested, "the history of this launch is to be read"
 

@@ -24,7 +24,7 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Member
-from kneewatch.diagnose.intervals import UNWATCHED, IntervalBook, Open, Verdict, verdict
+from kneewatch.diagnose.intervals import UNWATCHED, IntervalBook, Open, Verdict, verdict_of
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.weekly.measures import LEVELS
 from kneewatch.reports.weekly.observed import Held
@@ -69,7 +69,7 @@ def replayed(
         engine = next((one for one in monitor.engines if one.key.engine == own.engine), None)
         read = engine if page is not None else None
         told.take(
-            verdict(own, restarted=read is not None and read.restart is not None),
+            verdict_of(own, restarted=read is not None and read.restart is not None),
             own,
             read.counters() if read is not None else None,
         )

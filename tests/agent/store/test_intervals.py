@@ -19,9 +19,9 @@ from kneewatch.diagnose.intervals import (
     TARGET_DOWN,
     TIMES_KEPT,
     Change,
+    Condition,
     IntervalBook,
     Open,
-    Told,
     Verdict,
 )
 from kneewatch.rules.rule import Severity
@@ -42,9 +42,9 @@ def seen(
     since_s = t_s if since_s is None else since_s
     return Verdict(
         t_s,
-        Told("health", health, OK, t_s),
-        None if stage is None else Told("stage", str(stage), OK, t_s),
-        tuple(Told("cause", one, severity, since_s) for one in causes),
+        Condition("health", health, OK, t_s),
+        None if stage is None else Condition("stage", str(stage), OK, t_s),
+        tuple(Condition("cause", one, severity, since_s) for one in causes),
         restarted,
         stage is not None,
     )
@@ -193,7 +193,7 @@ def test_scrapes_that_come_ever_more_rarely_still_watch() -> None:
 
 
 def test_a_stage_that_says_it_is_old_does_not_cover_the_time_when_nobody_looked() -> None:
-    again = Told("stage", "2", WARNING, 0)
+    again = Condition("stage", "2", WARNING, 0)
     kept = Kept().take(seen(0, stage=2), seen(5, stage=2), seen(10, "down", stage=None))
     kept.take(replace(seen(100, stage=2), stage=again))
     assert kept.of("stage") == [("2", 0, 5, "unwatched"), ("2", 100, None, "")]
@@ -264,7 +264,7 @@ class Naive:
                 break
         return since_s
 
-    def told(self, at: int) -> dict[tuple[str, str], Told]:
+    def told(self, at: int) -> dict[tuple[str, str], Condition]:
         one = self.seen[at]
         told = [one.health, *([one.stage] if one.stage else []), *one.causes]
         return {(each.kind, each.id): each for each in told}
