@@ -49,8 +49,8 @@ def document(diagnosis: Diagnosis, *, docs_url: str = "") -> dict[str, Any]:
         "symptoms": list(diagnosis.symptoms),
         "findings": [finding_document(finding) for finding in diagnosis.findings],
         "recommendations": [
-            recommendation_document(with_current_values(made, diagnosis.values))
-            for made in diagnosis.recommendations
+            recommendation_document(with_current_values(recommendation, diagnosis.values))
+            for recommendation in diagnosis.recommendations
         ],
         "signals": signals_document(diagnosis.values),
         "unknown": list(diagnosis.unknown),
@@ -122,24 +122,24 @@ def cause_document(cause: Cause, *, docs_url: str = "") -> dict[str, Any]:
     }
 
 
-def recommendation_document(made: Recommendation) -> dict[str, Any]:
+def recommendation_document(recommendation: Recommendation) -> dict[str, Any]:
     """A recommendation; numbers that are not known are left out of `before` and `predicted`."""
     return {
-        "id": made.id,
-        "cause": made.cause,
-        "summary": made.summary,
+        "id": recommendation.id,
+        "cause": recommendation.cause,
+        "summary": recommendation.summary,
         "changes": [
             {"flag": change.flag, "from": change.before, "to": change.after}
-            for change in made.changes
+            for change in recommendation.changes
         ],
-        "before": dict(made.before),
-        "predicted": dict(made.predicted),
-        "cost_usd_per_hour": rounded(made.cost_usd_per_hour),
-        "unknown": list(made.unknown),
-        "checks": list(made.checks),
-        "risk": made.risk,
-        "verify": list(made.verify),
-        "guide": list(made.guide),
+        "before": dict(recommendation.before),
+        "predicted": dict(recommendation.predicted),
+        "cost_usd_per_hour": rounded(recommendation.cost_usd_per_hour),
+        "unknown": list(recommendation.unknown),
+        "checks": list(recommendation.checks),
+        "risk": recommendation.risk,
+        "verify": list(recommendation.verify),
+        "guide": list(recommendation.guide),
     }
 
 
@@ -162,7 +162,9 @@ def finding_document(finding: Finding) -> dict[str, Any]:
         row["was"] = rounded(finding.clearing.was)
         row["held"] = finding.held.word
     if finding.rule.bounds != LIBRARY_BOUNDS.get(finding.rule.id):
-        row["bounds"] = {one.severity.word: rounded(one.threshold) for one in finding.rule.bounds}
+        row["bounds"] = {
+            bound.severity.word: rounded(bound.threshold) for bound in finding.rule.bounds
+        }
     return row
 
 
@@ -265,10 +267,10 @@ class _Part:
     values: Mapping[str, Any]
     place: str
 
-    def wrong(self, key: str, wanted: str) -> DocumentError:
+    def wrong(self, key: str, expected: str) -> DocumentError:
         said = _shown(self.values[key]) if key in self.values else "missing"
         return DocumentError(
-            f"not a {SCHEMA} document: {self.place}{key} must be {wanted}, it is {said}"
+            f"not a {SCHEMA} document: {self.place}{key} must be {expected}, it is {said}"
         )
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -280,10 +282,10 @@ class _Part:
         return value
 
     def word(self, key: str, words: Iterable[str], default: str | None = None) -> str:
-        told, known = self.text(key, default), tuple(words)
-        if told not in known:
-            raise self.wrong(key, f"one of {', '.join(known)}")
-        return told
+        word, allowed = self.text(key, default), tuple(words)
+        if word not in allowed:
+            raise self.wrong(key, f"one of {', '.join(allowed)}")
+        return word
 
     def number(self, key: str) -> float | None:
         value = self.values.get(key)
@@ -344,8 +346,8 @@ def _finite(value: object) -> float:
 
 
 def _shown(value: object) -> str:
-    told = repr(value)
-    return told if len(told) <= SHOWN else told[:SHOWN] + "..."
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else shown[:SHOWN] + "..."
 
 
 def _stage(part: _Part, t_s: float) -> Stage | None:

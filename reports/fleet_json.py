@@ -14,46 +14,54 @@ from kneewatch.reports.diagnosis_json import recommendation_document, rounded
 SCHEMA = "kneewatch.fleet/1"
 
 
-def document(found: FleetDiagnosis) -> dict[str, Any]:
+def document(diagnosis: FleetDiagnosis) -> dict[str, Any]:
     """The document. Keys are only ever added."""
-    observed = found.observed
+    observed = diagnosis.observed
     return {
         "schema": SCHEMA,
         "t": observed.t_s,
         "source": observed.source,
         "window_s": observed.window_s,
-        "health": found.health,
-        "partial": found.partial,
-        "lost": found.lost or None,
+        "health": diagnosis.health,
+        "partial": diagnosis.partial,
+        "lost": diagnosis.lost or None,
         "clock_skew_s": observed.skew_s,
-        "replicas": len({engine.member.replica for engine in found.engines}),
-        "engines": len(found.engines),
-        "tiers": [_tier(*one) for one in zip(found.tiers, found.sizes, strict=True)],
-        "causes": [_cause(one) for one in found.causes],
+        "replicas": len({engine.member.replica for engine in diagnosis.engines}),
+        "engines": len(diagnosis.engines),
+        "tiers": [
+            _tier(*tier_and_size)
+            for tier_and_size in zip(diagnosis.tiers, diagnosis.sizes, strict=True)
+        ],
+        "causes": [_cause(cause) for cause in diagnosis.causes],
         "recommendations": [
-            {**recommendation_document(one.made), "pool": one.pool, "tier": one.tier or None}
-            for one in found.advice
+            {
+                **recommendation_document(advice.made),
+                "pool": advice.pool,
+                "tier": advice.tier or None,
+            }
+            for advice in diagnosis.advice
         ],
         "splits": [
             {
-                "pool": one.pool,
-                "tier": one.tier or None,
-                "prefill_replicas": one.prefill,
-                "decode_replicas": one.decode,
-                "needed": one.needed,
-                "prefill_used_ratio": rounded(one.used[0]),
-                "decode_used_ratio": rounded(one.used[1]),
+                "pool": split.pool,
+                "tier": split.tier or None,
+                "prefill_replicas": split.prefill,
+                "decode_replicas": split.decode,
+                "needed": split.needed,
+                "prefill_used_ratio": rounded(split.used[0]),
+                "decode_used_ratio": rounded(split.used[1]),
             }
-            for one in found.splits
+            for split in diagnosis.splits
         ],
-        "targets": [_engine(engine) for engine in found.engines],
+        "targets": [_engine(engine) for engine in diagnosis.engines],
         "gone": [
-            {"replica": one.replica, "pool": one.pool, "down": one.down} for one in observed.gone
+            {"replica": replica.replica, "pool": replica.pool, "down": replica.down}
+            for replica in observed.gone
         ],
         "recorded": list(observed.recorded),
         "raw": list(observed.raw),
         "warnings": list(observed.warnings),
-        "unknown": list(found.notes),
+        "unknown": list(diagnosis.notes),
         "load": {
             "queries": observed.load.queries,
             "retried": observed.load.retried,
@@ -70,7 +78,7 @@ def _tier(tier: Tier, size: TierSize) -> dict[str, Any]:
         "size": _size(size),
         "replicas": tier.replicas,
         "engines": len(tier.engines),
-        "signals": {one.signal: _spread(one) for one in tier.spreads},
+        "signals": {spread.signal: _spread(spread) for spread in tier.spreads},
     }
 
 
@@ -95,27 +103,27 @@ def _size(size: TierSize) -> dict[str, Any]:
     }
 
 
-def _spread(one: Spread) -> dict[str, Any]:
+def _spread(spread: Spread) -> dict[str, Any]:
     return {
-        "count": one.count,
-        "unknown": one.unknown,
-        "min": one.least,
-        "median": one.median,
-        "mean": one.mean,
-        "max": one.most,
-        "worst": one.worst,
+        "count": spread.count,
+        "unknown": spread.unknown,
+        "min": spread.least,
+        "median": spread.median,
+        "mean": spread.mean,
+        "max": spread.most,
+        "worst": spread.worst,
     }
 
 
-def _cause(one: FleetCause) -> dict[str, Any]:
-    cause = one.cause
+def _cause(fleet_cause: FleetCause) -> dict[str, Any]:
+    cause = fleet_cause.cause
     return {
         "id": cause.id,
         "confidence": cause.confidence,
         "severity": cause.severity.word,
-        "pool": one.pool,
-        "tier": one.tier or None,
-        "replicas": list(one.replicas),
+        "pool": fleet_cause.pool,
+        "tier": fleet_cause.tier or None,
+        "replicas": list(fleet_cause.replicas),
         "summary": cause.summary,
         "lever": cause.lever,
         "evidence": [
@@ -146,12 +154,12 @@ def _engine(engine: Engine) -> dict[str, Any]:
         else {"number": engine.stage, "name": engine.stage_name},
         "findings": [
             {
-                "rule": one.rule.id,
-                "state": one.severity.word,
-                "signal": one.rule.signal,
-                "value": one.value,
+                "rule": finding.rule.id,
+                "state": finding.severity.word,
+                "signal": finding.rule.signal,
+                "value": finding.value,
             }
-            for one in engine.findings
+            for finding in engine.findings
         ],
         "signals": {k: v for k, v in sorted(engine.values.items()) if math.isfinite(v)},
     }

@@ -29,61 +29,64 @@ REPLICAS_SHOWN = 4
 NOTES_SHOWN = 12
 
 
-def text(found: FleetDiagnosis, style: Style) -> str:
+def text(diagnosis: FleetDiagnosis, style: Style) -> str:
     """The fleet's state as text, worst first."""
-    observed = found.observed
-    head = f"{found.health.upper()}  fleet at {observed.source}"
-    lines = [style.paint(printable(head), found.health)]
-    for row in (f"{date(observed.t_s)} {clock(observed.t_s)} UTC: {counts(found)}", *state(found)):
+    observed = diagnosis.observed
+    head = f"{diagnosis.health.upper()}  fleet at {observed.source}"
+    lines = [style.paint(printable(head), diagnosis.health)]
+    for row in (
+        f"{date(observed.t_s)} {clock(observed.t_s)} UTC: {counts(diagnosis)}",
+        *state(diagnosis),
+    ):
         lines += wrapped(row, width=style.width)
-    for tier, size in zip(found.tiers, found.sizes, strict=True):
+    for tier, size in zip(diagnosis.tiers, diagnosis.sizes, strict=True):
         lines += ["", *wrapped(tier_words(tier), width=style.width)]
         lines += wrapped(size_words(size), width=style.width, indent=3)
         for spread in tier.spreads:
             lines += wrapped(spread_words(spread), width=style.width, indent=3)
-    for split in found.splits:
+    for split in diagnosis.splits:
         lines += ["", *wrapped(split_words(split), width=style.width)]
-    for place, cause in enumerate(found.causes, 1):
+    for place, cause in enumerate(diagnosis.causes, 1):
         lines += ["", *_cause(place, cause, style)]
-    if found.advice:
+    if diagnosis.advice:
         lines += ["", "recommendations:"]
-        for advised in found.advice:
+        for advised in diagnosis.advice:
             lines += _advice(advised, style)
-    worst = worst_engines(found)
+    worst = worst_engines(diagnosis)
     if worst:
         lines.append("")
         for engine in worst[:ENGINES_SHOWN]:
             lines += wrapped(engine_words(engine), width=style.width)
         if len(worst) > ENGINES_SHOWN:
             lines.append(f"and {len(worst) - ENGINES_SHOWN} more; --format json has them all")
-    if found.notes:
+    if diagnosis.notes:
         lines += ["", "could not be judged:"]
-        for note in found.notes[:NOTES_SHOWN]:
+        for note in diagnosis.notes[:NOTES_SHOWN]:
             lines += wrapped(note, width=style.width, indent=3)
     return "\n".join(lines)
 
 
-def counts(found: FleetDiagnosis) -> str:
+def counts(diagnosis: FleetDiagnosis) -> str:
     """How many replicas and engines there are, and how many in each health state."""
-    states = [engine.health for engine in found.engines]
+    states = [engine.health for engine in diagnosis.engines]
     tally = [
         f"{states.count(state)} {state}"
         for state in ("critical", "warning", "info", "ok", "unknown")
         if state in states
     ]
-    replicas = len({engine.member.replica for engine in found.engines})
+    replicas = len({engine.member.replica for engine in diagnosis.engines})
     total = f"{plural(replicas, 'replica')}, {plural(len(states), 'engine')}"
     return f"{total}: {', '.join(tally)}" if tally else total
 
 
-def state(found: FleetDiagnosis) -> list[str]:
+def state(diagnosis: FleetDiagnosis) -> list[str]:
     """Where the answer came from, and what is missing in it."""
-    observed = found.observed
+    observed = diagnosis.observed
     used = f"{len(observed.recorded)} signals from recording rules" if observed.recorded else ""
     raw = f"{len(observed.raw)} from raw series, window {span(observed.window_s)}"
     rows = [f"signals: {', '.join(part for part in (used, raw) if part)}"]
-    if found.lost:
-        rows.insert(0, f"CURRENT STATE UNKNOWN: {found.lost}; below is the last known state")
+    if diagnosis.lost:
+        rows.insert(0, f"CURRENT STATE UNKNOWN: {diagnosis.lost}; below is the last known state")
     rows += [f"PARTIAL ANSWER: {warning}" for warning in observed.warnings]
     if observed.failed:
         rows.append(f"PARTIAL ANSWER: {len(observed.failed)} queries failed")
@@ -128,14 +131,21 @@ def size_words(size: TierSize) -> str:
 
 def advice_words(advice: FleetAdvice) -> list[str]:
     """A recommendation in lines: change, reason, predicted effect, checks."""
-    made = advice.made
+    recommendation = advice.made
     tier = f" on {advice.tier}" if advice.tier else ""
-    rows = [f"{changes_words(made)} in {advice.pool or '?'}{tier}", made.summary]
-    if numbers := numbers_words(made):
+    rows = [
+        f"{changes_words(recommendation)} in {advice.pool or '?'}{tier}",
+        recommendation.summary,
+    ]
+    if numbers := numbers_words(recommendation):
         rows.append(f"expected: {numbers}")
-    if made.unknown:
-        rows.append(f"unknown: {'; '.join(made.unknown)}")
-    return [*rows, f"check before: {'; '.join(made.checks)}", f"verify: {'; '.join(made.verify)}"]
+    if recommendation.unknown:
+        rows.append(f"unknown: {'; '.join(recommendation.unknown)}")
+    return [
+        *rows,
+        f"check before: {'; '.join(recommendation.checks)}",
+        f"verify: {'; '.join(recommendation.verify)}",
+    ]
 
 
 def spread_words(spread: Spread) -> str:
@@ -159,9 +169,9 @@ def replica_words(replicas: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def worst_engines(found: FleetDiagnosis) -> list[Engine]:
+def worst_engines(diagnosis: FleetDiagnosis) -> list[Engine]:
     """Engines at warning or worse, and unknown ones."""
-    return [e for e in found.engines if e.severity >= Severity.WARNING or e.health == "unknown"]
+    return [e for e in diagnosis.engines if e.severity >= Severity.WARNING or e.health == "unknown"]
 
 
 def engine_words(engine: Engine) -> str:
@@ -212,32 +222,32 @@ def _cause(place: int, fleet_cause: FleetCause, style: Style) -> list[str]:
 # --- Markdown, for a ticket or a chat -------------------------------------------------------------
 
 
-def markdown(found: FleetDiagnosis) -> str:
+def markdown(diagnosis: FleetDiagnosis) -> str:
     """The fleet's state as text, worst first."""
-    observed = found.observed
+    observed = diagnosis.observed
     lines = [
-        f"## {found.health.upper()}: fleet at {escaped(observed.source)}",
+        f"## {diagnosis.health.upper()}: fleet at {escaped(observed.source)}",
         "",
-        f"{date(observed.t_s)} {clock(observed.t_s)} UTC. {escaped(counts(found))}.",
-        *(f"- {escaped(row)}" for row in state(found)),
+        f"{date(observed.t_s)} {clock(observed.t_s)} UTC. {escaped(counts(diagnosis))}.",
+        *(f"- {escaped(row)}" for row in state(diagnosis)),
     ]
-    for place, cause in enumerate(found.causes, 1):
+    for place, cause in enumerate(diagnosis.causes, 1):
         lines += ["", *_markdown_cause(place, cause)]
-    if found.advice:
+    if diagnosis.advice:
         lines += ["", "### Recommendations", ""]
-        for advice in found.advice:
+        for advice in diagnosis.advice:
             head, *rows = advice_words(advice)
             lines += [f"- {escaped(head)}", *(f"  - {escaped(row)}" for row in rows)]
-    for tier, size in zip(found.tiers, found.sizes, strict=True):
+    for tier, size in zip(diagnosis.tiers, diagnosis.sizes, strict=True):
         lines += ["", *_tier(tier, size)]
-    worst = worst_engines(found)
+    worst = worst_engines(diagnosis)
     if worst:
         lines += ["", "### Worst engines", ""]
         lines += [f"- {escaped(engine_words(engine))}" for engine in worst[:ENGINES_SHOWN]]
         if len(worst) > ENGINES_SHOWN:
             lines.append(f"- and {len(worst) - ENGINES_SHOWN} more")
-    if found.notes:
-        lines += ["", "### Could not be judged", "", *(f"- {escaped(n)}" for n in found.notes)]
+    if diagnosis.notes:
+        lines += ["", "### Could not be judged", "", *(f"- {escaped(n)}" for n in diagnosis.notes)]
     return "\n".join(lines)
 
 

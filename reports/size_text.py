@@ -169,7 +169,7 @@ def size_text(answer: Size, *, width: int = WIDTH) -> list[str]:
 
 def _verdict(answer: Size) -> str:
     memory, question = answer.memory, answer.question
-    asked = question.concurrency_per_engine
+    concurrency = question.concurrency_per_engine
     held = memory.concurrency
     per = " an engine" if question.engines > 1 else ""
     holds = (
@@ -177,11 +177,11 @@ def _verdict(answer: Size) -> str:
         f"({figure(held.low)} to {figure(held.high)}){per}"
     )
     if answer.fits:
-        sure = memory.concurrency.low >= asked
+        sure = memory.concurrency.low >= concurrency
         return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
     if not memory.holds_one:
         return f"DOES NOT FIT: vLLM would not start; {holds}"
-    return f"DOES NOT FIT: {holds}, {figure(asked)} requested"
+    return f"DOES NOT FIT: {holds}, {figure(concurrency)} requested"
 
 
 def _setup(answer: Size) -> str:

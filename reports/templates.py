@@ -18,7 +18,7 @@ def environment(
 ) -> Environment:
     """Where templates are compiled: `read` gives the text of a template by its name, `names` is
     what every template sees."""
-    made = Environment(
+    environment = Environment(
         loader=FunctionLoader(read),
         autoescape=True,
         undefined=StrictUndefined,
@@ -27,9 +27,9 @@ def environment(
         auto_reload=False,
         finalize=_shown,
     )
-    made.filters.update(filters)
-    made.globals.update(names)
-    return made
+    environment.filters.update(filters)
+    environment.globals.update(names)
+    return environment
 
 
 def palette() -> str:

@@ -45,14 +45,14 @@ NOTHING = Tally((), (), 0.0)
 
 def added(tallies: Iterable[Tally]) -> Tally:
     """The sum of histograms; on the bounds that all have where they differ."""
-    known = [tally for tally in tallies if tally.count > 0]
-    if not known:
+    filled = [tally for tally in tallies if tally.count > 0]
+    if not filled:
         return NOTHING
     by_bounds: dict[tuple[float, ...], list[Tally]] = {}
-    for tally in known:
+    for tally in filled:
         by_bounds.setdefault(tally.bounds, []).append(tally)
     sums = [Tally(bounds, _summed(same), 0.0) for bounds, same in by_bounds.items()]
-    total = math.fsum(tally.sum for tally in known)
+    total = math.fsum(tally.sum for tally in filled)
     if len(sums) == 1:
         return Tally(sums[0].bounds, sums[0].counts, total)
     common = set[float].intersection(*(set(tally.bounds) for tally in sums))

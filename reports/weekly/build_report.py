@@ -66,10 +66,10 @@ class _Sections:
 def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
     """The report of what was observed."""
     stated = {tier.id: tier.stated for tier in observed.tiers}
-    told = incidents(observed.episodes, stated, observed.recommended)
-    sections = [_sections(tier, observed, told) for tier in observed.tiers]
-    judged = [one.judged(partial=observed.partial) for one in sections]
-    worst = max((severity(one) for one in judged), default=Severity.OK)
+    all_incidents = incidents(observed.episodes, stated, observed.recommended)
+    sections = [_sections(tier, observed, all_incidents) for tier in observed.tiers]
+    judged = [section.judged(partial=observed.partial) for section in sections]
+    worst = max((severity(tier) for tier in judged), default=Severity.OK)
     return WeeklyReport(
         made_s=made_s,
         version=version,
@@ -83,54 +83,61 @@ def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
         notices=_notices(observed),
         severity=worst.word,
         noise_test=NOISE_TEST,
-        tiers=tuple(one.tier for one in sections),
-        verdicts=tuple(verdict(one) for one in judged),
-        incidents=told,
-        tables=tuple(one.tables for one in sections),
-        slo=tuple(one.slo for one in sections),
-        knees=tuple(one.knee for one in sections),
-        workloads=tuple(one.workload for one in sections),
-        sizes=tuple(one.size for one in sections),
-        money=tuple(one.money for one in sections),
+        tiers=tuple(section.tier for section in sections),
+        verdicts=tuple(verdict(tier) for tier in judged),
+        incidents=all_incidents,
+        tables=tuple(section.tables for section in sections),
+        slo=tuple(section.slo for section in sections),
+        knees=tuple(section.knee for section in sections),
+        workloads=tuple(section.workload for section in sections),
+        sizes=tuple(section.size for section in sections),
+        money=tuple(section.money for section in sections),
         track_record=track_record(observed.recommended),
         data_quality=data_quality(observed),
     )
 
 
-def _sections(tier: TierObserved, observed: Observed, told: Sequence[Incident]) -> _Sections:
+def _sections(
+    tier: TierObserved, observed: Observed, all_incidents: Sequence[Incident]
+) -> _Sections:
     now = past(observed.grid, tier.engines, tier.together)
     before = (
         past(observed.before_grid, tier.before, tier.together_before)
         if observed.before_grid
         else None
     )
-    own = tuple(one for one in told if one.tier == tier.id)
+    own = tuple(incident for incident in all_incidents if incident.tier == tier.id)
     worst = _worst(own)
-    found = curve(tier, observed.grid.to_s)
-    recommended = [one for one in observed.recommended if one.tier == tier.id]
+    knee_curve = curve(tier, observed.grid.to_s)
+    recommended = [
+        recommendation for recommendation in observed.recommended if recommendation.tier == tier.id
+    ]
     work = workload(tier, now, before)
-    size = sized(tier, work, found, now, worst=worst, recommended=recommended)
+    size = sized(tier, work, knee_curve, now, worst=worst, recommended=recommended)
     return _Sections(
         tier=_tier(tier, now),
-        tables=tables(tier.id, tier.stated, now, before, worst=worst, c_max=_c_max(found)),
+        tables=tables(tier.id, tier.stated, now, before, worst=worst, c_max=_c_max(knee_curve)),
         slo=slo(tier.id, tier.stated, now, before),
-        knee=knee(tier, found, now),
+        knee=knee(tier, knee_curve, now),
         workload=work,
         size=size,
-        money=money(tier, size, found, now, before, recommended),
+        money=money(tier, size, knee_curve, now, before, recommended),
         incidents=own,
     )
 
 
-def _c_max(found: Curve | None) -> float | None:
-    return found.learned.c_max.expected if found else None
+def _c_max(knee_curve: Curve | None) -> float | None:
+    return knee_curve.learned.c_max.expected if knee_curve else None
 
 
 def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
     """The worst of the tier's incidents by cause, causes told with others among them."""
     worst: dict[str, Severity] = {}
-    for one in own:
-        spans = [(one.cause, one.severity), *((span.id, span.severity) for span in one.causes)]
+    for incident in own:
+        spans = [
+            (incident.cause, incident.severity),
+            *((span.id, span.severity) for span in incident.causes),
+        ]
         for cause, word in spans:
             worst[cause] = max(worst.get(cause, Severity.OK), SEVERITY[word])
     return worst

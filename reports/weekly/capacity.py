@@ -52,13 +52,13 @@ class Need:
         return min(max(present, self.fewest), self.most)
 
 
-def need_of(work: TierWorkload, found: Curve | None, answer: Size | None, safety: float) -> Need:
+def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety: float) -> Need:
     """What the measured peak takes."""
     peak = work.arrivals.p99_per_s.value
     usable, source, least = None, "", False
-    if found is not None:
-        usable = found.learned.usable_requests_per_s.expected
-        source, least = "learned", not found.learned.reached
+    if knee is not None:
+        usable = knee.learned.usable_requests_per_s.expected
+        source, least = "learned", not knee.learned.reached
     elif answer is not None and answer.usable_requests_per_s is not None:
         usable, source = answer.usable_requests_per_s, answer.usable_source
     if peak is None or not usable:
@@ -117,7 +117,7 @@ NEAR = (0.9, 1.1)
 def sized(
     tier: TierObserved,
     work: TierWorkload,
-    found: Curve | None,
+    knee: Curve | None,
     now: Past | None,
     *,
     worst: Mapping[str, Severity],
@@ -127,8 +127,8 @@ def sized(
     stated, last = tier.stated, present(tier.engines)
     launched = deployment(last[-1].config if last else {}, stated.stated)
     answer, problem = _answer(tier, work, launched, len(last))
-    need = need_of(work, found, answer, stated.safety)
-    each, needed = stated.gpus or launched.gpus, need.replicas(len(last))
+    need = need_of(work, knee, answer, stated.safety)
+    gpus_each, needed = stated.gpus or launched.gpus, need.replicas(len(last))
     kv_peak = now.value(m.KV_PEAK) if now is not None else None
     capacity = _capacity_tokens(now, launched)
     verdict, doubts = verdict_of(need, len(last), worst)
@@ -138,8 +138,8 @@ def sized(
         relative=launched.setup is None or stated.stated.gpu is None,
         replicas_present=len(last),
         replicas_needed=needed,
-        gpus_present=len(last) * each if each else None,
-        gpus_needed=needed * each if each and needed else None,
+        gpus_present=len(last) * gpus_each if gpus_each else None,
+        gpus_needed=needed * gpus_each if gpus_each and needed else None,
         peak_requests_per_s=need.peak_per_s,
         usable_requests_per_s=need.usable_per_s,
         usable_source=need.source,
@@ -151,7 +151,7 @@ def sized(
         kv_peak_tokens=capacity * kv_peak if capacity and kv_peak is not None else None,
         kv_peak_ratio=kv_peak,
         options=_options(answer),
-        levers=levers(answer, needed, each, recommended),
+        levers=levers(answer, needed, gpus_each, recommended),
         doubts=doubts,
         notes=(*problem, *_other_capacity(answer, capacity), *_said(answer)),
         missing=_missing(launched, need),
@@ -217,17 +217,17 @@ def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:
     """One GPU's memory, part by part."""
     if answer is None or answer.question.setup.gpu is None:
         return ()
-    told = answer.memory
+    memory = answer.memory
     parts: list[MemoryPart] = []
-    if told.weights_bytes is not None:
-        parts.append(MemoryPart("weights", told.weights_bytes))
-    if told.overhead is not None:
+    if memory.weights_bytes is not None:
+        parts.append(MemoryPart("weights", memory.weights_bytes))
+    if memory.overhead is not None:
         parts += [
-            MemoryPart("activations", told.overhead.activation_bytes),
-            MemoryPart("framework", told.overhead.framework_bytes),
-            MemoryPart("CUDA graphs", told.overhead.graphs_bytes),
+            MemoryPart("activations", memory.overhead.activation_bytes),
+            MemoryPart("framework", memory.overhead.framework_bytes),
+            MemoryPart("CUDA graphs", memory.overhead.graphs_bytes),
         ]
-    parts.append(MemoryPart("KV cache", max(told.available_bytes.expected, 0.0)))
+    parts.append(MemoryPart("KV cache", max(memory.available_bytes.expected, 0.0)))
     used = sum(part.bytes for part in parts)
     left = answer.question.setup.gpu.memory_bytes - used
     return (*parts, MemoryPart("left free", max(left, 0.0)))
@@ -246,17 +246,17 @@ def _options(answer: Size | None) -> tuple[Option, ...]:
         return ()
     return tuple(
         Option(
-            gpu=one.gpu.id,
-            tensor_parallel=one.setup.parallel.tensor,
-            replicas=one.replicas,
-            gpus=one.gpus,
-            usd_per_hour=one.usd_per_hour,
-            usable_requests_per_s=one.requests_per_s,
-            text=f"{one.replicas} x {one.gpu.name} TP {one.setup.parallel.tensor}, weights "
-            f"{one.setup.scheme.id}, KV cache {one.setup.kv_cache_dtype}, "
-            f"{ceil(one.concurrency)} requests in flight each",
+            gpu=option.gpu.id,
+            tensor_parallel=option.setup.parallel.tensor,
+            replicas=option.replicas,
+            gpus=option.gpus,
+            usd_per_hour=option.usd_per_hour,
+            usable_requests_per_s=option.requests_per_s,
+            text=f"{option.replicas} x {option.gpu.name} TP {option.setup.parallel.tensor}, "
+            f"weights {option.setup.scheme.id}, KV cache {option.setup.kv_cache_dtype}, "
+            f"{ceil(option.concurrency)} requests in flight each",
         )
-        for one in best
+        for option in best
     )
 
 

@@ -28,7 +28,7 @@ SCALE_DOWN = "scale-down"
 def money(
     tier: TierObserved,
     size: TierSize,
-    found: Curve | None,
+    knee: Curve | None,
     now: Past | None,
     before: Past | None,
     recommended: Sequence[Recommended],
@@ -40,7 +40,7 @@ def money(
     hours = None if gpus is None else whole.engine_s / HOUR_S * gpus
     idle = None if gpus is None else whole.idle_s / HOUR_S * gpus
     rate = None if gpus is None or price is None else gpus * price
-    used, basis = _utilization(tier, found, now, before)
+    used, basis = _utilization(tier, knee, now, before)
     return TierMoney(
         tier=tier.id,
         gpus=size.gpus_present,
@@ -58,7 +58,7 @@ def money(
                     "usd_per_million_tokens", _per_million(rate), DOWN,
                     missing=missing or "no tokens counted"), now, before,
         ),
-        usd_per_million_tokens_at_full=_at_full(rate, found),
+        usd_per_million_tokens_at_full=_at_full(rate, knee),
         utilization_ratio=used,
         utilization_basis=basis,
         idle_hours=idle,
@@ -82,24 +82,24 @@ def _per_million(rate: float | None) -> Of:
     return read
 
 
-def _at_full(rate: float | None, found: Curve | None) -> float | None:
+def _at_full(rate: float | None, knee: Curve | None) -> float | None:
     """Dollars per million tokens of an engine that is always at its C_max."""
-    if rate is None or found is None:
+    if rate is None or knee is None:
         return None
-    return m.over(rate, found.tokens_per_s * HOUR_S / 1e6)
+    return m.over(rate, knee.tokens_per_s * HOUR_S / 1e6)
 
 
 def _utilization(
-    tier: TierObserved, found: Curve | None, now: Past | None, before: Past | None
+    tier: TierObserved, knee: Curve | None, now: Past | None, before: Past | None
 ) -> tuple[Trend, str]:
     """How much of the capacity was used on average: GPU activity, else load over capacity."""
     busy = Measure("utilization_ratio", "utilization", "ratio", m.level(m.GPU_BUSY), UP,
                    missing=NO_CURVE)  # fmt: skip
     if now is not None and now.value(busy) is not None:
         return trend(busy, now, before), "share of time that the GPU's engine was active"
-    if found is None:
+    if knee is None:
         return unknown(busy, NO_CURVE), ""
-    usable = found.learned.usable_requests_per_s.expected
+    usable = knee.learned.usable_requests_per_s.expected
 
     def load(span: Span) -> float | None:
         return m.over(span.counts.get(m.COMPLETED), span.engine_s * usable)
@@ -112,11 +112,11 @@ def _savings(
     size: TierSize, price: float | None, recommended: Sequence[Recommended]
 ) -> tuple[Saving, ...]:
     """What each recommendation that is still to be followed saves, the dearest first."""
-    found: list[Saving] = []
+    savings: list[Saving] = []
     present, needed, replicas = size.gpus_present, size.gpus_needed, size.replicas_needed
     if size.verdict == "too large" and price is not None and present and needed and replicas:
         saved = (present - needed) * price
-        found.append(
+        savings.append(
             Saving(
                 SCALE_DOWN, "", "",
                 f"{plural(replicas, 'replica')} instead of {size.replicas_present}", "open", saved,
@@ -124,16 +124,29 @@ def _savings(
                 "less headroom: remove one replica at a time and watch TTFT P99 at the next peak",
             )
         )  # fmt: skip
-    newest = {(one.document["id"], one.target, one.engine): one for one in live(recommended)}
-    for one in newest.values():
-        cost = one.document.get("cost_usd_per_hour")
+    newest = {
+        (
+            recommendation.document["id"],
+            recommendation.target,
+            recommendation.engine,
+        ): recommendation
+        for recommendation in live(recommended)
+    }
+    for recommendation in newest.values():
+        cost = recommendation.document.get("cost_usd_per_hour")
         if cost is None:
             continue
         saved = 0.0 - float(cost)
-        found.append(
+        savings.append(
             Saving(
-                str(one.document["id"]), one.target, one.engine, str(one.document["summary"]),
-                one.fate, saved, saved * HOURS_PER_MONTH, str(one.document.get("risk", "")),
+                str(recommendation.document["id"]),
+                recommendation.target,
+                recommendation.engine,
+                str(recommendation.document["summary"]),
+                recommendation.fate,
+                saved,
+                saved * HOURS_PER_MONTH,
+                str(recommendation.document.get("risk", "")),
             )
-        )  # fmt: skip
-    return tuple(sorted(found, key=lambda one: -(one.saves_usd_per_hour or 0.0)))
+        )
+    return tuple(sorted(savings, key=lambda saving: -(saving.saves_usd_per_hour or 0.0)))

@@ -142,9 +142,10 @@ def data_quality(observed: Observed) -> DataQuality:
     """The data-quality section of the report."""
     return DataQuality(
         targets=tuple(
-            _target(one, observed.grid.to_s - observed.grid.from_s) for one in observed.targets
+            _target(target, observed.grid.to_s - observed.grid.from_s)
+            for target in observed.targets
         ),
-        changes=tuple(_change(one) for one in observed.configured),
+        changes=tuple(_change(change) for change in observed.configured),
         unknown=_unknown(observed.tiers),
         notes=(*observed.notes, *_bucket_notes(observed.tiers)),
         methods=_methods(observed),
@@ -156,44 +157,46 @@ def _methods(observed: Observed) -> tuple[Method, ...]:
     return tuple(own.get(method.figure, method) for method in METHODS)
 
 
-def _target(one: TargetObserved, period_s: float) -> TargetQuality:
-    longest = sorted(one.unread, key=lambda gap: gap.from_s - gap.to_s)[:GAPS_SHOWN]
+def _target(target: TargetObserved, period_s: float) -> TargetQuality:
+    longest = sorted(target.unread, key=lambda gap: gap.from_s - gap.to_s)[:GAPS_SHOWN]
     shown = sorted(longest, key=lambda gap: gap.from_s)
     return TargetQuality(
-        target=one.target,
-        scrapes=one.scrapes,
-        failed=one.failed,
-        interval_s=one.interval_s,
-        watched_ratio=min(1.0, one.watched_s / period_s),
-        gap_s=sum(gap.to_s - gap.from_s for gap in one.unread),
+        target=target.target,
+        scrapes=target.scrapes,
+        failed=target.failed,
+        interval_s=target.interval_s,
+        watched_ratio=min(1.0, target.watched_s / period_s),
+        gap_s=sum(gap.to_s - gap.from_s for gap in target.unread),
         gaps=tuple(Gap(gap.from_s, gap.to_s, gap.why or "not watched") for gap in shown),
-        gaps_left_out=len(one.unread) - len(shown),
+        gaps_left_out=len(target.unread) - len(shown),
     )
 
 
-def _change(one: Configured) -> EngineChange:
+def _change(change: Configured) -> EngineChange:
     differences = tuple(
-        ConfigDifference(key, one.before.get(key, ""), one.after.get(key, ""))
-        for key in dict.fromkeys((*one.before, *one.after))
-        if one.before and one.before.get(key) != one.after.get(key)
+        ConfigDifference(key, change.before.get(key, ""), change.after.get(key, ""))
+        for key in dict.fromkeys((*change.before, *change.after))
+        if change.before and change.before.get(key) != change.after.get(key)
     )
     return EngineChange(
-        t_s=one.t_s,
-        target=one.target,
-        engine=one.engine,
-        what=_what(one, differences),
-        restart=one.restart,
+        t_s=change.t_s,
+        target=change.target,
+        engine=change.engine,
+        what=_what(change, differences),
+        restart=change.restart,
         differences=differences,
     )
 
 
-def _what(one: Configured, differences: Sequence[ConfigDifference]) -> str:
-    if not one.before and not one.restart:
+def _what(change: Configured, differences: Sequence[ConfigDifference]) -> str:
+    if not change.before and not change.restart:
         return "first seen"
-    if any((key in one.before) != (key in one.after) for key in (*one.before, *one.after)):
+    if any(
+        (key in change.before) != (key in change.after) for key in (*change.before, *change.after)
+    ):
         return "restarted with other labels: probably another version of vLLM"
     if differences:
-        return "restarted, configuration changed" if one.restart else "configuration changed"
+        return "restarted, configuration changed" if change.restart else "configuration changed"
     return "restarted, configuration unchanged"
 
 
@@ -223,7 +226,7 @@ def _bucket_notes(tiers: Sequence[TierObserved]) -> list[str]:
                     layouts.setdefault(metric, set()).add(tally.bounds)
         for metric, bounds in layouts.items():
             if len(bounds) > 1:
-                common = set[float].intersection(*(set(one) for one in bounds))
+                common = set[float].intersection(*(set(engine_bounds) for engine_bounds in bounds))
                 notes.append(
                     f"{tier.id}: {metric} had {len(bounds)} different sets of buckets; its "
                     f"percentiles use the {len(common)} bounds that they share"

@@ -268,9 +268,9 @@ def _row(
 ) -> TableRow:
     figures = tuple(trend(measure, now, before) for measure in spec.figures)
     state, advice = _state(spec, figures, rules, before, worst)
-    known = figures[0].value is not None
+    has_value = figures[0].value is not None
     last = spec.figures[-1]
-    shown = now.spark(last) if now is not None and known else None
+    shown = now.spark(last) if now is not None and has_value else None
     low, high = _band(spec, rules)
     return TableRow(
         section=spec.row.section,
@@ -281,8 +281,8 @@ def _row(
         high=high,
         state=state,
         advice=advice,
-        missing="" if known else _missing(spec, state, figures[0]),
-        enable=spec.enable if not known or state == "trend" else "",
+        missing="" if has_value else _missing(spec, state, figures[0]),
+        enable=spec.enable if not has_value or state == "trend" else "",
         how=spec.how,
         rules=spec.row.rules,
         causes=spec.row.causes,
@@ -304,7 +304,7 @@ def _state(
     """The state, and what to do about it."""
     if figures[0].value is None:
         return ("off" if spec.off else "unknown"), ""
-    found, advice, judged = Severity.OK, "", False
+    state, advice, judged = Severity.OK, "", False
     for rule_id, at in spec.judges.items():
         rule, value = rules.get(rule_id), figures[at].value
         if rule is None or value is None:
@@ -313,15 +313,15 @@ def _state(
         severity = rule.level(value)
         if rule_id in BY_HIT_RATE and not _reused(figures[at]):
             severity = Severity.OK
-        if severity > found:
-            found, advice = severity, rule.advice
+        if severity > state:
+            state, advice = severity, rule.advice
     for cause in spec.row.causes:
         severity = worst.get(cause, Severity.OK)
-        if severity > found:
-            found, advice = severity, f"see incidents: {cause}"
-    if spec.trend_only or (not judged and spec.judges and found == Severity.OK):
+        if severity > state:
+            state, advice = severity, f"see incidents: {cause}"
+    if spec.trend_only or (not judged and spec.judges and state == Severity.OK):
         return "trend", ""
-    return found.word, advice
+    return state.word, advice
 
 
 def _reused(figure: Trend) -> bool:

@@ -30,49 +30,53 @@ def title(cause: str) -> str:
     return BY_ID[cause].title if cause in BY_ID else cause.replace("_", " ")
 
 
-# Intervals of an engine put together to incidents: a cascade with its causes, a cause alone.
-# Pure.
+# --- Grouping: the intervals of one engine become incidents --------------------------------------
 #
-# What follows from a cause is told with it (diagnose/causes, EXPLAINS): a queue that begins half
-# a minute before the preemptions that make it is no incident of its own. Notes are none either.
+# Downstream effects are reported under their root cause (EXPLAINS in diagnose/causes/ranking.py):
+# a queue that starts 30 s before the preemptions that caused it is not a separate incident.
+# Causes below warning are not incidents, except those in NOTED.
 
 
 BRIDGED_S = 900.0
-"""The same cause again within this long is the same incident."""
+"""The same cause again within this time belongs to the same incident."""
 
 CASCADE_BRIDGED_S = 300.0
-NEAR_S = 180.0
-"""An explained cause may begin so much before what explains it, or end so much after."""
+EFFECT_MARGIN_S = 180.0
+"""A downstream effect may start this long before its cause, or end this long after it."""
 
 FILLING_SHOWN_S = 1800.0
-"""Of the filling before a cascade no more is shown."""
+"""At most this much of stage 1 (filling) is drawn before a cascade."""
 
-EVICTING = 2
+PREEMPTING = 2
+"""From this stage on vLLM preempts requests."""
+
 NOTED = frozenset({"engine_restarted"})
-"""Causes that are told also as notes."""
+"""Causes that are reported as incidents even below warning."""
 
 CASCADE_CAUSE = "kv_pressure"
 
 
-def _ranks() -> dict[str, int]:
-    """Causes in an order in which each comes after all that explain it."""
+def _causes_first() -> dict[str, int]:
+    """The position of each cause in an order that puts root causes before their effects."""
     order: list[str] = []
-    left = list(dict.fromkeys((*EXPLAINS, *(one for after in EXPLAINS.values() for one in after))))
+    left = list(
+        dict.fromkeys((*EXPLAINS, *(cause for after in EXPLAINS.values() for cause in after)))
+    )
     while left:
         first = next(
-            one for one in left if not any(one in EXPLAINS.get(other, ()) for other in left)
+            cause for cause in left if not any(cause in EXPLAINS.get(other, ()) for other in left)
         )
         order.append(first)
         left.remove(first)
     return {cause: at for at, cause in enumerate(order)}
 
 
-RANK = _ranks()
+RANK = _causes_first()
 
 
 @dataclass(slots=True)
 class _Group:
-    """Intervals that are one incident."""
+    """Intervals that form one incident."""
 
     cause: str
     held: list[Held]
@@ -80,59 +84,63 @@ class _Group:
 
     @property
     def start_s(self) -> float:
-        first = (*self.held, *(one for one in self.stages if int(one.id) >= EVICTING))
-        return min(one.start_s for one in first)
+        first = (*self.held, *(stage for stage in self.stages if int(stage.id) >= PREEMPTING))
+        return min(interval.start_s for interval in first)
 
     @property
     def until_s(self) -> float:
-        return max(one.until_s for one in (*self.held, *self.stages))
+        return max(interval.until_s for interval in (*self.held, *self.stages))
 
     @property
     def severity(self) -> Severity:
-        return max(one.severity for one in (*self.held, *self.stages))
+        return max(interval.severity for interval in (*self.held, *self.stages))
 
 
 def episodes(intervals: Sequence[Held], *, from_s: float, to_s: float) -> list[Episode]:
-    """The incidents of one engine that reach into a time, by their start."""
-    stages = sorted((one for one in intervals if one.kind == "stage"), key=_by_start)
-    causes = sorted((one for one in intervals if one.kind == "cause"), key=_by_start)
+    """Incidents of one engine that overlap [from_s, to_s), ordered by start."""
+    stages = sorted((interval for interval in intervals if interval.kind == "stage"), key=_by_start)
+    causes = sorted((interval for interval in intervals if interval.kind == "cause"), key=_by_start)
     groups = sorted([*_cascades(stages), *_causes(causes)], key=lambda group: group.start_s)
-    found = [_episode(group, stages) for group in _folded(groups) if _is_told(group)]
-    inside = [one for one in found if one.start_s < to_s and one.until_s >= from_s]
-    return sorted(inside, key=lambda one: (one.start_s, one.cause))
+    all_episodes = [
+        _episode(group, stages) for group in _merge_effects(groups) if _is_reported(group)
+    ]
+    inside = [
+        episode for episode in all_episodes if episode.start_s < to_s and episode.until_s >= from_s
+    ]
+    return sorted(inside, key=lambda episode: (episode.start_s, episode.cause))
 
 
 def _cascades(stages: Sequence[Held]) -> list[_Group]:
-    """Stretches of eviction; short pauses do not end one."""
+    """Preemption cascades; pauses up to CASCADE_BRIDGED_S do not end a cascade."""
     groups: list[_Group] = []
-    for one in stages:
-        if int(one.id) < EVICTING:
+    for stage in stages:
+        if int(stage.id) < PREEMPTING:
             continue
-        if groups and one.start_s - groups[-1].until_s <= CASCADE_BRIDGED_S:
-            groups[-1].stages.append(one)
+        if groups and stage.start_s - groups[-1].until_s <= CASCADE_BRIDGED_S:
+            groups[-1].stages.append(stage)
         else:
-            groups.append(_Group(CASCADE_CAUSE, [], [one]))
+            groups.append(_Group(CASCADE_CAUSE, [], [stage]))
     return groups
 
 
 def _causes(causes: Sequence[Held]) -> list[_Group]:
-    """Each cause's intervals; repeats within a while are one."""
+    """The intervals grouped by cause; repeats within BRIDGED_S form one group."""
     newest: dict[str, _Group] = {}
     groups: list[_Group] = []
-    for one in causes:
-        group = newest.get(one.id)
-        if group is not None and one.start_s - group.until_s <= BRIDGED_S:
-            group.held.append(one)
+    for cause in causes:
+        group = newest.get(cause.id)
+        if group is not None and cause.start_s - group.until_s <= BRIDGED_S:
+            group.held.append(cause)
         else:
-            newest[one.id] = group = _Group(one.id, [one])
+            newest[cause.id] = group = _Group(cause.id, [cause])
             groups.append(group)
     return groups
 
 
-def _folded(groups: Sequence[_Group]) -> list[_Group]:
-    """Groups with those that follow from them. What explains comes before what it explains."""
+def _merge_effects(groups: Sequence[_Group]) -> list[_Group]:
+    """Groups after merging each downstream effect into the group of its root cause."""
     kept: list[_Group] = []
-    for group in sorted(groups, key=lambda one: RANK.get(one.cause, len(RANK))):
+    for group in sorted(groups, key=lambda candidate: RANK.get(candidate.cause, len(RANK))):
         owner = next((other for other in kept if _belongs(group, other)), None)
         if owner is None:
             kept.append(group)
@@ -144,8 +152,11 @@ def _folded(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _belongs(group: _Group, other: _Group) -> bool:
-    """Whether a group is told with another one; a note does not hide what is worse."""
-    near = group.start_s <= other.until_s + NEAR_S and group.until_s >= other.start_s - NEAR_S
+    """Whether a group is reported under another one; a note never hides a warning."""
+    near = (
+        group.start_s <= other.until_s + EFFECT_MARGIN_S
+        and group.until_s >= other.start_s - EFFECT_MARGIN_S
+    )
     if not near or (other.severity < Severity.WARNING <= group.severity):
         return False
     if group.cause == other.cause:
@@ -153,57 +164,64 @@ def _belongs(group: _Group, other: _Group) -> bool:
     if group.cause not in EXPLAINS.get(other.cause, ()):
         return False
     apart_s = max(0.0, other.start_s - group.start_s) + max(0.0, group.until_s - other.until_s)
-    return apart_s <= max(2 * NEAR_S, 0.5 * (group.until_s - group.start_s))
+    return apart_s <= max(2 * EFFECT_MARGIN_S, 0.5 * (group.until_s - group.start_s))
 
 
-def _is_told(group: _Group) -> bool:
+def _is_reported(group: _Group) -> bool:
     return group.severity >= Severity.WARNING or group.cause in NOTED
 
 
 def _episode(group: _Group, stages: Sequence[Held]) -> Episode:
     kind = "cascade" if group.stages else "cause"
-    last = max((*group.held, *group.stages), key=lambda one: (one.end_s is None, one.until_s))
+    last = max(
+        (*group.held, *group.stages),
+        key=lambda interval: (interval.end_s is None, interval.until_s),
+    )
     return Episode(
         kind=kind,
         cause=group.cause,
         severity=group.severity,
         start_s=group.start_s,
         end_s=last.end_s,
-        last_s=max(one.last_s for one in (*group.held, *group.stages)),
+        last_s=max(interval.last_s for interval in (*group.held, *group.stages)),
         ended=last.ended,
-        stages=_strip(group, stages) if kind == "cascade" else (),
+        stages=_stages_shown(group, stages) if kind == "cascade" else (),
         causes=tuple(sorted(group.held, key=_by_start)),
     )
 
 
-def _strip(group: _Group, stages: Sequence[Held]) -> tuple[Held, ...]:
-    """The stages of a cascade: the filling right before it, and all in it."""
-    evicting = [one for one in group.stages if int(one.id) >= EVICTING]
-    start_s = min(one.start_s for one in evicting)
-    until_s = max(one.until_s for one in evicting)
-    strip = [one for one in stages if one.start_s < until_s and one.until_s > start_s]
+def _stages_shown(group: _Group, stages: Sequence[Held]) -> tuple[Held, ...]:
+    """The stages to draw: all stages of the cascade and the filling right before it."""
+    preempting = [stage for stage in group.stages if int(stage.id) >= PREEMPTING]
+    start_s = min(stage.start_s for stage in preempting)
+    until_s = max(stage.until_s for stage in preempting)
+    strip = [stage for stage in stages if stage.start_s < until_s and stage.until_s > start_s]
     filling = [
-        one for one in stages if one.id == "1" and 0 <= start_s - one.until_s <= 1 and one.end_s
+        stage
+        for stage in stages
+        if stage.id == "1" and 0 <= start_s - stage.until_s <= 1 and stage.end_s
     ]
-    shown = [replace(one, start_s=max(one.start_s, start_s - FILLING_SHOWN_S)) for one in filling]
+    shown = [
+        replace(stage, start_s=max(stage.start_s, start_s - FILLING_SHOWN_S)) for stage in filling
+    ]
     return tuple(sorted([*shown, *strip], key=_by_start))
 
 
-def _by_start(one: Held) -> float:
-    return one.start_s
+def _by_start(interval: Held) -> float:
+    return interval.start_s
 
 
-# --- Incidents as the report tells them: stages, how early, what it cost, why, what to do ---------
+# --- The report's incidents: stages, lead time, cost, evidence, advice ---------------------------
 
 
 POINTS_MOST = 60
-STAGE_EVICTING, QUEUEING = "2", "3"
+STAGE_PREEMPTING, QUEUEING = "2", "3"
 STOPPED = frozenset({"target_down", "engine_stalled"})
-"""Causes in which nothing is served: what was served before is lost."""
+"""Causes during which no request is served; requests that would have been served are lost."""
 
 UNITS = (("_ratio_per_s", "ratio_per_s"), ("_tokens_per_s", "tokens_per_s"), ("_per_s", "per_s"),
          ("_ratio", "ratio"), ("_s", "s"), ("_tokens", "tokens"), ("_bytes", "bytes"))  # fmt: skip
-"""Units by the end of a signal's name."""
+"""The unit for each suffix of a signal's name."""
 
 PLAIN = ("running", "waiting")
 
@@ -213,31 +231,33 @@ def incidents(
     stated: Mapping[str, TierStated],
     recommended: Sequence[Recommended],
 ) -> tuple[Incident, ...]:
-    """All incidents in order of their start, numbered. `stated` is by tier."""
-    order = sorted(observed, key=lambda one: (one.episode.start_s, one.target, one.engine))
+    """All incidents, numbered and ordered by start. `stated` is keyed by tier id."""
+    order = sorted(
+        observed, key=lambda incident: (incident.episode.start_s, incident.target, incident.engine)
+    )
     return tuple(
-        _incident(f"I{number}", one, stated[one.tier], recommended)
-        for number, one in enumerate(order, 1)
+        _incident(f"I{number}", incident, stated[incident.tier], recommended)
+        for number, incident in enumerate(order, 1)
     )
 
 
 def _incident(
     name: str,
-    one: EpisodeObserved,
+    observed: EpisodeObserved,
     stated: TierStated,
     recommended: Sequence[Recommended],
 ) -> Incident:
-    episode, cause = one.episode, _cause(one)
+    episode, cause = observed.episode, _cause(observed)
     budget_s = stated.targets.ttft_p99_s
-    stage2_s = _stage_s(episode, STAGE_EVICTING)
-    late_s = _late_s(one, budget_s)
+    stage2_s = _stage_s(episode, STAGE_PREEMPTING)
+    late_s = _late_s(observed, budget_s)
     lead_s, lead_text = _lead(episode, stage2_s, late_s, budget_s)
     return Incident(
         id=name,
         kind=episode.kind,
-        tier=one.tier,
-        target=one.target,
-        engine=one.engine,
+        tier=observed.tier,
+        target=observed.target,
+        engine=observed.engine,
         cause=episode.cause,
         title=title(episode.cause),
         severity=episode.severity.word,
@@ -259,23 +279,23 @@ def _incident(
         budget_s=budget_s,
         lead_s=lead_s,
         lead_text=lead_text,
-        cost=cost(one, budget_s),
+        cost=cost(observed, budget_s),
         evidence=_evidence(cause.get("evidence", ())),
         against=_evidence(cause.get("against", ())),
-        advice=advised(one, recommended),
+        advice=advised(observed, recommended),
         lines=tuple(
-            _line(key, times, values) for key, (times, values) in one.series.items()
+            _line(key, times, values) for key, (times, values) in observed.series.items()
             if any(value == value for value in values)
         ),
         guide=tuple(cause.get("guide", ())),
     )  # fmt: skip
 
 
-def _cause(one: EpisodeObserved) -> Mapping[str, Any]:
-    """The cause as the diagnosis told it at its worst; empty where that is not known."""
-    causes: Sequence[Mapping[str, Any]] = one.document["causes"] if one.document else ()
+def _cause(observed: EpisodeObserved) -> Mapping[str, Any]:
+    """The cause in the stored diagnosis at its worst; empty if no diagnosis was stored."""
+    causes: Sequence[Mapping[str, Any]] = observed.document["causes"] if observed.document else ()
     for cause in causes:
-        if cause["id"] == one.episode.cause:
+        if cause["id"] == observed.episode.cause:
             return cause
     return {}
 
@@ -284,16 +304,16 @@ def _stage_s(episode: Episode, number: str) -> float | None:
     return min((held.start_s for held in episode.stages if held.id >= number), default=None)
 
 
-def _late_s(one: EpisodeObserved, budget_s: float | None) -> float | None:
-    """When TTFT P99 first left its budget, from a little before the incident on."""
-    times, values = one.series.get("ttft_p99_s", ((), ()))
+def _late_s(observed: EpisodeObserved, budget_s: float | None) -> float | None:
+    """When TTFT P99 first exceeded its target, shortly before the incident or during it."""
+    times, values = observed.series.get("ttft_p99_s", ((), ()))
     if budget_s is None:
         return None
     return next(
         (
             t_s
             for t_s, value in zip(times, values, strict=True)
-            if value > budget_s and t_s <= one.episode.until_s
+            if value > budget_s and t_s <= observed.episode.until_s
         ),
         None,
     )
@@ -302,7 +322,7 @@ def _late_s(one: EpisodeObserved, budget_s: float | None) -> float | None:
 def _lead(
     episode: Episode, stage2_s: float | None, late_s: float | None, budget_s: float | None
 ) -> tuple[float | None, str]:
-    """How much before TTFT left its budget eviction was seen, and the same in words."""
+    """Seconds from the first preemption to TTFT P99 over its target, and a sentence about it."""
     if stage2_s is None:
         return None, ""
     if budget_s is None:
@@ -322,13 +342,13 @@ def _lead(
     return lead_s, f"TTFT P99 passed its target {duration(-lead_s)} before preemption started"
 
 
-def cost(one: EpisodeObserved, budget_s: float | None) -> IncidentCost:
-    """What was preempted, what came late, what was not served."""
-    during, missing = one.during, list[str]()
+def cost(observed: EpisodeObserved, budget_s: float | None) -> IncidentCost:
+    """Preemptions, recomputed tokens, late requests and lost requests of an incident."""
+    during, missing = observed.during, list[str]()
     preemptions = during.counts.get(m.PREEMPTIONS)
     if preemptions is None:
         missing.append("preemptions: not exported in this period")
-    prompt = m.mean(PROMPT_LENGTH)(during) or m.mean(PROMPT_LENGTH)(one.hour_before)
+    prompt = m.mean(PROMPT_LENGTH)(during) or m.mean(PROMPT_LENGTH)(observed.hour_before)
     kept = m.within(TTFT, budget_s)(during)
     begun = during.tallies[TTFT].count if TTFT in during.tallies else 0.0
     late = None if kept is None else (1 - kept) * begun
@@ -338,23 +358,25 @@ def cost(one: EpisodeObserved, budget_s: float | None) -> IncidentCost:
         preemptions=preemptions,
         recomputed_tokens=preemptions * prompt if preemptions is not None and prompt else None,
         late_requests=late,
-        lost_requests=_lost(one),
+        lost_requests=_lost(observed),
         missing=tuple(missing),
     )
 
 
-def _lost(one: EpisodeObserved) -> float | None:
-    """What the hour before served in as much time, less what was served; only where all stood
-    still: a slower engine's requests wait, they are not lost."""
-    if one.episode.cause not in STOPPED:
+def _lost(observed: EpisodeObserved) -> float | None:
+    """Requests lost: the rate of the hour before times the outage, minus requests served.
+
+    None if the engine still served: the requests of a slow engine wait, they are not lost.
+    """
+    if observed.episode.cause not in STOPPED:
         return None
-    served_per_s = m.per_s(m.COMPLETED)(one.hour_before)
+    served_per_s = m.per_s(m.COMPLETED)(observed.hour_before)
     if served_per_s is None:
         return None
     lasted_s = math.fsum(
-        held.until_s - held.start_s for held in one.episode.causes if held.id in STOPPED
+        held.until_s - held.start_s for held in observed.episode.causes if held.id in STOPPED
     )
-    return max(0.0, served_per_s * lasted_s - one.during.counts.get(m.COMPLETED, 0.0))
+    return max(0.0, served_per_s * lasted_s - observed.during.counts.get(m.COMPLETED, 0.0))
 
 
 def _evidence(items: Sequence[Mapping[str, Any]]) -> tuple[EvidenceLine, ...]:
@@ -365,20 +387,20 @@ def _evidence(items: Sequence[Mapping[str, Any]]) -> tuple[EvidenceLine, ...]:
 
 
 def unit_of(signal: str) -> str:
-    """A signal's unit, from its name."""
+    """A signal's unit, derived from its name; empty if unknown."""
     if signal.startswith(PLAIN) and not signal.endswith(("_s", "_ratio")):
         return "requests"
     return next((unit for end, unit in UNITS if signal.endswith(end)), "")
 
 
 def _line(signal: str, times: Sequence[float], values: Sequence[float]) -> Line:
-    """A signal thinned to what a chart shows; of each part its highest value stays."""
-    each = max(1, math.ceil(len(times) / POINTS_MOST))
+    """A signal thinned to POINTS_MOST points; each is the highest value of its part."""
+    stride = max(1, math.ceil(len(times) / POINTS_MOST))
     shown: list[tuple[float, float | None]] = []
-    for at in range(0, len(times), each):
-        known = [place for place in range(at, min(at + each, len(times))) if values[place] ==
+    for at in range(0, len(times), stride):
+        places = [place for place in range(at, min(at + stride, len(times))) if values[place] ==
                  values[place]]  # fmt: skip
-        best = max(known, key=lambda place: values[place], default=None)
+        best = max(places, key=lambda place: values[place], default=None)
         shown.append((times[at], None) if best is None else (times[best], values[best]))
     return Line(
         signal,

@@ -62,7 +62,7 @@ def curve(tier: TierObserved, until_s: float) -> Curve | None:
 def thinned(points: Sequence[Point]) -> list[Point]:
     """As many of each concurrency as a curve keeps, evenly over time and engines."""
     by_step: dict[int, list[Point]] = {}
-    for point in sorted(points, key=lambda one: one.t_s):
+    for point in sorted(points, key=lambda curve_point: curve_point.t_s):
         by_step.setdefault(step_of(point.in_flight), []).append(point)
     return [
         step[at * len(step) // POINTS_KEPT] if len(step) > POINTS_KEPT else step[at]
@@ -71,10 +71,10 @@ def thinned(points: Sequence[Point]) -> list[Point]:
     ]
 
 
-def knee(tier: TierObserved, found: Curve | None, now: Past | None) -> TierKnee:
+def knee(tier: TierObserved, knee_curve: Curve | None, now: Past | None) -> TierKnee:
     """The knee, where the peak sat against it, and the benchmark beside it."""
     points = [point for engine in tier.engines for point in engine.points]
-    learned = found.learned if found else None
+    learned = knee_curve.learned if knee_curve else None
     peak = max(
         (engine for engine in tier.engines if engine.in_flight is not None),
         key=_peak,
@@ -83,7 +83,7 @@ def knee(tier: TierObserved, found: Curve | None, now: Past | None) -> TierKnee:
     in_flight = peak.in_flight if peak is not None else None
     c_max = learned.c_max.expected if learned else None
     usable = learned.usable_requests_per_s.expected if learned else None
-    little = c_max / found.latency_s if found is not None and c_max is not None else None
+    little = c_max / knee_curve.latency_s if knee_curve is not None and c_max is not None else None
     return TierKnee(
         tier=tier.id,
         steps=_steps(points),
@@ -158,8 +158,8 @@ def _steps(points: Sequence[Point]) -> tuple[KneeStep, ...]:
 
 
 def _known(values: Sequence[float | None]) -> Spread | None:
-    known = [value for value in values if value is not None]
-    return _middle(known) if known else None
+    present = [value for value in values if value is not None]
+    return _middle(present) if present else None
 
 
 def _middle(values: Sequence[float]) -> Spread:
@@ -170,8 +170,8 @@ def _middle(values: Sequence[float]) -> Spread:
     return Spread(low, middle, high)
 
 
-def _spread(found: Range) -> Spread:
-    return Spread(found.low, found.expected, found.high)
+def _spread(bounds: Range) -> Spread:
+    return Spread(bounds.low, bounds.expected, bounds.high)
 
 
 def _peak(engine: EngineObserved) -> float:

@@ -26,10 +26,10 @@ def levers(
 ) -> tuple[Lever, ...]:
     """Each lever once, those that were recommended first."""
     # The newest of each: its numbers are those of the load as it was last.
-    found = {lever.id: lever for lever in map(_told, live(recommended))}
+    levers = {lever.id: lever for lever in map(_told, live(recommended))}
     for lever in _computed(answer, replicas_needed, gpus_each):
-        found.setdefault(lever.id, lever)
-    return tuple(found.values())
+        levers.setdefault(lever.id, lever)
+    return tuple(levers.values())
 
 
 def changes_of(document: Mapping[str, Any]) -> tuple[FlagChange, ...]:
@@ -46,12 +46,12 @@ def _text(value: object) -> str:
 
 def live(recommended: Sequence[Recommended]) -> list[Recommended]:
     """Those that are still to be followed or judged, oldest first."""
-    order = sorted(recommended, key=lambda one: one.last_s)
-    return [one for one in order if one.fate in LIVE]
+    order = sorted(recommended, key=lambda recommendation: recommendation.last_s)
+    return [recommendation for recommendation in order if recommendation.fate in LIVE]
 
 
-def _told(one: Recommended) -> Lever:
-    document = one.document
+def _told(recommendation: Recommended) -> Lever:
+    document = recommendation.document
     before: Mapping[str, float] = document.get("before", {})
     cost = document.get("cost_usd_per_hour")
     return Lever(
@@ -60,7 +60,7 @@ def _told(one: Recommended) -> Lever:
         changes=changes_of(document),
         figures=tuple(
             LeverFigure(signal, before.get(signal), after)
-            for signal, after in one.predicted.items()
+            for signal, after in recommendation.predicted.items()
         ),
         gpus_after=None,
         saves_usd_per_hour=None if cost is None else 0.0 - float(cost),
@@ -73,18 +73,20 @@ def _computed(
     """fp8 for the KV cache and for the weights, where they are wider and the math can say it."""
     if answer is None or answer.question.setup.gpu is None:
         return []
-    found: list[Lever] = []
+    levers: list[Lever] = []
     setup = answer.question.setup
     if kv_element_bytes(setup.kv_cache_dtype) > 1:
         flag = FlagChange("--kv-cache-dtype", setup.kv_cache_dtype, "fp8")
         changed = _resized(answer, kv_cache_dtype="fp8")
-        found += _lever("kv-fp8", "fp8 KV cache", flag, answer, changed, replicas_needed, gpus_each)
+        levers += _lever(
+            "kv-fp8", "fp8 KV cache", flag, answer, changed, replicas_needed, gpus_each
+        )
     if setup.quantization is None and setup.scheme.id == "bf16":
         flag = FlagChange("--quantization", "", "fp8")
         changed = _resized(answer, quantization="fp8")
         summary = "fp8 weights"
-        found += _lever("weights-fp8", summary, flag, answer, changed, replicas_needed, gpus_each)
-    return found
+        levers += _lever("weights-fp8", summary, flag, answer, changed, replicas_needed, gpus_each)
+    return levers
 
 
 def _resized(answer: Size, **changed: str) -> Size | None:
@@ -137,5 +139,5 @@ def _saved(
     gpu, price = before.question.setup.gpu, before.question.usd_per_gpu_hour
     if gpu is None or replicas_needed is None or gpus_each is None or gpus_after is None:
         return None
-    each = gpu.usd_per_hour if price is None else price
-    return (replicas_needed * gpus_each - gpus_after) * each
+    usd_per_hour = gpu.usd_per_hour if price is None else price
+    return (replicas_needed * gpus_each - gpus_after) * usd_per_hour

@@ -111,8 +111,8 @@ def level(key: str, *, serving: bool = False) -> Of:
     name = key + SERVING if serving else key
 
     def read(span: Span) -> float | None:
-        known = span.levels.get(name)
-        return known.mean if known is not None and known.known_s > 0 else None
+        level = span.levels.get(name)
+        return level.mean if level is not None and level.known_s > 0 else None
 
     return read
 
@@ -121,8 +121,8 @@ def share_of_time(part: str) -> Of:
     """A part of requests' time over all of it."""
 
     def read(span: Span) -> float | None:
-        one, whole = span.tallies.get(part), span.tallies.get(E2E)
-        return None if one is None or whole is None else over(one.sum, whole.sum)
+        stage, whole = span.tallies.get(part), span.tallies.get(E2E)
+        return None if stage is None or whole is None else over(stage.sum, whole.sum)
 
     return read
 
@@ -138,8 +138,8 @@ def top(key: str, *, serving: bool = False) -> Of:
     name = key + SERVING if serving else key
 
     def read(span: Span) -> float | None:
-        known = span.levels.get(name)
-        return known.top if known is not None and known.known_s > 0 else None
+        level = span.levels.get(name)
+        return level.top if level is not None and level.known_s > 0 else None
 
     return read
 

@@ -279,8 +279,8 @@ def report_schema() -> str:
 
 def schema() -> dict[str, Any]:
     """The schema; each type of the model is one of its definitions."""
-    known: dict[str, Any] = {}
-    whole = _object(WeeklyReport, known)
+    definitions: dict[str, Any] = {}
+    whole = _object(WeeklyReport, definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:kneewatch:report:1",
@@ -289,39 +289,42 @@ def schema() -> dict[str, Any]:
         "description": f"{ABOUT} {whole['description']}",
         "required": ["schema", *whole["required"]],
         "properties": {"schema": {"const": SCHEMA}, **whole["properties"]},
-        "$defs": dict(sorted(known.items())),
+        "$defs": dict(sorted(definitions.items())),
     }
 
 
-def _object(kind: type[Any], known: dict[str, Any]) -> dict[str, Any]:
+def _object(kind: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
     return {
         "description": " ".join((kind.__doc__ or "").split()),
         "type": "object",
         "required": names,
-        "properties": {name: _of(hints[name], known) for name in names},
+        "properties": {name: _of(hints[name], definitions) for name in names},
         "additionalProperties": True,
     }
 
 
-def _of(hint: Any, known: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - a type's own form
+def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - a type's own form
     """The schema of a field's type."""
     if hint in PLAIN:
         return {"type": PLAIN[hint]}
     if is_dataclass(hint) and isinstance(hint, type):
         name = hint.__name__
-        if name not in known:
-            known[name] = {}
-            known[name] = _object(hint, known)
+        if name not in definitions:
+            definitions[name] = {}
+            definitions[name] = _object(hint, definitions)
         return {"$ref": f"#/$defs/{name}"}
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
-        return {"anyOf": [_of(one, known) for one in inner if one is not type(None)] + [_NULL]}
+        return {
+            "anyOf": [_of(option, definitions) for option in inner if option is not type(None)]
+            + [_NULL]
+        }
     if origin is tuple:
-        return {"type": "array", "items": _of(inner[0], known)}
+        return {"type": "array", "items": _of(inner[0], definitions)}
     if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": _of(inner[1], known)}
+        return {"type": "object", "additionalProperties": _of(inner[1], definitions)}
     raise TypeError(f"no JSON is known of {hint}")
 
 

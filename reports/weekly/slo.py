@@ -36,7 +36,7 @@ def slo(tier: str, stated: TierStated, now: Past | None, before: Past | None) ->
     goodput = Measure("goodput_per_s", "requests in time", "per_s", in_time, UP, missing=missing)
     whole = now.whole if now is not None else Span()
     shares = [m.share_of_time(part)(whole) for part in (QUEUE, PREFILL, DECODE)]
-    known = [share for share in shares if share is not None]
+    present = [share for share in shares if share is not None]
     return TierSlo(
         tier=tier,
         latencies=tuple(_latency(name, metric, stated, now, before) for name, metric in LATENCIES),
@@ -48,7 +48,7 @@ def slo(tier: str, stated: TierStated, now: Past | None, before: Past | None) ->
         queue_ratio=shares[0],
         prefill_ratio=shares[1],
         decode_ratio=shares[2],
-        other_ratio=max(0.0, 1 - sum(known)) if len(known) == len(shares) else None,
+        other_ratio=max(0.0, 1 - sum(present)) if len(present) == len(shares) else None,
         missing="" if now is not None else "the tier was not watched in this period",
     )
 

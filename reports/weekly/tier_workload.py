@@ -69,8 +69,8 @@ def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
     """Requests a second of the whole tier, minute by minute from the period's start on."""
     now = _per_s(tier.engines, tier.together)
     before = _per_s(tier.before, tier.together_before)
-    known = [(at, rate) for at, rate in enumerate(now) if rate is not None]
-    highest = max(known, key=lambda one: one[1], default=None)
+    rates = [(at, rate) for at, rate in enumerate(now) if rate is not None]
+    highest = max(rates, key=lambda hour_and_rate: hour_and_rate[1], default=None)
     mean, p95, p99 = (
         _rate_trend(name, q, now, before)
         for name, q in (("mean", None), ("P95", 0.95), ("P99", 0.99))
@@ -83,7 +83,7 @@ def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
         highest_per_s=highest[1] if highest else None,
         highest_at_s=from_s + highest[0] * MINUTE_S if highest else None,
         peak_to_mean_ratio=m.over(p99.value, mean.value),
-        missing="" if known else NO_REQUEST,
+        missing="" if rates else NO_REQUEST,
     )
 
 
@@ -93,30 +93,34 @@ def _per_s(engines: Sequence[EngineObserved], together: Together) -> list[float 
     columns = [minutes for minutes in all_minutes if minutes]
     rates: list[float | None] = []
     for minute in zip(*columns, strict=False):
-        known = [begun for begun in minute if not math.isnan(begun)]
-        rates.append(math.fsum(known) / MINUTE_S if known else None)
+        begun_in = [begun for begun in minute if not math.isnan(begun)]
+        rates.append(math.fsum(begun_in) / MINUTE_S if begun_in else None)
     return rates
 
 
 def _rate_trend(
     name: str, q: float | None, now: Sequence[float | None], before: Sequence[float | None]
 ) -> Trend:
-    made = Trend(f"arrival_{name.lower()}_per_s", name, "per_s", _rate(now, q), _rate(before, q))
-    if made.value is None:
-        return Trend(made.key, name, "per_s", None, made.before, missing=NO_REQUEST)
-    return judged(made, "", _daily(now, q), _daily(before, q))
+    quantile = Trend(
+        f"arrival_{name.lower()}_per_s", name, "per_s", _rate(now, q), _rate(before, q)
+    )
+    if quantile.value is None:
+        return Trend(quantile.key, name, "per_s", None, quantile.before, missing=NO_REQUEST)
+    return judged(quantile, "", _daily(now, q), _daily(before, q))
 
 
 def _daily(rates: Sequence[float | None], q: float | None) -> list[float | None]:
-    each = int(DAY_S / MINUTE_S)
-    return [_rate(rates[at : at + each], q) for at in range(0, len(rates), each)]
+    minutes_per_day = int(DAY_S / MINUTE_S)
+    return [
+        _rate(rates[at : at + minutes_per_day], q) for at in range(0, len(rates), minutes_per_day)
+    ]
 
 
 def _rate(rates: Sequence[float | None], q: float | None) -> float | None:
-    known = [rate for rate in rates if rate is not None]
-    if not known:
+    present = [rate for rate in rates if rate is not None]
+    if not present:
         return None
-    return fmean(known) if q is None else quantile(known, q)
+    return fmean(present) if q is None else quantile(present, q)
 
 
 def quantile(values: Sequence[float], q: float) -> float:

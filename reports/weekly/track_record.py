@@ -14,42 +14,45 @@ FOLLOWED = ("applied", "kept", "missed", "worsened")
 """Fates of recommendations that were followed."""
 
 
-def advised(one: EpisodeObserved, recommended: Sequence[Recommended]) -> tuple[Advice, ...]:
+def advised(incident: EpisodeObserved, recommended: Sequence[Recommended]) -> tuple[Advice, ...]:
     """What was recommended against this cause while it lasted, with what became of it.
 
     Of what was told again with other numbers it is what was followed, else the newest: as trouble
     grows the same change must be larger. The track record has all of them.
     """
-    episode = one.episode
-    told: dict[str, Recommended] = {}
-    for made in sorted(recommended, key=lambda made: made.first_s):
+    episode = incident.episode
+    newest: dict[str, Recommended] = {}
+    for recommendation in sorted(recommended, key=lambda recommendation: recommendation.first_s):
         if (
-            (made.target, made.engine) == (one.target, one.engine)
-            and made.document.get("cause") == episode.cause
-            and made.first_s <= episode.until_s
-            and (made.last_s >= episode.start_s or made.first_s >= episode.start_s)
+            (recommendation.target, recommendation.engine) == (incident.target, incident.engine)
+            and recommendation.document.get("cause") == episode.cause
+            and recommendation.first_s <= episode.until_s
+            and (
+                recommendation.last_s >= episode.start_s
+                or recommendation.first_s >= episode.start_s
+            )
         ):
-            before = told.get(key := str(made.document["id"]))
-            if before is None or before.fate not in FOLLOWED or made.fate in FOLLOWED:
-                told[key] = made
-    return tuple(map(advice, told.values()))
+            before = newest.get(key := str(recommendation.document["id"]))
+            if before is None or before.fate not in FOLLOWED or recommendation.fate in FOLLOWED:
+                newest[key] = recommendation
+    return tuple(map(advice, newest.values()))
 
 
-def advice(made: Recommended) -> Advice:
+def advice(recommendation: Recommended) -> Advice:
     """A recommendation and its fate."""
-    document = made.document
+    document = recommendation.document
     return Advice(
         id=str(document["id"]),
         cause=str(document["cause"]),
         summary=str(document["summary"]),
         changes=changes_of(document),
-        fate=made.fate,
-        first_s=made.first_s,
-        last_s=made.last_s,
-        applied_s=made.applied_s,
+        fate=recommendation.fate,
+        first_s=recommendation.first_s,
+        last_s=recommendation.last_s,
+        applied_s=recommendation.applied_s,
         before=document.get("before", {}),
-        predicted=made.predicted,
-        measured=made.measured,
+        predicted=recommendation.predicted,
+        measured=recommendation.measured,
         cost_usd_per_hour=document.get("cost_usd_per_hour"),
         risk=str(document.get("risk", "")),
         verify=tuple(document.get("verify", ())),
@@ -65,8 +68,13 @@ UNKNOWN = "unknown"
 
 def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
     """The period's recommendations, newest first, and those that were followed in it."""
-    rows = [_row(one) for one in sorted(recommended, key=lambda one: -one.first_s)]
-    fates = [one.fate for one in recommended]
+    rows = [
+        _row(recommendation)
+        for recommendation in sorted(
+            recommended, key=lambda recommendation: -recommendation.first_s
+        )
+    ]
+    fates = [recommendation.fate for recommendation in recommended]
     return TrackRecord(
         made=len(fates),
         applied=sum(fate in FOLLOWED for fate in fates),
@@ -80,22 +88,28 @@ def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
     )
 
 
-def _row(one: Recommended) -> TrackRow:
-    made = advice(one)
-    return TrackRow(one.tier, one.target, one.engine, made, _comparisons(made))
+def _row(recommendation: Recommended) -> TrackRow:
+    row_advice = advice(recommendation)
+    return TrackRow(
+        recommendation.tier,
+        recommendation.target,
+        recommendation.engine,
+        row_advice,
+        _comparisons(row_advice),
+    )
 
 
-def _comparisons(made: Advice) -> tuple[Comparison, ...]:
-    found: list[Comparison] = []
-    for signal, predicted in made.predicted.items():
-        ratio = m.over(made.measured.get(signal), predicted)
-        found.append(
+def _comparisons(row_advice: Advice) -> tuple[Comparison, ...]:
+    comparisons: list[Comparison] = []
+    for signal, predicted in row_advice.predicted.items():
+        ratio = m.over(row_advice.measured.get(signal), predicted)
+        comparisons.append(
             Comparison(
                 signal=signal,
-                before=made.before.get(signal),
+                before=row_advice.before.get(signal),
                 predicted=predicted,
-                measured=made.measured.get(signal),
+                measured=row_advice.measured.get(signal),
                 off_ratio=None if ratio is None else ratio - 1,
             )
         )
-    return tuple(found)
+    return tuple(comparisons)

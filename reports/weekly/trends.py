@@ -29,8 +29,8 @@ def in_turn(spans: Sequence[Span]) -> Span:
 
 def hourly(engines: Sequence[EngineObserved], together: Together) -> list[Span]:
     """The hours of a tier; empty without engines."""
-    known = [*(engine.spans for engine in engines), *([together.spans] if together.spans else ())]
-    return [beside(spans) for spans in zip(*known, strict=True)]
+    rows = [*(engine.spans for engine in engines), *([together.spans] if together.spans else ())]
+    return [beside(spans) for spans in zip(*rows, strict=True)]
 
 
 def by_day(grid: Grid, hours: Sequence[Span]) -> list[Span]:
@@ -61,11 +61,11 @@ def _merged(spans: Sequence[Span], *, clock_s: float) -> Span:
 
 
 def _counts(all_counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    made: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for counts in all_counts:
         for key, value in counts.items():
-            made[key] = made.get(key, 0.0) + value
-    return made
+            sums[key] = sums.get(key, 0.0) + value
+    return sums
 
 
 def _tallies(all_tallies: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
@@ -74,20 +74,20 @@ def _tallies(all_tallies: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
 
 
 def _levels(all_levels: Sequence[Mapping[str, Level]]) -> dict[str, Level]:
-    made: dict[str, Level] = {}
+    merged: dict[str, Level] = {}
     for levels in all_levels:
         for key, level in levels.items():
-            before = made.get(key)
-            made[key] = level if before is None else _level(before, level)
-    return made
+            before = merged.get(key)
+            merged[key] = level if before is None else _level(before, level)
+    return merged
 
 
-def _level(one: Level, other: Level) -> Level:
-    known_s = one.known_s + other.known_s
-    high, top = max(one.high, other.high), max(one.top, other.top)
+def _level(level: Level, other: Level) -> Level:
+    known_s = level.known_s + other.known_s
+    high, top = max(level.high, other.high), max(level.top, other.top)
     if known_s <= 0:
-        return Level(one.mean, high, 0.0, top)
-    mean = (one.mean * one.known_s + other.mean * other.known_s) / known_s
+        return Level(level.mean, high, 0.0, top)
+    mean = (level.mean * level.known_s + other.mean * other.known_s) / known_s
     return Level(mean, high, known_s, top)
 
 
@@ -153,9 +153,9 @@ class Past:
 
     def spark(self, measure: Measure) -> Spark:
         """The figure over the period, in as many steps as a small chart shows."""
-        each = max(1, math.ceil(len(self.hours) / SPARK_STEPS_MOST))
-        values = tuple(measure.of(step) for step in by_steps(self.hours, hours_each=each))
-        return Spark(self.grid.from_s, each * HOUR_S, measure.unit, values)
+        hours_each = max(1, math.ceil(len(self.hours) / SPARK_STEPS_MOST))
+        values = tuple(measure.of(step) for step in by_steps(self.hours, hours_each=hours_each))
+        return Spark(self.grid.from_s, hours_each * HOUR_S, measure.unit, values)
 
 
 def past(grid: Grid, engines: Sequence[EngineObserved], together: Together = ALONE) -> Past | None:
@@ -169,45 +169,45 @@ def past(grid: Grid, engines: Sequence[EngineObserved], together: Together = ALO
 def trend(measure: Measure, now: Past | None, before: Past | None) -> Trend:
     """A figure now and before, with what may be said of the change."""
     value = None if now is None else now.value(measure)
-    made = Trend(measure.key, measure.name, measure.unit, value)
+    result = Trend(measure.key, measure.name, measure.unit, value)
     if value is None:
-        made = replace(made, missing=measure.missing)
+        result = replace(result, missing=measure.missing)
     if before is None or now is None:
-        return made
-    made = replace(made, before=before.value(measure))
-    return judged(made, measure.good, now.by_day(measure), before.by_day(measure))
+        return result
+    result = replace(result, before=before.value(measure))
+    return judged(result, measure.good, now.by_day(measure), before.by_day(measure))
 
 
 def judged(
-    made: Trend,
+    change: Trend,
     good: str,
     days: Sequence[float | None],
     days_before: Sequence[float | None],
 ) -> Trend:
     """The trend with its direction, by the days of both periods."""
-    if made.value is None or made.before is None:
-        return made
+    if change.value is None or change.before is None:
+        return change
     pairs = [
-        (one, other)
-        for one, other in zip(days, days_before, strict=False)
-        if one is not None and other is not None
+        (now, before)
+        for now, before in zip(days, days_before, strict=False)
+        if now is not None and before is not None
     ]
     if len(pairs) < PAIRS_MIN:
-        return made
-    step, noise = _by_ratio(pairs, made.before) or _by_difference(pairs, made.before)
-    if abs(step) <= noise or step * (made.value - made.before) <= 0:
-        return replace(made, noise=noise, direction=SAME)
+        return change
+    step, noise = _by_ratio(pairs, change.before) or _by_difference(pairs, change.before)
+    if abs(step) <= noise or step * (change.value - change.before) <= 0:
+        return replace(change, noise=noise, direction=SAME)
     direction = UP if step > 0 else DOWN
     return replace(
-        made, noise=noise, direction=direction, good=None if not good else direction == good
+        change, noise=noise, direction=direction, good=None if not good else direction == good
     )
 
 
 def _by_ratio(pairs: Sequence[tuple[float, float]], before: float) -> tuple[float, float] | None:
     """The mean change and its noise, in the figure's unit; None where a value is nothing."""
-    if before <= 0 or any(one <= 0 or other <= 0 for one, other in pairs):
+    if before <= 0 or any(now <= 0 or earlier <= 0 for now, earlier in pairs):
         return None
-    steps = [math.log(one / other) for one, other in pairs]
+    steps = [math.log(now / earlier) for now, earlier in pairs]
     noise = max(_chance(steps), math.log(1 + LEAST_RATIO))
     step = fmean(steps)
     if abs(step) <= noise:
@@ -218,7 +218,7 @@ def _by_ratio(pairs: Sequence[tuple[float, float]], before: float) -> tuple[floa
 
 
 def _by_difference(pairs: Sequence[tuple[float, float]], before: float) -> tuple[float, float]:
-    steps = [one - other for one, other in pairs]
+    steps = [now - earlier for now, earlier in pairs]
     return fmean(steps), max(_chance(steps), LEAST_RATIO * abs(before))
 
 

@@ -41,17 +41,19 @@ class TierSections:
 def verdict(of: TierSections) -> Verdict:
     """The tier's verdict."""
     worst = severity(of)
-    told = [one for one in of.incidents if SEVERITY[one.severity] >= Severity.WARNING]
+    serious = [
+        incident for incident in of.incidents if SEVERITY[incident.severity] >= Severity.WARNING
+    ]
     return Verdict(
         tier=of.tier,
-        health=worst.word if told or _judged(of, worst) else "unknown",
-        health_text=_health(of, told),
+        health=worst.word if serious or _judged(of, worst) else "unknown",
+        health_text=_health(of, serious),
         incidents=len(of.incidents),
-        incident_s=_lasted_s(told),
+        incident_s=_lasted_s(serious),
         size=of.size.verdict,
         size_text=_size(of.size),
         money_text=_money(of.money),
-        action=_action(of, told),
+        action=_action(of, serious),
         trends=_trends(of),
     )
 
@@ -64,26 +66,26 @@ def _judged(of: TierSections, worst: Severity) -> bool:
 def severity(of: TierSections) -> Severity:
     """The worst of the tier's incidents and table rows."""
     rows = (*of.tables.monitoring, *of.tables.kv)
-    words = (*(one.severity for one in of.incidents), *(row.state for row in rows))
+    words = (*(incident.severity for incident in of.incidents), *(row.state for row in rows))
     return max((SEVERITY.get(word, Severity.OK) for word in words), default=Severity.OK)
 
 
 def _lasted_s(incidents: Sequence[Incident]) -> float:
     """Seconds with at least one incident."""
     total = until_s = 0.0
-    for one in sorted(incidents, key=lambda one: one.start_s):
-        end_s = one.last_s if one.end_s is None else one.end_s
-        total += max(0.0, end_s - max(one.start_s, until_s))
+    for incident in sorted(incidents, key=lambda incident: incident.start_s):
+        end_s = incident.last_s if incident.end_s is None else incident.end_s
+        total += max(0.0, end_s - max(incident.start_s, until_s))
         until_s = max(until_s, end_s)
     return total
 
 
-def _health(of: TierSections, told: Sequence[Incident]) -> str:
-    if not of.watched and not told:
+def _health(of: TierSections, serious: Sequence[Incident]) -> str:
+    if not of.watched and not serious:
         return NOT_WATCHED
-    if told:
-        first = _worst(told)
-        more = f"; {len(told)} incidents in total" if len(told) > 1 else ""
+    if serious:
+        first = _worst(serious)
+        more = f"; {len(serious)} incidents in total" if len(serious) > 1 else ""
         return f"{first.title} on {first.target} for {duration(_lasted_s([first]))}{more}"
     bad = [row for row in _rows(of) if row.state in ("warning", "critical")]
     if bad:
@@ -95,8 +97,8 @@ def _health(of: TierSections, told: Sequence[Incident]) -> str:
     return "no incidents, nothing at warning or worse"
 
 
-def _worst(told: Sequence[Incident]) -> Incident:
-    return max(told, key=lambda one: (SEVERITY[one.severity], _lasted_s([one])))
+def _worst(incidents: Sequence[Incident]) -> Incident:
+    return max(incidents, key=lambda incident: (SEVERITY[incident.severity], _lasted_s([incident])))
 
 
 def _rows(of: TierSections) -> tuple[TableRow, ...]:
@@ -126,21 +128,23 @@ def _size(size: TierSize) -> str:
 def _money(money: TierMoney) -> str:
     if money.usd.value is None:
         return f"unknown: {money.missing or NOT_WATCHED}"
-    said = f"{money.usd.value:,.0f} USD"
+    text = f"{money.usd.value:,.0f} USD"
     if money.usd_per_million_tokens.value is not None:
-        said += f", {money.usd_per_million_tokens.value:,.2f} USD per million generated tokens"
+        text += f", {money.usd_per_million_tokens.value:,.2f} USD per million generated tokens"
     if money.idle_usd is not None and (money.idle_ratio or 0.0) >= MUCH_IDLE_RATIO:
-        said += f"; idle hours cost {money.idle_usd:,.0f} USD"
-    return said
+        text += f"; idle hours cost {money.idle_usd:,.0f} USD"
+    return text
 
 
-def _action(of: TierSections, told: Sequence[Incident]) -> Action | None:
+def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
     """The first of: advice for the worst incident, more replicas, the incident itself, savings."""
-    order = sorted(told, key=lambda one: (-SEVERITY[one.severity], -_lasted_s([one])))
-    for one in order:
-        for advised in one.advice:
+    order = sorted(
+        serious, key=lambda incident: (-SEVERITY[incident.severity], -_lasted_s([incident]))
+    )
+    for incident in order:
+        for advised in incident.advice:
             if advised.fate in ("open", "lapsed"):
-                why = f"{one.id}: {one.title}"
+                why = f"{incident.id}: {incident.title}"
                 return Action(advised.summary, why, advised.id, advised.changes)
     size = of.size
     if size.verdict == "too small" and size.replicas_needed is not None:
@@ -169,8 +173,8 @@ def _first_evidence(incident: Incident) -> str:
 
 def _trends(of: TierSections) -> tuple[Trend, ...]:
     """The figures below the verdict, with their trends."""
-    ttft = next(one for one in of.slo.latencies if one.name == "ttft")
-    itl = next(one for one in of.slo.latencies if one.name == "itl")
+    ttft = next(latency for latency in of.slo.latencies if latency.name == "ttft")
+    itl = next(latency for latency in of.slo.latencies if latency.name == "itl")
     return (
         of.slo.served_per_s,
         of.slo.goodput_per_s,

@@ -48,11 +48,11 @@ def latency_by_hour(
 ) -> Plot | None:
     """TTFT at P99 and P50, hour by hour, on a scale of powers; None where none is known."""
     worst = [_positive(hour.ttft_p99_s) for hour in hours]
-    known = [value for value in worst if not math.isnan(value)]
-    if not known:
+    finite = [value for value in worst if not math.isnan(value)]
+    if not finite:
         return None
     middle = [_positive(hour.ttft_p50_s) for hour in hours]
-    values = [*known, *(v for v in middle if not math.isnan(v)), *([budget_s] if budget_s else [])]
+    values = [*finite, *(v for v in middle if not math.isnan(v)), *([budget_s] if budget_s else [])]
     ticks = log_ticks(min(values), max(values), duration)
 
     def paint(pen: Pen) -> None:
@@ -62,28 +62,28 @@ def latency_by_hour(
         pen.line(times, middle, "p50")
         pen.line(times, worst, "p99")
 
-    told = f"P99 from {duration(min(known))} to {duration(max(known))}"
+    summary = f"P99 from {duration(min(finite))} to {duration(max(finite))}"
     late = "" if budget_s is None else f"; the budget is {duration(budget_s)}"
     days = _days(hours, calendar)
     edges = (ticks.at[0], ticks.at[-1])
     inside = draw(paint, x=_ends(hours), y=edges, x_ticks=days, y_ticks=ticks, log=True)
-    return Plot("TTFT by hour", inside, f"{told}{late}.", bound=budget_s is not None)
+    return Plot("TTFT by hour", inside, f"{summary}{late}.", bound=budget_s is not None)
 
 
 def requests_by_hour(hours: Sequence[Hour], calendar: Calendar) -> Plot | None:
     """Requests, hour by hour; None where none is known."""
-    known = [hour.requests for hour in hours if hour.requests is not None]
-    if not known or max(known) <= 0:
+    requests = [hour.requests for hour in hours if hour.requests is not None]
+    if not requests or max(requests) <= 0:
         return None
-    ticks = linear_ticks(max(known), number)
+    ticks = linear_ticks(max(requests), number)
 
     def paint(pen: Pen) -> None:
         for x, y in _areas(hours):
             pen.area(x, y, "bars")
 
-    inside = draw(paint, x=_ends(hours), y=(0.0, max(ticks.at[-1], max(known))),
+    inside = draw(paint, x=_ends(hours), y=(0.0, max(ticks.at[-1], max(requests))),
                   x_ticks=_days(hours, calendar), y_ticks=ticks)  # fmt: skip
-    least, most = number(min(known)), number(max(known))
+    least, most = number(min(requests)), number(max(requests))
     return Plot("Requests by hour", inside, f"From {least} to {most}.")
 
 
@@ -177,8 +177,8 @@ def log_ticks(least: float, most: float, words: Callable[[float], str]) -> Ticks
     grid = [step * 10.0 ** (power + at) for at in range(POWERS_MOST) for step in LOG_STEPS]
     first = max(at for at, value in enumerate(grid) if value <= least)
     last = min((at for at, value in enumerate(grid) if value > most), default=len(grid) - 1)
-    each = max(1, math.ceil((last - first) / LOG_TICKS_MOST))
-    at = [*grid[first:last:each], grid[last]]
+    stride = max(1, math.ceil((last - first) / LOG_TICKS_MOST))
+    at = [*grid[first:last:stride], grid[last]]
     return Ticks(tuple(at), tuple(words(value) for value in at))
 
 
@@ -190,13 +190,13 @@ def _within(ticks: Ticks, right: float) -> Ticks:
 def _days(hours: Sequence[Hour], calendar: Calendar) -> Ticks:
     """The noons of the days, each with its day's name: a label stands beneath its own day."""
     noons = [hour.start_s for hour in hours if hour.hour == 12]
-    each = max(1, math.ceil(len(noons) / DAY_TICKS_MOST))
-    shown = noons[::each]
+    stride = max(1, math.ceil(len(noons) / DAY_TICKS_MOST))
+    shown = noons[::stride]
     if not shown:
         some = [hour.start_s for hour in hours[:: max(1, len(hours) // 4)]]
         return Ticks(tuple(some), tuple(calendar.clock(t_s) for t_s in some))
-    told = (calendar.day(t_s).split(" ") for t_s in shown)
-    return Ticks(tuple(shown), tuple(f"{words[0]} {words[1]}" for words in told))
+    labels = (calendar.day(t_s).split(" ") for t_s in shown)
+    return Ticks(tuple(shown), tuple(f"{words[0]} {words[1]}" for words in labels))
 
 
 def _ends(hours: Sequence[Hour]) -> Edges:
@@ -210,8 +210,8 @@ def _middles(hours: Sequence[Hour]) -> list[float]:
 def _areas(hours: Sequence[Hour]) -> list[tuple[list[float], list[float]]]:
     """Outlines of the stretches in which requests are known."""
     outlines: list[tuple[list[float], list[float]]] = []
-    known = groupby(zip(_middles(hours), hours, strict=True), lambda at: at[1].requests is None)
-    for unknown, run in known:
+    groups = groupby(zip(_middles(hours), hours, strict=True), lambda at: at[1].requests is None)
+    for unknown, run in groups:
         if unknown:
             continue
         points = [(t_s, hour.requests or 0.0) for t_s, hour in run]
@@ -272,7 +272,7 @@ def charts(
 
 def budget_s(slo: TierSlo) -> float | None:
     """The target of TTFT at P99; None where none is stated."""
-    return next((one.budget_s for one in slo.latencies if one.name == TTFT), None)
+    return next((latency.budget_s for latency in slo.latencies if latency.name == TTFT), None)
 
 
 def _shares(slo: TierSlo | None) -> tuple[Part, ...]:
@@ -285,8 +285,8 @@ def _shares(slo: TierSlo | None) -> tuple[Part, ...]:
         ("decode", slo.decode_ratio),
         ("the rest", slo.other_ratio),
     )
-    known = [(name, ratio, told(ratio, "ratio")) for name, ratio in named if ratio is not None]
-    return stack(known, whole=max(1.0, sum(ratio for _, ratio, _ in known))) if known else ()
+    present = [(name, ratio, told(ratio, "ratio")) for name, ratio in named if ratio is not None]
+    return stack(present, whole=max(1.0, sum(ratio for _, ratio, _ in present))) if present else ()
 
 
 def _gpus(size: TierSize | None) -> tuple[Squares | None, Squares | None]:

@@ -94,8 +94,8 @@ def told(value: float | None, unit: str) -> str:
     """A value with its unit; `unknown` for None."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    known = _TOLD.get(unit)
-    return known(value) if known else " ".join((number(value), *WORD.findall(unit)))
+    formatter = _TOLD.get(unit)
+    return formatter(value) if formatter else " ".join((number(value), *WORD.findall(unit)))
 
 
 def _usd(value: float) -> str:
@@ -208,13 +208,13 @@ def moved(trend: Trend) -> str:
     return f"{value}, {trend.direction} from {told(trend.before, trend.unit)}{_judged(trend)}"
 
 
-def flag(made: FlagChange) -> str:
+def flag(change: FlagChange) -> str:
     """A flag with its value before and after."""
-    if not made.after:
-        return f"drop {made.flag}"
-    if not made.before:
-        return f"{made.flag} {made.after}"
-    return f"{made.flag} {made.before} → {made.after}"
+    if not change.after:
+        return f"drop {change.flag}"
+    if not change.before:
+        return f"{change.flag} {change.after}"
+    return f"{change.flag} {change.before} → {change.after}"
 
 
 def said(text: str) -> str:
@@ -244,12 +244,12 @@ def state(word: str) -> str:
 
 def followed(record: TrackRecord) -> str:
     """The number of recommendations and their outcomes, in a line."""
-    made = f"{plural(record.made, 'recommendation')} made"
+    total = f"{plural(record.made, 'recommendation')} made"
     if record.unknown and record.unknown == record.made:
-        return f"{made}. Whether they were applied is unknown: only kneewatch run tracks them."
+        return f"{total}. Whether they were applied is unknown: only kneewatch run tracks them."
     unknown = f" {record.unknown} unknown." if record.unknown else ""
     return (
-        f"{made}, {record.applied} applied. Of those measured, {record.kept} worked as predicted, "
+        f"{total}, {record.applied} applied. Of those measured, {record.kept} worked as predicted, "
         f"{record.missed} helped less, {record.worsened} made things worse. {record.open} open, "
         f"{record.lapsed} lapsed.{unknown}"
     )
@@ -297,8 +297,8 @@ class Calendar:
     def clock(self, t_s: float, *, seconds: bool = False) -> str:
         """14:03, with the zone's abbreviation if clocks change within the period."""
         local = self.local(t_s)
-        told = f"{local:%H:%M:%S}" if seconds else f"{local:%H:%M}"
-        return f"{told} {local.tzname()}" if self.shifts else told
+        clock = f"{local:%H:%M:%S}" if seconds else f"{local:%H:%M}"
+        return f"{clock} {local.tzname()}" if self.shifts else clock
 
     def moment(self, t_s: float, *, seconds: bool = False) -> str:
         """Mon 9 Nov, 14:03."""

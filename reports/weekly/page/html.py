@@ -114,9 +114,9 @@ def _stylesheet() -> str:
     roles = dict(re.findall(r"--([\w-]+): ?([^;}]+)", light))
     return re.sub(
         r"[\w-]+: ?[^:;{}]*var\(--[^;{}]*",
-        lambda found: (
-            f"{re.sub(r'var[(]--([-a-z0-9]+)[)]', lambda role: roles[role[1]], found[0])}"
-            f";{found[0]}"
+        lambda value: (
+            f"{re.sub(r'var[(]--([-a-z0-9]+)[)]', lambda role: roles[role[1]], value[0])}"
+            f";{value[0]}"
         ),
         source,
     ).strip()

@@ -52,17 +52,17 @@ class SmallChart:
 
 def small_chart(line: Line, reach: Reach, budget_s: float | None) -> SmallChart | None:
     """A signal's chart, with the budget where it is one of TTFT; None where nothing is known."""
-    known = [v for v in line.values if v is not None and math.isfinite(v)]
-    if not known:
+    finite = [v for v in line.values if v is not None and math.isfinite(v)]
+    if not finite:
         return None
     bound = budget_s if line.signal == LATE else None
-    top = ceiling(max(*known, bound or 0.0, 0.0), of=line.signal) or 1.0
+    top = ceiling(max(*finite, bound or 0.0, 0.0), of=line.signal) or 1.0
     points = [
         None if value is None or not math.isfinite(value)
         else (reach.x(t_s) * WIDE / 100, TALL - TALL * max(0.0, value) / top)
         for t_s, value in zip(line.times_s, line.values, strict=False)
     ]  # fmt: skip
-    least, most = quantity(line.signal, min(known)), quantity(line.signal, max(known))
+    least, most = quantity(line.signal, min(finite)), quantity(line.signal, max(finite))
     words = "" if bound is None else f"budget {quantity(line.signal, bound)}"
     return SmallChart(
         line.signal,
@@ -78,11 +78,11 @@ def table(lines: Sequence[Line]) -> list[tuple[float, tuple[str, ...]]]:
     """Signals by moment, few enough rows to read: every so many moments one."""
     by_time = [dict(zip(line.times_s, line.values, strict=False)) for line in lines]
     moments = sorted({t_s for line in lines for t_s in line.times_s})
-    each = max(1, math.ceil(len(moments) / TABLE_ROWS))
-    told = list(zip((line.signal for line in lines), by_time, strict=True))
+    stride = max(1, math.ceil(len(moments) / TABLE_ROWS))
+    columns = list(zip((line.signal for line in lines), by_time, strict=True))
     return [
-        (t_s, tuple(quantity(signal, values.get(t_s)) for signal, values in told))
-        for t_s in moments[::each]
+        (t_s, tuple(quantity(signal, values.get(t_s)) for signal, values in columns))
+        for t_s in moments[::stride]
     ]
 
 
@@ -229,9 +229,12 @@ def _bars(incident: Incident, reach: Reach, ground: int) -> Iterator[Bar]:
 
 
 def _marks(incident: Incident, reach: Reach) -> list[Mark]:
-    told = ((incident.stage2_s, "eviction seen"), (incident.late_s, "TTFT P99 over budget"))
+    moments = (
+        (incident.stage2_s, "preemption starts"),
+        (incident.late_s, "TTFT P99 over target"),
+    )
     marks: list[Mark] = []
-    for row, (t_s, words) in enumerate(told):
+    for row, (t_s, words) in enumerate(moments):
         if t_s is not None:
             x = reach.x(t_s)
             marks.append(Mark(x, 11.0 + 15 * row, words, x < MIDDLE))
@@ -247,9 +250,9 @@ def _ticks(reach: Reach, calendar: Calendar) -> list[tuple[float, str]]:
     first = math.ceil((reach.since_s + offset_s) / step_s)
     last = math.floor((reach.until_s + offset_s) / step_s)
     moments = (at * step_s - offset_s for at in range(first, last + 1))
-    told = calendar.day if step_s >= 86400 else calendar.clock
+    label = calendar.day if step_s >= 86400 else calendar.clock
     return [
-        (reach.x(t_s), calendar.clock(t_s, seconds=True) if step_s < 60 else told(t_s))
+        (reach.x(t_s), calendar.clock(t_s, seconds=True) if step_s < 60 else label(t_s))
         for t_s in moments
         if EDGE <= reach.x(t_s) <= 100 - EDGE
     ]

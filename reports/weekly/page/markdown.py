@@ -46,16 +46,16 @@ def track_record(report: WeeklyReport, calendar: Calendar) -> RecordLines:
 
 
 def _followed(row: TrackRow, calendar: Calendar) -> tuple[str, ...]:
-    made = row.advice
+    advice = row.advice
     return (
-        f"{text(made.summary)} {flags(made.changes)}",
+        f"{text(advice.summary)} {flags(advice.changes)}",
         f"{text(row.target)}, engine {text(row.engine)}",
-        calendar.moment(made.first_s),
-        text(FATES.get(made.fate, ("unknown", made.fate))[1]),
+        calendar.moment(advice.first_s),
+        text(FATES.get(advice.fate, ("unknown", advice.fate))[1]),
         "; ".join(
-            f"{code(one.signal)} {quantity(one.signal, one.predicted)} predicted, "
-            f"{quantity(one.signal, one.measured)} measured ({points(one.off_ratio, '')})"
-            for one in row.comparisons
+            f"{code(pair.signal)} {quantity(pair.signal, pair.predicted)} predicted, "
+            f"{quantity(pair.signal, pair.measured)} measured ({points(pair.off_ratio, '')})"
+            for pair in row.comparisons
         ),
     )
 
@@ -67,17 +67,17 @@ def data_quality(report: WeeklyReport, calendar: Calendar) -> RecordLines:
         *([text(note)] for note in quality.notes),
         rows(
             ("Target", "Watched", "Scrapes", "Failed", "Gaps"),
-            (_watched(one, calendar) for one in quality.targets[:ROWS_MOST]),
+            (_watched(target, calendar) for target in quality.targets[:ROWS_MOST]),
         ),
         _left_out(len(quality.targets)),
         rows(
             ("When", "Where", "What"),
-            (_changed(one, calendar) for one in quality.changes[:ROWS_MOST]),
+            (_changed(change, calendar) for change in quality.changes[:ROWS_MOST]),
         ),
         _left_out(len(quality.changes)),
         rows(
             ("Signal without data", "Why"),
-            ((code(one.signal), text(one.why)) for one in quality.unknown[:ROWS_MOST]),
+            ((code(unknown.signal), text(unknown.why)) for unknown in quality.unknown[:ROWS_MOST]),
         ),
         _left_out(len(quality.unknown)),
         [text(report.noise_test)],
@@ -88,28 +88,28 @@ def data_quality(report: WeeklyReport, calendar: Calendar) -> RecordLines:
     )
 
 
-def _watched(one: TargetQuality, calendar: Calendar) -> tuple[str, ...]:
+def _watched(target: TargetQuality, calendar: Calendar) -> tuple[str, ...]:
     gaps = [
-        f"{calendar.stretch(gap.from_s, gap.to_s)} {text(gap.why)}".strip() for gap in one.gaps
-    ] + ([f"{one.gaps_left_out} more"] if one.gaps_left_out else [])
+        f"{calendar.stretch(gap.from_s, gap.to_s)} {text(gap.why)}".strip() for gap in target.gaps
+    ] + ([f"{target.gaps_left_out} more"] if target.gaps_left_out else [])
     return (
-        text(one.target),
-        share(one.watched_ratio),
-        number(one.scrapes),
-        number(one.failed),
+        text(target.target),
+        share(target.watched_ratio),
+        number(target.scrapes),
+        number(target.failed),
         "; ".join(gaps) or "none",
     )
 
 
-def _changed(one: EngineChange, calendar: Calendar) -> tuple[str, ...]:
-    made = (
-        f"{code(made.key)} {text(made.before) or '-'} → {text(made.after) or '-'}"
-        for made in one.differences
+def _changed(change: EngineChange, calendar: Calendar) -> tuple[str, ...]:
+    differences = (
+        f"{code(difference.key)} {text(difference.before) or '-'} → {text(difference.after) or '-'}"
+        for difference in change.differences
     )
     return (
-        calendar.moment(one.t_s),
-        f"{text(one.target)}, engine {text(one.engine)}",
-        f"{text(one.what)} {'; '.join(made)}",
+        calendar.moment(change.t_s),
+        f"{text(change.target)}, engine {text(change.engine)}",
+        f"{text(change.what)} {'; '.join(differences)}",
     )
 
 
@@ -162,7 +162,7 @@ def _verdict(report: WeeklyReport) -> Lines:
     by_tier = {verdict.tier: verdict for verdict in report.verdicts}
     told_of = sorted(
         ((tier, by_tier.get(tier.id)) for tier in report.tiers),
-        key=lambda one: -RANKS[health(one[1].health) if one[1] else "unknown"],
+        key=lambda pair: -RANKS[health(pair[1].health) if pair[1] else "unknown"],
     )
     heads = ("Tier", "Health", "Size", "Money", "Do first")
     return sections(
@@ -204,7 +204,7 @@ def _each(
     """A section that has a part for each tier."""
     by_tier = {entry.tier: entry for entry in entries}
     parts: list[Lines] = []
-    for tier in (one for one in report.tiers if one.engines):
+    for tier in (candidate for candidate in report.tiers if candidate.engines):
         entry = by_tier.get(tier.id)
         body = ["No data."] if entry is None else told_of(entry, calendar)
         parts.append([f"### {text(tier.id)}", "", *body])
@@ -219,37 +219,37 @@ def _incidents(report: WeeklyReport, calendar: Calendar, docs_url: str) -> Lines
     return ["Nothing was watched: incidents are unknown."]
 
 
-def _incident(one: Incident, calendar: Calendar, docs_url: str) -> Lines:
-    page = cause_page(docs_url, one.cause)
-    cause = f"[{code(one.cause)}]({page})" if page else code(one.cause)
-    end_s = one.last_s if one.end_s is None else one.end_s
+def _incident(incident: Incident, calendar: Calendar, docs_url: str) -> Lines:
+    page = cause_page(docs_url, incident.cause)
+    cause = f"[{code(incident.cause)}]({page})" if page else code(incident.cause)
+    end_s = incident.last_s if incident.end_s is None else incident.end_s
     stages = (
         f"stage {stage.number} ({stage.name}) from {calendar.clock(stage.start_s, seconds=True)}"
-        for stage in one.stages
+        for stage in incident.stages
     )
     return sections(
-        [f"### {text(one.id)} {text(one.title)} ({health(one.severity)})"],
+        [f"### {text(incident.id)} {text(incident.title)} ({health(incident.severity)})"],
         [
-            f"{text(one.tier)}, {text(one.target)}, engine {text(one.engine)}; "
-            f"{calendar.stretch(one.start_s, end_s)}, {lasted(one.start_s, end_s)}, "
-            f"{ending(one.ended, goes_on=one.end_s is None)}; {cause}. "
-            f"{text(one.lead_text)}".strip()
+            f"{text(incident.tier)}, {text(incident.target)}, engine {text(incident.engine)}; "
+            f"{calendar.stretch(incident.start_s, end_s)}, {lasted(incident.start_s, end_s)}, "
+            f"{ending(incident.ended, goes_on=incident.end_s is None)}; {cause}. "
+            f"{text(incident.lead_text)}".strip()
         ],
         bullets(
             [
                 text("; ".join(stages)),
-                _cost(one),
-                *(text(said(missing)) for missing in one.cost.missing),
-                *(_evidence(line) for line in one.evidence),
-                *(f"against: {_evidence(line)}" for line in one.against),
-                *(_advice(made) for made in one.advice),
+                _cost(incident),
+                *(text(said(missing)) for missing in incident.cost.missing),
+                *(_evidence(line) for line in incident.evidence),
+                *(f"against: {_evidence(line)}" for line in incident.against),
+                *(_advice(advice) for advice in incident.advice),
             ]
         ),
     )
 
 
-def _cost(one: Incident) -> str:
-    cost = one.cost
+def _cost(incident: Incident) -> str:
+    cost = incident.cost
     return (
         f"cost: preempted {told(cost.preemptions, 'requests')}; recomputed at least "
         f"{told(cost.recomputed_tokens, 'tokens')}; first token late "
@@ -264,8 +264,8 @@ def _evidence(line: EvidenceLine) -> str:
     return f"{text(line.text)} {code(line.signal)} {quantity(line.signal, line.value)}{bound}"
 
 
-def _advice(made: Advice) -> str:
-    fate = FATES.get(made.fate, ("unknown", made.fate))[1]
-    hourly = made.cost_usd_per_hour
+def _advice(advice: Advice) -> str:
+    fate = FATES.get(advice.fate, ("unknown", advice.fate))[1]
+    hourly = advice.cost_usd_per_hour
     price = "" if hourly is None else f" Cost: {saved(-hourly, 'usd_per_hour')}."
-    return f"recommended: {text(made.summary)} {flags(made.changes)}{price} {text(said(fate))}"
+    return f"recommended: {text(advice.summary)} {flags(advice.changes)}{price} {text(said(fate))}"

@@ -76,8 +76,8 @@ def bullets(lines: Iterable[str]) -> list[str]:
 
 def flags(changes: Iterable[FlagChange]) -> str:
     """Changes of flags; empty for none. No code: a backtick in one would end it."""
-    told = ", ".join(f"**{text(flag(made))}**" for made in changes)
-    return f"{told}." if told else ""
+    flags = ", ".join(f"**{text(flag(change))}**" for change in changes)
+    return f"{flags}." if flags else ""
 
 
 # --- Sections of a tier ---------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def slo(tier: TierSlo, _calendar: Calendar) -> Lines:
     heads = ("Latency", "P50", "P95", "P99", "Mean", "Target of P99", "In time", "State")
     return sections(
         bullets([_missing(tier.missing)]),
-        rows(heads, (_latency(one) for one in tier.latencies)),
+        rows(heads, (_latency(latency) for latency in tier.latencies)),
         bullets([
             f"throughput: {_now(tier.served_per_s)}",
             f"goodput: {_now(tier.goodput_per_s)}",
@@ -155,14 +155,17 @@ def slo(tier: TierSlo, _calendar: Calendar) -> Lines:
     )  # fmt: skip
 
 
-def _latency(one: Latency) -> tuple[str, ...]:
-    none = one.budget_s is None
+def _latency(latency: Latency) -> tuple[str, ...]:
+    none = latency.budget_s is None
     return (
-        text(LATENCIES.get(one.name, one.name)),
-        *(told(trend.value, trend.unit) for trend in (one.p50, one.p95, one.p99, one.mean)),
-        "none" if none else told(one.budget_s, "s"),
-        "-" if none else share(one.within_ratio),
-        f"{'no target' if none else STATES[state(one.state)]} {_missing(one.missing)}",
+        text(LATENCIES.get(latency.name, latency.name)),
+        *(
+            told(trend.value, trend.unit)
+            for trend in (latency.p50, latency.p95, latency.p99, latency.mean)
+        ),
+        "none" if none else told(latency.budget_s, "s"),
+        "-" if none else share(latency.within_ratio),
+        f"{'no target' if none else STATES[state(latency.state)]} {_missing(latency.missing)}",
     )
 
 
@@ -186,10 +189,10 @@ def knee(tier: TierKnee, calendar: Calendar) -> Lines:
             f"learned from {plural(tier.windows, 'window')}. {text(tier.basis)}",
         ]),
         rows(("Figure", "Benchmark", "Production", "Difference", "Allowed", "State"), (
-            (text(one.name), told(one.benchmark, one.unit), told(one.production, one.unit),
-             points(one.off, one.unit), points(one.limit, one.unit),
-             f"{STATES[state(one.state)]} {_missing(one.missing)}")
-            for one in tier.benchmark
+            (text(row.name), told(row.benchmark, row.unit), told(row.production, row.unit),
+             points(row.off, row.unit), points(row.limit, row.unit),
+             f"{STATES[state(row.state)]} {_missing(row.missing)}")
+            for row in tier.benchmark
         )),
     )  # fmt: skip
 
@@ -202,22 +205,50 @@ def workload(tier: TierWorkload, _calendar: Calendar) -> Lines:
     arrivals = tier.arrivals
     return sections(
         [kind + (f" Bottleneck: {text(said(tier.bottleneck))}" if tier.bottleneck else "")],
-        rows(("Tokens per request", "P50", "P95", "P99", "Mean"), (
-            (name, *(moved(trend) for trend in (one.p50, one.p95, one.p99, one.mean)))
-            for name, one in (("prompt", tier.prompt), ("output", tier.output))
-        )),
-        bullets([
-            *(f"arrivals over {span(arrivals.window_s)}, {text(trend.name)}: {_now(trend)}"
-              for trend in (arrivals.mean_per_s, arrivals.p95_per_s, arrivals.p99_per_s)),
-            *(_missing(one) for one in (arrivals.missing, tier.prompt.missing,
-                                        tier.output.missing, tier.drift_missing)),
-        ]),
-        rows(("Drift", "Stated", "Measured", "Measured / stated", "State"), (
-            (text(one.name), told(one.stated, one.unit), told(one.measured, one.unit),
-             told(one.ratio, "factor"), STATES[state(one.state)])
-            for one in tier.drift
-        )),
-    )  # fmt: skip
+        rows(
+            ("Tokens per request", "P50", "P95", "P99", "Mean"),
+            (
+                (
+                    name,
+                    *(
+                        moved(trend)
+                        for trend in (lengths.p50, lengths.p95, lengths.p99, lengths.mean)
+                    ),
+                )
+                for name, lengths in (("prompt", tier.prompt), ("output", tier.output))
+            ),
+        ),
+        bullets(
+            [
+                *(
+                    f"arrivals over {span(arrivals.window_s)}, {text(trend.name)}: {_now(trend)}"
+                    for trend in (arrivals.mean_per_s, arrivals.p95_per_s, arrivals.p99_per_s)
+                ),
+                *(
+                    _missing(missing)
+                    for missing in (
+                        arrivals.missing,
+                        tier.prompt.missing,
+                        tier.output.missing,
+                        tier.drift_missing,
+                    )
+                ),
+            ]
+        ),
+        rows(
+            ("Drift", "Stated", "Measured", "Measured / stated", "State"),
+            (
+                (
+                    text(drift.name),
+                    told(drift.stated, drift.unit),
+                    told(drift.measured, drift.unit),
+                    told(drift.ratio, "factor"),
+                    STATES[state(drift.state)],
+                )
+                for drift in tier.drift
+            ),
+        ),
+    )
 
 
 def size(tier: TierSize, _calendar: Calendar) -> Lines:
@@ -228,36 +259,44 @@ def size(tier: TierSize, _calendar: Calendar) -> Lines:
         room = f"{percent(abs(tier.headroom_ratio))} {over} the peak"
     return sections(
         [f"**{SIZES.get(tier.verdict, SIZES['unknown'])}.** {_missing(tier.missing)}".strip()],
-        bullets([
-            *(_missing(doubt) for doubt in tier.doubts),
-            f"replicas: {tier.replicas_present} present, {told(tier.replicas_needed, '')} needed",
-            f"GPUs: {told(tier.gpus_present, '')} present, {told(tier.gpus_needed, '')} needed",
-            f"{room}; KV cache at peak {told(tier.kv_peak_ratio, 'ratio')}",
-        ]),
+        bullets(
+            [
+                *(_missing(doubt) for doubt in tier.doubts),
+                f"replicas: {tier.replicas_present} present, "
+                f"{told(tier.replicas_needed, '')} needed",
+                f"GPUs: {told(tier.gpus_present, '')} present, {told(tier.gpus_needed, '')} needed",
+                f"{room}; KV cache at peak {told(tier.kv_peak_ratio, 'ratio')}",
+            ]
+        ),
         bullets(f"{text(part.name)}: {told(part.bytes, 'bytes')}" for part in tier.memory),
-        rows(("Cheapest GPUs for this workload today", "GPUs", "Capacity", "Cost"), (
-            (f"{one.replicas} {TIMES} {text(one.gpu)}, tensor parallel {one.tensor_parallel}; "
-             f"{text(one.text)}", told(one.gpus, "gpus"), told(one.usable_requests_per_s, "per_s"),
-             told(one.usd_per_hour, "usd_per_hour"))
-            for one in tier.options
-        )),
-        rows(("Change", "Effect", "GPUs after", "Money"), (
-            _lever(one) for one in tier.levers
-        )),
+        rows(
+            ("Cheapest GPUs for this workload today", "GPUs", "Capacity", "Cost"),
+            (
+                (
+                    f"{option.replicas} {TIMES} {text(option.gpu)}, "
+                    f"tensor parallel {option.tensor_parallel}; {text(option.text)}",
+                    told(option.gpus, "gpus"),
+                    told(option.usable_requests_per_s, "per_s"),
+                    told(option.usd_per_hour, "usd_per_hour"),
+                )
+                for option in tier.options
+            ),
+        ),
+        rows(("Change", "Effect", "GPUs after", "Money"), (_lever(lever) for lever in tier.levers)),
         bullets(text(note) for note in tier.notes),
-    )  # fmt: skip
+    )
 
 
-def _lever(one: Lever) -> tuple[str, ...]:
+def _lever(lever: Lever) -> tuple[str, ...]:
     does = (
         f"{code(of.signal)} {quantity(of.signal, of.before)} → {quantity(of.signal, of.after)}"
-        for of in one.figures
+        for of in lever.figures
     )
     return (
-        f"{text(one.summary)} {flags(one.changes)}",
+        f"{text(lever.summary)} {flags(lever.changes)}",
         "; ".join(does),
-        told(one.gpus_after, "gpus"),
-        saved(one.saves_usd_per_hour, "usd_per_hour"),
+        told(lever.gpus_after, "gpus"),
+        saved(lever.saves_usd_per_hour, "usd_per_hour"),
     )
 
 
@@ -266,23 +305,33 @@ def money(tier: TierMoney, _calendar: Calendar) -> Lines:
     trends = (tier.usd, tier.tokens_per_gpu_hour, tier.usd_per_million_tokens,
               tier.utilization_ratio)  # fmt: skip
     return sections(
-        bullets([
-            _missing(tier.missing),
-            *(f"{text(trend.name)}: {_now(trend)}" for trend in trends),
-            "at full utilization: "
-            + told(tier.usd_per_million_tokens_at_full, "usd_per_million_tokens"),
-            f"idle: {told(tier.idle_hours, 'gpu_hours')} ({told(tier.idle_ratio, 'ratio')}), "
-            f"{told(tier.idle_usd, 'usd')}",
-            f"price per GPU: {told(tier.usd_per_gpu_hour, 'usd_per_hour')}"
-            + (f"; {text(tier.price_source)}" if tier.price_source else ""),
-        ]),
-        rows(("Recommendation", "Where", "Money", "Per month", "Risk", "Outcome"), (
-            (text(one.summary), f"{text(one.target)}, engine {text(one.engine)}",
-             saved(one.saves_usd_per_hour, "usd_per_hour"), saved(one.saves_usd_per_month, "usd"),
-             text(one.risk), text(FATES.get(one.fate, ("unknown", one.fate))[1]))
-            for one in tier.savings
-        )),
-    )  # fmt: skip
+        bullets(
+            [
+                _missing(tier.missing),
+                *(f"{text(trend.name)}: {_now(trend)}" for trend in trends),
+                "at full utilization: "
+                + told(tier.usd_per_million_tokens_at_full, "usd_per_million_tokens"),
+                f"idle: {told(tier.idle_hours, 'gpu_hours')} ({told(tier.idle_ratio, 'ratio')}), "
+                f"{told(tier.idle_usd, 'usd')}",
+                f"price per GPU: {told(tier.usd_per_gpu_hour, 'usd_per_hour')}"
+                + (f"; {text(tier.price_source)}" if tier.price_source else ""),
+            ]
+        ),
+        rows(
+            ("Recommendation", "Where", "Money", "Per month", "Risk", "Outcome"),
+            (
+                (
+                    text(saving.summary),
+                    f"{text(saving.target)}, engine {text(saving.engine)}",
+                    saved(saving.saves_usd_per_hour, "usd_per_hour"),
+                    saved(saving.saves_usd_per_month, "usd"),
+                    text(saving.risk),
+                    text(FATES.get(saving.fate, ("unknown", saving.fate))[1]),
+                )
+                for saving in tier.savings
+            ),
+        ),
+    )
 
 
 def _now(trend: Trend) -> str:

@@ -168,7 +168,7 @@ def in_full(report: WeeklyReport) -> set[str]:
     """The ids of the tiers that are shown in full."""
     if len(report.tiers) <= ALL_MOST:
         return {tier.id for tier in report.tiers}
-    verdicts = sorted(report.verdicts, key=lambda one: -RANKS[health(one.health)])
+    verdicts = sorted(report.verdicts, key=lambda verdict: -RANKS[health(verdict.health)])
     return {verdict.tier for verdict in verdicts[:SOME]}
 
 
@@ -210,16 +210,16 @@ def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPar
     most = INCIDENTS_IN_FULL if len(report.tiers) <= ALL_MOST else SOME_IN_FULL
     drawn = set(worst[:most])
     parts: list[IncidentPart] = []
-    for at, one in enumerate(report.incidents):
-        end_s = one.last_s if one.end_s is None else one.end_s
+    for at, incident in enumerate(report.incidents):
+        end_s = incident.last_s if incident.end_s is None else incident.end_s
         parts.append(
             IncidentPart(
                 number=at + 1,
-                incident=one,
-                stretch=calendar.stretch(one.start_s, end_s),
-                length=lasted(one.start_s, end_s),
-                ending=ending(one.ended, goes_on=one.end_s is None),
-                strip=strip(one, calendar) if at in drawn else None,
+                incident=incident,
+                stretch=calendar.stretch(incident.start_s, end_s),
+                length=lasted(incident.start_s, end_s),
+                ending=ending(incident.ended, goes_on=incident.end_s is None),
+                strip=strip(incident, calendar) if at in drawn else None,
             )
         )
     return parts
@@ -227,12 +227,12 @@ def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPar
 
 def hows(report: WeeklyReport) -> list[How]:
     """How the tables' figures are computed, without repeats."""
-    found: dict[How, None] = {}
+    methods: dict[How, None] = {}
     for tables in report.tables:
         for row in (*tables.monitoring, *tables.kv):
             if row.how:
-                found[How(row.section, row.subject, row.how, row.rules)] = None
-    return list(found)
+                methods[How(row.section, row.subject, row.how, row.rules)] = None
+    return list(methods)
 
 
 def _by_tier(entries: Iterable[Entry]) -> Mapping[str, Entry]:

@@ -33,11 +33,11 @@ class SparkLine:
 
 def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkLine | None:
     """A figure over the period, from nothing up; None where it was never known."""
-    known = [value for value in spark.values if value is not None and math.isfinite(value)]
-    if not known:
+    values = [value for value in spark.values if value is not None and math.isfinite(value)]
+    if not values:
         return None
     bounds = [bound for bound in (low, high) if bound is not None and math.isfinite(bound)]
-    least, most = min(0.0, *known), HEADROOM * max(*known, *bounds, 0.0)
+    least, most = min(0.0, *values), HEADROOM * max(*values, *bounds, 0.0)
     per_unit = TALL / (most - least) if most > least else 0.0
     per_step = WIDE / max(1, len(spark.values) - 1)
     points = [
@@ -50,7 +50,7 @@ def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkL
         top = 0.0 if high is None else TALL - (high - least) * per_unit
         bottom = TALL if low is None else TALL - (low - least) * per_unit
         band = (top, bottom - top) if bottom > top else None
-    desc = f"From {told(min(known), spark.unit)} to {told(max(known), spark.unit)}."
+    desc = f"From {told(min(values), spark.unit)} to {told(max(values), spark.unit)}."
     return SparkLine(path(points), band, desc)
 
 
@@ -70,13 +70,13 @@ def stack(parts: Sequence[tuple[str, float, str]], *, whole: float) -> tuple[Par
     """Parts side by side, by name, size and words; empty where there is nothing to divide."""
     if not whole > 0:
         return ()
-    made: list[Part] = []
+    segments: list[Part] = []
     x = 0.0
     for letter, (name, size, words) in zip(LETTERS, parts, strict=False):
         width = max(0.0, min(100.0 * size / whole, 100.0 - x))
-        made.append(Part(letter, name, words, x, width, width >= LABEL_FROM))
+        segments.append(Part(letter, name, words, x, width, width >= LABEL_FROM))
         x += width
-    return tuple(made)
+    return tuple(segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ class Squares:
 
 def squares(count: int, *, beside: int) -> Squares:
     """So many squares, at the scale that also holds `beside`; 16 to a row."""
-    each = max(1, math.ceil(max(count, beside) / SQUARES_MOST))
-    shown = math.ceil(count / each)
+    per_square = max(1, math.ceil(max(count, beside) / SQUARES_MOST))
+    shown = math.ceil(count / per_square)
     drawn = "".join(f"M{place % 16 * 14} {place // 16 * 14}h11v11h-11z" for place in range(shown))
-    most = math.ceil(max(count, beside, 1) / each)
-    return Squares(drawn, 14 * min(16, most), 14 * max(1, math.ceil(shown / 16)), each)
+    most = math.ceil(max(count, beside, 1) / per_square)
+    return Squares(drawn, 14 * min(16, most), 14 * max(1, math.ceil(shown / 16)), per_square)
 
 
 # --- The week as a field of hours: how fast each spent the error budget. Geometry and words -------

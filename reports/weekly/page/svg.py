@@ -181,12 +181,12 @@ def _kept(node: ElementTree.Element, role: str) -> Iterator[Markup]:
 
 def _path(drawn: str) -> str:
     """matplotlib's path in few letters; a lone point is a dot."""
-    made: list[str] = []
+    parts: list[str] = []
     for part in drawn.split("M")[1:]:
-        numbers = [float(found) for found in NUMBER.findall(part)]
+        numbers = [float(match) for match in NUMBER.findall(part)]
         points = list(zip(numbers[::2], numbers[1::2], strict=True))
-        made.append(run_path(points, decimals=1, closed="z" in part))
-    return "".join(made)
+        parts.append(run_path(points, decimals=1, closed="z" in part))
+    return "".join(parts)
 
 
 def _text(node: ElementTree.Element, role: str) -> Markup:

@@ -140,7 +140,7 @@ def test_the_strip_draws_stages_as_steps_on_one_ground() -> None:
     assert heights[1] == heights[4]
     assert all(step.y + step.height == drawn.ground_px for step in drawn.steps)
     assert all(step.x >= 0 and step.x + step.width <= 100 for step in drawn.steps)
-    assert [mark.words for mark in drawn.marks] == ["eviction seen", "TTFT P99 over budget"]
+    assert [mark.words for mark in drawn.marks] == ["preemption starts", "TTFT P99 over target"]
     assert [words for _, words in drawn.ticks] == ["14:00", "14:15", "14:30", "14:45"]
     assert [cause.label for cause in drawn.causes if cause.first] == ["kv_pressure", "past_knee"]
     (late,) = [chart for chart in drawn.charts if chart.bound]
