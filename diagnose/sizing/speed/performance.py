@@ -269,7 +269,9 @@ class ClosedLoop:
         passes, factor, stages = self.passes, self.factor, step.stages
         # A step's tokens are bounded: beyond this many decodes prompts come in no faster.
         most = load.max_num_batched_tokens * stages / (fresh / passes + step.tokens_per_sequence)
-        chunks = math.ceil(fresh / load.max_num_batched_tokens)
+        # Chunks fill the token budget, and the next prompt fills what the last chunk leaves: a
+        # prompt of 1.5 budgets takes 1.5 steps, not two of three quarters.
+        chunks = max(fresh / load.max_num_batched_tokens, 1.0)
         chunk = fresh / chunks
         # The stages of a pipeline work on a prompt's chunks one behind the other.
         turns = (chunks + stages - 1) / stages
