@@ -19,7 +19,6 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 
 GIB: Final = 2**30
 Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8"]
-DTYPES: Final[tuple[Dtype, ...]] = ("bf16", "fp16", "fp8", "fp4", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +67,6 @@ class Gpu:
     def memory_is_estimated(self) -> bool:
         """Whether no log showed `memory_bytes`."""
         return self.memory_source.startswith("estimated")
-
-    @property
-    def dtypes(self) -> tuple[Dtype, ...]:
-        """The number formats that its tensor cores compute in."""
-        return tuple(dtype for dtype in DTYPES if self.flop_per_s(dtype) is not None)
 
     def flop_per_s(self, dtype: Dtype) -> float | None:
         """Dense peak in a number format, in (floating-point) operations per second.

@@ -156,11 +156,6 @@ def _entries() -> Mapping[str, Mapping[str, object]]:
     return cast("Mapping[str, Mapping[str, object]]", json.loads(text))
 
 
-def model_ids() -> tuple[str, ...]:
-    """The ids of the catalogue, sorted."""
-    return tuple(sorted(_entries(), key=str.lower))
-
-
 def model(name: str) -> Model:
     """The catalogue's model of that id; case and a missing organisation are forgiven.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
-from kneewatch.diagnose.catalogue.inputs import positive, within
-from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
+from kneewatch.diagnose.catalogue.inputs import positive
+from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint
 
 TAIL_RATIO = 2.0
@@ -192,68 +192,6 @@ def _verdict(gap: float, basis: Basis) -> tuple[Verdict, str]:
             "flight on average: run longer at each step"
         )
     return "consistent", "the benchmark can be sized from"
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Production against the benchmark; a shortfall or excess below 0 is the good direction.
-
-    `resize`: the workload has to be characterized again. None: that half was not measured.
-    """
-
-    ttft_excess_ratio: float | None
-    gpu_shortfall_ratio: float | None
-    resize: bool
-    steps: tuple[Step, ...]
-
-
-def divergence(
-    *,
-    benchmark_ttft_p99_s: float | None = None,
-    production_ttft_p99_s: float | None = None,
-    benchmark_gpu_ratio: float | None = None,
-    production_gpu_ratio: float | None = None,
-) -> Divergence:
-    """Whether the first week of production contradicts the benchmark at equal requests/s.
-
-    It does with TTFT P99 more than 30 % above, or GPU utilization more than 20 points below.
-
-    Raises:
-        SizingError: a time is not positive or a utilization is outside 0..1.
-    Source: guide 9.1, step 13.
-    """
-    excess = shortfall = None
-    steps: list[Step] = []
-    if benchmark_ttft_p99_s is not None and production_ttft_p99_s is not None:
-        positive("benchmark_ttft_p99_s", benchmark_ttft_p99_s)
-        positive("production_ttft_p99_s", production_ttft_p99_s)
-        excess = float(exact(production_ttft_p99_s) / exact(benchmark_ttft_p99_s) - 1)
-        steps.append(
-            Step(
-                title="TTFT P99 above the benchmark",
-                formula="production / benchmark - 1",
-                values=f"{figure(production_ttft_p99_s)} / {figure(benchmark_ttft_p99_s)} - 1",
-                result=f"{excess:+.0%} (limit {TTFT_EXCESS_LIMIT:+.0%})",
-                source="guide 9.1 step 13",
-            )
-        )
-    if benchmark_gpu_ratio is not None and production_gpu_ratio is not None:
-        within("benchmark_gpu_ratio", benchmark_gpu_ratio, low=0, high=1)
-        within("production_gpu_ratio", production_gpu_ratio, low=0, high=1)
-        shortfall = float(exact(benchmark_gpu_ratio) - exact(production_gpu_ratio))
-        steps.append(
-            Step(
-                title="GPU utilization below the benchmark",
-                formula="benchmark - production",
-                values=f"{benchmark_gpu_ratio:.0%} - {production_gpu_ratio:.0%}",
-                result=f"{shortfall * 100:.0f} points (limit {GPU_SHORTFALL_LIMIT * 100:.0f})",
-                source="guide 9.1 step 13",
-            )
-        )
-    resize = (excess is not None and excess > TTFT_EXCESS_LIMIT) or (
-        shortfall is not None and shortfall > GPU_SHORTFALL_LIMIT
-    )
-    return Divergence(excess, shortfall, resize, tuple(steps))
 
 
 # --- What makes a benchmark's curve unfit, or less fit, to size from. Pure. Guide 8.2 and 8.3 -----

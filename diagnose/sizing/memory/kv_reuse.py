@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
 
-RESERVE_LOW_RATIO, RESERVE_HIGH_RATIO = 0.20, 0.30
-"""Share of the KV budget to leave to stored prefixes, beyond active requests (guide 7.2)."""
+RESERVE_HIGH_RATIO = 0.30
+"""Share of the KV budget to leave to stored prefixes (guide 7.2: 20 to 30 %)."""
 
 
 def computed_tokens(

@@ -7,7 +7,7 @@ Source: "Sizing LLM Inference for Production", chapters 2, 4 and 7.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -34,8 +34,6 @@ FRAMEWORK_LOW_RATIO, FRAMEWORK_HIGH_RATIO = 0.05, 0.10
 """What the serving framework takes of a GPU's memory (guide 2.4)."""
 HEADROOM_LOW_RATIO, HEADROOM_HIGH_RATIO = 0.30, 0.50
 """What to add to the calculated need before deploying (guide 2.6)."""
-PADDING_LOW_RATIO, PADDING_HIGH_RATIO = 0.03, 0.08
-"""Resident weights over what the formula gives, from alignment (guide 2.1)."""
 
 _ROUNDING = 1e-9  # a need that fits exactly must not cost one more GPU
 
@@ -55,86 +53,6 @@ def bytes_per_value(dtype: str) -> float:
         raise SizingError(message, name="dtype", choices=choices) from None
 
 
-def weights_bytes(
-    *, parameters: float, bytes_per_parameter: float, padding_ratio: float = 0.0
-) -> float:
-    """Bytes of a model's weights: parameters x bytes each, and the alignment on top.
-
-    Source: guide 2.1; text 000 (recipe), 003 (capacity), 004 (weights).
-    """
-    positive("parameters", parameters)
-    positive("bytes_per_parameter", bytes_per_parameter)
-    not_negative("padding_ratio", padding_ratio)
-    return parameters * bytes_per_parameter * (1 + padding_ratio)
-
-
-def kv_bytes_per_token(
-    *, layers: int, kv_heads: int, head_dim: int, bytes_per_element: float
-) -> float:
-    """Bytes of KV cache that one token takes over all GPUs: keys and values (2) x layers x ...
-
-    Source: guide 2.2; text 000 and 004. Text 003 counts query heads instead, which is MHA.
-    """
-    positive("layers", layers)
-    positive("kv_heads", kv_heads)
-    positive("head_dim", head_dim)
-    positive("bytes_per_element", bytes_per_element)
-    return 2 * layers * kv_heads * head_dim * bytes_per_element
-
-
-def mla_bytes_per_token(
-    *, layers: int, kv_lora_rank: int, rope_head_dim: int, bytes_per_element: float
-) -> float:
-    """Bytes of latent cache that one token takes on *each* tensor-parallel GPU: no heads to split.
-
-    Source: text 001, 4.10.1; replication: vLLM start-up logs of DeepSeek and Kimi models.
-    """
-    positive("layers", layers)
-    positive("kv_lora_rank", kv_lora_rank)
-    not_negative("rope_head_dim", rope_head_dim)
-    positive("bytes_per_element", bytes_per_element)
-    return layers * (kv_lora_rank + rope_head_dim) * bytes_per_element
-
-
-def kv_bytes(*, bytes_per_token: float, tokens: float, concurrency: int = 1) -> float:
-    """Bytes of KV cache that `concurrency` requests of `tokens` tokens hold (guide 2.2)."""
-    positive("bytes_per_token", bytes_per_token)
-    not_negative("tokens", tokens)
-    not_negative("concurrency", concurrency)
-    return bytes_per_token * tokens * concurrency
-
-
-def kv_budget_bytes(
-    *, vram_bytes: float, gpu_memory_utilization: float, weights_bytes: float
-) -> float:
-    """Bytes left for KV cache, all GPUs together: VRAM x utilization - weights; below 0: no fit.
-
-    Source: text 000 (recipe). It leaves out activations, which vLLM takes from within.
-    """
-    positive("vram_bytes", vram_bytes)
-    within("gpu_memory_utilization", gpu_memory_utilization, low=0.0, high=1.0)
-    not_negative("weights_bytes", weights_bytes)
-    return vram_bytes * gpu_memory_utilization - weights_bytes
-
-
-def max_concurrency(*, free_bytes: float, bytes_per_request: float) -> int:
-    """Requests whose KV cache fits in `free_bytes` at once; 0 where nothing is free.
-
-    Source: text 000 (worked example) and 001, 4.10.2; a ceiling of memory, not of latency.
-    """
-    positive("bytes_per_request", bytes_per_request)
-    if not math.isfinite(free_bytes):
-        raise SizingError(f"free_bytes is {free_bytes:g}; it must be a number", name="free_bytes")
-    return max(0, math.floor(free_bytes / bytes_per_request + _ROUNDING))
-
-
-def concurrency_above_weights(*, weights_bytes: float, bytes_per_request: float) -> int:
-    """The fewest requests whose KV cache is larger than the weights (guide 2.2, figure 2.2)."""
-    positive("bytes_per_request", bytes_per_request)
-    not_negative("weights_bytes", weights_bytes)
-    return math.floor(weights_bytes / bytes_per_request) + 1
-
-
 def activation_bytes(*, weights_bytes: float, ratio: float = ACTIVATION_RATIO) -> float:
     """Bytes to budget for activations.
 
@@ -145,19 +63,6 @@ def activation_bytes(*, weights_bytes: float, ratio: float = ACTIVATION_RATIO) -
     not_negative("weights_bytes", weights_bytes)
     not_negative("ratio", ratio)
     return weights_bytes * ratio
-
-
-def lora_adapter_bytes(
-    *, rank: int, matrices: Sequence[tuple[int, int]], layers: int, bytes_per_element: float = 2.0
-) -> float:
-    """Bytes of one LoRA adapter: rank x (inputs + outputs) of each adapted matrix, every layer.
-
-    `matrices` are (inputs, outputs) of the adapted matrices of one layer.
-    Source: guide 2.5.
-    """
-    positive("rank", rank)
-    positive("layers", layers)
-    return rank * sum(i + o for i, o in matrices) * layers * bytes_per_element
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import NormalDist
 
-from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
 
-SAFETY_PREDICTABLE = 1.2
-"""Stable traffic with known patterns (guide 8.3)."""
-
 SAFETY_DEFAULT = 1.3
-"""The guide's worked example (figure 8.2)."""
-
-SAFETY_UNCERTAIN = 1.5
-"""New deployments, high input variance, or severe SLO violations (guide 8.3)."""
-
-HEADROOM_LOW_RATIO, HEADROOM_HIGH_RATIO = 0.3, 0.5
-"""On GPUs counted from memory (guide 2.6)."""
+"""The guide's worked example (figure 8.2); 1.2 for stable traffic, 1.5 for new deployments, highly
+variable inputs or severe SLO violations (guide 8.3)."""
 
 
 _NORMAL_FROM = 1e4
@@ -206,42 +198,6 @@ def poisson_peak(*, mean: float, quantile: float) -> int:
         count += 1
         total += math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
     return count
-
-
-@dataclass(frozen=True, slots=True)
-class Headroom:
-    """GPUs with 30 and with 50 % on top, rounded up."""
-
-    gpus_low: int
-    gpus_high: int
-    steps: tuple[Step, ...]
-
-
-def with_headroom(
-    *,
-    gpus: float,
-    low_ratio: float = HEADROOM_LOW_RATIO,
-    high_ratio: float = HEADROOM_HIGH_RATIO,
-) -> Headroom:
-    """GPUs to deploy for a minimum counted from memory; `gpus` may be the unrounded quotient.
-
-    Raises:
-        SizingError: a number is not positive, or negative.
-    Source: guide 2.6.
-    """
-    positive("gpus", gpus)
-    not_negative("low_ratio", low_ratio)
-    not_negative("high_ratio", high_ratio)
-    low, high = (math.ceil(exact(gpus) * (1 + exact(ratio))) for ratio in (low_ratio, high_ratio))
-    step = Step(
-        title="GPUs with headroom",
-        formula="ceil(minimum x (1 + headroom))",
-        values=f"ceil({figure(gpus)} x {1 + low_ratio:g}) to ceil({figure(gpus)} x "
-        f"{1 + high_ratio:g})",
-        result=f"{low} to {high}",
-        source="guide 2.6",
-    )
-    return Headroom(low, high, (step,))
 
 
 # --- Replicas and pool sizes from token rates: prefill, decode and their ratio. Pure. Guide 6.5 ---

@@ -21,8 +21,6 @@ TTFT_BUDGET_RATIO = 0.10
 """A router may take this share of the TTFT budget (guide 1.5)."""
 ROUTER_HIGH_S = 0.020
 """Latency in seconds that a router adds per request, upper end (guide 1.5: 5-20 ms)."""
-ESCALATION_LOW_RATIO, ESCALATION_HIGH_RATIO = 0.20, 0.40
-"""Requests that a cascade runs a second time (guide 1.5)."""
 
 
 @dataclass(frozen=True, slots=True)

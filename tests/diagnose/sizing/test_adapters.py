@@ -17,13 +17,13 @@ from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import memory_steps
-from kneewatch.diagnose.sizing.memory.planning_formulas import lora_adapter_bytes
 from kneewatch.diagnose.sizing.memory.weights import (
     Adapters,
     Parallel,
     adapter_bytes,
     weights_per_gpu,
 )
+from tests.diagnose.sizing.guide_formulas import lora_adapter_bytes
 
 RECORDED: Mapping[str, Any] = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "adapters" / "vllm-0.32.0.json").read_text()

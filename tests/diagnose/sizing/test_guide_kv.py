@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.planning_formulas import (
     block_padding_tokens,
+    kv_quantization_gain,
+)
+from tests.diagnose.sizing.guide_formulas import (
     concurrency_above_weights,
     kv_budget_bytes,
     kv_bytes,
     kv_bytes_per_token,
-    kv_quantization_gain,
     max_concurrency,
     mla_bytes_per_token,
 )
@@ -193,23 +194,3 @@ def test_padding_fills_the_last_block_and_no_more(tokens: int, block: int) -> No
     padding = block_padding_tokens(tokens=tokens, block_tokens=block)
     assert 0 <= padding < block
     assert (tokens + padding) % block == 0
-
-
-@given(
-    free=st.floats(0, 1e13, allow_nan=False), request=st.floats(1e5, 1e11), extra=st.floats(0, 1e12)
-)
-def test_concurrency_never_exceeds_the_memory(free: float, request: float, extra: float) -> None:
-    requests = max_concurrency(free_bytes=free, bytes_per_request=request)
-    assert requests * request <= free * (1 + 1e-6) + 1e-6 * request
-    assert (requests + 1) * request > free
-    assert max_concurrency(free_bytes=free + extra, bytes_per_request=request) >= requests
-
-
-def test_nothing_free_holds_nothing() -> None:
-    assert max_concurrency(free_bytes=-5 * GB, bytes_per_request=1) == 0
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_no_memory_is_endless(bad: float) -> None:
-    with pytest.raises(SizingError, match="free_bytes"):
-        max_concurrency(free_bytes=bad, bytes_per_request=1)

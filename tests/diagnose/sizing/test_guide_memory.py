@@ -15,18 +15,13 @@ from kneewatch.diagnose.sizing.memory.planning_formulas import (
     FRAMEWORK_LOW_RATIO,
     HEADROOM_HIGH_RATIO,
     HEADROOM_LOW_RATIO,
-    PADDING_HIGH_RATIO,
-    PADDING_LOW_RATIO,
     MemoryNeed,
     activation_bytes,
     bytes_per_value,
     gpus_with_headroom,
-    kv_bytes,
-    kv_bytes_per_token,
-    lora_adapter_bytes,
     min_gpus,
-    weights_bytes,
 )
+from tests.diagnose.sizing.guide_formulas import kv_bytes, kv_bytes_per_token, lora_adapter_bytes
 
 GB = 1e9
 H100_BYTES = 80 * GB
@@ -38,7 +33,7 @@ MLP = [(8192, 28672), (8192, 28672), (28672, 8192)]
 def guide_example(*, bytes_per_parameter: float, kv_bytes_per_token: float) -> MemoryNeed:
     """Guide 2.6: Llama-3 70B, 50 requests of 8,000 tokens, activations kept at 28 GB."""
     return MemoryNeed(
-        weights_bytes=weights_bytes(parameters=70e9, bytes_per_parameter=bytes_per_parameter),
+        weights_bytes=70e9 * bytes_per_parameter,
         kv_bytes=kv_bytes(bytes_per_token=kv_bytes_per_token, tokens=8000, concurrency=50),
         activation_bytes=activation_bytes(weights_bytes=140 * GB),
         framework_bytes=15 * GB,
@@ -66,22 +61,12 @@ def guide_example(*, bytes_per_parameter: float, kv_bytes_per_token: float) -> M
     ],
 )
 def test_weights(parameters: float, dtype: str, expected_bytes: float) -> None:
-    size = weights_bytes(parameters=parameters, bytes_per_parameter=bytes_per_value(dtype))
-    assert size == expected_bytes
-
-
-def test_alignment_adds_4_to_11_gb_to_140() -> None:
-    low, high = (
-        weights_bytes(parameters=70e9, bytes_per_parameter=2, padding_ratio=ratio) - 140 * GB
-        for ratio in (PADDING_LOW_RATIO, PADDING_HIGH_RATIO)
-    )
-    assert low == pytest.approx(4.2 * GB)
-    assert high == pytest.approx(11.2 * GB)
+    assert parameters * bytes_per_value(dtype) == expected_bytes
 
 
 def test_the_b200_node_of_text_001() -> None:
     node_bytes = 8 * 192 * GB
-    kimi_bytes = weights_bytes(parameters=1e12, bytes_per_parameter=0.5)
+    kimi_bytes = 1e12 * bytes_per_value("fp4")
     assert node_bytes == 1536 * GB
     assert node_bytes - kimi_bytes == 1036 * GB
     assert node_bytes - kimi_bytes - 80 * GB == 956 * GB
@@ -155,6 +140,8 @@ def test_minimum_gpus_of_the_worked_example(
         pytest.param(287, (5, 6), id="guide 2.6: FP16, 4 becomes 6"),
         pytest.param(165, (3, 4), id="guide 2.6: FP8, 3-4"),
         pytest.param(314.1, (6, 6), id="FP16 with the KV cache computed"),
+        pytest.param(3 * 80, (4, 5), id="guide 2.6: FP8, on the 3 whole GPUs: 4-5, not 3-4"),
+        pytest.param(4 * 80, (6, 6), id="guide 2.6: FP16, on the 4 whole GPUs"),
     ],
 )
 def test_headroom(needed_gb: float, expected: tuple[int, int]) -> None:
@@ -220,8 +207,6 @@ def test_gpus_hold_what_is_needed(
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
 def test_absurd_numbers_are_refused_by_name(bad: float) -> None:
-    with pytest.raises(SizingError, match="parameters"):
-        weights_bytes(parameters=bad, bytes_per_parameter=2)
     with pytest.raises(SizingError, match="vram_bytes"):
         min_gpus(needed_bytes=1, vram_bytes=bad)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.latency_curve import (
-    divergence,
     knee,
     littles_gap,
     red_flags,
@@ -355,36 +354,6 @@ def test_8_4_rps_per_gpu_not_per_instance_compares_cost() -> None:
 def test_8_4_ahead_per_instance_with_fewer_gpus_is_ahead_per_gpu(rps: float, more: float) -> None:
     small = requests_per_s_per_gpu(requests_per_s=rps + more, gpus=2)
     assert small >= requests_per_s_per_gpu(requests_per_s=rps, gpus=8)
-
-
-# --- 9.1 step 13
-
-
-@pytest.mark.parametrize(
-    ("production_s", "resize"),
-    [(1.0, False), (1.3, False), (1.31, True), (0.5, False)],
-    ids=["equal", "30 % above exactly", "31 % above", "better"],
-)
-def test_9_1_step_13_ttft_more_than_30_percent_above(production_s: float, resize: bool) -> None:
-    assert divergence(benchmark_ttft_p99_s=1.0, production_ttft_p99_s=production_s).resize is resize
-
-
-@pytest.mark.parametrize(
-    ("production_ratio", "resize"),
-    [(0.8, False), (0.6, False), (0.59, True), (0.95, False)],
-    ids=["equal", "20 points below exactly", "21 points below", "above"],
-)
-def test_9_1_step_13_gpu_more_than_20_points_below(production_ratio: float, resize: bool) -> None:
-    seen = divergence(benchmark_gpu_ratio=0.8, production_gpu_ratio=production_ratio)
-    assert seen.resize is resize
-    assert seen.ttft_excess_ratio is None
-
-
-def test_what_was_not_measured_is_not_judged() -> None:
-    seen = divergence(benchmark_ttft_p99_s=1.0, benchmark_gpu_ratio=0.8)
-    assert (seen.resize, seen.steps) == (False, ())
-    with pytest.raises(SizingError, match="benchmark_gpu_ratio"):
-        divergence(benchmark_gpu_ratio=80, production_gpu_ratio=60)
 
 
 # --- properties

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_reuse import (
     RESERVE_HIGH_RATIO,
-    RESERVE_LOW_RATIO,
     computed_tokens,
     hot_replica_ratio,
     prefixes_held,
@@ -49,8 +48,7 @@ def test_a_turn_of_text_001_computes_the_delta() -> None:
 
 def test_reserve_of_20_to_30_percent() -> None:
     low, high = (
-        reserve_bytes(kv_budget_bytes=57 * GB, ratio=ratio)
-        for ratio in (RESERVE_LOW_RATIO, RESERVE_HIGH_RATIO)
+        reserve_bytes(kv_budget_bytes=57 * GB, ratio=ratio) for ratio in (0.20, RESERVE_HIGH_RATIO)
     )
     assert (low, high) == pytest.approx((11.4 * GB, 17.1 * GB))
     held = prefixes_held(

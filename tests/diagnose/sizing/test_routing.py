@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.replicas.tiers import (
-    ESCALATION_HIGH_RATIO,
-    ESCALATION_LOW_RATIO,
     ROUTER_HIGH_S,
     ModelTier,
     TierLoad,
@@ -57,8 +55,8 @@ def test_a_cascade_sends_all_through_the_small_tier() -> None:
 @pytest.mark.parametrize(
     ("escalated", "expected_usd"),
     [
-        pytest.param(ESCALATION_LOW_RATIO, 0.3, id="guide 1.5: 20 % escalated"),
-        pytest.param(ESCALATION_HIGH_RATIO, 0.5, id="guide 1.5: 40 % escalated"),
+        pytest.param(0.2, 0.3, id="guide 1.5: 20 % escalated"),
+        pytest.param(0.4, 0.5, id="guide 1.5: 40 % escalated"),
         pytest.param(0.3, 0.4, id="30 %: dearer than routing's 0.37, by the first call"),
     ],
 )
