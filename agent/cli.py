@@ -266,7 +266,7 @@ def export_command(kind: str, folder: Path, **given: Any) -> int:  # noqa: ANN40
 
 @cli.command(short_help="A live view of servers, or of a running daemon, in the terminal.")
 @click.argument("targets", nargs=-1, type=Target())
-@setting_options("interval_s", "gpu_metrics", SWEEPS, *DIAGNOSIS, *DEPLOYMENT, *FETCH)
+@setting_options("interval_s", "gpu_metrics", "docs_url", SWEEPS, *DIAGNOSIS, *DEPLOYMENT, *FETCH)
 @click.option("--attach", metavar="URL", help="show what the daemon at URL watches")
 @click.option("--token-file", type=click.Path(), help="file with the daemon's token")
 @click.option(

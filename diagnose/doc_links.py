@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from kneewatch.diagnose.causes.ranking import BY_ID
 
+OWN_DOCS = "/docs"
+"""Where the daemon serves these pages itself: the base of links without the setting docs_url."""
+
 
 def cause_page(docs_url: str, cause_id: str) -> str:
     """The address of a cause's page below `docs_url`; empty without a base or without a page."""

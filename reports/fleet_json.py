@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.replica_count import TierSize
@@ -14,8 +15,11 @@ from kneewatch.reports.diagnosis_json import recommendation_document, rounded
 SCHEMA = "kneewatch.fleet/1"
 
 
-def document(diagnosis: FleetDiagnosis) -> dict[str, Any]:
-    """The document. Keys are only ever added."""
+def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]:
+    """The document. Keys are only ever added.
+
+    With `docs_url` each cause has the address of its page.
+    """
     observed = diagnosis.observed
     return {
         "schema": SCHEMA,
@@ -32,7 +36,7 @@ def document(diagnosis: FleetDiagnosis) -> dict[str, Any]:
             _tier(*tier_and_size)
             for tier_and_size in zip(diagnosis.tiers, diagnosis.sizes, strict=True)
         ],
-        "causes": [_cause(cause) for cause in diagnosis.causes],
+        "causes": [_cause(cause, docs_url) for cause in diagnosis.causes],
         "recommendations": [
             {
                 **recommendation_document(advice.made),
@@ -115,8 +119,9 @@ def _spread(spread: Spread) -> dict[str, Any]:
     }
 
 
-def _cause(fleet_cause: FleetCause) -> dict[str, Any]:
+def _cause(fleet_cause: FleetCause, docs_url: str) -> dict[str, Any]:
     cause = fleet_cause.cause
+    docs = cause_page(docs_url, cause.id)
     return {
         "id": cause.id,
         "confidence": cause.confidence,
@@ -135,6 +140,7 @@ def _cause(fleet_cause: FleetCause) -> dict[str, Any]:
             for e in cause.against
         ],
         "guide": list(cause.guide),
+        **({"docs": docs} if docs else {}),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.diagnosis import FleetAdvice, FleetDiagnosis
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.replica_count import Split, TierSize
@@ -211,6 +212,7 @@ def _cause(place: int, fleet_cause: FleetCause, style: Style) -> list[str]:
         *(f"- {item.text} [{item.signal}]" for item in cause.against[:AGAINST_SHOWN]),
         f"replicas: {replica_words(fleet_cause.replicas)}",
         f"do first: {cause.lever}",
+        *([f"docs: {docs}"] if (docs := cause_page(style.docs_url, cause.id)) else []),
     ]
     lines = wrapped(f"{head} in {where(fleet_cause)}", width=style.width, more=3)
     lines[0] = lines[0].replace(head, style.bold(head), 1)
@@ -222,8 +224,8 @@ def _cause(place: int, fleet_cause: FleetCause, style: Style) -> list[str]:
 # --- Markdown, for a ticket or a chat -------------------------------------------------------------
 
 
-def markdown(diagnosis: FleetDiagnosis) -> str:
-    """The fleet's state as text, worst first."""
+def markdown(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> str:
+    """The fleet's state as Markdown, worst first."""
     observed = diagnosis.observed
     lines = [
         f"## {diagnosis.health.upper()}: fleet at {escaped(observed.source)}",
@@ -232,7 +234,7 @@ def markdown(diagnosis: FleetDiagnosis) -> str:
         *(f"- {escaped(row)}" for row in state(diagnosis)),
     ]
     for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_markdown_cause(place, cause)]
+        lines += ["", *_markdown_cause(place, cause, docs_url)]
     if diagnosis.advice:
         lines += ["", "### Recommendations", ""]
         for advice in diagnosis.advice:
@@ -251,7 +253,7 @@ def markdown(diagnosis: FleetDiagnosis) -> str:
     return "\n".join(lines)
 
 
-def _markdown_cause(place: int, fleet_cause: FleetCause) -> list[str]:
+def _markdown_cause(place: int, fleet_cause: FleetCause, docs_url: str) -> list[str]:
     cause = fleet_cause.cause
     return [
         f"### {place}. `{cause.id}` ({cause.severity.word}, confidence {cause.confidence:.2f}): "
@@ -263,6 +265,7 @@ def _markdown_cause(place: int, fleet_cause: FleetCause) -> list[str]:
         *(f"- against: {escaped(item.text)} (`{item.signal}`)" for item in cause.against),
         f"- replicas: {escaped(replica_words(fleet_cause.replicas))}",
         f"- do first: {escaped(cause.lever)}",
+        *([f"- docs: <{docs}>"] if (docs := cause_page(docs_url, cause.id)) else []),
     ]
 
 

@@ -38,6 +38,7 @@ from kneewatch.agent.api.triage_page import Views, page_request
 from kneewatch.agent.notify import alerts
 from kneewatch.agent.notify.forward import PayloadError
 from kneewatch.collector.errors import KneewatchError
+from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.reports.triage import page
 
 log = logging.getLogger(__name__)
@@ -203,7 +204,9 @@ def make_app(service: Service) -> FastAPI:
     if service.fleet is not None:
         from kneewatch.agent.api.fleet import FleetAnswers  # here: few daemons watch one
 
-        documented += (("/api/v1/fleet", FleetAnswers(service.fleet, service.clock).answer, GET),)
+        docs_url = service.settings.docs_url or OWN_DOCS
+        fleet = FleetAnswers(service.fleet, service.clock, docs_url)
+        documented += (("/api/v1/fleet", fleet.answer, GET),)
     for path, endpoint, methods in documented:
         app.add_api_route(path, endpoint, methods=list(methods), response_class=Response)
     hidden: tuple[tuple[str, Endpoint], ...] = (

@@ -241,8 +241,8 @@ FLEET_FORMS = (TEXT, JSON, MARKDOWN)
 class FleetAnswers:
     """The newest diagnosis in every format, cached until there is another."""
 
-    def __init__(self, watch: FleetWatch, now_s: Callable[[], float]) -> None:
-        self._watch, self._now_s = watch, now_s
+    def __init__(self, watch: FleetWatch, now_s: Callable[[], float], docs_url: str) -> None:
+        self._watch, self._now_s, self._docs_url = watch, now_s, docs_url
         self._past = FleetPast(watch.at)
         self._lock = Lock()
         self._cache: dict[str, tuple[FleetState, str, bytes]] = {}
@@ -260,7 +260,7 @@ class FleetAnswers:
         state = self._watch.state
         if at := query.get("at"):
             past = await self._past.at(moment("at", at, now_s=now_s))
-            body = await run_in_threadpool(_rendered, form, state, past, past=True)
+            body = await run_in_threadpool(_rendered, form, state, past, self._docs_url, past=True)
             return Response(body, media_type=MEDIA_TYPES[form])
         diagnosis = state.current_diagnosis(now_s)
         if diagnosis is None:
@@ -274,18 +274,22 @@ class FleetAnswers:
             cached = self._cache.get(form)
             if cached is not None and cached[0] is state and cached[1] == diagnosis.lost:
                 return cached[2]
-            body = _rendered(form, state, diagnosis)
+            body = _rendered(form, state, diagnosis, self._docs_url)
             self._cache[form] = state, diagnosis.lost, body
             return body
 
 
 def _rendered(
-    form: str, state: FleetState, diagnosis: FleetDiagnosis, *, past: bool = False
+    form: str, state: FleetState, diagnosis: FleetDiagnosis, docs_url: str, *, past: bool = False
 ) -> bytes:
     """A diagnosis in a format, with the state of the queries."""
     if form == JSON:
-        return dumped({**document(diagnosis), "watch": _watch_document(state)})
-    rendered = markdown(diagnosis) if form == MARKDOWN else text(diagnosis, Style())
+        return dumped({**document(diagnosis, docs_url=docs_url), "watch": _watch_document(state)})
+    rendered = (
+        markdown(diagnosis, docs_url=docs_url)
+        if form == MARKDOWN
+        else text(diagnosis, Style(docs_url=docs_url))
+    )
     load = diagnosis.observed.load
     footer = (
         f"queried every {state.interval_s:g} s: {load.queries} queries in the last cycle, "

@@ -14,6 +14,7 @@ from kneewatch.agent.api.responses import JSON, MARKDOWN, dumped
 from kneewatch.agent.api.service import late, rank, shown, worst_first
 from kneewatch.agent.target_state import TargetState
 from kneewatch.agent.targets import TargetSpec
+from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, brief_words, escaped, markdown, text, who
@@ -25,7 +26,6 @@ LINES = 200
 """The most lines of history in text and Markdown."""
 
 PROBLEM_FROM_RANK = RANKS["unknown"]
-OWN_DOCS = "/docs"
 """Where the daemon serves the pages about causes and rules: a path on its own address."""
 HINT = (
     "more: ?format=json or markdown; ?at=03:07 or -2h for a past moment; ?since=-2h for the\n"

@@ -183,7 +183,7 @@ ANSWER_EXAMPLE: Json = {
         {
             "fingerprint": "c1f0ffee00c1f0ff",
             "status": "firing",
-            "text": f"matched {TARGET} by instance=gpu-7:8000",
+            "text": f"matched {TARGET} by instance=gpu-7:8000\ndocs: /docs/causes/kv_pressure",
         }
     ],
     "sent": None,

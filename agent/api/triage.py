@@ -14,7 +14,6 @@ from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api.formatting import (
     HINT,
-    OWN_DOCS,
     Moment,
     RenderCache,
     Stretch,
@@ -36,6 +35,7 @@ from kneewatch.agent.api.responses import (
 )
 from kneewatch.agent.api.service import Service, worst_first
 from kneewatch.agent.api.time_parameter import moment
+from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, with_docs
 from kneewatch.reports.formatting import clock, date
 

@@ -30,9 +30,13 @@ def diagnose(url: str, settings: Settings, *, selector: str, at_s: float | None,
     with PrometheusSource(url, source_settings(settings)) as source:
         diagnosis = diagnosed(observe(source, config), profile)
     if form == "json":
-        click.echo(orjson.dumps(document(diagnosis)).decode())
+        click.echo(orjson.dumps(document(diagnosis, docs_url=settings.docs_url)).decode())
     else:
-        click.echo(markdown(diagnosis) if form == "markdown" else text(diagnosis, style()))
+        click.echo(
+            markdown(diagnosis, docs_url=settings.docs_url)
+            if form == "markdown"
+            else text(diagnosis, style(settings.docs_url))
+        )
     load = diagnosis.observed.load
     retried = f", {load.retried} of them again" if load.retried else ""
     say(f"{load.queries} queries{retried} in {number(load.seconds)} s")

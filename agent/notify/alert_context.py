@@ -216,6 +216,14 @@ class AlertContext:
     now: Diagnosis | None
     why: str
 
+    @property
+    def cause_id(self) -> str:
+        """The first cause now; else when the alert started; else empty."""
+        for diagnosis in (self.now, _read(self.start)):
+            if diagnosis is not None and diagnosis.causes:
+                return diagnosis.causes[0].id
+        return ""
+
     def lines(self, starts_s: float, now_s: float) -> list[Line]:
         """Lines for a person: the verdict then, the verdict now, the first thing to do."""
         start = _read(self.start)

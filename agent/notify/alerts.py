@@ -16,10 +16,12 @@ from kneewatch.agent.notify.alert_context import (
 )
 from kneewatch.agent.notify.forward import Alert, DiagnosedAlert, payload_of
 from kneewatch.agent.notify.message import Line
+from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.target_state import Board
 from kneewatch.agent.targets import TargetSpec
+from kneewatch.diagnose.doc_links import OWN_DOCS, cause_page
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.diagnosis_json import document
+from kneewatch.reports.diagnosis_json import document, with_docs
 from kneewatch.reports.formatting import cut, moment
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class AlertService(Protocol):
     def reader(self) -> Reader | None: ...
     @property
     def targets(self) -> Callable[[], Sequence[TargetSpec]]: ...
+    @property
+    def settings(self) -> Settings: ...
     @property
     def notifier(self) -> Notifier | None: ...
     @property
@@ -85,6 +89,7 @@ class _AlertDiagnoser:
 
     def __init__(self, service: AlertService, now_s: float) -> None:
         self._now_s = now_s
+        self._docs_url = service.settings.docs_url or OWN_DOCS
         self._history = AlertHistory(service.reader)
         self._labels: dict[str, Mapping[str, str]] = {}
         self._now: dict[str, dict[EngineName, Diagnosis]] = {}
@@ -128,13 +133,22 @@ class _AlertDiagnoser:
         left_out = len(engines[self._left :])
         self._left -= len(engines) - left_out
         lines = self._lines(alert, alert_match, contexts, left_out)
+        cause_ids = [context.cause_id for context in contexts[:ENGINES_SHOWN]]
         return DiagnosedAlert(
             alert=alert,
             targets=tuple(
                 (matched.target, self._labels[matched.target]) for matched in alert_match.targets
             ),
             lines=tuple(lines[1:]),
-            document=_document(alert, alert_match, contexts, left_out, lines),
+            document=_document(
+                alert,
+                alert_match,
+                contexts,
+                left_out,
+                [*lines, *_docs_lines(cause_ids, self._docs_url)],
+                self._docs_url,
+            ),
+            cause_id=next((cause_id for cause_id in cause_ids if cause_id), ""),
         )
 
     def _lines(
@@ -163,12 +177,19 @@ def _is_meant(alert_match: Match, model: str, engine: str) -> bool:
     return named or not (model or engine)
 
 
+def _docs_lines(cause_ids: Sequence[str], docs_url: str) -> list[Line]:
+    """A line for the page of each of these causes."""
+    pages = [cause_page(docs_url, cause_id) for cause_id in dict.fromkeys(cause_ids)]
+    return [Line("docs", page) for page in pages if page]
+
+
 def _document(
     alert: Alert,
     alert_match: Match,
     contexts: Sequence[AlertContext],
     left_out: int,
     lines: Sequence[Line],
+    docs_url: str,
 ) -> dict[str, Any]:
     return {
         "fingerprint": alert.fingerprint,
@@ -189,8 +210,8 @@ def _document(
                 "target": context.target,
                 "model": context.model,
                 "engine": context.engine,
-                "at_start": context.start,
-                "now": document(context.now) if context.now else None,
+                "at_start": with_docs(context.start, docs_url) if context.start else context.start,
+                "now": document(context.now, docs_url=docs_url) if context.now else None,
                 "why": context.why,
             }
             for context in contexts

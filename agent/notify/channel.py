@@ -189,7 +189,11 @@ class Channel:
         if not new:
             return 0
         message = forwarded(
-            new, receiver=self.receiver.name, base=self.receiver.triage_url, now_s=now_s
+            new,
+            receiver=self.receiver.name,
+            base=self.receiver.triage_url,
+            now_s=now_s,
+            docs_url=self.receiver.docs_url,
         )
 
         def done(is_delivered: bool) -> None:

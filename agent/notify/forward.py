@@ -10,6 +10,7 @@ from typing import Any, cast
 from kneewatch.agent.notify.dedup import DedupKey
 from kneewatch.agent.notify.message import FIRING, RESOLVED, Line, Message, Part, identity, link
 from kneewatch.collector.errors import KneewatchError
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.formatting import span
 
 VERSION = "4"
@@ -148,12 +149,15 @@ EVENTS_MAX = 20
 @dataclass(frozen=True, slots=True)
 class DiagnosedAlert:
     """An alert with its diagnosis: `lines` for a person, `document` as it was answered.
-    `targets` are the matched targets with their labels."""
+
+    `targets` are the matched targets with their labels, `cause_id` is their first cause or empty.
+    """
 
     alert: Alert
     targets: tuple[tuple[str, Mapping[str, str]], ...]
     lines: tuple[Line, ...]
     document: Mapping[str, Any]
+    cause_id: str = ""
 
     @property
     def key(self) -> DedupKey:
@@ -162,16 +166,25 @@ class DiagnosedAlert:
 
 
 def forwarded(
-    alerts: Sequence[DiagnosedAlert], *, receiver: str, base: str, now_s: float
+    alerts: Sequence[DiagnosedAlert],
+    *,
+    receiver: str,
+    base: str,
+    now_s: float,
+    docs_url: str = "",
 ) -> Message:
-    """The message for alerts of one post, firing alerts first."""
+    """The message for alerts of one post, firing alerts first.
+
+    `base` is the daemon's address for links to its triage page, `docs_url` that of the pages about
+    causes; both may be empty.
+    """
     ordered = sorted(alerts, key=lambda alert: alert.alert.status)
     firing = [alert for alert in ordered if alert.alert.status == FIRING]
     first = (firing or ordered)[0]
     names = list(dict.fromkeys(name for alert in ordered for name, _ in alert.targets))
     word = "ALERT" if firing else "ALERT RESOLVED"
     more = f" and {len(ordered) - 1} more" if len(ordered) > 1 else ""
-    parts = tuple(_part(alert, base, now_s) for alert in ordered[:PARTS_MAX])
+    parts = tuple(_part(alert, base, docs_url, now_s) for alert in ordered[:PARTS_MAX])
     left = len(ordered) - len(parts)
     return Message(
         id=identity(receiver, *sorted(str(alert.key) for alert in ordered)),
@@ -186,7 +199,7 @@ def forwarded(
     )
 
 
-def _part(diagnosed: DiagnosedAlert, base: str, now_s: float) -> Part:
+def _part(diagnosed: DiagnosedAlert, base: str, docs_url: str, now_s: float) -> Part:
     alert = diagnosed.alert
     lasted = span((alert.ends_s or now_s) - alert.starts_s)
     target = diagnosed.targets[0][0] if diagnosed.targets else ""
@@ -194,4 +207,5 @@ def _part(diagnosed: DiagnosedAlert, base: str, now_s: float) -> Part:
         f"{alert.name} {alert.status}, after {lasted}",
         diagnosed.lines,
         link(base, target, alert.starts_s) if target else "",
+        cause_page(docs_url, diagnosed.cause_id),
     )

@@ -15,6 +15,7 @@ from kneewatch.agent.settings.table import BY_KEY
 from kneewatch.agent.stream import GpuStream, TargetStream
 from kneewatch.agent.targets import target_name
 from kneewatch.agent.terminal.feeds import (
+    PATH,
     Feed,
     Feeds,
     GpuFeed,
@@ -30,6 +31,7 @@ from kneewatch.collector.captures.capture import CaptureReader, is_capture
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.engine.engine_monitor import SCRAPES_IN_WINDOW, Catalogue
 from kneewatch.rules.rule import Severity
 
@@ -56,12 +58,13 @@ def run(
             else "--attach shows the daemon's own targets: do not name targets as well"
         )
     feeds = target_feeds(targets, settings)
-    where = ""
+    where, docs_url = "", settings.docs_url
     if attach is not None:
         daemon = daemon_feed(attach, settings, token_file)
         feeds, where = [daemon], f"daemon {daemon.name}"
+        docs_url = docs_url or f"{daemon.name.removesuffix(PATH)}{OWN_DOCS}"
     check_terminal()
-    return show(feeds, Pace(speed), where=where)
+    return show(feeds, Pace(speed), where=where, docs_url=docs_url)
 
 
 def check_terminal() -> None:
@@ -136,14 +139,20 @@ def _gpus(targets: Sequence[str], settings: Settings, window_s: float) -> GpuFee
     return GpuFeed(GpuStream(metrics_url(url), fetch, settings.limits(), window_s))
 
 
-def show(feeds: Sequence[Feed], pace: Pace, *, where: str) -> int:
+def show(feeds: Sequence[Feed], pace: Pace, *, where: str, docs_url: str = "") -> int:
     """Show the feeds' diagnoses until the user quits. Returns the exit status."""
     wall = ScreenState()
     work = Feeds(feeds, wall, pace)
     colour = not os.environ.get("NO_COLOR")
     glyphs = glyphs_for(os.environ, sys.stdout.encoding)
     view = View(
-        wall, pace, where=where, glyphs=glyphs, colour=colour, over=lambda: work.bug is not None
+        wall,
+        pace,
+        where=where,
+        glyphs=glyphs,
+        colour=colour,
+        docs_url=docs_url,
+        over=lambda: work.bug is not None,
     )
     # End with the terminal even if the parent process ignores SIGHUP: otherwise textual would loop
     # on the end of its input.

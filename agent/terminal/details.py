@@ -13,6 +13,7 @@ from kneewatch.agent.terminal.glyphs import Glyphs, Line, Piece, cells, spread, 
 from kneewatch.agent.terminal.listing import title_cells
 from kneewatch.agent.terminal.state import Kind, Row, Trail
 from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.reports import recommendation_text as advice
 from kneewatch.reports.coverage import gaps
@@ -152,11 +153,12 @@ NUMBERS: tuple[tuple[str, str, Told], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The size and the characters to draw with."""
+    """The size and the characters to draw with, and where the pages about causes are."""
 
     width: int
     chart_rows: int
     glyphs: Glyphs
+    docs_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,8 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list
     told = [*expected, *(f"+ {item}" for item in evidence), *(f"- {item}" for item in against)]
     if cause.explains:
         later.append(f"explains: {', '.join(cause.explains)}")
+    if docs := cause_page(frame.docs_url, cause.id):
+        later.append(f"docs: {docs}")
     for row in (*told, *later):
         lines += _fold(frame, row, indent=3)
     return lines

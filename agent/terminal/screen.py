@@ -110,7 +110,11 @@ CHART_ROWS = ((50, 6), (36, 4), (0, 3))
 
 
 class View(App[None]):
-    """The live view. `where` names the source of the data; `over` returns whether to exit."""
+    """The live view.
+
+    `where` names the source of the data, `docs_url` is the base of links to the causes' pages, and
+    `over` returns whether to exit.
+    """
 
     ENABLE_COMMAND_PALETTE = False
     CSS_PATH = "screen.css"
@@ -134,13 +138,14 @@ class View(App[None]):
         where: str,
         glyphs: Glyphs,
         colour: bool,
+        docs_url: str = "",
         over: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(driver_class=Stdout, ansi_color=True)
         self.animation_level = "none"  # animations redraw too much over SSH
         self._wall, self._pace, self._where, self._over = wall, pace, where, over
         self.bug: Exception | None = None
-        self._glyphs = glyphs
+        self._glyphs, self._docs_url = glyphs, docs_url
         self._rows: list[Row] = []
         self._notes: list[str] = []
         self._chosen: EngineKey | None = None
@@ -260,7 +265,8 @@ class View(App[None]):
         beside = self._left.display and self.size.width >= WIDE
         width = self.size.width - (LIST_WIDE + 2 if beside else 0)
         trail = self._wall.trail(row.key) if self._held is None else self._held[row.key]
-        self._lines["details"].put(details(row, trail, Frame(width, rows, self._glyphs)))
+        frame = Frame(width, rows, self._glyphs, self._docs_url)
+        self._lines["details"].put(details(row, trail, frame))
         if row.key != self._shown:
             self._shown = row.key
             self._pane.scroll_home(animate=False)

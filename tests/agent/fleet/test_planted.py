@@ -80,7 +80,7 @@ def test_the_load_is_counted_and_does_not_grow_with_the_fleet(
 
 
 def test_the_command_and_its_document(argv: list[str], main: Main) -> None:
-    ended = main(*argv, "--format", "json")
+    ended = main(*argv, "--format", "json", "--docs-url", "https://wiki/k")
     assert ended.status == FOUND
     (document,) = ended.documents
     schema = json.loads((files("kneewatch.reports") / "fleet.schema.json").read_text())
@@ -89,6 +89,7 @@ def test_the_command_and_its_document(argv: list[str], main: Main) -> None:
     assert errors == []
     assert document["schema"] == "kneewatch.fleet/1"
     assert document["causes"][0]["id"] == "target_down"
+    assert document["causes"][0]["docs"] == "https://wiki/k/causes/target_down"
     assert document["engines"] == REPLICAS - 1
     assert "queries" in ended.err
 
@@ -100,8 +101,12 @@ def test_the_command_for_people(argv: list[str], main: Main) -> None:
     assert "bad_node (warning" in shown.out
     assert "XID 79" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
-    marked = main(*argv, "--format", "markdown")
+    assert "docs:" not in shown.out
+    linked = main(*argv, "--docs-url", "https://wiki/k")
+    assert "   docs: https://wiki/k/causes/bad_node" in linked.out
+    marked = main(*argv, "--format", "markdown", "--docs-url", "https://wiki/k")
     assert "| signal | worst |" in marked.out
+    assert "- docs: <https://wiki/k/causes/bad_node>" in marked.out
 
 
 def test_a_part_of_the_fleet(argv: list[str], main: Main) -> None:

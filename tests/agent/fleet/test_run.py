@@ -81,7 +81,7 @@ def check_the_past(daemon: Daemon, server: Prometheus) -> None:
     at_s = int(time.time()) - 20
     then: dict[str, Any] = json.loads(daemon.get(f"/api/v1/triage?at={at_s}&format=json"))
     assert (then["t"], then["partial"], then["lost"]) == (at_s, False, None)
-    same = document(watched(server, at_s=float(at_s)))
+    same = document(watched(server, at_s=float(at_s)), docs_url="/docs")
     assert {**then, "load": 0, "watch": 0} == {**same, "load": 0, "watch": 0}
     assert then["load"]["queries"] == same["load"]["queries"], "those of the cycles are not counted"
     assert "past moment, judged by today's settings" in daemon.get(f"/api/v1/fleet?at={at_s}")

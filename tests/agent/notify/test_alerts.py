@@ -73,6 +73,7 @@ def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
     assert (start["health"], start["stage"]["number"]) == ("critical", 3)
     assert start["t"] == START_S, "the newest scrape at or before the alert's start"
     assert [made["id"] for made in start["recommendations"]] == [FP8.id]
+    assert start["causes"][0]["docs"] == "/docs/causes/kv_pressure"
     assert look["now"] == document(at(healthy(), NOW_S))
     assert one["text"].splitlines() == [
         "SlowFirstToken firing, since 00:01:43 UTC",
@@ -83,6 +84,7 @@ def test_the_diagnosis_at_the_start_and_now(reader: Reader) -> None:
         "now: OK (KV cascade stage 0, steady)",
         "do first: --kv-cache-dtype auto -> fp8. Half the bytes a token: the cache holds twice as "
         "many.",
+        "docs: /docs/causes/kv_pressure",
     ]
     json.dumps(told, allow_nan=False)
 

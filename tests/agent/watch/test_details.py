@@ -84,6 +84,13 @@ def test_without_a_recommendation_the_lever() -> None:
     assert "   do first: Give the KV cache more room" in told(SICK)
 
 
+def test_the_page_of_the_cause() -> None:
+    linked = replace(frame(), docs_url="https://gpu-7:9877/docs")
+    shown = text_of(details(row_of(SICK), Trail(), linked))
+    assert "docs: https://gpu-7:9877/docs/causes/kv_pressure" in shown
+    assert "docs:" not in told(SICK)
+
+
 def test_everything_of_the_report_is_there() -> None:
     made = changed(
         SICK,
