@@ -11,7 +11,7 @@ import pytest
 
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.notify.alerts import DOCUMENTS_MAX, answer
-from kneewatch.agent.notify.forward import PayloadError
+from kneewatch.agent.notify.forward import DiagnosedAlert, PayloadError, forwarded, payload_of
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
 from kneewatch.agent.store.writer import Store
@@ -201,3 +201,12 @@ def test_hostile_labels_stay_text(starting: Starting, taking: Taking) -> None:
     assert "<http" not in text
     assert "://evil" not in text
     assert "@channel" not in text
+
+
+def test_a_forwarded_alert_links_to_the_page_of_its_cause() -> None:
+    (posted,) = payload_of(post(alert(instance="r0:8000"))).alerts
+    diagnosed = DiagnosedAlert(posted, (("r0", {}),), (), {}, cause_id="kv_pressure")
+    message = forwarded(
+        [diagnosed], receiver="hook", base="", now_s=NOW_S, docs_url="https://wiki.example/k"
+    )
+    assert message.parts[0].docs == "https://wiki.example/k/causes/kv_pressure"
