@@ -104,7 +104,7 @@ def test_everything_of_the_report_is_there() -> None:
         "explains: queue_saturation",
         "symptoms: S8 P99 good at low load",
         "notes:",
-        "INPUT-TAIL: The longest prompts",
+        "INPUT-TAIL: Prompt length P99",
         "latency judged against its own baseline",
         "could not be judged:",
     ):
