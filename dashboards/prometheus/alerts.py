@@ -1,4 +1,4 @@
-"""Alerting rules for findings, stages, stalled engines and error budgets. Pure."""
+"""Alerting rules for findings, cascade stages, missing metrics and error budgets. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from kneewatch.rules.rule import Bound, Guard, Rule, Severity
 STAGE = "cascade_stage"
 
 SEEN_ELSEWHERE = {"lora_max": "lora_requests_info"}
-"""Guards on a number inside a label: the metric's being there at all says as much."""
+"""Guards on a number inside a label; in PromQL the presence of the metric stands for it."""
 
 
 def expressible(plan: Plan) -> tuple[list[Rule], list[tuple[Rule, str]]]:
-    """The rules that PromQL can judge from vLLM's own series, and the others with the signal that
-    it lacks."""
+    """Rules that PromQL can evaluate, and the others with the first signal that they lack."""
     known = {s.key for s in plan.signals()} - set(inexpressible(plan))
     known |= set(derived(plan)) | {STAGE} | set(SEEN_ELSEWHERE)
     known |= set(FOUND) if plan.gpu_join else set()
@@ -66,7 +65,7 @@ def alert_name(rule_id: str) -> str:
 
 
 def _expr(plan: Plan, rule: Rule, bound: Bound) -> str:
-    """Over the bound; once firing, until it is back inside by the rule's margin."""
+    """Fires beyond the threshold; once firing, until the value is back inside by `clear_ratio`."""
     signal, sign = recorded(rule.signal), "<" if rule.below else ">"
     margin = abs(bound.threshold) * rule.clear_ratio
     relaxed = bound.threshold + margin if rule.below else bound.threshold - margin
@@ -83,7 +82,7 @@ def _expr(plan: Plan, rule: Rule, bound: Bound) -> str:
 
 
 def firing_of(alert: str, severity: str) -> str:
-    """The series that Prometheus keeps while an alert fires."""
+    """Selector of the ALERTS series that exists while an alert fires."""
     return f'ALERTS{{alertname="{alert}", severity="{severity}", alertstate="firing"}}'
 
 
@@ -108,23 +107,21 @@ def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
 
 
 def link_annotations(plan: Plan, runbook: str) -> dict[str, str]:
-    """The annotations that lead to the triage page and to the page about the cause or rule, where
-    these are known."""
+    """Links to the runbook and to the triage page, as far as their addresses are set."""
     triage = f"{plan.triage_url.rstrip('/')}/{{{{ $labels.instance }}}}" if plan.triage_url else ""
     return runbook_annotation(runbook) | ({"triage": triage} if triage else {})
 
 
 def runbook_annotation(runbook: str) -> dict[str, str]:
-    """The annotation that leads to the page about a cause or rule, where it is known."""
+    """The runbook link as an annotation; empty without a runbook address."""
     return {"runbook_url": runbook} if runbook else {}
 
 
-# --- Error budgets of the TTFT target: how fast they burn, on two windows at once. Pure -----------
+# --- Multi-window burn-rate alerts for the TTFT error budget --------------------------------------
 #
-# A budget is what the objective leaves: 1 % of the requests at 99 %. Alerts need traffic now, so
-# that a quiet night does not burn, and both windows, so that they end soon after the trouble
-# does. A total stall yields no first token and so no burn: KneewatchCauseEngineStalled is there
-# for that.
+# The budget is 1 minus the objective: 1% of requests at 99%. Alerts need current traffic, so that a
+# quiet night does not burn, and both windows, so that they resolve soon after the problem ends. A
+# stalled engine sends no first token and burns no budget: KneewatchCauseEngineStalled covers it.
 
 
 WINDOWS_S = (300.0, 1800.0, 3600.0, 21600.0)
@@ -139,7 +136,7 @@ TRAFFIC_S = 300.0
 
 
 def burn_groups(plan: Plan) -> tuple[Group, ...]:
-    """The error ratios and their alerts; nothing without a TTFT target."""
+    """Recording rules for the error ratios and their alerts; empty without a TTFT target."""
     within = within_ttft(plan.targets.ttft_p99_s)
     if within is None:
         return ()
@@ -153,7 +150,7 @@ def burn_groups(plan: Plan) -> tuple[Group, ...]:
 
 
 def error_ratio(window_s: float) -> str:
-    """The recorded share of requests whose first token came late."""
+    """Recorded series: share of requests in the window that exceeded the TTFT target."""
     minutes = round(window_s / 60)
     window = f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
     return recorded(f"ttft_error_ratio:{window}")
@@ -173,11 +170,11 @@ def _burn_rate_alerts(plan: Plan) -> list[Alert]:
                 keep_s=0.0,
                 labels={"severity": severity, "kneewatch": "burn"},
                 annotations={
-                    "summary": "TTFT's error budget burns: {{ $labels.instance }}",
-                    "description": "{{ $value | humanizePercentage }} of the requests of the last "
-                    f"{duration(long_s)} waited too long for their first token: a month's budget "
-                    f"would be gone in {gone}.",
-                    "action": "See which cause stands: the triage page and the cause alerts.",
+                    "summary": "TTFT error budget is burning: {{ $labels.instance }}",
+                    "description": "{{ $value | humanizePercentage }} of requests in the last "
+                    f"{duration(long_s)} exceeded the TTFT target. At this rate a month's error "
+                    f"budget is used up in {gone}.",
+                    "action": "Check the triage page and the cause alerts for the root cause.",
                     "guide": "9.3",
                 }
                 | link_annotations(plan, rule_page(plan.runbooks, "TTFT-P99")),
@@ -186,14 +183,14 @@ def _burn_rate_alerts(plan: Plan) -> list[Alert]:
     return alerts
 
 
-# --- Alerts about the stages, about what has vanished, and about an engine that stands still ------
+# --- Alerts for cascade stages and missing metrics ------------------------------------------------
 
 
 STAGE_ADVICE = {
-    1: "Nothing hurts yet: plan for more KV cache before growth does it.",
-    2: "Give the KV cache more room (fp8 KV cache, --gpu-memory-utilization) or admit less.",
-    3: "Take load away now: shed at the gateway or add replicas; then give the KV cache more room.",
-    4: "Shed load at once; the work that is done is mostly repeated work.",
+    1: "No action needed yet. Plan for more KV cache before the load grows.",
+    2: "Enlarge the KV cache (fp8 KV cache, --gpu-memory-utilization) or admit fewer requests.",
+    3: "Reduce load now: shed requests at the gateway or add replicas. Then enlarge the KV cache.",
+    4: "Shed load at once: most of the work is recomputation of preempted requests.",
 }
 
 
@@ -226,7 +223,7 @@ def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
         },
         annotations={
             "summary": f"KV memory pressure, stage {number_} ({name}): {{{{ $labels.instance }}}}",
-            "description": "KV cache usage, preemptions and the queue say so; see "
+            "description": "From KV cache usage, preemptions and the queue; evidence in "
             f"{recorded('cascade_evidence')}.",
             "action": STAGE_ADVICE[number_],
             "guide": "7.4",
@@ -236,10 +233,10 @@ def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
 
 
 def vanished_group(plan: Plan) -> Group:
-    """Dead-man alerts: silence is not health.
+    """Alerts for missing metrics and unreachable servers.
 
-    Several API servers show load and cache from the first request on, tokens from the start: such a
-    server is there, and has lost nothing, while it has had no prompt.
+    With several API servers, vLLM exports load and cache series only after the first request. A
+    server without any prompt tokens is therefore unused and has not lost its metrics.
     """
     running = plan.dialect.series("num_requests_running")
     prompts = plan.dialect.series("prompt_tokens", "_total")
@@ -255,9 +252,9 @@ def vanished_group(plan: Plan) -> Group:
                 keep_s=0.0,
                 labels={"severity": "critical", "kneewatch": "observer"},
                 annotations={
-                    "summary": "No vLLM server is scraped at all",
-                    "description": "Prometheus has no series of vLLM: every other alert is silent.",
-                    "action": "Look at Prometheus's targets and at vLLM's /metrics.",
+                    "summary": "No vLLM server is scraped",
+                    "description": "Prometheus has no vLLM series, so no other alert can fire.",
+                    "action": "Check the Prometheus targets page and vLLM's /metrics.",
                     "guide": "",
                 },
             ),
@@ -271,10 +268,9 @@ def vanished_group(plan: Plan) -> Group:
                 keep_s=0.0,
                 labels={"severity": "warning", "kneewatch": "observer"},
                 annotations={
-                    "summary": "vLLM's metrics have gone from a page that answers:"
-                    " {{ $labels.instance }}",
-                    "description": "The page can be read and lacks series that it had an hour ago.",
-                    "action": "See whether an engine died or --disable-log-stats was set.",
+                    "summary": "vLLM metrics missing from a reachable page: {{ $labels.instance }}",
+                    "description": "The page answers, but lacks series of the last hour.",
+                    "action": "Check whether an engine died or --disable-log-stats was set.",
                     "guide": "",
                 }
                 | link_annotations(plan, cause_page(plan.runbooks, "metrics_missing")),
@@ -287,9 +283,9 @@ def vanished_group(plan: Plan) -> Group:
                 keep_s=0.0,
                 labels={"severity": "critical", "kneewatch": "cause", "cause": "target_down"},
                 annotations={
-                    "summary": "A vLLM server does not answer: {{ $labels.instance }}",
-                    "description": "It was scraped within the last hour.",
-                    "action": "See whether the server runs and listens.",
+                    "summary": "vLLM server is not reachable: {{ $labels.instance }}",
+                    "description": "Its scrapes fail; it was scraped within the last hour.",
+                    "action": "Check the vLLM process and its log, then `curl` its /metrics.",
                     "guide": "",
                 }
                 | link_annotations(plan, cause_page(plan.runbooks, "target_down")),
@@ -299,6 +295,6 @@ def vanished_group(plan: Plan) -> Group:
 
 
 def held(expr: str, seconds: float, plan: Plan) -> str:
-    """A condition that has held at every evaluation of so many seconds (1 there, else nothing)."""
+    """Expression that is 1 where `expr` was true at every evaluation of the last `seconds`."""
     step = duration(plan.interval_s)
     return f"(min_over_time(({expr})[{duration(seconds)}:{step}]) == 1)"

@@ -12,7 +12,7 @@ from kneewatch.rules.facts import Spelling, number, recorded
 from kneewatch.rules.rule import Severity
 
 ZERO = f"({recorded('running')} * 0)"
-"""Nothing, for every engine: what stands in for a signal that has no value."""
+"""0 for every engine, in place of a signal without a value."""
 
 
 Levels = tuple[tuple[Severity, str], ...]
@@ -33,7 +33,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class CauseQuery:
-    """A form of a cause as PromQL: concluded where `when` holds and the evidence carries it.
+    """A form of a cause as PromQL: concluded where `when` holds and its confidence is high enough.
 
     `start` are the log-odds that the terms are added to, a number or an expression. `note` is the
     form's name, empty for a cause's only form. `for_s` is how long it must hold, where that is not
@@ -51,16 +51,16 @@ class CauseQuery:
     note: str = ""
     for_s: float | None = None
     apart: bool = False
-    """Whether nothing follows from it now."""
+    """Whether no other cause is attributed to it in this form."""
 
     @property
     def series(self) -> str:
-        """What tells its recorded confidence from those of the others."""
+        """The `cause` label of its recorded confidence."""
         return f"{self.record.id}:{self.note}" if self.note else self.record.id
 
 
 class Spelled:
-    """Signals by expressions of their own: boards, and engines beside their peers."""
+    """Signals that are PromQL expressions of their own: GPU boards, engines against their peers."""
 
     def __init__(self, series: Mapping[str, str], *, window_s: float = 0.0) -> None:
         self._series = series
@@ -72,20 +72,20 @@ class Spelled:
         return self._series.get(key)
 
     def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
-        """Nothing here reads vLLM's own series."""
+        """Not supported: these signals are not read from vLLM's series."""
         raise NotImplementedError(metric, suffix, extra)
 
     def summed(self, expr: str) -> str:
-        """Nothing here reads vLLM's own series."""
+        """Not supported: these signals are not read from vLLM's series."""
         raise NotImplementedError(expr)
 
     def last_rate(self, metric: str) -> str:
-        """Nothing here reads vLLM's own series."""
+        """Not supported: these signals are not read from vLLM's series."""
         raise NotImplementedError(metric)
 
 
 def scored(to: Spelling, term: Term) -> Scored | None:
-    """A term as PromQL; None where PromQL cannot know it, or it counts for nothing."""
+    """A term as PromQL; None where PromQL cannot compute it, or its weight is 0."""
     value = ZERO if isinstance(term.value, Number) else term.value.promql(to)
     when = term.when.compile(ToPromQL(to))
     if value is None or when.nowhere or not term.weight.value:
@@ -99,7 +99,7 @@ def scored(to: Spelling, term: Term) -> Scored | None:
 def confidence(start: float | str, terms: Sequence[Scored], zero: str = ZERO) -> str:
     """The confidence of a cause whose log-odds start at `start`, a number or an expression.
 
-    `zero` is nothing for each of what is judged: engines by default.
+    `zero` is an expression that is 0 for each subject: engines by default.
     """
     begin = start if isinstance(start, str) else number(start)
     summed = " + ".join([f"({zero} + {begin})", *(_added(term, zero) for term in terms)])

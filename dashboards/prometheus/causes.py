@@ -26,10 +26,10 @@ from kneewatch.rules.quantities import Held
 from kneewatch.rules.rule import Severity
 
 FEW_RATIO = 0.25
-"""No more of the peers may be behind; one always may."""
+"""Largest share of the peers that may be slow at once; one always may."""
 
 HOLDS_WINDOWS = 5.0
-"""Before it is told: routers take a minute to even out."""
+"""Windows before the alert fires: routers take a minute to even out the load."""
 
 SLOW, SHARE, BEHIND = (
     recorded(key) for key in ("itl_p50_over_peers", "arrival_over_peers", "behind_peers")
@@ -38,7 +38,7 @@ TAIL = recorded("itl_p99_s")
 
 
 def peer_records(plan: Plan) -> list[Record]:
-    """An engine against the middle one of its peers, and 1 for each that is behind them."""
+    """Recording rules: each engine over the median of its peers, and 1 for each slow engine."""
     slow = (
         f"({SLOW} >= {number(SLOWER)}) and ({_over(plan, recorded('itl_mean_s'))}"
         f" >= {number(SLOWER)}) unless ({SHARE} > {number(SAME_ARRIVALS)})"
@@ -52,7 +52,7 @@ def peer_records(plan: Plan) -> list[Record]:
 
 
 def bad_node(plan: Plan) -> CauseQuery:
-    """Its tokens come far slower though it gets no more requests, or its GPU's clock is low."""
+    """The `bad_node` cause: slower tokens without more requests, or a lower GPU clock."""
     pool, beside = _pool(plan), _beside_peers(plan)
     peers = f"count by ({pool}) ({recorded('running')})"
     few = f"count by ({pool}) ({BEHIND}) <= clamp_min({number(FEW_RATIO)} * {peers}, 1)"
@@ -62,8 +62,8 @@ def bad_node(plan: Plan) -> CauseQuery:
         tuple(term for peer_term in TERMS if (term := scored(beside, peer_term)) is not None),
         -1.0,
         ((Severity.WARNING, ""),),
-        "It is slower than its peers with the same work",
-        "Take it out of the pool, look at its GPU (clocks, XID, temperature, power) and replace it "
+        "This replica is slower than its peers at the same load",
+        "Take it out of the pool, check its GPU (clocks, XID, temperature, power) and replace it "
         "before its peers.",
         ("9.3",),
         for_s=HOLDS_WINDOWS * plan.window_s,
@@ -71,7 +71,7 @@ def bad_node(plan: Plan) -> CauseQuery:
 
 
 def _beside_peers(plan: Plan) -> Spelled:
-    """The signals of diagnose/fleet/outliers.py as expressions."""
+    """The signals of diagnose/fleet/outliers.py as PromQL."""
     pool = _pool(plan)
     worst = f"({TAIL} == on ({pool}) group_left () max by ({pool}) ({TAIL}))"
     alone = f"count by ({pool}) {worst} == 1 and count by ({pool}) ({TAIL}) > 1"
@@ -92,35 +92,34 @@ def _beside_peers(plan: Plan) -> Spelled:
 
 
 def _clock_low(plan: Plan) -> str:
-    """Its GPUs' clock against its peers', where that is low while it works."""
+    """GPU clock over the median of the peers, where it is low under load."""
     works = f"({recorded('running_avg')} + {recorded('waiting')}) >= 1"
     return f"({_over(plan, ENGINE_CLOCK)} <= {number(CLOCK_BELOW)}) and ({works})"
 
 
 def _over(plan: Plan, series: str, sign: str = "/") -> str:
-    """A series against the middle one of the peers."""
+    """A series divided by (or less, with `sign`) the median of its peers."""
     pool = _pool(plan)
     middle = f"quantile by ({pool}) (0.5, {series}) > 0"
     return f"({series} {sign} on ({pool}) group_left () ({middle}))"
 
 
 def _pool(plan: Plan) -> str:
-    """The labels that peers share."""
+    """Labels that peers have in common."""
     return ", ".join(label for label in plan.labels if label in NAMES)
 
 
-# Causes as recording and alerting rules: confidence recorded, severities and folding alerted.
-# Pure.
+# --- Recording and alerting rules for the causes --------------------------------------------------
 #
-# Everything here is derived from the records in diagnose/causes. What PromQL cannot conclude is
-# left out with the record's own reason (`left_out`).
+# Everything is derived from the records in diagnose/causes. Causes that PromQL cannot conclude are
+# listed with the reason by `left_out`.
 
 
 SEVERITY = "cause_severity"
 
 
 def cause_queries(plan: Plan) -> tuple[CauseQuery, ...]:
-    """Every form of every cause that a plan's series can show."""
+    """All forms of all causes that the plan's series can show."""
     to = Recorded(plan)
     queries = [
         query
@@ -133,7 +132,7 @@ def cause_queries(plan: Plan) -> tuple[CauseQuery, ...]:
 
 
 def left_out(plan: Plan) -> Mapping[str, str]:
-    """The causes that a plan's rules do not conclude, and why."""
+    """Causes without a rule in this plan: {id: reason}."""
     concluded = {query.record.id for query in cause_queries(plan)}
     return {
         record.id: record.sidecar
@@ -222,8 +221,8 @@ def _series(key: str, query: CauseQuery) -> str:
 
 
 def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> list[Alert]:
-    """An alert for each severity that a cause may have, by itself or by what it explains; none
-    while something else explains it."""
+    """One alert per possible severity, including those of explained causes; silent while another
+    cause explains this one."""
     series, on = _series(CONFIDENCE, query), f"on ({plan.engine})"
     above = [cause for cause, others in EXPLAINS.items() if query.record.id in others]
     under = EXPLAINS.get(query.record.id, ()) if not query.apart else ()

@@ -68,7 +68,7 @@ HELD = number(THROTTLED_FROM)
 
 
 class Reason(NamedTuple):
-    """Why clocks are held down: where, of what the reasons before it left, and the words."""
+    """Why a GPU is throttled. `when` is a PromQL condition; earlier reasons take precedence."""
 
     id: str
     when: str
@@ -77,7 +77,7 @@ class Reason(NamedTuple):
 
 
 def clock_records() -> tuple[Record, ...]:
-    """What a throttled GPU is concluded from, and the conclusion by reason."""
+    """Recording rules: inputs of the throttling verdict, and its confidence by reason."""
     clock_hz, most_hz = series_of("gpu_sm_clock_hz"), series_of("gpu_sm_clock_most_hz")
     return (
         Record(WORKING, f"{series_of('busy_ratio')} >= {number(BUSY_FROM)}"),
@@ -99,7 +99,7 @@ def clock_records() -> tuple[Record, ...]:
 
 
 def clock_alerts(plan: Plan) -> tuple[Alert, ...]:
-    """A throttled GPU by reason: wanted by somebody it is a note, unless it is at half speed."""
+    """Alerts for throttled GPUs by reason; an intended limit is info unless it halves the clock."""
     nearly = f"({RATIO} >= {number(NEARLY_FULL)})"
     wanted = f"({WANTED} unless ({RATIO} < {number(HALF_SPEED)}))"
     alerts: list[Alert] = []
@@ -129,8 +129,8 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
         },
         annotations={
             "summary": f"{NAME} of {WHERE} is throttled {reason.text} under load",
-            "description": "Confidence {{ $value | humanizePercentage }}. Its throttled shares of "
-            f"time and its clock: {series_of('')}*.",
+            "description": "Confidence {{ $value | humanizePercentage }}. Throttled time and "
+            f"clocks are in {series_of('')}*.",
             "action": f"On {WHERE} {reason.action}.",
             "guide": "9.3",
         }
@@ -140,15 +140,15 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
 
 
 def _at_power_limit() -> str:
-    """Whether the power limit holds it: by time, or by what it draws (without a limit on the page
-    of a GPU with low clocks: against the usual one)."""
+    """Whether the power limit throttles it: by throttled time, or by power draw over the limit (the
+    model's usual limit where the page has none)."""
     watts = series_of("gpu_power_watts")
     limit = f"(({series_of('gpu_power_limit_watts')} > 0) or {USUAL})"
     return f"({POWER} >= {HELD}) or ({watts} >= {number(AT_LIMIT)} * {limit})"
 
 
 def _matters() -> str:
-    """More than what a busy GPU does anyway: at the limit that it was delivered with is that."""
+    """Throttled beyond what a busy GPU does at its default power limit."""
     at_watts = f"(({series_of('gpu_power_limit_watts')} > 0) or {series_of('gpu_power_watts')})"
     lowered = f"({at_watts} < {number(LOWERED)} * {USUAL})"
     by_design = f"({BINDS} unless {lowered})"
@@ -158,8 +158,8 @@ def _matters() -> str:
 
 
 def _reasons() -> tuple[Reason, ...]:
-    """The reasons in the sidecar's words, the one that goes first first."""
-    nobody = GpuState("", "", "", "")
+    """The reasons in the sidecar's words, in order of precedence."""
+    no_gpu = GpuState("", "", "", "")
 
     def reason(
         name: str,
@@ -170,7 +170,7 @@ def _reasons() -> tuple[Reason, ...]:
         power: float = 0.0,
         setting: bool = False,
     ) -> Reason:
-        gpu = ThrottledGpu(nobody, None, True, False, heat, brake, power, setting, None)
+        gpu = ThrottledGpu(no_gpu, None, True, False, heat, brake, power, setting, None)
         return Reason(name, when, *gpu.why)
 
     return (
@@ -192,11 +192,11 @@ BOARDS = Spelled(
         "gpu_temperature_c": series_of("gpu_temperature_c"),
     }
 )
-"""A board's signals under the names that the evidence has for them."""
+"""A board's recorded series by the signal names that the evidence uses."""
 
 
 def _concluded(at: int) -> str:
-    """The confidence where this reason is the first that holds."""
+    """The confidence, for GPUs where this reason is the first that applies."""
     terms = [term for board_term in BOARD_TERMS if (term := scored(BOARDS, board_term)) is not None]
     sure = confidence(0.0, terms, ZERO)
     own = REASONS[at].when
@@ -206,7 +206,7 @@ def _concluded(at: int) -> str:
 
 
 def _greatest(*keys: str) -> str:
-    """The greatest of the signals that have a value."""
+    """The maximum of those signals that have a value."""
     return reduce(
         lambda left, right: f"(({left} > {right}) or {right} or {left})", map(series_of, keys)
     )
@@ -217,13 +217,13 @@ def _first(*options: str) -> str:
 
 
 def _clocks() -> Mapping[str, float]:
-    """Highest clocks by a pattern of the model's name; the longest names go first."""
+    """Maximum SM clocks in Hz by a pattern of the model's name, longest name first."""
     names = sorted(MAX_SM_CLOCK_HZ, key=len, reverse=True)
     return {f".*{name}.*": MAX_SM_CLOCK_HZ[name] for name in names}
 
 
 def _watts() -> Mapping[str, float]:
-    """Board power by a pattern of the names that the catalogue knows a GPU by."""
+    """Board power in watts by a pattern of the catalogue's names of a GPU."""
     watts: dict[str, float] = {}
     for gpu in gpus().values():
         if any(name.startswith("NVIDIA") for name in gpu.names):
@@ -233,14 +233,14 @@ def _watts() -> Mapping[str, float]:
 
 
 def _by_model(series: str, values: Mapping[str, float]) -> list[str]:
-    """A value for each GPU of a series whose model a pattern fits."""
+    """Expressions that give each GPU of `series` the value of its model."""
     return [
         f'({series}{{modelName=~"{pattern}"}} * 0 + {number(value)})'
         for pattern, value in values.items()
     ]
 
 
-# --- A GPU with an error of its own, as rules: diagnose/causes/gpu_faults.py and the XIDs ---------
+# --- Faulty GPUs: diagnose/causes/gpu_faults.py and the XIDs --------------------------------------
 
 
 AILMENT = series_of("ailment")
@@ -249,7 +249,7 @@ XID_NEW = series_of("xid_new")
 XID_COUNTED = series_of("xid_counted")
 XID_SEEN = series_of("xid_seen")
 LOST_S = 3600.0
-"""A GPU that its node's page had within this and no longer has is missed."""
+"""A GPU is missing if its node's page had it within this time and no longer has it."""
 
 PCIE_ACTION = "reseat the card or its riser, then check the slot"
 LOST_ACTION = "check its kernel log (XID 79) and nvidia-smi -L"
@@ -257,8 +257,8 @@ LOST_ACTION = "check its kernel log (XID 79) and nvidia-smi -L"
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """One thing that is wrong with a GPU where `when` holds. `at_work`: it bears on what the GPU
-    does now, and is no mark that an old event left."""
+    """A kind of GPU fault, present where the PromQL condition `when` holds. `at_work`: it affects
+    current work, and is not the trace of an old event."""
 
     id: str
     when: str
@@ -269,14 +269,14 @@ class GpuFault:
 
 
 def fault_records(plan: Plan) -> tuple[Record, ...]:
-    """The XIDs seen, and a series for each thing that is wrong with a GPU."""
+    """Recording rules for the XIDs and for each kind of fault."""
     last, kept = field_of(XID), duration(XID_KEPT_S)
     known = _codes(XIDS)
     shown = f'{XID_NOW}{{xid=~"{known}"}}'
     changed = f"changes({last}[{duration(plan.window_s)}]) > 0"
     return (
         Record(XID_NOW, f'count_values by ({BOARD}) ("xid", {last})'),
-        # It is new for as long as it stays the last one; at the first look it is old.
+        # An XID is new until another one replaces it; one that the first scrape shows is old.
         Record(XID_NEW, f"({shown} and on ({BOARD}) ({changed})) or ({shown} and {XID_NEW})"),
         Record(XID_COUNTED, _counted(plan, known)),
         Record(
@@ -300,12 +300,12 @@ def fault_records(plan: Plan) -> tuple[Record, ...]:
 
 
 def fault_alerts(plan: Plan) -> tuple[Alert, ...]:
-    """An alert for each thing that may be wrong."""
+    """One alert per kind of fault."""
     return tuple(_fault_alert(plan, fault) for fault in (*_by_xid(), *_by_field()))
 
 
 def _counted(plan: Plan, codes: str) -> str:
-    """XIDs of the window, where the exporter counts them by number."""
+    """XIDs of the window, where the exporter has a counter per XID."""
     window, only = duration(plan.window_s), f'xid=~"{codes}"'
     rising = f"rate({raw(plan, XID_COUNTER, only)}[{window}])"
     there = raw(plan, XID_IN_WINDOW, only)
@@ -314,7 +314,7 @@ def _counted(plan: Plan, codes: str) -> str:
 
 
 def _by_xid() -> tuple[GpuFault, ...]:
-    """XIDs by how grave they are: those that came, those that stood there at the first look."""
+    """XIDs by urgency: new ones, and those that were there at the first scrape."""
     urgent = _codes(code for code, xid in XIDS.items() if xid.urgent)
     others = _codes(code for code, xid in XIDS.items() if not xid.urgent)
     seen, now = f'{XID_SEEN}{{xid=~"{urgent}"}}', f'{XID_NOW}{{xid=~"{urgent}"}}'
@@ -322,7 +322,7 @@ def _by_xid() -> tuple[GpuFault, ...]:
     return (
         GpuFault("xid", seen, _xid_text(urgent=True), _xid_action(urgent=True), Severity.CRITICAL),
         GpuFault("xid_old", f"{now} unless {seen}",
-                 f"{_xid_text(urgent=True)}, since before Prometheus looked",
+                 f"{_xid_text(urgent=True)}, already present when Prometheus first scraped it",
                  _xid_action(urgent=True), Severity.WARNING, False),
         GpuFault("xid_note", note, _xid_text(urgent=False), _xid_action(urgent=False),
                Severity.INFO, False),
@@ -348,13 +348,13 @@ def _by_field() -> tuple[GpuFault, ...]:
     before = f"last_over_time({here}[{duration(LOST_S)}])"
     return (
         GpuFault("recovery_wanted", f"{series_of('gpu_recovery_action')} > 0",
-                 "its driver asks for a recovery", asked, Severity.CRITICAL),
+                 "the driver requests a recovery", asked, Severity.CRITICAL),
         GpuFault("row_remap_failed", f"{series_of('gpu_row_remap_failures')} > 0",
                  "a memory row could not be remapped", REPLACE, Severity.WARNING, False),
         GpuFault("row_remap_pending", f"{series_of('gpu_row_remap_pending')} > 0",
-                 "a memory row waits to be remapped", DRAINED, Severity.INFO, False),
+                 "a memory row is pending remapping", DRAINED, Severity.INFO, False),
         GpuFault("ecc_rising", f"({ecc} > 0) and {rising}",
-                 f"{errors}, and rising", RESET, Severity.CRITICAL),
+                 f"{errors}, rising", RESET, Severity.CRITICAL),
         GpuFault("ecc", f"({ecc} > 0) unless {rising}", errors, RESET, Severity.WARNING, False),
         GpuFault("nvlink_errors",
                  f"{series_of('gpu_nvlink_error_per_s')} >= {number(LINK_ERRORS_PER_S)}",
@@ -366,9 +366,9 @@ def _by_field() -> tuple[GpuFault, ...]:
         GpuFault("pcie_replays",
                  f"{series_of('gpu_pcie_replay_per_s')} > {number(PCIE_REPLAYS_PER_S)}",
                  "PCIe replays", PCIE_ACTION, Severity.WARNING),
-        # A node that went altogether was scaled down or is down: other alerts are there for it.
+        # A whole node that is missing was scaled down or is down; other alerts cover that.
         GpuFault("gone", f"({before} unless {here}) and on ({node}) {here}",
-                 "it is no longer on its node's page, and others are", LOST_ACTION,
+                 "missing from its node's page, which still has other GPUs", LOST_ACTION,
                  Severity.WARNING),
     )  # fmt: skip
 
@@ -387,8 +387,8 @@ def _fault_alert(plan: Plan, fault: GpuFault) -> Alert:
         },
         annotations={
             "summary": f"{NAME} of {WHERE}: {fault.what}",
-            "description": f"{fault.id}: {{{{ $value | humanize }}}}. It is the hardware, not the "
-            "cache or the batch.",
+            "description": f"{fault.id}: {{{{ $value | humanize }}}}. This is a hardware "
+            "error, not a cache or batch problem.",
             "action": f"Drain {WHERE}: {fault.action}.",
             "guide": "9.3",
         }
@@ -402,6 +402,6 @@ def _codes(codes: Iterable[int]) -> str:
 
 
 def _chosen(what: str, texts: Mapping[str, str]) -> str:
-    """A template that says the text of what stands there."""
+    """A Go template that prints the text for the value of `what`."""
     cases = [f'if eq ({what}) "{key}" }}}}{text}' for key, text in texts.items()]
     return "{{ " + "{{ else ".join(cases) + "{{ end }}"

@@ -48,13 +48,13 @@ CLOCK_RATIO, UNWANTED = recorded("gpu_throttled_clock_ratio"), recorded("gpu_thr
 ENGINE_CLOCK, ENGINE_HEAT, ENGINE_XID = map(recorded, (
     "gpu_sm_clock_min_hz", "gpu_temperature_max_c", "gpu_xid_max"
 ))  # fmt: skip
-"""Of an engine's GPUs the slowest, the hottest and the greatest XID: what peers are compared by."""
+"""An engine's lowest clock, highest temperature and highest XID, for comparison with its peers."""
 
 FAULT_SEVERITY, FAULT_AT_WORK = recorded("gpu_fault_severity"), recorded("gpu_fault_at_work")
 
 
 def joined_group(plan: Plan) -> Group:
-    """An engine's GPU signals, and what its GPUs' causes are concluded from; nothing unjoined."""
+    """An engine's GPU signals and the inputs of its GPU causes; empty without `gpu_join`."""
     if not plan.gpu_join:
         return Group("kneewatch-engine-gpus", ())
     used, free = field_of(USED), field_of(FREE)
@@ -87,7 +87,7 @@ def joined_group(plan: Plan) -> Group:
 
 
 def _given(plan: Plan) -> str:
-    """1 for each GPU or MIG instance and what it is given to, in the engine's labels."""
+    """1 per GPU or MIG instance, with the labels of the engine that it is assigned to."""
     there = ", ".join(f'{gpu}!=""' for _, gpu in plan.gpu_join)
     mine = ", ".join(label for label, _ in plan.gpu_join)
     parts: list[str] = []
@@ -101,7 +101,7 @@ def _given(plan: Plan) -> str:
 
 
 def _engine(plan: Plan, fold: str, expr: str, by: str = BOARD) -> str:
-    """What is said of boards, or of instances, folded over those that an engine is given."""
+    """An expression per board (or MIG instance), aggregated with `fold` over the engine's own."""
     mine = ", ".join(label for label, _ in plan.gpu_join)
     folded = f"{fold} by ({mine}) ({GIVEN} * on ({by}) group_left () ({expr}))"
     return f"({recorded('running')} * 0 + on ({mine}) group_left () {folded})"
@@ -120,7 +120,7 @@ def _severities() -> str:
     )
 
 
-# --- Causes that lie in an engine's GPUs, as PromQL; none where no label joins them ---------------
+# --- GPU causes of an engine ----------------------------------------------------------------------
 
 
 DRIFT = recorded("itl_mean_drift_ratio")
@@ -128,8 +128,8 @@ ENGINES = Spelled({"itl_mean_drift_ratio": DRIFT})
 
 
 def gpu_queries(plan: Plan) -> tuple[CauseQuery, ...]:
-    """An engine's GPUs have an error that bears on what they do now, or the mark of an old one;
-    their clocks are held down and it shows, or tokens come as ever (or somebody wants it so)."""
+    """The GPU causes by form: a fault that affects work now or an old one, throttling that slows
+    the engine or does not (or is intended)."""
     return (
         _fault(f"{FAULT_AT_WORK} > 0"),
         _fault(f"{FAULT_SEVERITY} unless {FAULT_AT_WORK}", "apart"),
@@ -173,8 +173,8 @@ def _fault(when: str, note: str = "") -> CauseQuery:
             (Severity.WARNING, f"{FAULT_SEVERITY} == 2"),
             (Severity.INFO, ""),
         ),
-        "A GPU of this server has an error of its own",
-        "Drain its node; the alert KneewatchGpuFault says which GPU it is and what to do.",
+        "A GPU of this server reports a hardware error",
+        "Drain its node. The alert KneewatchGpuFault names the GPU and the repair.",
         ("9.3",),
         note,
         apart=bool(note),
@@ -192,9 +192,9 @@ def _throttled(when: str, levels: tuple[tuple[Severity, str], ...], note: str = 
         ),
         THROTTLED_ODDS,
         levels,
-        "A GPU of this server cannot reach its clocks while it works",
-        "Look at that GPU's heat, power and settings; the alert KneewatchGpuThrottled says which "
-        "it is and why.",
+        "A GPU of this server is throttled under load",
+        "Check that GPU's temperature, power limit and clock settings. The alert "
+        "KneewatchGpuThrottled names the GPU and the reason.",
         ("9.3",),
         note,
         apart=bool(note),
@@ -208,7 +208,7 @@ def _slow() -> str:
 
 
 def _grave() -> str:
-    """More than a note: nobody wants it so, or it is slow."""
+    """Throttling worth a warning: unintended, or the engine is slow."""
     return f"(({UNWANTED} or ({_slow()})) unless ({CLOCK_RATIO} >= {number(NEARLY_FULL)}))"
 
 
@@ -216,12 +216,11 @@ def _apart() -> str:
     return f"({DRIFT} < {number(AS_EVER)})"
 
 
-# Rules about GPUs, from a DCGM exporter's series: each GPU by itself, and by engine where labels
-# are stated that join them.
+# --- Rules per GPU --------------------------------------------------------------------------------
 
 
 def gpu_group(plan: Plan) -> Group:
-    """What is recorded of each GPU, and the alerts about it."""
+    """Recording rules and alerts per GPU, from a DCGM exporter's series."""
     return Group(
         "kneewatch-gpus",
         (

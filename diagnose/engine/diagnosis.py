@@ -17,10 +17,10 @@ SYMPTOMS = {
     "S2": "ITL spikes under mixed load",
     "S3": "throughput plateau too low",
     "S4": "TTFT and ITL targets cannot both be met",
-    "S5": "requests/s per GPU fall as tensor parallelism grows",
+    "S5": "throughput per GPU falls as tensor parallelism grows",
     "S6": "ITL too high at low concurrency while the GPU has spare compute",
-    "S7": "TTFT spikes on some tenants without a prefill pattern",
-    "S8": "P99 good at low load, high at the peak",
+    "S7": "TTFT spikes for some tenants, unrelated to prompt length",
+    "S8": "P99 latency good at low load, too high at peak load",
 }
 
 LOW_CONCURRENCY = 8.0

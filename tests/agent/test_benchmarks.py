@@ -142,7 +142,7 @@ def test_a_recording_is_held_against_the_sweeps(main: Main, named: tuple[str, ..
     assert told.status == 0, "a note is no finding"
     assert "tp_overhead (info" in told.out
     assert "In the benchmark TP 4 reached 500 tokens/s per GPU, TP 1 1,000" in told.out
-    assert "S5 requests per second and GPU fall" in told.out
+    assert "S5 throughput per GPU falls" in told.out
     last = main("replay", *flags, "--format", "json").documents[-1]
     assert last["health"] == "info"
     assert [cause["id"] for cause in last["causes"]] == ["tp_overhead"]

@@ -102,7 +102,7 @@ def test_everything_of_the_report_is_there() -> None:
         "+ 24% are preempted a second [preemption_ratio_per_s]",
         "- the cache is large [kv_capacity_tokens]",
         "explains: queue_saturation",
-        "symptoms: S8 P99 good at low load",
+        "symptoms: S8 P99 latency good at low load",
         "notes:",
         "INPUT-TAIL: Prompt length P99",
         "latency judged against its own baseline",
