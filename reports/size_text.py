@@ -186,7 +186,7 @@ def _verdict(answer: Size) -> str:
 
 def _setup(answer: Size) -> str:
     setup = answer.memory.setup
-    gpu = setup.gpu.name if setup.gpu else "GPU not stated"
+    gpu = setup.gpu.name if setup.gpu else "GPU not set"
     version = ".".join(str(part) for part in setup.version)
     spread = setup.parallel
     engines = f", {spread.data} data-parallel engines" if spread.data > 1 else ""
@@ -270,8 +270,7 @@ def _speed(answer: Size) -> list[str]:
     question = answer.question
     return [
         f"Predicted, not measured, for one engine at {figure(question.concurrency_per_engine)} "
-        "requests in "
-        "flight, not measured: "
+        "requests in flight: "
         f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
         f"{number(speed.decode_tokens_per_s)} output tokens/s and "
         f"{number(speed.requests_per_s)} requests/s; bound by {speed.binding}"

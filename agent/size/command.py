@@ -142,7 +142,7 @@ def _operating_point(given: dict[str, Any], measured: Benchmark | None) -> Opera
         return None
     if given["usable_rps"] is not None:
         raise SizingError(
-            "the benchmark gives the usable RPS; state only one of them", name="usable_rps"
+            "the benchmark gives the usable RPS; set only one of them", name="usable_rps"
         )
     return operating_point(
         benchmark=measured, ttft_p99_s=given["ttft_slo"], itl_p99_s=given["itl_slo"]

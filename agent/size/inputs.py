@@ -105,12 +105,12 @@ def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -
         return None
     if name is None:
         raise SizingError(
-            "state the draft model; n-gram drafting takes no memory and needs no flag",
+            "set the draft model; n-gram drafting takes no memory and needs no flag",
             name="draft_model",
         )
     if tokens is None:
         raise SizingError(
-            "state how many tokens the draft model proposes", name="num_speculative_tokens"
+            "set how many tokens the draft model proposes", name="num_speculative_tokens"
         )
     if name == OWN_DRAFT:
         if target.own_draft is None:
@@ -125,7 +125,7 @@ def _draft(given: dict[str, Any], target: Model, find: Callable[[str], Model]) -
 def _model(name: str | None, find: Callable[[str], Model]) -> Model:
     if name is None:
         raise SizingError(
-            "state a model: a catalogue id or the path of its config.json", name="model"
+            "set a model: a catalogue id or the path of its config.json", name="model"
         )
     return find(name)
 
@@ -154,7 +154,7 @@ def _spread(given: dict[str, Any]) -> tuple[Parallel, int]:
         value = given[flag]
         if value is not None and not 1 <= value <= 4096:
             raise SizingError(
-                f"{value} is out of range; state a whole number from 1 to 4096", name=flag
+                f"{value} is out of range; use a whole number from 1 to 4096", name=flag
             )
     tp, pp, dp, gpus = given["tp"], given["pp"], given["dp"], given["gpus"]
     if tp is None:

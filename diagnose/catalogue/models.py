@@ -205,7 +205,7 @@ def model_from_config(name: str, document: object) -> Model:
         family = config.model_type or "its model_type"
         notes.append(f"{family} is unknown to kneewatch: counted as a Llama-style decoder")
     if config.multimodal and (vision is None or "audio_config" in config.outer):
-        notes.append("vision and audio towers are not counted in the weights; state --weights-gib")
+        notes.append("vision and audio towers are not counted in the weights; set --weights-gib")
     elif vision is not None:
         notes.append("the vision tower is estimated from its configuration, within a few percent")
     return _model(
@@ -224,7 +224,7 @@ def _model(
     layers = layer_kinds(config)
     experts, parameters, adapters = _census(config, vision=vision)
     if parameters is None:
-        notes = (*notes, "the parameters cannot be derived; state --weights-gib")
+        notes = (*notes, "the parameters cannot be derived; set --weights-gib")
     if config.model_type == "mllama":
         notes = (*notes, "cross-attention layers take KV pages, as vLLM's V0 has it; V1 has none")
     return Model(

@@ -97,7 +97,7 @@ def scheme(name: str) -> Scheme:
     found = SCHEMES.get(_ALIASES.get(key, key))
     if found is None:
         raise SizingError(
-            f"quantization {name!r} is not known", name="quantization", choices=tuple(SCHEMES)
+            f"unknown quantization {name!r}", name="quantization", choices=tuple(SCHEMES)
         )
     return found
 
@@ -196,7 +196,7 @@ def _group_scheme(section: Config, groups: Config, key: str) -> str:
 
 def _not_modelled(section: Config, what: str) -> SizingError:
     return SizingError(
-        f"{section.name}: {what} is not modelled; state --quantization",
+        f"{section.name}: {what} is not modelled; set --quantization",
         name="quantization",
         choices=tuple(SCHEMES),
     )

@@ -112,7 +112,7 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
     found = _gpus(question, choices)
     if question.usd_per_gpu_hour is not None and len(found) > 1:
         raise SizingError(
-            f"one price cannot apply to {len(found)} GPUs; state the GPU, or set prices in "
+            f"one price cannot apply to {len(found)} GPUs; set the GPU, or the prices in "
             "the catalogue",
             name="usd_per_gpu_hour",
             choices=[each.id for each in found],

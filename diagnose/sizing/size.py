@@ -84,9 +84,7 @@ def _sources(answer: Memory) -> list[str]:
             "more than shown"
         )
     if not _OLDEST <= setup.version <= LATEST:
-        notes.append(
-            "no start-up log of this vLLM version is known: the nearest known version is used"
-        )
+        notes.append("no start-up log of this vLLM version: the nearest version with one is used")
     if setup.parallel.tensor > _MOST_RANKS:
         notes.append("overhead above 8 tensor-parallel ranks is extrapolated, not measured")
     if setup.weights_bytes is not None and (setup.adapters or setup.draft):
@@ -130,13 +128,13 @@ def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
         )
         told = {"MFU": f"MFU {shares.mfu_ratio:g}", "MBU": f"MBU {shares.mbu_ratio:g}{experts}"}
         notes.append(
-            f"{' and '.join(told[name] for name in defaults)}: {SOURCE}; state your measured "
+            f"{' and '.join(told[name] for name in defaults)}: {SOURCE}; set your measured "
             "values "
             f"with {' and '.join('--' + name.lower() for name in defaults)}"
         )
     if question.setup.draft is not None and question.acceptance_ratio is None:
         notes.append(
-            "speed is predicted without speculation: state the acceptance with --acceptance"
+            "speed is predicted without speculation: set the acceptance ratio with --acceptance"
         )
     return notes
 
@@ -162,7 +160,7 @@ def load_notes(
         why = "no load meets the targets"
         if predicted is None or not has_target:
             why = (
-                "usable requests/s are unknown: state --usable-rps, --benchmark, a target or a "
+                "usable requests/s are unknown: set --usable-rps, --benchmark, a target or a "
                 "concurrency, each with lengths"
             )
         notes.append(f"no fleet: {why}")

@@ -148,7 +148,7 @@ def test_gpus_beyond_one_replica_make_more_of_them() -> None:
             (*LLAMA, "--draft-model", "mtp", "--num-speculative-tokens", "1"),
             ("--draft-model", "no known prediction layers"),
         ),
-        ((*LLAMA, "--acceptance", "0.7"), ("--acceptance", "state the draft")),
+        ((*LLAMA, "--acceptance", "0.7"), ("--acceptance", "set the draft")),
         ((*LLAMA, "--mfu", "1.5"), ("--mfu", "from 0.001 to 1")),
         ((*LLAMA, "--mbu", "0"), ("--mbu", "above 0")),
         ((*LLAMA, "--mbu", "nan"), ("--mbu",)),

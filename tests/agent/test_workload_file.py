@@ -62,7 +62,7 @@ def test_a_profile_that_is_far_off_is_told(main: Main) -> None:
     documents = replayed(main, "--workload-profile", "far.toml")
     cause = told(documents)[-1]
     assert cause["severity"] == "info"
-    assert cause["summary"].endswith("was computed for: prompts are shorter.")
+    assert cause["summary"].endswith("sizing profile: prompts are shorter.")
     (unless,) = cause["unless"]
     assert unless["signal"] == "prompt_tokens_shift_ratio"
     assert 0 < unless["at"] < unless["now"] == 0.5
@@ -87,7 +87,7 @@ def test_the_shipped_example_is_one(main: Main) -> None:
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("typo.toml", "typo.toml: lengths.input_p95 is not known; did you mean input_p95_tokens?"),
+        ("typo.toml", "typo.toml: unknown key lengths.input_p95; did you mean input_p95_tokens?"),
         ("none.toml", "none.toml is not there"),
         ("deep.toml", "deep.toml: is nested too deeply"),
         (".", ". is no regular file"),

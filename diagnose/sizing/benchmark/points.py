@@ -62,7 +62,7 @@ def in_flight(
         return stated
     if latency_s is None:
         raise refuse(
-            f"{origin}: neither a concurrency nor a mean latency to derive it from; state it",
+            f"{origin}: neither a concurrency nor a mean latency to derive it from; add one",
             "concurrency",
         )
     notes.append(

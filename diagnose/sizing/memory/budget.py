@@ -214,7 +214,9 @@ def _beside(setup: Setup) -> tuple[float, float]:
 
 def _known_gpu(setup: Setup) -> Gpu:
     if setup.gpu is None:
-        raise SizingError("state the GPU, or the KV bytes that vLLM logged", name="gpu")
+        raise SizingError(
+            "set the GPU, or the available KV cache memory that vLLM logged", name="gpu"
+        )
     return setup.gpu
 
 

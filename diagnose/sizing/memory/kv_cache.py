@@ -50,7 +50,7 @@ def kv_element_bytes(kv_cache_dtype: str) -> float:
     found = _KV_DTYPES.get(kv_cache_dtype.lower())
     if found is None:
         raise SizingError(
-            f"KV cache dtype {kv_cache_dtype!r} is not known",
+            f"unknown KV cache dtype {kv_cache_dtype!r}",
             name="kv_cache_dtype",
             choices=tuple(_KV_DTYPES),
         )

@@ -193,7 +193,7 @@ class Setup:
         if not longest:
             raise SizingError(
                 f"{self.model.id}: the configuration has no max_position_embeddings; "
-                "state the longest context",
+                "set the longest context",
                 name="max_model_len",
             )
         return longest
@@ -214,7 +214,7 @@ def check(setup: Setup) -> None:
     _check_counts(setup)
     if setup.overhead not in OVERHEADS:
         raise SizingError(
-            f"overhead {setup.overhead!r} is not known", name="overhead", choices=OVERHEADS
+            f"unknown overhead {setup.overhead!r}", name="overhead", choices=OVERHEADS
         )
     if setup.context > setup.longest_tokens:
         raise SizingError(
@@ -231,7 +231,7 @@ def check(setup: Setup) -> None:
     _check_dtypes(setup)
     if setup.model.target_hidden_size:
         raise SizingError(
-            f"{setup.model.id} is a draft head, which runs beside its target only: state the "
+            f"{setup.model.id} is a draft head, which runs beside its target only: set the "
             "target here and the head as the draft",
             name="model",
         )

@@ -68,7 +68,7 @@ def parameters_of(model: Model) -> Parameters:
     if model.parameters is None:
         raise SizingError(
             f"{model.id}: the configuration does not say enough to count the parameters; "
-            "state the weights",
+            "set the size of the weights",
             name="weights_gib",
         )
     return model.parameters

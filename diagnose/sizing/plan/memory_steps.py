@@ -456,7 +456,7 @@ def _offload(pool: Pool, instance: Serving) -> _Offload:
         )
         output |= {"contexts_in_hbm": hot, "contexts_with_host": both}
     elif batch and bound:
-        notes.append("offloading was not sized: state hosting.host_memory_bytes")
+        notes.append("offloading was not sized: set hosting.host_memory_bytes")
     if not batch:
         notes.append(
             "offloading suits batches of long contexts; interactive users would notice the reload"

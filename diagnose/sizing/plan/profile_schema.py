@@ -45,7 +45,7 @@ def known_keys(
             continue
         near = get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        raise SettingsError(f"{origin}: {_path(place, name)} is not known; {hint}")
+        raise SettingsError(f"{origin}: unknown key {_path(place, name)}; {hint}")
 
 
 def read_table(table: object, keys: Sequence[Key], *, place: str, origin: str) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
     stated = profile.traffic.predictability
     notes = [f"safety {safety_factor(profile):g}: traffic is {stated}"]
     if stated is None:
-        notes = ["safety 1.5: the predictability of the traffic is not stated"]
+        notes = ["safety 1.5: the predictability of the traffic is not set"]
     if any(one.usable_source == "predicted" for one in sized):
         notes.append(
             "usable requests/s are predicted, not measured: run a benchmark before you buy"
@@ -206,7 +206,7 @@ def _cold(sized: Sized) -> tuple[_Part, float]:
         initialise_s=hosting.initialise_s or 0.0,
     )
     whole = hosting.provision_s is not None and hosting.initialise_s is not None
-    lacks = ("provisioning and initialisation time: the cold start excludes what is not stated",)
+    lacks = ("provisioning and initialisation time: the cold start excludes what is not set",)
     output: dict[str, Value] = {
         "weights_transfer_s": start.transfer_high_s,
         "cold_start_s": start.total_high_s,
@@ -375,7 +375,7 @@ def _unknown(
 ) -> list[str]:
     notes: list[str] = []
     if complete and priced < len(sized):
-        notes.append("cost per token is unknown: state the average rate")
+        notes.append("cost per token is unknown: set the average rate")
     if any(one.pool.deployment.usd_per_gpu_hour is None for one in sized):
         notes.append("the price is the catalogue default: replace it with what you pay")
     if profile.traffic.growth_ratio:

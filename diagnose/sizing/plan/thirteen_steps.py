@@ -156,7 +156,7 @@ def _guardrails(sized: Sized) -> _PartResult:
         )
     target, fleet = pool.profile.slo.ttft_p99_s, fleet_of(sized)
     if target is None or fleet is None or sized.usable_requests_per_s is None:
-        notes.append("no circuit breaker: state a TTFT target and the inputs of the fleet")
+        notes.append("no circuit breaker: set a TTFT target and the inputs of the fleet")
         return output, steps, notes
     try:
         breaker = circuit_breaker(

@@ -324,7 +324,7 @@ def _check_shares(tiers: tuple[TierProfile, ...], method: str, origin: str) -> N
         return
     if len(tiers) == 1:
         raise SettingsError(
-            f"{origin}: a single tier is not enough; state two or more, or use [deployment]"
+            f"{origin}: a single tier is not enough; set two or more, or use [deployment]"
         )
     wanted, other = "share_ratio", "escalation_ratio"
     if method == "cascade":
@@ -357,7 +357,7 @@ def _check_traffic(traffic: Traffic, origin: str) -> None:
     if traffic.peak_requests_per_s is None and not all(stated):
         raise SettingsError(
             f"{place}.peak_requests_per_s is missing"
-            + ("; or state batch_requests and batch_window_s" if traffic.kind == "batch" else "")
+            + ("; or set batch_requests and batch_window_s" if traffic.kind == "batch" else "")
         )
     if traffic.peak_requests_per_s is not None and all(stated):
         raise SettingsError(
@@ -383,9 +383,7 @@ def _check_prefix(profile: WorkloadProfile, origin: str) -> None:
             f"{profile.lengths.mean_input_tokens:g} tokens"
         )
     if lora is not None and (lora.max_lora_rank is None) == (not lora.adapter_bytes):
-        raise SettingsError(
-            f"{origin}: lora: state max_lora_rank, or adapter_bytes of adapters that are known"
-        )
+        raise SettingsError(f"{origin}: lora: set max_lora_rank, or adapter_bytes")
     if lora is not None and lora.max_simultaneous_adapters > lora.adapters:
         raise SettingsError(
             f"{origin}: lora.max_simultaneous_adapters is {lora.max_simultaneous_adapters}, above "

@@ -428,5 +428,5 @@ def _method_notes(profile: WorkloadProfile, *, taken: bool) -> tuple[str, ...]:
     if profile.routing.method == "hardware":
         notes.append("do not use round robin over unequal tiers: the slow tier sets the P99")
     if profile.routing.router_s is None and profile.routing.method == "route":
-        notes.append("the router's latency is not stated: 20 ms assumed")
+        notes.append("the router's latency is not set: 20 ms assumed")
     return tuple(notes)

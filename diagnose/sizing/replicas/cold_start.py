@@ -43,7 +43,7 @@ def storage_path(name: str) -> StoragePath:
             return path
     choices = tuple(path.name for path in STORAGE_PATHS)
     raise SizingError(
-        f"storage path {name!r} is not known; there are {', '.join(choices)}",
+        f"unknown storage path {name!r}; choose one of {', '.join(choices)}",
         name="storage_path",
         choices=choices,
     )

@@ -221,7 +221,7 @@ def launch_costs(setup: Setup) -> Costs:
         SizingError: its GPU or its parameters are not known.
     """
     if setup.gpu is None:
-        raise SizingError("state the GPU: its speed is unknown", name="gpu")
+        raise SizingError("set the GPU: its speed is unknown", name="gpu")
     return costs(
         setup.model,
         setup.gpu,

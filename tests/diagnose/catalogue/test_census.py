@@ -341,7 +341,7 @@ def test_novel_family_of_the_usual_kind_is_taken_and_said() -> None:
     found = model_from_config("m", llama(model_type="novel"))
 
     assert found.layers == model_from_config("m", llama()).layers
-    assert any("novel is not known here" in note for note in found.notes)
+    assert any("novel is unknown to kneewatch" in note for note in found.notes)
 
 
 def test_catalogue_names_what_it_cannot_size() -> None:

@@ -242,7 +242,7 @@ def test_vision_tower_by_its_configuration(
     assert found.parameters is not None
     assert found.parameters.vision == pytest.approx(published, rel=band)
     assert found.multimodal
-    assert any("counted by its configuration" in note for note in found.notes)
+    assert any("estimated from its configuration" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_scheme_of_a_section(section: object, expected: str) -> None:
     ],
 )
 def test_what_is_not_modelled_says_so_with_the_way_out(section: object, named: str) -> None:
-    with pytest.raises(SizingError, match="state --quantization") as caught:
+    with pytest.raises(SizingError, match="set --quantization") as caught:
         model_from_config("m", llama(quantization_config=section))
 
     assert named in str(caught.value)
@@ -124,6 +124,6 @@ def test_aliases_lead_to_schemes() -> None:
     assert scheme("W4A16").id == "int4"
     assert scheme("modelopt_fp4").id == "nvfp4"
     assert all(scheme(name) is found for name, found in SCHEMES.items())
-    with pytest.raises(SizingError, match="'fp3' is not known") as caught:
+    with pytest.raises(SizingError, match="unknown quantization 'fp3'") as caught:
         scheme("fp3")
     assert caught.value.name == "quantization"

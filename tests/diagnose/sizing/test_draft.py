@@ -181,6 +181,6 @@ def test_a_search_carries_the_draft_along() -> None:
 
 
 def test_acceptance_needs_a_draft() -> None:
-    with pytest.raises(SizingError, match="state the draft") as refused:
+    with pytest.raises(SizingError, match="set the draft") as refused:
         size(replace(ASKED, setup=LARGE))
     assert refused.value.name == "acceptance"

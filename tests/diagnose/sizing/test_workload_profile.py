@@ -51,12 +51,12 @@ def test_the_packaged_example_is_a_profile() -> None:
         pytest.param("a = [", "profile: ", id="no TOML"),
         pytest.param(
             SMALLEST + "[trafic]\n",
-            "trafic is not known; did you mean traffic?",
+            "unknown key trafic; did you mean traffic?",
             id="unknown table",
         ),
         pytest.param(
             changed("peak_requests_per_s", "peak_request_per_s"),
-            "traffic.peak_request_per_s is not known; did you mean peak_requests_per_s?",
+            "unknown key traffic.peak_request_per_s; did you mean peak_requests_per_s?",
             id="unknown key",
         ),
         pytest.param(
@@ -114,14 +114,14 @@ def test_the_packaged_example_is_a_profile() -> None:
         ),
         pytest.param(
             SMALLEST + "[lora]\nadapters = 4\nmax_simultaneous_adapters = 2\n",
-            "state max_lora_rank, or adapter_bytes",
+            "set max_lora_rank, or adapter_bytes",
             id="neither rank nor bytes",
         ),
         pytest.param(
             SMALLEST
             + "[lora]\nadapters = 4\nmax_simultaneous_adapters = 2\nmax_lora_rank = 8\n"
             + "adapter_bytes = 1e8\n",
-            "state max_lora_rank, or adapter_bytes",
+            "set max_lora_rank, or adapter_bytes",
             id="both",
         ),
     ],
@@ -169,7 +169,7 @@ TWO = '[[tiers]]\nname = "a"\n{first}\n[[tiers]]\nname = "b"\n{second}\n'
         ),
         pytest.param(
             TWO.format(first="share_ratio = 0.5\ngpu = ['l4']", second="share_ratio = 0.5"),
-            r"tiers\[1\].gpu is not known; did you mean gpus",
+            r"unknown key tiers\[1\].gpu; did you mean gpus",
             id="unknown key",
         ),
         pytest.param(
@@ -177,7 +177,7 @@ TWO = '[[tiers]]\nname = "a"\n{first}\n[[tiers]]\nname = "b"\n{second}\n'
                 first="share_ratio = 0.5\n[tiers.lengths]\ninput_p50 = 3",
                 second="share_ratio = 0.5",
             ),
-            r"tiers\[1\].lengths.input_p50 is not known; did you mean input_p50_tokens",
+            r"unknown key tiers\[1\].lengths.input_p50; did you mean input_p50_tokens",
             id="unknown length",
         ),
         pytest.param("tiers = 3\n", "write each as a table", id="no table"),
