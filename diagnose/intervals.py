@@ -1,18 +1,17 @@
-"""How long stages, causes and healths last: opened and closed by id, from scrape to scrape. Pure.
+"""Intervals of stages, causes and health states: opened and closed scrape by scrape. Pure.
 
-The daemon's history and a report's replay of a metrics system's samples both take their intervals
-from here.
+Used by the daemon's history and by a report's replay of a metrics system's samples.
 
-- Begin: with the first scrape that names it, at the time that this says (`since_s`), but not before
-  the interval before it ended, the page could be read again, or after the scrape.
-- Last seen: the newest scrape that names it. The worst severity stays.
-- End: at the first page that names it no more ("ended"). A process that was replaced took what it
-  had with it, when that was last seen ("restarted"), `target_down` apart.
-- Not known: the page cannot be read, the stage cannot be judged, or nobody looked: the daemon was
-  restarted, the clock was set back, or the next scrape came later than `away_s`. Stages and healths
-  then ended when they were last seen ("unwatched"). Causes are neither over nor known to go on:
-  they pause. One goes on if it is named again within BRIDGED_S of when it was last seen; else, and
-  if pages of GRACE_S do not name it, it ended when it was last seen ("unwatched").
+- Start: the diagnosis' `since_s`, but not before the previous interval ended or the page became
+  readable again, and not after the scrape.
+- Last seen: the newest scrape whose diagnosis contains it. An interval keeps its worst severity.
+- End: the first readable page without it ("ended"). A restart of the process ends everything but
+  `target_down` when it was last seen ("restarted").
+- Unknown: the page cannot be read, the stage cannot be judged, or there was no scrape: the daemon
+  was restarted, the clock was set back, or the next scrape came later than `away_s`. Stages and
+  health states then end when they were last seen ("unwatched"). Causes pause. A paused cause
+  continues if it is seen again within BRIDGED_S of when it was last seen. Otherwise, or if it is
+  missing from GRACE_S of readable pages, it ended when it was last seen ("unwatched").
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
 
 BRIDGED_S = 900.0
-"""A pause longer than this is not bridged: nobody knows what went on."""
+"""Longest pause, in seconds, that an interval may continue across."""
 
 GRACE_S = 60.0
-"""So long after a pause a cause may take to be concluded again: rates need a window."""
+"""Seconds of readable pages in which a paused cause may come back: rates need a window."""
 
 AWAY_STEPS = 5
 LEAST_STEP_S = 2.0
 TIMES_KEPT = 4
-"""So many of the newest scrapes tell how far apart they come."""
+"""Newest scrapes that the scrape interval is measured on."""
 
 TARGET_DOWN = "target_down"
-"""The cause that is over with the first page that can be read."""
+"""The cause that ends with the first readable page."""
 
 ENDED, RESTARTED, UNWATCHED = "ended", "restarted", "unwatched"
 
@@ -48,7 +47,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A stage, a cause or a health that a diagnosis names, and since when it says."""
+    """A stage, cause or health state in a diagnosis, with its start in unix seconds."""
 
     kind: str
     id: str
@@ -58,8 +57,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a diagnosis says, as far as intervals go. `stage` is None where it could not be judged,
-    `read` whether the page was read."""
+    """The parts of a diagnosis that intervals are made of. `stage` is None where it could not be
+    judged; `read`: the page was read."""
 
     t_s: float
     health: Condition
@@ -70,14 +69,13 @@ class Verdict:
 
     @property
     def warming(self) -> bool:
-        """Whether the page was read and says nothing yet: the first scrape of a window."""
+        """Whether this is the first scrape of a window: the page was read, health is unknown."""
         return self.read and self.health.id == "unknown"
 
 
 @dataclass(slots=True)
 class Open:
-    """An interval that has begun. `last_s` is when it was last seen; `paused`: not known to go
-    on."""
+    """An open interval. `last_s` is when it was last seen; `paused`: unknown whether it goes on."""
 
     kind: str
     id: str
@@ -98,13 +96,13 @@ class Change:
 
 
 def away_s(times: Iterable[float]) -> float:
-    """After so long without a scrape nobody looked; `times` are those of the newest ones, in order.
-    The longest of their distances counts: a target in trouble is asked less often."""
+    """Seconds without a scrape that count as a gap; `times` are the newest scrapes', in order.
+    The longest distance between them counts: failing targets are scraped less often."""
     return AWAY_STEPS * max((LEAST_STEP_S, *(now - before for before, now in pairwise(times))))
 
 
 def verdict_of(diagnosis: Diagnosis, *, restarted: bool) -> Verdict:
-    """What a diagnosis says, as far as intervals go."""
+    """The parts of a diagnosis that intervals are made of."""
     t_s, stage = diagnosis.t_s, diagnosis.stage
     return Verdict(
         t_s,
@@ -136,17 +134,17 @@ class IntervalBook:
         return list(self._open.values())
 
     def pause(self) -> list[Change]:
-        """Nobody looks: what is open is not known to go on."""
+        """Scraping stops: pauses the causes and ends everything else. Returns the changes."""
         self._readable_s = None
         self._seen.clear()
         return self._pause([interval for interval in self.opened if not interval.paused])
 
     def close(self, how: str = UNWATCHED) -> list[Change]:
-        """The engine is gone: everything ended when it was last seen."""
+        """The engine is gone: ends everything when it was last seen. Returns the changes."""
         return [self._end(interval, interval.last_s, how) for interval in self.opened]
 
     def take(self, verdict: Verdict) -> list[Change]:
-        """What changes with a diagnosis."""
+        """Update the intervals with a diagnosis; returns the changes."""
         changes = self._notice_gap(verdict.t_s)
         if verdict.warming and any(condition.paused for condition in self._open.values()):
             return changes
@@ -159,7 +157,7 @@ class IntervalBook:
         return changes
 
     def _notice_gap(self, t_s: float) -> list[Change]:
-        """What is over because nobody looked for a while, or because the clock was set."""
+        """Pause or end intervals after a gap between scrapes or a clock set back."""
         changes: list[Change] = []
         if self._seen and t_s < self._seen[-1]:
             changes = [*self.pause(), *self.close()]
@@ -190,7 +188,7 @@ class IntervalBook:
         return changes
 
     def _given_up(self, verdict: Verdict, interval: Open) -> bool:
-        """Whether a paused interval that is not told now is over."""
+        """Whether a paused interval that this verdict lacks is over."""
         if verdict.t_s - interval.last_s > BRIDGED_S:
             return True
         if self._readable_s is None:
@@ -220,8 +218,8 @@ class IntervalBook:
         return changes
 
     def _start_s(self, verdict: Verdict, condition: Condition) -> float:
-        """Since when it says, but not before the one before it ended nor before the page could be
-        read again, and not later than now."""
+        """The condition's start, but not before the previous interval ended or the page became
+        readable again, and not later than now."""
         since_s = condition.since_s if condition.since_s <= verdict.t_s else verdict.t_s
         ended_s = self._ended_s.get(_slot(condition), -math.inf)
         readable_s = -math.inf if self._readable_s is None else self._readable_s
@@ -239,12 +237,12 @@ class IntervalBook:
 
     def _end(self, interval: Open, end_s: float, reason: str) -> Change:
         del self._open[interval.kind, interval.id]
-        # A clock that was set back would have it end before it began.
+        # With a clock that was set back it would otherwise end before it began.
         end_s = max(end_s, interval.start_s)
         self._ended_s[_slot(interval)] = end_s
         return Change(interval, ended=reason, end_s=end_s)
 
 
 def _slot(condition: Open | Condition) -> str:
-    """What holds one interval at a time: there is one stage, one health, one of each cause."""
+    """Key of which only one interval is open at a time: the stage, the health, or a cause's id."""
     return condition.id if condition.kind == "cause" else condition.kind

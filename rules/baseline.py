@@ -109,8 +109,8 @@ class Baseline:
                         self._medians[key] = samples.median()
 
     def get(self, key: str) -> float | None:
-        """What a signal is to be held against: its quiet median, or what is usual at this hour of
-        the week where that is worse; None before there is either."""
+        """What a signal is compared with: its quiet median or the usual value at this hour of the
+        week, whichever is worse; None before there is either."""
         quiet, usual = self._medians.get(key), self.season.get(key)
         if quiet is None or usual is None:
             return usual if quiet is None else quiet

@@ -300,7 +300,7 @@ class Exposed(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Watched(Leaf):
-    """Whether this process has been watched for so many windows; never unknown."""
+    """Whether this process has been watched for `windows` windows; never unknown."""
 
     windows: Number
 

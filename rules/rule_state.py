@@ -1,4 +1,4 @@
-"""Rules over time: how long a bound has been crossed, and a state that does not flap. Pure."""
+"""The state of rules over time, with hysteresis. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NO_OBSERVATION = "requests are in flight, and the window has no observation"
 
 
 class Clearing(NamedTuple):
-    """A state that only its clear time holds: the value has been back inside every bound, or not
-    judged, from `since_s` on. `was` is the last value before, `severity` what the state was."""
+    """A state in its clear time: since `since_s` the value is inside every bound, or not judged.
+    `was` is the last value out of bounds, `severity` the state's severity until then."""
 
     since_s: float
     was: float | None
@@ -21,8 +21,8 @@ class Clearing(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A rule's state now. `state` is ok, info, warning, critical or unknown; `since_s` its
-    beginning. A state that is clearing is told as info, for what it says is over.
+    """A rule's current state. `state` is ok, info, warning, critical or unknown; `since_s` is its
+    start. A state in its clear time is reported as info.
 
     `missing` names the metrics that an unknown finding lacks; `note` says why else it is not
     judged, or what keeps it quiet though its value is out of bounds.
@@ -58,7 +58,7 @@ class RuleState:
         self._unjudged = Finding(rule, UNKNOWN, Severity.OK, None, None)
 
     def forget(self) -> None:
-        """What was seen so far belongs to another process or another clock."""
+        """Drop the state: the process was replaced or the clock was set back."""
         self._active, self._since_s, self._calm_s = Severity.OK, None, None
         self._outside, self._inside_s = None, None
         self._crossed_s.clear()
@@ -74,8 +74,8 @@ class RuleState:
     ) -> Finding:
         """The finding at `now_s`.
 
-        `notes` says of a signal without a value why it has none. `idle`: no request is in flight,
-        and a signal without an observation is no worry.
+        `notes` holds the reason for signals without a value. `idle`: no request is in flight, so a
+        signal without an observation is ok.
         """
         rule, signal = self.rule, self.rule.signal
         lacking = missing.get(signal)
@@ -94,19 +94,19 @@ class RuleState:
                 return self._unknown((), notes.get(signal, NO_OBSERVATION))
             return self._settle(now_s, Severity.OK, Severity.OK, value)
         level = rule.level(value)
-        # The relaxed bounds matter to a state that has begun.
+        # The relaxed bounds apply only to an active state.
         relaxed = rule.level(value, relax=rule.clear_ratio) if self._active else level
         return self._settle(now_s, level, relaxed, value)
 
     def _unknown(self, lacking: tuple[str, ...], note: str) -> Finding:
-        # A page lacks the same from scrape to scrape: it is told by the same finding.
+        # The missing metrics rarely change between scrapes: reuse the finding.
         finding = self._unjudged
         if finding.missing != lacking or finding.note != note:
             finding = self._unjudged = finding._replace(missing=lacking, note=note)
         return finding
 
     def _kept_quiet(self, guard: Guard, value: float | None) -> str:
-        """Says that a guard keeps the rule quiet, where its value would be worth a warning."""
+        """Note that a guard suppresses the rule; empty where the value is below warning anyway."""
         if value is None or self.rule.level(value) < Severity.WARNING:
             return ""
         side = "above" if guard.below else "below"
@@ -152,7 +152,7 @@ class RuleState:
         if not active:
             self._outside, self._inside_s = None, None
             if level >= Severity.WARNING:
-                note = f"told once it is out of bounds for {self._for_s:.0f} s"
+                note = f"reported after {self._for_s:.0f} s out of bounds"
             return Finding(self.rule, "ok", Severity.OK, value, None, (), note)
         if relaxed:
             self._outside, self._inside_s = value, None

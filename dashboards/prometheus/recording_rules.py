@@ -86,8 +86,8 @@ def season_group(plan: Plan) -> Group:
 
 
 def compared_with(plan: Plan, key: str) -> str:
-    """What a signal is to be held against: its quiet median, or what is usual at this hour of the
-    week where that is worse; either where there is no other."""
+    """What a signal is compared with: its quiet median or the usual value at this hour of the week,
+    whichever is worse; the other where one is missing."""
     worse = "min" if key in MORE_IS_BETTER else "max"
     usual = f"last_over_time({recorded(f'{key}:usual')}[{duration(HOUR_S + STEP_S)}])"
     return f"{worse} by ({plan.engine}) ({recorded(f'{key}:quiet')} or {usual})"
@@ -110,8 +110,8 @@ def _usual(plan: Plan, hour: str) -> str:
 
 
 def _week(hour: str, week: int) -> str:
-    """The hour that begins, so many weeks ago: it was recorded at its end, at some second of a
-    step that may have been another then."""
+    """The hour that begins now, `week` weeks ago. It was recorded at its end, at another second of
+    the step than today's."""
     ago_s = week * WEEK_S - HOUR_S
     around = f"{hour}[{duration(2 * STEP_S)}] offset {duration(ago_s - STEP_S)}"
     return f'label_replace(last_over_time({around}), "week", "{week}", "", "")'
@@ -173,7 +173,7 @@ def signal_group(plan: Plan) -> Group:
 
 
 def _spread(plan: Plan, signal: Signal, query: str) -> str:
-    """What a page says once for all its engines (the running adapters), told for each."""
+    """A signal that a page has once for all its engines (the running adapters), per engine."""
     if not isinstance(signal.expr, InfoChanges):
         return query
     per_engine = f"({recorded('running')} * 0 + 1)"

@@ -81,7 +81,7 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class Alert:
     """An alerting rule; `keep_s` is how long it goes on firing after its expression has ended, `by`
-    are the labels of what it is about (none: an engine's)."""
+    are the labels of its subject (empty: an engine's)."""
 
     name: str
     expr: str

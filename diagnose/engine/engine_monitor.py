@@ -1,4 +1,4 @@
-"""From pages to diagnoses: one engine over time, with its learned baselines. Pure."""
+"""Diagnoses one engine from its pages over time, with its learned baselines. Pure."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ Values = Mapping[str, float | None]
 
 
 class Learned:
-    """One engine's past, as far as something is judged by it.
+    """What was learned about one engine: baselines, knee, output lengths, forecasts.
 
-    Quiet times and the knee outlive a restart of the server; a server that was launched otherwise
-    has another knee.
+    Baselines and the knee survive a restart of the server. The knee is dropped if the launch
+    configuration changed.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -92,18 +92,18 @@ class Learned:
         return LiveKnee(window_s=self._profile.window_s, targets=self._profile.targets)
 
     def forecasts(self, t_s: float, values: Values) -> dict[str, float | None]:
-        """Where the load is going, after a scrape with these values."""
+        """The forecast signals after a scrape with these values."""
         demand = demand_ratio(values)
         forecast = forecast_values(demand, self._forecaster.update(t_s, demand))
         return forecast | self._slo_forecaster.update(t_s, values)
 
     def output_drift(self, history: History, window: Window, values: Values) -> Drift | None:
-        """How far answers are from those of quiet times, while many more end at their limit."""
+        """How far output lengths moved from quiet times; None unless more end at their limit."""
         points = values.get("finished_length_drift_points") or 0.0
         return self._lengths.drift(history, window) if points >= LENGTH_POINTS else None
 
     def endless_outputs(self, history: History, window: Window, values: Values) -> Departure | None:
-        """How many answers go far beyond what is stated, while many end at their limit."""
+        """How many outputs far exceed the stated lengths; None unless many end at their limit."""
         at_limit = values.get("finished_length_ratio") or 0.0
         return self._lengths.endless(history, window) if at_limit >= LENGTH_POINTS else None
 
@@ -114,7 +114,7 @@ class Learned:
             self._lengths.learn(t_s, window)
 
     def set_launch(self, config: Mapping[str, str]) -> None:
-        """Take how the server says that it was launched."""
+        """Set the launch configuration that the server exports; a new one resets the knee."""
         if config == self._launch:
             return
         if config and self._launch and not same_launch(config, self._launch):
@@ -122,31 +122,31 @@ class Learned:
         self._launch = config or self._launch
 
     def reset(self) -> None:
-        """The process was replaced, or the clock was set back: what was held has no since."""
+        """Forget trends and durations: the process was replaced or the clock was set back."""
         self._forecaster.forget()
         self._slo_forecaster.forget()
         self.workload.forget()
 
 
-# --- From pages to diagnoses: one engine over time. Pure: time comes with each page ---------------
+# --- Diagnosing one engine ------------------------------------------------------------------------
 
 
 RESTARTS_KEPT = 16
 SCRAPES_IN_WINDOW = 2.2
-"""A window holds two scrapes at least, also where they come late."""
+"""Least length of the window in scrape intervals, so that it always holds two scrapes."""
 
 VANISHED_KEPT_S = 3600.0
-"""How long an engine that left a page which can be read is told; a replica that an orchestrator
-names is forgotten sooner, for those are replaced."""
+"""Seconds for which an engine that left a readable page is still reported. Replicas named by an
+orchestrator are forgotten sooner, because they are replaced."""
 
 UNREAD = "the page could not be read"
 GONE = "the engine is not on the page"
-"""Why nothing is known of an engine."""
+"""Reasons why an engine could not be diagnosed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Signals and rules of a profile, made once and shared by all engines."""
+    """Signals and rules of a profile, built once and shared by all engines."""
 
     signals: tuple[Signal, ...]
     rules: tuple[Rule, ...]
@@ -184,18 +184,18 @@ class EngineMonitor:
         self._disturbed_s = dict.fromkeys(FAMILIES, float("-inf"))
         self._unknown: tuple[Mapping[str, tuple[str, ...]], list[str]] = ({}, [])
         self.newest: Diagnosis | None = None
-        """What was last said, also of a page that could not be read."""
+        """The last diagnosis, also of an unreadable page; None before the first."""
         self.restart: Restart | None = None
-        """A restart that the newest page showed."""
+        """The restart that the newest page showed; None without one."""
         self._columns: tuple[Column, ...] = ()
         self._columns_of = -1
 
     def set_weekly_peak(self, peak_requests: float | None) -> None:
-        """Take the most requests that ran or waited here within the last week; None: not known."""
+        """Set the peak of running and waiting requests within the last week; None: unknown."""
         self._adviser.weekly_peak_requests = peak_requests
 
     def set_usual(self, usual: Mapping[str, float]) -> None:
-        """Take how the baseline's signals usually are at this hour of the week."""
+        """Set the usual values of the baseline's signals at this hour of the week."""
         self.learned.baseline.season = usual
 
     def page(
@@ -275,8 +275,8 @@ class EngineMonitor:
         return self.unreadable(t_s, cause, cause.evidence[0].text, GONE)
 
     def _successor(self, present: Collection[EngineMonitor]) -> EngineMonitor | None:
-        """The engine that came when this one left, in its place (another model by the same number)
-        or, where none stayed, at all; None where engines stayed and nothing took its place."""
+        """The engine that replaced this one: a newer engine with the same number and replica or, if
+        all engines are newer, any of them; None where nothing replaced it."""
         newcomers = [engine for engine in present if engine._appeared_s > self.last_s]
         place = self.key.engine, self.key.replica
         replacements = [
@@ -287,7 +287,7 @@ class EngineMonitor:
         )
 
     def unreadable(self, t_s: float, cause: Cause, why: str, seen: str = UNREAD) -> Diagnosis:
-        """The diagnosis after a scrape that gave nothing of this engine."""
+        """The diagnosis after a scrape without data of this engine."""
         self.restart = None
         self.newest = Diagnosis(
             t_s, self.target, self.key.engine, self.key.model, None,
@@ -297,7 +297,7 @@ class EngineMonitor:
         return self.newest
 
     def _reset(self, t_s: float, restart: Restart | None) -> None:
-        """The process was replaced, or the clock was set back: what was held has no since."""
+        """Forget trends and durations: the process was replaced or the clock was set back."""
         if restart is not None:
             self._restarts_s.append(restart.t_s)
         self._disturbed_s = dict.fromkeys(FAMILIES, t_s)
@@ -393,13 +393,13 @@ class EngineMonitor:
         causes = ranked(self._tracker.update(facts.now_s, concluded))
         if causes:
             causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
-        # Last: turning points are of the baseline that the causes were concluded from.
+        # Learn last: the counterfactuals need the baseline that the causes were concluded from.
         self._learn(facts, concluded, findings, window)
         return causes, missing is not None
 
     def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
-        """What the first cause hangs on, by the numbers that it was concluded from: while it only
-        lingers, those of then."""
+        """Counterfactuals of the first cause. While it only lingers in its clear time, those of the
+        last scrape that concluded it."""
         cause, last_points = self._unless
         points = last_points if cause == first.id else ()
         if first.seen_s == facts.now_s:
@@ -410,7 +410,7 @@ class EngineMonitor:
     def _learn(
         self, facts: Facts, concluded: list[Cause], findings: list[Finding], window: Window
     ) -> None:
-        """Add the scrape to the baselines of those families that nothing has moved of late."""
+        """Add the scrape to the baselines of those families that no recent problem disturbed."""
         disturbed = {family for cause in concluded for family in BY_ID[cause.id].moves}
         disturbed.update(
             family

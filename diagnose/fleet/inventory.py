@@ -24,7 +24,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "engine": ("engine",),
     "node": ("node", "Hostname", "hostname", "kubernetes_node"),
 }
-"""The labels that say what something is, the first that is there counts (of `namespace`: all).
+"""The labels for each part: the first that is present counts (for `namespace` all of them).
 
 `pod` is Kubernetes', `ReplicaId` and `WorkerId` are Ray Serve's, `instance` is Prometheus's own,
 `llm_d_ai_role` what Prometheus makes of llm-d's pod label.
@@ -44,12 +44,12 @@ NOT_IDENTITY = frozenset({"__name__", "le", "endpoint", "container", "prometheus
 
 @dataclass(frozen=True, slots=True)
 class LabelMap:
-    """What labels mean; `names` maps a part of DEFAULTS to the labels that say it."""
+    """The meaning of labels; `names` maps a part of DEFAULTS to its labels."""
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULTS)
 
     def value_of(self, part: str, labels: Labels) -> str:
-        """What a part is called, empty where no label says it."""
+        """The value of a part; empty where no label gives it."""
         if part == "namespace":
             return "/".join(value for name in self.names[part] if (value := labels.get(name)))
         return next((labels[name] for name in self.names[part] if labels.get(name)), "")
@@ -62,7 +62,7 @@ class LabelMap:
 
 
 def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
-    """The defaults with what the user states before them: {"replica": "pod_name"}.
+    """The defaults with the user's labels in their place: {"replica": "pod_name"}.
 
     Raises:
         SettingsError: there is no such part.
@@ -79,8 +79,8 @@ def label_map(stated: Mapping[str, str], origin: str) -> LabelMap:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One engine of one replica. `tier` is empty where nothing says on what kind of GPU it runs,
-    `role` where it is not one of ROLES.
+    """One engine of one replica. `tier` is empty where its kind of GPU is unknown, `role` where it
+    is not one of ROLES.
 
     `namespace` and `model` make its pool, where no label names one: replicas that take the same
     requests.
@@ -104,7 +104,7 @@ class Member:
 
     @property
     def group(self) -> Group:
-        """Pool, tier and role: what may be compared, and nothing else is ever averaged."""
+        """Pool, tier and role: only engines of one group are compared and averaged."""
         return self.pool, self.tier, self.role
 
 
@@ -126,7 +126,7 @@ class Shape:
 
 
 def shape_of(series: Iterable[Labels], names: LabelMap) -> Shape:
-    """The shape that the series of one gauge, one an engine, tell."""
+    """The shape of a fleet, from one gauge's series (one per engine)."""
     unique = list({_identity(labels): labels for labels in series}.values())
     by = distinguishing(unique)
     members = [_member(labels, by, names) for labels in unique]
@@ -146,7 +146,7 @@ def shape_of(series: Iterable[Labels], names: LabelMap) -> Shape:
 
 
 def distinguishing(series: Sequence[Labels]) -> tuple[str, ...]:
-    """The fewest labels that tell all series apart, those that recording rules keep first."""
+    """Labels that together identify every series, preferring those that recording rules keep."""
     others = {name for labels in series for name in labels} - NOT_IDENTITY - set(RECORDED)
     by: list[str] = []
     apart = 1

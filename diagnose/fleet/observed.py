@@ -11,7 +11,7 @@ from kneewatch.diagnose.workload.drift import Buckets
 from kneewatch.rules.rule import Severity
 
 STEP_S = 300.0
-"""Prometheus looks back so far for a value: every moment of the look-back is covered."""
+"""Prometheus' look-back for a value, in seconds: with this step no moment is left out."""
 
 HOUR_S = 3600.0
 WEEK_S = 7 * 24 * 3600.0
@@ -22,7 +22,7 @@ SEEN_MIN = 0.95
 class Peak:
     """Requests that ran or waited on all of a tier: the most at one moment `t_s`, and the mean.
 
-    `span_s` is how far back was looked, `seen_ratio` the share of its moments that have a value.
+    `span_s` is the time that was queried, `seen_ratio` the share of its steps with a value.
     """
 
     requests: float
@@ -33,8 +33,7 @@ class Peak:
 
     @property
     def weekly(self) -> bool:
-        """Whether it is the peak of a week or more, seen nearly whole: no less says what a fleet
-        may lose."""
+        """Whether it covers a week almost without gaps, as advice to remove replicas needs."""
         return self.span_s >= WEEK_S and self.seen_ratio >= SEEN_MIN
 
 
@@ -50,7 +49,7 @@ def peak_of(points: Sequence[tuple[float, float]], *, span_s: float, steps: int)
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is known of the past by group; `missing` says why some of it is not.
+    """The past by group; `missing` is the reason where some of it is unknown.
 
     `lengths` are the tokens of the last hour's requests and of the same hour a week ago, by
     signal: (before, now). `recent` are those of the last hour, also where no week ago is known.
@@ -66,7 +65,7 @@ class Past:
     )
 
 
-# --- What a metrics system said of a fleet at one moment ------------------------------------------
+# --- A fleet at one moment ------------------------------------------------------------------------
 
 
 Values = Mapping[str, float]
@@ -74,8 +73,8 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A replica that was there within the hour and is not now. `down`: its scrape fails, else it is
-    no target any more."""
+    """A replica that was present within the last hour and is missing now. `down`: its scrapes fail,
+    else it is no longer a target."""
 
     replica: str
     pool: str
@@ -84,7 +83,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the metrics system was asked, and how it took it."""
+    """Load on the metrics system: queries, retries and their total time in seconds."""
 
     queries: int = 0
     retried: int = 0

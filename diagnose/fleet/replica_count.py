@@ -36,9 +36,11 @@ SHARED_OUT = (
     "kv_usage_ratio",
     "kv_usage_avg_ratio",
 )
-"""What the balancer shares out: the mean of the engines; of what is a request's own, the median."""
+"""Signals that the load balancer distributes: mean over the engines."""
 
 PER_REQUEST = ("prompt_tokens_mean", "output_tokens_mean", "itl_mean_s", "prefix_hit_ratio")
+"""Signals of single requests: median over the engines."""
+
 WORST = ("itl_p99_s", "ttft_p99_s")
 CONFIGURED = ("kv_capacity_tokens",)
 
@@ -64,7 +66,7 @@ def averaged(tier: Tier) -> dict[str, float | None]:
 
 
 def server_of(tier: Tier, stated: Stated) -> Deployment:
-    """The server that each engine of the tier is: by what is stated, else by its series.
+    """The deployment of each engine of the tier: as stated, else from its series.
 
     The model is the one that `model_name` names, the GPU the one of the tier's name, and DCGM
     counts the GPUs of each pod, which its data-parallel engines share evenly.
@@ -98,7 +100,7 @@ def average_engine(
     tier: Tier, server: Deployment, targets: Targets, cause: str, *, peak: float | None
 ) -> LeverContext:
     """The average engine and its server, for the levers against a cause; `peak` are the most
-    requests of one engine in a week, None where nobody knows."""
+    requests of one engine in a week, None where unknown."""
     values = averaged(tier)
     if server.capacity_tokens is None:
         server = replace(server, capacity_tokens=values["kv_capacity_tokens"])
@@ -107,19 +109,17 @@ def average_engine(
 
 
 def at_load(context: LeverContext, requests: float) -> LeverContext:
-    """The same with so many requests on each engine."""
+    """The same context with `requests` on each engine."""
     return replace(context, demand=replace(context.demand, requests=requests))
 
 
-# How many replicas a tier needs, by the peak that was measured: guide 2.6, 8.3, 9.1 step 11.
-# Pure.
+# --- How many replicas a tier needs for its measured peak (guide 2.6, 8.3, 9.1 step 11) -----------
 #
-# The arithmetic and the guards are the sidecar's (diagnose/recommend), for the tier's average
-# engine.
+# Arithmetic and guards are those of diagnose/recommend, applied to the tier's average engine.
 
 
 MOST_OF = 0.5
-"""A tier is short of replicas where half of its engines are; what fewer show is their own."""
+"""A tier is short of replicas if at least this share of its engines is."""
 
 NO_PEAK = (
     "past load unknown: no series, or none with a label for the tier (--fleet-label tier=LABEL)"
@@ -156,10 +156,10 @@ def _size(
     down: int,
     blind: bool,
 ) -> TierSize:
-    """The size of a tier. `problems` says what ails it, empty for nothing: then it gets no less.
+    """The size of a tier. `problems` names what is wrong with it; such a tier is not reduced.
 
-    No number is told at all where some of the answer is missing (`blind`), or where replicas of
-    the pool are `down`: those that answer are not all there are, and nobody is to scale to them.
+    No number is given if the answer is partial (`blind`) or replicas of the pool are `down`: the
+    replicas that answer are not all of them.
     """
     server, now, engines = server_of(tier, stated), tier.replicas, tier.engines_each
     hourly, gpus = server.usd_per_hour, server.gpus
@@ -236,7 +236,7 @@ def _size_at_peak(
 
 
 def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
-    """What is said of one engine's server, in the dollars of replicas that have several."""
+    """The advice with one engine's costs multiplied by the engines of a replica."""
     engines = tier.engines_each or 1
 
     def dollars(figures: Mapping[str, float]) -> dict[str, float]:
@@ -336,22 +336,22 @@ def sizes_of(
     ]
 
 
-# How a disaggregated tier is split into prefill and decode, and how its work is. Guide 6.5. Pure.
+# --- Split of a disaggregated tier into prefill and decode (guide 6.5) ----------------------------
 #
-# A prefill replica computes prompts while a request is on it: that share of its time is its work.
-# A decode replica's is the part of its KV cache, or of its ITL target, that its requests take.
+# A prefill replica's work is the share of time in which it has a request. A decode replica's is the
+# share of its KV cache, or of its ITL target, that its requests use.
 
 
 UNEVEN = 1.5
-"""One pool is so many times as full as the other before replicas are moved: less is noise."""
+"""Least ratio of both sides' used shares at which another split is recommended."""
 
 LEAST_BUSY = 0.2
-"""Below it neither pool has work enough to tell a ratio."""
+"""Least used share of the fuller side at which the split is judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Replicas and work, in replicas' worth, of the two sides of a tier.
+    """Replicas and work (in replicas) of the two sides of a tier.
 
     `needed` is the work's ratio of prefill to decode as the guide writes it, `1:2.3`;
     `prefill_needed` how many of the present replicas would prefill by it.
@@ -373,14 +373,14 @@ class Split:
 
     @property
     def uneven(self) -> bool:
-        """Whether another split would suit the work better, beyond doubt."""
+        """Whether another split would clearly fit the work better."""
         least, most = sorted(self.used)
         other = self.prefill_needed != self.prefill
         return other and most >= LEAST_BUSY and most >= UNEVEN * least
 
 
 def splits_of(tiers: Sequence[Tier], stated: Stated, targets: Targets) -> list[Split]:
-    """The split of each tier whose replicas' roles are known, and of whose work enough is."""
+    """The split of each tier whose replicas' roles and work are known."""
     return [
         split
         for prefill in tiers
@@ -395,7 +395,7 @@ def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Spl
     taken_each = [
         min(1.0, in_flight) for e in prefill.engines if (in_flight := e.in_flight) is not None
     ]
-    # A replica of several engines is taken as they are in the mean.
+    # A replica with several engines counts with their mean.
     busy = sum(taken_each) * prefill.replicas / len(prefill.engines)
     taken = _decode_work(decode, stated, targets)
     arrivals = _total(prefill, "arrival_per_s")
@@ -424,7 +424,7 @@ def _split(prefill: Tier, decode: Tier, stated: Stated, targets: Targets) -> Spl
 
 
 def _decode_work(decode: Tier, stated: Stated, targets: Targets) -> float | None:
-    """Replicas' worth of decode work; None where it is not known."""
+    """Decode work in replicas; None where unknown."""
     context = average_engine(decode, server_of(decode, stated), targets, "", peak=None)
     held, capacity = context.demand.held_tokens, context.server.capacity_tokens
     if held is None or not capacity:

@@ -1,4 +1,4 @@
-"""GPU signals beside an engine's: pages of DCGM's fields over time, of the target's GPUs. Pure."""
+"""GPU signals and health of a target's GPUs, from pages of DCGM fields over time. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kneewatch.diagnose.gpu.health import GpuHealth, GpuState, board_of
 from kneewatch.rules.rule import LONG_WINDOWS
 
 STALE_AFTER_S = 90.0
-"""A GPU page older than this says nothing: dcgm-exporter collects every 30 s by default."""
+"""Seconds after which a GPU page is stale: dcgm-exporter collects every 30 s by default."""
 
 FROZEN_AFTER_S = 300.0
-"""A GPU uses energy whatever it does: a page whose energy stands still for so long is not read
-anew, though it is served."""
+"""Seconds without a change of the energy counter after which the exporter counts as stuck: a GPU
+always uses energy."""
 
 SCRAPES_IN_WINDOW = 2.2
-"""A window holds two readings at least, also where they are rarer than it is long."""
+"""Least length of the window in reading intervals, so that it always holds two readings."""
 
 ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
@@ -34,10 +34,10 @@ OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """GPU signals now. `unknown` has a line for each that could not be had.
+    """GPU signals now. `unknown` has a line for each that could not be read.
 
-    `joined` says how it is known that the GPUs are the target's, `guess` that it is not known.
-    `states` has each GPU by itself, `lost` a line for each that no longer answers.
+    `joined` describes how the GPUs were matched to the target; `guess`: they were assumed.
+    `states` has the state of each GPU, `lost` a line for each that no longer answers.
     """
 
     values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
@@ -74,13 +74,13 @@ def whole_page(binding: GpuBinding) -> GpuChoice:
     count = len(binding.gpus)
     if count == 1:
         return GpuChoice(binding.gpus, "the page's only GPU")
-    why = f"all {count} GPUs of the page are taken for the target's, which is a guess"
+    why = f"assuming that all {count} GPUs of the page belong to the target"
     return GpuChoice(binding.gpus, "all GPUs of the page: a guess", guess=True, missing=(why,))
 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """What is worked out once a layout."""
+    """Computed once per page layout."""
 
     layout: Layout
     choice: GpuChoice
@@ -131,7 +131,7 @@ class GpuMonitor:
         )
 
     def failed(self, why: str, *, lost: bool = False) -> None:
-        """There is no reading: what was known no longer counts. `lost`: for the GPUs are gone."""
+        """Drop the last reading: reading failed for the reason `why`. `lost`: the GPUs are gone."""
         reading = self._newest[0]
         unknown, gone = (f"gpu_*: {why}",), (why,) if lost else ()
         self._newest = (
@@ -148,7 +148,7 @@ class GpuMonitor:
             why = f"no GPU page for {old_s:.0f} s"
         elif reading.values and taken_s - self._energy[1] > FROZEN_AFTER_S:
             frozen_s = taken_s - self._energy[1]
-            why = f"the page shows the same energy for {frozen_s:.0f} s: is its exporter stuck?"
+            why = f"energy counter unchanged for {frozen_s:.0f} s: check the GPU exporter"
         if not why:
             return reading
         return GpuReading({}, (f"gpu_*: {why}",), reading.joined, reading.guess)
@@ -172,7 +172,7 @@ class GpuMonitor:
 
 
 def _noted(choice: GpuChoice, notes: Sequence[GpuNote]) -> Iterator[GpuNote]:
-    """What the source says of the target's GPUs; what is lost comes first."""
+    """The source's notes on the target's GPUs, lost GPUs first."""
     for note in sorted(notes, key=lambda note: not note.lost):
         about = {name for name in (note.uuid, note.index) if name}
         if not choice.names or not about or about & choice.names:
@@ -182,8 +182,7 @@ def _noted(choice: GpuChoice, notes: Sequence[GpuNote]) -> Iterator[GpuNote]:
 def engine_binding(gpus: Sequence[GpuFields]) -> tuple[EngineBinding, list[GpuSlot]]:
     """The GPUs' fields as columns of one binding, and the slots in the order of its positions.
 
-    What belongs to a board is one column, however many of its MIG instances the page repeats it
-    for.
+    A board's own field is one column, although the page repeats it for each MIG instance.
     """
     slots: list[GpuSlot] = []
     gauges: dict[str, tuple[Slot, ...]] = {}

@@ -1,7 +1,7 @@
-"""One engine's requests of the last hour against the workload that its size was computed for. Pure.
+"""Compares an engine's requests of the last hour with the stated workload. Pure.
 
-A minute's requests are no workload: they are counted over an hour at the default window, or since
-the engine has been seen where that is shorter, from snapshots of its counters.
+Requests are counted over an hour at the default window (or since the engine was first seen), from
+snapshots of its counters: a minute's requests are too few.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kneewatch.diagnose.workload.stated_workload import METRICS, WORDS
 
 STEP_WINDOWS = 5.0
 STEPS = 12
-"""A snapshot every five windows, twelve back: an hour of windows of a minute."""
+"""A snapshot every five windows, twelve kept: an hour at the default window of 60 s."""
 
 QUANTILES = (0.5, 0.95, 0.99)
 SHIFTS = {side: f"{side}_shift_ratio" for side in WORDS}
@@ -30,12 +30,12 @@ RATE = "arrival_peak_ratio"
 
 @dataclass(frozen=True, slots=True)
 class LiveWorkload:
-    """Requests of `span_s`, held against what is stated, by side (`stated_workload.WORDS`).
+    """Requests of `span_s` compared with the stated workload, by side (`stated_workload.WORDS`).
     `origin` and `grown` are the stated workload's.
 
     `live` are their P50, P95 and P99, None where the histogram cannot tell. `expected` are the
-    requests that its share of the stated peak would be, 0 where nobody knows its share or a rate
-    has not been held yet.
+    requests that its share of the stated peak would be, 0 where its share is unknown or
+    not enough time has passed.
     """
 
     origin: str
@@ -80,7 +80,7 @@ class _Counts:
 
 
 class WorkloadWatch:
-    """One engine's requests over an hour; nothing is said where nothing is stated."""
+    """Watches one engine's requests over an hour; inactive without a stated workload."""
 
     def __init__(self, stated: Stated, *, window_s: float) -> None:
         workload = stated.workload
@@ -93,15 +93,15 @@ class WorkloadWatch:
         self._kept: deque[_Counts] = deque(maxlen=STEPS + 1)
 
     def set_engines(self, engines: int) -> None:
-        """Take how many engines of the page share the replica's requests."""
+        """Set how many engines of the page share the replica's requests."""
         self._engines = max(self._engines, engines)
 
     def forget(self) -> None:
-        """The process was replaced: its counters begin anew."""
+        """The process was replaced: its counters restart at 0."""
         self._kept.clear()
 
     def update(self, t_s: float, history: History) -> LiveWorkload | None:
-        """What is said after a scrape; None where nothing is stated or nothing to compare."""
+        """The comparison after a scrape; None without a stated workload or an earlier snapshot."""
         if not self.points and self._peak_per_s is None:
             return None
         now = _counts(t_s, history)
@@ -136,7 +136,7 @@ class WorkloadWatch:
 
 
 def points_of(stated: Stated) -> Mapping[str, tuple[Point, ...]]:
-    """What is stated of the lengths of the server's requests, by side."""
+    """The stated request lengths of the server, by side."""
     if stated.workload is None:
         return {}
     model, gpu = stated.model, stated.gpu
@@ -144,31 +144,33 @@ def points_of(stated: Stated) -> Mapping[str, tuple[Point, ...]]:
 
 
 def unwatched(stated: Stated) -> dict[str, str]:
-    """Signals that a stated profile does not make known here, and why."""
+    """Signals that the stated profile cannot provide for this server: {signal: reason}."""
     workload, reasons = stated.workload, dict[str, str]()
     if workload is None:
         return reasons
     points = points_of(stated)
     for side in WORDS:
         if side not in points:
-            reasons[SHIFTS[side]] = f"{workload.origin} has several tiers: state model or gpu"
+            reasons[SHIFTS[side]] = f"{workload.origin} has several tiers: set model or gpu"
     if workload.peak_requests_per_s is None:
-        reasons[RATE] = f"{workload.origin} is of a batch, or its tiers share the peak"
+        reasons[RATE] = (
+            f"{workload.origin} states no peak per tier (a batch, or tiers share the peak)"
+        )
     elif stated.replicas is None:
-        reasons[RATE] = f"the peak of {workload.origin} is all replicas': state replicas"
+        reasons[RATE] = f"{workload.origin} states the peak of all replicas: set replicas"
     return reasons
 
 
 def _quantile(
     bounds: tuple[float, ...], counts: tuple[float, ...], quantile: float
 ) -> float | None:
-    """A quantile of what was counted; None beyond the last bound, from where nobody knows."""
+    """A quantile of what was counted; None beyond the last finite bound."""
     value = Buckets.of(bounds, counts).quantile(quantile)
     return None if value == bounds[-2] else value
 
 
 def _peak_per_s(stated: Stated) -> float | None:
-    """One replica's share of the stated peak, requests/s; None where nobody knows it."""
+    """One replica's share of the stated peak, requests/s; None where unknown."""
     workload = stated.workload
     if workload is None or workload.peak_requests_per_s is None or stated.replicas is None:
         return None

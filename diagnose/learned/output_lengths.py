@@ -1,5 +1,5 @@
-"""How long answers are, against those of quiet times and against what is stated: whole histograms,
-held by a two-sample or a one-sample test. Pure.
+"""Compares output lengths with those of quiet times (two-sample test) and with stated percentiles
+(one-sample test). Pure.
 
 One window's histogram is kept a window while all is quiet, so that no answer counts twice. Where a
 minute holds few answers the test looks at the longest window that the history has.
@@ -24,7 +24,7 @@ ANSWERS_MIN = 40.0
 """Fewer quiet answers are no distribution."""
 
 FEW = 150.0
-"""Of fewer answers the band is wider than most shifts: a longer window is looked at."""
+"""With fewer answers than this the longest window is tested too: the band is too wide."""
 
 FALSE_ALARM = 1e-3
 """The chance, at most, that a comparison of independent answers calls one distribution two."""
@@ -34,17 +34,16 @@ LOOKS = 2
 what is not but also what was before: each may err half as often."""
 
 ALIKE = 1.0
-"""Each answer counts: a cause hangs on what is told here only where many more answers than before
-end at their limit, and not on this alone."""
+"""Each answer counts as independent: causes use this only where many more answers than before end
+at their limit."""
 
 ENDLESS = 2.0
-"""Answers beyond so many times the longest that are stated (P99) do not end by themselves: longer
-ones that do are another workload."""
+"""Answers longer than this many times the stated P99 count as endless."""
 
 
 class OutputLengths:
     """One engine's answers. `window_s` is the short window, `longest_s` what its history holds,
-    `stated` are the percentiles that a size was computed for, none where nobody stated them."""
+    `stated` are the percentiles that a size was computed for, empty without them."""
 
     def __init__(self, *, window_s: float, longest_s: float, stated: Sequence[Point] = ()) -> None:
         self._window_s, self._longest_s = window_s, longest_s

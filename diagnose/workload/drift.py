@@ -18,13 +18,13 @@ FALSE_ALARM = 1e-4
 """The chance that one comparison of what has not changed is called a change, at most."""
 
 SHIFT_MIN = 0.15
-"""Less than so much of the requests at another length is no other workload, however sure."""
+"""Smallest share of the requests with other lengths that counts as another workload."""
 
 TAIL_SHIFT_MIN = 0.1
 """The same beyond a percentile that leaves less than SHIFT_MIN: thrice what is stated above P95."""
 
 ALIKE = 10.0
-"""Requests of one session or job are alike: so many count as one that is independent."""
+"""Requests of one session or job are alike: this many count as one independent request."""
 
 Buckets = Mapping[float, float]
 """Observations up to each upper edge, as Prometheus counts them; `inf` has all."""
@@ -52,7 +52,7 @@ def drift(
     before: Buckets, now: Buckets, *, false_alarm: float = FALSE_ALARM, alike: float = ALIKE
 ) -> Drift | None:
     """How far `now` is from `before`; None where one of them is empty or is no histogram, or where
-    their edges differ. So many observations count as one that are `alike`."""
+    their edges differ. `alike` observations count as one independent one."""
     edges = sorted(before)
     if edges != sorted(now) or not edges or edges[-1] != inf:
         return None
@@ -99,7 +99,7 @@ class Departure:
 
     @property
     def least_ratio(self) -> float:
-        """What a shift must be more than to be told."""
+        """The smallest shift that is reported."""
         matters = SHIFT_MIN if self.may_ratio >= SHIFT_MIN else TAIL_SHIFT_MIN
         return max(self.chance_ratio, matters)
 
@@ -161,8 +161,7 @@ def more_than_chance(
     false_alarm: float = FALSE_ALARM,
     alike: float = ALIKE,
 ) -> bool:
-    """Whether so many arrivals are more than chance makes of what is expected, but with a
-    probability of `false_alarm` at most.
+    """Whether `count` arrivals are more than chance explains where `expected` are expected.
 
     Arrivals that are independent of each other, in bunches of `alike`, are n or more of m expected
     with a probability below exp(-(n ln(n / m) - n + m) / alike) (Chernoff's bound of a Poisson
@@ -174,5 +173,5 @@ def more_than_chance(
 
 
 def _band(count: float, chance: float) -> float:
-    """How far so many observations' shares may be from the truth, but for a chance."""
+    """Half width of the band around the cumulative shares, exceeded with probability `chance`."""
     return sqrt(log(2 / chance) / (2 * count))

@@ -19,7 +19,7 @@ KEYS: Mapping[str, str] = {PROMPTS: "input", ANSWERS: "output"}
 """vLLM's histogram of each length, and what begins its keys in a profile."""
 
 RATE_MIN = 1.2
-"""A rate is another workload's from so many times the peak: every size has 20 % of safety or more
+"""Ratio of rate to peak that counts as another workload: every size includes 20% headroom or more
 (guide 8.3)."""
 
 

@@ -77,7 +77,7 @@ def test_the_text_says_what_to_do(main: Main) -> None:
     out = main("replay", OVERLOAD, "--window", "15s", "--workload-profile", "far.toml").out
     assert "workload_drift" in out
     assert "kneewatch size --plan far.toml" in out
-    assert "state replicas" in out
+    assert "set replicas" in out
 
 
 def test_the_shipped_example_is_one(main: Main) -> None:

@@ -32,7 +32,7 @@ def test_one_gpu_is_no_guess_and_several_are() -> None:
     assert several.guess
     assert "guess" in several.joined
     assert [line for line in several.unknown if line.startswith("gpu_*")] == [
-        "gpu_*: all 4 GPUs of the page are taken for the target's, which is a guess"
+        "gpu_*: assuming that all 4 GPUs of the page belong to the target"
     ]
     assert several.values["gpu_engine_active_ratio"] == pytest.approx(0.25)
     assert several.values["gpu_power_watts"] == pytest.approx(4 * 412.5)
@@ -77,9 +77,7 @@ def test_a_page_that_is_served_and_not_read_anew_says_nothing() -> None:
     assert watched(monitor, [energy(5)] * 21).values, "idle GPUs of a slow exporter"
     stuck = watched(GpuMonitor(window_s=60), [energy(5)] * 22)
     assert stuck.values == {}
-    assert stuck.unknown == (
-        "gpu_*: the page shows the same energy for 315 s: is its exporter stuck?",
-    )
+    assert stuck.unknown == ("gpu_*: energy counter unchanged for 315 s: check the GPU exporter",)
     assert watched(GpuMonitor(window_s=60), [energy(5)] * 30 + [energy(6)]).values, "it recovers"
 
 

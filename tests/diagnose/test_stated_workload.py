@@ -159,7 +159,7 @@ def test_engines_of_one_page_share_the_peak_whatever_the_launch_says() -> None:
 def test_what_a_rate_needs_is_said_where_it_is_lacking() -> None:
     told = watch(Requests(), minutes=2, each=60)
     (line,) = [one for one in told[-1].unknown if one.startswith(RATE)]
-    assert line.endswith("state replicas")
+    assert line.endswith("set replicas")
 
 
 def test_a_new_process_begins_anew() -> None:
@@ -204,7 +204,7 @@ def test_lengths_of_tiers() -> None:
 def test_a_tier_that_is_not_named_is_asked_for() -> None:
     known = Stated(workload=stated(PROFILE + OWN))
     lines = Profile(stated=known).unstated()
-    assert "state model or gpu" in lines[SHIFTS[PROMPTS]]
+    assert "set model or gpu" in lines[SHIFTS[PROMPTS]]
     named = replace(known, model=model("meta-llama/Llama-3.1-8B-Instruct"), gpu=gpu("l40s"))
     assert SHIFTS[PROMPTS] not in Profile(stated=named).unstated()
 
