@@ -114,15 +114,17 @@ def gpus_from(text: str, *, origin: str, base: Mapping[str, Gpu] | None = None) 
     merged = dict(base or {})
     for gpu_id, row in _rows(text, origin).items():
         where = f"{origin}: gpus.{gpu_id}"
-        sources = {told: f"stated in {origin}" for key, told in _SOURCES.items() if key in row}
+        sources = {
+            source_key: f"stated in {origin}" for key, source_key in _SOURCES.items() if key in row
+        }
         fields = _fields(sources | row, where)
         if gpu_id in merged:
-            made = dataclasses.replace(merged[gpu_id], **fields)
+            spec = dataclasses.replace(merged[gpu_id], **fields)
         else:
             _check_new(gpu_id, row, where)
-            made = Gpu(id=gpu_id, **fields)
-        _check_together(made, where)
-        merged[gpu_id] = made
+            spec = Gpu(id=gpu_id, **fields)
+        _check_together(spec, where)
+        merged[gpu_id] = spec
     _check_names(merged, origin)
     return merged
 
@@ -171,8 +173,8 @@ def _fields(row: Mapping[str, object], where: str) -> dict[str, Any]:
 def _number(value: object, where: str, key: str) -> float:
     kinds = int if key == "nvlink_gpus" else (int, float)
     if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
-        wanted = "a whole number" if key == "nvlink_gpus" else "a number"
-        raise SettingsError(f"{where}.{key} is {value!r}; it must be {wanted}")
+        kind = "a whole number" if key == "nvlink_gpus" else "a number"
+        raise SettingsError(f"{where}.{key} is {value!r}; it must be {kind}")
     if value <= 0:
         raise SettingsError(f"{where}.{key} is {value:g}; it must be above 0")
     return value
@@ -194,17 +196,17 @@ def _check_new(gpu_id: str, row: Mapping[str, object], where: str) -> None:
             raise SettingsError(f"{where}.{key} is missing; a new GPU needs it")
 
 
-def _check_together(made: Gpu, where: str) -> None:
-    if made.segment not in _SEGMENTS:
+def _check_together(spec: Gpu, where: str) -> None:
+    if spec.segment not in _SEGMENTS:
         raise SettingsError(
-            f"{where}.segment is {made.segment!r}; it must be one of {', '.join(_SEGMENTS)}"
+            f"{where}.segment is {spec.segment!r}; it must be one of {', '.join(_SEGMENTS)}"
         )
-    if made.memory_bytes > made.memory_sold_bytes:
+    if spec.memory_bytes > spec.memory_sold_bytes:
         raise SettingsError(
-            f"{where}.memory_gib is {made.memory_bytes / GIB:g}, above memory_sold_gib, which is "
-            f"{made.memory_sold_bytes / GIB:g}"
+            f"{where}.memory_gib is {spec.memory_bytes / GIB:g}, above memory_sold_gib, which is "
+            f"{spec.memory_sold_bytes / GIB:g}"
         )
-    if (made.nvlink_gpus > 1) != (made.nvlink_bytes_per_s is not None):
+    if (spec.nvlink_gpus > 1) != (spec.nvlink_bytes_per_s is not None):
         raise SettingsError(
             f"{where}: nvlink_bytes_per_s and an nvlink_gpus above 1 go together or not at all"
         )
@@ -245,16 +247,16 @@ def gpu(gpu_id: str, *, catalogue: Mapping[str, Gpu] | None = None) -> Gpu:
     Raises:
         SizingError: there is none; it names the nearest ids, and `choices` has all.
     """
-    known = gpus() if catalogue is None else catalogue
-    found = known.get(gpu_id.strip().casefold())
-    if found is not None:
-        return found
-    near = nearest_ids(gpu_id, known)
-    way_out = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+    specs = gpus() if catalogue is None else catalogue
+    spec = specs.get(gpu_id.strip().casefold())
+    if spec is not None:
+        return spec
+    near = nearest_ids(gpu_id, specs)
+    way_out = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(specs)}"
     raise SizingError(
         f"gpu is {gpu_id!r}, which is not in the catalogue; {way_out}",
         name="gpu",
-        choices=tuple(known),
+        choices=tuple(specs),
     )
 
 
@@ -262,9 +264,11 @@ def nearest_ids(text: str, catalogue: Mapping[str, Gpu]) -> list[str]:
     """Ids that may have been meant: that of a product name, else those alike; three at most."""
     if (named := recognise(text, catalogue=catalogue)) is not None:
         return [named.id]
-    wanted = plain_name(text).replace(" ", "-")
-    within = [known for known in catalogue if wanted and (wanted in known or known in wanted)]
-    return within[:3] or difflib.get_close_matches(wanted, catalogue, n=3, cutoff=0.6)
+    plain_id = plain_name(text).replace(" ", "-")
+    within = [
+        gpu_id for gpu_id in catalogue if plain_id and (plain_id in gpu_id or gpu_id in plain_id)
+    ]
+    return within[:3] or difflib.get_close_matches(plain_id, catalogue, n=3, cutoff=0.6)
 
 
 def recognise(
@@ -276,9 +280,9 @@ def recognise(
     `memory_bytes`, the total that is reported beside the name. DCGM gives a MIG device the whole
     GPU's name: pass its memory, or don't ask.
     """
-    known = gpus() if catalogue is None else catalogue
+    specs = gpus() if catalogue is None else catalogue
     plain = plain_name(name)
-    for candidate in known.values():
+    for candidate in specs.values():
         if plain in map(plain_name, candidate.names):
             if memory_bytes is None:
                 return candidate

@@ -233,18 +233,18 @@ class Config:
         value = self.fields.get(key)
         if value is None:
             return None
-        found = mapping(value)
-        if found is None:
+        members = mapping(value)
+        if members is None:
             raise self.wrong(key, value, "a JSON object")
-        return Config(f"{self.name}: {key}", found, found)
+        return Config(f"{self.name}: {key}", members, members)
 
     def quantization(self) -> Config | None:
         """The checkpoint's own quantization section, None for a 16-bit checkpoint."""
         for place in (self.outer, self.fields):
             for key in _QUANTIZATION_KEYS:
-                found = mapping(place.get(key))
-                if found:
-                    return Config(f"{self.name}: {key}", found, found)
+                members = mapping(place.get(key))
+                if members:
+                    return Config(f"{self.name}: {key}", members, members)
         return None
 
     def missing(self, key: str) -> SizingError:
@@ -276,7 +276,7 @@ def read_config(name: str, document: object) -> Config:
     fields, depth = outer, 0
     # thinker_config.text_config is the deepest in the wild.
     while depth < 3:
-        inner = next((found for key in _TEXT_KEYS if (found := mapping(fields.get(key)))), None)
+        inner = next((section for key in _TEXT_KEYS if (section := mapping(fields.get(key)))), None)
         if inner is None:
             break
         fields, depth = inner, depth + 1

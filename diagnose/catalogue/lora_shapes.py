@@ -77,7 +77,7 @@ def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
     """
     hidden, words = config.positive("hidden_size"), layer_words(config)
     attentions = words.count(FULL) + words.count(SLIDING)
-    whole, split, kv = (float(attentions * each) for each in _attention(config, hidden))
+    whole, split, kv = (float(attentions * size) for size in _attention(config, hidden))
     recurrent = words.count(LINEAR) + words.count(MAMBA)
     if recurrent:
         whole += recurrent * (_RECURRENT_INPUTS + 1) * hidden

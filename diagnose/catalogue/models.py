@@ -162,14 +162,14 @@ def model(name: str) -> Model:
     Raises:
         SizingError: no such model, or several; the message lists the nearest.
     """
-    wanted = name.lower()
-    exact = [key for key in _entries() if key.lower() == wanted]
-    found = exact or [key for key in _entries() if key.lower().split("/")[-1] == wanted]
-    if len(found) == 1:
-        return _from_entry(found[0])
+    lowered = name.lower()
+    exact = [key for key in _entries() if key.lower() == lowered]
+    matches = exact or [key for key in _entries() if key.lower().split("/")[-1] == lowered]
+    if len(matches) == 1:
+        return _from_entry(matches[0])
     ids = list(_entries())
-    nearest = found or difflib.get_close_matches(name, ids, n=5, cutoff=0.5)
-    trouble = "is not unique" if found else "is not in the catalogue"
+    nearest = matches or difflib.get_close_matches(name, ids, n=5, cutoff=0.5)
+    trouble = "is not unique" if matches else "is not in the catalogue"
     raise SizingError(
         f"model {name!r} {trouble}; give a catalogue id or the path of its config.json",
         name="model",
@@ -268,13 +268,13 @@ def _own_draft(config: Config, *, source: str, quantization: str) -> Model | Non
     if own is None or not config.has("hidden_size"):
         return None
     try:
-        made = _model(own, source=source, vision=0.0, quantization=quantization, notes=())
+        draft = _model(own, source=source, vision=0.0, quantization=quantization, notes=())
     except SizingError:
         # The model itself can be sized without them.
         return None
-    if made.parameters is None:
+    if draft.parameters is None:
         return None
-    return replace(made, parameters=own_parameters(own, made.parameters))
+    return replace(draft, parameters=own_parameters(own, draft.parameters))
 
 
 def _intermediate_size(config: Config) -> int:

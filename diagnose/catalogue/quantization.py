@@ -94,12 +94,12 @@ def scheme(name: str) -> Scheme:
         SizingError: an unknown name; the choices are listed.
     """
     key = name.lower()
-    found = SCHEMES.get(_ALIASES.get(key, key))
-    if found is None:
+    stored = SCHEMES.get(_ALIASES.get(key, key))
+    if stored is None:
         raise SizingError(
             f"unknown quantization {name!r}", name="quantization", choices=tuple(SCHEMES)
         )
-    return found
+    return stored
 
 
 def checkpoint_scheme(config: Config) -> str:
@@ -146,30 +146,30 @@ def _bitsandbytes(section: Config) -> str:
 
 def _modelopt(section: Config) -> str:
     algorithm = section.word("quant_algo", default="FP8").upper()
-    found = _MODELOPT.get(algorithm)
-    if found is None:
+    scheme_id = _MODELOPT.get(algorithm)
+    if scheme_id is None:
         raise _not_modelled(section, f"quant_algo {algorithm!r}")
-    return found
+    return scheme_id
 
 
 def _quark(section: Config) -> str:
     whole = section.section("global_quant_config")
     weight = whole.section("weight") if whole is not None else None
     dtype = weight.word("dtype") if weight is not None else ""
-    found = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int8": "int8"}.get(dtype)
-    if found is None:
+    scheme_ids = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int8": "int8"}.get(dtype)
+    if scheme_ids is None:
         raise _not_modelled(section, f"quark weights of dtype {dtype!r}")
-    return found
+    return scheme_ids
 
 
 def _compressed_tensors(section: Config) -> str:
     groups = section.section("config_groups")
     if groups is None or not groups.fields:
         raise _not_modelled(section, "a section without config_groups")
-    found = {_group_scheme(section, groups, key) for key in groups.fields}
-    if len(found) > 1:
-        raise _not_modelled(section, f"groups of {' and '.join(sorted(found))} side by side")
-    name = found.pop()
+    scheme_ids = {_group_scheme(section, groups, key) for key in groups.fields}
+    if len(scheme_ids) > 1:
+        raise _not_modelled(section, f"groups of {' and '.join(sorted(scheme_ids))} side by side")
+    name = scheme_ids.pop()
     spared = any("self_attn" in word for word in section.words("ignore"))
     return _ATTENTION_SPARED.get(name, name) if spared else name
 
@@ -186,12 +186,12 @@ def _group_scheme(section: Config, groups: Config, key: str) -> str:
     if weights is None:
         raise _not_modelled(section, f"config_groups {key} without weights")
     kind, bits = weights.word("type", default="int"), weights.count("num_bits", default=0)
-    found = _COMPRESSED.get((kind, bits))
-    if found is None:
+    scheme_id = _COMPRESSED.get((kind, bits))
+    if scheme_id is None:
         raise _not_modelled(section, f"weights of {bits} bit {kind}")
     # Floats of 4 bit come with scales for 16 (NVFP4) or for 32 (MXFP4).
-    wide = found == "nvfp4" and weights.count("group_size", default=16) == _MX_GROUP
-    return "mxfp4" if wide else found
+    wide = scheme_id == "nvfp4" and weights.count("group_size", default=16) == _MX_GROUP
+    return "mxfp4" if wide else scheme_id
 
 
 def _not_modelled(section: Config, what: str) -> SizingError:

@@ -20,10 +20,10 @@ def commands(text: str) -> list[list[str]]:
     Nothing is expanded: `$VARIABLE` stays as it is written.
     """
     script, documents = _without_documents(re.sub(r"\\\r?\n", " ", text))
-    found = list(_commands(script))
+    words = list(_commands(script))
     for document in documents:
-        found += _commands(document)
-    return found
+        words += _commands(document)
+    return words
 
 
 def _without_documents(text: str) -> tuple[str, list[str]]:
@@ -90,10 +90,10 @@ def _quoted(text: str, at: int, quote: str) -> tuple[str, int]:
     if quote == "'":
         end = text.find(quote, at)
         return text[at:end], end + 1
-    found = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL).match(text, at)
-    if found is None:
+    match = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL).match(text, at)
+    if match is None:
         return '"', at
-    return re.sub(r'\\(["\\$`])', r"\1", found[1]), found.end()
+    return re.sub(r'\\(["\\$`])', r"\1", match[1]), match.end()
 
 
 # --- A vLLM command line as flags and values ------------------------------------------------------
@@ -158,10 +158,10 @@ class Launch:
         """A flag's value as a number, 4k and 4K understood; None: not given, or not readable."""
         text = self.flags.get(flag)
         # More digits than a float holds would not even convert.
-        found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgG]?)", text or "")
-        if found is None:
+        match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgG]?)", text or "")
+        if match is None:
             return None
-        value = float(found[1]) * MULTIPLES.get(found[2], 1)
+        value = float(match[1]) * MULTIPLES.get(match[2], 1)
         return value if value <= LARGEST else None
 
     def count(self, flag: str) -> int | None:
@@ -195,16 +195,16 @@ def parse_launch(text: str, *, origin: str) -> Launch:
     Raises:
         SettingsError: no vLLM command in it; it names `origin`.
     """
-    found = commands(text)
-    for words in found:
+    lines = commands(text)
+    for words in lines:
         arguments = _arguments(words)
         if arguments is not None:
             return _parsed(arguments)
-    for words in found:
+    for words in lines:
         arguments = _contained(words)
         if arguments:
             return _parsed(arguments)
-    everything = [word for words in found for word in words]
+    everything = [word for words in lines for word in words]
     if everything and everything[0].startswith("--"):
         return _parsed(everything)
     raise SettingsError(
@@ -323,10 +323,10 @@ def knows(flag: str, *, version: Version | None, config: Mapping[str, str]) -> b
     """
     if not flag.startswith("--"):
         return True
-    known = FLAGS.get(flag.partition(".")[0])
-    if known is None:
+    entry = FLAGS.get(flag.partition(".")[0])
+    if entry is None:
         return False
-    if known.label and known.label in config:
+    if entry.label and entry.label in config:
         return True
     at = version or oldest_version(config) or (0, 6, 0)
-    return known.since <= at and (known.until is None or at < known.until)
+    return entry.since <= at and (entry.until is None or at < entry.until)

@@ -76,7 +76,7 @@ def search(question: Question, choices: Choices = ANYTHING, *, top: int = 3) -> 
         best=tuple(ordered[:top]),
         by_gpu=tuple(by_gpu.values()),
         rejections=rejections,
-        configurations=meeting + sum(each.configurations for each in rejections),
+        configurations=meeting + sum(rejection.configurations for rejection in rejections),
         launches=launched,
         meeting=meeting,
     )
@@ -93,22 +93,22 @@ def _rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
 
 def _candidate(question: Question, tried: Space, launch: Launch, tally: Tally) -> Candidate | None:
     """The launch with its replicas at the highest load it may have; None where it fails."""
-    setup, each = launch.setup, launch.setup.parallel.gpus
+    setup, gpus_per_replica = launch.setup, launch.setup.parallel.gpus
     held, limit, binding = _limit(tried, launch)
-    found = _capacity(question, tried, setup, limit)
-    if not found.concurrency:
-        _reject_latency(question, launch, found, tally)
+    limit_at_targets = _capacity(question, tried, setup, limit)
+    if not limit_at_targets.concurrency:
+        _reject_latency(question, launch, limit_at_targets, tally)
         return None
-    speed = found.performance
+    speed = limit_at_targets.performance
     replicas = _replicas(question, speed.requests_per_s)
-    if tried.most_gpus is not None and replicas * each > tried.most_gpus:
+    if tried.most_gpus is not None and replicas * gpus_per_replica > tried.most_gpus:
         most = tried.most_gpus
         tally.reject(
             GPUS,
             setup,
-            lambda: f"{replicas} replicas of {each} GPUs, at most {most} allowed",
+            lambda: f"{replicas} replicas of {gpus_per_replica} GPUs, at most {most} allowed",
             configurations=launch.configurations,
-            needed_ratio=replicas * each / most,
+            needed_ratio=replicas * gpus_per_replica / most,
         )
         return None
     price = _price(question, setup)
@@ -116,15 +116,15 @@ def _candidate(question: Question, tried: Space, launch: Launch, tally: Tally) -
     return Candidate(
         setup=setup,
         replicas=replicas,
-        gpus=replicas * each,
-        usd_per_hour=replicas * each * price,
-        usd_per_million_output_tokens=each * price / tokens * 1e6,
-        concurrency=found.concurrency,
+        gpus=replicas * gpus_per_replica,
+        usd_per_hour=replicas * gpus_per_replica * price,
+        usd_per_million_output_tokens=gpus_per_replica * price / tokens * 1e6,
+        concurrency=limit_at_targets.concurrency,
         requests_per_s=speed.requests_per_s,
         ttft_s=speed.ttft_s,
         itl_s=speed.itl_s,
-        kv_usage_ratio=found.concurrency / held,
-        binding=binding if found.binding == RUNNING_LIMIT else found.binding,
+        kv_usage_ratio=limit_at_targets.concurrency / held,
+        binding=binding if limit_at_targets.binding == RUNNING_LIMIT else limit_at_targets.binding,
         starts_for_certain=_starts_for_certain(launch),
     )
 
@@ -144,17 +144,17 @@ def _limit(tried: Space, launch: Launch) -> tuple[float, int, str]:
 
 
 def _capacity(question: Question, tried: Space, setup: Setup, limit: int) -> Capacity:
-    known = launch_costs(setup)
+    costs = launch_costs(setup)
     load = Load(
         input_tokens=tried.input_tokens,
         output_tokens=tried.output_tokens,
         concurrency=limit,
         max_running=limit,
         max_num_batched_tokens=setup.batched_tokens,
-        drafting=drafting_of(question, setup, known),
+        drafting=drafting_of(question, setup, costs),
     )
     targets = Targets(question.ttft_slo_s, question.itl_slo_s)
-    return capacity(known, load, targets, tried.efficiency)
+    return capacity(costs, load, targets, tried.efficiency)
 
 
 def _replicas(question: Question, usable_requests_per_s: float) -> int:
@@ -169,13 +169,13 @@ def _replicas(question: Question, usable_requests_per_s: float) -> int:
     return ceil(instances * exact(question.safety))
 
 
-def _reject_latency(question: Question, launch: Launch, found: Capacity, tally: Tally) -> None:
-    speed = found.performance
+def _reject_latency(question: Question, launch: Launch, reached: Capacity, tally: Tally) -> None:
+    speed = reached.performance
     missed, found_s, target_s = TTFT_MISSED, speed.ttft_s, question.ttft_slo_s
-    if found.binding == ITL:
+    if reached.binding == ITL:
         missed, found_s, target_s = ITL_MISSED, speed.itl_s, question.itl_slo_s
     if target_s is None:
-        raise TypeError(f"{found.binding} missed without a target")
+        raise TypeError(f"{reached.binding} missed without a target")
     target = target_s
     tally.reject(
         missed,

@@ -178,51 +178,51 @@ _SAME_RATIO = 1e-9
 _PREDICTED = "speeds are predicted by the roofline: benchmark the winner before you buy"
 
 
-def notes(found: Found, candidate: Candidate) -> tuple[str, ...]:
+def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
     """What to validate, to check or to know before that candidate is bought."""
     setup, gpu = candidate.setup, candidate.gpu
-    told: list[str] = []
+    lines: list[str] = []
     if setup.quantization is not None:
-        told.append(f"test answer quality with {setup.scheme.id} weights on your own prompts")
+        lines.append(f"test answer quality with {setup.scheme.id} weights on your own prompts")
     if "fp8" in setup.kv_cache_dtype:
-        told.append("test answer quality with the FP8 KV cache, above all on long contexts")
+        lines.append("test answer quality with the FP8 KV cache, above all on long contexts")
     tensor = setup.parallel.tensor
     if tensor > _FAST_LINK_FROM and tensor > gpu.nvlink_gpus:
-        told.append(
+        lines.append(
             f"TP {tensor} runs over PCIe; above TP 2 use NVLink, or benchmark it against a "
             "smaller one"
         )
-    longest = found.question.setup.max_model_len or setup.model.max_context_tokens
+    longest = result.question.setup.max_model_len or setup.model.max_context_tokens
     if setup.longest_tokens < longest:
-        told.append(
+        lines.append(
             f"needs --max-model-len {setup.longest_tokens}: longer requests (up to {longest:,} "
             "tokens) are rejected"
         )
     if not candidate.starts_for_certain:
-        told.append("may not start: at the high end of the overhead estimate it does not fit")
+        lines.append("may not start: at the high end of the overhead estimate it does not fit")
     if gpu.memory_is_estimated:
-        told.append(f"{gpu.id}: memory {gpu.memory_source}")
-    return tuple(told)
+        lines.append(f"{gpu.id}: memory {gpu.memory_source}")
+    return tuple(lines)
 
 
-def difference(found: Found, candidate: Candidate) -> str:
+def difference(result: Found, candidate: Candidate) -> str:
     """Why that candidate won, or what it costs more than the winner and why; one sentence."""
     limit = (
         f"{candidate.binding} is the limit at {candidate.concurrency} concurrent requests "
         "per replica"
     )
-    winner = found.winner
+    winner = result.winner
     if winner is None or candidate is winner:
         return f"cheapest that meets the targets: {limit}"
-    cost, least = _cost(found, candidate), _cost(found, winner)
+    cost, least = _cost(result, candidate), _cost(result, winner)
     if cost <= least * (1 + _SAME_RATIO):
         return f"costs the same, but {_tie(winner, candidate)}; {limit}"
     more = f"costs {cost / least - 1:.0%} more" if least else "costs more"
-    return f"{more}: {_cause(found, winner, candidate)}because {limit}"
+    return f"{more}: {_cause(result, winner, candidate)}because {limit}"
 
 
-def _cost(found: Found, candidate: Candidate) -> float:
-    if found.ranked_by == BY_HOUR:
+def _cost(result: Found, candidate: Candidate) -> float:
+    if result.ranked_by == BY_HOUR:
         return candidate.usd_per_hour
     return candidate.usd_per_million_output_tokens
 
@@ -235,8 +235,8 @@ def _tie(winner: Candidate, candidate: Candidate) -> str:
     return "is slower at its highest load"
 
 
-def _cause(found: Found, winner: Candidate, candidate: Candidate) -> str:
-    if found.ranked_by != BY_HOUR:
+def _cause(result: Found, winner: Candidate, candidate: Candidate) -> str:
+    if result.ranked_by != BY_HOUR:
         return (
             f"{figure(candidate.requests_per_s / candidate.setup.parallel.gpus)} requests/s "
             "per GPU "
@@ -252,33 +252,33 @@ def _price(candidate: Candidate) -> str:
     return figure(candidate.usd_per_hour / candidate.gpus)
 
 
-def winner_steps(found: Found) -> tuple[Step, ...]:
+def winner_steps(result: Found) -> tuple[Step, ...]:
     """The arithmetic of the winner's fleet and cost, line by line; empty where nothing won."""
-    if found.winner is None:
+    if result.winner is None:
         return ()
-    return steps(size(question_of(found.question, found.winner)))
+    return steps(size(question_of(result.question, result.winner)))
 
 
-def explain(found: Found) -> tuple[str, ...]:
+def explain(result: Found) -> tuple[str, ...]:
     """The search in lines: what won, what came next, what each GPU costs, why the rest failed."""
     lines = [
-        f"{found.configurations:,} configurations tried, {found.meeting:,} meet the targets; "
-        + ("ranked by cost per hour" if found.ranked_by == BY_HOUR else "ranked by cost per token")
+        f"{result.configurations:,} configurations tried, {result.meeting:,} meet the targets; "
+        + ("ranked by cost per hour" if result.ranked_by == BY_HOUR else "ranked by cost per token")
     ]
-    for place, candidate in enumerate(found.best, start=1):
-        lines += [f"{place}. {_headline(candidate)}", f"   {difference(found, candidate)}"]
-        lines += [f"   {_speed(candidate)}", *[f"   - {note}" for note in notes(found, candidate)]]
-    if found.best:
+    for place, candidate in enumerate(result.best, start=1):
+        lines += [f"{place}. {_headline(candidate)}", f"   {difference(result, candidate)}"]
+        lines += [f"   {_speed(candidate)}", *[f"   - {note}" for note in notes(result, candidate)]]
+    if result.best:
         lines.append(f"{_PREDICTED}.")
-    lines += [step.line() for step in winner_steps(found)]
-    if len(found.by_gpu) > 1:
+    lines += [step.line() for step in winner_steps(result)]
+    if len(result.by_gpu) > 1:
         lines.append("Cheapest on each GPU:")
-        lines += [f"   {_headline(candidate)}" for candidate in found.by_gpu]
-    if found.rejections:
+        lines += [f"   {_headline(candidate)}" for candidate in result.by_gpu]
+    if result.rejections:
         lines.append("Why other configurations failed, with the closest of each:")
         lines += [
-            f"   {each.configurations:,} x {each.reason}: {each.example}"
-            for each in found.rejections
+            f"   {rejection.configurations:,} x {rejection.reason}: {rejection.example}"
+            for rejection in result.rejections
         ]
     return tuple(lines)
 
@@ -299,29 +299,29 @@ def _speed(candidate: Candidate) -> str:
     )
 
 
-def document(found: Found) -> dict[str, object]:
+def document(result: Found) -> dict[str, object]:
     """The search in plain types."""
     return {
-        "ranked_by": found.ranked_by,
-        "configurations": found.configurations,
-        "launches": found.launches,
-        "meeting": found.meeting,
-        "best": [_entry(found, candidate) for candidate in found.best],
-        "by_gpu": [_entry(found, candidate) for candidate in found.by_gpu],
+        "ranked_by": result.ranked_by,
+        "configurations": result.configurations,
+        "launches": result.launches,
+        "meeting": result.meeting,
+        "best": [_entry(result, candidate) for candidate in result.best],
+        "by_gpu": [_entry(result, candidate) for candidate in result.by_gpu],
         "rejections": [
             {
-                "reason": each.reason,
-                "configurations": each.configurations,
-                "example": each.example,
+                "reason": rejection.reason,
+                "configurations": rejection.configurations,
+                "example": rejection.example,
             }
-            for each in found.rejections
+            for rejection in result.rejections
         ],
         "notes": [_PREDICTED],
-        "steps": [step.line() for step in winner_steps(found)],
+        "steps": [step.line() for step in winner_steps(result)],
     }
 
 
-def _entry(found: Found, candidate: Candidate) -> dict[str, object]:
+def _entry(result: Found, candidate: Candidate) -> dict[str, object]:
     setup = candidate.setup
     launch: dict[str, object] = {
         "gpu": candidate.gpu.id,
@@ -336,5 +336,5 @@ def _entry(found: Found, candidate: Candidate) -> dict[str, object]:
         for field in fields(candidate)
         if field.name != "setup"
     }
-    told = {"reason": difference(found, candidate), "notes": list(notes(found, candidate))}
-    return launch | plain | told
+    texts = {"reason": difference(result, candidate), "notes": list(notes(result, candidate))}
+    return launch | plain | texts

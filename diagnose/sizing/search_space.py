@@ -109,19 +109,19 @@ def space(question: Question, choices: Choices = ANYTHING) -> Space:
     within("safety", question.safety, low=1, high=10)
     if choices.most_gpus is not None:
         positive("gpus", choices.most_gpus)
-    found = _gpus(question, choices)
-    if question.usd_per_gpu_hour is not None and len(found) > 1:
+    candidates = _gpus(question, choices)
+    if question.usd_per_gpu_hour is not None and len(candidates) > 1:
         raise SizingError(
-            f"one price cannot apply to {len(found)} GPUs; set the GPU, or the prices in "
+            f"one price cannot apply to {len(candidates)} GPUs; set the GPU, or the prices in "
             "the catalogue",
             name="usd_per_gpu_hour",
-            choices=[each.id for each in found],
+            choices=[card.id for card in candidates],
         )
     staged = _counts("pipeline_parallel", choices.pipeline_parallels)
     if not staged and setup.parallel.gpus > 1:
         staged = (setup.parallel.pipeline,)
     return Space(
-        gpus=found,
+        gpus=candidates,
         tensor_parallels=_tensor_parallels(question, choices),
         pipeline_parallels=staged or (1,),
         deeper=() if staged else _PIPELINE_PARALLELS,
@@ -162,10 +162,10 @@ def _counts(name: str, values: Sequence[int] | None) -> tuple[int, ...]:
 
 def _gpus(question: Question, choices: Choices) -> tuple[Gpu, ...]:
     if choices.gpu_ids is not None:
-        found = {each.id: each for each in _named(choices)}
-        if not found:
+        by_id = {card.id: card for card in _named(choices)}
+        if not by_id:
             raise SizingError("no GPU to search", name="gpu", choices=tuple(gpus()))
-        return tuple(found.values())
+        return tuple(by_id.values())
     if question.setup.gpu is not None:
         return (question.setup.gpu,)
     return tuple((gpus() if choices.catalogue is None else choices.catalogue).values())
@@ -214,11 +214,11 @@ def _max_model_lens(question: Question, choices: Choices, *, needed: float) -> t
                 name="max_model_len",
             )
         return stated[::-1]
-    found = [setup.longest_tokens]
+    lengths = [setup.longest_tokens]
     # The stated lengths are means: leave room for requests of twice that.
-    while setup.max_model_len is None and found[-1] // 2 >= needed * _LONGEST_TO_MEAN:
-        found.append(found[-1] // 2)
-    return tuple(found)
+    while setup.max_model_len is None and lengths[-1] // 2 >= needed * _LONGEST_TO_MEAN:
+        lengths.append(lengths[-1] // 2)
+    return tuple(lengths)
 
 
 # --- The launches of a search that vLLM would start, and their memory; others are counted ---------
@@ -270,7 +270,7 @@ def _as_flag(base: Setup, quantization: str) -> str | None:
 
 
 def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> bool:
-    own, wanted = scheme(setup.model.quantization), setup.scheme
+    own, launched = scheme(setup.model.quantization), setup.scheme
     if setup.quantization is not None and min(own.linear_bits, own.expert_bits) < _BF16_BITS:
         tally.reject(
             REQUANTIZED,
@@ -281,10 +281,10 @@ def _formats_fit(setup: Setup, gpu: Gpu, tally: Tally, configurations: int) -> b
         return False
     # A checkpoint's own format may still be unpacked by weight-only kernels, which `memory` knows.
     if setup.quantization is not None and (
-        (wanted.compute == "fp8" and gpu.fp8_flop_per_s is None)
-        or (wanted.compute == "fp4" and gpu.architecture != "blackwell")
+        (launched.compute == "fp8" and gpu.fp8_flop_per_s is None)
+        or (launched.compute == "fp4" and gpu.architecture != "blackwell")
     ):
-        missing = wanted.id
+        missing = launched.id
     elif "fp8" in setup.kv_cache_dtype and gpu.fp8_flop_per_s is None:
         missing = f"{setup.kv_cache_dtype} KV cache"
     else:

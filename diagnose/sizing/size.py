@@ -126,9 +126,12 @@ def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
             if question.setup.model.experts.count and "MBU" in defaults
             else ""
         )
-        told = {"MFU": f"MFU {shares.mfu_ratio:g}", "MBU": f"MBU {shares.mbu_ratio:g}{experts}"}
+        defaults_by_name = {
+            "MFU": f"MFU {shares.mfu_ratio:g}",
+            "MBU": f"MBU {shares.mbu_ratio:g}{experts}",
+        }
         notes.append(
-            f"{' and '.join(told[name] for name in defaults)}: {SOURCE}; set your measured "
+            f"{' and '.join(defaults_by_name[name] for name in defaults)}: {SOURCE}; set your measured "
             "values "
             f"with {' and '.join('--' + name.lower() for name in defaults)}"
         )
@@ -279,16 +282,16 @@ def _load(question: Question, answer: Memory) -> tuple[Costs, Load] | None:
     limit = running_limit(answer, inputs + outputs)
     if limit < 1:
         return None
-    known = launch_costs(setup)
+    costs = launch_costs(setup)
     load = Load(
         input_tokens=inputs,
         output_tokens=outputs,
         concurrency=question.concurrency_per_engine,
         max_running=limit,
         max_num_batched_tokens=setup.batched_tokens,
-        drafting=drafting_of(question, setup, known),
+        drafting=drafting_of(question, setup, costs),
     )
-    return known, load
+    return costs, load
 
 
 def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
@@ -317,10 +320,10 @@ def _usable(
         # Without a target any concurrency would do: only a stated one says what is usable.
         known_load = question.concurrency is not None
         return (speed.requests_per_s * engines, "predicted") if known_load else (None, "unknown")
-    known, load = loaded
+    costs, load = loaded
     targets = Targets(question.ttft_slo_s, question.itl_slo_s)
     most = replace(load, concurrency=max(floor(load.max_running), 1))
-    best = capacity(known, most, targets, question.efficiency)
+    best = capacity(costs, most, targets, question.efficiency)
     if not best.concurrency:
         return None, "unknown"
     return best.performance.requests_per_s * engines, "predicted"
@@ -348,13 +351,13 @@ def _cost(
         if setup.gpu is None:
             return None, None
         price = setup.gpu.usd_per_hour
-    each = setup.parallel.gpus
-    gpus = fleet.gpus if fleet is not None else each * question.replicas
+    gpus_per_replica = setup.parallel.gpus
+    gpus = fleet.gpus if fleet is not None else gpus_per_replica * question.replicas
     per_year = yearly_cost(gpus=gpus, usd_per_gpu_hour=price)
     if usable is None or outputs is None:
         return None, per_year
     per_token = token_cost(
-        gpus=each,
+        gpus=gpus_per_replica,
         usd_per_gpu_hour=price,
         tokens_per_s=usable * outputs,
         utilization_ratio=question.utilization_ratio,
@@ -364,10 +367,10 @@ def _cost(
 
 def steps(answer: Size) -> tuple[Step, ...]:
     """The arithmetic of speed, fleet and cost, line by line; the memory's is its own."""
-    found: list[Step] = []
+    lines: list[Step] = []
     if answer.loaded is not None and answer.performance is not None:
         efficiency = answer.question.efficiency
-        found += performance_steps(*answer.loaded, answer.performance, efficiency)
+        lines += performance_steps(*answer.loaded, answer.performance, efficiency)
     for part in (answer.fleet, answer.token_cost, answer.yearly_cost):
-        found += part.steps if part is not None else ()
-    return tuple(found)
+        lines += part.steps if part is not None else ()
+    return tuple(lines)

@@ -172,18 +172,18 @@ def _columns(header: Sequence[str]) -> dict[int, Column]:
     Raises:
         SizingError: a needed quantity is missing, or two columns hold the same one.
     """
-    held = {i: found for i, name in enumerate(header) if (found := column(name)) is not None}
-    first = {found.field for found in held.values() if not found.second_choice}
+    held = {i: matched for i, name in enumerate(header) if (matched := column(name)) is not None}
+    first = {matched.field for matched in held.values() if not matched.second_choice}
     held = {i: c for i, c in held.items() if not (c.second_choice and c.field in first)}
     names: dict[str, str] = {}
-    for position, found in held.items():
-        if found.field in names:
+    for position, matched in held.items():
+        if matched.field in names:
             raise refuse(
-                f"the columns {names[found.field]!r} and {header[position]!r} both look like "
-                f"{found.field}: drop one",
+                f"the columns {names[matched.field]!r} and {header[position]!r} both look like "
+                f"{matched.field}: drop one",
                 *ACCEPTED,
             )
-        names[found.field] = header[position]
+        names[matched.field] = header[position]
     missing = [field for field in _NEEDED if field not in names]
     if missing:
         raise refuse(
@@ -247,7 +247,7 @@ def is_aiperf(text: str) -> bool:
 
 def aiperf_metrics(text: str) -> dict[str, dict[str, float]]:
     """Metric to statistic to value, in seconds and per second, as aiperf's JSON has them."""
-    found: dict[str, dict[str, float]] = {}
+    metrics: dict[str, dict[str, float]] = {}
     statistics: list[str] = []
     for number, cells in _rows(text)[0]:
         name = cells[0].lower()
@@ -255,7 +255,7 @@ def aiperf_metrics(text: str) -> dict[str, dict[str, float]]:
             statistics = [cell.lower() for cell in cells[1:]]
         elif name in AIPERF_ROWS:
             quantity = AIPERF_ROWS[name]
-            found[quantity] = {
+            metrics[quantity] = {
                 statistic: cell_value(
                     f"{cell} ms", Column("time_s"), where=f"row {number}, column {statistic!r}"
                 )
@@ -264,5 +264,7 @@ def aiperf_metrics(text: str) -> dict[str, dict[str, float]]:
             }
         elif name in AIPERF_VALUES and len(cells) > 1:
             where = f"row {number}, column 'value'"
-            found[AIPERF_VALUES[name]] = {"avg": cell_value(cells[1], Column("value"), where=where)}
-    return found
+            metrics[AIPERF_VALUES[name]] = {
+                "avg": cell_value(cells[1], Column("value"), where=where)
+            }
+    return metrics

@@ -45,7 +45,7 @@ def json_metrics(document: Mapping[str, object], origin: str) -> Metrics:
     Raises:
         SizingError: a time has a unit that is not known.
     """
-    found: dict[str, dict[str, float]] = {}
+    metrics: dict[str, dict[str, float]] = {}
     for key, name in _JSON_METRICS.items():
         metric = document.get(key)
         if not isinstance(metric, Mapping):
@@ -56,12 +56,12 @@ def json_metrics(document: Mapping[str, object], origin: str) -> Metrics:
         if is_time and unit not in _UNITS_PER_S:
             raise refuse(f"{origin}: {key} has the unit {unit!r}", *_UNITS_PER_S)
         units = _UNITS_PER_S[unit] if is_time else 1.0
-        found[name] = {
+        metrics[name] = {
             statistic: number / units
             for statistic, value in held.items()
             if (number := finite(value)) is not None
         }
-    return found
+    return metrics
 
 
 def stated_concurrency(document: Mapping[str, object]) -> float | None:
@@ -324,8 +324,8 @@ def merged(benchmarks: Sequence[Benchmark]) -> Benchmark:
         SizingError: there is no point at all.
     """
     return ordered(
-        [point for one in benchmarks for point in one.points],
-        [note for one in benchmarks for note in one.notes],
+        [point for benchmark in benchmarks for point in benchmark.points],
+        [note for benchmark in benchmarks for note in benchmark.notes],
     )
 
 

@@ -106,11 +106,11 @@ def degrees_of(
     """
     points = [point for sweep in sweeps for point in sweep.benchmark.points]
     unit: Unit = "tokens" if all(point.output_tokens_per_s for point in points) else "requests"
-    found = [
+    degrees = [
         _degree(sweep, unit, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)
         for sweep in sorted(sweeps, key=lambda sweep: sweep.tensor_parallel)
     ]
-    return unit, tuple(found)
+    return unit, tuple(degrees)
 
 
 def _degree(
@@ -122,12 +122,16 @@ def _degree(
         best = max(points, key=lambda point: throughput(point, unit))
         most = throughput(best, unit)
         return Degree(tensor, best, most, most, _levelled(points, unit))
-    found = operating_point(benchmark=sweep.benchmark, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)
-    if found.c_max is None:
-        return Degree(tensor, None, 0.0, 0.0, reached=True, missed=found.missed[0])
-    per_s = throughput(found.c_max, unit)
-    beyond = 0.0 if found.first_miss is None else throughput(found.first_miss, unit)
-    return Degree(tensor, found.c_max, per_s, max(per_s, beyond), not found.is_lower_bound)
+    at_targets = operating_point(
+        benchmark=sweep.benchmark, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s
+    )
+    if at_targets.c_max is None:
+        return Degree(tensor, None, 0.0, 0.0, reached=True, missed=at_targets.missed[0])
+    per_s = throughput(at_targets.c_max, unit)
+    beyond = 0.0 if at_targets.first_miss is None else throughput(at_targets.first_miss, unit)
+    return Degree(
+        tensor, at_targets.c_max, per_s, max(per_s, beyond), not at_targets.is_lower_bound
+    )
 
 
 def throughput(point: BenchmarkPoint, unit: Unit) -> float:
@@ -146,19 +150,19 @@ def compared(unit: Unit, degrees: Sequence[Degree], tensor_parallel: int) -> Com
     plain, name = Comparison(unit), f"TP {tensor_parallel}"
     if tensor_parallel == 1:
         return plain
-    wide = next((one for one in degrees if one.tensor_parallel == tensor_parallel), None)
-    smaller = [one for one in degrees if one.tensor_parallel < tensor_parallel]
+    wide = next((degree for degree in degrees if degree.tensor_parallel == tensor_parallel), None)
+    smaller = [degree for degree in degrees if degree.tensor_parallel < tensor_parallel]
     if wide is None:
         return replace(plain, why=f"there is no sweep of {name}")
     if wide.point is None:
         return replace(plain, wide=wide, why=f"{name} at its lightest: {wide.missed}")
     if not smaller:
         return replace(plain, wide=wide, why=f"there is no sweep below {name}")
-    doubts = [(one, _doubt(wide, one)) for one in smaller]
-    sound = [one for one, doubt in doubts if not doubt]
+    doubts = [(degree, _doubt(wide, degree)) for degree in smaller]
+    sound = [degree for degree, doubt in doubts if not doubt]
     if not sound:
         return replace(plain, wide=wide, why="; ".join(doubt for _, doubt in doubts))
-    narrow = max(sound, key=lambda one: one.per_s_per_gpu)
+    narrow = max(sound, key=lambda degree: degree.per_s_per_gpu)
     share = wide.per_s_per_gpu / narrow.per_s_per_gpu
     most = wide.most_per_s / wide.tensor_parallel / narrow.per_s_per_gpu
     gap = f"the limit of {name} is between two loads that are far apart: measure between them"

@@ -273,9 +273,11 @@ def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
         SizingError: an input that cannot be, with its name.
     """
     plain = replace(setup, available_kv_bytes=None, weights_bytes=None)
-    found: dict[str, Parallel] = {}
+    by_bound: dict[str, Parallel] = {}
     # What was stated comes first of its size.
-    spreads = sorted({setup.parallel: None, **dict.fromkeys(_SPREADS)}, key=lambda each: each.gpus)
+    spreads = sorted(
+        {setup.parallel: None, **dict.fromkeys(_SPREADS)}, key=lambda parallel: parallel.gpus
+    )
     for spread in spreads:
         try:
             answer = memory(replace(plain, parallel=spread))
@@ -290,11 +292,11 @@ def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
             ("high", answer.available_bytes.low, answer.concurrency.low),
         ):
             if answer.layout.blocks(free_bytes) > longest and requests >= concurrency:
-                found.setdefault(bound, spread)
-    best = found.get("expected")
+                by_bound.setdefault(bound, spread)
+    best = by_bound.get("expected")
     return FewestGpus(
-        low=found["low"].gpus if "low" in found else None,
+        low=by_bound["low"].gpus if "low" in by_bound else None,
         expected=best.gpus if best else None,
-        high=found["high"].gpus if "high" in found else None,
+        high=by_bound["high"].gpus if "high" in by_bound else None,
         spread=best,
     )

@@ -47,14 +47,14 @@ def kv_element_bytes(kv_cache_dtype: str) -> float:
     Raises:
         SizingError: a dtype that is not known; the choices are listed.
     """
-    found = _KV_DTYPES.get(kv_cache_dtype.lower())
-    if found is None:
+    element_bytes = _KV_DTYPES.get(kv_cache_dtype.lower())
+    if element_bytes is None:
         raise SizingError(
             f"unknown KV cache dtype {kv_cache_dtype!r}",
             name="kv_cache_dtype",
             choices=tuple(_KV_DTYPES),
         )
-    return found
+    return element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +349,7 @@ def _one_group(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
 
 def _merged(layers: Sequence[Layers], settings: KvSettings) -> list[Layers]:
     """Layers that one GPU cannot tell apart as one kind: heads are split over the GPUs."""
-    found: dict[tuple[object, ...], Layers] = {}
+    merged: dict[tuple[object, ...], Layers] = {}
     for part in layers:
         kind = part.kind
         key: tuple[object, ...] = (kind,)
@@ -357,9 +357,9 @@ def _merged(layers: Sequence[Layers], settings: KvSettings) -> list[Layers]:
             heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
             window = kind.window_tokens if isinstance(kind, SlidingAttention) else None
             key = (heads, kind.key_dim, kind.value_dim, window)
-        known = found.get(key)
-        found[key] = Layers(known.kind, known.count + part.count) if known else part
-    return list(found.values())
+        same = merged.get(key)
+        merged[key] = Layers(same.kind, same.count + part.count) if same else part
+    return list(merged.values())
 
 
 def group_size(counts: Sequence[int]) -> int:

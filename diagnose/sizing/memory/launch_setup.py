@@ -53,10 +53,10 @@ def parse_version(text: str) -> Version:
     Raises:
         SizingError: no version can be read from it.
     """
-    found = re.match(r"\s*v?(\d{1,3})\.(\d{1,4})(?:\.(\d{1,4}))?", text)
-    if found is None:
+    match = re.match(r"\s*v?(\d{1,3})\.(\d{1,4})(?:\.(\d{1,4}))?", text)
+    if match is None:
         raise SizingError(f"vLLM version {text!r} is not of the form 0.20.1", name="vllm_version")
-    major, minor, patch = found.groups()
+    major, minor, patch = match.groups()
     return int(major), int(minor), int(patch or 0)
 
 

@@ -38,11 +38,11 @@ def beside_steps(answer: Memory) -> Iterator[Step]:
     setup = answer.setup
     if setup.adapters is not None:
         slots, rank = setup.adapters.slots, setup.adapters.rank
-        each = answer.adapter_bytes / slots
+        bytes_per_slot = answer.adapter_bytes / slots
         yield Step(
             "LoRA adapters on each GPU",
             "slots x bytes of the matrices that may be adapted, at the largest rank",
-            f"{slots} x {figure(each / _MEBI)} MiB of rank {rank} in 16 bit",
+            f"{slots} x {figure(bytes_per_slot / _MEBI)} MiB of rank {rank} in 16 bit",
             gib(answer.adapter_bytes),
             "guide 2.5; vllm/lora/layers (0.32)",
         )
@@ -74,12 +74,12 @@ def draft_token_steps(answer: Memory) -> Iterator[Step]:
     """What a token takes in the draft's layers, which share the target's blocks."""
     draft, settings = answer.setup.draft, answer.layout.settings
     for part in draft.model.layers if draft is not None else ():
-        each = token_bytes(part.kind, settings)
+        layer_bytes = token_bytes(part.kind, settings)
         yield Step(
             "KV of a token in the draft",
             "layers x bytes of a layer",
-            f"{part.count} x {figure(each)}",
-            f"{figure(part.count * each)} B on each GPU",
+            f"{part.count} x {figure(layer_bytes)}",
+            f"{figure(part.count * layer_bytes)} B on each GPU",
             "guide 6.6; vllm/v1/core/kv_cache_utils.py",
         )
 
@@ -101,14 +101,14 @@ _POOL_SOURCE = "vllm/v1/core/kv_cache_utils.py"
 
 def memory_steps(answer: Memory) -> tuple[Step, ...]:
     """Weights, KV bytes per token, what is left for the cache, blocks, tokens, requests."""
-    found: list[Step] = []
+    lines: list[Step] = []
     if answer.setup.available_kv_bytes is None:
-        found += [_weights(answer), *beside_steps(answer), _overhead(answer), _available(answer)]
+        lines += [_weights(answer), *beside_steps(answer), _overhead(answer), _available(answer)]
     else:
         stated = gib(answer.available_bytes.expected)
-        found.append(Step("Available KV on each GPU", "as stated", stated, stated, "the user"))
-    found += [_tokens(group, answer.layout.settings) for group in _own_groups(answer)]
-    return (*found, *draft_token_steps(answer), *_pool(answer))
+        lines.append(Step("Available KV on each GPU", "as stated", stated, stated, "the user"))
+    lines += [_tokens(group, answer.layout.settings) for group in _own_groups(answer)]
+    return (*lines, *draft_token_steps(answer), *_pool(answer))
 
 
 def _own_groups(answer: Memory) -> tuple[Group, ...]:
@@ -188,13 +188,13 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
             f"{figure(held)} B a layer",
             _KV_SOURCE,
         )
-    each = figure(settings.element_bytes)
+    element_bytes = figure(settings.element_bytes)
     if isinstance(kind, LatentAttention):
         title, formula, values = _latent(kind, count, settings)
     else:
         heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
         formula = "layers x KV heads on a GPU x (key + value) x bytes"
-        values = f"{count} x {heads} x ({kind.key_dim} + {kind.value_dim}) x {each}"
+        values = f"{count} x {heads} x ({kind.key_dim} + {kind.value_dim}) x {element_bytes}"
         title = "KV of a token, full attention"
         if isinstance(kind, SlidingAttention):
             title = f"KV of a token within a window of {kind.window_tokens:,}"

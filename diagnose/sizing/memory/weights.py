@@ -229,10 +229,10 @@ def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
     model = draft.model
     if model.parameters is None:
         raise SizingError(f"{model.id}: its parameters cannot be derived", name="draft_model")
-    wanted = model.target_hidden_size
-    if wanted and wanted != target.hidden_size:
+    hidden_size = model.target_hidden_size
+    if hidden_size and hidden_size != target.hidden_size:
         raise SizingError(
-            f"{model.id} drafts for models of hidden size {wanted:,}, {target.id} has "
+            f"{model.id} drafts for models of hidden size {hidden_size:,}, {target.id} has "
             f"{target.hidden_size:,}",
             name="draft_model",
         )

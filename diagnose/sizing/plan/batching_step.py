@@ -57,8 +57,8 @@ def disaggregation(pool: Pool, instance: Serving) -> Part:
     if instance.limit < 1:
         return Part(decision=colocated, output={"disaggregate": False})
     best, ratio = best_point(instance), _ratio(pool, instance)
-    found = at(instance, best.concurrency if best else 1)
-    stall_s = max(found.prefill_step.total_s - found.decode_step.total_s, 0.0)
+    predicted = at(instance, best.concurrency if best else 1)
+    stall_s = max(predicted.prefill_step.total_s - predicted.decode_step.total_s, 0.0)
     output: dict[str, Value] = {"prefill_stall_s": stall_s}
     steps: list[Step] = []
     if ratio is not None:
@@ -168,7 +168,7 @@ def batching_step(pool: Pool, instance: Serving) -> tuple[PlanStep, Serving]:
             decision="continuous batching; " + "; ".join(part.decision for part in parts),
             output=output,
             steps=tuple(step for part in parts for step in part.steps),
-            to_measure=tuple(wanted for part in parts for wanted in part.to_measure),
+            to_measure=tuple(text for part in parts for text in part.to_measure),
             notes=(*(note for part in parts for note in part.notes), *scheduler),
             tier=pool.name,
         ),

@@ -89,8 +89,8 @@ class Serving:
 
 def serving(pool: Pool, setup: Setup) -> Serving:
     """An instance of that launch, with nothing cached and nothing drafted."""
-    known = launch_costs(setup)
-    return Serving(pool=pool, setup=setup, memory=memory(setup), costs=known)
+    costs = launch_costs(setup)
+    return Serving(pool=pool, setup=setup, memory=memory(setup), costs=costs)
 
 
 def at(instance: Serving, concurrency: float) -> Performance:
@@ -110,15 +110,15 @@ def at(instance: Serving, concurrency: float) -> Performance:
 
 def point(instance: Serving, concurrency: float) -> Point:
     """The same with P99s: of a P99 prompt, and of a step with a prompt's chunk."""
-    lengths, found = instance.pool.lengths, at(instance, concurrency)
+    lengths, predicted = instance.pool.lengths, at(instance, concurrency)
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
-    chunked = found.prefill_step_ratio > _P99_STEP_RATIO
-    step = found.prefill_step if chunked else found.decode_step
+    chunked = predicted.prefill_step_ratio > _P99_STEP_RATIO
+    step = predicted.prefill_step if chunked else predicted.decode_step
     return Point(
         concurrency=concurrency,
-        requests_per_s=found.requests_per_s,
-        ttft_p99_s=found.ttft_s + longer / found.prefill_tokens_per_s,
-        itl_p99_s=max(step.total_s * found.draft_factor, found.itl_s),
+        requests_per_s=predicted.requests_per_s,
+        ttft_p99_s=predicted.ttft_s + longer / predicted.prefill_tokens_per_s,
+        itl_p99_s=max(step.total_s * predicted.draft_factor, predicted.itl_s),
     )
 
 
@@ -165,9 +165,11 @@ def best_point(instance: Serving) -> Point | None:
 
 
 def _busiest(instance: Serving, limit: int) -> Point:
-    found = [point(instance, count) for count in sweep(limit)]
-    most = max(one.requests_per_s for one in found)
-    return next(one for one in found if one.requests_per_s >= _BATCH_GAIN_RATIO * most)
+    points = [point(instance, count) for count in sweep(limit)]
+    most = max(candidate.requests_per_s for candidate in points)
+    return next(
+        candidate for candidate in points if candidate.requests_per_s >= _BATCH_GAIN_RATIO * most
+    )
 
 
 def sweep(limit: int) -> tuple[int, ...]:
@@ -257,17 +259,17 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
     table, slo = read_benchmark(benchmarks[name]), pool.profile.slo
     if not has_target(slo):
         return _untargeted(pool, table)
-    found = operating_point(benchmark=table, ttft_p99_s=slo.ttft_p99_s, itl_p99_s=slo.itl_p99_s)
-    notes = [*table.notes, *(flag.message for flag in found.flags)]
-    if found.c_max is None:
+    measured = operating_point(benchmark=table, ttft_p99_s=slo.ttft_p99_s, itl_p99_s=slo.itl_p99_s)
+    notes = [*table.notes, *(flag.message for flag in measured.flags)]
+    if measured.c_max is None:
         return Curve(
-            best=None, source="measured", steps=found.steps, to_measure=(), notes=tuple(notes)
+            best=None, source="measured", steps=measured.steps, to_measure=(), notes=tuple(notes)
         )
-    gap_steps, gap_note = _little(found.c_max, slo.ttft_p99_s)
+    gap_steps, gap_note = _little(measured.c_max, slo.ttft_p99_s)
     return Curve(
-        best=_point(found.c_max),
+        best=_point(measured.c_max),
         source="measured",
-        steps=(*found.steps, *gap_steps),
+        steps=(*measured.steps, *gap_steps),
         to_measure=(),
         notes=(*notes, *gap_note),
     )
@@ -282,7 +284,7 @@ def _untargeted(pool: Pool, table: Benchmark) -> Curve:
             to_measure=(),
             notes=("no target is stated: the benchmark has no C_max",),
         )
-    best = max(table.points, key=lambda one: one.requests_per_s)
+    best = max(table.points, key=lambda row: row.requests_per_s)
     step = Step(
         title="Highest throughput",
         formula="greatest requests/s of the benchmark",
@@ -295,12 +297,12 @@ def _untargeted(pool: Pool, table: Benchmark) -> Curve:
     )
 
 
-def _point(found: BenchmarkPoint) -> Point:
+def _point(row: BenchmarkPoint) -> Point:
     return Point(
-        concurrency=found.concurrency,
-        requests_per_s=found.requests_per_s,
-        ttft_p99_s=found.ttft_p99_s,
-        itl_p99_s=found.itl_p99_s,
+        concurrency=row.concurrency,
+        requests_per_s=row.requests_per_s,
+        ttft_p99_s=row.ttft_p99_s,
+        itl_p99_s=row.itl_p99_s,
     )
 
 
@@ -364,27 +366,27 @@ def predicted_curve(instance: Serving) -> Curve:
 
 
 def _sweep_step(instance: Serving, count: int) -> Step:
-    found = point(instance, count)
+    measured = point(instance, count)
     slo = instance.pool.profile.slo
     verdict = ""
     if has_target(slo):
-        verdict = ", kept" if keeps(found, slo) else ", missed"
+        verdict = ", kept" if keeps(measured, slo) else ", missed"
     return Step(
         title=f"{count} in flight",
         formula="by the roofline",
-        values=f"TTFT P99 {figure(found.ttft_p99_s)} s, ITL P99 {figure(found.itl_p99_s)} s",
-        result=f"{figure(found.requests_per_s)} requests/s{verdict}",
+        values=f"TTFT P99 {figure(measured.ttft_p99_s)} s, ITL P99 {figure(measured.itl_p99_s)} s",
+        result=f"{figure(measured.requests_per_s)} requests/s{verdict}",
         source=_SOURCE,
     )
 
 
 def _best_steps(instance: Serving, best: Point) -> list[Step]:
-    found, lengths = at(instance, best.concurrency), instance.pool.lengths
-    step = found.decode_step
+    predicted, lengths = at(instance, best.concurrency), instance.pool.lengths
+    step = predicted.decode_step
     outputs = lengths.mean_output_tokens
     return [
         Step(
-            title=f"A decode step at {best.concurrency:g} in flight ({figure(found.running)} run)",
+            title=f"A decode step at {best.concurrency:g} in flight ({figure(predicted.running)} run)",
             formula="max(reading, computing) + all-reduces + kernels + host",
             values=f"max({figure(step.memory_s * 1e3)}, {figure(step.compute_s * 1e3)}) + "
             f"{figure(step.interconnect_s * 1e3)} + {figure(step.kernels_s * 1e3)} + "
@@ -395,8 +397,8 @@ def _best_steps(instance: Serving, best: Point) -> list[Step]:
         Step(
             title="Usable RPS of one instance",
             formula="in flight / (TTFT + (output tokens - 1) x ITL), means",
-            values=f"{best.concurrency:g} / ({figure(found.ttft_s)} + ({figure(outputs)} - 1) x "
-            f"{figure(found.itl_s)})",
+            values=f"{best.concurrency:g} / ({figure(predicted.ttft_s)} + ({figure(outputs)} - 1) x "
+            f"{figure(predicted.itl_s)})",
             result=f"{figure(best.requests_per_s)} requests/s",
             source="Little's law; guide 8.3 step 2",
         ),

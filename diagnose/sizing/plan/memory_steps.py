@@ -120,9 +120,9 @@ def _adapter_bytes(pool: Pool) -> float:
     lora = pool.profile.lora
     if lora is None or lora.max_lora_rank is None:
         return lora.adapter_bytes if lora else 0.0
-    one = Adapters(1, lora.max_lora_rank)
-    check_adapters(one, pool.model)
-    return adapter_bytes(pool.model, one, ONE_GPU)
+    adapter = Adapters(1, lora.max_lora_rank)
+    check_adapters(adapter, pool.model)
+    return adapter_bytes(pool.model, adapter, ONE_GPU)
 
 
 def _weights_bytes(pool: Pool, quantization: str) -> float:
@@ -335,7 +335,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[Plan
 
 
 def _gain_step(baseline: Serving, instance: Serving) -> Step:
-    before, after = (one.memory.concurrency.expected for one in (baseline, instance))
+    before, after = (state.memory.concurrency.expected for state in (baseline, instance))
     return Step(
         title="Requests of P95 length held",
         formula="with the baseline's KV cache, with the decided one",
@@ -370,7 +370,7 @@ def _prefix(pool: Pool, instance: Serving) -> _Prefix:
         f"the reserve holds {held} of {shared.distinct} prefixes: some requests will miss the "
         "prefix cache"
     )
-    found = _Prefix(
+    prefix = _Prefix(
         instance=replace(instance, stored_bytes=stored),
         output={
             "prefix_reserve_bytes_per_gpu": reserve,
@@ -381,7 +381,7 @@ def _prefix(pool: Pool, instance: Serving) -> _Prefix:
         to_measure=("the prefix cache hit ratio: no hits are assumed until it is measured",),
         notes=(few,) if held < shared.distinct else (),
     )
-    return found if shared.hit_ratio is None else _hits(pool, found, shared, shared.hit_ratio)
+    return prefix if shared.hit_ratio is None else _hits(pool, prefix, shared, shared.hit_ratio)
 
 
 def _hits(pool: Pool, found: _Prefix, shared: Prefix, hit_ratio: float) -> _Prefix:
@@ -430,15 +430,17 @@ class _Offload:
 
 def _offload(pool: Pool, instance: Serving) -> _Offload:
     profile, gpus = pool.profile, instance.setup.parallel.gpus
-    each = instance.memory.layout.request_bytes(instance.setup.context)
+    request_bytes = instance.memory.layout.request_bytes(instance.setup.context)
     host = pool.gpu.host_bytes_per_s
-    reload_s = transfer_s(moved_bytes=each, bandwidth_bytes_per_s=host)
-    drive_s = transfer_s(moved_bytes=each * gpus, bandwidth_bytes_per_s=link_bytes_per_s("nvme"))
+    reload_s = transfer_s(moved_bytes=request_bytes, bandwidth_bytes_per_s=host)
+    drive_s = transfer_s(
+        moved_bytes=request_bytes * gpus, bandwidth_bytes_per_s=link_bytes_per_s("nvme")
+    )
     steps = [
         Step(
             title="Fetching a P95 context from CPU memory",
             formula="KV bytes on one GPU / host link, all GPUs at once",
-            values=f"{figure(each / 1e6)} MB / {figure(host / 1e9)} GB/s",
+            values=f"{figure(request_bytes / 1e6)} MB / {figure(host / 1e9)} GB/s",
             result=f"{figure(reload_s * 1e3)} ms ({figure(drive_s * 1e3)} ms from one NVMe drive)",
             source="guide 7.4, 7.6",
         )
@@ -452,7 +454,7 @@ def _offload(pool: Pool, instance: Serving) -> _Offload:
         hot, both = contexts_held(
             hbm_free_bytes=max(instance.memory.available_bytes.expected, 0.0) * gpus,
             tier_free_bytes=memory_bytes * gpus / max(profile.hosting.node_gpus, gpus),
-            context_bytes=each * gpus,
+            context_bytes=request_bytes * gpus,
         )
         output |= {"contexts_in_hbm": hot, "contexts_with_host": both}
     elif batch and bound:

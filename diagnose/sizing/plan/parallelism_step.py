@@ -112,27 +112,29 @@ def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype:
 
 def _misfit(pool: Pool, floor: Floor, setup: Setup) -> str:
     """Why an instance is too small; empty where it is not. A stated split passes by the floor."""
-    gpus, wanted = setup.parallel.gpus, planned_concurrency(pool)
+    gpus, concurrency = setup.parallel.gpus, planned_concurrency(pool)
     if gpus < floor.gpus and pool.deployment.tensor_parallel is None:
         return f"below the floor of {counted(floor.gpus, 'GPU')}"
-    if not fits(pool, setup, concurrency=wanted):
-        return f"vLLM would not hold {wanted} requests of P95 length"
+    if not fits(pool, setup, concurrency=concurrency):
+        return f"vLLM would not hold {concurrency} requests of P95 length"
     return ""
 
 
 def _for_targets(pool: Pool, fitting: list[Setup], refused: list[str]) -> Split:
-    wanted = pool.deployment.concurrency
+    concurrency = pool.deployment.concurrency
     carried: list[tuple[float, Setup]] = []
     for setup in fitting:
         instance = tuned(serving(pool, setup)).instance
         best = best_point(instance)
         carried.append((best.requests_per_s / setup.parallel.gpus if best else 0.0, setup))
-        if wanted is None:
+        if concurrency is None:
             continue
-        if best is not None and best.concurrency >= wanted:
+        if best is not None and best.concurrency >= concurrency:
             return Split(setup=setup, refused=tuple(refused), keeps_targets=True)
-        found = f"{best.concurrency:g}" if best else "not one"
-        refused.append(f"{_name(setup.parallel)}: {found} of {wanted} in flight meet the targets")
+        reached = f"{best.concurrency:g}" if best else "not one"
+        refused.append(
+            f"{_name(setup.parallel)}: {reached} of {concurrency} in flight meet the targets"
+        )
     most = max(rate for rate, _ in carried)
     chosen = next(setup for rate, setup in carried if rate >= most * _NEARLY_RATIO)
     refused.extend(
@@ -213,7 +215,7 @@ def _steps(pool: Pool, instance: Serving, planned: float) -> tuple[Step, ...]:
     weights = (answer.weights_bytes or 0.0) / 1e9
     free = answer.available_bytes.expected / 1e9
     held = answer.concurrency.expected
-    one = answer.layout.request_bytes(setup.context) / 1e6
+    request_mb = answer.layout.request_bytes(setup.context) / 1e6
     return (
         Step(
             title="KV cache of one GPU",
@@ -225,7 +227,7 @@ def _steps(pool: Pool, instance: Serving, planned: float) -> tuple[Step, ...]:
         Step(
             title="Requests of P95 length held",
             formula="KV cache / bytes of one request on a GPU",
-            values=f"{figure(free)} GB / {figure(one)} MB",
+            values=f"{figure(free)} GB / {figure(request_mb)} MB",
             result=figure(held),
             source="guide 2.2",
         ),

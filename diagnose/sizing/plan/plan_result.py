@@ -181,8 +181,8 @@ def longest_request_tokens(pool: Pool) -> int:
     allowed = input_limit(
         p95_input_tokens=lengths.input_p95_tokens, p99_input_tokens=lengths.input_p99_tokens
     )
-    wanted = max(allowed.low_tokens + lengths.output_p99_tokens, needed)
-    rounded = math.ceil(wanted / _LENGTH_ROUNDING_TOKENS) * _LENGTH_ROUNDING_TOKENS
+    needed_tokens = max(allowed.low_tokens + lengths.output_p99_tokens, needed)
+    rounded = math.ceil(needed_tokens / _LENGTH_ROUNDING_TOKENS) * _LENGTH_ROUNDING_TOKENS
     return min(rounded, own) if own else rounded
 
 
@@ -252,8 +252,8 @@ def _step_lines(step: PlanStep) -> list[str]:
     ]
     if step.steps:
         lines.append("   How:")
-        for one in step.steps:
-            lines += _arithmetic(one)
+        for line in step.steps:
+            lines += _arithmetic(line)
     for title, items in (("To measure", step.to_measure), ("Note", step.notes)):
         lines += _wrapped(f"{title}: ", items)
     return lines

@@ -58,14 +58,14 @@ def read_table(table: object, keys: Sequence[Key], *, place: str, origin: str) -
         raise SettingsError(f"{origin}: {place} is {table!r}; it must be a table")
     values = cast("Mapping[str, object]", table)
     known_keys(values, known=[key.name for key in keys], place=place, origin=origin)
-    found: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     for key in keys:
         path = _path(place, key.name)
         if key.name in values:
-            found[key.name] = _checked(key, values[key.name], path, origin)
+            checked[key.name] = _checked(key, values[key.name], path, origin)
         elif key.needed:
             raise SettingsError(f"{origin}: {path} is missing")
-    return found
+    return checked
 
 
 def _path(place: str, name: str) -> str:
@@ -110,20 +110,20 @@ def _text_trouble(key: Key, value: object) -> str:
 
 def _number_trouble(key: Key, value: object) -> str:
     floor = "0 or more" if key.zero else "above 0"
-    wanted = f"a number {floor}"
+    expected = f"a number {floor}"
     if key.kind == "ratio":
-        wanted = f"a ratio from 0 to {key.most:g}"
+        expected = f"a ratio from 0 to {key.most:g}"
     elif key.kind == "count":
-        wanted = f"a whole number {floor}"
+        expected = f"a whole number {floor}"
     elif key.most < _LARGEST:
-        wanted = f"{wanted} and at most {key.most:g}"
+        expected = f"{expected} and at most {key.most:g}"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return wanted
+        return expected
     if key.kind == "count" and value != int(value):
-        return wanted
+        return expected
     low_enough = value <= key.most
     high_enough = value >= 0 if key.zero or key.kind == "ratio" else value > 0
-    return "" if low_enough and high_enough else wanted
+    return "" if low_enough and high_enough else expected
 
 
 # --- The tables of a workload profile and their keys ----------------------------------------------

@@ -59,24 +59,27 @@ class _Part:
 
 def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
     """Step 11: every fleet, and all of them together."""
-    fleets, several = [fleet_of(one) for one in sized], len(sized) > 1
-    known = [fleet for fleet in fleets if fleet is not None]
-    complete = len(known) == len(fleets)
-    instances, gpus = sum(f.deployed_instances for f in known), sum(f.gpus for f in known)
+    fleets, several = [fleet_of(tier) for tier in sized], len(sized) > 1
+    sized_fleets = [fleet for fleet in fleets if fleet is not None]
+    complete = len(sized_fleets) == len(fleets)
+    instances, gpus = (
+        sum(f.deployed_instances for f in sized_fleets),
+        sum(f.gpus for f in sized_fleets),
+    )
     output: dict[str, Value] = {
         "instances": instances if complete else None,
         "gpus": gpus if complete else None,
         "safety": safety_factor(profile),
     }
-    parts = [_fleet(one, fleet) for one, fleet in zip(sized, fleets, strict=True)]
-    for one, part in zip(sized, parts, strict=True):
-        prefix = f"{one.pool.name}." if several else ""
+    parts = [_fleet(tier, fleet) for tier, fleet in zip(sized, fleets, strict=True)]
+    for tier, part in zip(sized, parts, strict=True):
+        prefix = f"{tier.pool.name}." if several else ""
         output |= {f"{prefix}{key}": value for key, value in part.output.items()}
     steps = [
-        s for one, p in zip(sized, parts, strict=True) for s in of_tier(one.pool.name, p.steps)
+        s for tier, p in zip(sized, parts, strict=True) for s in of_tier(tier.pool.name, p.steps)
     ]
     if several and complete:
-        steps.append(_sum_step(sized, known))
+        steps.append(_sum_step(sized, sized_fleets))
     decision = f"{counted(instances, 'instance')}, {counted(gpus, 'GPU')}"
     return PlanStep(
         number=11,
@@ -84,14 +87,14 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
         decision=decision if complete else "no fleet: usable requests/s are unknown",
         output=output,
         steps=tuple(steps),
-        to_measure=tuple(dict.fromkeys(wanted for part in parts for wanted in part.to_measure)),
+        to_measure=tuple(dict.fromkeys(text for part in parts for text in part.to_measure)),
         notes=(*_notes(profile, sized), *(note for part in parts for note in part.notes)),
     )
 
 
 def _fleet(sized: Sized, fleet: FleetSize | None) -> _Part:
     """One fleet, and how its instances start."""
-    pool, each, node = sized.pool, sized.gpus_each, sized.pool.profile.hosting.node_gpus
+    pool, gpus_each, node = sized.pool, sized.gpus_each, sized.pool.profile.hosting.node_gpus
     label = f"{pool.name}: " if pool.name else ""
     output: dict[str, Value] = {
         "usable_requests_per_s": sized.usable_requests_per_s,
@@ -99,9 +102,9 @@ def _fleet(sized: Sized, fleet: FleetSize | None) -> _Part:
     }
     if fleet is None:
         return _Part(output, notes=(f"{label}usable requests/s are unknown: no fleet",))
-    count, nodes = fleet.deployed_instances, fleet.deployed_instances * math.ceil(each / node)
-    if each <= node:
-        nodes = math.ceil(count / (node // each))
+    count, nodes = fleet.deployed_instances, fleet.deployed_instances * math.ceil(gpus_each / node)
+    if gpus_each <= node:
+        nodes = math.ceil(count / (node // gpus_each))
     output |= {
         "instances": count,
         "data_parallel": count,
@@ -135,7 +138,7 @@ def _sum_step(sized: Sequence[Sized], fleets: Sequence[FleetSize]) -> Step:
     return Step(
         title="GPUs of all tiers",
         formula="sum of each tier's GPUs",
-        values=" + ".join(f"{fleet.gpus} ({one.pool.name})" for one, fleet in pairs),
+        values=" + ".join(f"{fleet.gpus} ({tier.pool.name})" for tier, fleet in pairs),
         result=f"{sum(fleet.gpus for fleet in fleets)}",
         source="guide 9.5",
     )
@@ -146,7 +149,7 @@ def _notes(profile: WorkloadProfile, sized: Sequence[Sized]) -> list[str]:
     notes = [f"safety {safety_factor(profile):g}: traffic is {stated}"]
     if stated is None:
         notes = ["safety 1.5: the predictability of the traffic is not set"]
-    if any(one.usable_source == "predicted" for one in sized):
+    if any(tier.usable_source == "predicted" for tier in sized):
         notes.append(
             "usable requests/s are predicted, not measured: run a benchmark before you buy"
         )
@@ -251,20 +254,20 @@ def cost_step(
     `single` is the fleet of one model that tiers are compared with; None where there is none.
     """
     several, output, notes = len(sized) > 1, dict[str, Value](), list[str]()
-    found = [(one, _cost(one)) for one in sized]
-    known = [(one, cost) for one, cost in found if cost is not None]
-    complete = len(known) == len(sized)
-    priced = [(one, cost) for one, cost in known if cost.usd_per_million_tokens is not None]
-    for one, cost in known:
-        prefix = f"{one.pool.name}." if several else ""
+    costs = [(tier, _cost(tier)) for tier in sized]
+    known_costs = [(tier, cost) for tier, cost in costs if cost is not None]
+    complete = len(known_costs) == len(sized)
+    priced = [(tier, cost) for tier, cost in known_costs if cost.usd_per_million_tokens is not None]
+    for tier, cost in known_costs:
+        prefix = f"{tier.pool.name}." if several else ""
         output[f"{prefix}usd_per_year"] = cost.usd_per_year
         output[f"{prefix}utilization_ratio"] = cost.utilization_ratio
         output[f"{prefix}usd_per_million_output_tokens"] = cost.usd_per_million_tokens
-    steps = [step for one, cost in known for step in of_tier(one.pool.name, cost.steps)]
+    steps = [step for tier, cost in known_costs for step in of_tier(tier.pool.name, cost.steps)]
     if several and complete:
-        hourly = sum(cost.usd_per_hour for _, cost in known)
-        tokens = sum(cost.tokens_per_s for _, cost in known) * SECONDS_PER_HOUR
-        yearly = sum(cost.usd_per_year for _, cost in known)
+        hourly = sum(cost.usd_per_hour for _, cost in known_costs)
+        tokens = sum(cost.tokens_per_s for _, cost in known_costs) * SECONDS_PER_HOUR
+        yearly = sum(cost.usd_per_year for _, cost in known_costs)
         output["usd_per_year"] = yearly
         whole = len(priced) == len(sized)
         output["usd_per_million_output_tokens"] = hourly / tokens * 1e6 if whole else None
@@ -351,7 +354,7 @@ def _blend(priced: Sequence[tuple[Sized, _Cost]]) -> list[str]:
     if len(priced) < 2:
         return []
     blend = blended_utilization(
-        [(one.pool.name, cost.gpus, cost.utilization_ratio or 0.0) for one, cost in priced]
+        [(tier.pool.name, cost.gpus, cost.utilization_ratio or 0.0) for tier, cost in priced]
     )
     below = f": below 40 % {', '.join(blend.trapped)}" if blend.trapped else ""
     return [
@@ -363,11 +366,11 @@ def _blend(priced: Sequence[tuple[Sized, _Cost]]) -> list[str]:
 def _decision(output: dict[str, Value], *, complete: bool) -> str:
     if not complete:
         return "no cost: the fleet size is unknown"
-    year, each = output["usd_per_year"], output.get("usd_per_million_output_tokens")
+    year, per_token = output["usd_per_year"], output.get("usd_per_million_output_tokens")
     yearly = f"{figure(float(year or 0.0))} USD a year"
-    if each is None:
+    if per_token is None:
         return f"{yearly}; cost per token unknown"
-    return f"{yearly}, {figure(float(each))} USD per million output tokens"
+    return f"{yearly}, {figure(float(per_token))} USD per million output tokens"
 
 
 def _unknown(
@@ -376,7 +379,7 @@ def _unknown(
     notes: list[str] = []
     if complete and priced < len(sized):
         notes.append("cost per token is unknown: set the average rate")
-    if any(one.pool.deployment.usd_per_gpu_hour is None for one in sized):
+    if any(tier.pool.deployment.usd_per_gpu_hour is None for tier in sized):
         notes.append("the price is the catalogue default: replace it with what you pay")
     if profile.traffic.growth_ratio:
         notes.append(

@@ -69,13 +69,13 @@ def validation_step(sized: Sequence[Sized]) -> PlanStep:
     several, output, steps = len(sized) > 1, dict[str, Value](), list[Step]()
     notes: list[str] = []
     to_measure: list[str] = []
-    for one in sized:
-        prefix = f"{one.pool.name}." if several else ""
-        for part in (_limits(one), _guardrails(one)):
+    for instance in sized:
+        prefix = f"{instance.pool.name}." if several else ""
+        for part in (_limits(instance), _guardrails(instance)):
             output |= {f"{prefix}{key}": value for key, value in part[0].items()}
-            steps.extend(of_tier(one.pool.name, part[1]))
-            notes.extend(f"{one.pool.name}: {note}" if several else note for note in part[2])
-        if one.pool.deployment.benchmark_gpu_ratio is None:
+            steps.extend(of_tier(instance.pool.name, part[1]))
+            notes.extend(f"{instance.pool.name}: {note}" if several else note for note in part[2])
+        if instance.pool.deployment.benchmark_gpu_ratio is None:
             to_measure.append("GPU utilization of the benchmark at C_max")
     return PlanStep(
         number=13,
@@ -201,8 +201,8 @@ def plan(
     # What the large model alone would take decides whether tiers are worth it.
     single = None if by_hardware else size_pool(whole, texts)
     fleet = None if single is None else fleet_of(single)
-    found = None if fleet is None else advice(profile, fleet.gpus)
-    tiered = uses_tiers(profile, found)
+    routing = None if fleet is None else advice(profile, fleet.gpus)
+    tiered = uses_tiers(profile, routing)
     pools = _tiers(profile, known, gpus) if tiered else (whole,)
     sized = (single,) if single and not tiered else tuple(size_pool(p, texts) for p in pools)
     large_gpus = None if fleet is None else fleet.gpus
@@ -212,8 +212,8 @@ def plan(
         steps=(
             workload_step(profile),
             hardware_step(pools, [candidates(pool.deployment, gpus) for pool in pools]),
-            routing_step(profile, large_gpus=large_gpus, found=found),
-            *(step for one in sized for step in one.steps),
+            routing_step(profile, large_gpus=large_gpus, found=routing),
+            *(step for instance in sized for step in instance.steps),
             fleet_step(profile, sized),
             cost_step(profile, sized, single=single),
             validation_step(sized),

@@ -307,11 +307,11 @@ def _tiers(listed: object, profile: WorkloadProfile, origin: str) -> tuple[TierP
             values = read_table(own, LENGTHS, place=inner, origin=origin)
             lengths = _lengths(values, place=inner, origin=origin)
         keys = (*TIER, *(replace(key, needed=False) for key in DEPLOYMENT))
-        found = read_table(table, keys, place=place, origin=origin)
-        tier = {key.name: found.pop(key.name) for key in TIER if key.name in found}
-        found.setdefault("model", profile.deployment.model)
-        found.setdefault("gpus", profile.deployment.gpus)
-        tiers.append(TierProfile(**tier, deployment=Deployment(**found), lengths=lengths))
+        members = read_table(table, keys, place=place, origin=origin)
+        tier = {key.name: members.pop(key.name) for key in TIER if key.name in members}
+        members.setdefault("model", profile.deployment.model)
+        members.setdefault("gpus", profile.deployment.gpus)
+        tiers.append(TierProfile(**tier, deployment=Deployment(**members), lengths=lengths))
     names = [tier.name for tier in tiers]
     for name in names:
         if names.count(name) > 1:
@@ -326,9 +326,9 @@ def _check_shares(tiers: tuple[TierProfile, ...], method: str, origin: str) -> N
         raise SettingsError(
             f"{origin}: a single tier is not enough; set two or more, or use [deployment]"
         )
-    wanted, other = "share_ratio", "escalation_ratio"
+    needed, other = "share_ratio", "escalation_ratio"
     if method == "cascade":
-        wanted, other = other, wanted
+        needed, other = other, needed
     for number, tier in enumerate(tiers, start=1):
         place = f"{origin}: tiers[{number}]"
         if getattr(tier, other) is not None:
@@ -338,8 +338,8 @@ def _check_shares(tiers: tuple[TierProfile, ...], method: str, origin: str) -> N
             raise SettingsError(
                 f"{place}.escalation_ratio: the last tier has no next tier to escalate to"
             )
-        if not last and getattr(tier, wanted) is None:
-            raise SettingsError(f"{place}.{wanted} is missing")
+        if not last and getattr(tier, needed) is None:
+            raise SettingsError(f"{place}.{needed} is missing")
     if method != "cascade":
         total = sum(tier.share_ratio or 0.0 for tier in tiers)
         if abs(total - 1) > _SHARE_TOLERANCE:
@@ -369,8 +369,8 @@ def _check_traffic(traffic: Traffic, origin: str) -> None:
         ("average_requests_per_s", traffic.average_requests_per_s),
         ("peak_requests_per_s", traffic.peak_requests_per_s),
     )
-    known = [(name, value) for name, value in rates if value is not None]
-    for (low_name, low), (high_name, high) in pairwise(known):
+    stated_rates = [(name, value) for name, value in rates if value is not None]
+    for (low_name, low), (high_name, high) in pairwise(stated_rates):
         if high < low:
             raise SettingsError(f"{place}.{high_name} is {high:g}, below {low_name} of {low:g}")
 

@@ -147,7 +147,7 @@ def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
     if session is None:
         return []
     later, outputs = session.calls - 1, first.mean_output_tokens
-    each = f"({session.added_tokens:,} + {figure(outputs)})"
+    tokens_per_turn = f"({session.added_tokens:,} + {figure(outputs)})"
     whole = session_tokens(
         calls=session.calls,
         first_prompt_tokens=round(first.mean_input_tokens),
@@ -158,14 +158,14 @@ def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
         Step(
             title="Input of a session's mean call",
             formula="mean of the first + (calls - 1) / 2 x (added + output)",
-            values=f"{figure(first.mean_input_tokens)} + {later} / 2 x {each}",
+            values=f"{figure(first.mean_input_tokens)} + {later} / 2 x {tokens_per_turn}",
             result=f"{figure(grown.mean_input_tokens)} tokens",
             source="guide 1.2",
         ),
         Step(
             title="P95 input of a session's last call",
             formula="P95 of the first + (calls - 1) x (added + output)",
-            values=f"{first.input_p95_tokens:,} + {later} x {each}",
+            values=f"{first.input_p95_tokens:,} + {later} x {tokens_per_turn}",
             result=f"{grown.input_p95_tokens:,} tokens",
             source="guide 1.2",
         ),
@@ -180,18 +180,18 @@ def _session_steps(profile: WorkloadProfile, grown: Lengths) -> list[Step]:
 
 
 def _unmeasured(profile: WorkloadProfile) -> tuple[str, ...]:
-    lengths, wanted = profile.lengths, list[str]()
+    lengths, missing = profile.lengths, list[str]()
     for side, stated in (
         ("input", lengths.input_mean_tokens),
         ("output", lengths.output_mean_tokens),
     ):
         if stated is None:
-            wanted.append(f"mean {side} length: estimated from a log-normal distribution")
+            missing.append(f"mean {side} length: estimated from a log-normal distribution")
     if profile.traffic.predictability is None:
-        wanted.append("predictability of the traffic: assumed uncertain")
+        missing.append("predictability of the traffic: assumed uncertain")
     if profile.traffic.lowest_requests_per_s is None:
-        wanted.append("the rate of the quietest hour, for the warm minimum")
-    return tuple(wanted)
+        missing.append("the rate of the quietest hour, for the warm minimum")
+    return tuple(missing)
 
 
 def resource(gpu: Gpu, wanted: str) -> tuple[float, str]:
@@ -215,21 +215,23 @@ def choose_gpu(candidates: Sequence[Gpu], *, wanted: str) -> Gpu:
 
 def hardware_step(pools: Sequence[Pool], candidates: Sequence[Sequence[Gpu]]) -> PlanStep:
     """Step 2: the GPU of each fleet, of those that could be had."""
-    wanted = archetype(pools[0].profile.traffic.archetype).hardware
+    bottleneck = archetype(pools[0].profile.traffic.archetype).hardware
     several, output, steps = len(pools) > 1, dict[str, Value](), list[Step]()
-    for pool, known in zip(pools, candidates, strict=True):
+    for pool, cards in zip(pools, candidates, strict=True):
         gpu, prefix = pool.gpu, f"{pool.name}." if several else ""
         output[f"{prefix}gpu"] = gpu.id
         output[f"{prefix}memory_bytes"] = gpu.memory_bytes
         output[f"{prefix}link"] = "nvlink" if gpu.nvlink_bytes_per_s else "pcie"
         output[f"{prefix}linked_gpus"] = gpu.nvlink_gpus
         output[f"{prefix}usd_per_gpu_hour"] = pool.usd_per_gpu_hour
-        if len(known) > 1:
+        if len(cards) > 1:
             steps.append(
                 Step(
-                    title=f"Most {wanted}" + (f" for {pool.name}" if several else ""),
+                    title=f"Most {bottleneck}" + (f" for {pool.name}" if several else ""),
                     formula="greatest of the candidates",
-                    values=", ".join(f"{one.id} {resource(one, wanted)[1]}" for one in known),
+                    values=", ".join(
+                        f"{card.id} {resource(card, bottleneck)[1]}" for card in cards
+                    ),
                     result=gpu.id,
                     source="guide 9.1 step 2, 3.5; catalogue of GPUs",
                 )
@@ -240,12 +242,12 @@ def hardware_step(pools: Sequence[Pool], candidates: Sequence[Sequence[Gpu]]) ->
         for pool in pools
         if pool.gpu.nvlink_bytes_per_s is None
     ]
-    if all(len(known) == 1 for known in candidates):
+    if all(len(cards) == 1 for cards in candidates):
         notes.append("only one candidate is stated: nothing was compared")
     return PlanStep(
         number=2,
         title="Select the hardware",
-        decision=", ".join(dict.fromkeys(pool.gpu.name for pool in pools)) + f" (for {wanted})",
+        decision=", ".join(dict.fromkeys(pool.gpu.name for pool in pools)) + f" (for {bottleneck})",
         output=output,
         steps=tuple(steps),
         to_measure=("the price you really pay per GPU-hour",)
@@ -285,15 +287,15 @@ def pool_of(
     Raises:
         SizingError: a model or GPU that is not known.
     """
-    known = models.get(deployment.model)
-    wanted = archetype(profile.traffic.archetype).hardware
+    own_model = models.get(deployment.model)
+    bottleneck = archetype(profile.traffic.archetype).hardware
     return Pool(
         name=name,
         profile=profile,
         deployment=deployment,
         lengths=call_lengths(lengths, profile.session),
-        model=model(deployment.model) if known is None else known,
-        gpu=choose_gpu(candidates(deployment, gpus), wanted=wanted),
+        model=model(deployment.model) if own_model is None else own_model,
+        gpu=choose_gpu(candidates(deployment, gpus), wanted=bottleneck),
         share_ratio=share_ratio,
         peak_requests_per_s=planned_peak_per_s(profile) * share_ratio,
     )
@@ -404,16 +406,16 @@ def _steps(loads: Sequence[TierLoad], profile: WorkloadProfile) -> tuple[Step, .
 
 
 def _to_measure(profile: WorkloadProfile, *, taken: bool) -> tuple[str, ...]:
-    wanted: list[str] = []
+    missing: list[str] = []
     if profile.routing.method == "hardware":
         return ("each tier's own curve and cold start",) if taken else ()
     if simple_ratio(profile) is None:
-        wanted.append("the share of requests that a small model can answer")
+        missing.append("the share of requests that a small model can answer")
     elif profile.routing.small_model_acceptable is None:
-        wanted.append("the small model's quality on those requests")
+        missing.append("the small model's quality on those requests")
     if taken:
-        wanted.append("misrouted requests: lost quality and wasted large-model time")
-    return tuple(wanted)
+        missing.append("misrouted requests: lost quality and wasted large-model time")
+    return tuple(missing)
 
 
 def _method_notes(profile: WorkloadProfile, *, taken: bool) -> tuple[str, ...]:

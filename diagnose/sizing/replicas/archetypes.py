@@ -71,10 +71,10 @@ def archetype(name: str) -> Archetype:
     Raises:
         SizingError: an unknown name; the choices are listed.
     """
-    for known in ARCHETYPES:
-        if known.id == name:
-            return known
-    choices = tuple(known.id for known in ARCHETYPES)
+    for candidate in ARCHETYPES:
+        if candidate.id == name:
+            return candidate
+    choices = tuple(candidate.id for candidate in ARCHETYPES)
     message = f"archetype is {name!r}; choose one of {', '.join(choices)}"
     raise SizingError(message, name="archetype", choices=choices)
 

@@ -73,7 +73,9 @@ def size_fleet(
     """
     positive("peak_requests_per_s", peak_requests_per_s)
     positive("usable_requests_per_s", usable_requests_per_s)
-    each = whole("tensor_parallel", tensor_parallel) * whole("pipeline_parallel", pipeline_parallel)
+    gpus_each = whole("tensor_parallel", tensor_parallel) * whole(
+        "pipeline_parallel", pipeline_parallel
+    )
     if not 1 <= safety <= 10:
         raise SizingError(
             f"safety is {safety:g}; it must be a factor from 1 to 10 (1.3 adds 30%)",
@@ -87,10 +89,10 @@ def size_fleet(
     return FleetSize(
         instances_exact=float(needed),
         instances=instances,
-        gpus_exact=float(instances * each * exact(safety)),
+        gpus_exact=float(instances * gpus_each * exact(safety)),
         deployed_instances=deployed,
-        gpus=deployed * each,
-        gpus_rounded_once=math.ceil(needed * exact(safety)) * each,
+        gpus=deployed * gpus_each,
+        gpus_rounded_once=math.ceil(needed * exact(safety)) * gpus_each,
         headroom_ratio=float(capacity / exact(peak_requests_per_s) - 1),
         spare_instances=deployed - instances,
         steps=_fleet_steps(
@@ -98,16 +100,16 @@ def size_fleet(
             f"= ceil({figure(float(needed))})",
             instances=instances,
             deployed=deployed,
-            each=each,
+            gpus_each=gpus_each,
             safety=safety,
         ),
     )
 
 
 def _fleet_steps(
-    quotient: str, *, instances: int, deployed: int, each: int, safety: float
+    quotient: str, *, instances: int, deployed: int, gpus_each: int, safety: float
 ) -> tuple[Step, ...]:
-    by_gpus = float(instances * each * exact(safety))
+    by_gpus = float(instances * gpus_each * exact(safety))
     return (
         Step(
             title="Instances for the peak",
@@ -126,8 +128,8 @@ def _fleet_steps(
         Step(
             title="GPUs",
             formula="instances with safety x GPUs of one instance",
-            values=f"{deployed} x {each}",
-            result=f"{deployed * each} (8.3's instances x TP x safety: {figure(by_gpus)})",
+            values=f"{deployed} x {gpus_each}",
+            result=f"{deployed * gpus_each} (8.3's instances x TP x safety: {figure(by_gpus)})",
             source="guide 8.3 step 3, 9.1 step 11",
         ),
     )

@@ -329,39 +329,43 @@ def scaling(
         SizingError: a target or a price cannot be.
     """
     unit, degrees = degrees_of(sweeps, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)
-    kept = [one for one in degrees if one.point is not None]
-    best = max(kept, key=lambda one: one.per_s_per_gpu, default=None)
+    kept = [degree for degree in degrees if degree.point is not None]
+    best = max(kept, key=lambda degree: degree.per_s_per_gpu, default=None)
     rows = [
         Scaled(
-            one,
-            one.per_s_per_gpu / kept[0].per_s_per_gpu if one in kept else None,
-            _usd(one, unit, usd_per_gpu_hour, utilization_ratio) if one in kept else None,
+            degree,
+            degree.per_s_per_gpu / kept[0].per_s_per_gpu if degree in kept else None,
+            _usd(degree, unit, usd_per_gpu_hour, utilization_ratio) if degree in kept else None,
         )
-        for one in degrees
+        for degree in degrees
     ]
-    notes = [note for one in degrees if (note := _note(unit, degrees, one))]
+    notes = [note for degree in degrees if (note := _note(unit, degrees, degree))]
     return Scaling(unit, tuple(rows), None if best is None else best.tensor_parallel, tuple(notes))
 
 
-def _usd(one: Degree, unit: Unit, price: float | None, utilization_ratio: float) -> float | None:
+def _usd(degree: Degree, unit: Unit, price: float | None, utilization_ratio: float) -> float | None:
     if price is None or unit != "tokens":
         return None
     return token_cost(
-        gpus=one.tensor_parallel,
+        gpus=degree.tensor_parallel,
         usd_per_gpu_hour=price,
-        tokens_per_s=one.per_s,
+        tokens_per_s=degree.per_s,
         utilization_ratio=utilization_ratio,
     ).usd_per_million_tokens
 
 
-def _note(unit: Unit, degrees: Sequence[Degree], one: Degree) -> str:
-    found = compared(unit, degrees, one.tensor_parallel)
-    if found.far_below and found.narrow is not None and found.share_ratio is not None:
+def _note(unit: Unit, degrees: Sequence[Degree], measured: Degree) -> str:
+    comparison = compared(unit, degrees, measured.tensor_parallel)
+    if (
+        comparison.far_below
+        and comparison.narrow is not None
+        and comparison.share_ratio is not None
+    ):
         return (
-            f"TP {one.tensor_parallel} has {1 - found.share_ratio:.0%} less throughput per GPU "
+            f"TP {measured.tensor_parallel} has {1 - comparison.share_ratio:.0%} less throughput per GPU "
             "than TP "
-            f"{found.narrow.tensor_parallel}, and all-reduces over PCIe cost 20 to 30%: use fewer "
+            f"{comparison.narrow.tensor_parallel}, and all-reduces over PCIe cost 20 to 30%: use fewer "
             "GPUs per replica and more replicas"
         )
-    smallest = min(degree.tensor_parallel for degree in degrees) == one.tensor_parallel
-    return "" if smallest else found.why
+    smallest = min(degree.tensor_parallel for degree in degrees) == measured.tensor_parallel
+    return "" if smallest else comparison.why

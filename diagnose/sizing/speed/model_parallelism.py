@@ -179,10 +179,10 @@ def planned_overhead_ratio(*, link: str, tensor_parallel: int) -> float:
         message = f"link is {link!r}; choose one of {', '.join(choices)}"
         raise SizingError(message, name="link", choices=choices)
     positive("tensor_parallel", tensor_parallel)
-    known = TP_OVERHEAD_RATIO[link]
-    if tensor_parallel in known:
-        return known[tensor_parallel]
-    sent_to_computed = known[8] / (1 - known[8]) / (8 - 1) * (tensor_parallel - 1)
+    by_degree = TP_OVERHEAD_RATIO[link]
+    if tensor_parallel in by_degree:
+        return by_degree[tensor_parallel]
+    sent_to_computed = by_degree[8] / (1 - by_degree[8]) / (8 - 1) * (tensor_parallel - 1)
     return sent_to_computed / (1 + sent_to_computed)
 
 

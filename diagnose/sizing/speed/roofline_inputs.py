@@ -233,8 +233,8 @@ def launch_costs(setup: Setup) -> Costs:
 
 
 def _peak_flop_per_s(gpu: Gpu, stored: Scheme) -> float:
-    wanted: dict[str, Dtype] = {"fp8": "fp8", "fp4": "fp4"}
-    dtype = wanted.get(stored.compute)
+    dtypes: dict[str, Dtype] = {"fp8": "fp8", "fp4": "fp4"}
+    dtype = dtypes.get(stored.compute)
     peak = gpu.flop_per_s(dtype) if dtype is not None else None
     return peak or gpu.bf16_flop_per_s
 

@@ -62,12 +62,12 @@ def cost_ratio(
     """One decode step of the draft over one of its target, the draft's without the host's part."""
     times = [
         step_model(
-            each,
+            costs_of,
             efficiency,
             context_tokens=context_tokens,
             prompt_context_tokens=context_tokens,
         ).parts(sequences)
-        for each in (draft, target)
+        for costs_of in (draft, target)
     ]
     return (times[0].total_s - times[0].host_s) / times[1].total_s
 
@@ -124,8 +124,8 @@ def capacity(
         SizingError: a load that cannot be, named.
     """
     loop = closed_loop(costs, load, efficiency)
-    found = _highest(loop, int(load.concurrency), targets)
-    return Capacity(found[0], performance_of(loop, found[1]), found[2])
+    highest = _highest(loop, int(load.concurrency), targets)
+    return Capacity(highest[0], performance_of(loop, highest[1]), highest[2])
 
 
 def _highest(loop: ClosedLoop, high: int, targets: Targets) -> tuple[int, Latency, str]:
@@ -144,13 +144,13 @@ def _highest(loop: ClosedLoop, high: int, targets: Targets) -> tuple[int, Latenc
         if isfinite(rise) and rise > 0 and 2 * (high - low) <= widths[0]:
             middle = min(max(last[0] + floor((1 - last[1]) / rise), low + 1), high - 1)
         widths = widths[1], high - low
-        found = loop.at(middle)
-        strain, what = _strain(targets, found)
+        latency = loop.at(middle)
+        strain, what = _strain(targets, latency)
         before, last = last, (middle, strain)
         if strain <= 1:
-            low, best = middle, found
+            low, best = middle, latency
         else:
-            high, missed, binding = middle, found, what
+            high, missed, binding = middle, latency, what
     if low:
         return low, best, binding
     strain, alone = targets.strain(missed)
@@ -172,43 +172,43 @@ _TERA = 1e12
 
 
 def performance_steps(
-    costs: Costs, load: Load, found: Performance, efficiency: Efficiency = DEFAULT
+    costs: Costs, load: Load, predicted: Performance, efficiency: Efficiency = DEFAULT
 ) -> tuple[Step, ...]:
     """The prediction line by line: bytes read, a plain step, one with a prompt, the results."""
     fixed = "guide 3.3 and 3.4; " + SOURCE
     places = min(load.concurrency, load.max_running)
-    passes = max(load.output_tokens - 1, 0.0) / found.tokens_per_pass
+    passes = max(load.output_tokens - 1, 0.0) / predicted.tokens_per_pass
     return (
         _reading(costs, efficiency),
-        _step("Decode step", found.decode_step, source=fixed),
+        _step("Decode step", predicted.decode_step, source=fixed),
         _step(
-            f"Step with {figure(round(found.chunk_tokens))} prompt tokens",
-            found.prefill_step,
+            f"Step with {figure(round(predicted.chunk_tokens))} prompt tokens",
+            predicted.prefill_step,
             source="guide 3.2 and 5.1; " + SOURCE,
         ),
-        _token(load, found),
+        _token(load, predicted),
         Step(
             "Time to first token",
             "requests in flight / requests per second - decode time",
-            f"{figure(load.concurrency)} / {figure(found.requests_per_s)} - "
-            f"{figure(passes)} x {_ms(found.itl_s * found.tokens_per_pass)}",
-            f"{figure(found.ttft_s)} s",
+            f"{figure(load.concurrency)} / {figure(predicted.requests_per_s)} - "
+            f"{figure(passes)} x {_ms(predicted.itl_s * predicted.tokens_per_pass)}",
+            f"{figure(predicted.ttft_s)} s",
             "Little's law",
         ),
         Step(
             "Output tokens per second",
             "places / (prefill + decode) x output tokens",
-            f"{figure(places)} places: {figure(found.requests_per_s)} requests/s x "
+            f"{figure(places)} places: {figure(predicted.requests_per_s)} requests/s x "
             f"{figure(load.output_tokens)}",
-            f"{figure(found.decode_tokens_per_s)} tokens/s, bound by {found.binding}",
+            f"{figure(predicted.decode_tokens_per_s)} tokens/s, bound by {predicted.binding}",
             "closed loop",
         ),
     )
 
 
-def _token(load: Load, found: Performance) -> Step:
-    share = figure(found.prefill_step_ratio)
-    plain, prompt = _ms(found.decode_step.total_s), _ms(found.prefill_step.total_s)
+def _token(load: Load, predicted: Performance) -> Step:
+    share = figure(predicted.prefill_step_ratio)
+    plain, prompt = _ms(predicted.decode_step.total_s), _ms(predicted.prefill_step.total_s)
     formula = "(1 - share) x decode step + share x prompt step"
     values = f"(1 - {share}) x {plain} + {share} x {prompt}"
     if load.drafting is not None and load.drafting.tokens:
@@ -219,13 +219,13 @@ def _token(load: Load, found: Performance) -> Step:
         )
         values = (
             f"({plain} x (1 + {tokens} x {cost}) + {share} x ({prompt} - {plain}) x (1 + {cost})) "
-            f"/ {figure(found.tokens_per_pass)}"
+            f"/ {figure(predicted.tokens_per_pass)}"
         )
     return Step(
         "Time per output token",
         formula,
         values,
-        _ms(found.itl_s),
+        _ms(predicted.itl_s),
         "share of steps with a prompt: 1 - exp(-prompts a step); guide 6.6",
     )
 

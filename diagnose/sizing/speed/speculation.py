@@ -93,10 +93,10 @@ def per_token_acceptance_ratio(*, accepted_share_ratio: float, draft_tokens: int
     return _reached(share, accepted_share_ratio)
 
 
-def _reached(rising: Callable[[float], float], wanted: float) -> float:
+def _reached(rising: Callable[[float], float], target: float) -> float:
     """The ratio in 0..1 at which a rising function reaches `wanted`."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if rising(middle) >= wanted else (middle, high)
+        low, high = (low, middle) if rising(middle) >= target else (middle, high)
     return high
