@@ -156,10 +156,10 @@ def _quark(section: Config) -> str:
     whole = section.section("global_quant_config")
     weight = whole.section("weight") if whole is not None else None
     dtype = weight.word("dtype") if weight is not None else ""
-    scheme_ids = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int8": "int8"}.get(dtype)
-    if scheme_ids is None:
+    scheme_id = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int8": "int8"}.get(dtype)
+    if scheme_id is None:
         raise _not_modelled(section, f"quark weights of dtype {dtype!r}")
-    return scheme_ids
+    return scheme_id
 
 
 def _compressed_tensors(section: Config) -> str:

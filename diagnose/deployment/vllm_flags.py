@@ -20,10 +20,10 @@ def commands(text: str) -> list[list[str]]:
     Nothing is expanded: `$VARIABLE` stays as it is written.
     """
     script, documents = _without_documents(re.sub(r"\\\r?\n", " ", text))
-    words = list(_commands(script))
+    parsed = list(_commands(script))
     for document in documents:
-        words += _commands(document)
-    return words
+        parsed += _commands(document)
+    return parsed
 
 
 def _without_documents(text: str) -> tuple[str, list[str]]:

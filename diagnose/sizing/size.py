@@ -131,8 +131,8 @@ def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
             "MBU": f"MBU {shares.mbu_ratio:g}{experts}",
         }
         notes.append(
-            f"{' and '.join(defaults_by_name[name] for name in defaults)}: {SOURCE}; set your measured "
-            "values "
+            f"{' and '.join(defaults_by_name[name] for name in defaults)}: {SOURCE}; set your "
+            "measured values "
             f"with {' and '.join('--' + name.lower() for name in defaults)}"
         )
     if question.setup.draft is not None and question.acceptance_ratio is None:

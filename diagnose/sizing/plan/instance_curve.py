@@ -386,7 +386,8 @@ def _best_steps(instance: Serving, best: Point) -> list[Step]:
     outputs = lengths.mean_output_tokens
     return [
         Step(
-            title=f"A decode step at {best.concurrency:g} in flight ({figure(predicted.running)} run)",
+            title=f"A decode step at {best.concurrency:g} in flight "
+            f"({figure(predicted.running)} run)",
             formula="max(reading, computing) + all-reduces + kernels + host",
             values=f"max({figure(step.memory_s * 1e3)}, {figure(step.compute_s * 1e3)}) + "
             f"{figure(step.interconnect_s * 1e3)} + {figure(step.kernels_s * 1e3)} + "
@@ -397,8 +398,8 @@ def _best_steps(instance: Serving, best: Point) -> list[Step]:
         Step(
             title="Usable RPS of one instance",
             formula="in flight / (TTFT + (output tokens - 1) x ITL), means",
-            values=f"{best.concurrency:g} / ({figure(predicted.ttft_s)} + ({figure(outputs)} - 1) x "
-            f"{figure(predicted.itl_s)})",
+            values=f"{best.concurrency:g} / ({figure(predicted.ttft_s)} + "
+            f"({figure(outputs)} - 1) x {figure(predicted.itl_s)})",
             result=f"{figure(best.requests_per_s)} requests/s",
             source="Little's law; guide 8.3 step 2",
         ),
