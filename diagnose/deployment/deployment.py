@@ -1,4 +1,4 @@
-"""What is known about the running server, from its page and from what the user states. Pure."""
+"""The running server's configuration, from its metrics page and the user's settings. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UNSET_LABELS = ("", "None", "none", "null")
 def label_capacity_tokens(
     size: float | None, block: int | None, blocks: int | None
 ) -> float | None:
-    """Tokens that requests can hold: all but the null block's."""
+    """KV cache capacity in tokens, without the null block that vLLM reserves."""
     if size is None and block and blocks:
         size = float(block * blocks)
     if size is None or blocks is None:
@@ -47,7 +47,7 @@ def label_capacity_tokens(
 
 
 def label_context_tokens(config: Mapping[str, str], size: float | None) -> int | None:
-    """max_model_len, which the page shows as the capacity over the concurrency at it."""
+    """max_model_len in tokens: the labels' cache size over their maximum concurrency."""
     concurrency = label_number(config, "kv_cache_max_concurrency")
     if not size or not concurrency or size / concurrency > LARGEST:
         return None
@@ -55,7 +55,7 @@ def label_context_tokens(config: Mapping[str, str], size: float | None) -> int |
 
 
 def label_number(config: Mapping[str, str], label: str) -> float | None:
-    """A label as a number above 0 that counts something; None where it is none."""
+    """The label's value as a number above 0; None where it is missing or no such number."""
     text = config.get(label, "")
     if text in _UNSET_LABELS:
         return None
@@ -67,13 +67,13 @@ def label_number(config: Mapping[str, str], label: str) -> float | None:
 
 
 def label_count(config: Mapping[str, str], label: str) -> int | None:
-    """The same as a whole number, 1 or more."""
+    """The label's value as a whole number of 1 or more, else None."""
     value = label_number(config, label)
     return None if value is None or value < 1 else int(value)
 
 
 def label_flag(config: Mapping[str, str], label: str) -> bool | None:
-    """A label as a truth; None where it says neither."""
+    """The label's value as a boolean; None where it is neither True nor False."""
     return {"True": True, "False": False}.get(config.get(label, ""))
 
 
@@ -85,7 +85,7 @@ memory_of = lru_cache(maxsize=64)(memory)
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the user says about the server; None: not said.
+    """What the user set about the server; None where it is not set.
 
     `usd_per_gpu_hour` falls back on the GPU's price in the catalogue. `sweeps` were measured of
     this model on this GPU, one at each tensor-parallel degree.
@@ -104,13 +104,13 @@ class Stated:
 
     @property
     def degree(self) -> int | None:
-        """The tensor-parallel degree, where it or the command line is stated."""
+        """The tensor-parallel size from the setting or the command line, else None."""
         given = None if self.launch is None else self.launch.count("--tensor-parallel-size")
         return self.tensor_parallel or given
 
     @property
     def seats(self) -> float | None:
-        """Requests that may run at once, where the command line says."""
+        """`--max-num-seqs` of the command line, else None."""
         return None if self.launch is None else self.launch.count("--max-num-seqs")
 
 
@@ -119,7 +119,7 @@ NOTHING = Stated()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """A running server. None: not known.
+    """A running server; None where a value is unknown.
 
     `capacity_tokens` is what requests can hold: vLLM keeps one block for itself.
     `blocks_override` and `kv_memory_bytes` are set where the user fixed the cache's size: then
@@ -151,34 +151,34 @@ class Deployment:
 
     @property
     def replicas(self) -> int:
-        """Copies behind the load balancer, one where nobody says."""
+        """Replicas behind the load balancer; 1 where not set."""
         return self.stated.replicas or 1
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Dollars per hour of one replica; None where GPUs or price are not known."""
+        """Dollars per hour of one replica; None where GPUs or price are unknown."""
         if self.gpus is None or self.usd_per_gpu_hour is None:
             return None
         return self.gpus * self.usd_per_gpu_hour
 
     @property
     def kv_is_fp8(self) -> bool:
-        """Whether the cache is in 8 bits already, or fewer."""
+        """Whether the KV cache already takes 8 bits a value or fewer."""
         return self.kv_cache_dtype.startswith(("fp8", "int8", "nvfp4", "turboquant"))
 
     @property
     def caching_by_default(self) -> bool:
-        """Whether that version caches prefixes and chunks prefills unless told not to."""
+        """Whether this vLLM version enables prefix caching and chunked prefill by default."""
         return (self.version or LATEST) >= CACHING_BY_DEFAULT
 
     @property
     def launch_known(self) -> bool:
-        """Whether the whole command line is stated: what is not in it is not given."""
+        """Whether the whole command line is known, so that absent flags have their defaults."""
         return self.stated.launch is not None and self.stated.launch.complete
 
     @property
     def chunks(self) -> bool | None:
-        """Whether a prompt may be split over steps; None where nothing tells."""
+        """Whether chunked prefill is on; None where unknown."""
         if self.chunked_prefill is None and self.launch_known:
             return self.caching_by_default
         return self.chunked_prefill
@@ -188,7 +188,7 @@ class Deployment:
         return knows(flag, version=self.version, config=self.config)
 
     def in_force(self, flag: str) -> object:
-        """A flag's value as far as it is known, None where it is not."""
+        """The flag's value on the running server; None where it is unknown."""
         return {
             "--kv-cache-dtype": self.kv_cache_dtype if "cache_dtype" in self.config else None,
             "--gpu-memory-utilization": self.gpu_memory_utilization,
@@ -210,7 +210,7 @@ class Deployment:
 
 
 def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deployment:
-    """The server of a page's cache_config_info labels and of what is stated; the page wins."""
+    """The server by its cache_config_info labels and the user's settings; the labels win."""
     launch = stated.launch or Launch()
     version = stated.version or oldest_version(config)
     block, blocks = label_count(config, "block_size"), label_count(config, "num_gpu_blocks")
@@ -255,7 +255,7 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
 
 
 def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
-    """With the sizing math's view of it, where a model is stated that this launch can hold."""
+    """The deployment with its sizing, where a model is set that this launch can hold."""
     stated = plain.stated
     if stated.model is None or plain.tensor_parallel is None:
         return plain

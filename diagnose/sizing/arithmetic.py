@@ -10,7 +10,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A number, how it came about, and who says so.
+    """One line of arithmetic: formula, figures, result and source.
 
     `formula` has names, `values` the same formula with figures, `result` the outcome with its
     unit, `source` the guide's section, a paper or a file.

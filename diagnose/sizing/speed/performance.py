@@ -70,7 +70,7 @@ class StepModel:
     stages: int
 
     def total_s(self, sequences: float, prompt_tokens: float = 0.0) -> float:
-        """Seconds of a step with so many decoding sequences and prompt tokens."""
+        """Seconds of a step with `sequences` decoding and `prompt_tokens` in prefill."""
         if self.stages > 1:
             sequences = max(min(sequences, 1.0), sequences / self.stages)
             prompt_tokens /= self.stages
@@ -220,7 +220,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What a request sees at so many in flight, and the cycle behind it."""
+    """A request's latencies at a concurrency, and the steady state behind them."""
 
     ttft_s: float
     itl_s: float
@@ -245,7 +245,7 @@ class ClosedLoop:
     factor: float
 
     def at(self, concurrency: float) -> Latency:
-        """The latencies with so many requests in flight."""
+        """The latencies with `concurrency` requests in flight."""
         places = min(concurrency, self.load.max_running)
         cycle = self._cycle(places)
         decode_s = self.passes * cycle.step_s
