@@ -163,7 +163,7 @@ def test_a_note_says_what_it_is_about() -> None:
     note = finding("KV-FULL", "info", 0.93)
     told = text([changed(HEALTHY, health="info", findings=[note])], PLAIN)
     assert told.startswith("INFO  http://gpu-7:8000")
-    assert "\nnotes:\n   KV-FULL: The KV cache is above its target band" in told
+    assert "\nnotes:\n   KV-FULL: KV cache usage is above its target band" in told
     assert "(kv_usage_avg_ratio 93%)" in told
 
 
@@ -174,7 +174,7 @@ def test_findings_that_no_cause_speaks_of() -> None:
         "also out of bounds:\n   ERRORS: Requests end in an error (finished_error_ratio 20%)"
         in (told)
     )
-    assert "critical. Read the server's log." in " ".join(told.split())
+    assert "critical. Read vLLM's log." in " ".join(told.split())
     assert "KV-EVICT" not in told, "the cause says it with its number"
 
 
@@ -343,7 +343,7 @@ def test_markdown() -> None:
     assert "| against: the cache is large | `kv_capacity_tokens` | 5 | - |" in told.splitlines()
     assert "\n**Do first:** Give the KV cache more room" in told
     assert "\nExplains: `queue_saturation`." in told
-    seen = "- ERRORS: Requests end in an error (finished_error_ratio 3%); warning. Read the s"
+    seen = "- ERRORS: Requests end in an error (finished_error_ratio 3%); warning. Read vLLM's log."
     assert f"\n### Also out of bounds\n\n{seen}" in told
     assert "\n- gpu_\\*: no source" in told
     assert "Could not be judged" not in markdown([SICK], footers=False)
