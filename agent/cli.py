@@ -41,14 +41,14 @@ INTERRUPTED = 130
 
 
 class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
-    """Whoever read our output (head, less) has seen enough."""
+    """The reader of stdout (head, less) closed the pipe."""
 
 
 class CommandGroup(click.Group):
-    """The group of commands; click itself would end a broken pipe with status 1: "findings"."""
+    """The group of commands. click would exit with status 1, "findings", on a broken pipe."""
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own signature
-        """The command's exit status."""
+        """Run the command. Returns its exit status."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as exc:
@@ -68,14 +68,14 @@ form_option = click.option(
 )
 @click.version_option(package_name="kneewatch", prog_name="kneewatch")
 def cli() -> None:
-    """Watch vLLM servers: what is wrong, since when, how we know, what to change."""
+    """Monitor vLLM servers: what is wrong, since when, the evidence, and what to change."""
 
 
-@cli.command(short_help="Watch a server for a while, then say what is wrong.")
+@cli.command(short_help="Watch a server for a while, then report what is wrong.")
 @click.argument("target", type=Target(), required=False)
-@click.option("--prometheus", metavar="URL", help="a fleet as a metrics system shows it now")
-@click.option("--selector", default="", metavar="MATCHERS", help='of it only: namespace="a"')
-@click.option("--at", metavar="T", help="the fleet at a past time: unix seconds or ISO 8601, UTC")
+@click.option("--prometheus", metavar="URL", help="diagnose the fleet that this system scrapes")
+@click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
+@click.option("--at", metavar="T", help="time of the diagnosis: unix seconds or ISO 8601, UTC")
 @setting_options(
     "watch_s",
     "interval_s",
@@ -96,18 +96,18 @@ def diagnose(
     at: str | None,
     **given: Any,  # noqa: ANN401
 ) -> int:
-    """Watch TARGET (a server's URL or a capture) for a while, then say what is wrong.
+    """Watch TARGET (a server's URL or a capture) for a while, then report what is wrong.
 
-    With --prometheus in place of TARGET: all replicas that a Prometheus, Thanos, Mimir or
-    VictoriaMetrics scrapes, and causes across them.
+    With --prometheus instead of TARGET: diagnose all replicas that a Prometheus, Thanos, Mimir or
+    VictoriaMetrics scrapes, with causes across replicas.
     """
     if (target is None) == (prometheus is None):
         raise click.UsageError("Missing argument 'TARGET' (or --prometheus, not both).")
     if target is not None and (selector or at):
-        raise click.UsageError("--selector and --at go with --prometheus.")
+        raise click.UsageError("--selector and --at need --prometheus.")
     if target is not None:
         return commands.diagnose(target, effective(given), form=form)
-    from kneewatch.agent.fleet import command  # here: no other command pays for requests
+    from kneewatch.agent.fleet import command  # lazy: slow to import
 
     return command.diagnose(
         prometheus or "",
@@ -118,13 +118,13 @@ def diagnose(
     )
 
 
-@cli.command(short_help="Watch servers until told to stop: the sidecar daemon.")
+@cli.command(short_help="Monitor servers until stopped: the sidecar daemon.")
 @click.argument("targets", nargs=-1, type=Target())
 @setting_options(*(key for key in table.BY_KEY if key != "watch_s"))
-@click.option("--prometheus", metavar="URL", help="a fleet as a metrics system shows it")
-@click.option("--selector", default="", metavar="MATCHERS", help='of it only: namespace="a"')
-@click.option("--demo", is_flag=True, help="play the shipped recording; its history is not kept")
-@click.option("--for", "for_s", type=SPAN, help="stop after this long; else on SIGTERM or Ctrl-C")
+@click.option("--prometheus", metavar="URL", help="also watch the fleet that this system scrapes")
+@click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
+@click.option("--demo", is_flag=True, help="play the shipped recording; no history is kept")
+@click.option("--for", "for_s", type=SPAN, help="stop after this time; unset: on SIGTERM or Ctrl-C")
 def run(
     targets: tuple[str, ...],
     *,
@@ -134,18 +134,18 @@ def run(
     for_s: float | None,
     **given: Any,  # noqa: ANN401
 ) -> None:
-    """Watch TARGETs until told to stop, keep their history, answer on --listen.
+    """Monitor TARGETs until stopped, store their history, serve HTTP on --listen.
 
     A TARGET is a server's URL, host:port, or a capture, which is played as if it were live.
-    More of them are in the settings: [[targets]] tables and file_sd files. SIGHUP reads the
-    settings again.
+    The settings can name more, in [[targets]] tables and file_sd files. SIGHUP reloads the
+    settings.
 
     With --prometheus: also, or only, the fleet that a metrics system scrapes, at /api/v1/fleet.
     """
     if selector and prometheus is None:
-        raise click.UsageError("--selector goes with --prometheus.")
+        raise click.UsageError("--selector needs --prometheus.")
     from kneewatch.agent.daemon import (
-        command as daemon,  # here: no other command pays for what it imports
+        command as daemon,  # lazy: slow to import
     )
 
     own = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
@@ -185,24 +185,24 @@ def replay(
 @click.argument("url")
 @click.argument("file", type=click.Path(path_type=Path))
 @setting_options("interval_s", *FETCH)
-@click.option("--for", "for_s", type=SPAN, help="stop after this long; else on Ctrl-C")
+@click.option("--for", "for_s", type=SPAN, help="stop after this time; unset: on Ctrl-C")
 def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # noqa: ANN401
     """Record URL's metrics pages to FILE, a capture that every command reads.
 
-    What was scraped survives a kill; a FILE that exists is added to.
+    Each page is written at once, so a kill loses none. An existing FILE is appended to.
     """
     return recording.record(url, file, effective(given), for_s=for_s)
 
 
-@cli.command(short_help="Replay a shipped recording of a server in trouble.")
+@cli.command(short_help="Replay the shipped recording of an overloaded server.")
 @setting_options("docs_url", *DIAGNOSIS)
 @form_option
 def demo(form: str, **given: Any) -> int:  # noqa: ANN401
-    """Replay a shipped recording of a real server going through the KV cascade."""
+    """Replay the shipped recording of a real server going through the KV cascade."""
     return commands.demo(effective(given), form=form)
 
 
-@cli.command("size", short_help="What fits, how fast, how many GPUs, at what price.")
+@cli.command("size", short_help="Size a launch: memory, speed, GPUs and cost.")
 @size_options
 @form_option
 def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
@@ -211,7 +211,7 @@ def size_command(form: str, **given: Any) -> int:  # noqa: ANN401
     Exit status: 0 it fits, 1 it does not, 2 it cannot be sized.
     """
     from kneewatch.agent.size import (
-        command as size,  # here, so that no other command pays for the math
+        command as size,  # lazy: slow to import
     )
 
     return size.run(form=form, **given)
@@ -224,7 +224,7 @@ def config(**given: Any) -> int:  # noqa: ANN401
     return commands.config(effective(given))
 
 
-@cli.command("export", short_help="Rules and dashboards for a metrics system.")
+@cli.command("export", short_help="Write rules and dashboards for a metrics system.")
 @click.argument("kind", type=click.Choice(EXPORTS))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @setting_options(
@@ -239,54 +239,54 @@ def config(**given: Any) -> int:  # noqa: ANN401
     help="how often rules are evaluated",
 )
 @click.option(
-    "--prefix", default=VLLM_PREFIX, show_default=True, help="what begins vLLM's metric names"
+    "--prefix", default=VLLM_PREFIX, show_default=True, help="prefix of vLLM's metric names"
 )
 @click.option("--selector", default="", metavar="MATCHERS", help='only these series: cluster="a"')
-@click.option("--label", "labels", multiple=True, metavar="NAME", help="a further label to keep")
-@click.option("--triage-url", default="", metavar="URL", help="where triage pages are, for links")
+@click.option("--label", "labels", multiple=True, metavar="NAME", help="another label to keep")
+@click.option("--triage-url", default="", metavar="URL", help="base URL of triage pages, for links")
 @click.option(
     "--gpu-join",
     "gpu_joins",
     multiple=True,
     metavar="LABEL=DCGM_LABEL",
-    help="a server's label and DCGM's that say whose a GPU is: pod=exported_pod",
+    help="a server's label and the equal label of its GPUs: pod=exported_pod",
 )
-@click.option("--gpu-selector", default="", metavar="MATCHERS", help="only these of DCGM's series")
+@click.option("--gpu-selector", default="", metavar="MATCHERS", help="only these DCGM series")
 def export_command(kind: str, folder: Path, **given: Any) -> int:  # noqa: ANN401
-    """Write recording and alerting rules, their promtool tests, Grafana dashboards, or what
-    dcgm-exporter should be given, to FOLDER.
+    """Write recording and alerting rules, their promtool tests, Grafana dashboards, or
+    dcgm-exporter's configuration to FOLDER.
 
-    Signals, bounds and durations are the sidecar's own; a real Prometheus says the same.
+    The rules have the same signals, thresholds and durations as the sidecar.
     """
-    from kneewatch.agent import export  # here, so that no other command pays for YAML
+    from kneewatch.agent import export  # lazy: imports YAML
 
     settings_ = effective(given)
     return export.export(kind, folder, export.plan_of(settings_, **given))
 
 
-@cli.command(short_help="A live view of servers, or of a running daemon, in the terminal.")
+@cli.command(short_help="Show servers, or a running daemon, live in the terminal.")
 @click.argument("targets", nargs=-1, type=Target())
 @setting_options("interval_s", "gpu_metrics", "docs_url", SWEEPS, *DIAGNOSIS, *DEPLOYMENT, *FETCH)
-@click.option("--attach", metavar="URL", help="show what the daemon at URL watches")
+@click.option("--attach", metavar="URL", help="show the targets of the daemon at URL")
 @click.option("--token-file", type=click.Path(), help="file with the daemon's token")
 @click.option(
     "--speed",
     type=click.FloatRange(0, min_open=True),
     default=1.0,
     show_default=True,
-    help="how much faster than recorded captures play",
+    help="speed of captures, as a multiple of real time",
 )
 def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
-    """Show TARGETs (servers' URLs or captures) live in the terminal; ? tells the keys.
+    """Show TARGETs (servers' URLs or captures) live in the terminal; press ? for the keys.
 
-    With --attach a daemon's own settings judge. Exit status: by what was seen last.
+    With --attach, the daemon's settings apply. The exit status follows the last state.
     """
-    from kneewatch.agent.terminal import command as terminal  # here: no other command pays for it
+    from kneewatch.agent.terminal import command as terminal  # lazy: slow to import
 
     return terminal.run(targets, effective(given), **given)
 
 
-@cli.command("report", short_help="The weekly report: health, size, cost, what to change.")
+@cli.command("report", short_help="Create the weekly report: health, size, cost, changes to make.")
 @setting_options(
     "store.file",
     "report.timezone",
@@ -299,30 +299,36 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
     *FETCH,
     *FLEET,
 )
-@click.option("--prometheus", metavar="URL", help="from a metrics system, not from the history")
-@click.option("--selector", default="", metavar="MATCHERS", help='of it only: namespace="a"')
-@click.option("--since", "since_s", type=SPAN, default="7d", show_default=True, help="how long")
-@click.option("--to", "to_time", metavar="T", help="the end; else now: unix seconds or ISO 8601")
+@click.option("--prometheus", metavar="URL", help="read this metrics system instead of the history")
+@click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
 @click.option(
-    "--compare", metavar="PERIOD", help="compared with so much earlier, or none; else --since"
+    "--since", "since_s", type=SPAN, default="7d", show_default=True, help="length of the period"
 )
-@click.option("--out", default="-", show_default="stdout", metavar="FILE", help="where to write it")
+@click.option(
+    "--to", "to_time", metavar="T", help="end of the period: unix seconds or ISO 8601; default: now"
+)
+@click.option(
+    "--compare",
+    metavar="PERIOD",
+    help="compare with the period this much earlier, or none; default: --since",
+)
+@click.option("--out", default="-", show_default="stdout", metavar="FILE", help="output file")
 @click.option(
     "--format",
     "form",
     type=click.Choice(("html", "json", "markdown")),
-    help="else by FILE's ending; html",
+    help="unset: by FILE's extension, else html",
 )
 @click.option("--tier", "tiers", multiple=True, metavar="TIER", help="only this tier")
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="only this target")
 def report_command(to_time: str | None, compare: str | None, **given: Any) -> int:  # noqa: ANN401
-    """Report on a time, a week by default, from the history that `run` keeps.
+    """Report on a period, a week by default, from the history that `run` stores.
 
     With --prometheus: from a Prometheus, Thanos, Mimir or VictoriaMetrics that scrapes the servers.
 
-    Exit status: 0 nothing at warning or worse, 1 findings, 2 nothing was watched then.
+    Exit status: 0 nothing at warning or worse, 1 findings, 2 no data in the period.
     """
-    from kneewatch.agent.report import command  # here: no other command pays for pandas
+    from kneewatch.agent.report import command  # lazy: imports pandas
 
     since_s: float = given["since_s"]
     settings = effective(given)
@@ -345,7 +351,7 @@ def completion(shell: str) -> int:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; expected trouble becomes a message and exit status 2."""
+    """Run the command line and exit; an expected error becomes a message and exit status 2."""
     try:
         status = cli(args, prog_name="kneewatch", standalone_mode=False)
     except click.ClickException as exc:
@@ -357,9 +363,9 @@ def main(args: Sequence[str] | None = None) -> None:
         _discard_output()
         status = OK
     except OSError as exc:
-        # Every source turns its own into a KneewatchError: what is left is a full disk on stdout.
+        # Sources raise KneewatchError, so only writing to stdout can fail here: a full disk.
         _discard_output()
-        say(f"the results cannot be written: {exc.strerror or exc}")
+        say(f"cannot write the results: {exc.strerror or exc}")
         status = NO_DATA
     except KneewatchError as exc:
         say(str(exc))
@@ -373,7 +379,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _discard_output() -> None:
-    """What is still buffered would fail again at the interpreter's end."""
+    """Discard buffered output, which would fail again when the interpreter exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

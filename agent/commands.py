@@ -1,4 +1,4 @@
-"""What the commands do, apart from reading their flags."""
+"""The commands diagnose, replay, demo, config and completion. I/O edge."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from kneewatch.reports.formatting import clock, wrapped
 from kneewatch.rules.rule import Severity
 
 GPU_INTERVAL_S = 10.0
-"""dcgm-exporter collects every 30 s: more scrapes would see the same samples."""
+"""dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
 
 SCRAPES_IN_WINDOW = 2.2
-"""Rates need two scrapes in the window, and scrapes come a little late."""
+"""Rates need two scrapes in the window, and scrapes are slightly late."""
 
 DEMO = "demo.jsonl.gz"
 DEMO_WINDOW_S = 15.0
-"""The shipped recording's phases last half a minute each: a window of a minute would blur them."""
+"""The phases of the shipped recording last 30 s each: a window of a minute would blur them."""
 
 
 def diagnose(target: str, settings: Settings, *, form: str) -> int:
@@ -54,7 +54,7 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
     gpu_metrics = _gpu_page(settings)
     if is_capture(target):
         if gpu_metrics and settings.origin("gpu_metrics").startswith("flag"):
-            raise SettingsError("--gpu-metrics needs a server to watch; a capture has no GPU page")
+            raise SettingsError("--gpu-metrics needs a server; a capture has no GPU page")
         return _diagnose_capture(target, settings, form)
     profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
     stream = TargetStream(target_name(target), profile, settings.limits())
@@ -65,13 +65,13 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
 
 
 def _gpu_page(settings: Settings) -> str | None:
-    """The GPU page that is stated; what else the setting may say is for the daemon."""
+    """URL of the configured GPU page; None for `nvml` and `none`, which only the daemon uses."""
     value: str | None = settings["gpu_metrics"]
     return None if value in table.BY_KEY["gpu_metrics"].choices else value
 
 
 def live_window_s(settings: Settings) -> float:
-    """The short window of a watch: not longer than the watch, and long enough for two scrapes."""
+    """Seconds of the short window: at most the watch, and long enough for two scrapes."""
     window_s: float = min(settings["watch_s"], settings["window_s"])
     interval_s: float = min(settings["interval_s"], settings["watch_s"])
     return max(window_s, SCRAPES_IN_WINDOW * interval_s)
@@ -87,7 +87,7 @@ def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
         worst = max([worst, *(diagnosis.severity for diagnosis in last)])
     status = print_diagnoses(last, form, settings.docs_url)
     if worst >= Severity.WARNING and worst > max(diagnosis.severity for diagnosis in last):
-        say(f"this is how it ended, and it was worse before: `kneewatch replay {path}` tells it")
+        say(f"this is the last state; it was worse earlier: run `kneewatch replay {path}`")
     return status
 
 
@@ -112,37 +112,37 @@ def _watch(
     except KeyboardInterrupt:
         if not last:
             raise
-        say("interrupted: this is what was seen until now")
+        say("interrupted: this is the diagnosis so far")
     progress([], 0.0, 0.0)
     if worst is not None and worst.severity > max(d.severity for d in last):
-        first = worst.headline or "findings"
-        say(f"this is how it ended; at {clock(worst.t_s)} UTC it was {worst.health} ({first})")
+        headline = worst.headline or "findings"
+        say(f"this is the last state; at {clock(worst.t_s)} UTC it was {worst.health} ({headline})")
     return last
 
 
 def _watch_scrapes(
     stream: TargetStream, fetcher: Fetcher, gpus: GpuStream | None, settings: Settings
 ) -> Iterator[tuple[list[Diagnosis], float]]:
-    """The diagnoses after each scrape, and the seconds watched."""
-    seen, gpus_due_s = False, 0.0
+    """Yields the diagnoses after each scrape, and the seconds watched so far."""
+    was_read, gpus_due_s = False, 0.0
     stream.gpus = gpus.monitor if gpus else None
     watch_s = settings["watch_s"]
-    # Rates need two scrapes, whatever was asked for.
+    # Rates need two scrapes, however short the watch.
     for elapsed_s in ticks(min(settings["interval_s"], watch_s), watch_s, least=2):
         if gpus is not None and elapsed_s >= gpus_due_s:
             gpus.scrape()
             gpus_due_s = elapsed_s + GPU_INTERVAL_S
         diagnoses = stream.scrape(fetcher)
-        seen = seen or any(diagnosis.was_read for diagnosis in diagnoses)
-        if not seen and stream.monitor.last_error is not None:
-            # A server that has never answered is a wrong address, not an incident: say so at once.
+        was_read = was_read or any(diagnosis.was_read for diagnosis in diagnoses)
+        if not was_read and stream.monitor.last_error is not None:
+            # No answer at all means a wrong address, not an incident: fail at once.
             raise _with_url(fetcher.url, stream.monitor.last_error)
         if diagnoses:
             yield diagnoses, elapsed_s
 
 
 def _with_url(url: str, error: CollectError) -> CollectError:
-    """The error, with the page's address where its message does not say it."""
+    """The error, with the page's URL in its message."""
     if url in str(error):
         return error
     return CollectError(f"{url}: {error}", kind=error.kind, hint=error.hint)
@@ -160,21 +160,21 @@ def replay(
     from_s, to_s = timestamp(from_time), timestamp(to_time)
     if from_s is not None and to_s is not None and from_s > to_s:
         raise SettingsError(f"--from {from_time} is later than --to {to_time}")
-    recorded = PrefetchedPages(Captures(captures, from_s=from_s, to_s=to_s), settings.limits())
+    pages = PrefetchedPages(Captures(captures, from_s=from_s, to_s=to_s), settings.limits())
     profile = settings.profile(stated=stated(settings))
-    diagnoses = _replayed(recorded, captures, profile, settings)
+    diagnoses = _replayed(pages, captures, profile, settings)
     with infrequent_gc():
         status = print_timeline(diagnoses, form, settings.docs_url, named=len(captures) > 1)
-    return NO_DATA if status == OK and recorded.unusable else status
+    return NO_DATA if status == OK and pages.unusable else status
 
 
 def _replayed(
-    recorded: PrefetchedPages, paths: Sequence[str], profile: Profile, settings: Settings
+    pages: PrefetchedPages, paths: Sequence[str], profile: Profile, settings: Settings
 ) -> Iterator[list[Diagnosis]]:
-    """The diagnoses of each scrape; a threshold that cannot be is refused at once."""
+    """The diagnoses of each scrape. Raises SettingsError for a wrong threshold before the first."""
     catalogue, limits = Catalogue.of(profile), settings.limits()
     streams = [TargetStream(name, profile, limits, catalogue) for name in capture_names(paths)]
-    return (streams[at].judge(t_s, page) for handful in recorded for at, t_s, page in handful)
+    return (streams[at].judge(t_s, page) for batch in pages for at, t_s, page in batch)
 
 
 def demo(settings: Settings, *, form: str) -> int:
@@ -183,8 +183,8 @@ def demo(settings: Settings, *, form: str) -> int:
     window_s = settings["window_s"]
     if settings.origin("window_s") == "default":
         window_s = DEMO_WINDOW_S
-    recorded = PrefetchedPages(Captures([recording]), settings.limits())
-    diagnoses = _replayed(recorded, [recording], settings.profile(window_s=window_s), settings)
+    pages = PrefetchedPages(Captures([recording]), settings.limits())
+    diagnoses = _replayed(pages, [recording], settings.profile(window_s=window_s), settings)
     if form == "text":
         introduction = (
             "A recording of a real vLLM 0.32.0 server on CPU with 160 KV blocks: healthy, nearly "
@@ -197,11 +197,11 @@ def demo(settings: Settings, *, form: str) -> int:
 
 def config(settings: Settings) -> int:
     """Print the effective settings as a TOML file with their origins. Returns the exit status."""
-    # Here, so that no other command pays for APScheduler.
+    # Lazy: imports APScheduler.
     from kneewatch.agent.report.delivery import receivers_of
     from kneewatch.agent.report.schedule import cron_of
 
-    # What `run` would refuse is an error before anything is printed.
+    # Whatever `run` would reject is an error before anything is printed.
     settings.profile().rules()
     receivers(settings)
     if cron_of(settings) is not None:
@@ -213,8 +213,8 @@ def config(settings: Settings) -> int:
 
 def completion(cli: click.Command, shell: str) -> int:
     """Print a shell completion script. Returns the exit status."""
-    made = get_completion_class(shell)
-    if made is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise SettingsError(f"no completion for {shell}")
-    click.echo(made(cli, {}, "kneewatch", "_KNEEWATCH_COMPLETE").source())
+    click.echo(completion_class(cli, {}, "kneewatch", "_KNEEWATCH_COMPLETE").source())
     return OK

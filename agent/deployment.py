@@ -30,7 +30,7 @@ PROFILE_SETTING = "workload_profile"
 
 
 def stated_workload(settings: Settings) -> StatedWorkload | None:
-    """What of the stated profile live requests are held against; None: none is stated.
+    """The stated workload that live requests are compared with; None if none is stated.
 
     Raises:
         SettingsError: as `named_profile`.
@@ -44,16 +44,16 @@ def stated_workload(settings: Settings) -> StatedWorkload | None:
 
 
 def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadProfile | None:
-    """The profile, as for `size --plan`, that a setting names; None: it names none.
+    """The workload profile that a setting names, as for `size --plan`; None if it is not set.
 
     Raises:
-        SettingsError: it cannot be read, or a key or value cannot be; the message has the setting's
-            origin, the file and the key.
+        SettingsError: the file is unreadable or invalid; the message has the setting's origin, the
+            file and the key.
     """
     path: str | None = settings[key]
     if path is None:
         return None
-    # Here: no daemon without a profile pays for the plan's modules.
+    # Lazy: slow to import, and most daemons have no profile.
     from kneewatch.agent.input_files import profile_text
     from kneewatch.diagnose.catalogue.inputs import SizingError
     from kneewatch.diagnose.sizing.plan.workload_profile import read_profile
@@ -64,17 +64,17 @@ def named_profile(settings: Settings, key: str = PROFILE_SETTING) -> WorkloadPro
         raise SettingsError(f"{settings.origin(key)}: {exc}") from exc
 
 
-# --- The sweeps that are named for tensor-parallel degrees. I/O edge: it reads files --------------
+# --- Benchmark sweeps by tensor-parallel degree ---------------------------------------------------
 
 
 SWEEPS_SETTING = "benchmark.by_tensor_parallel"
 MAX_DEGREE = 1024
 MAX_FILES = 256
-"""Files of one degree: a sweep has a few dozen loads."""
+"""Limit on files per degree: a sweep has a few dozen loads."""
 
 
 def stated_sweeps(settings: Settings) -> tuple[Sweep, ...]:
-    """The sweeps that the settings name, by rising degree; none where none is named.
+    """The benchmark sweeps that the settings name, by ascending degree.
 
     Raises:
         SettingsError: as `sweeps_of`, with the setting's origin.
@@ -89,18 +89,19 @@ def stated_sweeps(settings: Settings) -> tuple[Sweep, ...]:
 
 
 def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
-    """The sweep of each degree from its file, or from all that a pattern such as `tp4/*.json`
-    finds, for most tools write one for each load; by rising degree.
+    """The sweeps of pairs of degree and path, by ascending degree.
+
+    A path may be a pattern such as `tp4/*.json`: most tools write one file per load.
 
     Raises:
-        SizingError: what is no degree, or a file that cannot be used; the message names both.
+        SizingError: a degree is invalid, or a file cannot be used; the message names both.
     """
     sweeps: dict[int, Sweep] = {}
     for text, path in named:
         degree = int(text) if text.isascii() and text.isdigit() else 0
         if not 1 <= degree <= MAX_DEGREE or degree in sweeps:
-            twice = "is there twice" if degree in sweeps else "is no tensor-parallel degree"
-            raise _sweeps_error(f"{text!r} {twice}; write 4 = FILE")
+            problem = "is named twice" if degree in sweeps else "is not a tensor-parallel degree"
+            raise _sweeps_error(f"{text!r} {problem}; write 4 = FILE")
         try:
             sweeps[degree] = _sweep(degree, path)
         except SizingError as exc:
@@ -109,18 +110,18 @@ def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
 
 
 def _sweep(degree: int, path: str) -> Sweep:
-    # Here: no command without a benchmark pays for what reads one.
+    # Lazy: slow to import, and most commands have no benchmark.
     from kneewatch.agent.input_files import text_of
     from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
 
-    read: list[Benchmark] = []
+    benchmarks: list[Benchmark] = []
     for file in _files(path):
         text = text_of(file, "benchmark")
         try:
-            read.append(read_benchmark(text))
+            benchmarks.append(read_benchmark(text))
         except SizingError as exc:
             raise _sweeps_error(f"{file}: {exc}") from exc
-    return Sweep(degree, merged(read), path)
+    return Sweep(degree, merged(benchmarks), path)
 
 
 def _files(path: str) -> list[str]:
@@ -128,7 +129,7 @@ def _files(path: str) -> list[str]:
         return [path]
     files = sorted(glob(path))  # noqa: PTH207 - a pattern may be absolute
     if not files or len(files) > MAX_FILES:
-        raise _sweeps_error(f"{path}: {len(files)} files are there, 1 to {MAX_FILES} are read")
+        raise _sweeps_error(f"{path}: {len(files)} files match, 1 to {MAX_FILES} are allowed")
     return files
 
 
@@ -136,21 +137,21 @@ def _sweeps_error(message: str) -> SizingError:
     return SizingError(message, name="benchmark_by_tensor_parallel")
 
 
-# --- What the settings state about the served deployment: model, GPU, command line. I/O edge ------
+# --- Model, GPU and launch command ----------------------------------------------------------------
 
 
 LARGEST_BYTES = 1024 * 1024
 
 
 def stated(settings: Settings) -> Stated:
-    """What the recommendations may take as known.
+    """The deployment that the settings state: model, GPU, launch flags, workload, benchmarks.
 
     Raises:
-        SettingsError: a model, GPU or version that is not known, or a file that cannot be read;
-            it names the setting, where its value came from, and the choices.
+        SettingsError: a model, GPU or version is unknown, or a file cannot be read; the message
+            names the setting, its origin and the choices.
     """
     launch = _launch(settings)
-    made = Stated(
+    deployment = Stated(
         model=_model(settings, launch),
         gpu=_gpu(settings),
         tensor_parallel=settings["tensor_parallel"],
@@ -162,17 +163,17 @@ def stated(settings: Settings) -> Stated:
         workload=stated_workload(settings),
         sweeps=stated_sweeps(settings),
     )
-    _check_layout(settings, made)
-    return made
+    _check_layout(settings, deployment)
+    return deployment
 
 
-def _check_layout(settings: Settings, made: Stated) -> None:
-    """That the stated model can be split over so many GPUs."""
-    launch = made.launch or Launch()
-    tensor = made.tensor_parallel or launch.count("--tensor-parallel-size")
-    if made.model is None or tensor is None:
+def _check_layout(settings: Settings, deployment: Stated) -> None:
+    """Check that the stated model can be split over the stated number of GPUs."""
+    launch = deployment.launch or Launch()
+    tensor = deployment.tensor_parallel or launch.count("--tensor-parallel-size")
+    if deployment.model is None or tensor is None:
         return
-    key = "tensor_parallel" if made.tensor_parallel else "launch_file"
+    key = "tensor_parallel" if deployment.tensor_parallel else "launch_file"
     parallel = Parallel(
         tensor,
         launch.count("--pipeline-parallel-size") or 1,
@@ -180,7 +181,7 @@ def _check_layout(settings: Settings, made: Stated) -> None:
         "--enable-expert-parallel" in launch.flags,
     )
     try:
-        kv_layout_of(Setup(model=made.model, gpu=made.gpu, parallel=parallel))
+        kv_layout_of(Setup(model=deployment.model, gpu=deployment.gpu, parallel=parallel))
     except SizingError as exc:
         raise SettingsError(f"{settings.origin(key)}: {exc}") from exc
 
@@ -193,7 +194,7 @@ def _launch(settings: Settings) -> Launch | None:
     launch = parse_launch(_read(Path(path), origin), origin=origin)
     for flag in NUMBERS:
         if launch.number(flag) == 0 and flag != "--long-prefill-token-threshold":
-            raise SettingsError(f"{origin}: {flag} is 0; vLLM takes 1 or more")
+            raise SettingsError(f"{origin}: {flag} is 0; vLLM requires 1 or more")
     return launch
 
 
@@ -209,13 +210,13 @@ def _model(settings: Settings, launch: Launch | None) -> Model | None:
 
 
 def _served(launch: Launch | None) -> Model | None:
-    """The model that the command line serves, where the catalogue or the disk has it."""
+    """The model of the launch command; None if neither the catalogue nor the disk has it."""
     if launch is None or not launch.model:
         return None
     try:
         return named_model(launch.model)
     except SizingError:
-        # Nobody stated it to us: without it recommendations are relative.
+        # Not an error: it was not configured, and recommendations stay relative without it.
         return None
 
 
@@ -238,7 +239,7 @@ def _version(settings: Settings) -> tuple[int, int, int] | None:
 
 def _read(path: Path, origin: str) -> str:
     try:
-        # A pipe would be waited for, a device read without end.
+        # Reading a pipe may block, and reading a device may never end.
         if not path.is_file() and path.exists():
             raise SettingsError(f"{origin}: not a regular file")
         if path.stat().st_size > LARGEST_BYTES:

@@ -1,4 +1,4 @@
-"""Files for a metrics system: rules and their tests. I/O edge."""
+"""The `export` command: rules, their tests and dashboards for a metrics system. I/O edge."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from kneewatch.dashboards.prometheus.rule_files import rule_files
 from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan
 
 MIN_EVALUATIONS = 3
-"""A window that holds fewer evaluations than this cannot tell a rate from an accident."""
+"""Fewest evaluations in a window: with fewer, a rate may be chance."""
 
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED_LABELS = ("__name__", "le")
-"""Labels that a rule's result cannot keep: its own name's, and a bucket's bound."""
+"""Labels that a rule's result cannot keep: the metric name and a bucket's bound."""
 
 Files = Callable[[Plan], Mapping[str, str]]
 
 
 def _dashboards(_plan: Plan) -> dict[str, str]:
-    """Grafana's dashboards as they were built."""
+    """The generated Grafana dashboards, by file name."""
     folder = files("kneewatch.dashboards") / "generated"
     return {
-        one.name: one.read_text("utf-8") for one in folder.iterdir() if one.name.endswith(".json")
+        file.name: file.read_text("utf-8")
+        for file in folder.iterdir()
+        if file.name.endswith(".json")
     }
 
 
@@ -58,47 +60,49 @@ def plan_of(
     gpu_joins: tuple[str, ...],
     gpu_selector: str,
 ) -> Plan:
-    """What rules are made for, from settings and flags.
+    """The plan for the rules, from settings and flags.
 
     Raises:
         SettingsError: the window is too short for the evaluation interval, a threshold names no
-            rule, a label that GPUs are joined by is not kept, or a name or selector is none.
+            rule, the label of a GPU join is not kept, or a name or selector is invalid.
     """
     profile = settings.profile()
     if profile.window_s < MIN_EVALUATIONS * evaluation_s:
         raise SettingsError(
             f"window_s = {profile.window_s:g} ({settings.origin('window_s')}) holds fewer than "
-            f"{MIN_EVALUATIONS} evaluations of {evaluation_s:g} s: state a longer --window or a "
+            f"{MIN_EVALUATIONS} evaluations of {evaluation_s:g} s: set a longer --window or a "
             "shorter --evaluation-interval"
         )
     profile.rules()
     if prefix not in PREFIXES and not NAME.fullmatch(prefix):
-        raise SettingsError(f"--prefix: no metric's name begins with {prefix!r}: vllm:")
+        raise SettingsError(f"--prefix: {prefix!r} is not a metric name prefix such as vllm:")
     for label in labels:
         if not LABEL.fullmatch(label) or label in RESERVED_LABELS:
-            raise SettingsError(f"--label: {label!r} is no name of a label to keep: zone")
-    kept = (*LABELS, *(label for label in labels if label not in LABELS))
+            raise SettingsError(f"--label: {label!r} is not a label name such as zone")
+    kept_labels = (*LABELS, *(label for label in labels if label not in LABELS))
     return Plan(
-        **{one.name: getattr(profile, one.name) for one in fields(profile)},
+        **{field.name: getattr(profile, field.name) for field in fields(profile)},
         interval_s=evaluation_s,
         objective_ratio=settings["slo.objective_ratio"],
-        labels=kept,
+        labels=kept_labels,
         prefix=prefix,
         selector=checked_selector(selector, "--selector"),
         triage_url=triage_url,
         docs_url=settings.docs_url,
-        gpu_join=tuple(_join(text, kept) for text in gpu_joins),
+        gpu_join=tuple(_join(text, kept_labels) for text in gpu_joins),
         gpu_selector=checked_selector(gpu_selector, "--gpu-selector"),
     )
 
 
 def _join(text: str, labels: tuple[str, ...]) -> tuple[str, str]:
-    """An engine's label and DCGM's, of LABEL=DCGM_LABEL."""
+    """The server's and DCGM's label of LABEL=DCGM_LABEL."""
     label, _, other = text.partition("=")
     if not (LABEL.fullmatch(label) and LABEL.fullmatch(other)):
-        raise SettingsError(f"--gpu-join: {text!r} is not LABEL=DCGM_LABEL: pod=exported_pod")
+        raise SettingsError(
+            f"--gpu-join: {text!r} is not LABEL=DCGM_LABEL, such as pod=exported_pod"
+        )
     if label not in labels:
-        raise SettingsError(f"--gpu-join: the rules do not keep {label!r}: state --label {label}")
+        raise SettingsError(f"--gpu-join: the rules do not keep {label!r}: add --label {label}")
     return label, other
 
 

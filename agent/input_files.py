@@ -1,4 +1,4 @@
-"""Files that a user names: model configuration, workload profile, benchmark. No network."""
+"""Reads files that a user names: model configuration, workload profile, benchmark. No network."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LARGEST_TEXT_BYTES = 4 * 1024 * 1024
 
 
 def named_model(name: str, environ: Mapping[str, str] = os.environ) -> Model:
-    """The model by path, by catalogue id, or by an id in the cache on this disk.
+    """The model of a path, a catalogue id, or an id in the local Hugging Face cache.
 
     Raises:
-        SizingError: none of these, or a configuration that cannot be used.
+        SizingError: the name is none of these, or the configuration is unusable.
     """
     path = Path(name).expanduser()
     try:
@@ -30,7 +30,7 @@ def named_model(name: str, environ: Mapping[str, str] = os.environ) -> Model:
     except OSError as exc:
         raise SizingError(f"{name[:200]}: {exc.strerror}", name="model") from exc
     if path.suffix == ".json" or name.startswith((".", "/", "~")):
-        raise SizingError(f"there is no {path}", name="model")
+        raise SizingError(f"{path} does not exist", name="model")
     try:
         return model(name)
     except SizingError:
@@ -46,8 +46,8 @@ def _cached(name: str, environ: Mapping[str, str]) -> Path | None:
     folder = hub / ("models--" + name.replace("/", "--")) / "snapshots"
     if "/" not in name or not folder.is_dir():
         return None
-    found = sorted(folder.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None
+    configs = sorted(folder.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
+    return configs[-1] if configs else None
 
 
 def _document(path: Path) -> object:
@@ -73,14 +73,14 @@ def profile_text(path: str, name: str) -> str:
 
 
 def text_of(path: str, name: str) -> str:
-    """A text file of the user's.
+    """The contents of a text file.
 
     Raises:
-        SizingError: it cannot be read.
+        SizingError: the file is missing, too large, unreadable or not text.
     """
     try:
         if not Path(path).is_file():
-            reason = "is no regular file" if Path(path).exists() else "is not there"
+            reason = "is not a regular file" if Path(path).exists() else "does not exist"
             raise SizingError(f"{path} {reason}", name=name)
         if Path(path).stat().st_size > LARGEST_TEXT_BYTES:
             raise SizingError(f"{path} is larger than {LARGEST_TEXT_BYTES:,} bytes", name=name)
@@ -88,4 +88,4 @@ def text_of(path: str, name: str) -> str:
     except OSError as exc:
         raise SizingError(f"{path[:200]} cannot be read: {exc.strerror}", name=name) from exc
     except UnicodeDecodeError as exc:
-        raise SizingError(f"{path} is no text file", name=name) from exc
+        raise SizingError(f"{path} is not a text file", name=name) from exc

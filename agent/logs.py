@@ -1,7 +1,7 @@
 """The daemon's log: logfmt or JSON lines on stderr. The only place that configures handlers.
 
-A message is a fixed phrase and `key=%s` for each value. The values are taken apart from the phrase
-by that template: whatever a page, an address or an error holds, it stays a value.
+A message is a fixed phrase followed by `key=%s` for each value. The template separates phrase and
+values, so that text from a page, an address or an error is always a value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEVELS = {
 }
 STDERR = 2
 MAX_VALUE_CHARS = 2_000
-"""Characters of a value; what an error quotes of a page may be long."""
+"""Longest value in characters: an error may quote a long part of a page."""
 
 MAX_TRACEBACK_CHARS = 20_000
 FIELD = re.compile(r" (\w+)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgx])")
@@ -37,31 +37,30 @@ LIBRARY_LEVELS = {
     "asyncio": logging.WARNING,
     "apscheduler": logging.ERROR,
 }
-"""What others say about their own work is told from these levels on. APScheduler warns each time
-that a cycle is still under way when the next one is due; our own words for that are enough."""
+"""Lowest levels logged for libraries. APScheduler warns whenever a cycle is still running when the
+next is due, which kneewatch logs itself."""
 
 
 def configure(*, form: str, level: str, fd: int = STDERR) -> None:
-    """Log from now on in that form, from that level on, to stderr (or to another descriptor)."""
+    """Set the format (`logfmt` or `json`) and the lowest level; logs go to stderr or to `fd`."""
     handler = DescriptorHandler(fd)
     handler.setFormatter(JsonLines() if form == "json" else Logfmt())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])
-    for name, least in LIBRARY_LEVELS.items():
-        logging.getLogger(name).setLevel(max(LEVELS[level], least))
+    for name, lowest in LIBRARY_LEVELS.items():
+        logging.getLogger(name).setLevel(max(LEVELS[level], lowest))
 
 
 class DescriptorHandler(logging.Handler):
-    """Writes each line in one go, past Python's buffers: a thread that the interpreter leaves
-    behind at its end cannot hold their lock."""
+    """Writes each line unbuffered: a thread left behind at exit cannot hold the buffer's lock."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
         self._fd = fd
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line; a reader that is gone stops nothing."""
+        """Write the line; a closed descriptor is ignored."""
         data = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
         with suppress(OSError):
             while data:
@@ -69,7 +68,7 @@ class DescriptorHandler(logging.Handler):
 
 
 class Logfmt(logging.Formatter):
-    """`time=… level=… msg="…" key=value`, one line a message."""
+    """Formats a message as one line: `time=… level=… msg="…" key=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -77,23 +76,23 @@ class Logfmt(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, with the same keys."""
+    """Formats a message as one line: a JSON object with the same keys."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        return json.dumps(fields(record))  # ASCII: nothing in it steers a terminal either
+        return json.dumps(fields(record))  # ASCII, so it cannot control a terminal
 
 
 def fields(record: logging.LogRecord) -> dict[str, str | float]:
-    """What a line says, by key: time, level, msg, the message's own values, logger, traceback."""
+    """The fields of a line by key: time, level, msg, the message's values, logger, traceback."""
     moment = datetime.fromtimestamp(record.created, UTC)
     line: dict[str, str | float] = {
         "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": record.levelname.lower(),
     }
-    phrase, own = _parts(record)
+    phrase, values = _parts(record)
     line["msg"] = phrase
-    line.update((f"{key}_" if key in line else key, value) for key, value in own.items())
+    line.update((f"{key}_" if key in line else key, value) for key, value in values.items())
     line["logger"] = record.name
     if record.exc_info:
         trace = logging.Formatter().formatException(record.exc_info)
@@ -102,7 +101,7 @@ def fields(record: logging.LogRecord) -> dict[str, str | float]:
 
 
 def _parts(record: logging.LogRecord) -> tuple[str, dict[str, str | float]]:
-    """The phrase of a message and its values by key; a message of another make is all phrase."""
+    """The phrase of a message and its values by key; a message without keys is all phrase."""
     args = record.args if isinstance(record.args, tuple) else ()
     phrase, keys = _template(str(record.msg))
     if record.args and len(keys) == len(args):
@@ -115,10 +114,10 @@ def _parts(record: logging.LogRecord) -> tuple[str, dict[str, str | float]]:
 
 @lru_cache(maxsize=512)
 def _template(template: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    whole = TEMPLATE.fullmatch(template)
-    if whole is None:
+    match = TEMPLATE.fullmatch(template)
+    if match is None:
         return template, ()
-    return whole[1], tuple((found[1], found[2]) for found in FIELD.finditer(whole[2]))
+    return match[1], tuple((field[1], field[2]) for field in FIELD.finditer(match[2]))
 
 
 def _value(form: str, arg: object) -> str | float:
@@ -139,12 +138,12 @@ def _cleaned(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """The text without the credentials of any URL in it."""
+    """The text without credentials in URLs."""
     return CREDENTIALS.sub("//", text)
 
 
 def quoted(value: str | float) -> str:
-    """A value as logfmt has it: bare where it can be, else quoted with JSON's escapes."""
+    """A value in logfmt: bare if possible, else quoted with JSON's escapes."""
     if not isinstance(value, str):
         return str(value)
     if BARE.fullmatch(value) and value.isprintable():

@@ -1,6 +1,6 @@
-"""Recorded pages, read and parsed in a process of their own while this one judges them. I/O edge.
+"""Recorded pages, read and parsed in a second process while this one diagnoses them. I/O edge.
 
-Reading and parsing are two fifths of a replay's work, and need nothing of what is judged.
+Reading and parsing are two fifths of a replay's work and do not depend on the diagnosis.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 PageRead: TypeAlias = tuple[int, float, Page | CollectError]
-"""A capture's index, the time of its scrape, and the page or why there is none."""
+"""A capture's index, the time of the scrape, and the page or the error."""
 
 
 class _Packed(NamedTuple):
-    """A page on its way; `layout` is None where it is that of the capture's page before."""
+    """A page in transit; `layout` is None if it equals that of the capture's previous page."""
 
     at: int
     t_s: float
@@ -36,7 +36,7 @@ class _Packed(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    """A scrape that gave no page, on its way."""
+    """A failed scrape in transit."""
 
     at: int
     t_s: float
@@ -46,10 +46,10 @@ class _Failed(NamedTuple):
 
 
 class PrefetchedPages:
-    """The pages of some captures in the order of time, a handful at a time.
+    """The pages of captures in order of time, in batches.
 
-    On one core everything is done by this process. What `Captures` says and raises is said and
-    raised here, and `unusable` are the captures that gave nothing.
+    On a single core there is no second process. Messages and errors of `Captures` appear in this
+    process; `unusable` is the number of captures without a readable entry.
     """
 
     def __init__(self, captures: Captures, limits: Limits) -> None:
@@ -64,7 +64,7 @@ class PrefetchedPages:
         self.unusable = self._captures.unusable
 
     def _in_subprocess(self) -> Iterator[list[PageRead]]:
-        # Here, so that no other command pays for it.
+        # Lazy: slow to import.
         from multiprocessing import get_context
 
         context = get_context("fork")
@@ -78,18 +78,18 @@ class PrefetchedPages:
             yield from self._received(source)
         except EOFError:
             process.join()
-            ended = f"the process that reads the captures ended ({process.exitcode})"
-            raise CaptureError(ended) from None
+            message = f"the process that reads the captures exited ({process.exitcode})"
+            raise CaptureError(message) from None
         finally:
             source.close()
             process.terminate()
             process.join()
 
     def _received(self, source: Connection) -> Iterator[list[PageRead]]:
-        """All that the other process reads.
+        """The batches that the other process sends.
 
         Raises:
-            EOFError: it ended without a word.
+            EOFError: it exited unexpectedly.
         """
         layouts: dict[int, Layout] = {}
         while True:
@@ -109,15 +109,15 @@ class PrefetchedPages:
 
 
 def read_batches(captures: Captures, limits: Limits) -> Iterator[list[PageRead]]:
-    """All pages, read by this process."""
+    """Yields all pages in batches, read in this process."""
     readers = [PageReader(limits) for _ in range(len(captures))]
     for batch in captures.batches():
         yield [(at, entry.t_s, readers[at].read(entry)) for at, entry in batch]
 
 
 def _serve(source: Connection, sink: Connection, captures: Captures, limits: Limits) -> None:
-    """Send all that is read. Ends at the next handful where nobody takes it any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that judges ends, and with it this
+    """Send all pages; stop when the receiver has closed the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this
     source.close()
     captures.on_message = lambda message: sink.send(("say", message))
     last: dict[int, Layout] = {}
@@ -129,12 +129,12 @@ def _serve(source: Connection, sink: Connection, captures: Captures, limits: Lim
         return
     except CaptureError as error:
         sink.send(("refused", str(error)))
-    except Exception:  # noqa: BLE001 - a bug is told by the one that has the terminal
+    except Exception:  # noqa: BLE001 - the parent process prints the traceback
         sink.send(("broken", format_exc()))
 
 
 def _packed(read: PageRead, last: dict[int, Layout]) -> _Packed | _Failed:
-    """What is sent of a scrape; exemplars are not, for nothing is judged by them."""
+    """The message for a scrape; exemplars are omitted because no signal uses them."""
     at, t_s, page = read
     if isinstance(page, CollectError):
         return _Failed(at, t_s, str(page), page.kind, page.hint)

@@ -1,4 +1,4 @@
-"""What the commands say: results to stdout, everything else to stderr. I/O edge."""
+"""Output of the commands: results to stdout, everything else to stderr. I/O edge."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from kneewatch.reports.formatting import WIDTH, printable
 from kneewatch.rules.rule import Severity
 
 OK, FOUND, NO_DATA = 0, 1, 2
-"""Exit status: nothing found; findings at warning or worse; usage, settings or no data."""
+"""Exit status: nothing found; findings at warning or worse; wrong usage or settings, or no data."""
 
-NO_SCRAPE = "no scrape in the time asked for"
+NO_SCRAPE = "no scrape in the requested period"
 LEAST_WIDTH = 60
 
 
 def say(message: str) -> None:
-    """A message of the program itself, to stderr."""
+    """Print a message of the program itself to stderr."""
     click.echo(f"kneewatch: {printable(message)}", err=True)
 
 
 def style(docs_url: str = "") -> Style:
-    """How stdout is printed on: colour only on a terminal, and not where NO_COLOR is set."""
+    """The style for stdout: colour only on a terminal, and not if NO_COLOR is set."""
     terminal = sys.stdout.isatty()
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     width = max(LEAST_WIDTH, min(WIDTH, _columns(sys.stdout))) if terminal else WIDTH
@@ -40,7 +40,7 @@ def style(docs_url: str = "") -> Style:
 
 
 def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -> None:
-    """One line on stderr that overwrites itself, on a terminal only; no diagnoses clear it."""
+    """Overwrite the progress line on stderr, on a terminal only; no diagnoses clear it."""
     if not sys.stderr.isatty():
         return
     line = ""
@@ -53,10 +53,10 @@ def print_diagnoses(diagnoses: Sequence[Diagnosis], form: str, docs_url: str) ->
     """Print the diagnoses of one moment. Returns the exit status.
 
     Raises:
-        CaptureError: there are none.
+        CaptureError: `diagnoses` is empty.
     """
     if not diagnoses:
-        raise CaptureError("no scrape could be judged")
+        raise CaptureError("no scrape to diagnose")
     if form == "json":
         for diagnosis in diagnoses:
             click.echo(orjson.dumps(document(diagnosis, docs_url=docs_url)).decode())
@@ -70,10 +70,10 @@ def print_diagnoses(diagnoses: Sequence[Diagnosis], form: str, docs_url: str) ->
 def print_timeline(
     diagnoses_over_time: Iterable[list[Diagnosis]], form: str, docs_url: str, *, named: bool
 ) -> int:
-    """Print diagnoses over time. Returns the exit status.
+    """Print diagnoses over time; `named`: with the target names. Returns the exit status.
 
     Raises:
-        CaptureError: there are none.
+        CaptureError: there is no scrape.
     """
     if form == "json":
         return _print_json_lines(diagnoses_over_time, docs_url)
@@ -110,7 +110,7 @@ def _print_json_lines(diagnoses_over_time: Iterable[list[Diagnosis]], docs_url: 
 
 
 def status(worst: Severity, last: Iterable[Diagnosis]) -> int:
-    """The exit status: an engine that could not be read at the end is no data, never health."""
+    """The exit status; an engine whose last state is unknown counts as no data, never as ok."""
     if worst >= Severity.WARNING:
         return FOUND
     return NO_DATA if any(diagnosis.health == "unknown" for diagnosis in last) else OK

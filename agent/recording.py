@@ -1,4 +1,4 @@
-"""Captures: written from a live page, and read one or several in the order of time. I/O edge."""
+"""The `record` command, and reading several captures in order of time. I/O edge."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kneewatch.collector.http.fetch import Fetcher
 Numbered = tuple[int, Entry]
 BATCH_ENTRIES = 16
 COLLECT_AFTER = 100_000
-"""Objects more than before, until Python looks for cycles among them (its default: 700)."""
+"""New objects until Python's garbage collector runs (default: 700)."""
 
 
 def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> int:
@@ -42,7 +42,11 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
                     pages, failures = pages + (not entry.error), failures + bool(entry.error)
                 if failing != bool(entry.error):
                     failing = not failing
-                    say(f"{entry.error} (recorded; going on){hint}" if failing else "answers again")
+                    say(
+                        f"{entry.error} (recorded; continuing){hint}"
+                        if failing
+                        else "the server answers again"
+                    )
     except KeyboardInterrupt:
         pass
     say(f"{file}: {pages} pages, {failures} failed scrapes")
@@ -50,7 +54,7 @@ def record(url: str, file: Path, settings: Settings, *, for_s: float | None) -> 
 
 
 def _scrape_entry(fetcher: Fetcher) -> tuple[Entry, str]:
-    """A scrape as an entry, and what to try where it failed."""
+    """A scrape as an entry of a capture, and a hint if it failed, else ""."""
     t_s = round(time(), 3)
     try:
         fetched = fetcher.get()
@@ -62,41 +66,40 @@ def _scrape_entry(fetcher: Fetcher) -> tuple[Entry, str]:
 
 @contextmanager
 def sigint_blocked() -> Generator[None]:
-    """Within it Ctrl-C waits: what is written is counted."""
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """A context that delays Ctrl-C, so that a written page is also counted."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
 def infrequent_gc() -> Generator[None]:
-    """Within it Python seldom looks for cycles: what is made of a page has none."""
-    usual = gc.get_threshold()
-    gc.set_threshold(COLLECT_AFTER, *usual[1:])
+    """A context with rare garbage collection: parsed pages have no reference cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(COLLECT_AFTER, *before[1:])
     try:
         yield
     finally:
-        gc.set_threshold(*usual)
+        gc.set_threshold(*before)
 
 
 def capture_names(paths: Sequence[str]) -> list[str]:
-    """A target's name for each capture; files of the same name are told apart by their paths."""
+    """A target name for each capture; files with equal names are distinguished by their paths."""
     names = [capture_name(path) for path in paths]
-    often = Counter(names)
+    counts = Counter(names)
     return [
-        name if often[name] == 1 else str(Path(path).with_name(name))
+        name if counts[name] == 1 else str(Path(path).with_name(name))
         for name, path in zip(names, paths, strict=True)
     ]
 
 
 class Captures:
-    """Several captures in the order of time; what cannot be read of them is told, on stderr
-    unless `tell` is something else.
+    """Several captures, merged in order of time. Calls `on_message` about unreadable parts.
 
-    `unusable` counts captures that gave nothing; iterating raises CaptureError where none gave
-    anything.
+    `unusable` is the number of captures without a readable entry; if that is all of them, iterating
+    raises CaptureError.
 
     Raises:
         CaptureError: a file does not exist or may not be read.
@@ -110,13 +113,13 @@ class Captures:
         self.unusable = 0
 
     def __len__(self) -> int:
-        """How many captures there are."""
+        """The number of captures."""
         return len(self._readers)
 
     def __iter__(self) -> Iterator[Numbered]:
-        """Entries, each with its capture's index."""
+        """Yields entries, each with its capture's index."""
         self.unusable = 0
-        numbered = [self._numbered(at, reader) for at, reader in enumerate(self._readers)]
+        numbered = [self._numbered(index, reader) for index, reader in enumerate(self._readers)]
         merged: Iterable[Numbered] = numbered[0]
         if len(numbered) > 1:
             merged = heapq.merge(*numbered, key=lambda item: item[1].t_s)
@@ -124,12 +127,12 @@ class Captures:
         for reader in self._readers:
             if reader.damaged:
                 self.on_message(
-                    f"{reader.path}: {reader.damaged} damaged entries left out; "
+                    f"{reader.path}: {reader.damaged} damaged entries skipped; "
                     f"the first: {reader.first_damage}"
                 )
 
     def batches(self) -> Iterator[list[Numbered]]:
-        """Entries, some at a time: what is done to many in a row is done with warm caches."""
+        """Yields entries in batches: processing many in a row keeps CPU caches warm."""
         batch: list[Numbered] = []
         try:
             for numbered in self:
@@ -138,14 +141,14 @@ class Captures:
                     yield batch
                     batch = []
         except CaptureError:
-            yield batch  # what was read before the error is told before it
+            yield batch  # the entries before the error come first
             raise
         yield batch
 
-    def _numbered(self, at: int, reader: CaptureReader) -> Iterator[Numbered]:
+    def _numbered(self, index: int, reader: CaptureReader) -> Iterator[Numbered]:
         try:
             for entry in reader:
-                yield at, entry
+                yield index, entry
         except CaptureError as error:
             self.unusable += 1
             if self.unusable == len(self._readers):

@@ -1,4 +1,4 @@
-"""A target's stream: scrapes in, live or recorded, diagnoses out."""
+"""A target's stream: takes live or recorded scrapes, returns diagnoses."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from kneewatch.reports.formatting import span
 STATUS_OK = 200
 
 STALE_AFTER_S = 300.0
-"""A sample that says to be of another time than this is none of now: after so long Prometheus takes
-a series for stale."""
+"""Largest difference in seconds between a sample's timestamp and the scrape; Prometheus considers a
+series stale after the same time."""
 
 
 class GpuSource(Protocol):
-    """Tells what the GPUs of a target say."""
+    """The GPUs of a target."""
 
     def reading(self, now_s: float) -> GpuReading:
         """The newest GPU signals."""
@@ -39,13 +39,13 @@ class GpuSource(Protocol):
 
 
 class PageReader:
-    """One target's pages, live or recorded, read in their order."""
+    """Parses one target's pages, live or recorded, in order."""
 
     def __init__(self, limits: Limits) -> None:
         self._parser = PageParser(limits)
 
     def read(self, entry: Entry) -> Page | CollectError:
-        """The page of a recorded scrape, or why there is none."""
+        """The page of a recorded scrape, or the error."""
         if entry.body is None:
             return CollectError(entry.error or "the scrape failed", kind="recorded")
         return self.page(entry.t_s, entry.body, entry.content_type, entry.status)
@@ -53,7 +53,7 @@ class PageReader:
     def page(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None
     ) -> Page | CollectError:
-        """The page that a body holds, or why it is none of that moment."""
+        """The page in a body, or an error if it is invalid or stale."""
         if status not in (None, STATUS_OK):
             return CollectError(f"HTTP status {status}", kind="http_status")
         try:
@@ -64,7 +64,7 @@ class PageReader:
 
 
 class TargetStream:
-    """One target's pages and monitor."""
+    """One target's parser and monitor."""
 
     def __init__(
         self, name: str, profile: Profile, limits: Limits, catalogue: Catalogue | None = None
@@ -73,14 +73,14 @@ class TargetStream:
         self.gpus: GpuSource | None = None
         self._pages, self._catalogue = PageReader(limits), catalogue
 
-    def begin_anew(self) -> None:
-        """Forget what was seen: from now on another process is watched."""
+    def reset(self) -> None:
+        """Discard all state: the following pages are from another process."""
         self.monitor = TargetMonitor(self.monitor.name, self.monitor.profile, self._catalogue)
 
     def take(
         self, t_s: float, body: str | bytes, content_type: str, status: int | None = None
     ) -> list[Diagnosis]:
-        """The diagnoses after a page; one that cannot be read counts as a failed scrape."""
+        """The diagnoses after a page; an unreadable page counts as a failed scrape."""
         return self.judge(t_s, self._pages.page(t_s, body, content_type, status))
 
     def replay(self, entry: Entry) -> list[Diagnosis]:
@@ -88,11 +88,11 @@ class TargetStream:
         return self.judge(entry.t_s, self.read(entry))
 
     def read(self, entry: Entry) -> Page | CollectError:
-        """The page of a recorded scrape, or why there is none. Pages are read in their order."""
+        """The page of a recorded scrape, or the error. Pages must be read in order."""
         return self._pages.read(entry)
 
     def judge(self, t_s: float, page: Page | CollectError) -> list[Diagnosis]:
-        """The diagnoses after a page that was read, or after a scrape that gave none."""
+        """The diagnoses after a parsed page or a failed scrape."""
         if isinstance(page, CollectError):
             return self.monitor.failed(t_s, page)
         return self.monitor.page(t_s, page, self.gpus.reading(t_s) if self.gpus else NO_GPUS)
@@ -103,7 +103,7 @@ class TargetStream:
         return self.judge(t_s, self.fetch(fetcher, t_s))
 
     def fetch(self, fetcher: Fetcher, t_s: float) -> Page | CollectError:
-        """The page after one GET at `t_s`, or why there is none."""
+        """The page of one GET at `t_s`, or the error."""
         try:
             fetched = fetcher.get()
         except CollectError as error:
@@ -112,30 +112,32 @@ class TargetStream:
 
 
 def _stale_error(page: Page, t_s: float) -> CollectError | None:
-    """Why a page tells nothing of now: vLLM stamps no samples, but what passes its page on may hand
-    out an old one with the times at which it was read. None where it does tell."""
+    """An error if the page is stale, else None.
+
+    vLLM's samples have no timestamps. A proxy may add them, and may return an old page.
+    """
     for position, at_s in page.timestamps_s.items():
         name = page.layout.series[position].name
         if abs(at_s - t_s) > STALE_AFTER_S and "vllm" in name:
-            way = "before" if at_s < t_s else "after"
+            direction = "before" if at_s < t_s else "after"
             return CollectError(
-                f"{name} carries a time {span(abs(at_s - t_s))} {way} the scrape: the page does "
-                "not tell what is now",
+                f"{name} has a timestamp {span(abs(at_s - t_s))} {direction} the scrape: the "
+                "page is stale",
                 kind="stale",
-                hint="See what passes the page on, and the clocks on the way.",
+                hint="Check the proxy or exporter in between, and the clocks.",
             )
     return None
 
 
 class GpuStream:
-    """A DCGM exporter page beside a target."""
+    """The DCGM exporter page of a target's GPUs."""
 
     def __init__(self, url: str, settings: FetchSettings, limits: Limits, window_s: float) -> None:
         self.monitor = GpuMonitor(window_s=window_s)
         self._collector = DcgmCollector(url, settings, limits)
 
     def scrape(self) -> None:
-        """One GET; what goes wrong is said with the target's diagnosis, it stops nothing."""
+        """One GET. A failure is reported with the target's diagnosis."""
         t_s = time.time()
         try:
             self.monitor.take(t_s, self._collector.collect())
@@ -153,15 +155,15 @@ def capture_name(path: str | Path) -> str:
 
 
 def ticks(interval_s: float, for_s: float | None, *, least: int = 1) -> Iterator[float]:
-    """Yields at once and then each interval until `for_s` has passed: seconds since the start.
+    """Yields the seconds since the start, at once and then every interval until `for_s` has passed.
 
-    A tick that took longer than the interval is followed at once; lost ticks are not made up for.
-    There are at least `least` of them, however long they take.
+    After a tick longer than the interval the next follows at once; missed ticks are skipped. There
+    are at least `least` ticks, however long they take.
     """
     start_s = due_s = time.monotonic()
-    for ticked in itertools.count(1):
+    for count in itertools.count(1):
         yield time.monotonic() - start_s
         due_s = max(due_s + interval_s, time.monotonic())
-        if for_s is not None and due_s - start_s > for_s + 0.01 and ticked >= least:
+        if for_s is not None and due_s - start_s > for_s + 0.01 and count >= least:
             return
         time.sleep(max(0.0, due_s - time.monotonic()))

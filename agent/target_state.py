@@ -1,4 +1,4 @@
-"""What is known of every target now: written by the cycles, read by everybody else."""
+"""The newest state of every target: written by its cycles, read by API, notifier and reports."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from kneewatch.rules.rule import Severity
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """How a source did at its last run. `joined` says how GPUs were joined to the target, and
-    whether that is a guess; empty for the target's own page."""
+    """The result of a source's last run.
+
+    `joined` is how GPUs were matched to the target, and whether that is a guess; empty for the
+    target's own page.
+    """
 
     name: str
     t_s: float
@@ -27,7 +30,7 @@ class SourceState:
 class TargetState:
     """One target after its newest cycle. `url` carries no credentials.
 
-    `interval_s` is the one in force: longer than the setting while a target is backed off from.
+    `interval_s` is the current interval: longer than the setting during backoff.
     """
 
     name: str
@@ -45,33 +48,33 @@ class TargetState:
 
     @property
     def severity(self) -> Severity:
-        """The worst of its engines."""
-        return max((one.severity for one in self.diagnoses), default=Severity.OK)
+        """The worst severity of its engines."""
+        return max((diagnosis.severity for diagnosis in self.diagnoses), default=Severity.OK)
 
 
 class Board:
-    """The newest state of each target, by name. Safe between threads: states are not changed."""
+    """The newest state of each target, by name. Thread-safe: states are immutable."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._states: dict[str, TargetState] = {}
 
     def put(self, state: TargetState) -> None:
-        """Take a target's newest state."""
+        """Store a target's newest state."""
         with self._lock:
             self._states[state.name] = state
 
     def drop(self, name: str) -> None:
-        """Forget a target that is no longer watched."""
+        """Remove a target that is no longer watched."""
         with self._lock:
             self._states.pop(name, None)
 
     def get(self, name: str) -> TargetState | None:
-        """A target's newest state; None for one that is not watched or has had no cycle yet."""
+        """A target's newest state; None if it is not watched or had no cycle yet."""
         return self._states.get(name)
 
     def states(self) -> list[TargetState]:
-        """All of them, worst first, then by name."""
+        """The states of all targets, worst first, then by name."""
         with self._lock:
             states = list(self._states.values())
         return sorted(states, key=lambda state: (-state.severity, state.name))

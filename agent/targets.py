@@ -23,12 +23,12 @@ MAX_NAME_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """One target as configured. `name` is unique, and stands in URLs and in the store.
+    """One configured target. `name` is unique and used in URLs and in the store.
 
     `address` is a server's URL, or the path of a capture that is played as if it were live.
-    `labels` are the user's (tier, pod, node, namespace ...), `settings` the effective ones with
-    what is set for this target alone, `gpu_metrics` its DCGM exporter page where one is stated,
-    `origin` where the target was configured.
+    `labels` are the user's (tier, pod, node, namespace ...), `settings` the effective settings with
+    the target's own, `gpu_metrics` its DCGM exporter page if set, `origin` the place of its
+    configuration.
     """
 
     name: str
@@ -40,7 +40,7 @@ class TargetSpec:
 
     @property
     def played(self) -> bool:
-        """Whether it is a capture."""
+        """Whether the target is a capture."""
         return "://" not in self.address
 
     @property
@@ -49,19 +49,19 @@ class TargetSpec:
         return self.address if self.played else shown_url(self.address)
 
     @property
-    def awaited(self) -> str:
-        """What is waited for before its first scrape, in words."""
+    def pending_text(self) -> str:
+        """What the first scrape waits for, in words."""
         if self.played:
-            return f"the first page of {self.address} is waited for"
+            return f"waiting for the first page of {self.address}"
         most_s = self.settings["fetch.connect_timeout_s"] + self.settings["fetch.read_timeout_s"]
-        return f"{self.shown_address} is waited for, up to {most_s:g} s"
+        return f"waiting for {self.shown_address}, up to {most_s:g} s"
 
 
 def target_name(target: str) -> str:
     """A server's name in diagnoses: its URL without credentials and without the usual path.
 
     Raises:
-        CollectError: the target cannot be an HTTP(S) URL.
+        CollectError: the target is not an HTTP(S) URL.
     """
     return shown_url(target).removesuffix(METRICS_PATH)
 
@@ -75,11 +75,10 @@ def spec(
     name: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> TargetSpec:
-    """A target; without a name of its own it gets its address's. `played`: it is a capture.
+    """A target; the default name is derived from the address. `played`: it is a capture.
 
     Raises:
-        SettingsError: the address, the name or a label cannot be one; the message says where it
-            was configured.
+        SettingsError: the address, the name or a label is invalid; the message has the origin.
     """
     try:
         default_name = capture_name(address) if played else target_name(address)
@@ -88,12 +87,12 @@ def spec(
     target = name if name is not None else default_name
     if not target.strip() or not target.isprintable() or len(target) > MAX_NAME_CHARS:
         raise SettingsError(
-            f"{origin}: {target!r} is no name: write 1 to {MAX_NAME_CHARS} printable characters"
+            f"{origin}: {target!r} is not a name: write 1 to {MAX_NAME_CHARS} printable characters"
         )
     for label in labels or {}:
         if not LABEL.fullmatch(label):
             raise SettingsError(
-                f"{origin}: {label!r} is no label name: letters, digits and _, no digit first"
+                f"{origin}: {label!r} is not a label name: letters, digits and _, no digit first"
             )
     if not played and "://" not in address:
         address = f"http://{address.strip()}"
@@ -103,10 +102,10 @@ def spec(
 
 
 def check_unique(specs: Sequence[TargetSpec]) -> None:
-    """That no two targets have the same name.
+    """Check that no two targets have the same name.
 
     Raises:
-        SettingsError: two have; the message names both places.
+        SettingsError: two have; the message names both origins.
     """
     first: dict[str, TargetSpec] = {}
     for target in specs:
@@ -114,12 +113,11 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
         if other is not target:
             raise SettingsError(
                 f"two targets are called {target.name!r}: {other.origin} and {target.origin}; "
-                "leave one out, or give it another name"
+                "remove one or rename it"
             )
 
 
-# Targets that are configured one by one: arguments, and the `[[targets]]` tables. I/O edge: it
-# looks whether an address is a file.
+# --- Targets from arguments and [[targets]] tables ------------------------------------------------
 
 
 TARGET_KEYS = ("url", "name", "labels")
@@ -130,14 +128,14 @@ PER_TARGET = tuple(
     for setting in SETTINGS
     if setting.key in PER_TARGET_KEYS or setting.key.startswith(PER_TARGET_GROUPS)
 )
-"""Settings that a target may have to itself."""
+"""Settings that a target may override."""
 
 
 def argument_specs(arguments: Sequence[str], settings: Settings) -> list[TargetSpec]:
     """The targets of the command line.
 
     Raises:
-        SettingsError: one cannot be a target.
+        SettingsError: an argument is not a target.
     """
     return [
         spec(address, settings, f"argument {number}", played=is_capture(address))
@@ -149,7 +147,7 @@ def table_specs(settings: Settings) -> list[TargetSpec]:
     """The targets of the settings file.
 
     Raises:
-        SettingsError: an unknown key, or a value that is not what it must be.
+        SettingsError: a key is unknown or a value invalid.
     """
     return [
         _table_spec(table, settings, f"{settings.thresholds_origin}: [[targets]] number {number}")
@@ -158,20 +156,19 @@ def table_specs(settings: Settings) -> list[TargetSpec]:
 
 
 def _table_spec(table: Mapping[str, Any], settings: Settings, origin: str) -> TargetSpec:
-    own = {key: table[key] for key in TARGET_KEYS if key in table}
-    address, name, labels = own.get("url"), own.get("name"), own.get("labels", {})
+    address, name, labels = table.get("url"), table.get("name"), table.get("labels", {})
     if not isinstance(address, str):
         raise SettingsError(
-            f"{origin}: url must be text" if "url" in own else f"{origin}: url is missing"
+            f"{origin}: url must be text" if "url" in table else f"{origin}: url is missing"
         )
     if not isinstance(name, str | None):
         raise SettingsError(f"{origin}: name must be text, not {name!r}")
     if not is_pairs(labels):
         raise SettingsError(f"{origin}: labels must be a table of texts")
-    rest = flattened({key: value for key, value in table.items() if key not in TARGET_KEYS})
+    own_settings = flattened({key: value for key, value in table.items() if key not in TARGET_KEYS})
     values = {
-        key: Effective(validated(BY_KEY[_known(key, origin)], value, origin), origin)
-        for key, value in rest.items()
+        key: Effective(validated(BY_KEY[_checked_key(key, origin)], value, origin), origin)
+        for key, value in own_settings.items()
     }
     return spec(
         address,
@@ -183,11 +180,11 @@ def _table_spec(table: Mapping[str, Any], settings: Settings, origin: str) -> Ta
     )
 
 
-def _known(key: str, origin: str) -> str:
+def _checked_key(key: str, origin: str) -> str:
     if key in PER_TARGET:
         return key
     if key in BY_KEY:
-        raise SettingsError(f"{origin}: {key} is set once for all targets: write it above them")
+        raise SettingsError(f"{origin}: {key} applies to all targets: set it outside [[targets]]")
     near = nearest(key, (*TARGET_KEYS, *PER_TARGET))
     raise SettingsError(f"{origin}: a target has no key {key!r}; the nearest is {near!r}")
 
@@ -196,7 +193,7 @@ def targets_toml(settings: Settings) -> list[str]:
     """Lines of a TOML file with the same `[[targets]]`, without credentials.
 
     Raises:
-        SettingsError: a table cannot be a target.
+        SettingsError: a table is not a valid target.
     """
     lines: list[str] = []
     for target in table_specs(settings):

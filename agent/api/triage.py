@@ -102,7 +102,7 @@ class Triage:
         """The targets' newest states, and the targets without one, with the reason."""
         service, specs = self._service, self._service.targets()
         self._cache.only(specs)
-        configured = {spec.name: spec.awaited for spec in specs}
+        configured = {spec.name: spec.pending_text for spec in specs}
         if not asked.target:
             states = service.board.states()
             names = {state.name for state in states if state.diagnoses}

@@ -130,7 +130,7 @@ class Views:
 
     def _now(self, asked: PageRequest, past: _Past) -> list[TargetView]:
         board = self._service.board
-        configured = {spec.name: spec.awaited for spec in self._service.targets()}
+        configured = {spec.name: spec.pending_text for spec in self._service.targets()}
         views: list[TargetView] = []
         for name in self._names(asked, past):
             state = board.get(name)

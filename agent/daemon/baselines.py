@@ -164,10 +164,10 @@ class SeasonalBaselines:
     def cycle(self) -> float | None:
         """Read the hours and engines not read yet."""
         now_s = self._wall()
-        wanted = (hour_start_s(now_s), hour_start_s(now_s + HOUR_S))
-        hours = {hour: baselines for hour, baselines in self._hours.items() if hour in wanted}
+        needed_hours = (hour_start_s(now_s), hour_start_s(now_s + HOUR_S))
+        hours = {hour: baselines for hour, baselines in self._hours.items() if hour in needed_hours}
         try:
-            for hour in wanted:
+            for hour in needed_hours:
                 hours.setdefault(hour, {})
                 hours[hour] = {**self._missing(hour, now_s, hours[hour]), **hours[hour]}
         except StoreError as error:
@@ -181,11 +181,11 @@ class SeasonalBaselines:
         del error
         return None
 
-    def _missing(self, hour_s: float, now_s: float, known: Baselines) -> Baselines:
+    def _missing(self, hour_s: float, now_s: float, present: Baselines) -> Baselines:
         return {
             key: self._read(engine, hour_s)
             for key, engine in recent_engines(self._history, self._targets(), now_s)
-            if key not in known
+            if key not in present
         }
 
     def _read(self, engine: StoredEngine, hour_s: float) -> Mapping[str, float]:
@@ -291,8 +291,8 @@ class KneeLoader:
             raise
 
     def _days(self, request: KneeRequest) -> Iterator[None]:
-        known = self._history.engines(request.target)
-        engine = next((engine for engine in known if engine.key == request.key), None)
+        engines = self._history.engines(request.target)
+        engine = next((engine for engine in engines if engine.key == request.key), None)
         if engine is None:
             return
         launches = self._history.configs(engine.id, from_s=-math.inf, to_s=math.inf)
@@ -347,14 +347,14 @@ class Windows:
             self._oldest_s = min(self._oldest_s, point.t_s)
             fresh.setdefault(step_of(point.in_flight), []).append(point)
         for step, points in fresh.items():
-            known = self._steps.setdefault(step, [])
-            room = LIVE_POINTS_KEPT - len(known)
-            self._steps[step] = [*(points[-room:] if room else ()), *known]
+            newer = self._steps.setdefault(step, [])
+            missing = LIVE_POINTS_KEPT - len(newer)
+            self._steps[step] = [*(points[-missing:] if missing else ()), *newer]
 
     def points(self) -> list[Point]:
         """The collected windows, oldest first."""
-        every = (point for points in self._steps.values() for point in points)
-        return sorted(every, key=lambda point: point.t_s)
+        collected = (point for points in self._steps.values() for point in points)
+        return sorted(collected, key=lambda point: point.t_s)
 
 
 def loads_of(series: Series, window_s: float) -> Iterator[float]:
@@ -378,7 +378,7 @@ def windows_of(series: Series, window_s: float) -> Iterator[Point]:
         if running[at] + waiting[at] < IN_FLIGHT_MIN:  # idle; False for NaN
             at += 1
             continue
-        values = {key: _known(column[at]) for key, column in columns.items()}
+        values = {key: _value(column[at]) for key, column in columns.items()}
         point = point_of(times[at], values, window_s)
         if point is None:
             at += 1
@@ -397,5 +397,5 @@ def launched_s(changes: Sequence[ConfigChange], config: Mapping[str, str]) -> fl
     return since_s
 
 
-def _known(value: float) -> float | None:
+def _value(value: float) -> float | None:
     return value if value == value else None

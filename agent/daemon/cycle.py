@@ -334,7 +334,7 @@ class TargetWatch:
         self, t_s: float, diagnoses: Sequence[Diagnosis], began_s: float, restart: Restart | None
     ) -> float | None:
         error = self._stream.monitor.last_error
-        tiered = tuple(with_tier(one, self.spec, self.profile) for one in diagnoses)
+        tiered = tuple(with_tier(diagnosis, self.spec, self.profile) for diagnosis in diagnoses)
         engines = engine_cycles(diagnoses, tiered, self._stream.monitor, restart)
         self.cycles += 1
         self._failures += error is not None
@@ -350,8 +350,9 @@ class TargetWatch:
         with self._publish_lock:
             if self._retired:
                 return None
-            said = None if error is None else str(error)
-            self._send(Cycle(t_s, self.spec.name, self.spec.labels, engines, spent_s, said), state)
+            message = None if error is None else str(error)
+            cycle = Cycle(t_s, self.spec.name, self.spec.labels, engines, spent_s, message)
+            self._send(cycle, state)
         self._changes.scraped(error, state.interval_s)
         self._changes.diagnosed(diagnoses)
         return next_s
@@ -388,8 +389,8 @@ def engine_cycles(
     monitor: TargetMonitor,
     restart: Restart | None,
 ) -> tuple[EngineCycle, ...]:
-    """What each engine leaves for the store; `tiered` are its diagnoses with their tiers, `over`
-    is a restart that pages do not show."""
+    """The cycle of each engine for the store. `tiered` are the diagnoses with their tiers,
+    `restart` is one that the pages do not show."""
     by_diagnosis = {id(engine.newest): engine for engine in monitor.engines}
     return tuple(
         engine_cycle(last, by_diagnosis.get(id(plain)), restart)
@@ -400,7 +401,7 @@ def engine_cycles(
 def engine_cycle(
     diagnosis: Diagnosis, engine: EngineMonitor | None, restart: Restart | None
 ) -> EngineCycle:
-    """The same for one engine; `engine` is None where none has been seen on a page yet."""
+    """The cycle of one engine; `engine` is None if no page has shown it yet."""
     replica = engine.key.replica if engine else ""
     if engine is None or not diagnosis.was_read:
         return EngineCycle(diagnosis, replica=replica)

@@ -45,10 +45,10 @@ class FileTargets:
         self, patterns: Sequence[str], settings: Settings, before: FileTargets | None = None
     ) -> None:
         self._patterns, self._settings = tuple(patterns), settings
-        known: dict[str, FileState] = before._files if before else {}
+        files: dict[str, FileState] = before._files if before else {}
         # Errors are dropped, so that a reload logs them again.
         self._files: dict[str, FileState] = {
-            path: FileState(None, file.specs) for path, file in known.items()
+            path: FileState(None, file.specs) for path, file in files.items()
         }
         for pattern in self._patterns:
             if not glob.glob(pattern):  # noqa: PTH207 - a pattern may be absolute
@@ -83,15 +83,15 @@ class FileTargets:
     def _read(
         self, path: str, stamp: Stamp, before: FileState, others: Sequence[TargetSpec]
     ) -> FileState:
-        taken = [
+        other_targets = [
             *others,
             *(target for at, file in self._files.items() if at != path for target in file.specs),
         ]
         try:
             specs = tuple(file_specs(path, self._settings))
-            check_unique([*taken, *specs])
+            check_unique([*other_targets, *specs])
         except SettingsError as error:
-            names = {target.name for target in taken}
+            names = {target.name for target in other_targets}
             kept = tuple(target for target in before.specs if target.name not in names)
             if str(error) != before.error:
                 log.error(  # noqa: TRY400 - no bug
@@ -131,9 +131,9 @@ def _group_specs(group: object, settings: Settings, origin: str) -> Iterator[Tar
         raise SettingsError(f"{origin}: targets must be a list of texts")
     if not is_pairs(labels):
         raise SettingsError(f"{origin}: labels must be a table of texts")
-    kept = {key: value for key, value in labels.items() if not key.startswith("__")}
+    own_labels = {key: value for key, value in labels.items() if not key.startswith("__")}
     for target in targets:
-        yield spec(_address(target, labels), settings, origin, labels=kept)
+        yield spec(_address(target, labels), settings, origin, labels=own_labels)
 
 
 def _address(target: str, labels: Mapping[str, str]) -> str:
@@ -186,8 +186,8 @@ def _file_stamp(path: str) -> Stamp:
 
 
 NO_TARGET = (
-    "no target to watch: name one (kneewatch run http://host:8000), or give it a [[targets]] table "
-    "or a file_sd file in the settings; kneewatch run --demo plays a recording"
+    "no target to watch: pass one (kneewatch run http://host:8000), or add a [[targets]] table "
+    "or a file_sd file to the settings; kneewatch run --demo plays a recording"
 )
 
 
@@ -207,7 +207,7 @@ class Discovery:
         may_be_empty: bool = False,
     ) -> None:
         self._arguments, self._may_be_empty = tuple(arguments), may_be_empty
-        self._static = self._stated(settings)
+        self._static = self._static_specs(settings)
         self._files = FileTargets(settings["file_sd"] or (), settings, before)
         self._files.refresh(self._static)
 
@@ -228,7 +228,7 @@ class Discovery:
         """All targets."""
         return [*self._static, *self._files.specs()]
 
-    def _stated(self, settings: Settings) -> list[TargetSpec]:
+    def _static_specs(self, settings: Settings) -> list[TargetSpec]:
         specs = [*argument_specs(self._arguments, settings), *table_specs(settings)]
         if not specs and not settings["file_sd"] and not self._may_be_empty:
             raise SettingsError(NO_TARGET)

@@ -41,35 +41,35 @@ class GpuClaim:
     def choose(self, binding: GpuBinding) -> GpuChoice:
         """The target's GPUs on a page."""
         gpus = _on_node(binding.gpus, self.node)
-        pods_told = any(gpu.workloads for gpu in gpus)
+        has_pods = any(gpu.workloads for gpu in gpus)
         if not gpus:
             return GpuChoice((), "", missing=(f"node {self.node} has no GPU on the page",))
         if self.uuids:
             return _named(gpus, self.uuids, by="UUID")
-        if self.pod and pods_told and (chosen := self._of_pod(gpus)) is not None:
+        if self.pod and has_pods and (chosen := self._of_pod(gpus)) is not None:
             return chosen
         if self.indexes:
             return _named(gpus, self.indexes, by="index")
-        if self.pod and pods_told:
+        if self.pod and has_pods:
             pod = f"{self.namespace}/{self.pod}" if self.namespace else self.pod
             return GpuChoice((), "", missing=(f"no GPU on the page is assigned to pod {pod}",))
         return self._by_number(gpus)
 
     def _of_pod(self, gpus: Sequence[GpuFields]) -> GpuChoice | None:
-        found = [gpu for gpu in gpus if self._spaces(gpu)]
-        if not found:
+        chosen = [gpu for gpu in gpus if self._namespaces(gpu)]
+        if not chosen:
             return None
-        spaces = sorted({space for gpu in found for space in self._spaces(gpu)})
-        joined = f"by pod: {_shown(found)}"
-        if len(spaces) == 1:
-            return GpuChoice(_with_boards(found, gpus), joined, names=_names(found))
+        namespaces = sorted({space for gpu in chosen for space in self._namespaces(gpu)})
+        joined = f"by pod: {_shown(chosen)}"
+        if len(namespaces) == 1:
+            return GpuChoice(_with_boards(chosen, gpus), joined, names=_names(chosen))
         why = (
-            f"pod {self.pod} exists in namespaces {', '.join(spaces)}, so its GPUs are a guess: set"
-            " the target's label namespace"
+            f"pod {self.pod} exists in namespaces {', '.join(namespaces)}, so its GPUs are a "
+            "guess: set the target's label namespace"
         )
-        return GpuChoice(found, f"{joined}: a guess", guess=True, missing=(why,))
+        return GpuChoice(chosen, f"{joined}: a guess", guess=True, missing=(why,))
 
-    def _spaces(self, gpu: GpuFields) -> set[str]:
+    def _namespaces(self, gpu: GpuFields) -> set[str]:
         """Namespaces in which the target's pod uses this GPU."""
         return {
             work.namespace
@@ -120,24 +120,24 @@ def _host(name: str) -> str:
 
 def _named(gpus: Sequence[GpuFields], stated: Sequence[str], *, by: str) -> GpuChoice:
     uuids = {_board(gpu.key): gpu.key.uuid for gpu in gpus if not gpu.key.mig}
-    called = [(gpu, _aliases(gpu.key, by, uuids.get(_board(gpu.key), ""))) for gpu in gpus]
-    found = [gpu for gpu, names in called if not names.isdisjoint(stated)]
-    seen = {name for _, names in called for name in names}
-    missing_names = [name for name in stated if name not in seen]
+    aliases = [(gpu, _aliases(gpu.key, by, uuids.get(_board(gpu.key), ""))) for gpu in gpus]
+    chosen = [gpu for gpu, names in aliases if not names.isdisjoint(stated)]
+    present = {name for _, names in aliases for name in names}
+    missing_names = [name for name in stated if name not in present]
     missing = (
         [f"GPU {', '.join(missing_names)} is not on the page, and its {by} was stated"]
         if missing_names
         else []
     )
-    names = _names(found) | set(stated)
-    if not found:
+    names = _names(chosen) | set(stated)
+    if not chosen:
         return GpuChoice((), "", names=names, missing=missing)
-    joined = f"by {by}: {_shown(found)}"
-    nodes = {gpu.key.hostname for gpu in found}
+    joined = f"by {by}: {_shown(chosen)}"
+    nodes = {gpu.key.hostname for gpu in chosen}
     if by == "index" and len(nodes) > 1:
-        missing.append(f"{len(nodes)} nodes have them, so this is a guess: state the label node")
-        return GpuChoice(found, f"{joined}: a guess", guess=True, names=names, missing=missing)
-    return GpuChoice(_with_boards(found, gpus), joined, names=names, missing=missing)
+        missing.append(f"{len(nodes)} nodes have them, so this is a guess: set the label node")
+        return GpuChoice(chosen, f"{joined}: a guess", guess=True, names=names, missing=missing)
+    return GpuChoice(_with_boards(chosen, gpus), joined, names=names, missing=missing)
 
 
 def _aliases(key: GpuKey, by: str, board_uuid: str) -> set[str]:
@@ -156,12 +156,12 @@ def _board(key: GpuKey) -> tuple[str, str]:
     return key.hostname, key.index or key.uuid
 
 
-def _with_boards(found: Sequence[GpuFields], gpus: Sequence[GpuFields]) -> list[GpuFields]:
+def _with_boards(chosen: Sequence[GpuFields], gpus: Sequence[GpuFields]) -> list[GpuFields]:
     """The GPUs, plus the boards of MIG instances, for fields that only a board has."""
-    made = list(found)
+    with_boards = list(chosen)
     for gpu in gpus:
-        parts = [one for one in found if one.key.mig and _board(one.key) == _board(gpu.key)]
-        if gpu.key.mig or gpu in found or not parts:
+        parts = [part for part in chosen if part.key.mig and _board(part.key) == _board(gpu.key)]
+        if gpu.key.mig or gpu in chosen or not parts:
             continue
         shown_by_parts = {name for part in parts for name in part.fields}
         own = {
@@ -169,8 +169,8 @@ def _with_boards(found: Sequence[GpuFields], gpus: Sequence[GpuFields]) -> list[
             for name, slots in gpu.fields.items()
             if name not in shown_by_parts and not name.startswith(OF_AN_INSTANCE)
         }
-        made.append(replace(gpu, fields=own))
-    return made
+        with_boards.append(replace(gpu, fields=own))
+    return with_boards
 
 
 def _shown(gpus: Sequence[GpuFields]) -> str:

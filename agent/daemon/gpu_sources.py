@@ -398,14 +398,14 @@ class GpuSources:
         return subscription
 
     def _key(self, spec: TargetSpec) -> Key | None:
-        asked = (spec.gpu_metrics or "").strip()
-        if asked == NONE or spec.played:
+        setting = (spec.gpu_metrics or "").strip()
+        if setting == NONE or spec.played:
             return None
-        if asked == NVML:
+        if setting == NVML:
             return (NVML,)
-        if asked:
-            access = json.dumps(asdict(_access(spec, asked)), sort_keys=True)
-            return ("page", metrics_url(asked), access)
+        if setting:
+            access = json.dumps(asdict(_access(spec, setting)), sort_keys=True)
+            return ("page", metrics_url(setting), access)
         return NODE if on_this_node(spec) else None
 
     def _collector(self, spec: TargetSpec, key: Key) -> GpuCollector:
@@ -421,8 +421,8 @@ class GpuSources:
 def _access(spec: TargetSpec, url: str) -> FetchSettings:
     """Fetch settings for a GPU page; the target's credentials are not sent to another server."""
     fetch = _short(spec.settings.fetch())
-    is_equivalent = parse_target(url).origin == parse_target(spec.address).origin
-    return fetch if is_equivalent else fetch.without_secrets()
+    same_server = parse_target(url).origin == parse_target(spec.address).origin
+    return fetch if same_server else fetch.without_secrets()
 
 
 def _short(fetch: FetchSettings) -> FetchSettings:

@@ -148,7 +148,7 @@ class PlayedPages:
         except CaptureError as error:
             return CollectError(str(error), kind="recorded", hint="Restore the recording.")
         if self._player.begun > max(self._begun, 1):
-            stream.begin_anew()
+            stream.reset()
         self._begun = self._player.begun
         return page
 

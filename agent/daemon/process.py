@@ -28,9 +28,9 @@ def tune_process() -> None:
     their memory.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     with contextlib.suppress(OSError, AttributeError):  # another C library, such as musl
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, MALLOC_ARENAS)
     gc.collect()
@@ -56,26 +56,26 @@ class Systemd:
 
     def ready(self, status: str) -> None:
         """Report that the service is ready, at start and after a reload."""
-        self._tell("READY=1", f"STATUS={status}")
+        self._notify("READY=1", f"STATUS={status}")
 
     def status(self, status: str) -> None:
         """Set the status line of `systemctl status`."""
-        self._tell(f"STATUS={status}")
+        self._notify(f"STATUS={status}")
 
     def alive(self) -> None:
         """Reset the watchdog, if there is one."""
         if self.watchdog_s is not None:
-            self._tell("WATCHDOG=1")
+            self._notify("WATCHDOG=1")
 
     def reloading(self) -> None:
         """Report that a reload has started."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
         """Report that the service is stopping."""
-        self._tell("STOPPING=1")
+        self._notify("STOPPING=1")
 
-    def _tell(self, *lines: str) -> None:
+    def _notify(self, *lines: str) -> None:
         if not self._socket:
             return
         # A leading @ stands for the zero byte of an abstract address.

@@ -16,23 +16,23 @@ class Worker:
     """A thread that runs queued work."""
 
     def __init__(self, pool: DaemonPool) -> None:
-        self.given: SimpleQueue[Work] = SimpleQueue()
+        self.queue: SimpleQueue[Work] = SimpleQueue()
         self._pool = pool
 
     def start(self, work: Work) -> None:
         """Start the thread with a first piece of work."""
-        self.given.put(work)
+        self.queue.put(work)
         # The interpreter does not wait for daemon threads, so a hanging scrape delays no stop.
         Thread(target=self._loop, name="kneewatch-work", daemon=True).start()
 
     def _loop(self) -> None:
         while True:
             try:
-                work = self.given.get(timeout=IDLE_S)
+                work = self.queue.get(timeout=IDLE_S)
             except Empty:
                 if self._pool.leave(self):
                     return
-                work = self.given.get()  # work was queued just before the timeout
+                work = self.queue.get()  # work was queued just before the timeout
             try:
                 work()
             finally:
@@ -62,7 +62,7 @@ class DaemonPool:
             worker = self._idle.pop() if self._idle else None
             self.busy += 1
         if worker is not None:
-            worker.given.put(work)
+            worker.queue.put(work)
             return
         try:
             Worker(self).start(work)

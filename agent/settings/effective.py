@@ -57,7 +57,7 @@ class Settings:
         return self._values[key].value
 
     def origin(self, key: str) -> str:
-        """Where a setting's value comes from: "default", "file ...", "flag ..." or so."""
+        """Origin of a setting's value: "default", "file ...", "environment ..." or "flag ..."."""
         return self._values[key].origin
 
     def rows(self) -> list[tuple[Setting, Effective]]:
@@ -102,8 +102,8 @@ class Settings:
 
     @property
     def docs_url(self) -> str:
-        """Where the pages about causes and rules are, without a slash at the end; empty: nowhere
-        but in the daemon."""
+        """Base URL of the pages about causes and rules, without a trailing slash; empty if only the
+        daemon serves them."""
         url: str = self["docs_url"] or ""
         return url.rstrip("/")
 

@@ -176,7 +176,11 @@ def _paired(row: table.Setting, given: Sequence[tuple[str, str]]) -> dict[str, s
 
 
 def timestamp(text: str | None, zone: tzinfo = UTC) -> float | None:
-    """A time as unix seconds; one without a zone is in `zone`, UTC as what kneewatch prints."""
+    """A time as unix seconds; without a zone of its own it is in `zone`. None stays None.
+
+    Raises:
+        SettingsError: the text is not a time.
+    """
     if text is None:
         return None
     try:
@@ -184,7 +188,7 @@ def timestamp(text: str | None, zone: tzinfo = UTC) -> float | None:
     except ValueError:
         t_s = _iso_timestamp(text, zone)
     if not math.isfinite(t_s):
-        raise SettingsError(f"{text!r} is no time")
+        raise SettingsError(f"{text!r} is not a time")
     return t_s
 
 

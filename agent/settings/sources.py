@@ -179,8 +179,8 @@ def validated(setting: Setting, value: object, origin: str) -> object:
         "pairs": is_pairs(value),
     }[setting.kind]
     if not fits:
-        said = "" if setting.secret else f", not {value!r}"
-        raise SettingsError(f"{origin}: {setting.key} must be {KIND_NAMES[setting.kind]}{said}")
+        given = "" if setting.secret else f", not {value!r}"
+        raise SettingsError(f"{origin}: {setting.key} must be {KIND_NAMES[setting.kind]}{given}")
     if isinstance(value, str):
         _check_text(setting, value, origin)
     if not number:

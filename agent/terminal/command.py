@@ -17,7 +17,7 @@ from kneewatch.agent.targets import target_name
 from kneewatch.agent.terminal.feeds import (
     PATH,
     Feed,
-    Feeds,
+    FeedThreads,
     GpuFeed,
     Pace,
     RecordingFeed,
@@ -73,12 +73,12 @@ def check_terminal() -> None:
     Raises:
         SettingsError: they are not; the message names the alternative.
     """
-    way_out = "`kneewatch diagnose TARGET` prints the same as text"
+    hint = "`kneewatch diagnose TARGET` prints the same as text"
     for name, stream in (("stdout", sys.stdout), ("stdin", sys.stdin)):
         if stream is None or not stream.isatty():
-            raise SettingsError(f"watch needs a terminal, but {name} is not one; {way_out}")
+            raise SettingsError(f"watch needs a terminal, but {name} is not one; {hint}")
     if os.environ.get("TERM") == "dumb":
-        raise SettingsError(f"watch needs a terminal with cursor control, not TERM=dumb; {way_out}")
+        raise SettingsError(f"watch needs a terminal with cursor control, not TERM=dumb; {hint}")
 
 
 def target_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
@@ -109,11 +109,12 @@ def server_feeds(targets: Sequence[str], settings: Settings) -> list[Feed]:
     catalogue = Catalogue.of(profile)
     gpus = _gpus(targets, settings, window_s)
     feeds: list[Feed] = [gpus] if gpus else []
-    for at, (name, target) in enumerate({target_name(t): t for t in targets}.items()):
+    for index, (name, target) in enumerate({target_name(t): t for t in targets}.items()):
         stream = TargetStream(name, profile, limits, catalogue)
         stream.gpus = gpus.stream.monitor if gpus else None
         fetcher = Fetcher(metrics_url(target), settings.fetch())
-        feeds.append(ServerFeed(name, stream, fetcher, interval_s, interval_s * at / len(targets)))
+        offset_s = interval_s * index / len(targets)
+        feeds.append(ServerFeed(name, stream, fetcher, interval_s, offset_s))
     return feeds
 
 
@@ -141,36 +142,36 @@ def _gpus(targets: Sequence[str], settings: Settings, window_s: float) -> GpuFee
 
 def show(feeds: Sequence[Feed], pace: Pace, *, where: str, docs_url: str = "") -> int:
     """Show the feeds' diagnoses until the user quits. Returns the exit status."""
-    wall = ScreenState()
-    work = Feeds(feeds, wall, pace)
+    state = ScreenState()
+    threads = FeedThreads(feeds, state, pace)
     colour = not os.environ.get("NO_COLOR")
     glyphs = glyphs_for(os.environ, sys.stdout.encoding)
     view = View(
-        wall,
+        state,
         pace,
         where=where,
         glyphs=glyphs,
         colour=colour,
         docs_url=docs_url,
-        over=lambda: work.bug is not None,
+        over=lambda: threads.bug is not None,
     )
     # End with the terminal even if the parent process ignores SIGHUP: otherwise textual would loop
     # on the end of its input.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    work.start()
+    threads.start()
     try:
         view.run(mouse=False)
     finally:
-        work.stop()
-    for bug in (view.bug, work.bug):
+        threads.stop()
+    for bug in (view.bug, threads.bug):
         if bug is not None:
             raise bug
-    return exit_status(wall.rows())
+    return exit_status(state.rows())
 
 
 def exit_status(rows: Iterable[Row]) -> int:
     """The exit status for the last state; an unknown engine counts as no data, never as ok."""
-    told = [row.diagnosis for row in rows if row.diagnosis is not None]
-    worst = max((diagnosis.severity for diagnosis in told), default=Severity.OK)
-    unseen = not told or any(row.health == "unknown" for row in rows)
-    return NO_DATA if unseen and worst < Severity.WARNING else status(worst, told)
+    diagnoses = [row.diagnosis for row in rows if row.diagnosis is not None]
+    worst = max((diagnosis.severity for diagnosis in diagnoses), default=Severity.OK)
+    is_unknown = not diagnoses or any(row.health == "unknown" for row in rows)
+    return NO_DATA if is_unknown and worst < Severity.WARNING else status(worst, diagnoses)

@@ -65,8 +65,8 @@ def span(times_s: Sequence[float], columns: int) -> Span:
     length_s, end_s = times_s[-1] - times_s[0], times_s[-1]
     apart_s = sorted(b - a for a, b in pairwise(times_s[-RECENT:]))
     usual_s = apart_s[len(apart_s) // 2] if apart_s else 0.0
-    wanted_s = max(SCRAPES_IN_CELL * usual_s, length_s / columns)
-    cell_s = next((cell for cell in CELL_LADDER_S if cell >= wanted_s), CELL_LADDER_S[-1])
+    least_s = max(SCRAPES_IN_CELL * usual_s, length_s / columns)
+    cell_s = next((cell for cell in CELL_LADDER_S if cell >= least_s), CELL_LADDER_S[-1])
     return Span(columns, cell_s, end_s)
 
 
@@ -75,16 +75,16 @@ def cells_of(times_s: Sequence[float], values: Sequence[float], over: Span) -> l
 
     Columns begin at multiples of their length, so that a value stays in its column over time.
     """
-    found: list[float | None] = [None] * over.columns
+    largest: list[float | None] = [None] * over.columns
     last = math.floor(over.end_s / over.cell_s)
     for t_s, value in zip(reversed(times_s), reversed(values), strict=True):
         at = over.columns - 1 - (last - math.floor(t_s / over.cell_s))
         if at < 0:
             break
         if not math.isnan(value):
-            before = found[at]
-            found[at] = value if before is None else max(before, value)
-    return found
+            before = largest[at]
+            largest[at] = value if before is None else max(before, value)
+    return largest
 
 
 def chart(
@@ -123,7 +123,7 @@ def top_of(values: Sequence[float | None], bound: float | None, *, least: float)
 
 
 def _level(value: float, top: float, steps: int) -> int:
-    """The height in steps; a known value has at least one."""
+    """The height in steps; a known value has at least spec."""
     return min(steps, max(1, round(value / top * steps)))
 
 
@@ -139,10 +139,10 @@ def _join(pieces: list[Piece], piece: Piece) -> None:
 
 GAP = 2
 LADDER_FROM = 70
-TARGET_TOLD = re.compile(r"targets: .*?TTFT P99 (\d+) ms")
+STATED_TARGET = re.compile(r"targets: .*?TTFT P99 (\d+) ms")
 
-Told = Callable[[float], str]
-NUMBERS: tuple[tuple[str, str, Told], ...] = (
+Format = Callable[[float], str]
+NUMBERS: tuple[tuple[str, str, Format], ...] = (
     ("running", "running {}", number),
     ("itl_p99_s", "ITL P99 {}", duration),
     ("preemption_ratio_per_s", "evicted {}/s", percent),
@@ -162,10 +162,10 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chart:
+class _ChartSpec:
     key: str
     title: str
-    told: Told
+    format: Format
     bound: float | None
     least: float
 
@@ -221,34 +221,34 @@ def _stage(diagnosis: Diagnosis, over: Span, frame: Frame) -> list[Line]:
         here = at == stage.number
         tone = (stage.severity.word if stage.number else "ok") if here else "faint"
         pieces.append((f"[{at} {name}]" if here else f" {at} {name} ", tone))
-    said = f"stage {stage.number} {lasting(stage.since_s, diagnosis.t_s)}"
+    stage_text = f"stage {stage.number} {lasting(stage.since_s, diagnosis.t_s)}"
     if stage.forecast_s is not None:
-        said += f"; full in about {time_span(stage.forecast_s)} at the present trend"
+        stage_text += f"; full in about {time_span(stage.forecast_s)} at the present trend"
     if not ladder:
         pieces.append((f"{stage.number} {stage.name}", stage.severity.word))
     charted: Line = ((f"charts: {time_span(over.length_s)}", "faint"),)
-    return [tuple(pieces), spread(((said, ""),), charted, frame.width)]
+    return [tuple(pieces), spread(((stage_text, ""),), charted, frame.width)]
 
 
 def _charts(diagnosis: Diagnosis, trail: Trail, over: Span, frame: Frame) -> list[Line]:
-    drawn = [_drawn(one, diagnosis, trail, over, frame) for one in _wanted(diagnosis)]
+    drawn = [_drawn(spec, diagnosis, trail, over, frame) for spec in _chart_specs(diagnosis)]
     gap: Piece = (" " * GAP, "")
     lines: list[Line] = [
         (*left, gap, *middle, gap, *right) for left, middle, right in zip(*drawn, strict=True)
     ]
     line = ""
-    for key, words, told in NUMBERS if diagnosis.values else ():
-        longer = f"{line}   {_number(diagnosis, key, words, told)}".lstrip()
+    for key, words, format_value in NUMBERS if diagnosis.values else ():
+        longer = f"{line}   {_number(diagnosis, key, words, format_value)}".lstrip()
         line = longer if len(longer) <= frame.width else line
     return [*lines, ((line, ""),)] if line else lines
 
 
-def _number(diagnosis: Diagnosis, key: str, words: str, told: Told) -> str:
+def _number(diagnosis: Diagnosis, key: str, words: str, format_value: Format) -> str:
     value = diagnosis.values.get(key)
-    return words.format("-" if value is None else told(value))
+    return words.format("-" if value is None else format_value(value))
 
 
-def _wanted(diagnosis: Diagnosis) -> tuple[_Chart, ...]:
+def _chart_specs(diagnosis: Diagnosis) -> tuple[_ChartSpec, ...]:
     values = diagnosis.values
     running = values.get("running")
     # The largest queue that does not yet count for stage 3.
@@ -257,52 +257,54 @@ def _wanted(diagnosis: Diagnosis) -> tuple[_Chart, ...]:
     stated = rules["KV-FULL"].threshold(Severity.INFO) if "KV-FULL" in rules else None
     full = FILLING_FROM_RATIO if stated is None else stated
     return (
-        _Chart("kv_usage_ratio", "KV", percent, full, 1.0),
-        _Chart("waiting", "waiting", number, queue, 4.0),
-        _Chart("ttft_p99_s", "TTFT P99", duration, ttft_bound_s(diagnosis), 0.001),
+        _ChartSpec("kv_usage_ratio", "KV", percent, full, 1.0),
+        _ChartSpec("waiting", "waiting", number, queue, 4.0),
+        _ChartSpec("ttft_p99_s", "TTFT P99", duration, ttft_bound_s(diagnosis), 0.001),
     )
 
 
 def ttft_bound_s(diagnosis: Diagnosis) -> float | None:
     """The bound of TTFT P99 in seconds: the target, or three times the baseline, which follows from
     the drift; None without both."""
-    if target := TARGET_TOLD.match(diagnosis.judged_against):
+    if target := STATED_TARGET.match(diagnosis.judged_against):
         return float(target[1]) / 1000
     value, drift = (diagnosis.values.get(f"ttft_p99_{key}") for key in ("s", "drift_ratio"))
     return TTFT_DRIFT * value / drift if value and drift else None
 
 
-def _drawn(one: _Chart, diagnosis: Diagnosis, trail: Trail, over: Span, frame: Frame) -> list[Line]:
-    value = diagnosis.values.get(one.key)
-    told = "-" if value is None else one.told(value)
-    beyond = value is not None and one.bound is not None and value > one.bound
-    title, room = frame.glyphs.fit(f"{one.title} {told}", over.columns).rstrip(), over.columns
-    bound = "" if one.bound is None else f"{frame.glyphs.at_most} {one.told(one.bound)}"
-    bound = bound if len(title) + 1 + len(bound) <= room else ""
+def _drawn(
+    spec: _ChartSpec, diagnosis: Diagnosis, trail: Trail, over: Span, frame: Frame
+) -> list[Line]:
+    value = diagnosis.values.get(spec.key)
+    value_text = "-" if value is None else spec.format(value)
+    beyond = value is not None and spec.bound is not None and value > spec.bound
+    title = frame.glyphs.fit(f"{spec.title} {value_text}", over.columns).rstrip()
+    bound = "" if spec.bound is None else f"{frame.glyphs.at_most} {spec.format(spec.bound)}"
+    bound = bound if len(title) + 1 + len(bound) <= over.columns else ""
     title_line: Line = (
         (title, "over" if beyond else "strong"),
-        (bound.rjust(room - len(title)), "faint"),
+        (bound.rjust(over.columns - len(title)), "faint"),
     )
-    shown = cells_of(trail.times_s, trail.values[one.key], over)
-    top = top_of(shown, one.bound, least=one.least)
-    if one.key == "kv_usage_ratio":
+    shown = cells_of(trail.times_s, trail.values[spec.key], over)
+    top = top_of(shown, spec.bound, least=spec.least)
+    if spec.key == "kv_usage_ratio":
         top = 1.0
     rows = frame.chart_rows
-    return [title_line, *chart(shown, rows=rows, top=top, bound=one.bound, glyphs=frame.glyphs)]
+    return [title_line, *chart(shown, rows=rows, top=top, bound=spec.bound, glyphs=frame.glyphs)]
 
 
 def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list[Line]:
     head = f"{place}. {frame.glyphs.clean(cause.id)}"
-    said = f"  {cause.severity.word}, confidence {cause.confidence:.2f}, "
-    said += lasting(cause.since_s, diagnosis.t_s)
+    summary = f"  {cause.severity.word}, confidence {cause.confidence:.2f}, "
+    summary += lasting(cause.since_s, diagnosis.t_s)
     evidence, against = evidence_lines(cause)
-    made = advice.advised(diagnosis, cause)
-    flags = advice.changes_words(made[0]) if made else ""
-    rows: Sequence[str] = advice.rows(made)
-    first = made[0].summary if made else cause.lever
-    lines: list[Line] = [((head, cause.severity.word), (said, ""))]
-    if cells(head) + len(said) > frame.width:
-        lines = [((head, cause.severity.word),), *_fold(frame, said.strip(), indent=3, more=0)]
+    recommendations = advice.advised(diagnosis, cause)
+    flags = advice.changes_words(recommendations[0]) if recommendations else ""
+    rows: Sequence[str] = advice.rows(recommendations)
+    first = recommendations[0].summary if recommendations else cause.lever
+    lines: list[Line] = [((head, cause.severity.word), (summary, ""))]
+    if cells(head) + len(summary) > frame.width:
+        lines = [((head, cause.severity.word),), *_fold(frame, summary.strip(), indent=3, more=0)]
     lines += _fold(frame, summary_words(cause, diagnosis.t_s), indent=3, more=0)
     if flags:
         lines += _fold(frame, f"do first: {flags}", "strong", indent=3)
@@ -311,12 +313,12 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list
         lines += _fold(frame, f"do first: {first}", "strong", indent=3)
     expected = [row for row in rows[1:] if row.startswith("expected: ")]
     later = [row for row in rows[1:] if row not in expected]
-    told = [*expected, *(f"+ {item}" for item in evidence), *(f"- {item}" for item in against)]
+    reasons = [*expected, *(f"+ {item}" for item in evidence), *(f"- {item}" for item in against)]
     if cause.explains:
         later.append(f"explains: {', '.join(cause.explains)}")
     if docs := cause_page(frame.docs_url, cause.id):
         later.append(f"docs: {docs}")
-    for row in (*told, *later):
+    for row in (*reasons, *later):
         lines += _fold(frame, row, indent=3)
     return lines
 
@@ -324,19 +326,19 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list
 def _rest(diagnosis: Diagnosis, frame: Frame) -> list[Line]:
     lines: list[Line] = []
     for head, states in (("other findings:", ("warning", "critical")), ("notes:", ("info",))):
-        found = notable(diagnosis, *states)
-        lines += [(), ((head, ""),)] if found else []
-        for finding in found:
+        findings = notable(diagnosis, *states)
+        lines += [(), ((head, ""),)] if findings else []
+        for finding in findings:
             lines += _fold(
                 frame, f"{finding_words(finding, diagnosis.t_s)}. {finding.rule.advice}", indent=3
             )
     if diagnosis.symptoms:
-        told = "; ".join(f"{symptom} {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)
-        lines += [(), *_fold(frame, f"symptoms: {told}")]
+        symptoms = "; ".join(f"{symptom} {SYMPTOMS[symptom]}" for symptom in diagnosis.symptoms)
+        lines += [(), *_fold(frame, f"symptoms: {symptoms}")]
     window = f"window {time_span(diagnosis.window_s)}; "
     lines += [(), *_fold(frame, window + latency_basis(diagnosis))]
-    left = gaps(diagnosis)
-    lines += [(("could not be judged:", ""),)] if left else []
-    for line in left:
+    unjudged = gaps(diagnosis)
+    lines += [(("could not be judged:", ""),)] if unjudged else []
+    for line in unjudged:
         lines += _fold(frame, line, indent=3)
     return lines

@@ -111,10 +111,10 @@ class Feed(Protocol):
 
     @property
     def patience_s(self) -> float:
-        """After so long without news what it told is the past."""
+        """Seconds without data after which the source's state is out of date."""
         ...
 
-    def run(self, wall: ScreenState, pace: Pace) -> None:
+    def run(self, screen: ScreenState, pace: Pace) -> None:
         """Put diagnoses on the screen."""
         ...
 
@@ -132,17 +132,17 @@ class ServerFeed:
 
     @property
     def patience_s(self) -> float:
-        """After so long without news what it told is the past."""
+        """Seconds without data after which the source's state is out of date."""
         return patience_s(self.interval_s)
 
-    def run(self, wall: ScreenState, pace: Pace) -> None:
+    def run(self, screen: ScreenState, pace: Pace) -> None:
         """Scrape and put diagnoses on the screen."""
         due_s = time.monotonic() + self.offset_s
         with closing(self.fetcher):
             while pace.until(due_s):
                 diagnoses = self.stream.scrape(self.fetcher)
                 if diagnoses:
-                    wall.put(self.name, diagnoses, now_s=diagnoses[0].t_s)
+                    screen.put(self.name, diagnoses, now_s=diagnoses[0].t_s)
                 due_s = max(due_s + self.interval_s, time.monotonic())
 
 
@@ -156,7 +156,7 @@ class RecordingFeed:
     kind: Kind = Kind.RECORDING
     patience_s: float = 0.0
 
-    def run(self, wall: ScreenState, pace: Pace) -> None:
+    def run(self, screen: ScreenState, pace: Pace) -> None:
         """Play the recording and put diagnoses on the screen."""
         last_s: float | None = None
         try:
@@ -166,11 +166,11 @@ class RecordingFeed:
                 last_s = entry.t_s
                 diagnoses = self.stream.replay(entry)
                 if diagnoses:
-                    wall.put(self.name, diagnoses, now_s=entry.t_s)
+                    screen.put(self.name, diagnoses, now_s=entry.t_s)
         except CaptureError as error:
-            wall.say(self.name, str(error))
+            screen.set_note(self.name, str(error))
         else:
-            wall.say(self.name, ENDED)
+            screen.set_note(self.name, ENDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +182,9 @@ class GpuFeed:
     kind: Kind = Kind.GPUS
     patience_s: float = 0.0
 
-    def run(self, wall: ScreenState, pace: Pace) -> None:
+    def run(self, screen: ScreenState, pace: Pace) -> None:
         """Scrape; the servers' streams read it."""
-        del wall
+        del screen
         due_s = time.monotonic()
         with closing(self.stream):
             while pace.until(due_s):
@@ -192,14 +192,14 @@ class GpuFeed:
                 due_s = max(due_s + GPU_INTERVAL_S, time.monotonic())
 
 
-class Feeds:
-    """All feeds, each in a thread. `bug` is an unexpected exception of one of them."""
+class FeedThreads:
+    """Runs each feed in a thread. `bug` is an unexpected exception in one of them."""
 
-    def __init__(self, feeds: Sequence[Feed], wall: ScreenState, pace: Pace) -> None:
+    def __init__(self, feeds: Sequence[Feed], screen: ScreenState, pace: Pace) -> None:
         self.bug: BaseException | None = None
-        self._wall, self._pace = wall, pace
+        self._screen, self._pace = screen, pace
         for feed in feeds:
-            wall.expect(feed.name, feed.kind, patience_s=feed.patience_s)
+            screen.expect(feed.name, feed.kind, patience_s=feed.patience_s)
         self._threads = [
             threading.Thread(target=self._run, args=(feed,), name="kneewatch-feed", daemon=True)
             for feed in feeds
@@ -219,7 +219,7 @@ class Feeds:
 
     def _run(self, feed: Feed) -> None:
         try:
-            feed.run(self._wall, self._pace)
+            feed.run(self._screen, self._pace)
         except BaseException as bug:  # noqa: BLE001 - it is raised again where the screen has gone
             self.bug = bug
 
@@ -250,15 +250,18 @@ HINTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A daemon's answer: its time, diagnoses, late targets, targets without a scrape, and an error
-    text or ""."""
+class DaemonAnswer:
+    """A daemon's answer.
+
+    `late` are targets whose data is old, `pending` targets without a scrape, `error` is empty
+    without one.
+    """
 
     t_s: float
     diagnoses: list[Diagnosis]
     late: frozenset[str]
     pending: list[str]
-    trouble: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,63 +275,69 @@ class DaemonFeed:
 
     @property
     def patience_s(self) -> float:
-        """After so long without news what it told is the past."""
+        """Seconds without data after which the source's state is out of date."""
         return patience_s(self.interval_s)
 
-    def run(self, wall: ScreenState, pace: Pace) -> None:
+    def run(self, screen: ScreenState, pace: Pace) -> None:
         """Poll the daemon and put its diagnoses on the screen."""
         due_s = time.monotonic()
         with closing(self.fetcher):
             while pace.until(due_s):
-                self._ask(wall)
+                self._poll(screen)
                 due_s = max(due_s + self.interval_s, time.monotonic())
 
-    def _ask(self, wall: ScreenState) -> None:
+    def _poll(self, screen: ScreenState) -> None:
         try:
-            told = read(self.fetcher.get().body)
+            answer = read_triage(self.fetcher.get().body)
         except CollectError as error:
             hint = HINTS.get(error.kind, error.hint)
-            wall.say(self.name, f"{error}; try: {hint}" if hint else str(error))
+            screen.set_note(self.name, f"{error}; try: {hint}" if hint else str(error))
         except DocumentError as error:
-            wall.say(self.name, f"{self.name}: {error}")
+            screen.set_note(self.name, f"{self.name}: {error}")
         else:
-            wall.put(
-                self.name, told.diagnoses, now_s=told.t_s, late=told.late, pending=told.pending
+            screen.put(
+                self.name,
+                answer.diagnoses,
+                now_s=answer.t_s,
+                late=answer.late,
+                pending=answer.pending,
             )
-            if told.trouble or not (told.diagnoses or told.pending):
-                wall.say(self.name, told.trouble or "the daemon watches no target")
+            if answer.error or not (answer.diagnoses or answer.pending):
+                screen.set_note(self.name, answer.error or "the daemon watches no target")
 
 
-def read(body: bytes) -> Told:
+def read_triage(body: bytes) -> DaemonAnswer:
     """A triage document, decoded. A malformed diagnosis does not hide the others.
 
     Raises:
-        DocumentError: the body is no triage document.
+        DocumentError: the body is not a triage document.
     """
     try:
         document: object = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
-        raise DocumentError("the answer is not JSON; is this a kneewatch daemon?") from exc
-    whole = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
-    t_s = whole.get("t")
+        raise DocumentError(
+            "the answer is not JSON; check that the URL is a kneewatch daemon's"
+        ) from exc
+    triage = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
+    t_s = triage.get("t")
     numeric = isinstance(t_s, int | float) and not isinstance(t_s, bool)
-    if whole.get("schema") != SCHEMA or not numeric or not isinstance(whole.get("targets"), list):
-        raise DocumentError(f"the answer is no {SCHEMA} document; is the daemon another version?")
-    found: list[Diagnosis] = []
-    trouble = ""
-    for row in _rows(whole, "targets"):
+    if triage.get("schema") != SCHEMA or not numeric or not isinstance(triage.get("targets"), list):
+        raise DocumentError(f"the answer is not a {SCHEMA} document; check the daemon's version")
+    diagnoses: list[Diagnosis] = []
+    error_text = ""
+    for row in _rows(triage, "targets"):
         try:
-            found.append(diagnosis_of(cast("Mapping[str, Any]", row)))
+            diagnoses.append(diagnosis_of(cast("Mapping[str, Any]", row)))
         except DocumentError as error:
-            trouble = str(error)
-    watching = [cast("dict[str, Any]", row) for row in _rows(whole, "watching") if _is_object(row)]
+            error_text = str(error)
+    watching = [cast("dict[str, Any]", row) for row in _rows(triage, "watching") if _is_object(row)]
     late = frozenset(str(row.get("target")) for row in watching if row.get("late") is True)
-    pending = [name for name in _rows(whole, "pending") if isinstance(name, str)]
-    return Told(float(cast("float", t_s)), found, late, pending, trouble)
+    pending = [name for name in _rows(triage, "pending") if isinstance(name, str)]
+    return DaemonAnswer(float(cast("float", t_s)), diagnoses, late, pending, error_text)
 
 
-def _rows(whole: Mapping[str, Any], key: str) -> list[object]:
-    rows: object = whole.get(key)
+def _rows(triage: Mapping[str, Any], key: str) -> list[object]:
+    rows: object = triage.get(key)
     return cast("list[object]", rows) if isinstance(rows, list) else []
 
 
@@ -340,27 +349,27 @@ def daemon_feed(url: str, settings: Settings, token_file: str | None) -> DaemonF
     """The feed of the daemon at a URL.
 
     Raises:
-        CollectError: the URL cannot be one.
+        CollectError: the URL is invalid.
     """
     address = parse_target(url)
     prefix = address.path.partition("?")[0].rstrip("/")
     for page in PAGES:
         prefix = prefix.removesuffix(page)
-    asked = replace(address, path=prefix + PATH)
+    endpoint = replace(address, path=prefix + PATH)
     fetch = access(settings, token_file)
-    return DaemonFeed(asked.url, Fetcher(asked.full_url(), fetch), settings["interval_s"])
+    return DaemonFeed(endpoint.url, Fetcher(endpoint.full_url(), fetch), settings["interval_s"])
 
 
 def access(settings: Settings, token_file: str | None) -> FetchSettings:
     """The settings for requests to the daemon. Tokens and headers come from the command line only:
     those of the file or environment are for the scraped servers."""
-    given = settings.fetch()
-    own: dict[str, Any] = {
-        key: getattr(given, key)
+    scraping = settings.fetch()
+    from_flags: dict[str, Any] = {
+        key: getattr(scraping, key)
         for key in SECRETS
         if settings.origin(f"fetch.{key}").startswith("flag ")
     }
-    fetch = replace(given.without_secrets(), **own)
+    fetch = replace(scraping.without_secrets(), **from_flags)
     if token_file is not None:
         fetch = replace(fetch, bearer_token_file=token_file, bearer_token_env=None)
     return replace(fetch, headers={**fetch.headers, "Accept": "application/json"})

@@ -104,10 +104,10 @@ def glyphs_for(environ: Mapping[str, str], encoding: str) -> Glyphs:
     """
     if encoding.lower().replace("-", "") != "utf8" or environ.get("TERM") == "linux":
         return ASCII
-    stated = [environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")]
-    if stated[1] == "C.UTF-8":
-        stated[1] = None
-    locale = next((name for name in stated if name), "C")
+    locales = [environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")]
+    if locales[1] == "C.UTF-8":
+        locales[1] = None
+    locale = next((name for name in locales if name), "C")
     return UNICODE if "utf" in locale.lower() else ASCII
 
 
@@ -125,16 +125,16 @@ def toned(lines: Iterable[str], tone: str = "") -> list[Line]:
 
 def spread(left: Line, right: Line, width: int) -> Line:
     """A line with `right` at the right edge; `right` is dropped where there is no space."""
-    taken = sum(cells(text) for text, _ in (*left, *right))
-    if taken + 2 > width:
+    used = sum(cells(text) for text, _ in (*left, *right))
+    if used + 2 > width:
         return left
-    return (*left, (" " * (width - taken), ""), *right)
+    return (*left, (" " * (width - used), ""), *right)
 
 
 def _first(text: str, width: int) -> str:
-    taken = 0
+    used = 0
     for at, character in enumerate(text):
-        taken += cells(character)
-        if taken > width:
+        used += cells(character)
+        if used > width:
             return text[:at]
     return text

@@ -68,7 +68,7 @@ def heads(width: int, *, first: int, last: int, count: int) -> Line:
     parts = [f" {'state':{VERDICT_CELLS}}", f"{engines:{_name_cells(width)}}"]
     parts.append(f"{'stage':{STAGE_CELLS}}" if width >= FULL_FROM else "st")
     parts += [f"{'first cause':{CAUSE_CELLS}}"] if width >= CAUSES_FROM else []
-    parts += [f"{head:>{room}}" for _, head, room, _ in _numbers(width)]
+    parts += [f"{head:>{cells_wide}}" for _, head, cells_wide, _ in _numbers(width)]
     return ((" ".join(parts), "faint"),)
 
 
@@ -80,13 +80,13 @@ def line_of(row: Row, *, width: int, selected: bool, glyphs: Glyphs) -> Line:
     name = row.name.removeprefix("http://").removeprefix("https://")
     parts = [f"{stage.number if stage else '?':<2}"]
     if width >= FULL_FROM:
-        named = f"{stage.number} {stage.name}" if stage else "?"
-        parts = [f"{named:{STAGE_CELLS}}"]
+        stage_text = f"{stage.number} {stage.name}" if stage else "?"
+        parts = [f"{stage_text:{STAGE_CELLS}}"]
     if width >= CAUSES_FROM:
         parts.append(glyphs.fit(_first(row), CAUSE_CELLS))
-    for key, _, room, told in _numbers(width):
+    for key, _, cells_wide, formatted in _numbers(width):
         value = values.get(key)
-        parts.append(f"{'-' if value is None else told(value):>{room}}")
+        parts.append(f"{'-' if value is None else formatted(value):>{cells_wide}}")
     return (
         (glyphs.marker if selected else " ", "strong"),
         (f"{WORDS.get(row.health, row.health):{VERDICT_CELLS}}", row.health),
@@ -110,10 +110,10 @@ def _numbers(width: int) -> Sequence[tuple[str, str, int, Callable[[float], str]
 
 
 def _name_cells(width: int) -> int:
-    taken = 1 + VERDICT_CELLS + 1 + sum(1 + room for _, _, room, _ in _numbers(width))
-    taken += 1 + (STAGE_CELLS if width >= FULL_FROM else 2)
-    taken += 1 + CAUSE_CELLS if width >= CAUSES_FROM else 0
-    return max(8, width - taken)
+    used = 1 + VERDICT_CELLS + 1 + sum(1 + cells_wide for _, _, cells_wide, _ in _numbers(width))
+    used += 1 + (STAGE_CELLS if width >= FULL_FROM else 2)
+    used += 1 + CAUSE_CELLS if width >= CAUSES_FROM else 0
+    return max(8, width - used)
 
 
 def keys(*, plays: bool) -> Line:

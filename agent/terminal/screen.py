@@ -132,7 +132,7 @@ class View(App[None]):
 
     def __init__(
         self,
-        wall: ScreenState,
+        screen: ScreenState,
         pace: Pace,
         *,
         where: str,
@@ -143,7 +143,7 @@ class View(App[None]):
     ) -> None:
         super().__init__(driver_class=Stdout, ansi_color=True)
         self.animation_level = "none"  # animations redraw too much over SSH
-        self._wall, self._pace, self._where, self._over = wall, pace, where, over
+        self._screen_state, self._pace, self._where, self._over = screen, pace, where, over
         self.bug: Exception | None = None
         self._glyphs, self._docs_url = glyphs, docs_url
         self._rows: list[Row] = []
@@ -203,7 +203,7 @@ class View(App[None]):
         if self._over():
             self.exit()
         if self._held is None:
-            self._rows, self._notes = self._wall.rows(), self._wall.daemon_notes()
+            self._rows, self._notes = self._screen_state.rows(), self._screen_state.daemon_notes()
         row = self._selected()
         self._lay_out()
         width, glyphs, paused = self.size.width, self._glyphs, self._held is not None
@@ -243,10 +243,10 @@ class View(App[None]):
     def _draw_list(self, selected: Row | None) -> None:
         width = LIST_WIDE if self.size.width >= WIDE else self.size.width
         at = self._rows.index(selected) if selected else 0
-        seen = max(1, self._targets.size.height)
-        top = min(self._top, max(0, len(self._rows) - seen))
-        self._top = top = max(min(top, at), at - seen + 1)
-        last = min(top + seen, len(self._rows))
+        visible = max(1, self._targets.size.height)
+        top = min(self._top, max(0, len(self._rows) - visible))
+        self._top = top = max(min(top, at), at - visible + 1)
+        last = min(top + visible, len(self._rows))
         self._lines["heads"].put(
             [listing.heads(width, first=top + 1, last=last, count=len(self._rows))]
         )
@@ -264,7 +264,7 @@ class View(App[None]):
         rows = next(rows for height, rows in CHART_ROWS if self.size.height >= height)
         beside = self._left.display and self.size.width >= WIDE
         width = self.size.width - (LIST_WIDE + 2 if beside else 0)
-        trail = self._wall.trail(row.key) if self._held is None else self._held[row.key]
+        trail = self._screen_state.trail(row.key) if self._held is None else self._held[row.key]
         frame = Frame(width, rows, self._glyphs, self._docs_url)
         self._lines["details"].put(details(row, trail, frame))
         if row.key != self._shown:
@@ -311,7 +311,9 @@ class View(App[None]):
         """Pause or resume the screen and recordings."""
         paused = self._held is None
         self._pace.pause(paused)
-        self._held = {row.key: self._wall.trail(row.key) for row in self._rows} if paused else None
+        self._held = (
+            {row.key: self._screen_state.trail(row.key) for row in self._rows} if paused else None
+        )
         self.draw()
 
     def action_speed(self, factor: float) -> None:

@@ -64,10 +64,10 @@ class Trail:
 
     def copy(self) -> Trail:
         """A copy of the history for another thread."""
-        made = Trail()
-        made.times_s = self.times_s[-KEPT:]
-        made.values = {key: column[-KEPT:] for key, column in self.values.items()}
-        return made
+        copy = Trail()
+        copy.times_s = self.times_s[-KEPT:]
+        copy.values = {key: column[-KEPT:] for key, column in self.values.items()}
+        return copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class _Engine:
 class _Source:
     kind: Kind
     patience_s: float
-    heard_s: float | None = None
+    updated_s: float | None = None
     note: str = ""
     pending: Sequence[str] = ()
     engines: dict[EngineKey, _Engine] = field(default_factory=dict[EngineKey, _Engine])
@@ -139,22 +139,22 @@ class ScreenState:
         """Replace a source's engines by `diagnoses`. `now_s` is the time of the source's clock,
         `late` its late targets, `pending` its targets without a scrape."""
         with self._lock:
-            told = self._sources[source]
-            told.heard_s, told.note, told.pending = self._clock(), "", pending
+            state = self._sources[source]
+            state.updated_s, state.note, state.pending = self._clock(), "", pending
             engines: dict[EngineKey, _Engine] = {}
             for diagnosis in diagnoses:
                 key = EngineKey(source, diagnosis.target, diagnosis.model, diagnosis.engine)
                 while key in engines:  # a replica: diagnoses do not name it
                     key = key._replace(engine=f"{key.engine}'")
-                known = told.engines.get(key)
-                trail = known.trail if known else Trail()
-                if known is None or known.diagnosis.t_s != diagnosis.t_s:
+                before = state.engines.get(key)
+                trail = before.trail if before else Trail()
+                if before is None or before.diagnosis.t_s != diagnosis.t_s:
                     trail.add(diagnosis.t_s, diagnosis.values)
                 behind_s = max(0.0, now_s - diagnosis.t_s)
                 engines[key] = _Engine(diagnosis, trail, behind_s, key.target in late)
-            told.engines = engines
+            state.engines = engines
 
-    def say(self, source: str, note: str) -> None:
+    def set_note(self, source: str, note: str) -> None:
         """Set a source's message: why it has no data, or that it has ended."""
         with self._lock:
             self._sources[source].note = note
@@ -162,15 +162,15 @@ class ScreenState:
     def daemon_notes(self) -> list[str]:
         """The messages of daemons, which have no engine to show them with."""
         with self._lock:
-            told = [one for one in self._sources.values() if one.kind is Kind.DAEMON]
-            return [source.note for source in told if source.note]
+            daemons = [source for source in self._sources.values() if source.kind is Kind.DAEMON]
+            return [daemon.note for daemon in daemons if daemon.note]
 
     def rows(self) -> list[Row]:
         """Every engine, worst first."""
         now_s = self._clock()
         with self._lock:
-            found = [row for name in self._sources for row in self._rows(name, now_s)]
-        return sorted(found, key=_order)
+            rows = [row for name in self._sources for row in self._rows(name, now_s)]
+        return sorted(rows, key=_order)
 
     def trail(self, key: EngineKey) -> Trail:
         """An engine's history; empty for an unknown engine."""
@@ -180,33 +180,34 @@ class ScreenState:
             return engine.trail.copy() if engine else Trail()
 
     def _rows(self, name: str, now_s: float) -> list[Row]:
-        told = self._sources[name]
-        if told.kind is Kind.GPUS:
+        source = self._sources[name]
+        if source.kind is Kind.GPUS:
             return []
-        if told.heard_s is None or (not told.engines and told.kind is not Kind.DAEMON):
-            return [Row(EngineKey(name, name, "", ""), told.kind, name, None, note=told.note)]
-        live = told.kind is not Kind.RECORDING
-        unheard_s = now_s - told.heard_s if live else 0.0
-        note = "" if told.kind is Kind.DAEMON else told.note
+        if source.updated_s is None or (not source.engines and source.kind is not Kind.DAEMON):
+            return [Row(EngineKey(name, name, "", ""), source.kind, name, None, note=source.note)]
+        live = source.kind is not Kind.RECORDING
+        silent_s = now_s - source.updated_s if live else 0.0
+        note = "" if source.kind is Kind.DAEMON else source.note
         rows = [
-            Row(EngineKey(name, target, "", ""), told.kind, target, None) for target in told.pending
+            Row(EngineKey(name, target, "", ""), source.kind, target, None)
+            for target in source.pending
         ]
-        beside: dict[str, list[EngineKey]] = {}
-        for key in told.engines:
-            beside.setdefault(key.target, []).append(key)
-        for key, engine in told.engines.items():
-            stale = live and (engine.late or unheard_s > told.patience_s)
-            quiet_s = unheard_s + engine.behind_s if live else 0.0
-            shown = _shown(key, beside[key.target])
-            rows.append(Row(key, told.kind, shown, engine.diagnosis, quiet_s, stale, note))
+        by_target: dict[str, list[EngineKey]] = {}
+        for key in source.engines:
+            by_target.setdefault(key.target, []).append(key)
+        for key, engine in source.engines.items():
+            stale = live and (engine.late or silent_s > source.patience_s)
+            quiet_s = silent_s + engine.behind_s if live else 0.0
+            shown_name = _shown_name(key, by_target[key.target])
+            rows.append(Row(key, source.kind, shown_name, engine.diagnosis, quiet_s, stale, note))
         return rows
 
 
-def _shown(key: EngineKey, beside: Sequence[EngineKey]) -> str:
+def _shown_name(key: EngineKey, engines: Sequence[EngineKey]) -> str:
     """An engine's name in the list: the target, with model and engine where it has several."""
-    if len(beside) == 1:
+    if len(engines) == 1:
         return key.target
-    model = f" {key.model}" if any(other.model != key.model for other in beside) else ""
+    model = f" {key.model}" if any(other.model != key.model for other in engines) else ""
     return f"{key.target}{model} engine {key.engine}"
 
 

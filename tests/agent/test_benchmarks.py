@@ -116,11 +116,11 @@ def test_a_file_for_each_load_is_named_by_a_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        ([("four", "x")], "'four' is no tensor-parallel degree"),
+        ([("four", "x")], "'four' is not a tensor-parallel degree"),
         ([("0", "x")], "'0' is no"),
         ([("4096", "x")], "'4096' is no"),
-        ([("4", "one.csv"), ("04", "one.csv")], "'04' is there twice"),
-        ([("4", "no.csv")], "TP 4: no.csv is not there"),
+        ([("4", "one.csv"), ("04", "one.csv")], "'04' is named twice"),
+        ([("4", "no.csv")], "TP 4: no.csv does not exist"),
         ([("4", "bad.csv")], "TP 4: bad.csv: no column for requests_per_s"),
         ([("4", "*.json")], "TP 4: *.json: 0 files"),
     ],
@@ -199,7 +199,7 @@ def test_a_size_compares_the_degrees(main: Main, named: tuple[str, ...]) -> None
     [
         (("--search",), "--benchmark-by-tensor-parallel"),
         (("--pp", "2"), "--pp: sweeps by tensor parallel size need a pipeline size of 1"),
-        ((FLAG, "1=again.csv"), "--benchmark-by-tensor-parallel: '1' is there twice"),
+        ((FLAG, "1=again.csv"), "--benchmark-by-tensor-parallel: '1' is named twice"),
     ],
 )
 def test_what_a_size_cannot_do_with_sweeps(

@@ -88,7 +88,7 @@ EXITS: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("replay", "other.txt"), 2, "nothing in it can be used"),
     (("replay", "."), 2, "is a directory"),
     (("replay", HEALTHY, "--from", "yesterday"), 2, "'yesterday' is neither unix seconds"),
-    (("replay", HEALTHY, "--to", "nan"), 2, "'nan' is no time"),
+    (("replay", HEALTHY, "--to", "nan"), 2, "'nan' is not a time"),
     (("replay", HEALTHY, "--from", "9", "--to", "5"), 2, "--from 9 is later than --to 5"),
     (("replay", HEALTHY, "--to", "5"), 2, "no entry in the time asked for"),
     (("replay", HEALTHY, "--window", "soon"), 2, "'soon' is not a duration"),
@@ -143,7 +143,7 @@ def test_results_and_messages_do_not_mix(tmp_path: Path) -> None:
     assert told.status == 1
     assert len(told.documents) == 96
     (message,) = told.err.splitlines()
-    assert message.startswith(f"kneewatch: {damaged}: 1 damaged entries left out; the first: ")
+    assert message.startswith(f"kneewatch: {damaged}: 1 damaged entries skipped; the first: ")
 
 
 def test_damage_in_the_middle_is_told_and_passed_over(main: Main, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_damage_in_the_middle_is_told_and_passed_over(main: Main, tmp_path: Path
     path.write_bytes(b"\n".join(lines))
     told = main("replay", path, *JSON)
     assert [document["t"] for document in told.documents] == [0, 1, 2, 4, 5, 6, 8, 9]
-    assert "2 damaged entries left out; the first: line 4: " in told.err
+    assert "2 damaged entries skipped; the first: line 4: " in told.err
 
 
 def test_a_part_of_a_recording(main: Main) -> None:
@@ -242,7 +242,7 @@ def test_a_full_disk_is_no_finding(tmp_path: Path, form: str) -> None:
             check=False,
         )
     assert done.returncode == 2
-    assert done.stderr == "kneewatch: the results cannot be written: No space left on device\n"
+    assert done.stderr == "kneewatch: cannot write the results: No space left on device\n"
 
 
 def last(told: Ended) -> Document:

@@ -316,4 +316,4 @@ def test_ctrl_c_tells_what_was_seen_until_then(serving: Start, tmp_path: Path) -
     told = ended(process)
     assert told.status == 0
     assert told.out.startswith("OK")
-    assert "interrupted: this is what was seen until now" in told.err
+    assert "interrupted: this is the diagnosis so far" in told.err

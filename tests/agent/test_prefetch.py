@@ -77,7 +77,7 @@ def test_what_is_read_ahead_is_what_is_there(
     assert len(found) > 4 * BATCH_ENTRIES
     assert recorded.unusable == 1
     said = capsys.readouterr().err
-    assert said.count("1 damaged entries left out") == 2
+    assert said.count("1 damaged entries skipped") == 2
     assert said.count("nothing in it can be used (it is empty)") == 2
     assert active_children() == []
 
@@ -102,7 +102,7 @@ def test_a_reader_that_is_killed_is_told() -> None:
     (process,) = active_children()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(CaptureError, match=r"the process that reads the captures ended \(-9\)"):
+    with pytest.raises(CaptureError, match=r"the process that reads the captures exited \(-9\)"):
         list(found)
 
 

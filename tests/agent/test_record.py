@@ -60,7 +60,7 @@ def test_a_file_that_exists_is_added_to(server: Server, main: Main, tmp_path: Pa
     after = [entry.t_s for entry in CaptureReader(file)]
     assert after[: len(before)] == before
     assert len(after) >= len(before) + 2
-    assert "1 damaged entries left out" in main("replay", file).err
+    assert "1 damaged entries skipped" in main("replay", file).err
 
 
 def test_ctrl_c_ends_it_with_a_count(server: Server, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_server_that_is_down(main: Main, tmp_path: Path) -> None:
     file = tmp_path / "down.jsonl.gz"
     told = main("record", server.url, file, "--for", "0.3s", "--interval", "0.1s")
     assert (told.status, told.out) == (2, "")
-    assert "connection refused (recorded; going on); try: is the server running" in told.err
+    assert "connection refused (recorded; continuing); try: is the server running" in told.err
     assert told.err.count("connection refused") == 1, "once, not with every scrape"
     entries = list(CaptureReader(file))
     assert {entry.error for entry in entries} == {f"{server.url}: connection refused"}
@@ -118,8 +118,8 @@ def test_a_server_that_comes_back(serving: Start, main: Main, tmp_path: Path) ->
     told = main("record", url, tmp_path / "a.jsonl", "--for", "0.6s", "--interval", "0.1s")
     assert told.status == 0
     messages = told.err.splitlines()
-    assert "answered 503 Busy (recorded; going on)" in messages[1]
-    assert messages[2] == "kneewatch: answers again"
+    assert "answered 503 Busy (recorded; continuing)" in messages[1]
+    assert messages[2] == "kneewatch: the server answers again"
     assert messages[3].endswith("2 failed scrapes")
 
 

@@ -42,7 +42,7 @@ def test_a_page_of_another_time_is_not_told_as_healthy(at_s: float, how_far: str
     was_read, why = told(page(at_s), page(at_s), page(at_s))
     assert not was_read
     assert why.startswith("metrics_missing: 3 scrapes in a row failed")
-    assert f"carries a time {how_far} the scrape" in why
+    assert f"has a timestamp {how_far} the scrape" in why
 
 
 def test_one_old_sample_of_vllm_is_enough() -> None:
@@ -67,4 +67,4 @@ def test_a_recording_is_held_against_its_own_time() -> None:
     for t_s in (then_s, then_s + 5, then_s + 10):
         assert "carries" not in str(stream.replay(Entry(t_s, page(t_s))))
     (late,) = stream.replay(Entry(then_s + 4000, page(then_s)))
-    assert "carries a time 67 min before" in late.causes[0].summary
+    assert "has a timestamp 67 min before" in late.causes[0].summary

@@ -106,7 +106,7 @@ def test_before_the_first_scrape_it_says_what_is_waited_for() -> None:
         lines = " ".join(client.get(TRIAGE).text.split())
         one = " ".join(client.get(f"{TRIAGE}/r9").text.split())
     assert "waiting for the first scrape of 2 targets" in lines
-    assert "r8; http://gpu-7:8000/metrics is waited for, up to 13 s" in lines
+    assert "r8; waiting for http://gpu-7:8000/metrics, up to 13 s" in lines
     assert "waiting for the first scrape of 1 target not scraped" in one
     assert "r8" not in one
 

@@ -35,7 +35,7 @@ def test_all_targets_now(service: Service) -> None:
     assert found.targets[0].last_s == NOW_S
     assert found.targets[0].sources[0].name == "page"
     assert found.targets[2].error == (
-        "not scraped yet: http://gpu-7:8000/metrics is waited for, up to 13 s"
+        "not scraped yet: waiting for http://gpu-7:8000/metrics, up to 13 s"
     )
     assert found.targets[2].last_s is None
     assert (found.at_s, found.since_s, found.until_s) == (None, NOW_S - 3 * 3600, NOW_S)

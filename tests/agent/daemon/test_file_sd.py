@@ -77,7 +77,7 @@ WRONG = {
     ("a.json", '[{"targets": [8000]}]'): "group 1: targets must be a list of texts",
     ("a.json", '[{"targets": ["a"], "label": {}}]'): "a group has no key 'label'",
     ("a.json", '[{"targets": ["a"], "labels": {"a": 1}}]'): "labels must be a table of texts",
-    ("a.json", '[{"targets": ["a"], "labels": {"a-b": ""}}]'): "'a-b' is no label name",
+    ("a.json", '[{"targets": ["a"], "labels": {"a-b": ""}}]'): "'a-b' is not a label name",
     ("a.json", '[{"targets": ["a b"]}]'): "not a target",
     ("a.json", '[{"targets": ["a"], "labels": {"__scheme__": "file"}}]'): "only http and https",
     ("a.yml", "a: ["): "not YAML: ",

@@ -130,7 +130,7 @@ def test_a_stated_profile_is_looked_at_beside_the_week(
     assert shifts["arrival_peak_ratio"] == pytest.approx(4 / 2.5, rel=0.01)
     wrong = main("diagnose", "--prometheus", "http://127.0.0.1:1", "--workload-profile", "q.toml")
     assert wrong.status == 2
-    assert "q.toml is not there" in wrong.err
+    assert "q.toml does not exist" in wrong.err
 
 
 def test_the_stated_price_counts(main: Main, prometheus: Prometheus) -> None:

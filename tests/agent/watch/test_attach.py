@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.sources import load
-from kneewatch.agent.terminal.feeds import DaemonFeed, Feeds, Pace, access, daemon_feed, read
+from kneewatch.agent.terminal.feeds import (
+    DaemonFeed,
+    FeedThreads,
+    Pace,
+    access,
+    daemon_feed,
+    read_triage,
+)
 from kneewatch.agent.terminal.state import ScreenState
 from kneewatch.collector.errors import CollectError
 from kneewatch.reports.diagnosis_json import DocumentError, document
@@ -32,14 +39,14 @@ JSON = "Content-Type: application/json"
 
 def triage(*documents: Any, **more: Any) -> bytes:  # noqa: ANN401
     """A daemon's answer."""
-    told = {"schema": "kneewatch.triage/1", "t": NOW_S + 1, "targets": list(documents), **more}
-    return orjson.dumps(told)
+    answer = {"schema": "kneewatch.triage/1", "t": NOW_S + 1, "targets": list(documents), **more}
+    return orjson.dumps(answer)
 
 
 def watched(feed: DaemonFeed, done: Callable[[ScreenState], bool]) -> ScreenState:
     """The wall of a daemon, once it shows something."""
     wall = ScreenState()
-    work = Feeds([feed], wall, Pace())
+    work = FeedThreads([feed], wall, Pace())
     work.start()
     until_s = time.monotonic() + PATIENCE_S
     while not done(wall):
@@ -55,7 +62,7 @@ def noted(wall: ScreenState) -> bool:
 
 
 def test_read() -> None:
-    told = read(
+    answer = read_triage(
         triage(
             document(SICK),
             document(replace(HEALTHY, target="r1")),
@@ -63,15 +70,15 @@ def test_read() -> None:
             pending=["new", 3],
         )
     )
-    assert told.t_s == NOW_S + 1
-    assert told.diagnoses == [SICK, replace(HEALTHY, target="r1")]
-    assert (told.late, told.pending, told.trouble) == (frozenset({"r1"}), ["new"], "")
+    assert answer.t_s == NOW_S + 1
+    assert answer.diagnoses == [SICK, replace(HEALTHY, target="r1")]
+    assert (answer.late, answer.pending, answer.error) == (frozenset({"r1"}), ["new"], "")
 
 
 def test_one_bad_diagnosis_does_not_hide_the_others() -> None:
-    told = read(triage({"schema": "x"}, document(SICK), None))
-    assert told.diagnoses == [SICK]
-    assert "not a kneewatch.diagnosis/1 document" in told.trouble
+    answer = read_triage(triage({"schema": "x"}, document(SICK), None))
+    assert answer.diagnoses == [SICK]
+    assert "not a kneewatch.diagnosis/1 document" in answer.error
 
 
 @pytest.mark.parametrize(
@@ -82,18 +89,18 @@ def test_one_bad_diagnosis_does_not_hide_the_others() -> None:
 )  # fmt: skip
 def test_what_is_no_triage_document(body: bytes) -> None:
     with pytest.raises(DocumentError, match="daemon"):
-        read(body)
+        read_triage(body)
 
 
 @given(st.binary(max_size=60) | st.recursive(
     st.none() | st.booleans() | st.integers(-9, 2**63 - 1) | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3)
     | st.dictionaries(st.sampled_from(["t", "targets", "watching", "pending", "late"]), inner),
-).map(lambda told: orjson.dumps({"schema": "kneewatch.triage/1", **told}
-                                if isinstance(told, dict) else told)))  # fmt: skip
+).map(lambda answer: orjson.dumps({"schema": "kneewatch.triage/1", **answer}
+                                if isinstance(answer, dict) else answer)))  # fmt: skip
 def test_any_answer_is_read_or_refused(body: bytes) -> None:
     try:
-        read(body)
+        read_triage(body)
     except DocumentError:
         return
 
@@ -124,7 +131,7 @@ def with_file(tmp_path: Path, text: str, **flags: Any) -> Settings:  # noqa: ANN
     """Settings of a file, the environment and flags."""
     file = tmp_path / "kneewatch.toml"
     file.write_text(text)
-    stated = {name.replace("__", "."): told for name, told in flags.items()}
+    stated = {name.replace("__", "."): answer for name, answer in flags.items()}
     return load(file=file, environ={"KNEEWATCH_FETCH_HEADERS": "X-Key=s"}, flags=stated)
 
 

@@ -17,7 +17,7 @@ from kneewatch.agent.terminal.feeds import (
     GAP_MAX_S,
     SLOWEST,
     Feed,
-    Feeds,
+    FeedThreads,
     Pace,
     RecordingFeed,
     patience_s,
@@ -42,9 +42,9 @@ def healths(wall: ScreenState) -> dict[str, str]:
     return {row.name: row.health for row in wall.rows()}
 
 
-def at_work(feeds: list[Feed], pace: Pace) -> tuple[Feeds, ScreenState]:
+def at_work(feeds: list[Feed], pace: Pace) -> tuple[FeedThreads, ScreenState]:
     wall = ScreenState()
-    work = Feeds(feeds, wall, pace)
+    work = FeedThreads(feeds, wall, pace)
     work.start()
     return work, wall
 

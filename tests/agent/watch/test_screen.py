@@ -246,7 +246,7 @@ def test_silence_changes_the_screen() -> None:
 def test_a_daemon_s_trouble_stands_on_top() -> None:
     wall = three()
     wall.expect("http://d:9877/api/v1/triage", Kind.DAEMON, patience_s=10.0)
-    wall.say("http://d:9877/api/v1/triage", "connection refused [bold]x[/] \x1b[2J")
+    wall.set_note("http://d:9877/api/v1/triage", "connection refused [bold]x[/] \x1b[2J")
 
     async def look(pilot: Pilot[None]) -> None:
         assert lines_of(pilot)[1] == "connection refused [bold]x[/] ?[2J"

@@ -45,7 +45,7 @@ def test_a_recording_that_has_ended_is_not_silent() -> None:
     wall = ScreenState(clock=clock)
     wall.expect("r0", Kind.RECORDING, patience_s=0.0)
     wall.put("r0", [HEALTHY], now_s=NOW_S)
-    wall.say("r0", "it has ended")
+    wall.set_note("r0", "it has ended")
     clock.now_s += 1e6
     (row,) = wall.rows()
     assert (row.health, row.stale, row.quiet_s, row.note) == ("ok", False, 0.0, "it has ended")
@@ -67,7 +67,7 @@ def test_what_a_daemon_calls_late_or_pending() -> None:
     assert told_ == {"late": ("unknown", 90), "new": ("unknown", 0), "fresh": ("ok", 0)}
     wall.put("daemon", [], now_s=NOW_S)
     assert wall.rows() == []
-    wall.say("daemon", "connection refused")
+    wall.set_note("daemon", "connection refused")
     assert wall.daemon_notes() == ["connection refused"]
     wall.put("daemon", [HEALTHY], now_s=NOW_S)
     assert wall.daemon_notes() == []
