@@ -148,10 +148,10 @@ def run(
         command as daemon,  # lazy: slow to import
     )
 
-    own = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
+    defaults = daemon.DEMO_DEFAULTS if demo else daemon.DEFAULTS
     daemon.run(
         targets,
-        loader(given, own),
+        loader(given, defaults),
         demo=demo,
         for_s=for_s,
         prometheus=prometheus,

@@ -185,8 +185,8 @@ def scrapes_failing(scope: QueryScope) -> str:
     instance.
     """
     hour = duration(HOUR_S)
-    seen = scope.either(lambda dialect: f"last_over_time({dialect.series(PRESENCE)}[{hour}])")
-    return f"(up == 0) and on (job, instance) ({seen})"
+    recent = scope.either(lambda dialect: f"last_over_time({dialect.series(PRESENCE)}[{hour}])")
+    return f"(up == 0) and on (job, instance) ({recent})"
 
 
 def in_flight(scope: QueryScope, groups: Iterable[str], *, recorded_only: bool) -> str:
@@ -221,8 +221,8 @@ def gpu_queries(selector: str) -> dict[str, str]:
         for key, (fold, name) in GPUS.items()
     }
     # Do not count MIG devices as GPUs.
-    whole = _gpu_series(GPUS["sm_clock_mhz"][1], selector, 'GPU_I_ID=""')
-    return {**by_key, COUNTED: f"count by ({labels}) ({whole})"}
+    whole_gpus = _gpu_series(GPUS["sm_clock_mhz"][1], selector, 'GPU_I_ID=""')
+    return {**by_key, COUNTED: f"count by ({labels}) ({whole_gpus})"}
 
 
 def _gpu_series(name: str, selector: str, extra: str = "") -> str:
@@ -235,9 +235,9 @@ def _gpu_series(name: str, selector: str, extra: str = "") -> str:
     ]
     if not matchers:
         return f"{name}{{{extra}}}"
-    own = ",".join(['exported_pod!=""', *matchers, *([extra] if extra else [])])
-    others = ",".join(['exported_pod=""', *([extra] if extra else [])])
-    return f"{name}{{{own}}} or {name}{{{others}}}"
+    with_pod = ",".join(['exported_pod!=""', *matchers, *([extra] if extra else [])])
+    without_pod = ",".join(['exported_pod=""', *([extra] if extra else [])])
+    return f"{name}{{{with_pod}}} or {name}{{{without_pod}}}"
 
 
 def _catalogue(keys: Sequence[str]) -> dict[str, Expr]:

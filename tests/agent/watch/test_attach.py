@@ -175,7 +175,7 @@ def test_the_token_is_sent(serving: Start, tmp_path: Path) -> None:
         (answer(b"no", status="500 Internal Server Error"), ("500",)),
         (answer(b"<html>", "Content-Type: text/html"), ("a kneewatch daemon",)),
         (answer(b"vllm:num_requests_running 3\n"), ("not JSON", "a kneewatch daemon")),
-        (answer(b"{}"), ("no kneewatch.triage/1 document",)),
+        (answer(b"{}"), ("not a kneewatch.triage/1 document",)),
         (answer(triage()), ("watches no target",)),
     ],
 )
