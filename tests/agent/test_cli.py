@@ -80,7 +80,7 @@ def test_a_cascade_is_told(main: Main) -> None:
 EXITS: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("replay", HEALTHY, *WINDOW), 0, ""),
     (("replay", CASCADE, *WINDOW), 1, ""),
-    (("diagnose", CASCADE, *WINDOW), 0, "worse before"),
+    (("diagnose", CASCADE, *WINDOW), 0, "worse earlier"),
     (("diagnose", capture("prefix_off"), *WINDOW), 1, ""),
     (("replay", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),
     (("diagnose", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),
