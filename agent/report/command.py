@@ -123,7 +123,7 @@ def run(
         compare_s=compare_s,
         unit_s=unit_s,
     )
-    wanted = Wanted(
+    request = Wanted(
         grid=now,
         before=before,
         stated=stated_of(settings),
@@ -132,39 +132,39 @@ def run(
         window_s=settings["window_s"],
     )
     if prometheus is not None:
-        report, partial = made_of_fleet(prometheus, selector, settings, wanted, made_s=made_s)
+        report, partial = made_of_fleet(prometheus, selector, settings, request, made_s=made_s)
         write(render(report), out)
-        found = status(report)
-        return NO_DATA if partial and found == OK else found
-    report = made(store_path(settings["store.file"], os.environ), wanted, made_s=made_s)
+        exit_status = status(report)
+        return NO_DATA if partial and exit_status == OK else exit_status
+    report = made(store_path(settings["store.file"], os.environ), request, made_s=made_s)
     write(render(report), out)
     return status(report)
 
 
-def compared_s(told: str | None, since_s: float) -> float | None:
+def compared_s(value: str | None, since_s: float) -> float | None:
     """How much earlier the time lies that a report is compared with; None: with nothing.
 
     Raises:
         click.ClickException: it is neither a duration nor `none`.
     """
-    if told is None:
+    if value is None:
         return since_s
-    return None if told == NOTHING else SPAN.convert(told, None, None)
+    return None if value == NOTHING else SPAN.convert(value, None, None)
 
 
-def end_s(told: str | None, settings: Settings) -> float | None:
+def end_s(value: str | None, settings: Settings) -> float | None:
     """The end of the time as unix seconds; without a zone it is by the report's own clocks.
 
     Raises:
         SettingsError: it is no time, or there is no such time zone.
     """
     try:
-        return timestamp(told, zone_of(settings["report.timezone"]))
+        return timestamp(value, zone_of(settings["report.timezone"]))
     except OverflowError as exc:
-        raise SettingsError(f"--to {told}: no calendar has that time: {exc}") from exc
+        raise SettingsError(f"--to {value}: no calendar has that time: {exc}") from exc
 
 
-def made(store: Path, wanted: Wanted, *, made_s: float) -> WeeklyReport:
+def made(store: Path, request: Wanted, *, made_s: float) -> WeeklyReport:
     """The report of a store.
 
     Raises:
@@ -172,13 +172,13 @@ def made(store: Path, wanted: Wanted, *, made_s: float) -> WeeklyReport:
         SettingsError: nothing in it is what was asked for.
     """
     with closing(History(store)) as history:
-        _check(history, wanted)
-        observed = gather(history, wanted, progress)
+        _check(history, request)
+        observed = gather(history, request, progress)
     return build(observed, made_s=made_s, version=version("kneewatch"))
 
 
 def made_of_fleet(
-    url: str, selector: str, settings: Settings, wanted: Wanted, *, made_s: float
+    url: str, selector: str, settings: Settings, request: Wanted, *, made_s: float
 ) -> tuple[WeeklyReport, bool]:
     """The report of what a metrics system knows, and whether some of that had no answer.
 
@@ -188,7 +188,7 @@ def made_of_fleet(
     """
     from kneewatch.agent.report.prometheus.gather import made_of  # here: a store needs no HTTP
 
-    observed = made_of(url, settings, selector, wanted, progress)
+    observed = made_of(url, settings, selector, request, progress)
     return build(observed, made_s=made_s, version=version("kneewatch")), observed.partial
 
 
@@ -252,10 +252,10 @@ def _check_writable(out: str) -> None:
         raise SettingsError(f"--out {out or repr(out)}: write the name of a file")
 
 
-def _check(history: History, wanted: Wanted) -> None:
+def _check(history: History, request: Wanted) -> None:
     """That what is asked for is there at all."""
-    known = sorted({engine.target for engine in history.engines()})
-    for target in wanted.targets:
-        if target not in known:
-            there = ", ".join(known[:20]) or "none"
+    targets = sorted({engine.target for engine in history.engines()})
+    for target in request.targets:
+        if target not in targets:
+            there = ", ".join(targets[:20]) or "none"
             raise SettingsError(f"--target {target}: no such target in the history; it has {there}")

@@ -38,20 +38,20 @@ def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
     Raises:
         SettingsError: a name is no receiver's.
     """
-    known = {one.name: one for one in receivers(settings)}
+    by_name = {receiver.name: receiver for receiver in receivers(settings)}
     for name in settings["report.send"] or ():
-        if name not in known:
-            there = ", ".join(known) or "none"
+        if name not in by_name:
+            there = ", ".join(by_name) or "none"
             raise SettingsError(
                 f"{settings.origin('report.send')}: report.send names no receiver {name!r}; the "
                 f"[[notify]] tables have {there}"
             )
-        if known[name].kind == ALERTMANAGER:
+        if by_name[name].kind == ALERTMANAGER:
             raise SettingsError(
                 f"{settings.origin('report.send')}: report.send names {name!r}, an Alertmanager, "
                 "which takes alerts and no reports"
             )
-    return tuple(known[name] for name in dict.fromkeys(settings["report.send"] or ()))
+    return tuple(by_name[name] for name in dict.fromkeys(settings["report.send"] or ()))
 
 
 def message_of(report: WeeklyReport, file: str) -> Message:
@@ -61,10 +61,10 @@ def message_of(report: WeeklyReport, file: str) -> Message:
         datetime.fromtimestamp(t_s, zone).strftime("%-d %b")
         for t_s in (report.period.from_s, report.period.to_s)
     )
-    told = sum(one.severity in ("warning", "critical") for one in report.incidents)
-    incidents = plural(told, "incident") if told else "no incident"
-    order = sorted(report.verdicts, key=lambda one: -SEVERITY.get(one.health, UNKNOWN))
-    parts = tuple(_part(one) for one in order[:TIERS_MOST])
+    serious = sum(incident.severity in ("warning", "critical") for incident in report.incidents)
+    incidents = plural(serious, "incident") if serious else "no incident"
+    order = sorted(report.verdicts, key=lambda verdict: -SEVERITY.get(verdict.health, UNKNOWN))
+    parts = tuple(_part(verdict) for verdict in order[:TIERS_MOST])
     if len(order) > TIERS_MOST:
         parts = (*parts, Part(f"{plural(len(order) - TIERS_MOST, 'more tier')}: see the report"))
     notices = tuple(Line("", notice) for notice in report.notices)

@@ -115,12 +115,12 @@ def in_flight(signals: Signals, *, window_s: float) -> InFlight | None:
     """Requests in flight over the engine's windows; None where that is not known."""
     rows = _one_a_window(signals, window_s)
     load = _load(signals)[rows]
-    known = np.flatnonzero(~np.isnan(load))
-    if len(known) == 0:
+    present = np.flatnonzero(~np.isnan(load))
+    if len(present) == 0:
         return None
-    highest = known[int(np.argmax(load[known]))]
+    highest = present[int(np.argmax(load[present]))]
     return InFlight(
-        p99=float(np.quantile(load[known], 0.99)),
+        p99=float(np.quantile(load[present], 0.99)),
         highest=float(load[highest]),
         highest_at_s=float(signals.times[rows][highest]),
     )
@@ -138,8 +138,8 @@ def points(signals: Signals, *, window_s: float) -> list[Point]:
     for row in rows[useful].tolist():
         by_step.setdefault(step_of(float(load[row])), []).append(row)
     chosen = sorted(row for step in by_step.values() for row in evenly(step, POINTS_KEPT))
-    made = (_point(signals, row, window_s) for row in chosen)
-    return [point for point in made if point is not None]
+    points = (_point(signals, row, window_s) for row in chosen)
+    return [point for point in points if point is not None]
 
 
 def evenly(rows: list[int], most: int) -> list[int]:
@@ -242,8 +242,8 @@ class EngineHistory:
         if begun is None:
             return []
         covered = self.increases.covered(edges_s, gap_s=0.0)
-        known: list[float] = np.where(covered > 0.5 * MINUTE_S, begun, np.nan).tolist()
-        return known
+        rates: list[float] = np.where(covered > 0.5 * MINUTE_S, begun, np.nan).tolist()
+        return rates
 
     def episode(
         self,
@@ -294,8 +294,8 @@ def spans_of(signals: Signals, increases: Increases, edges_s: Floats) -> list[Sp
             counts={part: gained[at] for part, gained in counts.items()} if covered[at] else {},
             tallies={
                 metric: tally
-                for metric, found in tallies.items()
-                if covered[at] and (tally := found[at]) is not None
+                for metric, by_slot in tallies.items()
+                if covered[at] and (tally := by_slot[at]) is not None
             },
             levels=with_eviction(
                 levels.levels[at], counts[PREEMPTIONS][at] if PREEMPTIONS in counts else None
@@ -319,12 +319,12 @@ def shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ..
 
 def with_eviction(levels: Mapping[str, Level], preempted: float | None) -> dict[str, Level]:
     """The levels with preemptions over running requests and seconds."""
-    made, running = dict(levels), levels.get(RUNNING)
+    result, running = dict(levels), levels.get(RUNNING)
     running_s = running.mean * running.known_s if running is not None else 0.0
     if preempted is not None and running_s > 0:
         ratio = preempted / running_s
-        made[EVICTED] = Level(ratio, ratio, running_s, ratio)
-    return made
+        result[EVICTED] = Level(ratio, ratio, running_s, ratio)
+    return result
 
 
 def unknown_of(document: Mapping[str, Any] | None) -> dict[str, str]:

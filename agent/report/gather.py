@@ -54,59 +54,59 @@ Tell = Callable[[int, int], None]
 """Is told how much of the work is done, and how much there is."""
 
 
-def gather(history: History, wanted: Wanted, tell: Tell = lambda _done, _all: None) -> Observed:
+def gather(history: History, request: Wanted, tell: Tell = lambda _done, _all: None) -> Observed:
     """What the store knows of the period and of the one before."""
-    members = members_of(history, wanted)
+    members = members_of(history, request)
     targets = dict.fromkeys(member.engine.target for member in members)
-    found, steps = _Found(), len(members) + len(targets)
+    results, steps = _Found(), len(members) + len(targets)
     for done, member in enumerate(members):
         tell(done, steps)
-        _engine(history, member, wanted, found)
+        _engine(history, member, request, results)
     watched: list[TargetObserved] = []
     for done, target in enumerate(targets, len(members)):
         tell(done, steps)
-        watched += _target(history, target, members, wanted.grid)
+        watched += _target(history, target, members, request.grid)
     tell(steps, steps)
     return Observed(
-        grid=wanted.grid,
-        before_grid=wanted.before,
+        grid=request.grid,
+        before_grid=request.before,
         source=f"kneewatch's own history ({history.path.name})",
-        tiers=_tiers(members, found, wanted),
-        episodes=sorted(found.episodes, key=lambda one: one.episode.start_s),
-        recommended=sorted(found.recommended, key=lambda one: one.first_s),
-        configured=sorted(found.configured, key=lambda one: one.t_s),
+        tiers=_tiers(members, results, request),
+        episodes=sorted(results.episodes, key=lambda observed: observed.episode.start_s),
+        recommended=sorted(results.recommended, key=lambda recommendation: recommendation.first_s),
+        configured=sorted(results.configured, key=lambda change: change.t_s),
         targets=watched,
         filters=(
-            *(f"target {name}" for name in wanted.targets),
-            *(f"tier {name}" for name in wanted.tiers),
+            *(f"target {name}" for name in request.targets),
+            *(f"tier {name}" for name in request.tiers),
         ),
     )
 
 
-def _engine(history: History, member: Member, wanted: Wanted, found: _Found) -> None:
-    engine, grid = member.engine, wanted.grid
-    if wanted.before is not None and seen(engine, wanted.before):
-        before = EngineHistory.read(history, engine, wanted.before, wanted.window_s)
+def _engine(history: History, member: Member, request: Wanted, results: _Found) -> None:
+    engine, grid = member.engine, request.grid
+    if request.before is not None and seen(engine, request.before):
+        before = EngineHistory.read(history, engine, request.before, request.window_s)
         if member.counts:
-            found.before.setdefault(member.tier, []).append(before.observed({}, {}, curve=False))
+            results.before.setdefault(member.tier, []).append(before.observed({}, {}, curve=False))
     if not seen(engine, grid):
         return
-    numbers = EngineHistory.read(history, engine, grid, wanted.window_s)
+    numbers = EngineHistory.read(history, engine, grid, request.window_s)
     changes = history.configs(engine.id, from_s=-1e18, to_s=grid.to_s)
     config: Mapping[str, str] = changes[-1].after if changes else {}
     if member.counts:
-        found.engines.setdefault(member.tier, []).append(
+        results.engines.setdefault(member.tier, []).append(
             numbers.observed(config, unknown_of(member.document), curve=True)
         )
-    found.configured += [
+    results.configured += [
         Configured(
             change.t_s, engine.target, engine.engine, change.before, change.after, change.restart
         )
         for change in changes
         if change.t_s >= grid.from_s
     ]
-    found.episodes += _episodes(history, member, numbers, grid)
-    found.recommended += _recommended(history, member, grid)
+    results.episodes += _episodes(history, member, numbers, grid)
+    results.recommended += _recommended(history, member, grid)
 
 
 def _episodes(
@@ -118,17 +118,19 @@ def _episodes(
         engine_id=member.engine.id,
         kinds=("stage", "cause"),
     )
-    told = episodes([_held(row) for row in rows], from_s=grid.from_s, to_s=grid.to_s)
-    worst = sorted(told, key=lambda one: (-one.severity, one.start_s - one.until_s))
-    detailed = {id(one) for one in worst[:DETAILED_MOST]}
+    incidents = episodes([_held(row) for row in rows], from_s=grid.from_s, to_s=grid.to_s)
+    worst = sorted(
+        incidents, key=lambda episode: (-episode.severity, episode.start_s - episode.until_s)
+    )
+    detailed = {id(episode) for episode in worst[:DETAILED_MOST]}
     return [
         numbers.episode(
             history,
-            one,
-            _document(history, member.engine.id, one) if id(one) in detailed else None,
+            episode,
+            _document(history, member.engine.id, episode) if id(episode) in detailed else None,
             member.tier,
         )
-        for one in told
+        for episode in incidents
     ]
 
 
@@ -140,8 +142,12 @@ def _document(history: History, engine_id: int, episode: Episode) -> dict[str, A
     """The diagnosis of the incident that says its cause at its worst."""
     best: dict[str, Any] | None = None
     best_rank = (-1, 0.0)
-    own = [one for one in episode.causes if one.id == episode.cause] or [*episode.stages]
-    longest = max(own, key=lambda one: (one.severity, one.until_s - one.start_s))
+    own = [interval for interval in episode.causes if interval.id == episode.cause] or [
+        *episode.stages
+    ]
+    longest = max(
+        own, key=lambda interval: (interval.severity, interval.until_s - interval.start_s)
+    )
     for look in LOOKS:
         at_s = longest.start_s + look * (longest.until_s - longest.start_s)
         document = history.document(engine_id, at_s)
@@ -177,7 +183,7 @@ def _recommended(history: History, member: Member, grid: Grid) -> list[Recommend
 def _target(
     history: History, target: str, members: Sequence[Member], grid: Grid
 ) -> Iterable[TargetObserved]:
-    first_s = min(one.engine.first_s for one in members if one.engine.target == target)
+    first_s = min(member.engine.first_s for member in members if member.engine.target == target)
     from_s = max(grid.from_s, first_s)
     if from_s >= grid.to_s:
         return
@@ -185,7 +191,7 @@ def _target(
     yield target_observed(target, scrapes, from_s=from_s, to_s=grid.to_s)
 
 
-def _tiers(members: Sequence[Member], found: _Found, wanted: Wanted) -> list[TierObserved]:
+def _tiers(members: Sequence[Member], results: _Found, request: Wanted) -> list[TierObserved]:
     tiers: list[TierObserved] = []
     for tier in sorted({member.tier for member in members}):
         own = [member for member in members if member.tier == tier]
@@ -194,9 +200,9 @@ def _tiers(members: Sequence[Member], found: _Found, wanted: Wanted) -> list[Tie
                 id=tier,
                 model=own[0].engine.model or UNNAMED,
                 gpu=own[0].gpu,
-                stated=wanted.stated(own[0].engine.target),
-                engines=found.engines.get(tier, []),
-                before=found.before.get(tier, []),
+                stated=request.stated(own[0].engine.target),
+                engines=results.engines.get(tier, []),
+                before=results.before.get(tier, []),
             )
         )
     return tiers

@@ -207,51 +207,55 @@ class Increases:
         """Of parts that some page lacked: the steps between snapshots of which they tell."""
         for column, whole in _joined(parts, len(times)).items():
             values = whole[keep]
-            gained, told = self._of(values), self._steps_told(values)
+            gained, covered = self._of(values), self._steps_told(values)
             for part in _parts(column):
                 before = self._gained.get(part)
                 self._gained[part] = gained if before is None else before + gained
-                if told is not None:
-                    self._told[part] = told & self._told.get(part, np.True_)
+                if covered is not None:
+                    self._told[part] = covered & self._told.get(part, np.True_)
 
     def _steps_told(self, values: Floats) -> Truths | None:
         """The steps between snapshots of which a column tells: from its birth to its last page, but
         for a time without it in which the process was replaced. None: all of them."""
-        known = np.flatnonzero(~np.isnan(values))
-        if len(known) in (0, len(values)):
+        present = np.flatnonzero(~np.isnan(values))
+        if len(present) in (0, len(values)):
             return None
-        told = np.zeros(max(len(values) - 1, 0), dtype=np.bool_)
-        told[max(known[0] - 1, 0) : known[-1]] = True
+        covered = np.zeros(max(len(values) - 1, 0), dtype=np.bool_)
+        covered[max(present[0] - 1, 0) : present[-1]] = True
         anew = set(self._anew.tolist())
-        for first, last in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
+        for first, last in zip(present[:-1].tolist(), present[1:].tolist(), strict=True):
             if last - first > 1 and (
                 values[last] < values[first] or anew.intersection(range(first + 1, last + 1))
             ):
-                told[first:last] = False
-        return told
+                covered[first:last] = False
+        return covered
 
     def _of(self, values: Floats) -> Floats:
         """What a column had gained by each time since the first."""
-        known = np.flatnonzero(~np.isnan(values))
-        if len(known) < 2 and (len(known) == 0 or known[0] == 0):
+        present = np.flatnonzero(~np.isnan(values))
+        if len(present) < 2 and (len(present) == 0 or present[0] == 0):
             return np.zeros(len(values))
         # A series that appears while it is watched was born with nothing.
-        first = 0.0 if known[0] > 0 else values[known[0]]
-        seen = values[known]
+        first = 0.0 if present[0] > 0 else values[present[0]]
+        seen = values[present]
         steps = np.diff(seen, prepend=first)
         anew = np.zeros(len(values), dtype=np.bool_)
         anew[self._anew] = True
-        fresh = np.diff(np.cumsum(anew)[known], prepend=0) > 0
+        fresh = np.diff(np.cumsum(anew)[present], prepend=0) > 0
         fresh[0] = False
         back = (steps < 0) | fresh
         steps[back] = seen[back]
         gained = np.cumsum(steps)
-        if len(known) == len(values):
+        if len(present) == len(values):
             return gained
         # Between two pages that had it, it rose evenly; before the first it was nothing.
-        begun = max(known[0] - 1, 0)
-        at = self.times[known] if known[0] == 0 else np.append(self.times[begun], self.times[known])
-        rose = gained if known[0] == 0 else np.append(0.0, gained)
+        begun = max(present[0] - 1, 0)
+        at = (
+            self.times[present]
+            if present[0] == 0
+            else np.append(self.times[begun], self.times[present])
+        )
+        rose = gained if present[0] == 0 else np.append(0.0, gained)
         return np.interp(self.times, at, rose)
 
     def between(self, part: Part, edges_s: Floats) -> Floats | None:
@@ -289,24 +293,24 @@ class Increases:
         total = self.between((metric, "sum"), edges_s)
         sums = np.zeros(len(counts)) if total is None else total
         lacking = self._lacking(parts, edges_s)
-        made: list[Tally | None] = []
+        by_slot: list[Tally | None] = []
         for at, (row, observed) in enumerate(zip(counts.tolist(), sums.tolist(), strict=True)):
             lacks = {place for place, missing in lacking.items() if missing[at]}
-            made.append(_without(Tally(bounds, tuple(row), observed), lacks))
-        return made
+            by_slot.append(_without(Tally(bounds, tuple(row), observed), lacks))
+        return by_slot
 
     def _lacking(self, parts: Sequence[Part], edges_s: Floats) -> dict[int, Truths]:
         """Places of the buckets that some page lacked, and between which times it did."""
         steps = np.diff(self.times)
         # All buckets of a histogram that comes with use are born together: the last is +Inf.
         whole = self._told.get(parts[-1], np.ones(len(steps), dtype=np.bool_))
-        found: dict[int, Truths] = {}
+        by_place: dict[int, Truths] = {}
         for place, part in enumerate(parts):
-            told = self._told.get(part)
-            if told is not None:
-                lost_s = np.append(0.0, np.cumsum(steps * (whole & ~told)))
-                found[place] = np.diff(np.interp(edges_s, self.times, lost_s)) > 0
-        return found
+            covered = self._told.get(part)
+            if covered is not None:
+                lost_s = np.append(0.0, np.cumsum(steps * (whole & ~covered)))
+                by_place[place] = np.diff(np.interp(edges_s, self.times, lost_s)) > 0
+        return by_place
 
 
 def _without(tally: Tally, lacks: Collection[int]) -> Tally:
@@ -334,16 +338,16 @@ def _parts(column: Column) -> list[Part]:
 
 def _joined(parts: Sequence[Counted], rows: int) -> dict[Column, Floats]:
     """Each column over all times; NaN where a page lacks it."""
-    made: dict[Column, Floats] = {}
+    joined: dict[Column, Floats] = {}
     at = 0
     for part in parts:
         for column, values in zip(part.columns, part.values, strict=True):
-            whole = made.get(column)
+            whole = joined.get(column)
             if whole is None:
-                whole = made[column] = np.full(rows, np.nan)
+                whole = joined[column] = np.full(rows, np.nan)
             whole[at : at + len(values)] = values
         at += len(part.times)
-    return made
+    return joined
 
 
 # --- How a target was scraped: how often, what failed, and when nobody looked ---------------------
@@ -391,8 +395,8 @@ def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float
     bounds = np.concatenate(([from_s], times, [to_s]))
     for at in np.flatnonzero(np.diff(bounds) > gap).tolist():
         unread.append(Unread(float(bounds[at]), float(bounds[at + 1]), ""))
-    unread.sort(key=lambda one: one.from_s)
-    lost_s = sum(one.to_s - one.from_s for one in unread)
+    unread.sort(key=lambda gap: gap.from_s)
+    lost_s = sum(gap.to_s - gap.from_s for gap in unread)
     return TargetObserved(
         target=target,
         scrapes=len(times),

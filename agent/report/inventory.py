@@ -54,28 +54,30 @@ class Member:
     counts: bool = True
 
 
-def members_of(history: History, wanted: Wanted) -> list[Member]:
+def members_of(history: History, request: Wanted) -> list[Member]:
     """The engines of both periods that are asked for.
 
     Raises:
         SettingsError: there were engines, and none of a tier that is asked for.
     """
-    found: list[Member] = []
+    members: list[Member] = []
     for engine in history.engines():
-        if wanted.targets and engine.target not in wanted.targets:
+        if request.targets and engine.target not in request.targets:
             continue
-        if not any(seen(engine, grid) for grid in (wanted.grid, wanted.before) if grid):
+        if not any(seen(engine, grid) for grid in (request.grid, request.before) if grid):
             continue
-        found.append(_member(history, engine, wanted))
-    named = {member.engine.target: member.tier for member in found if member.engine.model}
+        members.append(_member(history, engine, request))
+    named = {member.engine.target: member.tier for member in members if member.engine.model}
     placed = [
         replace(member, tier=named[member.engine.target], counts=False)
         if not member.engine.model and member.engine.target in named
         else member
-        for member in found
+        for member in members
     ]
-    _check_tiers(placed, wanted.tiers)
-    return [one for one in placed if not wanted.tiers or names_of(one) & set(wanted.tiers)]
+    _check_tiers(placed, request.tiers)
+    return [
+        member for member in placed if not request.tiers or names_of(member) & set(request.tiers)
+    ]
 
 
 def names_of(member: Member) -> set[str]:
@@ -84,9 +86,9 @@ def names_of(member: Member) -> set[str]:
 
 
 def _check_tiers(members: Sequence[Member], tiers: Sequence[str]) -> None:
-    known = set[str]().union(*map(names_of, members))
+    names = set[str]().union(*map(names_of, members))
     for tier in tiers:
-        if members and tier not in known:
+        if members and tier not in names:
             there = ", ".join(sorted({member.tier for member in members})[:20])
             raise SettingsError(f"--tier {tier}: no such tier in that time; it has {there}")
 
@@ -96,10 +98,10 @@ def seen(engine: StoredEngine, grid: Grid) -> bool:
     return engine.first_s < grid.to_s and engine.last_s >= grid.from_s
 
 
-def _member(history: History, engine: StoredEngine, wanted: Wanted) -> Member:
-    document = history.document(engine.id, min(engine.last_s, wanted.grid.to_s))
+def _member(history: History, engine: StoredEngine, request: Wanted) -> Member:
+    document = history.document(engine.id, min(engine.last_s, request.grid.to_s))
     tier = (document or {}).get("tier") or engine.labels.get("tier") or ""
-    gpu = wanted.stated(engine.target).stated.gpu
+    gpu = request.stated(engine.target).stated.gpu
     name = gpu.id if gpu else ""
     model = engine.model or UNNAMED
     if not tier:
@@ -119,25 +121,28 @@ def stated_of(settings: Settings) -> Callable[[str], TierStated]:
         SettingsError: a model, GPU, file or table that cannot be.
     """
     own = {spec.name: spec.settings for spec in table_specs(settings)}
-    made = cache(_stated)
-    made(settings)  # what cannot be is said before anything is read
-    return lambda target: made(own.get(target, settings))
+    cached = cache(_stated)
+    cached(settings)  # what cannot be is said before anything is read
+    return lambda target: cached(own.get(target, settings))
 
 
 def _stated(settings: Settings) -> TierStated:
-    known = stated(settings)
-    profile = settings.profile(stated=known)
+    deployment_stated = stated(settings)
+    profile = settings.profile(stated=deployment_stated)
     price, source = settings["usd_per_gpu_hour"], "stated (usd_per_gpu_hour)"
-    if price is None and known.gpu is not None:
-        price, source = known.gpu.usd_per_hour, f"the catalogue's price of {known.gpu.id}"
+    if price is None and deployment_stated.gpu is not None:
+        price, source = (
+            deployment_stated.gpu.usd_per_hour,
+            f"the catalogue's price of {deployment_stated.gpu.id}",
+        )
     return TierStated(
         targets=profile.targets,
-        gpus=settings["gpus"] or deployment({}, known).gpus,
+        gpus=settings["gpus"] or deployment({}, deployment_stated).gpus,
         usd_per_gpu_hour=price,
         price_source=source if price is not None else "",
         benchmark_ttft_p99_s=settings["benchmark.ttft_p99_s"],
         benchmark_gpu_ratio=settings["benchmark.gpu_ratio"],
-        stated=known,
+        stated=deployment_stated,
         workload=_workload(settings),
         rules=profile.rules(),
     )

@@ -54,7 +54,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         "file": str(page),
         "severity": report.severity,
         "incidents": len(report.incidents),
-        "sent": [one.name for one in to if one.name not in failed],
+        "sent": [receiver.name for receiver in to if receiver.name not in failed],
         "failed": failed,
     }
 
@@ -62,12 +62,12 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
 def _made(given: dict[str, Any], settings: Settings, due_s: float) -> WeeklyReport:
     """Of the daemon's own history; where that knows no engine in this time, of the fleet that the
     daemon looks at through a metrics system."""
-    wanted, store = _wanted(settings, due_s), Path(given["store"])
-    if given["fleet"] is None or _watched(store, wanted):
-        return made(store, wanted, made_s=time.time())
+    request, store = _wanted(settings, due_s), Path(given["store"])
+    if given["fleet"] is None or _watched(store, request):
+        return made(store, request, made_s=time.time())
     url, selector = given["fleet"]
-    wanted = _wanted(settings, due_s, unit_s=whole_s(settings["report.since_s"]))
-    report, _ = made_of_fleet(url, selector, settings, wanted, made_s=time.time())
+    request = _wanted(settings, due_s, unit_s=whole_s(settings["report.since_s"]))
+    report, _ = made_of_fleet(url, selector, settings, request, made_s=time.time())
     return report
 
 
@@ -83,9 +83,9 @@ def _wanted(settings: Settings, due_s: float, *, unit_s: float = 0.0) -> Wanted:
     return Wanted(now, before, stated_of(settings), window_s=settings["window_s"])
 
 
-def _watched(store: Path, wanted: Wanted) -> bool:
+def _watched(store: Path, request: Wanted) -> bool:
     with closing(History(store)) as history:
-        return any(seen(engine, wanted.grid) for engine in history.engines())
+        return any(seen(engine, request.grid) for engine in history.engines())
 
 
 def prune(folder: Path, *, keep: int) -> None:

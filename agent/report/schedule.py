@@ -40,16 +40,16 @@ class Cron(CronTrigger):  # type: ignore[misc]
     ) -> datetime | None:
         """The next time, as APScheduler asks for it."""
         follows = cast("Any", super()).get_next_fire_time
-        found: datetime | None = follows(previous_fire_time, now)
-        while found is not None and _again(found) and not self.every_hour:
-            found = follows(found, found.astimezone(UTC) + timedelta(seconds=1))
-        return found
+        fire_time: datetime | None = follows(previous_fire_time, now)
+        while fire_time is not None and _again(fire_time) and not self.every_hour:
+            fire_time = follows(fire_time, fire_time.astimezone(UTC) + timedelta(seconds=1))
+        return fire_time
 
     def after_s(self, now_s: float) -> float:
         """The first time after a time: the daemon's clockwork asks where the clock was set."""
         after = datetime.fromtimestamp(now_s, UTC)
-        found = self.get_next_fire_time(None, after)
-        return found.timestamp() if found is not None else NEVER_S
+        fire_time = self.get_next_fire_time(None, after)
+        return fire_time.timestamp() if fire_time is not None else NEVER_S
 
 
 def _again(t: datetime) -> bool:
@@ -75,15 +75,15 @@ def cron_of(settings: Settings) -> Cron | None:
             "write one such as Europe/Berlin or UTC"
         ) from exc
     try:
-        made: Cron = cast("Any", Cron).from_crontab(with_names(expression), timezone=zone)
+        cron: Cron = cast("Any", Cron).from_crontab(with_names(expression), timezone=zone)
     except ValueError as exc:
         raise SettingsError(
             f"{settings.origin('report.cron')}: report.cron = {expression!r} is no cron "
             f"expression ({exc}); write five fields: minute hour day month weekday, such as "
             "0 6 * * mon"
         ) from exc
-    made.every_hour = expression.split()[1].startswith("*")
-    return made
+    cron.every_hour = expression.split()[1].startswith("*")
+    return cron
 
 
 def with_names(expression: str) -> str:
@@ -144,7 +144,9 @@ def order(
     settings: Settings, *, store: Path, folder: Path, due_s: float, fleet: FleetAsked | None = None
 ) -> bytes:
     """What the process is to do, as it reads it."""
-    values = {setting.key: [one.value, one.origin] for setting, one in settings.rows()}
+    values = {
+        setting.key: [effective.value, effective.origin] for setting, effective in settings.rows()
+    }
     return orjson.dumps(
         {
             "settings": values,
@@ -255,8 +257,8 @@ class ReportJob:
         if late:
             log.error("report not made in time limit_s=%s", self._limit_s)
         elif process.returncode != 0:
-            said = err.decode("utf-8", "replace").strip()[-SAID_MOST:]
-            log.error("report not made status=%s error=%s", process.returncode, said)
+            message = err.decode("utf-8", "replace").strip()[-SAID_MOST:]
+            log.error("report not made status=%s error=%s", process.returncode, message)
         else:
             self._told(orjson.loads(out))
 

@@ -50,26 +50,26 @@ class Hours:
 
     def __init__(self, ranges: Ranges, roll: Roll, grid: Grid) -> None:
         self._ranges, self._roll, self._grid = ranges, roll, grid
-        self._groups = len({roll.group(one) for one in roll.members})
+        self._groups = len({roll.group(engine) for engine in roll.members})
 
     def read(self, running: Rows, at: Steps) -> tuple[dict[str, Rows], int]:
         """Rows by counter, or histogram and part; and how many hours are of recorded sums.
         `running` says which engine was there when."""
         whole = self._whole(running, at)
         slots = self._grid.slots
-        found: dict[str, Rows] = {name: {} for name in self._named(queries.gained)}
-        for text, wanted in ((queries.gained_kept, whole), (queries.gained, ~whole)):
-            places = np.flatnonzero(wanted)
+        hourly: dict[str, Rows] = {name: {} for name in self._named(queries.gained)}
+        for text, hours in ((queries.gained_kept, whole), (queries.gained, ~whole)):
+            places = np.flatnonzero(hours)
             if len(places) == 0:
                 continue
-            asked: dict[str, Query] = {}
-            for name, (made, series) in self._named(text).items():
-                asked |= self.of_parts(name, made, series, kept=text is queries.gained_kept)
-            rows = together(self._ranges.slots(asked, [slots[at] for at in places.tolist()]))
+            batch: dict[str, Query] = {}
+            for name, (query_text, series) in self._named(text).items():
+                batch |= self.of_parts(name, query_text, series, kept=text is queries.gained_kept)
+            rows = together(self._ranges.slots(batch, [slots[at] for at in places.tolist()]))
             for name, part in rows.items():
                 for key, row in part.items():
-                    found[name].setdefault(key, np.full(len(slots), np.nan))[places] = row
-        return found, int(whole.sum())
+                    hourly[name].setdefault(key, np.full(len(slots), np.nan))[places] = row
+        return hourly, int(whole.sum())
 
     def of_parts(
         self, name: str, text: Text, series: int, *, kept: bool = False
@@ -77,33 +77,33 @@ class Hours:
         """A query for each part that engines are added up by; `series` are those of one engine.
         With `kept` of recorded sums."""
         roll = self._roll
-        made: dict[str, Query] = {}
+        by_part: dict[str, Query] = {}
         for at, part in enumerate(roll.parts):
             only = (part.kept or "") if kept else part.only
-            made[f"{name}{PART}{at}"] = Query(
+            by_part[f"{name}{PART}{at}"] = Query(
                 partial(text, queries.narrowed(roll.asking, only), part.by),
                 partial(_bucket, part) if series > 1 else part.key,
                 self._groups * series,
                 series * (self._groups / STEP_S if kept else len(roll.members) / roll.scrape_s),
             )
-        return made
+        return by_part
 
     def _named(self, text: Callable[..., str]) -> dict[str, tuple[Text, int]]:
         """What is asked for, and how many series one engine has of it."""
-        made: dict[str, tuple[Text, int]] = {key: (partial(text, key, ""), 1) for key in COUNTERS}
+        named: dict[str, tuple[Text, int]] = {key: (partial(text, key, ""), 1) for key in COUNTERS}
         for metric, part in product(TALLIES, ("bucket", "sum")):
-            made[f"{metric}_{part}"] = (
+            named[f"{metric}_{part}"] = (
                 partial(text, metric, part), BUCKETS if part == "bucket" else 1
             )  # fmt: skip
-        return made
+        return named
 
     def _whole(self, running: Rows, at: Steps) -> Truths:
         """The hours in which recorded sums are of all engines, all the time. Shape: (slots,)."""
         slots = self._grid.slots
         if any(part.kept is None for part in self._roll.parts):
             return np.zeros(len(slots), dtype=np.bool_)
-        asked = self.of_parts(ENGINES, queries.engines_kept, 1, kept=True)
-        summed = together(self._ranges.slots(asked, slots))[ENGINES]
+        batch = self.of_parts(ENGINES, queries.engines_kept, 1, kept=True)
+        summed = together(self._ranges.slots(batch, slots))[ENGINES]
         if not summed:
             return np.zeros(len(slots), dtype=np.bool_)
         nothing = np.zeros(len(slots))
@@ -117,21 +117,21 @@ class Hours:
         """Seconds of engines that were there in each hour, by what they are added up to."""
         edges_s = np.array(self._grid.edges_s)
         slot = np.searchsorted(edges_s, at.begins_s + 1e-3, side="right") - 1
-        found: dict[RowKey, Floats] = {}
-        for one in self._roll.members:
-            row = running.get(one.key)
+        present_s: dict[RowKey, Floats] = {}
+        for engine in self._roll.members:
+            row = running.get(engine.key)
             if row is not None:
-                sums = found.setdefault(self._roll.group(one), np.zeros(len(edges_s) - 1))
+                sums = present_s.setdefault(self._roll.group(engine), np.zeros(len(edges_s) - 1))
                 np.add.at(sums, slot, ~np.isnan(row) * at.step_s)
-        return found
+        return present_s
 
 
 def together(rows: Mapping[str, Rows]) -> dict[str, Rows]:
     """The rows of all parts of a query together."""
-    made: dict[str, Rows] = {}
-    for name, found in rows.items():
-        made.setdefault(name.partition(PART)[0], {}).update(found)
-    return made
+    merged: dict[str, Rows] = {}
+    for name, part_rows in rows.items():
+        merged.setdefault(name.partition(PART)[0], {}).update(part_rows)
+    return merged
 
 
 def _bucket(part: Part, labels: Labels) -> RowKey:
@@ -161,9 +161,9 @@ class Gauges:
         nothing = np.full(at.count, np.nan)
         slot = np.searchsorted(np.array(grid.edges_s), at.begins_s + 1e-3, side="right") - 1
         values = {
-            name: np.array([found.get(key, nothing) for key in keys])
-            for name, found in rows.items()
-            if name == RUNNING or any(key in found for key in keys)
+            name: np.array([gauge_rows.get(key, nothing) for key in keys])
+            for name, gauge_rows in rows.items()
+            if name == RUNNING or any(key in gauge_rows for key in keys)
         }
         there = ~np.isnan(values[RUNNING])
         watched_s = _by_slot(np.where(there, at.step_s, 0.0), slot, len(grid.slots))
@@ -180,26 +180,26 @@ class Gauges:
         values = self.values[name]
         if serving:
             values = np.where(self.values[RUNNING] > 0, values, np.nan)
-        known = ~np.isnan(values)
-        seconds = _by_slot(known * self.steps.step_s, self.slot, self.hours)
+        present = ~np.isnan(values)
+        seconds = _by_slot(present * self.steps.step_s, self.slot, self.hours)
         sums = _by_slot(np.nan_to_num(values) * self.steps.step_s, self.slot, self.hours)
         highs = np.full(self.hours, -np.inf)
-        np.maximum.at(highs, self.slot, np.where(known, values, -np.inf).max(axis=0))
-        each = np.divide(sums, seconds, out=np.full_like(sums, -np.inf), where=seconds > 0)
-        made: list[Level | None] = []
+        np.maximum.at(highs, self.slot, np.where(present, values, -np.inf).max(axis=0))
+        means = np.divide(sums, seconds, out=np.full_like(sums, -np.inf), where=seconds > 0)
+        by_hour: list[Level | None] = []
         for at in range(self.hours):
             known_s = float(seconds[:, at].sum())
-            made.append(
+            by_hour.append(
                 Level(
                     float(sums[:, at].sum()) / known_s,
                     float(highs[at]),
                     known_s,
-                    float(each[:, at].max()),
+                    float(means[:, at].max()),
                 )
                 if known_s > 0
                 else None
             )
-        return made
+        return by_hour
 
 
 def spans(
@@ -216,9 +216,9 @@ def spans(
         if name in gauges.values
     }
     worst = _worst_eviction(gauges, preempted)
-    made: list[Span] = []
+    by_hour: list[Span] = []
     for at in range(gauges.hours):
-        levels = {name: level for name, found in named.items() if (level := found[at])}
+        levels = {name: level for name, hours in named.items() if (level := hours[at])}
         gained = {name: float(row[at]) for name, row in counts.items() if not math.isnan(row[at])}
         levels = with_eviction(levels, gained.get(PREEMPTIONS))
         if EVICTED in levels and worst is not None:
@@ -229,14 +229,14 @@ def spans(
             levels["kv_capacity_tokens"] = Level(
                 capacity_tokens, capacity_tokens, 1.0, capacity_tokens
             )
-        made.append(
+        by_hour.append(
             Span(
                 counts=gained,
-                tallies={name: tally for name, found in tallies.items() if (tally := found[at])},
+                tallies={name: tally for name, hours in tallies.items() if (tally := hours[at])},
                 levels=levels,
             )
         )
-    return made
+    return by_hour
 
 
 def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> list[Tally | None]:
@@ -245,22 +245,22 @@ def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> lis
     if not bounds:
         return [None] * hours
     counts = np.array([buckets[bound] for bound in bounds])
-    made: list[Tally | None] = []
+    by_hour: list[Tally | None] = []
     for at in range(hours):
         kept = np.flatnonzero(~np.isnan(counts[:, at]))
         if len(kept) == 0 or bounds[int(kept[-1])] != math.inf:
-            made.append(None)
+            by_hour.append(None)
             continue
         # Each bucket is extrapolated by itself: they are made cumulative again.
         raised = np.maximum.accumulate(counts[kept, at])
-        made.append(
+        by_hour.append(
             Tally(
                 tuple(bounds[int(place)] for place in kept),
                 tuple(raised.tolist()),
                 float(np.nan_to_num(sums[at])),
             )
         )
-    return made
+    return by_hour
 
 
 def added(rows: Sequence[Floats], hours: int) -> Floats:
@@ -285,6 +285,6 @@ def _worst_eviction(gauges: Gauges, preempted: Floats | None) -> Floats | None:
 
 
 def _by_slot(values: Floats, slot: Places, hours: int) -> Floats:
-    made = np.zeros((len(values), hours))
-    np.add.at(made.T, slot, values.T)
-    return made
+    sums = np.zeros((len(values), hours))
+    np.add.at(sums.T, slot, values.T)
+    return sums

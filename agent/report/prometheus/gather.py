@@ -56,7 +56,7 @@ class Asked:
 
 
 def gather(
-    source: PrometheusSource, wanted: Wanted, asked: Asked, tell: Tell = lambda _done, _all: None
+    source: PrometheusSource, request: Wanted, config: Asked, tell: Tell = lambda _done, _all: None
 ) -> Observed:
     """What a metrics system knows of the period and of the one before; partial where some of it
     is missing, by the server's own word or because a query failed.
@@ -64,51 +64,51 @@ def gather(
     Raises:
         CollectError: it does not answer, or knew no vLLM server in that time.
     """
-    progress = _Progress(tell, QUERIES * (1 if wanted.before is None else 2))
-    ranges = Ranges(source, at_once=asked.at_once, tell=progress)
-    known = roll(ranges, wanted, asked.selector, asked.names)
-    found = resolution(
-        wanted.grid,
-        engines=len(known.shape.members),
-        scrape_s=known.scrape_s,
-        window_s=wanted.window_s,
+    progress = _Progress(tell, QUERIES * (1 if request.before is None else 2))
+    ranges = Ranges(source, at_once=config.at_once, tell=progress)
+    fleet = roll(ranges, request, config.selector, config.names)
+    grid_resolution = resolution(
+        request.grid,
+        engines=len(fleet.shape.members),
+        scrape_s=fleet.scrape_s,
+        window_s=request.window_s,
     )
-    reading = Reading(ranges, known, found)
+    reading = Reading(ranges, fleet, grid_resolution)
     late_s = min(
         (
             target_s
-            for one in known.members
-            if (target_s := wanted.stated(one.target).targets.ttft_p99_s) is not None
+            for engine in fleet.members
+            if (target_s := request.stated(engine.target).targets.ttft_p99_s) is not None
         ),
         default=None,
     )
-    now = reading.period(wanted.grid, late_s=late_s, closely=True)
+    now = reading.period(request.grid, late_s=late_s, closely=True)
     before = (
-        reading.period(wanted.before, late_s=None, closely=False)
-        if wanted.before is not None
+        reading.period(request.before, late_s=None, closely=False)
+        if request.before is not None
         else None
     )
-    configs = Configs(now, process_names(known.asking.by))
-    trouble = Trouble(ranges, known, now, configs, asked.profile, wanted)
+    configs = Configs(now, process_names(fleet.asking.by))
+    trouble = Trouble(ranges, fleet, now, configs, config.profile, request)
     trouble.look(progress)
-    tiers = [_tier(tier, known, wanted, now, before, configs) for tier in known.tiers()]
+    tiers = [_tier(tier, fleet, request, now, before, configs) for tier in fleet.tiers()]
     tell(1, 1)
     return Observed(
-        grid=wanted.grid,
-        before_grid=wanted.before,
+        grid=request.grid,
+        before_grid=request.before,
         source=source.url,
         tiers=tiers,
         episodes=trouble.episodes,
         recommended=trouble.recommended,
-        configured=_configured(known, now, configs),
-        targets=targets(known, now),
+        configured=_configured(fleet, now, configs),
+        targets=targets(fleet, now),
         filters=(
-            *(f"target {name}" for name in wanted.targets),
-            *(f"tier {name}" for name in wanted.tiers),
-            *([f"selector {asked.selector}"] if asked.selector else []),
+            *(f"target {name}" for name in request.targets),
+            *(f"tier {name}" for name in request.tiers),
+            *([f"selector {config.selector}"] if config.selector else []),
         ),
         notices=notices_of(ranges.told, trouble),
-        notes=notes_of(known, found, now, source, trouble),
+        notes=notes_of(fleet, grid_resolution, now, source, trouble),
         methods=METHODS,
         partial=bool(ranges.told.warnings or ranges.told.failed),
     )
@@ -129,16 +129,16 @@ class _Progress:
 
 
 def _tier(
-    tier: str, known: Roll, wanted: Wanted, now: Read, before: Read | None, configs: Configs
+    tier: str, fleet: Roll, request: Wanted, now: Read, before: Read | None, configs: Configs
 ) -> TierObserved:
-    members = known.of(tier)
-    engines, together = _engines(members, known, now, configs)
-    was, together_was = ([], Together()) if before is None else _engines(members, known, before)
+    members = fleet.of(tier)
+    engines, together = _engines(members, fleet, now, configs)
+    was, together_was = ([], Together()) if before is None else _engines(members, fleet, before)
     return TierObserved(
         id=tier,
         model=members[0].member.model,
         gpu=members[0].gpu,
-        stated=wanted.stated(members[0].target),
+        stated=request.stated(members[0].target),
         engines=engines,
         before=was,
         together=together,
@@ -147,27 +147,31 @@ def _tier(
 
 
 def _engines(
-    members: Sequence[Rolled], known: Roll, read: Read, configs: Configs | None = None
+    members: Sequence[Rolled], fleet: Roll, read: Read, configs: Configs | None = None
 ) -> tuple[list[EngineObserved], Together]:
     """A tier's engines in a period, and what is known of them in sum; those that were not there
     are left out."""
     running = read.gauges[RUNNING]
-    there = [one for one in members if one.key in running and not np.isnan(running[one.key]).all()]
-    if not there:
+    present = [
+        engine
+        for engine in members
+        if engine.key in running and not np.isnan(running[engine.key]).all()
+    ]
+    if not present:
         return [], Together()
-    gauges = Gauges.of(read.grid, read.at, [one.key for one in there], read.gauges)
+    gauges = Gauges.of(read.grid, read.at, [engine.key for engine in present], read.gauges)
     idle_s = gauges.idle_s()
     engines = [
-        _engine(one, read, gauges.watched_s[at], idle_s[at], configs)
-        for at, one in enumerate(there)
+        _engine(engine, read, gauges.watched_s[at], idle_s[at], configs)
+        for at, engine in enumerate(present)
     ]
-    groups = [*{known.group(one) for one in there}]
+    groups = [*{fleet.group(engine) for engine in present}]
     nothing = np.full(len(read.grid.slots), np.nan)
-    preempted = np.array([read.preempted.get(one.key, nothing) for one in there])
+    preempted = np.array([read.preempted.get(engine.key, nothing) for engine in present])
     capacities = [
         tokens
-        for one in there
-        if configs is not None and (tokens := capacity_tokens(configs.last(one.member)))
+        for engine in present
+        if configs is not None and (tokens := capacity_tokens(configs.last(engine.member)))
     ]
     together = Together(
         spans=spans(
@@ -183,26 +187,26 @@ def _engines(
 
 
 def _engine(
-    one: Rolled, read: Read, watched_s: Floats, idle_s: Floats, configs: Configs | None
+    engine: Rolled, read: Read, watched_s: Floats, idle_s: Floats, configs: Configs | None
 ) -> EngineObserved:
     at = read.at
-    known = np.flatnonzero(~np.isnan(read.gauges[RUNNING][one.key]))
+    steps = np.flatnonzero(~np.isnan(read.gauges[RUNNING][engine.key]))
     times = at.begins_s + at.step_s
-    curve = read.curve.get(one.key)
+    curve = read.curve.get(engine.key)
     nothing = np.full(at.count, np.nan)
     load = Signals(
         times,
         {
-            "running_avg": read.gauges[RUNNING][one.key],
-            "waiting_avg": read.gauges[WAITING].get(one.key, nothing),
+            "running_avg": read.gauges[RUNNING][engine.key],
+            "waiting_avg": read.gauges[WAITING].get(engine.key, nothing),
         },
     )
     return EngineObserved(
-        target=one.target,
-        engine=one.engine,
-        replica=one.target,
-        first_s=float(at.begins_s[known[0]]),
-        last_s=float(times[known[-1]]),
+        target=engine.target,
+        engine=engine.engine,
+        replica=engine.target,
+        first_s=float(at.begins_s[steps[0]]),
+        last_s=float(times[steps[-1]]),
         spans=[
             Span(
                 engine_s=seconds, clock_s=seconds, watched_s=seconds, idle_s=idle,
@@ -212,37 +216,39 @@ def _engine(
         ],
         points=points(curve, window_s=at.step_s) if curve is not None else (),
         in_flight=in_flight(load, window_s=at.step_s) if configs is not None else None,
-        config=configs.last(one.member) if configs is not None else {},
+        config=configs.last(engine.member) if configs is not None else {},
     )  # fmt: skip
 
 
-def _configured(known: Roll, now: Read, configs: Configs) -> list[Configured]:
+def _configured(fleet: Roll, now: Read, configs: Configs) -> list[Configured]:
     """Starts and changes of configurations, by the processes' own start times."""
-    found: list[Configured] = []
-    for one in known.members:
-        for t_s in configs.starts(one.member):
-            was, then = configs.around(one.member, t_s)
-            found.append(
-                Configured(t_s, one.target, one.engine, was, then, "process_start_time_seconds")
+    starts: list[Configured] = []
+    for engine in fleet.members:
+        for t_s in configs.starts(engine.member):
+            was, then = configs.around(engine.member, t_s)
+            starts.append(
+                Configured(
+                    t_s, engine.target, engine.engine, was, then, "process_start_time_seconds"
+                )
             )
-    return sorted(found, key=lambda one: one.t_s)
+    return sorted(starts, key=lambda start: start.t_s)
 
 
 # --- What a report is made of, from a metrics system as the settings describe it. I/O edge --------
 
 
-def made_of(url: str, settings: Settings, selector: str, wanted: Wanted, tell: Tell) -> Observed:
+def made_of(url: str, settings: Settings, selector: str, request: Wanted, tell: Tell) -> Observed:
     """What a metrics system knows.
 
     Raises:
         CollectError: it does not answer, or knew no vLLM server in that time.
         SettingsError: the selector or a label's meaning cannot be.
     """
-    asked = Asked(
+    config = Asked(
         checked_selector(selector, "--selector"),
         label_map(settings["fleet.labels"] or {}, settings.origin("fleet.labels")),
         settings.profile(stated=stated(settings)),
         settings["fleet.queries_at_once"],
     )
     with PrometheusSource(url, source_settings(settings)) as source:
-        return gather(source, wanted, asked, tell)
+        return gather(source, request, config, tell)

@@ -87,11 +87,11 @@ class Stretch:
 def stretches(values: Mapping[str, Floats], at: Steps, up: Floats | None) -> list[Stretch]:
     """An engine's times with signs of trouble, those with several signs once. Shapes: (steps,)."""
     signs = _signs(values, up)
-    found: list[Stretch] = []
+    suspects: list[Stretch] = []
     for why in ORDER:
         if why in signs:
-            found += _runs(why, signs[why], at)
-    return _merged(found)
+            suspects += _runs(why, signs[why], at)
+    return _merged(suspects)
 
 
 def _signs(values: Mapping[str, Floats], up: Floats | None) -> dict[str, Truths]:
@@ -127,52 +127,56 @@ def _runs(why: str, holds: Truths, at: Steps) -> list[Stretch]:
     ]
 
 
-def _merged(found: Sequence[Stretch]) -> list[Stretch]:
+def _merged(suspects: Sequence[Stretch]) -> list[Stretch]:
     """Those that overlap as one, called as the worst of them; `found` has the worst first."""
     kept: list[Stretch] = []
-    for one in found:
-        over = next((k for k, other in enumerate(kept) if _overlap(one, other)), None)
+    for suspect in suspects:
+        over = next((k for k, other in enumerate(kept) if _overlap(suspect, other)), None)
         if over is None:
-            kept.append(one)
+            kept.append(suspect)
             continue
         other = kept[over]
         kept[over] = Stretch(
             other.why,
-            min(one.from_s, other.from_s),
-            max(one.to_s, other.to_s),
-            max(one.steps, other.steps),
+            min(suspect.from_s, other.from_s),
+            max(suspect.to_s, other.to_s),
+            max(suspect.steps, other.steps),
         )
-    return sorted(kept, key=lambda one: one.from_s)
+    return sorted(kept, key=lambda suspect: suspect.from_s)
 
 
-def _overlap(one: Stretch, other: Stretch) -> bool:
-    return one.from_s <= other.to_s and one.to_s >= other.from_s
+def _overlap(suspect: Stretch, other: Stretch) -> bool:
+    return suspect.from_s <= other.to_s and suspect.to_s >= other.from_s
 
 
-def targets(known: Roll, now: Read) -> list[TargetObserved]:
+def targets(fleet: Roll, now: Read) -> list[TargetObserved]:
     """How each replica was scraped, by step."""
-    found: dict[str, TargetObserved] = {}
+    by_target: dict[str, TargetObserved] = {}
     running = now.gauges[RUNNING]
-    for one in known.members:
-        row = running.get(one.key)
-        if row is None or one.target in found or np.isnan(row).all():
+    for engine in fleet.members:
+        row = running.get(engine.key)
+        if row is None or engine.target in by_target or np.isnan(row).all():
             continue
-        found[one.target] = _target(one, row, now.up.get(scrape_of(one.member.labels)), known, now)
-    return list(found.values())
+        by_target[engine.target] = _target(
+            engine, row, now.up.get(scrape_of(engine.member.labels)), fleet, now
+        )
+    return list(by_target.values())
 
 
-def _target(one: Rolled, row: Floats, up: Floats | None, known: Roll, now: Read) -> TargetObserved:
-    at, scrape_s = now.at, known.scrape_s
+def _target(
+    engine: Rolled, row: Floats, up: Floats | None, fleet: Roll, now: Read
+) -> TargetObserved:
+    at, scrape_s = now.at, fleet.scrape_s
     there = ~np.isnan(row)
     missed = np.nan_to_num(1 - up) if up is not None else np.zeros(at.count)
     lost: Floats = np.where(there, missed, 1.0)
     lost[: int(np.flatnonzero(there)[0])] = 0.0
-    each = at.step_s / scrape_s
+    scrapes_per_step = at.step_s / scrape_s
     watched = float((1 - lost)[int(np.flatnonzero(there)[0]) :].sum())
     return TargetObserved(
-        target=one.target,
-        scrapes=round(watched * each),
-        failed=round(float(missed.sum()) * each),
+        target=engine.target,
+        scrapes=round(watched * scrapes_per_step),
+        failed=round(float(missed.sum()) * scrapes_per_step),
         interval_s=scrape_s,
         watched_s=watched * at.step_s,
         unread=_unread(lost, missed, at),
@@ -181,15 +185,15 @@ def _target(one: Rolled, row: Floats, up: Floats | None, known: Roll, now: Read)
 
 def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Unread]:
     """Runs of steps without a page; of the first and the last of a run the share that was lost."""
-    found: list[Unread] = []
+    gaps: list[Unread] = []
     for run in runs(lost > 0):
         first, last = int(run[0]), int(run[-1])
         from_s = float(at.begins_s[first])
         to_s = float(at.begins_s[last]) + float(lost[last]) * at.step_s
         if last > first:
             from_s += (1 - float(lost[first])) * at.step_s
-        found.append(Unread(from_s, to_s, FAILED if failed[run].any() else ""))
-    return found
+        gaps.append(Unread(from_s, to_s, FAILED if failed[run].any() else ""))
+    return gaps
 
 
 # Incidents from a metrics system: what a sidecar would have told of signs of trouble. I/O edge.
@@ -247,22 +251,22 @@ class _Look:
             return [
                 Held("cause", cause, Severity.WARNING, self.stretch.from_s, end_s, end_s, "ended")
             ]
-        made: list[Held] = []
-        for one in self.replay.held:
-            if one.end_s is not None:
-                made.append(one)
+        intervals: list[Held] = []
+        for interval in self.replay.held:
+            if interval.end_s is not None:
+                intervals.append(interval)
                 continue
-            last_s = self.stretch.to_s if self.cut else one.last_s
+            last_s = self.stretch.to_s if self.cut else interval.last_s
             goes_on = last_s >= until_s - 2 * self.stretch_step_s
-            made.append(
+            intervals.append(
                 replace(
-                    one,
+                    interval,
                     last_s=last_s,
                     end_s=None if goes_on else last_s,
                     ended="" if goes_on else "ended",
                 )
             )
-        return made
+        return intervals
 
     @property
     def stretch_step_s(self) -> float:
@@ -278,14 +282,14 @@ class Trouble:
     def __init__(
         self,
         ranges: Ranges,
-        known: Roll,
+        fleet: Roll,
         now: Read,
         configs: Configs,
         profile: Profile,
-        wanted: Wanted,
+        request: Wanted,
     ) -> None:
-        self._ranges, self._known, self._now, self._configs = ranges, known, now, configs
-        self._profile, self._wanted = profile, wanted
+        self._ranges, self._known, self._now, self._configs = ranges, fleet, now, configs
+        self._profile, self._wanted = profile, request
         self._catalogues: dict[str, tuple[Profile, Catalogue]] = {}
         self.episodes: list[EpisodeObserved] = []
         self.recommended: list[Recommended] = []
@@ -296,28 +300,28 @@ class Trouble:
 
     def look(self, progress: Progress) -> None:
         """Find them."""
-        found = [look for one in self._known.members for look in self._looks(one)]
-        found.sort(key=lambda look: (ORDER.index(look.stretch.why), -look.stretch.steps))
-        chosen, rest = found[:LOOKED_MOST], found[LOOKED_MOST:]
+        windows = [window for engine in self._known.members for window in self._looks(engine)]
+        windows.sort(key=lambda window: (ORDER.index(window.stretch.why), -window.stretch.steps))
+        chosen, rest = windows[:LOOKED_MOST], windows[LOOKED_MOST:]
         progress.more(len(chosen))
         with ThreadPoolExecutor(2) as pool:
             read = list(pool.map(partial(self._read, progress), chosen))
-        self.looked = sum(look.replay is not None for look in read)
+        self.looked = sum(window.replay is not None for window in read)
         self.unread = len(read) - self.looked
-        self.left_out = sum(look.stretch.why not in CAUSES for look in rest)
+        self.left_out = sum(window.stretch.why not in CAUSES for window in rest)
         self.coarse = len(rest) - self.left_out
         by_key: dict[Key, list[_Look]] = {}
-        for look in (*read, *rest):
-            by_key.setdefault(look.one.key, []).append(look)
-        for one in self._known.members:
-            self._engine(one, by_key.get(one.key, []))
+        for window in (*read, *rest):
+            by_key.setdefault(window.one.key, []).append(window)
+        for engine in self._known.members:
+            self._engine(engine, by_key.get(engine.key, []))
 
-    def _looks(self, one: Rolled) -> list[_Look]:
-        values = self._now.engine(one.key)
-        up = self._now.up.get(scrape_of(one.member.labels))
+    def _looks(self, engine: Rolled) -> list[_Look]:
+        values = self._now.engine(engine.key)
+        up = self._now.up.get(scrape_of(engine.member.labels))
         return [
             _Look(
-                one,
+                engine,
                 stretch,
                 stretch.from_s - BEFORE_S,
                 min(stretch.to_s + AFTER_S, stretch.from_s + LOOKED_S, self._now.grid.to_s),
@@ -325,68 +329,80 @@ class Trouble:
             for stretch in stretches(values, self._now.at, up)
         ]
 
-    def _read(self, progress: Progress, look: _Look) -> _Look:
-        member = look.one.member
+    def _read(self, progress: Progress, window: _Look) -> _Look:
+        member = window.one.member
         labels = {name: member.labels[name] for name in TARGET if member.labels.get(name)}
-        text = queries.pages(self._known.asking, labels or member.labels, look.to_s - look.from_s)
+        text = queries.pages(
+            self._known.asking, labels or member.labels, window.to_s - window.from_s
+        )
         try:
-            piece = self._ranges.source.samples(text, look.to_s)
+            piece = self._ranges.source.samples(text, window.to_s)
         except CollectError as exc:
             with self._ranges.told.lock:
-                self._ranges.told.failed[f"samples of {look.one.target}"] = exc
-            return look
+                self._ranges.told.failed[f"samples of {window.one.target}"] = exc
+            return window
         finally:
             progress("samples")
         with self._ranges.told.lock:
             self._ranges.told.warnings.update(dict.fromkeys(piece.warnings))
-        profile, catalogue = self._judged_by(look.one)
-        replay = replayed(piece.tracks, member, profile, catalogue, look.one.target)
-        return replace(look, replay=replay) if replay.scrapes else look
+        profile, catalogue = self._judged_by(window.one)
+        replay = replayed(piece.tracks, member, profile, catalogue, window.one.target)
+        return replace(window, replay=replay) if replay.scrapes else window
 
-    def _judged_by(self, one: Rolled) -> tuple[Profile, Catalogue]:
-        if one.tier not in self._catalogues:
-            stated = self._wanted.stated(one.target)
+    def _judged_by(self, engine: Rolled) -> tuple[Profile, Catalogue]:
+        if engine.tier not in self._catalogues:
+            stated = self._wanted.stated(engine.target)
             profile = replace(
                 self._profile, targets=stated.targets, gpus=stated.gpus, stated=stated.stated
             )
-            self._catalogues[one.tier] = profile, Catalogue.of(profile)
-        return self._catalogues[one.tier]
+            self._catalogues[engine.tier] = profile, Catalogue.of(profile)
+        return self._catalogues[engine.tier]
 
-    def _engine(self, one: Rolled, looks: Sequence[_Look]) -> None:
+    def _engine(self, engine: Rolled, windows: Sequence[_Look]) -> None:
         grid = self._now.grid
-        held = [row for look in looks for row in look.held(grid.to_s)]
-        for t_s in self._configs.starts(one.member):
+        held = [row for window in windows for row in window.held(grid.to_s)]
+        for t_s in self._configs.starts(engine.member):
             end_s = t_s + RESTART_NOTED_S
             held.append(
                 Held("cause", "engine_restarted", Severity.INFO, t_s, end_s, end_s, "ended")
             )
         for episode in episodes(held, from_s=grid.from_s, to_s=grid.to_s):
-            self.episodes.append(self._observed(one, episode, looks))
-        self._advice(one, looks)
+            self.episodes.append(self._observed(engine, episode, windows))
+        self._advice(engine, windows)
 
-    def _observed(self, one: Rolled, episode: Episode, looks: Sequence[_Look]) -> EpisodeObserved:
-        look = max(
-            (look for look in looks if look.replay is not None and _shared_s(look, episode) >= 0),
-            key=lambda look: _shared_s(look, episode),
+    def _observed(
+        self, engine: Rolled, episode: Episode, windows: Sequence[_Look]
+    ) -> EpisodeObserved:
+        window = max(
+            (
+                window
+                for window in windows
+                if window.replay is not None and _shared_s(window, episode) >= 0
+            ),
+            key=lambda window: _shared_s(window, episode),
             default=None,
         )
-        if look is None or look.replay is None:
+        if window is None or window.replay is None:
             return EpisodeObserved(
-                one.tier, one.target, one.engine, episode, during=self._coarsely(one, episode)
+                engine.tier,
+                engine.target,
+                engine.engine,
+                episode,
+                during=self._coarsely(engine, episode),
             )
-        replay = look.replay
+        replay = window.replay
         during, hour_before = Span(), Span()
         if replay.increases is not None:
             until_s = max(episode.until_s, episode.start_s + 1.0)
             edges_s = np.array([episode.start_s - HOUR_S, episode.start_s, until_s])
             hour_before, during = spans_of(replay.signals, replay.increases, edges_s)
-        if episode.until_s > look.to_s:
-            during = self._coarsely(one, episode)
+        if episode.until_s > window.to_s:
+            during = self._coarsely(engine, episode)
         signals = replay.signals
         return EpisodeObserved(
-            tier=one.tier,
-            target=one.target,
-            engine=one.engine,
+            tier=engine.tier,
+            target=engine.target,
+            engine=engine.engine,
             episode=episode,
             document=replay.documents.get(episode.cause),
             during=during,
@@ -396,44 +412,44 @@ class Trouble:
             },
         )
 
-    def _coarsely(self, one: Rolled, episode: Episode) -> Span:
+    def _coarsely(self, engine: Rolled, episode: Episode) -> Span:
         """What the steps say of an incident that was not read to its end."""
-        row = self._now.signs[queries.PREEMPTED].get(one.key)
+        row = self._now.signs[queries.PREEMPTED].get(engine.key)
         if row is None:
             return Span()
         begins_s = self._now.at.begins_s
         inside = (begins_s + self._now.at.step_s > episode.start_s) & (begins_s < episode.until_s)
         return Span(counts={PREEMPTIONS: float(np.nansum(row[inside]))})
 
-    def _advice(self, one: Rolled, looks: Sequence[_Look]) -> None:
-        told: dict[str, tuple[Mapping[str, Any], float, float]] = {}
-        for look in looks:
-            for key, (made, first_s, last_s) in (
-                look.replay.recommended.items() if look.replay is not None else ()
+    def _advice(self, engine: Rolled, windows: Sequence[_Look]) -> None:
+        advice: dict[str, tuple[Mapping[str, Any], float, float]] = {}
+        for window in windows:
+            for key, (document, first_s, last_s) in (
+                window.replay.recommended.items() if window.replay is not None else ()
             ):
-                before = told.get(key)
-                told[key] = (
-                    (made, first_s, last_s)
+                before = advice.get(key)
+                advice[key] = (
+                    (document, first_s, last_s)
                     if before is None
                     else (before[0], min(before[1], first_s), max(before[2], last_s))
                 )
         self.recommended += [
             Recommended(
-                tier=one.tier,
-                target=one.target,
-                engine=one.engine,
-                document=made,
+                tier=engine.tier,
+                target=engine.target,
+                engine=engine.engine,
+                document=document,
                 fate=UNKNOWN_FATE,
                 first_s=first_s,
                 last_s=last_s,
                 applied_s=None,
-                predicted=made.get("predicted", {}),
+                predicted=document.get("predicted", {}),
                 measured={},
             )
-            for made, first_s, last_s in told.values()
+            for document, first_s, last_s in advice.values()
         ]
 
 
-def _shared_s(look: _Look, episode: Episode) -> float:
+def _shared_s(window: _Look, episode: Episode) -> float:
     """Seconds that a look and an incident have in common; negative where they lie apart."""
-    return min(look.to_s, episode.until_s) - max(look.from_s, episode.start_s)
+    return min(window.to_s, episode.until_s) - max(window.from_s, episode.start_s)

@@ -80,31 +80,31 @@ class Roll:
     parts: tuple[Part, ...]
     scrape_s: float
 
-    def group(self, one: Rolled) -> RowKey:
+    def group(self, engine: Rolled) -> RowKey:
         """What the sum is called that an engine is in."""
-        part = next((part for part in self.parts if part.name == one.tier), self.parts[0])
-        return part.key(one.member.labels)
+        part = next((part for part in self.parts if part.name == engine.tier), self.parts[0])
+        return part.key(engine.member.labels)
 
     def tiers(self) -> list[str]:
         """The tiers' ids, in order."""
-        return sorted({one.tier for one in self.members})
+        return sorted({engine.tier for engine in self.members})
 
     def of(self, tier: str) -> list[Rolled]:
         """A tier's engines."""
-        return [one for one in self.members if one.tier == tier]
+        return [engine for engine in self.members if engine.tier == tier]
 
 
-def roll(ranges: Ranges, wanted: Wanted, selector: str, names: LabelMap) -> Roll:
+def roll(ranges: Ranges, request: Wanted, selector: str, names: LabelMap) -> Roll:
     """The engines of both periods that are asked for.
 
     Raises:
         CollectError: the server does not answer, or knows no vLLM server.
         SettingsError: a target that is asked for is not there.
     """
-    from_s = min(grid.from_s for grid in (wanted.grid, wanted.before) if grid is not None)
-    asking = QueryScope(selector, wanted.window_s)
-    found = _labels(ranges, asking, from_s, wanted.grid.to_s)
-    if not found:
+    from_s = min(grid.from_s for grid in (request.grid, request.before) if grid is not None)
+    asking = QueryScope(selector, request.window_s)
+    series = _labels(ranges, asking, from_s, request.grid.to_s)
+    if not series:
         matching = f" that match {selector}" if selector else ""
         raise CollectError(
             f"{ranges.source.url}: it had no series of vLLM servers{matching} in this time "
@@ -113,28 +113,28 @@ def roll(ranges: Ranges, wanted: Wanted, selector: str, names: LabelMap) -> Roll
             hint="does it scrape vLLM's /metrics, and keep them for so long? check --selector; "
             "Mimir and Cortex want a tenant: --header X-Scope-OrgID=TENANT",
         )
-    shape = shape_of(found, names)
-    asking = asking.for_engines(shape.by, found)
-    shape, _ = with_gpus(shape, {CLOCKED: _gpus(ranges, from_s, wanted.grid.to_s)})
-    everyone = [_rolled(member, wanted) for member in shape.members]
-    _check(everyone, wanted)
-    members = tuple(one for one in everyone if _asked_for(one, wanted))
+    shape = shape_of(series, names)
+    asking = asking.for_engines(shape.by, series)
+    shape, _ = with_gpus(shape, {CLOCKED: _gpus(ranges, from_s, request.grid.to_s)})
+    everyone = [_rolled(member, request) for member in shape.members]
+    _check(everyone, request)
+    members = tuple(engine for engine in everyone if _asked_for(engine, request))
     return Roll(
         shape=shape,
         asking=asking,
         members=members,
         parts=_parts(everyone, members, names, asking),
-        scrape_s=_scrape_s(ranges, asking, wanted.grid.from_s, wanted.grid.to_s),
+        scrape_s=_scrape_s(ranges, asking, request.grid.from_s, request.grid.to_s),
     )
 
 
-def _check(everyone: Sequence[Rolled], wanted: Wanted) -> None:
-    known = {name for one in everyone for name in (one.target, one.member.name)}
-    for target in wanted.targets:
-        if target not in known:
-            there = ", ".join(sorted(one.target for one in everyone)[:NAMED_MOST])
+def _check(everyone: Sequence[Rolled], request: Wanted) -> None:
+    names = {name for engine in everyone for name in (engine.target, engine.member.name)}
+    for target in request.targets:
+        if target not in names:
+            existing = ", ".join(sorted(engine.target for engine in everyone)[:NAMED_MOST])
             raise SettingsError(
-                f"--target {target}: no such replica in this time; there are {there}"
+                f"--target {target}: no such replica in this time; there are {existing}"
             )
 
 
@@ -173,17 +173,17 @@ def _back_from(to_s: float, step_s: float, span_s: float) -> Steps:
     return Steps(to_s - (count - 1) * step_s, step_s, count)
 
 
-def _rolled(member: Member, wanted: Wanted) -> Rolled:
-    model, card = member.model or UNNAMED, wanted.stated(member.replica).stated.gpu
+def _rolled(member: Member, request: Wanted) -> Rolled:
+    model, card = member.model or UNNAMED, request.stated(member.replica).stated.gpu
     if member.tier:
         return Rolled(member, f"{model} on {member.tier}", card.id if card else member.tier)
     return Rolled(member, f"{model}@{card.id}" if card else model, card.id if card else "")
 
 
-def _asked_for(one: Rolled, wanted: Wanted) -> bool:
-    if wanted.targets and not {one.target, one.member.name} & set(wanted.targets):
+def _asked_for(engine: Rolled, request: Wanted) -> bool:
+    if request.targets and not {engine.target, engine.member.name} & set(request.targets):
         return False
-    return not wanted.tiers or bool({one.tier, one.member.tier} & set(wanted.tiers))
+    return not request.tiers or bool({engine.tier, engine.member.tier} & set(request.tiers))
 
 
 def _parts(
@@ -191,13 +191,13 @@ def _parts(
 ) -> tuple[Part, ...]:
     """How engines are added up: by the labels that tell tiers apart; else tier by tier, by the
     labels of its engines; else one by one."""
-    telling = names.grouping(one.member.labels for one in everyone)
+    telling = names.grouping(engine.member.labels for engine in everyone)
     sums = {*telling, *(label for label, _, _ in MATCHER.findall(asking.selector))} <= {*NAMES}
     if len(members) == len(everyone) and _apart(everyone, telling):
         return (Part("", "", telling, "" if sums else None),)
     parts: list[Part] = []
-    for tier in dict.fromkeys(one.tier for one in members):
-        own = [one for one in members if one.tier == tier]
+    for tier in dict.fromkeys(engine.tier for engine in members):
+        own = [engine for engine in members if engine.tier == tier]
         only = _only(everyone, own, asking.by)
         if only is None:
             return (Part("", "", asking.by),)
@@ -207,11 +207,11 @@ def _parts(
 
 def _only(everyone: Sequence[Rolled], own: Sequence[Rolled], names: Sequence[str]) -> str | None:
     """Matchers by some labels of some engines; None where they would reach others too."""
-    values = {name: {one.member.labels.get(name, "") for one in own} for name in names}
+    values = {name: {engine.member.labels.get(name, "") for engine in own} for name in names}
     reached = [
-        one
-        for one in everyone
-        if all(one.member.labels.get(name, "") in values[name] for name in names)
+        engine
+        for engine in everyone
+        if all(engine.member.labels.get(name, "") in values[name] for name in names)
     ]
     if len(reached) > len(own):
         return None
@@ -221,10 +221,10 @@ def _only(everyone: Sequence[Rolled], own: Sequence[Rolled], names: Sequence[str
 def _apart(members: Sequence[Rolled], by: Sequence[str]) -> bool:
     """Whether each value of some labels is of one tier only."""
     tiers: dict[Key, set[str]] = {}
-    for one in members:
-        key = tuple(one.member.labels.get(name, "") for name in by)
-        tiers.setdefault(key, set()).add(one.tier)
-    return all(len(found) == 1 for found in tiers.values())
+    for engine in members:
+        key = tuple(engine.member.labels.get(name, "") for name in by)
+        tiers.setdefault(key, set()).add(engine.tier)
+    return all(len(tiers_of_key) == 1 for tiers_of_key in tiers.values())
 
 
 def frozen(labels: Labels) -> RowKey:

@@ -77,27 +77,29 @@ class Looked(Protocol):
     unread: int
 
 
-def notices_of(told: Told, looked: Looked) -> tuple[str, ...]:
+def notices_of(problems: Told, looked: Looked) -> tuple[str, ...]:
     """What must be said before anything is read."""
-    found: list[str] = []
-    if told.warnings:
-        said = "; ".join([*told.warnings][:SAID_MOST])
-        found.append(f"the answers are partial, by the server's own word: {said}")
-    if told.failed:
-        said = "; ".join(f"{name}: {error}" for name, error in [*told.failed.items()][:SAID_MOST])
-        queries = plural(len(told.failed), "query", "queries")
-        found.append(f"{queries} had no answer, and what they tell is unknown: {said}")
+    notices: list[str] = []
+    if problems.warnings:
+        shown = "; ".join([*problems.warnings][:SAID_MOST])
+        notices.append(f"the answers are partial, by the server's own word: {shown}")
+    if problems.failed:
+        shown = "; ".join(
+            f"{name}: {error}" for name, error in [*problems.failed.items()][:SAID_MOST]
+        )
+        queries = plural(len(problems.failed), "query", "queries")
+        notices.append(f"{queries} had no answer, and what they tell is unknown: {shown}")
     if looked.left_out:
         times = plural(looked.left_out, "more time")
-        found.append(
+        notices.append(
             f"not looked into: {times} with signs of trouble. The list of incidents is not "
             "complete; ask by tier or for fewer days"
         )
-    return tuple(found)
+    return tuple(notices)
 
 
 def notes_of(
-    roll: Roll, found: Resolution, now: Read, source: PrometheusSource, looked: Looked
+    roll: Roll, grid_resolution: Resolution, now: Read, source: PrometheusSource, looked: Looked
 ) -> tuple[str, ...]:
     """How the data was read, and what a metrics system cannot tell."""
     recorded = (
@@ -108,9 +110,9 @@ def notes_of(
     )
     again = f", {source.retried} of them again" if source.retried else ""
     return (
-        f"read from a metrics system that scrapes every {found.scrape_s:g} s: counters and "
-        f"histograms by the hour, gauges as means of {duration(found.step_s)}, arrivals in steps "
-        f"of {duration(found.begun_s)}; highest values are those of these means",
+        f"read from a metrics system that scrapes every {grid_resolution.scrape_s:g} s: counters and "
+        f"histograms by the hour, gauges as means of {duration(grid_resolution.step_s)}, arrivals in steps "
+        f"of {duration(grid_resolution.begun_s)}; highest values are those of these means",
         recorded,
         *_summed(now),
         f"{plural(looked.looked, 'time')} with signs of trouble (scrapes that fail, preemptions, "
@@ -138,12 +140,12 @@ def notes_of(
 
 def _gpus(roll: Roll, now: Read) -> str:
     """Of how many engines DCGM tells."""
-    known = {key for figure in GPUS for key in now.gauges.get(figure, {})}
-    told = sum(one.key in known for one in roll.members)
-    if not told:
+    with_gpus = {key for figure in GPUS for key in now.gauges.get(figure, {})}
+    covered = sum(engine.key in with_gpus for engine in roll.members)
+    if not covered:
         return "GPU figures: the server has no DCGM series of these engines' pods or nodes"
     return (
-        f"GPU figures of {told} of {plural(len(roll.members), 'engine')}, of DCGM: of the pod's "
+        f"GPU figures of {covered} of {plural(len(roll.members), 'engine')}, of DCGM: of the pod's "
         "GPUs where its series name it, else of all the node's"
     )
 
@@ -168,7 +170,7 @@ def _missing(roll: Roll, now: Read) -> list[str]:
     """Series that no engine of a tier has."""
     lines: list[str] = []
     for tier in roll.tiers():
-        groups = {roll.group(one) for one in roll.of(tier)}
+        groups = {roll.group(engine) for engine in roll.of(tier)}
         had: Mapping[str, object] = {**now.counted([*groups]), **now.tallies([*groups])}
         lacking = [name for name in (*now.counts, *now.histograms) if name not in had]
         if lacking:

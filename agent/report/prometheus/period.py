@@ -48,21 +48,21 @@ def by_engine(rows: Rows, members: Iterable[Member]) -> Rows:
     for labels, row in rows.items():
         for place in places(dict(labels)):
             by_place.setdefault(place, []).append(row)
-    means = {place: _mean(found) for place, found in by_place.items()}
-    made: Rows = {}
+    means = {place: _mean(gpu_rows) for place, gpu_rows in by_place.items()}
+    engine_rows: Rows = {}
     for member in members:
         at = next((place for place in places_of(member) if place in means), None)
         if at is not None:
-            made[member.key] = means[at]
-    return made
+            engine_rows[member.key] = means[at]
+    return engine_rows
 
 
 def _mean(rows: list[Floats]) -> Floats:
     if len(rows) == 1:
         return rows[0]
     whole = np.array(rows)
-    known = (~np.isnan(whole)).sum(axis=0)
-    return np.where(known > 0, np.nansum(whole, axis=0) / np.maximum(known, 1), np.nan)
+    counts = (~np.isnan(whole)).sum(axis=0)
+    return np.where(counts > 0, np.nansum(whole, axis=0) / np.maximum(counts, 1), np.nan)
 
 
 # --- One period of a fleet as it was read from a metrics system -----------------------------------
@@ -107,7 +107,7 @@ class Read:
     def tallies(self, groups: Sequence[RowKey]) -> dict[str, list[Tally | None]]:
         """Histograms by hour, added up."""
         hours = len(self.grid.slots)
-        made: dict[str, list[Tally | None]] = {}
+        tallies: dict[str, list[Tally | None]] = {}
         for metric, (buckets, sums) in self.histograms.items():
             by_bound: dict[float, list[Floats]] = {}
             for key, row in buckets.items():
@@ -116,24 +116,26 @@ class Read:
                     by_bound.setdefault(bound, []).append(row)
             if by_bound:
                 whole = added([sums[group] for group in groups if group in sums], hours)
-                made[metric] = tallies_of(
+                tallies[metric] = tallies_of(
                     {bound: added(rows, hours) for bound, rows in by_bound.items()}, whole, hours
                 )
-        return made
+        return tallies
 
     def minutes(self, groups: Sequence[RowKey]) -> list[float]:
         """Requests that began in each minute; those of a longer step spread evenly over it."""
         rows = [self.begun[group] for group in groups if group in self.begun]
         if not rows:
             return []
-        each = int(self.begun_s // MINUTE_S)
-        spread: list[float] = np.repeat(added(rows, len(rows[0])) / each, each).tolist()
+        minutes_per_step = int(self.begun_s // MINUTE_S)
+        spread: list[float] = np.repeat(
+            added(rows, len(rows[0])) / minutes_per_step, minutes_per_step
+        ).tolist()
         return spread
 
     def engine(self, key: Key) -> dict[str, Floats]:
         """What tells of an engine whether it was in trouble, by step."""
-        found = {**self.gauges, **self.signs}
-        return {name: rows[key] for name, rows in found.items() if key in rows}
+        all_rows = {**self.gauges, **self.signs}
+        return {name: rows[key] for name, rows in all_rows.items() if key in rows}
 
 
 def scrape_of(labels: Labels) -> RowKey:
@@ -143,7 +145,7 @@ def scrape_of(labels: Labels) -> RowKey:
 
 def process_names(by: Sequence[str]) -> tuple[str, ...]:
     """The labels that tell processes apart."""
-    return tuple(one for one in by if one not in PROCESS)
+    return tuple(label for label in by if label not in PROCESS)
 
 
 # --- One period of a fleet, read from a metrics system. I/O edge ----------------------------------
@@ -157,8 +159,8 @@ give."""
 class Reading:
     """Reads periods of the engines of a roll."""
 
-    def __init__(self, ranges: Ranges, roll: Roll, found: Resolution) -> None:
-        self._ranges, self._roll, self._found = ranges, roll, found
+    def __init__(self, ranges: Ranges, roll: Roll, grid_resolution: Resolution) -> None:
+        self._ranges, self._roll, self._found = ranges, roll, grid_resolution
         self._engines = len(roll.shape.members)
 
     def period(self, grid: Grid, *, late_s: float | None, closely: bool) -> Read:
@@ -207,7 +209,7 @@ class Reading:
         )
 
     def _gpus(self, at: Steps) -> dict[str, Rows]:
-        members = [one.member for one in self._roll.members]
+        members = [engine.member for engine in self._roll.members]
         rows = self._ranges.steps(
             {
                 key: Query(partial(queries.gpus, key), frozen, self._engines, self._scraped(1))
@@ -215,7 +217,7 @@ class Reading:
             },
             at,
         )
-        return {key: by_engine(found, members) for key, found in rows.items()}
+        return {key: by_engine(gpu_rows, members) for key, gpu_rows in rows.items()}
 
     def _hourly(self) -> dict[str, Query]:
         asking = self._roll.asking
@@ -230,39 +232,39 @@ class Reading:
 
     def _finely(self, late_s: float | None) -> dict[str, Query]:
         roll, asking = self._roll, self._roll.asking
-        jobs = sorted({one.member.labels.get("job", "") for one in roll.members} - {""})
+        jobs = sorted({engine.member.labels.get("job", "") for engine in roll.members} - {""})
         keys = [queries.PREEMPTED, queries.MADE]
-        bound_s = max((one for one in TTFT_BOUNDS_S if one <= (late_s or 0.0)), default=None)
+        bound_s = max((bound for bound in TTFT_BOUNDS_S if bound <= (late_s or 0.0)), default=None)
         if bound_s is not None:
             keys += [queries.LATE, queries.BEGUN]
-        made = {
+        by_name = {
             key: self._of_engine(partial(queries.watched, asking, key, bound_s)) for key in keys
         }
-        made[queries.STAGE_SEVERITY] = self._of_engine(
+        by_name[queries.STAGE_SEVERITY] = self._of_engine(
             partial(queries.recorded_worst, asking, queries.STAGE_SEVERITY)
         )
-        made[queries.CONFIDENCE] = Query(
+        by_name[queries.CONFIDENCE] = Query(
             partial(queries.recorded_worst, asking, queries.CONFIDENCE),
             lambda labels: (roll.shape.key(labels), labels.get("cause", "")),
             self._engines,
             self._scraped(1),
         )
-        made["up"] = Query(partial(queries.up, jobs), scrape_of, self._engines, self._scraped(1))
+        by_name["up"] = Query(partial(queries.up, jobs), scrape_of, self._engines, self._scraped(1))
         names = process_names(asking.by)
-        made["starts"] = Query(
+        by_name["starts"] = Query(
             partial(queries.starts, asking),
             lambda labels: tuple(labels.get(name, "") for name in names),
             self._engines,
             self._scraped(1),
         )
-        return made
+        return by_name
 
     def _curve(self, at: Steps) -> tuple[dict[Key, Signals], tuple[str, ...]]:
         """The windows of some engines of each tier, from recorded signals where all have them."""
         roll = self._roll
-        chosen = [one for tier in roll.tiers() for one in _evenly(roll.of(tier), CURVES_MOST)]
+        chosen = [engine for tier in roll.tiers() for engine in _evenly(roll.of(tier), CURVES_MOST)]
         only = ",".join(
-            any_of(name, [one.member.labels.get(name, "") for one in chosen])
+            any_of(name, [engine.member.labels.get(name, "") for engine in chosen])
             for name in roll.asking.by
         )
         asking = _with_window(roll, self._found.window_s)
@@ -283,16 +285,16 @@ class Reading:
 
         rows = made(queries.curve_recorded, POINT_SIGNALS[:1]) if roll.shape.recorded else {}
         first = rows.get(f"curve {POINT_SIGNALS[0]}", {})
-        kept = all(one.key in first for one in chosen)
+        kept = all(engine.key in first for engine in chosen)
         text = queries.curve_recorded if kept else queries.curve
         rows = made(text, POINT_SIGNALS)
         nothing = np.full(at.count, np.nan)
         times = at.begins_s + at.step_s
         return {
-            one.key: Signals(
-                times, {key: rows[f"curve {key}"].get(one.key, nothing) for key in POINT_SIGNALS}
+            engine.key: Signals(
+                times, {key: rows[f"curve {key}"].get(engine.key, nothing) for key in POINT_SIGNALS}
             )
-            for one in chosen
+            for engine in chosen
         }, POINT_SIGNALS if kept else ()
 
     def _of_engine(self, text: Callable[[float], str]) -> Query:
@@ -308,14 +310,14 @@ SIGNS = (queries.PREEMPTED, queries.MADE, queries.LATE, queries.BEGUN, queries.S
 def _disturbing(rows: Rows) -> Rows:
     """The highest confidence in any cause that moves a baseline, by engine; a cause of another
     version's rules may move any."""
-    found: Rows = {}
+    highest: Rows = {}
     for name, row in rows.items():
         key, cause = name
         record = BY_ID.get(cause.partition(":")[0])
         if (record is None or record.moves) and ":" not in cause:
-            before = found.get(key)
-            found[key] = row if before is None else np.fmax(before, row)
-    return found
+            before = highest.get(key)
+            highest[key] = row if before is None else np.fmax(before, row)
+    return highest
 
 
 def _with_window(roll: Roll, window_s: float) -> QueryScope:
@@ -358,11 +360,11 @@ class Configs:
         row = self._read.starts.get(self._process(member.labels))
         if row is None:
             return []
-        known = row[~np.isnan(row)]
+        started_s = row[~np.isnan(row)]
         grid = self._read.grid
         return [
             then
-            for was, then in pairwise(known.tolist())
+            for was, then in pairwise(started_s.tolist())
             if then > was and grid.from_s <= then < grid.to_s
         ]
 

@@ -57,7 +57,9 @@ def scrapes(asking: QueryScope, range_s: float) -> str:
     return _either(
         asking,
         range_s,
-        lambda one: one.sum(f"count_over_time({one.series(PRESENCE)}[{one.range}])"),
+        lambda dialect: dialect.sum(
+            f"count_over_time({dialect.series(PRESENCE)}[{dialect.range}])"
+        ),
     )
 
 
@@ -70,7 +72,7 @@ def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: 
     """What a counter (`part` is empty), or a histogram's `bucket`s, `sum` or `count`, gained, added
     up by some labels."""
     whole = _with_bounds(part, by)
-    return _either(asking, range_s, lambda one: hourly.increase(one, key, part, whole))
+    return _either(asking, range_s, lambda dialect: hourly.increase(dialect, key, part, whole))
 
 
 def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
@@ -101,9 +103,9 @@ def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) 
     if key == BEGUN:
         return gained(TTFT, "count", asking, asking.by, range_s)
 
-    def late(one: Dialect) -> str:
-        series = one.series(TTFT, "_bucket", extra=bound_matcher(late_s or 0.0))
-        return one.sum(f"increase({series}[{one.range}])")
+    def late(dialect: Dialect) -> str:
+        series = dialect.series(TTFT, "_bucket", extra=bound_matcher(late_s or 0.0))
+        return dialect.sum(f"increase({series}[{dialect.range}])")
 
     return _either(asking, range_s, late)
 
@@ -117,7 +119,9 @@ def recorded_worst(asking: QueryScope, key: str, range_s: float) -> str:
 
 def narrowed(asking: QueryScope, only: str) -> QueryScope:
     """The same for fewer series."""
-    return replace(asking, selector=",".join(one for one in (asking.selector, only) if one))
+    return replace(
+        asking, selector=",".join(matchers for matchers in (asking.selector, only) if matchers)
+    )
 
 
 def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
@@ -141,7 +145,7 @@ def up(jobs: Sequence[str], range_s: float) -> str:
 def starts(asking: QueryScope, range_s: float) -> str:
     """When each process began, as its page says."""
     series = asking.series("process_start_time_seconds")
-    by = ", ".join(one for one in asking.by if one not in PROCESS)
+    by = ", ".join(label for label in asking.by if label not in PROCESS)
     return f"max by ({by}) (last_over_time({series}[{duration(range_s)}]))"
 
 
@@ -150,7 +154,7 @@ def configs(asking: QueryScope, range_s: float) -> str:
     return _either(
         asking,
         range_s,
-        lambda one: f"last_over_time({one.series('cache_config_info')}[{one.range}])",
+        lambda dialect: f"last_over_time({dialect.series('cache_config_info')}[{dialect.range}])",
     )
 
 
@@ -255,7 +259,7 @@ class Ranges:
             return dict(zip(queries, pool.map(one, queries), strict=True))
 
     def _run(self, query: Query, run: Steps, rows: Rows, at: int, count: int) -> None:
-        each = min(
+        steps_per_piece = min(
             PIECE_VALUES // max(1, query.rows),
             int(PIECE_SCRAPED / max(1.0, query.scraped * run.step_s)),
         )
@@ -264,7 +268,7 @@ class Ranges:
             from_s=run.first_s,
             to_s=run.last_s,
             step_s=run.step_s,
-            series=SAMPLES_MOST // max(1, each),
+            series=SAMPLES_MOST // max(1, steps_per_piece),
         ):
             self._take(piece, query.key, run, rows, at, count)
 
@@ -274,6 +278,6 @@ class Ranges:
                 self.told.warnings.update(dict.fromkeys(piece.warnings))
         for track in piece.tracks:
             row = rows.setdefault(key(track.labels), np.full(count, np.nan))
-            found = np.array(track.points)
-            places = np.rint((found[:, 0] - run.first_s) / run.step_s).astype(np.intp)
-            row[at + places] = found[:, 1]
+            points = np.array(track.points)
+            places = np.rint((points[:, 0] - run.first_s) / run.step_s).astype(np.intp)
+            row[at + places] = points[:, 1]

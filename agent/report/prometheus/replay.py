@@ -56,24 +56,31 @@ def replayed(
 ) -> Replayed:
     """The scrapes of a target, judged one after the other; `catalogue` is the profile's."""
     monitor = TargetMonitor(name, profile, catalogue)
-    told = _Told()
+    recorder = _Told()
     for t_s, page in _pages(tracks, member):
-        found = (
+        diagnoses = (
             monitor.page(t_s, page)
             if page is not None
             else monitor.failed(t_s, CollectError("the scrape failed (up is 0)", kind="refused"))
         )
-        own = next((one for one in found if _is(one, member)), None)
-        if own is None:
+        diagnosis = next((diagnosis for diagnosis in diagnoses if _is(diagnosis, member)), None)
+        if diagnosis is None:
             continue
-        engine = next((one for one in monitor.engines if one.key.engine == own.engine), None)
+        engine = next(
+            (
+                candidate
+                for candidate in monitor.engines
+                if candidate.key.engine == diagnosis.engine
+            ),
+            None,
+        )
         read = engine if page is not None else None
-        told.take(
-            verdict_of(own, restarted=read is not None and read.restart is not None),
-            own,
+        recorder.take(
+            verdict_of(diagnosis, restarted=read is not None and read.restart is not None),
+            diagnosis,
             read.counters() if read is not None else None,
         )
-    return told.made()
+    return recorder.made()
 
 
 class _Told:
@@ -90,36 +97,38 @@ class _Told:
     def take(
         self,
         seen: Verdict,
-        found: Diagnosis,
+        diagnosis: Diagnosis,
         counters: tuple[tuple[Column, ...], tuple[float, ...]] | None,
     ) -> None:
         for change in self._book.take(seen):
             if change.ended:
                 self._hold(change.interval, change.end_s, change.ended)
-        self._keep(found)
+        self._keep(diagnosis)
         self._made.scrapes += 1
-        self._times.append(found.t_s)
+        self._times.append(diagnosis.t_s)
         for signal, column in self._values.items():
-            value = found.values.get(signal)
+            value = diagnosis.values.get(signal)
             column.append(math.nan if value is None else value)
         if counters is not None:
-            self._count(found.t_s, *counters)
+            self._count(diagnosis.t_s, *counters)
 
-    def _keep(self, found: Diagnosis) -> None:
-        told: dict[str, Any] | None = None
-        for cause in found.causes:
+    def _keep(self, diagnosis: Diagnosis) -> None:
+        stored: dict[str, Any] | None = None
+        for cause in diagnosis.causes:
             rank = int(cause.severity), cause.confidence
             if rank > self._ranks.get(cause.id, (-1, 0.0)):
-                told = told or document(found)
-                self._ranks[cause.id], self._made.documents[cause.id] = rank, told
-        for one in found.recommendations:
-            before = self._made.recommended.get(one.id)
+                stored = stored or document(diagnosis)
+                self._ranks[cause.id], self._made.documents[cause.id] = rank, stored
+        for recommendation in diagnosis.recommendations:
+            before = self._made.recommended.get(recommendation.id)
             if before is None:
-                told = told or document(found)
-                (made,) = [row for row in told["recommendations"] if row["id"] == one.id]
-                self._made.recommended[one.id] = made, found.t_s, found.t_s
+                stored = stored or document(diagnosis)
+                (row_found,) = [
+                    row for row in stored["recommendations"] if row["id"] == recommendation.id
+                ]
+                self._made.recommended[recommendation.id] = row_found, diagnosis.t_s, diagnosis.t_s
             else:
-                self._made.recommended[one.id] = before[0], before[1], found.t_s
+                self._made.recommended[recommendation.id] = before[0], before[1], diagnosis.t_s
 
     def _count(self, t_s: float, columns: tuple[Column, ...], values: tuple[float, ...]) -> None:
         if not self._counted or self._counted[-1][0] is not columns:
@@ -127,36 +136,44 @@ class _Told:
         self._counted[-1][1].append(t_s)
         self._counted[-1][2].append(values)
 
-    def _hold(self, one: Open, end_s: float | None, ended: str) -> None:
-        if one.kind != "health":
+    def _hold(self, interval: Open, end_s: float | None, ended: str) -> None:
+        if interval.kind != "health":
             self._made.held.append(
-                Held(one.kind, one.id, one.severity, one.start_s, end_s, one.last_s, ended)
+                Held(
+                    interval.kind,
+                    interval.id,
+                    interval.severity,
+                    interval.start_s,
+                    end_s,
+                    interval.last_s,
+                    ended,
+                )
             )
 
     def made(self) -> Replayed:
-        for one in self._book.opened:
-            if one.paused:
-                self._hold(one, one.last_s, UNWATCHED)
+        for interval in self._book.opened:
+            if interval.paused:
+                self._hold(interval, interval.last_s, UNWATCHED)
             else:
-                self._hold(one, None, "")
-        made = self._made
-        made.signals = Signals(
+                self._hold(interval, None, "")
+        result = self._made
+        result.signals = Signals(
             np.array(self._times), {key: np.array(row) for key, row in self._values.items()}
         )
-        wanted = frozenset(METRICS)
+        metrics = frozenset(METRICS)
         parts: list[Counted] = []
         for columns, times, rows in self._counted:
-            places = [at for at, column in enumerate(columns) if column.metric in wanted]
+            places = [at for at, column in enumerate(columns) if column.metric in metrics]
             whole: Floats = np.array(rows, dtype=np.float64)[:, places].T
             parts.append(Counted(np.array(times), tuple(columns[at] for at in places), whole))
-        made.increases = Increases(parts, restarts_s=()) if parts else None
-        return made
+        result.increases = Increases(parts, restarts_s=()) if parts else None
+        return result
 
 
-def _is(found: Diagnosis, member: Member) -> bool:
+def _is(diagnosis: Diagnosis, member: Member) -> bool:
     engine, model = member.labels.get("engine"), member.labels.get("model_name")
-    return found.engine in (engine or found.engine, "") and found.model in (
-        model or found.model,
+    return diagnosis.engine in (engine or diagnosis.engine, "") and diagnosis.model in (
+        model or diagnosis.model,
         "",
     )
 
@@ -182,13 +199,13 @@ def _pages(tracks: Sequence[Track], member: Member) -> list[tuple[float, Page | 
         for t_s, value in track.points:
             scraped.setdefault(t_s, {})[place] = value
     layouts: dict[frozenset[int], tuple[list[int], Layout]] = {}
-    made: list[tuple[float, Page | None]] = []
+    pages: list[tuple[float, Page | None]] = []
     for t_s, row in scraped.items():
         key = frozenset(row)
         if key not in layouts:
             places = sorted(key)
             layouts[key] = places, Layout(tuple(series[place] for place in places), {})
         places, layout = layouts[key]
-        made.append((t_s, Page(layout, [row[place] for place in places])))
-    made += [(t_s, None) for t_s, worked in works.items() if worked == 0 and t_s not in scraped]
-    return sorted(made, key=lambda one: one[0])
+        pages.append((t_s, Page(layout, [row[place] for place in places])))
+    pages += [(t_s, None) for t_s, worked in works.items() if worked == 0 and t_s not in scraped]
+    return sorted(pages, key=lambda pair: pair[0])
