@@ -17,7 +17,7 @@ import click
 from kneewatch.agent.printing import FOUND, NO_DATA, OK
 from kneewatch.agent.report.gather import gather
 from kneewatch.agent.report.history import History
-from kneewatch.agent.report.inventory import Wanted, stated_of
+from kneewatch.agent.report.inventory import ReportRequest, stated_of
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.options import SPAN, timestamp
@@ -103,12 +103,12 @@ def run(
     prometheus: str | None = None,
     selector: str = "",
 ) -> int:
-    """Make the report and write it. Returns the exit status.
+    """Build the report and write it. Returns the exit status.
 
-    `compare_s`: how much earlier the time lies that it is compared with; None: with nothing.
+    `compare_s`: how many seconds earlier the compared period is; None for no comparison.
 
     Raises:
-        KneewatchError: there is no history, or a setting cannot be.
+        KneewatchError: there is no history, or a setting is not valid.
     """
     _check_writable(out)
     if selector and prometheus is None:
@@ -123,7 +123,7 @@ def run(
         compare_s=compare_s,
         unit_s=unit_s,
     )
-    request = Wanted(
+    request = ReportRequest(
         grid=now,
         before=before,
         stated=stated_of(settings),
@@ -132,17 +132,21 @@ def run(
         window_s=settings["window_s"],
     )
     if prometheus is not None:
-        report, partial = made_of_fleet(prometheus, selector, settings, request, made_s=made_s)
+        report, partial = report_from_prometheus(
+            prometheus, selector, settings, request, made_s=made_s
+        )
         write(render(report), out)
         exit_status = status(report)
         return NO_DATA if partial and exit_status == OK else exit_status
-    report = made(store_path(settings["store.file"], os.environ), request, made_s=made_s)
+    report = report_from_store(
+        store_path(settings["store.file"], os.environ), request, made_s=made_s
+    )
     write(render(report), out)
     return status(report)
 
 
 def compared_s(value: str | None, since_s: float) -> float | None:
-    """How much earlier the time lies that a report is compared with; None: with nothing.
+    """How many seconds earlier the compared period is; None for no comparison.
 
     Raises:
         click.ClickException: it is neither a duration nor `none`.
@@ -153,10 +157,10 @@ def compared_s(value: str | None, since_s: float) -> float | None:
 
 
 def end_s(value: str | None, settings: Settings) -> float | None:
-    """The end of the time as unix seconds; without a zone it is by the report's own clocks.
+    """The end of the period as unix seconds; without a zone in the report's time zone.
 
     Raises:
-        SettingsError: it is no time, or there is no such time zone.
+        SettingsError: `value` is not a time, or the time zone does not exist.
     """
     try:
         return timestamp(value, zone_of(settings["report.timezone"]))
@@ -164,12 +168,12 @@ def end_s(value: str | None, settings: Settings) -> float | None:
         raise SettingsError(f"--to {value}: no calendar has that time: {exc}") from exc
 
 
-def made(store: Path, request: Wanted, *, made_s: float) -> WeeklyReport:
+def report_from_store(store: Path, request: ReportRequest, *, made_s: float) -> WeeklyReport:
     """The report of a store.
 
     Raises:
         StoreError: it cannot be read.
-        SettingsError: nothing in it is what was asked for.
+        SettingsError: it has no requested target or tier.
     """
     with closing(History(store)) as history:
         _check(history, request)
@@ -177,23 +181,25 @@ def made(store: Path, request: Wanted, *, made_s: float) -> WeeklyReport:
     return build(observed, made_s=made_s, version=version("kneewatch"))
 
 
-def made_of_fleet(
-    url: str, selector: str, settings: Settings, request: Wanted, *, made_s: float
+def report_from_prometheus(
+    url: str, selector: str, settings: Settings, request: ReportRequest, *, made_s: float
 ) -> tuple[WeeklyReport, bool]:
-    """The report of what a metrics system knows, and whether some of that had no answer.
+    """The report from a metrics system, and whether its data is partial.
 
     Raises:
-        CollectError: it does not answer, or knew no vLLM server in that time.
-        SettingsError: the selector, or something that is asked for, cannot be.
+        CollectError: the server does not answer, or has no vLLM series in the period.
+        SettingsError: the selector or a requested target is not valid.
     """
-    from kneewatch.agent.report.prometheus.gather import made_of  # here: a store needs no HTTP
+    from kneewatch.agent.report.prometheus.gather import (
+        gather_prometheus,  # here: a store needs no HTTP
+    )
 
-    observed = made_of(url, settings, selector, request, progress)
+    observed = gather_prometheus(url, settings, selector, request, progress)
     return build(observed, made_s=made_s, version=version("kneewatch")), observed.partial
 
 
 def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:
-    """What makes text of a report, with links to the causes' pages below `docs_url`."""
+    """The function that renders a report, with links to cause pages below `docs_url`."""
     if form == "json":
         return render_json
     from kneewatch.reports.weekly import page  # here: JSON needs no charts
@@ -203,14 +209,14 @@ def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:
 
 
 def status(report: WeeklyReport) -> int:
-    """The exit status: nothing found, findings at warning or worse, or no data."""
+    """The exit status: OK, FOUND (warning or worse), or NO_DATA."""
     if not any(tier.engines for tier in report.tiers):
         return NO_DATA
     return FOUND if SEVERITY[report.severity] >= Severity.WARNING else OK
 
 
 def write(text: str, out: str) -> None:
-    """Write a report: whole or not at all.
+    """Write a report atomically.
 
     Raises:
         SettingsError: the file cannot be written.
@@ -242,7 +248,7 @@ def progress(done: int, steps: int) -> None:
 
 
 def _check_writable(out: str) -> None:
-    """That a file can be there, before minutes are spent on it."""
+    """Check that the file can be written, before minutes are spent on the report."""
     if out == STDOUT:
         return
     path = Path(out)
@@ -252,8 +258,8 @@ def _check_writable(out: str) -> None:
         raise SettingsError(f"--out {out or repr(out)}: write the name of a file")
 
 
-def _check(history: History, request: Wanted) -> None:
-    """That what is asked for is there at all."""
+def _check(history: History, request: ReportRequest) -> None:
+    """Check that the requested targets exist."""
     targets = sorted({engine.target for engine in history.engines()})
     for target in request.targets:
         if target not in targets:

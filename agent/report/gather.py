@@ -1,6 +1,6 @@
-"""From the store to what the report is made of. I/O edge.
+"""A report's inputs from the store. I/O edge.
 
-One engine after another: no more than one's numbers are in memory at a time.
+Reads one engine after another: memory holds the numbers of one engine at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from kneewatch.agent.report.engine import EngineHistory, unknown_of
 from kneewatch.agent.report.history import History, target_observed
-from kneewatch.agent.report.inventory import UNNAMED, Member, Wanted, members_of, seen
+from kneewatch.agent.report.inventory import UNNAMED, Member, ReportRequest, members_of, seen
 from kneewatch.agent.store.records import Interval
 from kneewatch.reports.weekly.hours import Grid
 from kneewatch.reports.weekly.incidents import BRIDGED_S, episodes
@@ -29,17 +29,17 @@ from kneewatch.reports.weekly.observed import (
 from kneewatch.rules.rule import WORDS
 
 DETAILED_MOST = 200
-"""So many incidents, the worst, are told with their evidence."""
+"""At most this many incidents per engine, the worst, get evidence."""
 
 LOOKS = (0.5, 0.25, 0.75, 0.05, 0.95)
-"""Where in an incident its diagnosis is looked up."""
+"""Positions in an incident (0-1) at which its stored diagnosis is looked up."""
 
 SEVERITY = {word: severity for severity, word in WORDS.items()}
 
 
 @dataclass(slots=True)
-class _Found:
-    """What is put together engine by engine."""
+class _Results:
+    """Results collected engine by engine."""
 
     engines: dict[str, list[EngineObserved]] = field(
         default_factory=dict[str, list[EngineObserved]]
@@ -50,15 +50,17 @@ class _Found:
     configured: list[Configured] = field(default_factory=list[Configured])
 
 
-Tell = Callable[[int, int], None]
-"""Is told how much of the work is done, and how much there is."""
+ReportProgress = Callable[[int, int], None]
+"""Called with the steps done and the total number of steps."""
 
 
-def gather(history: History, request: Wanted, tell: Tell = lambda _done, _all: None) -> Observed:
-    """What the store knows of the period and of the one before."""
+def gather(
+    history: History, request: ReportRequest, tell: ReportProgress = lambda _done, _all: None
+) -> Observed:
+    """The period and the one before, read from the store."""
     members = members_of(history, request)
     targets = dict.fromkeys(member.engine.target for member in members)
-    results, steps = _Found(), len(members) + len(targets)
+    results, steps = _Results(), len(members) + len(targets)
     for done, member in enumerate(members):
         tell(done, steps)
         _engine(history, member, request, results)
@@ -83,7 +85,7 @@ def gather(history: History, request: Wanted, tell: Tell = lambda _done, _all: N
     )
 
 
-def _engine(history: History, member: Member, request: Wanted, results: _Found) -> None:
+def _engine(history: History, member: Member, request: ReportRequest, results: _Results) -> None:
     engine, grid = member.engine, request.grid
     if request.before is not None and seen(engine, request.before):
         before = EngineHistory.read(history, engine, request.before, request.window_s)
@@ -139,7 +141,7 @@ def _held(row: Interval) -> Held:
 
 
 def _document(history: History, engine_id: int, episode: Episode) -> dict[str, Any] | None:
-    """The diagnosis of the incident that says its cause at its worst."""
+    """The stored diagnosis in which the incident's cause is at its worst; None without one."""
     best: dict[str, Any] | None = None
     best_rank = (-1, 0.0)
     own = [interval for interval in episode.causes if interval.id == episode.cause] or [
@@ -191,7 +193,9 @@ def _target(
     yield target_observed(target, scrapes, from_s=from_s, to_s=grid.to_s)
 
 
-def _tiers(members: Sequence[Member], results: _Found, request: Wanted) -> list[TierObserved]:
+def _tiers(
+    members: Sequence[Member], results: _Results, request: ReportRequest
+) -> list[TierObserved]:
     tiers: list[TierObserved] = []
     for tier in sorted({member.tier for member in members}):
         own = [member for member in members if member.tier == tier]

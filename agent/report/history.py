@@ -34,8 +34,8 @@ NO_TIMES: Floats = np.empty(0)
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Signals of every scrape, oldest first. Shapes: `times` and each of `values` (scrapes,); NaN
-    where unknown."""
+    """Signals per scrape, oldest first. Shapes: `times` and each of `values` (scrapes,); NaN if
+    unknown."""
 
     times: Floats
     values: dict[str, Floats]
@@ -43,9 +43,8 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counters of neighbouring snapshots. Shapes: `times` (snapshots,), `values` (columns,
-    snapshots); NaN where a page lacks a column. `columns` is the same object as long as they are
-    the same."""
+    """Counters of consecutive snapshots. Shapes: `times` (snapshots,), `values` (columns,
+    snapshots); NaN if a page lacks a column. Equal `columns` are the same object."""
 
     times: Floats
     columns: tuple[Column, ...]
@@ -53,7 +52,7 @@ class Counted:
 
 
 def _sums(data: bytes, order: int) -> array[int]:
-    # They wrap around, as they did when the steps were made.
+    # Overflow wraps around here exactly as it did when the differences were encoded.
     folded = np.frombuffer(data, dtype="<u8")
     signs = (folded & np.uint64(1)).view(np.int64)
     values = (folded >> np.uint64(1)).view(np.int64)
@@ -89,7 +88,7 @@ class History(Reader):
     def signal_arrays(
         self, engine_id: int, keys: Sequence[str], *, from_s: float, to_s: float
     ) -> Signals:
-        """Signals of an engine over a time; a value a minute where they are old."""
+        """Signals of an engine; one value per minute where they were downsampled."""
         span = {"from_s": from_s, "to_s": to_s}
         with self._snapshot() as connection:
             parts = list(signal_parts(connection, engine_id, keys, NUMPY, **span))
@@ -106,8 +105,8 @@ class History(Reader):
     def counter_arrays(
         self, engine_id: int, metrics: Collection[str], *, from_s: float, to_s: float
     ) -> Iterator[Counted]:
-        """Counters of some metrics over a time, an hour or so at once; the first and the last ones
-        begin and end a little outside of it."""
+        """Counters of `metrics`, about an hour per item; the first and the last item reach a
+        little outside of the range."""
         chosen = _Chosen(metrics)
         with self._snapshot() as connection:
             for row in chunk_rows(connection, COUNTERS, engine_id, from_s=from_s, to_s=to_s):
@@ -133,7 +132,7 @@ class History(Reader):
 
 
 class _Chosen:
-    """The columns of some metrics. Chunks mostly have those of the one before."""
+    """Selects the columns of some metrics. Caches them: successive chunks share columns."""
 
     def __init__(self, metrics: Collection[str]) -> None:
         self.metrics = frozenset(metrics)
@@ -167,18 +166,17 @@ class _Chosen:
 
 
 def in_order(times: Floats) -> npt.NDArray[np.bool_]:
-    """The scrapes that are newer than all before them: a clock may have been set back."""
+    """Mask of scrapes newer than all before them: the clock may have been set back."""
     if len(times) == 0:
         return np.empty(0, dtype=np.bool_)
     newest = np.maximum.accumulate(times)
     return np.concatenate(([True], times[1:] > newest[:-1]))
 
 
-# --- What an engine's counters gained between any two times, over restarts and gaps ---------------
+# --- Counter increases over restarts and gaps -----------------------------------------------------
 #
-# As Prometheus counts: a counter that went back began anew at nothing. What was gained while
-# nobody looked is spread evenly over that time; of a process that was replaced then, only what
-# the new one had counted is known.
+# As in Prometheus: a counter that decreases restarted from 0. An increase over a gap is spread
+# evenly over the gap; if the process was replaced in it, only the new process's count is known.
 
 
 BY_SOURCE = "prompt_tokens_by_source"
@@ -192,7 +190,7 @@ Part = tuple[str, str]
 
 
 class Increases:
-    """The increases of an engine's counters, label sets of a metric added up."""
+    """Increases of an engine's counters, summed over the label sets of a metric."""
 
     def __init__(self, counted: Iterable[Counted], *, restarts_s: Sequence[float]) -> None:
         parts = list(counted)
@@ -203,20 +201,20 @@ class Increases:
         anew = np.searchsorted(self.times, np.asarray(sorted(restarts_s), dtype=np.float64))
         self._anew: npt.NDArray[np.int64] = np.unique(anew[anew < len(self.times)])
         self._gained: dict[Part, Floats] = {}
-        self._told: dict[Part, Truths] = {}
-        """Of parts that some page lacked: the steps between snapshots of which they tell."""
+        self._covered: dict[Part, Truths] = {}
+        """For parts that some page lacks: the steps between snapshots that they cover."""
         for column, whole in _joined(parts, len(times)).items():
             values = whole[keep]
-            gained, covered = self._of(values), self._steps_told(values)
+            gained, covered = self._of(values), self._covered_steps(values)
             for part in _parts(column):
                 before = self._gained.get(part)
                 self._gained[part] = gained if before is None else before + gained
                 if covered is not None:
-                    self._told[part] = covered & self._told.get(part, np.True_)
+                    self._covered[part] = covered & self._covered.get(part, np.True_)
 
-    def _steps_told(self, values: Floats) -> Truths | None:
-        """The steps between snapshots of which a column tells: from its birth to its last page, but
-        for a time without it in which the process was replaced. None: all of them."""
+    def _covered_steps(self, values: Floats) -> Truths | None:
+        """The steps between snapshots that a column covers: from its first to its last page,
+        without gaps in which the process was replaced. None if it covers all."""
         present = np.flatnonzero(~np.isnan(values))
         if len(present) in (0, len(values)):
             return None
@@ -231,11 +229,11 @@ class Increases:
         return covered
 
     def _of(self, values: Floats) -> Floats:
-        """What a column had gained by each time since the first."""
+        """The increase of a column since the first time. Shape: (snapshots,)."""
         present = np.flatnonzero(~np.isnan(values))
         if len(present) < 2 and (len(present) == 0 or present[0] == 0):
             return np.zeros(len(values))
-        # A series that appears while it is watched was born with nothing.
+        # A series that appears while the engine is watched started at 0.
         first = 0.0 if present[0] > 0 else values[present[0]]
         seen = values[present]
         steps = np.diff(seen, prepend=first)
@@ -248,7 +246,7 @@ class Increases:
         gained = np.cumsum(steps)
         if len(present) == len(values):
             return gained
-        # Between two pages that had it, it rose evenly; before the first it was nothing.
+        # Linear between two pages that have the column; 0 before the first.
         begun = max(present[0] - 1, 0)
         at = (
             self.times[present]
@@ -259,15 +257,15 @@ class Increases:
         return np.interp(self.times, at, rose)
 
     def between(self, part: Part, edges_s: Floats) -> Floats | None:
-        """What was gained between each two neighbouring times; None where it was never there."""
+        """The increase between consecutive edges; None if the part never existed."""
         gained = self._gained.get(part)
         if gained is None:
             return None
         return np.diff(np.interp(edges_s, self.times, gained))
 
     def covered(self, edges_s: Floats, *, gap_s: float) -> Floats:
-        """Seconds between each two neighbouring times that the counters tell of: not those in
-        which the process was replaced while nobody looked."""
+        """Seconds between consecutive edges that the counters cover; gaps in which the process
+        was replaced are not covered."""
         if len(self.times) < 2:
             return np.zeros(len(edges_s) - 1)
         steps = np.diff(self.times)
@@ -277,9 +275,9 @@ class Increases:
         return np.diff(np.interp(edges_s, self.times, np.append(0.0, np.cumsum(steps))))
 
     def tallies(self, metric: str, edges_s: Floats) -> list[Tally | None]:
-        """A histogram between each two neighbouring times; None where it was not there.
+        """A histogram between consecutive edges; None if it did not exist.
 
-        Its bounds are those that were there all the time between: buckets change with a version.
+        Only buckets present during the whole interval are used: versions change buckets.
         """
         parts = sorted(
             (part for part in self._gained if part[0] == metric and part[1] not in NO_BOUNDS),
@@ -300,13 +298,13 @@ class Increases:
         return by_slot
 
     def _lacking(self, parts: Sequence[Part], edges_s: Floats) -> dict[int, Truths]:
-        """Places of the buckets that some page lacked, and between which times it did."""
+        """Indices of buckets that some page lacks, and the intervals in which one did."""
         steps = np.diff(self.times)
-        # All buckets of a histogram that comes with use are born together: the last is +Inf.
-        whole = self._told.get(parts[-1], np.ones(len(steps), dtype=np.bool_))
+        # All buckets of a histogram appear together, so +Inf (the last) shows when it existed.
+        whole = self._covered.get(parts[-1], np.ones(len(steps), dtype=np.bool_))
         by_place: dict[int, Truths] = {}
         for place, part in enumerate(parts):
-            covered = self._told.get(part)
+            covered = self._covered.get(part)
             if covered is not None:
                 lost_s = np.append(0.0, np.cumsum(steps * (whole & ~covered)))
                 by_place[place] = np.diff(np.interp(edges_s, self.times, lost_s)) > 0
@@ -314,7 +312,7 @@ class Increases:
 
 
 def _without(tally: Tally, lacks: Collection[int]) -> Tally:
-    """A histogram without some of its buckets."""
+    """A histogram without the buckets at the indices `lacks`."""
     if not lacks:
         return tally
     kept = [place for place in range(len(tally.bounds)) if place not in lacks]
@@ -326,7 +324,7 @@ def _without(tally: Tally, lacks: Collection[int]) -> Tally:
 
 
 def _parts(column: Column) -> list[Part]:
-    """What a column counts for."""
+    """The parts that a column adds to."""
     if column.metric == BY_SOURCE:
         return [(COMPUTED, "")] if LOCAL in column.labels else []
     parts: list[Part] = [(column.metric, column.part)]
@@ -337,7 +335,7 @@ def _parts(column: Column) -> list[Part]:
 
 
 def _joined(parts: Sequence[Counted], rows: int) -> dict[Column, Floats]:
-    """Each column over all times; NaN where a page lacks it."""
+    """Each column over all times; NaN if a page lacks it."""
     joined: dict[Column, Floats] = {}
     at = 0
     for part in parts:
@@ -350,27 +348,26 @@ def _joined(parts: Sequence[Counted], rows: int) -> dict[Column, Floats]:
     return joined
 
 
-# --- How a target was scraped: how often, what failed, and when nobody looked ---------------------
+# --- Scrapes of a target: interval, failures, gaps -----------------------------------------------
 
 
 GAP_SCRAPES = 3.0
 GAP_LEAST_S = 30.0
-"""Scrapes that lie further apart have a gap between them."""
+"""Scrapes further apart than max(GAP_SCRAPES intervals, GAP_LEAST_S) have a gap between them."""
 
 
 def usual_step_s(times: Floats) -> float:
-    """The usual distance of two scrapes; 0 where there are none."""
+    """The median scrape interval in seconds; 0 with fewer than two scrapes."""
     return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
 
 
 def gap_s(times: Floats) -> float:
-    """Scrapes that lie further apart than this have a gap between them."""
+    """The longest distance of two scrapes in seconds that is not a gap."""
     return max(GAP_SCRAPES * usual_step_s(times), GAP_LEAST_S)
 
 
 def runs(holds: npt.NDArray[np.bool_], *, bridged: int = 1) -> list[npt.NDArray[np.intp]]:
-    """The places where something holds, those at most `bridged` apart together. A run begins with
-    its first place and ends with its last one, both included.
+    """Runs of true values, as arrays of indices; runs at most `bridged` apart are merged.
 
     Shape: `holds` (scrapes,) or (steps,).
     """
@@ -380,13 +377,13 @@ def runs(holds: npt.NDArray[np.bool_], *, bridged: int = 1) -> list[npt.NDArray[
 
 
 def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
-    """A target's scrapes of a period. What lies before its first one ever is no gap: `from_s` is
-    the later of the two."""
+    """Scrapes, failures and gaps of a target. `from_s` is the later of the period's start and the
+    target's first scrape ever, so that the time before it is not a gap."""
     times = np.asarray(scrapes.times)
     places = np.flatnonzero(in_order(times))
     times, failed = times[places], np.isin(places, list(scrapes.failed))
     usual_s, gap = usual_step_s(times), gap_s(times)
-    # A failure lasts to the next scrape, and has the reason of the first one in a row.
+    # A failure lasts until the next scrape; a row of failures has the reason of the first.
     ends = np.append(times[1:], times[-1:] + usual_s)
     unread = [
         Unread(float(times[run[0]]), float(ends[run[-1]]), scrapes.failed[int(places[run[0]])])

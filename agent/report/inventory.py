@@ -28,8 +28,8 @@ UNNAMED = "unknown model"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a report is to be about. Empty `tiers` or `targets`: all of them."""
+class ReportRequest:
+    """What a report covers. Empty `tiers` or `targets` mean all."""
 
     grid: Grid
     before: Grid | None
@@ -41,10 +41,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An engine and the tier that it is of; `document` is its newest diagnosis of the period.
+    """An engine and its tier; `document` is its newest diagnosis of the period.
 
-    A target that could not be read at first left an engine without a name: it has incidents, but
-    does not count as an engine where the target showed others.
+    A target that was unreachable at first is stored as an engine without a name. It has
+    incidents, but does not count as an engine if the target has others (`counts` is false).
     """
 
     engine: StoredEngine
@@ -54,11 +54,11 @@ class Member:
     counts: bool = True
 
 
-def members_of(history: History, request: Wanted) -> list[Member]:
-    """The engines of both periods that are asked for.
+def members_of(history: History, request: ReportRequest) -> list[Member]:
+    """The requested engines of both periods.
 
     Raises:
-        SettingsError: there were engines, and none of a tier that is asked for.
+        SettingsError: there are engines, but none in a requested tier.
     """
     members: list[Member] = []
     for engine in history.engines():
@@ -81,7 +81,7 @@ def members_of(history: History, request: Wanted) -> list[Member]:
 
 
 def names_of(member: Member) -> set[str]:
-    """What an engine's tier may be asked for by: as the report names it, or by its label."""
+    """Names that select the engine's tier: the report's name for it, or its `tier` label."""
     return {member.tier, member.engine.labels.get("tier") or member.tier}
 
 
@@ -94,11 +94,11 @@ def _check_tiers(members: Sequence[Member], tiers: Sequence[str]) -> None:
 
 
 def seen(engine: StoredEngine, grid: Grid) -> bool:
-    """Whether an engine was there in a period."""
+    """Whether an engine was present in a period."""
     return engine.first_s < grid.to_s and engine.last_s >= grid.from_s
 
 
-def _member(history: History, engine: StoredEngine, request: Wanted) -> Member:
+def _member(history: History, engine: StoredEngine, request: ReportRequest) -> Member:
     document = history.document(engine.id, min(engine.last_s, request.grid.to_s))
     tier = (document or {}).get("tier") or engine.labels.get("tier") or ""
     gpu = request.stated(engine.target).stated.gpu
@@ -149,7 +149,7 @@ def _stated(settings: Settings) -> TierStated:
 
 
 def _workload(settings: Settings) -> WorkloadStated | None:
-    """The workload of the profile that is named, for reports or for all."""
+    """The workload of the profile set for reports, else of the general one; None without one."""
     key = PROFILE_SETTING if settings["report.profile"] is None else "report.profile"
     profile = named_profile(settings, key)
     if profile is None:
@@ -158,7 +158,7 @@ def _workload(settings: Settings) -> WorkloadStated | None:
     return WorkloadStated(
         origin=Path(settings[key]).name,
         input_mean_tokens=lengths.mean_input_tokens,
-        # Of a session's calls only the last one's is known, not that of all.
+        # Of a session only the last call's length is known, not the distribution over all calls.
         input_p95_tokens=None if profile.session else float(lengths.input_p95_tokens),
         output_mean_tokens=lengths.mean_output_tokens,
         output_p95_tokens=float(lengths.output_p95_tokens),

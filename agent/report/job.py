@@ -18,10 +18,16 @@ from zoneinfo import ZoneInfo
 
 import orjson
 
-from kneewatch.agent.report.command import made, made_of_fleet, periods, renderer, write
+from kneewatch.agent.report.command import (
+    periods,
+    renderer,
+    report_from_prometheus,
+    report_from_store,
+    write,
+)
 from kneewatch.agent.report.delivery import receivers_of, send
 from kneewatch.agent.report.history import History
-from kneewatch.agent.report.inventory import Wanted, seen, stated_of
+from kneewatch.agent.report.inventory import ReportRequest, seen, stated_of
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.report.schedule import settings_of
 from kneewatch.agent.settings.effective import Settings
@@ -64,14 +70,14 @@ def _made(given: dict[str, Any], settings: Settings, due_s: float) -> WeeklyRepo
     daemon looks at through a metrics system."""
     request, store = _wanted(settings, due_s), Path(given["store"])
     if given["fleet"] is None or _watched(store, request):
-        return made(store, request, made_s=time.time())
+        return report_from_store(store, request, made_s=time.time())
     url, selector = given["fleet"]
     request = _wanted(settings, due_s, unit_s=whole_s(settings["report.since_s"]))
-    report, _ = made_of_fleet(url, selector, settings, request, made_s=time.time())
+    report, _ = report_from_prometheus(url, selector, settings, request, made_s=time.time())
     return report
 
 
-def _wanted(settings: Settings, due_s: float, *, unit_s: float = 0.0) -> Wanted:
+def _wanted(settings: Settings, due_s: float, *, unit_s: float = 0.0) -> ReportRequest:
     since_s: float = settings["report.since_s"]
     now, before = periods(
         settings["report.timezone"],
@@ -80,10 +86,10 @@ def _wanted(settings: Settings, due_s: float, *, unit_s: float = 0.0) -> Wanted:
         compare_s=since_s,
         unit_s=unit_s,
     )
-    return Wanted(now, before, stated_of(settings), window_s=settings["window_s"])
+    return ReportRequest(now, before, stated_of(settings), window_s=settings["window_s"])
 
 
-def _watched(store: Path, request: Wanted) -> bool:
+def _watched(store: Path, request: ReportRequest) -> bool:
     with closing(History(store)) as history:
         return any(seen(engine, request.grid) for engine in history.engines())
 

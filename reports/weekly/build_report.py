@@ -27,7 +27,7 @@ from kneewatch.reports.weekly.tier_sections import (
 )
 from kneewatch.reports.weekly.tier_workload import workload
 from kneewatch.reports.weekly.track_record import track_record
-from kneewatch.reports.weekly.trends import NOISE_TEST, Past, past
+from kneewatch.reports.weekly.trends import NOISE_TEST, TierPeriod, past
 from kneewatch.reports.weekly.verdict import SEVERITY, TierSections, severity, verdict
 from kneewatch.rules.rule import Severity
 
@@ -100,9 +100,9 @@ def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
 def _sections(
     tier: TierObserved, observed: Observed, all_incidents: Sequence[Incident]
 ) -> _Sections:
-    now = past(observed.grid, tier.engines, tier.together)
+    now = past(observed.grid, tier.engines, tier.totals)
     before = (
-        past(observed.before_grid, tier.before, tier.together_before)
+        past(observed.before_grid, tier.before, tier.totals_before)
         if observed.before_grid
         else None
     )
@@ -143,7 +143,7 @@ def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
     return worst
 
 
-def _tier(tier: TierObserved, now: Past | None) -> Tier:
+def _tier(tier: TierObserved, now: TierPeriod | None) -> Tier:
     gpus = tier.stated.gpus
     length_s = now.grid.to_s - now.grid.from_s if now is not None else 1.0
     return Tier(

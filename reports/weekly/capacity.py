@@ -22,7 +22,7 @@ from kneewatch.reports.weekly.knee import Curve
 from kneewatch.reports.weekly.levers import levers
 from kneewatch.reports.weekly.observed import EngineObserved, Recommended, TierObserved
 from kneewatch.reports.weekly.tier_sections import MemoryPart, Option, TierSize, TierWorkload
-from kneewatch.reports.weekly.trends import Past
+from kneewatch.reports.weekly.trends import TierPeriod
 from kneewatch.rules.rule import Severity
 
 SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)
@@ -118,7 +118,7 @@ def sized(
     tier: TierObserved,
     work: TierWorkload,
     knee: Curve | None,
-    now: Past | None,
+    now: TierPeriod | None,
     *,
     worst: Mapping[str, Severity],
     recommended: Sequence[Recommended],
@@ -190,7 +190,7 @@ def _answer(
         return None, (f"not sized: {error}",)
 
 
-def _capacity_tokens(now: Past | None, launched: Deployment) -> float | None:
+def _capacity_tokens(now: TierPeriod | None, launched: Deployment) -> float | None:
     """Tokens that one engine's KV cache holds, by its own page."""
     seen = m.level("kv_capacity_tokens")(now.whole) if now is not None else None
     return seen or launched.capacity_tokens

@@ -14,7 +14,7 @@ from kneewatch.reports.weekly.knee import Curve
 from kneewatch.reports.weekly.levers import live
 from kneewatch.reports.weekly.observed import Recommended, TierObserved
 from kneewatch.reports.weekly.tier_sections import Saving, TierMoney, TierSize
-from kneewatch.reports.weekly.trends import Measure, Of, Past, trend, unknown
+from kneewatch.reports.weekly.trends import Measure, Of, TierPeriod, trend, unknown
 
 HOURS_PER_MONTH = 730.0
 """A twelfth of a year."""
@@ -29,8 +29,8 @@ def money(
     tier: TierObserved,
     size: TierSize,
     knee: Curve | None,
-    now: Past | None,
-    before: Past | None,
+    now: TierPeriod | None,
+    before: TierPeriod | None,
     recommended: Sequence[Recommended],
 ) -> TierMoney:
     """The tier's bill over the period."""
@@ -90,7 +90,7 @@ def _at_full(rate: float | None, knee: Curve | None) -> float | None:
 
 
 def _utilization(
-    tier: TierObserved, knee: Curve | None, now: Past | None, before: Past | None
+    tier: TierObserved, knee: Curve | None, now: TierPeriod | None, before: TierPeriod | None
 ) -> tuple[Trend, str]:
     """How much of the capacity was used on average: GPU activity, else load over capacity."""
     busy = Measure("utilization_ratio", "utilization", "ratio", m.level(m.GPU_BUSY), UP,

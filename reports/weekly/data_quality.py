@@ -219,7 +219,7 @@ def _bucket_notes(tiers: Sequence[TierObserved]) -> list[str]:
         layouts: dict[str, set[tuple[float, ...]]] = {}
         for span in (
             *(span for engine in tier.engines for span in engine.spans),
-            *tier.together.spans,
+            *tier.totals.spans,
         ):
             for metric, tally in span.tallies.items():
                 if tally.count > 0:

@@ -12,7 +12,7 @@ from kneewatch.reports.weekly.aggregation import Span
 from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.observed import TierStated
 from kneewatch.reports.weekly.tier_sections import TableRow, TierTables
-from kneewatch.reports.weekly.trends import Measure, Of, Past, trend
+from kneewatch.reports.weekly.trends import Measure, Of, TierPeriod, trend
 from kneewatch.rules.guide_tables import KV_TABLE, MONITORING, Row
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.rule import Rule, Severity
@@ -220,8 +220,8 @@ KNOWN_REUSE = 0.3
 def tables(
     tier: str,
     stated: TierStated,
-    now: Past | None,
-    before: Past | None,
+    now: TierPeriod | None,
+    before: TierPeriod | None,
     *,
     worst: Mapping[str, Severity],
     c_max: float | None,
@@ -243,7 +243,7 @@ def _slo(stated: TierStated) -> tuple[Rule, ...]:
     return slo_rules(ttft_p99_s=targets.ttft_p99_s, itl_p99_s=targets.itl_p99_s)
 
 
-def _placed(spec: RowSpec, now: Past | None, c_max: float | None) -> RowSpec:
+def _placed(spec: RowSpec, now: TierPeriod | None, c_max: float | None) -> RowSpec:
     """The fleet's utilization by load where no GPU is read and the load is known."""
     if spec.row.subject != FLEET or c_max is None or now is None:
         return spec
@@ -261,8 +261,8 @@ def _placed(spec: RowSpec, now: Past | None, c_max: float | None) -> RowSpec:
 
 def _row(
     spec: RowSpec,
-    now: Past | None,
-    before: Past | None,
+    now: TierPeriod | None,
+    before: TierPeriod | None,
     rules: Mapping[str, Rule],
     worst: Mapping[str, Severity],
 ) -> TableRow:
@@ -298,7 +298,7 @@ def _state(
     spec: RowSpec,
     figures: tuple[Trend, ...],
     rules: Mapping[str, Rule],
-    before: Past | None,
+    before: TierPeriod | None,
     worst: Mapping[str, Severity],
 ) -> tuple[str, str]:
     """The state, and what to do about it."""

@@ -19,7 +19,7 @@ from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Spread
 from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, TierStated
 from kneewatch.reports.weekly.tier_sections import BenchmarkCheck, KneeStep, TierKnee
-from kneewatch.reports.weekly.trends import Past
+from kneewatch.reports.weekly.trends import TierPeriod
 from kneewatch.rules.rule import WINDOW_S
 
 TTFT_OFF, GPU_OFF = 0.3, -0.2
@@ -71,7 +71,7 @@ def thinned(points: Sequence[Point]) -> list[Point]:
     ]
 
 
-def knee(tier: TierObserved, knee_curve: Curve | None, now: Past | None) -> TierKnee:
+def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod | None) -> TierKnee:
     """The knee, where the peak sat against it, and the benchmark beside it."""
     points = [point for engine in tier.engines for point in engine.points]
     learned = knee_curve.learned if knee_curve else None
@@ -104,7 +104,7 @@ def knee(tier: TierObserved, knee_curve: Curve | None, now: Past | None) -> Tier
     )
 
 
-def benchmark_checks(stated: TierStated, now: Past | None) -> tuple[BenchmarkCheck, ...]:
+def benchmark_checks(stated: TierStated, now: TierPeriod | None) -> tuple[BenchmarkCheck, ...]:
     """TTFT P99 and GPU activity of production against the benchmark's."""
     whole = now.whole if now is not None else None
     ttft_s = m.TTFT_P99.of(whole) if whole else None

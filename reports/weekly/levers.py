@@ -26,7 +26,7 @@ def levers(
 ) -> tuple[Lever, ...]:
     """Each lever once, those that were recommended first."""
     # The newest of each: its numbers are those of the load as it was last.
-    levers = {lever.id: lever for lever in map(_told, live(recommended))}
+    levers = {lever.id: lever for lever in map(_recommended_lever, live(recommended))}
     for lever in _computed(answer, replicas_needed, gpus_each):
         levers.setdefault(lever.id, lever)
     return tuple(levers.values())
@@ -50,7 +50,7 @@ def live(recommended: Sequence[Recommended]) -> list[Recommended]:
     return [recommendation for recommendation in order if recommendation.fate in LIVE]
 
 
-def _told(recommendation: Recommended) -> Lever:
+def _recommended_lever(recommendation: Recommended) -> Lever:
     document = recommendation.document
     before: Mapping[str, float] = document.get("before", {})
     cost = document.get("cost_usd_per_hour")

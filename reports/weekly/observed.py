@@ -165,7 +165,7 @@ class EngineObserved:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class TierTotals:
     """What is known of a tier's engines in sum only, beside what is known of each: a metrics system
     adds up histograms itself. `spans` are one for each of the grid's hours, or none; `minutes` are
     as an engine's."""
@@ -219,8 +219,8 @@ class TierObserved:
     stated: TierStated
     engines: Sequence[EngineObserved]
     before: Sequence[EngineObserved] = ()
-    together: Together = Together()
-    together_before: Together = Together()
+    totals: TierTotals = TierTotals()
+    totals_before: TierTotals = TierTotals()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from kneewatch.reports.weekly.figures import DOWN, UP
 from kneewatch.reports.weekly.hours import Slot
 from kneewatch.reports.weekly.observed import TierStated
 from kneewatch.reports.weekly.tier_sections import ErrorBudget, Hour, Latency, TierSlo, WeekdayHour
-from kneewatch.reports.weekly.trends import Measure, Past, in_turn, trend
+from kneewatch.reports.weekly.trends import Measure, TierPeriod, in_turn, trend
 
 NO_TARGET = "no TTFT target set (slo.ttft_p99_s): late requests are unknown"
 LATENCIES = (
@@ -28,7 +28,9 @@ LATENCIES = (
 PERCENTS = (50, 95, 99)
 
 
-def slo(tier: str, stated: TierStated, now: Past | None, before: Past | None) -> TierSlo:
+def slo(
+    tier: str, stated: TierStated, now: TierPeriod | None, before: TierPeriod | None
+) -> TierSlo:
     """The tier's service over the period."""
     target_s = stated.targets.ttft_p99_s
     missing = NO_TARGET if target_s is None else "no requests in this period"
@@ -54,7 +56,7 @@ def slo(tier: str, stated: TierStated, now: Past | None, before: Past | None) ->
 
 
 def _latency(
-    name: str, metric: str, stated: TierStated, now: Past | None, before: Past | None
+    name: str, metric: str, stated: TierStated, now: TierPeriod | None, before: TierPeriod | None
 ) -> Latency:
     budget_s = {"ttft": stated.targets.ttft_p99_s, "itl": stated.targets.itl_p99_s}.get(name)
     p50, p95, p99 = (
@@ -114,7 +116,7 @@ def _budget(stated: TierStated, whole: Span) -> ErrorBudget:
     )
 
 
-def _hours(stated: TierStated, now: Past) -> tuple[Hour, ...]:
+def _hours(stated: TierStated, now: TierPeriod) -> tuple[Hour, ...]:
     return tuple(
         _hour(stated, slot, span) for slot, span in zip(now.grid.slots, now.hours, strict=True)
     )
@@ -153,7 +155,7 @@ def _requests(span: Span) -> float | None:
     return None if tally is None else tally.count
 
 
-def _by_weekday(stated: TierStated, now: Past) -> tuple[WeekdayHour, ...]:
+def _by_weekday(stated: TierStated, now: TierPeriod) -> tuple[WeekdayHour, ...]:
     """All hours of a week, those that the period has none of among them."""
     cells: dict[tuple[int, int], list[Span]] = {}
     for slot, span in zip(now.grid.slots, now.hours, strict=True):

@@ -11,9 +11,14 @@ from kneewatch.diagnose.sizing.replicas.archetypes import archetype
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import Trend
 from kneewatch.reports.weekly.hours import DAY_S
-from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, Together, WorkloadStated
+from kneewatch.reports.weekly.observed import (
+    EngineObserved,
+    TierObserved,
+    TierTotals,
+    WorkloadStated,
+)
 from kneewatch.reports.weekly.tier_sections import Arrivals, Drift, Lengths, TierWorkload
-from kneewatch.reports.weekly.trends import Measure, Past, judged, trend
+from kneewatch.reports.weekly.trends import Measure, TierPeriod, judged, trend
 
 MINUTE_S = 60.0
 LONG_INPUT_TOKENS, LONG_OUTPUT_TOKENS = 2000.0, 800.0
@@ -30,7 +35,7 @@ NO_PROFILE = (
 NO_REQUEST = "no request finished in this period"
 
 
-def workload(tier: TierObserved, now: Past | None, before: Past | None) -> TierWorkload:
+def workload(tier: TierObserved, now: TierPeriod | None, before: TierPeriod | None) -> TierWorkload:
     """The tier's requests over the period."""
     prompt, output = (
         _lengths("prompt_tokens", PROMPT_LENGTH, now, before),
@@ -53,7 +58,7 @@ def workload(tier: TierObserved, now: Past | None, before: Past | None) -> TierW
     )
 
 
-def _lengths(key: str, metric: str, now: Past | None, before: Past | None) -> Lengths:
+def _lengths(key: str, metric: str, now: TierPeriod | None, before: TierPeriod | None) -> Lengths:
     p50, p95, p99 = (
         trend(
             Measure(f"{key}_p{percent}", f"P{percent}", "tokens", m.quantile(metric, percent / 100),
@@ -67,8 +72,8 @@ def _lengths(key: str, metric: str, now: Past | None, before: Past | None) -> Le
 
 def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
     """Requests a second of the whole tier, minute by minute from the period's start on."""
-    now = _per_s(tier.engines, tier.together)
-    before = _per_s(tier.before, tier.together_before)
+    now = _per_s(tier.engines, tier.totals)
+    before = _per_s(tier.before, tier.totals_before)
     rates = [(at, rate) for at, rate in enumerate(now) if rate is not None]
     highest = max(rates, key=lambda hour_and_rate: hour_and_rate[1], default=None)
     mean, p95, p99 = (
@@ -87,7 +92,7 @@ def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
     )
 
 
-def _per_s(engines: Sequence[EngineObserved], together: Together) -> list[float | None]:
+def _per_s(engines: Sequence[EngineObserved], together: TierTotals) -> list[float | None]:
     """The tier's rate in each minute; None where no engine of it tells."""
     all_minutes = (*(engine.minutes for engine in engines), together.minutes)
     columns = [minutes for minutes in all_minutes if minutes]

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from kneewatch.reports.weekly.aggregation import NOTHING, Level, Span, Tally, added
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Spark, Trend
 from kneewatch.reports.weekly.hours import HOUR_S, Grid
-from kneewatch.reports.weekly.observed import EngineObserved, Together
+from kneewatch.reports.weekly.observed import EngineObserved, TierTotals
 
 EMPTY = Span()
 
@@ -27,7 +27,7 @@ def in_turn(spans: Sequence[Span]) -> Span:
     return _merged(spans, clock_s=fsum(span.clock_s for span in spans))
 
 
-def hourly(engines: Sequence[EngineObserved], together: Together) -> list[Span]:
+def hourly(engines: Sequence[EngineObserved], together: TierTotals) -> list[Span]:
     """The hours of a tier; empty without engines."""
     rows = [*(engine.spans for engine in engines), *([together.spans] if together.spans else ())]
     return [beside(spans) for spans in zip(*rows, strict=True)]
@@ -113,7 +113,7 @@ _T99 = (9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.055, 2.
 """Two-sided 99% quantiles of Student's t, by degrees of freedom."""
 
 SPARK_STEPS_MOST = 42
-ALONE = Together()
+ALONE = TierTotals()
 
 Of = Callable[[Span], float | None]
 
@@ -135,7 +135,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class TierPeriod:
     """A tier over a period: its hours, its days, and all of it."""
 
     grid: Grid
@@ -158,15 +158,17 @@ class Past:
         return Spark(self.grid.from_s, hours_each * HOUR_S, measure.unit, values)
 
 
-def past(grid: Grid, engines: Sequence[EngineObserved], together: Together = ALONE) -> Past | None:
+def past(
+    grid: Grid, engines: Sequence[EngineObserved], together: TierTotals = ALONE
+) -> TierPeriod | None:
     """A tier's period; None where it had no engine."""
     if not engines:
         return None
     hours = hourly(engines, together)
-    return Past(grid, tuple(hours), tuple(by_day(grid, hours)), in_turn(hours))
+    return TierPeriod(grid, tuple(hours), tuple(by_day(grid, hours)), in_turn(hours))
 
 
-def trend(measure: Measure, now: Past | None, before: Past | None) -> Trend:
+def trend(measure: Measure, now: TierPeriod | None, before: TierPeriod | None) -> Trend:
     """A figure now and before, with what may be said of the change."""
     value = None if now is None else now.value(measure)
     result = Trend(measure.key, measure.name, measure.unit, value)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.report.engine import IDLE_RUNNING, with_eviction
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.inventory import Part, Roll
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, Part
 from kneewatch.agent.report.prometheus.queries import Query, Ranges
 from kneewatch.agent.report.prometheus.resolution import Floats, RowKey, Rows, Steps
 from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS, STEP_S
@@ -33,28 +33,30 @@ from kneewatch.reports.weekly.measures import (
 Truths = npt.NDArray[np.bool_]
 
 BUCKETS = 20
-"""About as many has a histogram of vLLM."""
+"""Approximate number of buckets of a vLLM histogram, to estimate a query's size."""
 
 WHOLE = 0.95
-"""Sums of that share of a tier's engine-hours are taken; one evaluation an hour is a twelfth."""
+"""Recorded sums are used for an hour if they cover this share of the tier's engine-time."""
 
 PART = "#"
-"""Stands before the number of a query's part."""
+"""Separates a query's name from the number of its part."""
 
 ENGINES = "engines in the recorded sums"
 Text = Callable[[QueryScope, Sequence[str], float], str]
 
 
 class Hours:
-    """Asks for what the engines of a roll counted in each hour of a period."""
+    """Queries the hourly increases of a fleet's counters and histograms."""
 
-    def __init__(self, ranges: Ranges, roll: Roll, grid: Grid) -> None:
-        self._ranges, self._roll, self._grid = ranges, roll, grid
-        self._groups = len({roll.group(engine) for engine in roll.members})
+    def __init__(self, ranges: Ranges, fleet: FleetEngines, grid: Grid) -> None:
+        self._ranges, self._fleet, self._grid = ranges, fleet, grid
+        self._groups = len({fleet.group(engine) for engine in fleet.members})
 
     def read(self, running: Rows, at: Steps) -> tuple[dict[str, Rows], int]:
-        """Rows by counter, or histogram and part; and how many hours are of recorded sums.
-        `running` says which engine was there when."""
+        """Rows by counter or histogram part, and the number of hours read from recorded sums.
+
+        `running` shows when each engine was present.
+        """
         whole = self._whole(running, at)
         slots = self._grid.slots
         hourly: dict[str, Rows] = {name: {} for name in self._named(queries.gained)}
@@ -65,7 +67,7 @@ class Hours:
             batch: dict[str, Query] = {}
             for name, (query_text, series) in self._named(text).items():
                 batch |= self.of_parts(name, query_text, series, kept=text is queries.gained_kept)
-            rows = together(self._ranges.slots(batch, [slots[at] for at in places.tolist()]))
+            rows = merge_parts(self._ranges.slots(batch, [slots[at] for at in places.tolist()]))
             for name, part in rows.items():
                 for key, row in part.items():
                     hourly[name].setdefault(key, np.full(len(slots), np.nan))[places] = row
@@ -74,22 +76,24 @@ class Hours:
     def of_parts(
         self, name: str, text: Text, series: int, *, kept: bool = False
     ) -> dict[str, Query]:
-        """A query for each part that engines are added up by; `series` are those of one engine.
-        With `kept` of recorded sums."""
-        roll = self._roll
+        """One query per part of the fleet; `series`: series per engine.
+
+        With `kept` the queries read recorded sums instead of raw series.
+        """
+        fleet = self._fleet
         by_part: dict[str, Query] = {}
-        for at, part in enumerate(roll.parts):
+        for at, part in enumerate(fleet.parts):
             only = (part.kept or "") if kept else part.only
             by_part[f"{name}{PART}{at}"] = Query(
-                partial(text, queries.narrowed(roll.asking, only), part.by),
+                partial(text, queries.narrowed(fleet.asking, only), part.by),
                 partial(_bucket, part) if series > 1 else part.key,
                 self._groups * series,
-                series * (self._groups / STEP_S if kept else len(roll.members) / roll.scrape_s),
+                series * (self._groups / STEP_S if kept else len(fleet.members) / fleet.scrape_s),
             )
         return by_part
 
     def _named(self, text: Callable[..., str]) -> dict[str, tuple[Text, int]]:
-        """What is asked for, and how many series one engine has of it."""
+        """The text of each query, and how many series one engine has for it."""
         named: dict[str, tuple[Text, int]] = {key: (partial(text, key, ""), 1) for key in COUNTERS}
         for metric, part in product(TALLIES, ("bucket", "sum")):
             named[f"{metric}_{part}"] = (
@@ -98,12 +102,12 @@ class Hours:
         return named
 
     def _whole(self, running: Rows, at: Steps) -> Truths:
-        """The hours in which recorded sums are of all engines, all the time. Shape: (slots,)."""
+        """Hours whose recorded sums cover all engines for the whole hour. Shape: (slots,)."""
         slots = self._grid.slots
-        if any(part.kept is None for part in self._roll.parts):
+        if any(part.kept is None for part in self._fleet.parts):
             return np.zeros(len(slots), dtype=np.bool_)
         batch = self.of_parts(ENGINES, queries.engines_kept, 1, kept=True)
-        summed = together(self._ranges.slots(batch, slots))[ENGINES]
+        summed = merge_parts(self._ranges.slots(batch, slots))[ENGINES]
         if not summed:
             return np.zeros(len(slots), dtype=np.bool_)
         nothing = np.zeros(len(slots))
@@ -114,20 +118,20 @@ class Hours:
         return whole
 
     def _there_s(self, running: Rows, at: Steps) -> Mapping[RowKey, Floats]:
-        """Seconds of engines that were there in each hour, by what they are added up to."""
+        """Engine-seconds present in each hour, by group. Shape of each: (slots,)."""
         edges_s = np.array(self._grid.edges_s)
         slot = np.searchsorted(edges_s, at.begins_s + 1e-3, side="right") - 1
         present_s: dict[RowKey, Floats] = {}
-        for engine in self._roll.members:
+        for engine in self._fleet.members:
             row = running.get(engine.key)
             if row is not None:
-                sums = present_s.setdefault(self._roll.group(engine), np.zeros(len(edges_s) - 1))
+                sums = present_s.setdefault(self._fleet.group(engine), np.zeros(len(edges_s) - 1))
                 np.add.at(sums, slot, ~np.isnan(row) * at.step_s)
         return present_s
 
 
-def together(rows: Mapping[str, Rows]) -> dict[str, Rows]:
-    """The rows of all parts of a query together."""
+def merge_parts(rows: Mapping[str, Rows]) -> dict[str, Rows]:
+    """The rows of each query, its parts merged."""
     merged: dict[str, Rows] = {}
     for name, part_rows in rows.items():
         merged.setdefault(name.partition(PART)[0], {}).update(part_rows)
@@ -138,7 +142,7 @@ def _bucket(part: Part, labels: Labels) -> RowKey:
     return part.key(labels), float(labels["le"])
 
 
-# A tier's engines added up: hours of counters and histograms from the server, gauges from arrays.
+# --- Tier totals: hourly counters and histograms from the server, gauges from arrays -------------
 
 
 Places = npt.NDArray[np.intp]
@@ -157,7 +161,7 @@ class Gauges:
 
     @classmethod
     def of(cls, grid: Grid, at: Steps, keys: Sequence[RowKey], rows: Mapping[str, Rows]) -> Gauges:
-        """The gauges of some engines; those that nobody has are left out."""
+        """The gauges of the engines in `keys`; gauges that no engine exports are left out."""
         nothing = np.full(at.count, np.nan)
         slot = np.searchsorted(np.array(grid.edges_s), at.begins_s + 1e-3, side="right") - 1
         values = {
@@ -170,13 +174,13 @@ class Gauges:
         return cls(at, slot, len(grid.slots), values, watched_s)
 
     def idle_s(self) -> Floats:
-        """Seconds with hardly a request. Shape: (engines, slots)."""
+        """Idle seconds: running below IDLE_RUNNING, no queue. Shape: (engines, slots)."""
         waiting = self.values.get(WAITING, np.zeros_like(self.values[RUNNING]))
         idle = (self.values[RUNNING] < IDLE_RUNNING) & (np.nan_to_num(waiting) < 1)
         return _by_slot(np.where(idle, self.steps.step_s, 0.0), self.slot, self.hours)
 
     def levels(self, name: str, *, serving: bool = False) -> list[Level | None]:
-        """A gauge of each hour over the engines."""
+        """A gauge per hour over all engines; None for hours without data."""
         values = self.values[name]
         if serving:
             values = np.where(self.values[RUNNING] > 0, values, np.nan)
@@ -209,7 +213,7 @@ def spans(
     preempted: Floats | None,
     capacity_tokens: float | None,
 ) -> list[Span]:
-    """The hours of a tier. `preempted` is by engine and hour: the worst engine's is told."""
+    """The hours of a tier. `preempted` (engines, slots): the worst engine sets the peak."""
     named = {name: gauges.levels(name) for name in gauges.values} | {
         name + SERVING: gauges.levels(name, serving=True)
         for name in SERVED_ONLY
@@ -240,7 +244,7 @@ def spans(
 
 
 def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> list[Tally | None]:
-    """A histogram of each hour, on the buckets that were there then; None where it was not."""
+    """A histogram per hour with the buckets present in that hour; None without +Inf bucket."""
     bounds = sorted(buckets)
     if not bounds:
         return [None] * hours
@@ -251,7 +255,7 @@ def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> lis
         if len(kept) == 0 or bounds[int(kept[-1])] != math.inf:
             by_hour.append(None)
             continue
-        # Each bucket is extrapolated by itself: they are made cumulative again.
+        # Prometheus extrapolates each bucket separately, so they may not be cumulative any more.
         raised = np.maximum.accumulate(counts[kept, at])
         by_hour.append(
             Tally(
@@ -264,7 +268,7 @@ def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> lis
 
 
 def added(rows: Sequence[Floats], hours: int) -> Floats:
-    """Rows added up; NaN where none has a value."""
+    """The sum of the rows; NaN where no row has a value."""
     if not rows:
         return np.full(hours, np.nan)
     whole = np.array(rows)
@@ -272,7 +276,7 @@ def added(rows: Sequence[Floats], hours: int) -> Floats:
 
 
 def _worst_eviction(gauges: Gauges, preempted: Floats | None) -> Floats | None:
-    """The highest hourly ratio of one engine: preemptions over running requests and seconds."""
+    """The highest preemption ratio of any engine per hour: preemptions/running/s."""
     if preempted is None:
         return None
     running = np.nan_to_num(gauges.values[RUNNING]) * gauges.steps.step_s

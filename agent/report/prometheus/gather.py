@@ -13,12 +13,17 @@ from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.fleet.snapshot import capacity_tokens
 from kneewatch.agent.report.engine import in_flight, points
 from kneewatch.agent.report.history import Signals
-from kneewatch.agent.report.inventory import Wanted
+from kneewatch.agent.report.inventory import ReportRequest
 from kneewatch.agent.report.prometheus.aggregation import Gauges, spans
-from kneewatch.agent.report.prometheus.incidents import Trouble, targets
-from kneewatch.agent.report.prometheus.inventory import Roll, Rolled, roll
+from kneewatch.agent.report.prometheus.incidents import IncidentSearch, targets
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine, fleet_engines
 from kneewatch.agent.report.prometheus.notes import METHODS, notes_of, notices_of
-from kneewatch.agent.report.prometheus.period import Configs, Read, Reading, process_names
+from kneewatch.agent.report.prometheus.period import (
+    Configs,
+    PeriodData,
+    PeriodReader,
+    process_names,
+)
 from kneewatch.agent.report.prometheus.queries import Ranges
 from kneewatch.agent.report.prometheus.resolution import Floats, resolution
 from kneewatch.agent.settings.effective import Settings
@@ -32,22 +37,21 @@ from kneewatch.reports.weekly.observed import (
     EngineObserved,
     Observed,
     TierObserved,
-    Together,
+    TierTotals,
 )
 
 NOTHING: Mapping[str, float] = {}
 
-Tell = Callable[[int, int], None]
-"""Is told how much of the work is done, and how much there is."""
+ReportProgress = Callable[[int, int], None]
+"""Called with the steps done and the total number of steps."""
 
 QUERIES = 60
-"""About so many queries a period takes."""
+"""Approximate number of queries per period, for the progress bar."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Which series, what their labels mean, what the monitor judges by, how many queries at
-    once."""
+class SourceConfig:
+    """What to query: selector, meaning of the labels, diagnosis profile, parallel queries."""
 
     selector: str
     names: LabelMap
@@ -56,24 +60,27 @@ class Asked:
 
 
 def gather(
-    source: PrometheusSource, request: Wanted, config: Asked, tell: Tell = lambda _done, _all: None
+    source: PrometheusSource,
+    request: ReportRequest,
+    config: SourceConfig,
+    tell: ReportProgress = lambda _done, _all: None,
 ) -> Observed:
-    """What a metrics system knows of the period and of the one before; partial where some of it
-    is missing, by the server's own word or because a query failed.
+    """The period and the one before, read from a metrics system. `partial` is set if the server
+    reports partial answers or a query failed.
 
     Raises:
-        CollectError: it does not answer, or knew no vLLM server in that time.
+        CollectError: the server does not answer, or has no vLLM series in the period.
     """
     progress = _Progress(tell, QUERIES * (1 if request.before is None else 2))
     ranges = Ranges(source, at_once=config.at_once, tell=progress)
-    fleet = roll(ranges, request, config.selector, config.names)
-    grid_resolution = resolution(
+    fleet = fleet_engines(ranges, request, config.selector, config.names)
+    resolved = resolution(
         request.grid,
         engines=len(fleet.shape.members),
         scrape_s=fleet.scrape_s,
         window_s=request.window_s,
     )
-    reading = Reading(ranges, fleet, grid_resolution)
+    reading = PeriodReader(ranges, fleet, resolved)
     late_s = min(
         (
             target_s
@@ -89,8 +96,8 @@ def gather(
         else None
     )
     configs = Configs(now, process_names(fleet.asking.by))
-    trouble = Trouble(ranges, fleet, now, configs, config.profile, request)
-    trouble.look(progress)
+    search = IncidentSearch(ranges, fleet, now, configs, config.profile, request)
+    search.look(progress)
     tiers = [_tier(tier, fleet, request, now, before, configs) for tier in fleet.tiers()]
     tell(1, 1)
     return Observed(
@@ -98,8 +105,8 @@ def gather(
         before_grid=request.before,
         source=source.url,
         tiers=tiers,
-        episodes=trouble.episodes,
-        recommended=trouble.recommended,
+        episodes=search.episodes,
+        recommended=search.recommended,
         configured=_configured(fleet, now, configs),
         targets=targets(fleet, now),
         filters=(
@@ -107,17 +114,17 @@ def gather(
             *(f"tier {name}" for name in request.tiers),
             *([f"selector {config.selector}"] if config.selector else []),
         ),
-        notices=notices_of(ranges.told, trouble),
-        notes=notes_of(fleet, grid_resolution, now, source, trouble),
+        notices=notices_of(ranges.problems, search),
+        notes=notes_of(fleet, resolved, now, source, search),
         methods=METHODS,
-        partial=bool(ranges.told.warnings or ranges.told.failed),
+        partial=bool(ranges.problems.warnings or ranges.problems.failed),
     )
 
 
 class _Progress:
     """Counts queries."""
 
-    def __init__(self, tell: Tell, expected: int) -> None:
+    def __init__(self, tell: ReportProgress, expected: int) -> None:
         self._tell, self._done, self._expected = tell, 0, expected
 
     def more(self, queries: int) -> None:
@@ -129,11 +136,16 @@ class _Progress:
 
 
 def _tier(
-    tier: str, fleet: Roll, request: Wanted, now: Read, before: Read | None, configs: Configs
+    tier: str,
+    fleet: FleetEngines,
+    request: ReportRequest,
+    now: PeriodData,
+    before: PeriodData | None,
+    configs: Configs,
 ) -> TierObserved:
     members = fleet.of(tier)
     engines, together = _engines(members, fleet, now, configs)
-    was, together_was = ([], Together()) if before is None else _engines(members, fleet, before)
+    was, together_was = ([], TierTotals()) if before is None else _engines(members, fleet, before)
     return TierObserved(
         id=tier,
         model=members[0].member.model,
@@ -141,16 +153,18 @@ def _tier(
         stated=request.stated(members[0].target),
         engines=engines,
         before=was,
-        together=together,
-        together_before=together_was,
+        totals=together,
+        totals_before=together_was,
     )
 
 
 def _engines(
-    members: Sequence[Rolled], fleet: Roll, read: Read, configs: Configs | None = None
-) -> tuple[list[EngineObserved], Together]:
-    """A tier's engines in a period, and what is known of them in sum; those that were not there
-    are left out."""
+    members: Sequence[TierEngine],
+    fleet: FleetEngines,
+    read: PeriodData,
+    configs: Configs | None = None,
+) -> tuple[list[EngineObserved], TierTotals]:
+    """A tier's engines present in a period, and the tier's totals."""
     running = read.gauges[RUNNING]
     present = [
         engine
@@ -158,7 +172,7 @@ def _engines(
         if engine.key in running and not np.isnan(running[engine.key]).all()
     ]
     if not present:
-        return [], Together()
+        return [], TierTotals()
     gauges = Gauges.of(read.grid, read.at, [engine.key for engine in present], read.gauges)
     idle_s = gauges.idle_s()
     engines = [
@@ -173,7 +187,7 @@ def _engines(
         for engine in present
         if configs is not None and (tokens := capacity_tokens(configs.last(engine.member)))
     ]
-    together = Together(
+    together = TierTotals(
         spans=spans(
             gauges,
             read.counted(groups),
@@ -187,7 +201,7 @@ def _engines(
 
 
 def _engine(
-    engine: Rolled, read: Read, watched_s: Floats, idle_s: Floats, configs: Configs | None
+    engine: TierEngine, read: PeriodData, watched_s: Floats, idle_s: Floats, configs: Configs | None
 ) -> EngineObserved:
     at = read.at
     steps = np.flatnonzero(~np.isnan(read.gauges[RUNNING][engine.key]))
@@ -220,8 +234,8 @@ def _engine(
     )  # fmt: skip
 
 
-def _configured(fleet: Roll, now: Read, configs: Configs) -> list[Configured]:
-    """Starts and changes of configurations, by the processes' own start times."""
+def _configured(fleet: FleetEngines, now: PeriodData, configs: Configs) -> list[Configured]:
+    """Process starts with the configurations before and after, ordered by time."""
     starts: list[Configured] = []
     for engine in fleet.members:
         for t_s in configs.starts(engine.member):
@@ -234,17 +248,19 @@ def _configured(fleet: Roll, now: Read, configs: Configs) -> list[Configured]:
     return sorted(starts, key=lambda start: start.t_s)
 
 
-# --- What a report is made of, from a metrics system as the settings describe it. I/O edge --------
+# --- With settings --------------------------------------------------------------------------------
 
 
-def made_of(url: str, settings: Settings, selector: str, request: Wanted, tell: Tell) -> Observed:
-    """What a metrics system knows.
+def gather_prometheus(
+    url: str, settings: Settings, selector: str, request: ReportRequest, tell: ReportProgress
+) -> Observed:
+    """A report's inputs from the metrics system at `url`, as the settings describe it.
 
     Raises:
-        CollectError: it does not answer, or knew no vLLM server in that time.
-        SettingsError: the selector or a label's meaning cannot be.
+        CollectError: the server does not answer, or has no vLLM series in the period.
+        SettingsError: the selector or `fleet.labels` is not valid.
     """
-    config = Asked(
+    config = SourceConfig(
         checked_selector(selector, "--selector"),
         label_map(settings["fleet.labels"] or {}, settings.origin("fleet.labels")),
         settings.profile(stated=stated(settings)),

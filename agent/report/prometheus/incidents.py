@@ -1,4 +1,4 @@
-"""Incidents from Prometheus: suspicious stretches of an engine, replayed. I/O edge."""
+"""Incidents from Prometheus: finds suspect spans in the steps and replays them. I/O edge."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy.typing as npt
 
 from kneewatch.agent.report.engine import spans_of
 from kneewatch.agent.report.history import runs
-from kneewatch.agent.report.inventory import Wanted
+from kneewatch.agent.report.inventory import ReportRequest
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.inventory import Roll, Rolled
-from kneewatch.agent.report.prometheus.period import Configs, Read, scrape_of
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
+from kneewatch.agent.report.prometheus.period import Configs, PeriodData, scrape_of
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
     CONFIDENCE,
+    GENERATED_TOKENS,
     LATE,
-    MADE,
     PREEMPTED,
     STAGE_SEVERITY,
     Ranges,
 )
-from kneewatch.agent.report.prometheus.replay import SHOWN, Replayed, replayed
+from kneewatch.agent.report.prometheus.replay import SHOWN, Replay, replay_samples
 from kneewatch.agent.report.prometheus.resolution import Floats, Steps
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
@@ -51,32 +51,32 @@ from kneewatch.rules.rule import Severity
 
 Truths = npt.NDArray[np.bool_]
 
-DOWN, PRESSED, STALLED, CONCLUDED, QUEUED, TOO_LATE = (
+DOWN, PREEMPTING, STALLED, CONCLUDED, QUEUED, TOO_LATE = (
     "scrapes fail",
     "requests are preempted",
-    "no token comes out",
+    "no tokens are generated",
     "recording rules conclude a cause",
-    "requests wait",
-    "first tokens come late",
+    "requests are queued",
+    "first tokens are late",
 )
-ORDER = (DOWN, STALLED, PRESSED, CONCLUDED, TOO_LATE, QUEUED)
-"""What is looked into first."""
+ORDER = (DOWN, STALLED, PREEMPTING, CONCLUDED, TOO_LATE, QUEUED)
+"""Signs of trouble, the most urgent first."""
 
 CAUSES: Mapping[str, str] = {
-    DOWN: "target_down", STALLED: "engine_stalled", PRESSED: "kv_pressure",
+    DOWN: "target_down", STALLED: "engine_stalled", PREEMPTING: "kv_pressure",
 }  # fmt: skip
-"""The cause of which each sign is evidence by itself, as long as it lasts."""
+"""Signs that prove a cause by themselves."""
 
 LATE_SHARE, LATE_MIN = 0.1, 5.0
-"""So many of a step's requests came after the target: the P99's own bound is left by chance."""
+"""Share and number of late requests per step that count as a sign: 1% is late by definition."""
 
 BRIDGED_STEPS = 2
 FAILED = "the scrape failed (up is 0)"
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A time with a sign of trouble; how many steps show it is its weight."""
+class SuspectSpan:
+    """A span of time with a sign of trouble. `steps`: how many steps show it."""
 
     why: str
     from_s: float
@@ -84,10 +84,10 @@ class Stretch:
     steps: int
 
 
-def stretches(values: Mapping[str, Floats], at: Steps, up: Floats | None) -> list[Stretch]:
-    """An engine's times with signs of trouble, those with several signs once. Shapes: (steps,)."""
+def suspect_spans(values: Mapping[str, Floats], at: Steps, up: Floats | None) -> list[SuspectSpan]:
+    """Spans with signs of trouble of one engine, overlapping ones merged. Shapes: (steps,)."""
     signs = _signs(values, up)
-    suspects: list[Stretch] = []
+    suspects: list[SuspectSpan] = []
     for why in ORDER:
         if why in signs:
             suspects += _runs(why, signs[why], at)
@@ -95,15 +95,15 @@ def stretches(values: Mapping[str, Floats], at: Steps, up: Floats | None) -> lis
 
 
 def _signs(values: Mapping[str, Floats], up: Floats | None) -> dict[str, Truths]:
-    """Where each sign is to be seen; comparisons with NaN are false."""
+    """The steps that show each sign. Shape: (steps,). Comparisons with NaN are false."""
     signs: dict[str, Truths] = {}
     running, waiting = values.get(RUNNING), values.get(WAITING)
     if up is not None:
         signs[DOWN] = up < 1
     if PREEMPTED in values:
-        signs[PRESSED] = values[PREEMPTED] >= PREEMPTIONS_MIN
-    if running is not None and MADE in values:
-        signs[STALLED] = (running >= 1) & (values[MADE] == 0)
+        signs[PREEMPTING] = values[PREEMPTED] >= PREEMPTIONS_MIN
+    if running is not None and GENERATED_TOKENS in values:
+        signs[STALLED] = (running >= 1) & (values[GENERATED_TOKENS] == 0)
     if running is not None and waiting is not None:
         signs[QUEUED] = waiting >= np.maximum(QUEUED_MIN, QUEUE_SHARE_OF_RUNNING * running)
     if LATE in values and BEGUN in values:
@@ -119,24 +119,24 @@ def _signs(values: Mapping[str, Floats], up: Floats | None) -> dict[str, Truths]
     return signs
 
 
-def _runs(why: str, holds: Truths, at: Steps) -> list[Stretch]:
+def _runs(why: str, holds: Truths, at: Steps) -> list[SuspectSpan]:
     begins_s = at.begins_s
     return [
-        Stretch(why, float(begins_s[run[0]]), float(begins_s[run[-1]]) + at.step_s, len(run))
+        SuspectSpan(why, float(begins_s[run[0]]), float(begins_s[run[-1]]) + at.step_s, len(run))
         for run in runs(holds, bridged=BRIDGED_STEPS)
     ]
 
 
-def _merged(suspects: Sequence[Stretch]) -> list[Stretch]:
-    """Those that overlap as one, called as the worst of them; `found` has the worst first."""
-    kept: list[Stretch] = []
+def _merged(suspects: Sequence[SuspectSpan]) -> list[SuspectSpan]:
+    """Overlapping spans merged under the worst sign, which comes first in the input."""
+    kept: list[SuspectSpan] = []
     for suspect in suspects:
         over = next((k for k, other in enumerate(kept) if _overlap(suspect, other)), None)
         if over is None:
             kept.append(suspect)
             continue
         other = kept[over]
-        kept[over] = Stretch(
+        kept[over] = SuspectSpan(
             other.why,
             min(suspect.from_s, other.from_s),
             max(suspect.to_s, other.to_s),
@@ -145,12 +145,12 @@ def _merged(suspects: Sequence[Stretch]) -> list[Stretch]:
     return sorted(kept, key=lambda suspect: suspect.from_s)
 
 
-def _overlap(suspect: Stretch, other: Stretch) -> bool:
+def _overlap(suspect: SuspectSpan, other: SuspectSpan) -> bool:
     return suspect.from_s <= other.to_s and suspect.to_s >= other.from_s
 
 
-def targets(fleet: Roll, now: Read) -> list[TargetObserved]:
-    """How each replica was scraped, by step."""
+def targets(fleet: FleetEngines, now: PeriodData) -> list[TargetObserved]:
+    """Scrapes, failures and gaps of each replica, derived from the steps."""
     by_target: dict[str, TargetObserved] = {}
     running = now.gauges[RUNNING]
     for engine in fleet.members:
@@ -164,7 +164,7 @@ def targets(fleet: Roll, now: Read) -> list[TargetObserved]:
 
 
 def _target(
-    engine: Rolled, row: Floats, up: Floats | None, fleet: Roll, now: Read
+    engine: TierEngine, row: Floats, up: Floats | None, fleet: FleetEngines, now: PeriodData
 ) -> TargetObserved:
     at, scrape_s = now.at, fleet.scrape_s
     there = ~np.isnan(row)
@@ -184,7 +184,7 @@ def _target(
 
 
 def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Unread]:
-    """Runs of steps without a page; of the first and the last of a run the share that was lost."""
+    """Gaps: runs of steps without scrapes. First and last step count by the share lost."""
     gaps: list[Unread] = []
     for run in runs(lost > 0):
         first, last = int(run[0]), int(run[-1])
@@ -196,53 +196,53 @@ def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Unread]:
     return gaps
 
 
-# Incidents from a metrics system: what a sidecar would have told of signs of trouble. I/O edge.
+# --- Replay: the samples of suspect spans through the sidecar's monitor --------------------------
 
 
-LOOKED_MOST = 60
-"""So many times are read sample by sample, the worst."""
+REPLAYED_MOST = 60
+"""At most this many spans, the worst, are replayed sample by sample."""
 
-LOOKED_S = 2400.0
-"""Of a long one no more than this is; the steps tell how long it lasted."""
+REPLAYED_S = 2400.0
+"""Only the first seconds of a long span are replayed; its end is known from the steps."""
 
 BEFORE_S, AFTER_S = 600.0, 300.0
-"""What lies around it is read too: what was usual, and how it ended."""
+"""Replay starts before the span (for a baseline) and ends after it (for the recovery)."""
 
 RESTART_NOTED_S = 60.0
 UNKNOWN_FATE = "unknown"
 TARGET = ("cluster", "namespace", "job", "pod", "instance")
-"""Labels that all series of a scrape have."""
+"""Target labels, which all series of a scrape carry."""
 
 
 class Progress(Protocol):
     """Counts queries."""
 
     def more(self, queries: int, /) -> None:
-        """So many are left."""
+        """Set the number of queries left."""
         ...
 
     def __call__(self, name: str, /) -> None:
-        """One is done."""
+        """Count one finished query."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """A time of an engine that is read sample by sample, and what came of it."""
+class _ReplayWindow:
+    """A time window of one engine to replay, and the replay once it was read."""
 
-    one: Rolled
-    stretch: Stretch
+    engine: TierEngine
+    stretch: SuspectSpan
     from_s: float
     to_s: float
-    replay: Replayed | None = None
+    replay: Replay | None = None
 
     @property
     def cut(self) -> bool:
-        """Whether the trouble went on after what was read."""
+        """Whether the trouble lasts longer than the replayed window."""
         return self.stretch.to_s > self.to_s
 
     def held(self, until_s: float) -> list[Held]:
-        """Its intervals; what went on at its end goes on to the end of the stretch."""
+        """Its intervals; those still open at the window's end last until the span ends."""
         if self.replay is None:
             cause = CAUSES.get(self.stretch.why)
             if cause is None:
@@ -270,86 +270,88 @@ class _Look:
 
     @property
     def stretch_step_s(self) -> float:
-        """How finely its end is known."""
+        """Resolution of the span's end in seconds."""
         return (self.stretch.to_s - self.stretch.from_s) / max(self.stretch.steps, 1)
 
 
-class Trouble:
-    """The incidents of a fleet's period. `coarse` are those told from the steps alone,
-    `left_out` times with signs that were not looked into, `unread`
-    those whose samples could not be had."""
+class IncidentSearch:
+    """Finds the incidents of a fleet in a period.
+
+    Counts of suspect spans: `replayed` from samples, `coarse` reported from the steps alone,
+    `left_out` not analysed, `unread` whose samples could not be read.
+    """
 
     def __init__(
         self,
         ranges: Ranges,
-        fleet: Roll,
-        now: Read,
+        fleet: FleetEngines,
+        now: PeriodData,
         configs: Configs,
         profile: Profile,
-        request: Wanted,
+        request: ReportRequest,
     ) -> None:
-        self._ranges, self._known, self._now, self._configs = ranges, fleet, now, configs
+        self._ranges, self._fleet, self._now, self._configs = ranges, fleet, now, configs
         self._profile, self._wanted = profile, request
         self._catalogues: dict[str, tuple[Profile, Catalogue]] = {}
         self.episodes: list[EpisodeObserved] = []
         self.recommended: list[Recommended] = []
-        self.looked = 0
+        self.replayed = 0
         self.coarse = 0
         self.left_out = 0
         self.unread = 0
 
     def look(self, progress: Progress) -> None:
-        """Find them."""
-        windows = [window for engine in self._known.members for window in self._looks(engine)]
+        """Fill `episodes` and `recommended`; counts queries in `progress`."""
+        windows = [window for engine in self._fleet.members for window in self._windows(engine)]
         windows.sort(key=lambda window: (ORDER.index(window.stretch.why), -window.stretch.steps))
-        chosen, rest = windows[:LOOKED_MOST], windows[LOOKED_MOST:]
+        chosen, rest = windows[:REPLAYED_MOST], windows[REPLAYED_MOST:]
         progress.more(len(chosen))
         with ThreadPoolExecutor(2) as pool:
             read = list(pool.map(partial(self._read, progress), chosen))
-        self.looked = sum(window.replay is not None for window in read)
-        self.unread = len(read) - self.looked
+        self.replayed = sum(window.replay is not None for window in read)
+        self.unread = len(read) - self.replayed
         self.left_out = sum(window.stretch.why not in CAUSES for window in rest)
         self.coarse = len(rest) - self.left_out
-        by_key: dict[Key, list[_Look]] = {}
+        by_key: dict[Key, list[_ReplayWindow]] = {}
         for window in (*read, *rest):
-            by_key.setdefault(window.one.key, []).append(window)
-        for engine in self._known.members:
+            by_key.setdefault(window.engine.key, []).append(window)
+        for engine in self._fleet.members:
             self._engine(engine, by_key.get(engine.key, []))
 
-    def _looks(self, engine: Rolled) -> list[_Look]:
+    def _windows(self, engine: TierEngine) -> list[_ReplayWindow]:
         values = self._now.engine(engine.key)
         up = self._now.up.get(scrape_of(engine.member.labels))
         return [
-            _Look(
+            _ReplayWindow(
                 engine,
                 stretch,
                 stretch.from_s - BEFORE_S,
-                min(stretch.to_s + AFTER_S, stretch.from_s + LOOKED_S, self._now.grid.to_s),
+                min(stretch.to_s + AFTER_S, stretch.from_s + REPLAYED_S, self._now.grid.to_s),
             )
-            for stretch in stretches(values, self._now.at, up)
+            for stretch in suspect_spans(values, self._now.at, up)
         ]
 
-    def _read(self, progress: Progress, window: _Look) -> _Look:
-        member = window.one.member
+    def _read(self, progress: Progress, window: _ReplayWindow) -> _ReplayWindow:
+        member = window.engine.member
         labels = {name: member.labels[name] for name in TARGET if member.labels.get(name)}
         text = queries.pages(
-            self._known.asking, labels or member.labels, window.to_s - window.from_s
+            self._fleet.asking, labels or member.labels, window.to_s - window.from_s
         )
         try:
             piece = self._ranges.source.samples(text, window.to_s)
         except CollectError as exc:
-            with self._ranges.told.lock:
-                self._ranges.told.failed[f"samples of {window.one.target}"] = exc
+            with self._ranges.problems.lock:
+                self._ranges.problems.failed[f"samples of {window.engine.target}"] = exc
             return window
         finally:
             progress("samples")
-        with self._ranges.told.lock:
-            self._ranges.told.warnings.update(dict.fromkeys(piece.warnings))
-        profile, catalogue = self._judged_by(window.one)
-        replay = replayed(piece.tracks, member, profile, catalogue, window.one.target)
+        with self._ranges.problems.lock:
+            self._ranges.problems.warnings.update(dict.fromkeys(piece.warnings))
+        profile, catalogue = self._profile_of(window.engine)
+        replay = replay_samples(piece.tracks, member, profile, catalogue, window.engine.target)
         return replace(window, replay=replay) if replay.scrapes else window
 
-    def _judged_by(self, engine: Rolled) -> tuple[Profile, Catalogue]:
+    def _profile_of(self, engine: TierEngine) -> tuple[Profile, Catalogue]:
         if engine.tier not in self._catalogues:
             stated = self._wanted.stated(engine.target)
             profile = replace(
@@ -358,7 +360,7 @@ class Trouble:
             self._catalogues[engine.tier] = profile, Catalogue.of(profile)
         return self._catalogues[engine.tier]
 
-    def _engine(self, engine: Rolled, windows: Sequence[_Look]) -> None:
+    def _engine(self, engine: TierEngine, windows: Sequence[_ReplayWindow]) -> None:
         grid = self._now.grid
         held = [row for window in windows for row in window.held(grid.to_s)]
         for t_s in self._configs.starts(engine.member):
@@ -371,7 +373,7 @@ class Trouble:
         self._advice(engine, windows)
 
     def _observed(
-        self, engine: Rolled, episode: Episode, windows: Sequence[_Look]
+        self, engine: TierEngine, episode: Episode, windows: Sequence[_ReplayWindow]
     ) -> EpisodeObserved:
         window = max(
             (
@@ -412,8 +414,8 @@ class Trouble:
             },
         )
 
-    def _coarsely(self, engine: Rolled, episode: Episode) -> Span:
-        """What the steps say of an incident that was not read to its end."""
+    def _coarsely(self, engine: TierEngine, episode: Episode) -> Span:
+        """Preemptions from the steps, for an incident that was not replayed to its end."""
         row = self._now.signs[queries.PREEMPTED].get(engine.key)
         if row is None:
             return Span()
@@ -421,7 +423,7 @@ class Trouble:
         inside = (begins_s + self._now.at.step_s > episode.start_s) & (begins_s < episode.until_s)
         return Span(counts={PREEMPTIONS: float(np.nansum(row[inside]))})
 
-    def _advice(self, engine: Rolled, windows: Sequence[_Look]) -> None:
+    def _advice(self, engine: TierEngine, windows: Sequence[_ReplayWindow]) -> None:
         advice: dict[str, tuple[Mapping[str, Any], float, float]] = {}
         for window in windows:
             for key, (document, first_s, last_s) in (
@@ -450,6 +452,6 @@ class Trouble:
         ]
 
 
-def _shared_s(window: _Look, episode: Episode) -> float:
-    """Seconds that a look and an incident have in common; negative where they lie apart."""
+def _shared_s(window: _ReplayWindow, episode: Episode) -> float:
+    """Overlap of a window and an incident in seconds; negative if they do not overlap."""
     return min(window.to_s, episode.until_s) - max(window.from_s, episode.start_s)

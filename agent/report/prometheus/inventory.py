@@ -1,4 +1,4 @@
-"""Which engines a metrics system knew in a time, and of which tier each is. I/O edge."""
+"""Which engines a metrics system has series of, and the tier of each. I/O edge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from kneewatch.agent.fleet.queries import MATCHER, PRESENCE, QueryScope
 from kneewatch.agent.fleet.snapshot import with_gpus
-from kneewatch.agent.report.inventory import UNNAMED, Wanted
+from kneewatch.agent.report.inventory import UNNAMED, ReportRequest
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.queries import Query, Ranges
 from kneewatch.agent.report.prometheus.resolution import RowKey, Steps
@@ -22,16 +22,16 @@ from kneewatch.reports.weekly.hours import DAY_S, HOUR_S
 
 USUAL_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 NEAR = 0.1
-"""An hour may hold a scrape more or less: near a usual interval it is that."""
+"""A measured scrape interval this close to a usual one is taken as the usual one."""
 
 NAMED_MOST = 20
 CLOCKED = "sm_clock_mhz"
-"""The GPU figure whose series name the GPUs' model."""
+"""The GPU figure whose series carry the GPU model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
-    """An engine and the tier that it is of."""
+class TierEngine:
+    """An engine and its tier."""
 
     member: Member
     tier: str
@@ -39,12 +39,12 @@ class Rolled:
 
     @property
     def key(self) -> Key:
-        """What tells it apart."""
+        """The engine's key in the fleet."""
         return self.member.key
 
     @property
     def target(self) -> str:
-        """Its replica, as reports call a target."""
+        """Its replica, which the report lists as the target."""
         return self.member.replica
 
     @property
@@ -55,9 +55,9 @@ class Rolled:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Series that one query adds up: those with some labels (`only`: matchers), `by` labels whose
-    values are of one tier each. `kept` are matchers of the sums that recording rules keep of the
-    same engines; None: they cannot tell them from others."""
+    """Series that one query sums: those that match `only`, grouped by the labels `by`; each
+    group is in one tier. `kept` matches the recorded sums of the same engines; None if recorded
+    sums do not separate these engines from others."""
 
     name: str
     only: str
@@ -65,23 +65,23 @@ class Part:
     kept: str | None = None
 
     def key(self, labels: Labels) -> RowKey:
-        """What a sum is called."""
+        """The key of the sum that series with these labels are in."""
         return self.name, tuple(labels.get(name, "") for name in self.by)
 
 
 @dataclass(frozen=True, slots=True)
-class Roll:
-    """The engines. `parts` are how they are added up on the server, `part_of` says by which one an
-    engine is. `scrape_s` is how often most engines are scraped."""
+class FleetEngines:
+    """The engines of a report. `parts`: how the server sums them; `scrape_s`: the usual scrape
+    interval in seconds."""
 
     shape: Shape
     asking: QueryScope
-    members: tuple[Rolled, ...]
+    members: tuple[TierEngine, ...]
     parts: tuple[Part, ...]
     scrape_s: float
 
-    def group(self, engine: Rolled) -> RowKey:
-        """What the sum is called that an engine is in."""
+    def group(self, engine: TierEngine) -> RowKey:
+        """The key of the sum that an engine is in."""
         part = next((part for part in self.parts if part.name == engine.tier), self.parts[0])
         return part.key(engine.member.labels)
 
@@ -89,17 +89,19 @@ class Roll:
         """The tiers' ids, in order."""
         return sorted({engine.tier for engine in self.members})
 
-    def of(self, tier: str) -> list[Rolled]:
+    def of(self, tier: str) -> list[TierEngine]:
         """A tier's engines."""
         return [engine for engine in self.members if engine.tier == tier]
 
 
-def roll(ranges: Ranges, request: Wanted, selector: str, names: LabelMap) -> Roll:
-    """The engines of both periods that are asked for.
+def fleet_engines(
+    ranges: Ranges, request: ReportRequest, selector: str, names: LabelMap
+) -> FleetEngines:
+    """The requested engines of both periods.
 
     Raises:
-        CollectError: the server does not answer, or knows no vLLM server.
-        SettingsError: a target that is asked for is not there.
+        CollectError: the server does not answer, or has no vLLM series.
+        SettingsError: a requested target does not exist.
     """
     from_s = min(grid.from_s for grid in (request.grid, request.before) if grid is not None)
     asking = QueryScope(selector, request.window_s)
@@ -107,19 +109,19 @@ def roll(ranges: Ranges, request: Wanted, selector: str, names: LabelMap) -> Rol
     if not series:
         matching = f" that match {selector}" if selector else ""
         raise CollectError(
-            f"{ranges.source.url}: it had no series of vLLM servers{matching} in this time "
+            f"{ranges.source.url}: no series of vLLM servers{matching} in this period "
             f"(…{PRESENCE})",
             kind="no_vllm",
-            hint="does it scrape vLLM's /metrics, and keep them for so long? check --selector; "
-            "Mimir and Cortex want a tenant: --header X-Scope-OrgID=TENANT",
+            hint="check that it scrapes vLLM's /metrics, its retention, and --selector; "
+            "Mimir and Cortex need a tenant: --header X-Scope-OrgID=TENANT",
         )
     shape = shape_of(series, names)
     asking = asking.for_engines(shape.by, series)
     shape, _ = with_gpus(shape, {CLOCKED: _gpus(ranges, from_s, request.grid.to_s)})
-    everyone = [_rolled(member, request) for member in shape.members]
+    everyone = [_tier_engine(member, request) for member in shape.members]
     _check(everyone, request)
     members = tuple(engine for engine in everyone if _asked_for(engine, request))
-    return Roll(
+    return FleetEngines(
         shape=shape,
         asking=asking,
         members=members,
@@ -128,7 +130,7 @@ def roll(ranges: Ranges, request: Wanted, selector: str, names: LabelMap) -> Rol
     )
 
 
-def _check(everyone: Sequence[Rolled], request: Wanted) -> None:
+def _check(everyone: Sequence[TierEngine], request: ReportRequest) -> None:
     names = {name for engine in everyone for name in (engine.target, engine.member.name)}
     for target in request.targets:
         if target not in names:
@@ -142,20 +144,20 @@ def _labels(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) -> l
     hours = _back_from(to_s, HOUR_S, to_s - from_s)
     query = Query(lambda range_s: queries.presence(asking, range_s), frozen, rows=1000)
     rows = ranges.steps({"presence": query}, hours)["presence"]
-    if "presence" in ranges.told.failed:
-        raise ranges.told.failed["presence"]
+    if "presence" in ranges.problems.failed:
+        raise ranges.problems.failed["presence"]
     return [dict(key) for key in rows]
 
 
 def _gpus(ranges: Ranges, from_s: float, to_s: float) -> list[Sample]:
-    """DCGM's series of once a day."""
+    """DCGM series that name the GPU models, sampled once a day."""
     query = Query(lambda _: queries.gpu_models(HOUR_S), frozen, rows=1000)
     rows = ranges.steps({"gpus": query}, _back_from(to_s, DAY_S, to_s - from_s))["gpus"]
     return [Sample(dict(key), 0.0) for key in rows]
 
 
 def _scrape_s(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) -> float:
-    """The usual distance of two scrapes, by how many there are in an hour."""
+    """The usual scrape interval in seconds, from the number of scrapes per hour."""
     length_s = min(HOUR_S, to_s - from_s)
     query = Query(
         lambda range_s: f"max({queries.scrapes(asking, range_s)})", lambda _: (), scraped=1.0
@@ -168,29 +170,32 @@ def _scrape_s(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) ->
 
 
 def _back_from(to_s: float, step_s: float, span_s: float) -> Steps:
-    """Steps that end with a time and reach over a span at least."""
+    """Steps that end at `to_s` and cover at least `span_s` seconds."""
     count = max(1, int(-(-span_s // step_s)))
     return Steps(to_s - (count - 1) * step_s, step_s, count)
 
 
-def _rolled(member: Member, request: Wanted) -> Rolled:
+def _tier_engine(member: Member, request: ReportRequest) -> TierEngine:
     model, card = member.model or UNNAMED, request.stated(member.replica).stated.gpu
     if member.tier:
-        return Rolled(member, f"{model} on {member.tier}", card.id if card else member.tier)
-    return Rolled(member, f"{model}@{card.id}" if card else model, card.id if card else "")
+        return TierEngine(member, f"{model} on {member.tier}", card.id if card else member.tier)
+    return TierEngine(member, f"{model}@{card.id}" if card else model, card.id if card else "")
 
 
-def _asked_for(engine: Rolled, request: Wanted) -> bool:
+def _asked_for(engine: TierEngine, request: ReportRequest) -> bool:
     if request.targets and not {engine.target, engine.member.name} & set(request.targets):
         return False
     return not request.tiers or bool({engine.tier, engine.member.tier} & set(request.tiers))
 
 
 def _parts(
-    everyone: Sequence[Rolled], members: Sequence[Rolled], names: LabelMap, asking: QueryScope
+    everyone: Sequence[TierEngine],
+    members: Sequence[TierEngine],
+    names: LabelMap,
+    asking: QueryScope,
 ) -> tuple[Part, ...]:
-    """How engines are added up: by the labels that tell tiers apart; else tier by tier, by the
-    labels of its engines; else one by one."""
+    """How the server sums engines: by labels that separate the tiers; else one query per tier;
+    else per engine."""
     telling = names.grouping(engine.member.labels for engine in everyone)
     sums = {*telling, *(label for label, _, _ in MATCHER.findall(asking.selector))} <= {*NAMES}
     if len(members) == len(everyone) and _apart(everyone, telling):
@@ -205,8 +210,10 @@ def _parts(
     return tuple(parts) or (Part("", "", asking.by),)
 
 
-def _only(everyone: Sequence[Rolled], own: Sequence[Rolled], names: Sequence[str]) -> str | None:
-    """Matchers by some labels of some engines; None where they would reach others too."""
+def _only(
+    everyone: Sequence[TierEngine], own: Sequence[TierEngine], names: Sequence[str]
+) -> str | None:
+    """Matchers for the engines in `own`; None if they would match other engines too."""
     values = {name: {engine.member.labels.get(name, "") for engine in own} for name in names}
     reached = [
         engine
@@ -218,8 +225,8 @@ def _only(everyone: Sequence[Rolled], own: Sequence[Rolled], names: Sequence[str
     return ",".join(any_of(name, sorted(values[name])) for name in names)
 
 
-def _apart(members: Sequence[Rolled], by: Sequence[str]) -> bool:
-    """Whether each value of some labels is of one tier only."""
+def _apart(members: Sequence[TierEngine], by: Sequence[str]) -> bool:
+    """Whether these labels separate the tiers: each value belongs to one tier."""
     tiers: dict[Key, set[str]] = {}
     for engine in members:
         key = tuple(engine.member.labels.get(name, "") for name in by)

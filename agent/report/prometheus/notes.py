@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from kneewatch.agent.report.prometheus.incidents import LOOKED_MOST, LOOKED_S
-from kneewatch.agent.report.prometheus.inventory import Roll
-from kneewatch.agent.report.prometheus.period import CURVES_MOST, Read
-from kneewatch.agent.report.prometheus.queries import GPUS, Told
+from kneewatch.agent.report.prometheus.incidents import REPLAYED_MOST, REPLAYED_S
+from kneewatch.agent.report.prometheus.inventory import FleetEngines
+from kneewatch.agent.report.prometheus.period import CURVES_MOST, PeriodData
+from kneewatch.agent.report.prometheus.queries import GPUS, QueryProblems
 from kneewatch.agent.report.prometheus.resolution import Resolution
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.dashboards.prometheus.hourly_totals import STEP_S
@@ -19,35 +19,35 @@ METHODS: tuple[Method, ...] = (
     Method(
         "tiers",
         "A tier is a model on a kind of GPU: the series' label `tier`, else the GPU that DCGM "
-        "names, else that of the settings. No figure is made of two tiers.",
+        "names, else that of the settings. No figure combines two tiers.",
         ("9.5",),
     ),
     Method(
         "counters",
-        "Prometheus's increase() of each local hour, or sums of it that recording rules keep of "
-        "five minutes each, added up by tier on the server. A counter that went back began anew "
-        "at nothing.",
+        "Prometheus's increase() over each local hour, or the 5-minute sums of it that recording "
+        "rules keep, summed by tier on the server. A counter that decreases restarted from 0.",
         (),
     ),
     Method(
         "gauges",
-        "Means over steps, engine by engine; the busiest (or worst) hour is the highest mean of a "
-        "local hour.",
+        "Means over steps, per engine; the busiest (or worst) hour is the local hour with the "
+        "highest mean.",
         (),
     ),
     Method(
         "incidents",
         "The steps of each engine are searched for signs of trouble. Around each sign (the "
-        f"{LOOKED_MOST} worst; of long ones the first {duration(LOOKED_S)}) the samples are read "
-        "as they were scraped and judged as the sidecar judges pages; further outages, cascades "
-        "and stalls are told from the steps alone. Restarts are process_start_time_seconds. "
-        "Repeats within 15 minutes are one incident; what follows from a cause is told with it.",
+        f"{REPLAYED_MOST} worst; of long ones the first {duration(REPLAYED_S)}) the raw samples "
+        "are read and diagnosed as the sidecar diagnoses its scrapes; further outages, cascades "
+        "and stalls are reported from the steps alone. Restarts are process_start_time_seconds. "
+        "Repeats within 15 minutes count as one incident; downstream effects are reported under "
+        "their root cause.",
         ("7.4", "8.5"),
     ),
     Method(
         "knee",
-        "One point a step, of some engines of each tier: requests in flight, what was served, how "
-        "late, over a window at the step's end; gathered by concurrency in steps of the square "
+        "One point per step, for some engines of each tier: requests in flight, throughput and "
+        "latency over a window at the step's end; grouped by concurrency in steps of the square "
         "root of two. With targets C_max is the last step that keeps them in most of its windows, "
         "without them the step with most tokens per second over the time a token takes. Only "
         "loads that were seen count.",
@@ -55,108 +55,113 @@ METHODS: tuple[Method, ...] = (
     ),
     Method(
         "track record",
-        "What became of a recommendation cannot be seen in a metrics system's series.",
+        "A metrics system's series do not show whether a recommendation was applied.",
         ("9.1",),
     ),
 )
 
 
-# --- What a reader must know of a report from a metrics system ------------------------------------
+# --- Notices and notes of a report from Prometheus ------------------------------------------------
 
 
 SAID_MOST = 4
 
 
-class Looked(Protocol):
-    """How many times with signs of trouble were looked into, told from the steps alone, left out,
+class SearchCounts(Protocol):
+    """How many suspect spans were replayed from samples, reported from the steps alone, left out,
     and could not be read."""
 
-    looked: int
+    replayed: int
     coarse: int
     left_out: int
     unread: int
 
 
-def notices_of(problems: Told, looked: Looked) -> tuple[str, ...]:
-    """What must be said before anything is read."""
+def notices_of(problems: QueryProblems, search: SearchCounts) -> tuple[str, ...]:
+    """Warnings for the top of the report: partial answers, failed queries, spans left out."""
     notices: list[str] = []
     if problems.warnings:
         shown = "; ".join([*problems.warnings][:SAID_MOST])
-        notices.append(f"the answers are partial, by the server's own word: {shown}")
+        notices.append(f"the server reports partial answers: {shown}")
     if problems.failed:
         shown = "; ".join(
             f"{name}: {error}" for name, error in [*problems.failed.items()][:SAID_MOST]
         )
         queries = plural(len(problems.failed), "query", "queries")
-        notices.append(f"{queries} had no answer, and what they tell is unknown: {shown}")
-    if looked.left_out:
-        times = plural(looked.left_out, "more time")
+        notices.append(f"{queries} failed, and their figures are unknown: {shown}")
+    if search.left_out:
+        times = plural(search.left_out, "more time")
         notices.append(
-            f"not looked into: {times} with signs of trouble. The list of incidents is not "
-            "complete; ask by tier or for fewer days"
+            f"not analysed: {times} with signs of trouble. The list of incidents is incomplete; "
+            "use --tier or a shorter --since"
         )
     return tuple(notices)
 
 
 def notes_of(
-    roll: Roll, grid_resolution: Resolution, now: Read, source: PrometheusSource, looked: Looked
+    fleet: FleetEngines,
+    resolved: Resolution,
+    now: PeriodData,
+    source: PrometheusSource,
+    search: SearchCounts,
 ) -> tuple[str, ...]:
-    """How the data was read, and what a metrics system cannot tell."""
+    """How the data was read, and what the metrics system does not contain."""
     recorded = (
         f"signals from recording rules: {', '.join(now.recorded)}; all others from raw series"
         if now.recorded
-        else "no signals of kneewatch's recording rules were found: all are from raw series "
-        "(kneewatch export prometheus-rules makes them)"
+        else "no signals from kneewatch's recording rules were found: all are from raw series "
+        "(`kneewatch export prometheus-rules` prints the rules)"
     )
-    again = f", {source.retried} of them again" if source.retried else ""
+    again = f", {source.retried} of them retried" if source.retried else ""
     return (
-        f"read from a metrics system that scrapes every {grid_resolution.scrape_s:g} s: counters and "
-        f"histograms by the hour, gauges as means of {duration(grid_resolution.step_s)}, arrivals in steps "
-        f"of {duration(grid_resolution.begun_s)}; highest values are those of these means",
+        f"read from a metrics system that scrapes every {resolved.scrape_s:g} s: counters and "
+        f"histograms by the hour, gauges as means of {duration(resolved.step_s)}, arrivals in "
+        f"steps of {duration(resolved.begun_s)}; highest values are the highest of these means",
         recorded,
         *_summed(now),
-        f"{plural(looked.looked, 'time')} with signs of trouble (scrapes that fail, preemptions, "
-        "queues, no tokens, late first tokens, recorded causes) read sample by sample and judged "
-        "as the sidecar judges; a cause without such a sign is not found",
-        f"the curve is of at most {CURVES_MOST} engines of a tier",
+        f"{plural(search.replayed, 'time')} with signs of trouble (scrapes that fail, preemptions, "
+        "queues, no tokens, late first tokens, recorded causes) read sample by sample and "
+        "diagnosed as the sidecar does; a cause without such a sign is not found",
+        f"the latency curve uses at most {CURVES_MOST} engines per tier",
         *(
-            [f"{plural(looked.coarse, 'more time')} told from the steps alone: without evidence, "
-             "stages and advice"]
-            if looked.coarse
+            [f"{plural(search.coarse, 'more time')} reported from the steps alone: without "
+             "evidence, stages and advice"]
+            if search.coarse
             else []
         ),
         *(
-            [f"{plural(looked.unread, 'time')} could not be read sample by sample: only what the "
-             "steps tell is told of it"]
-            if looked.unread
+            [f"{plural(search.unread, 'time')} could not be read sample by sample: reported "
+             "from the steps alone"]
+            if search.unread
             else []
         ),
-        "what became of recommendations is unknown: kneewatch run follows them",
-        _gpus(roll, now),
+        "whether recommendations were applied is unknown: only kneewatch run tracks them",
+        _gpus(fleet, now),
         f"{plural(source.pace.asked, 'query', 'queries')}{again}",
-        *_missing(roll, now),
+        *_missing(fleet, now),
     )  # fmt: skip
 
 
-def _gpus(roll: Roll, now: Read) -> str:
-    """Of how many engines DCGM tells."""
+def _gpus(fleet: FleetEngines, now: PeriodData) -> str:
+    """How many engines have GPU figures from DCGM."""
     with_gpus = {key for figure in GPUS for key in now.gauges.get(figure, {})}
-    covered = sum(engine.key in with_gpus for engine in roll.members)
+    covered = sum(engine.key in with_gpus for engine in fleet.members)
     if not covered:
         return "GPU figures: the server has no DCGM series of these engines' pods or nodes"
     return (
-        f"GPU figures of {covered} of {plural(len(roll.members), 'engine')}, of DCGM: of the pod's "
-        "GPUs where its series name it, else of all the node's"
+        f"GPU figures of {covered} of {plural(len(fleet.members), 'engine')}, from DCGM: the pod's "
+        "GPUs where the series name the pod, else all GPUs of the node"
     )
 
 
-def _summed(now: Read) -> list[str]:
-    """Where counters and histograms are from."""
+def _summed(now: PeriodData) -> list[str]:
+    """Whether counters and histograms come from recording rules or from raw series."""
     hours = len(now.grid.slots)
     if not now.summed:
         return [
             "counters and histograms: from raw series; the sums that recording rules keep "
-            "(kneewatch-hourly) are there for no hour, or cannot tell these engines from others"
+            "(kneewatch-hourly) are missing for all hours, or do not separate these engines from "
+            "others"
         ]
     rest = "" if now.summed == hours else "; the other hours from raw series"
     return [
@@ -166,11 +171,11 @@ def _summed(now: Read) -> list[str]:
     ]
 
 
-def _missing(roll: Roll, now: Read) -> list[str]:
+def _missing(fleet: FleetEngines, now: PeriodData) -> list[str]:
     """Series that no engine of a tier has."""
     lines: list[str] = []
-    for tier in roll.tiers():
-        groups = {roll.group(engine) for engine in roll.of(tier)}
+    for tier in fleet.tiers():
+        groups = {fleet.group(engine) for engine in fleet.of(tier)}
         had: Mapping[str, object] = {**now.counted([*groups]), **now.tallies([*groups])}
         lacking = [name for name in (*now.counts, *now.histograms) if name not in had]
         if lacking:

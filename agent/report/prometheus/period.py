@@ -17,10 +17,10 @@ from kneewatch.agent.report.prometheus.aggregation import (
     BUCKETS,
     Hours,
     added,
+    merge_parts,
     tallies_of,
-    together,
 )
-from kneewatch.agent.report.prometheus.inventory import Roll, Rolled, frozen
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine, frozen
 from kneewatch.agent.report.prometheus.queries import PROCESS, Query, Ranges
 from kneewatch.agent.report.prometheus.resolution import (
     Floats,
@@ -42,8 +42,8 @@ from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, TALLIES
 
 
 def by_engine(rows: Rows, members: Iterable[Member]) -> Rows:
-    """The mean of the rows that are of an engine's GPUs; `rows` by all their labels. Engines of
-    whose GPUs nothing is known are left out."""
+    """The mean over each engine's GPUs. `rows` is keyed by all GPU labels; engines without GPU
+    data are left out."""
     by_place: dict[Place, list[Floats]] = {}
     for labels, row in rows.items():
         for place in places(dict(labels)):
@@ -65,18 +65,18 @@ def _mean(rows: list[Floats]) -> Floats:
     return np.where(counts > 0, np.nansum(whole, axis=0) / np.maximum(counts, 1), np.nan)
 
 
-# --- One period of a fleet as it was read from a metrics system -----------------------------------
+# --- The data of one period -----------------------------------------------------------------------
 
 
 MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """A period. Rows by engine (`gauges`, `signs`, `preempted`), by process (`starts`), by scrape
-    (`up`), by labels of one tier (`counts`, `histograms`, `begun`).
+class PeriodData:
+    """The data of a period. Rows by engine (`gauges`, `signs`, `preempted`), by process
+    (`starts`), by target (`up`), by a tier's labels (`counts`, `histograms`, `begun`).
 
-    `counts` and `histograms` of `summed` of its hours are what recording rules added up.
+    `summed`: for how many hours `counts` and `histograms` come from recording rules.
     """
 
     grid: Grid
@@ -96,7 +96,7 @@ class Read:
     recorded: tuple[str, ...]
 
     def counted(self, groups: Sequence[RowKey]) -> dict[str, Floats]:
-        """Counters by hour, added up; those that nobody has are left out."""
+        """Counters per hour, summed over `groups`; counters without data are left out."""
         hours = len(self.grid.slots)
         return {
             name: added([rows[group] for group in groups if group in rows], hours)
@@ -105,7 +105,7 @@ class Read:
         }
 
     def tallies(self, groups: Sequence[RowKey]) -> dict[str, list[Tally | None]]:
-        """Histograms by hour, added up."""
+        """Histograms per hour, summed over `groups`."""
         hours = len(self.grid.slots)
         tallies: dict[str, list[Tally | None]] = {}
         for metric, (buckets, sums) in self.histograms.items():
@@ -122,7 +122,7 @@ class Read:
         return tallies
 
     def minutes(self, groups: Sequence[RowKey]) -> list[float]:
-        """Requests that began in each minute; those of a longer step spread evenly over it."""
+        """Requests that arrived in each minute; longer steps are spread evenly."""
         rows = [self.begun[group] for group in groups if group in self.begun]
         if not rows:
             return []
@@ -133,46 +133,45 @@ class Read:
         return spread
 
     def engine(self, key: Key) -> dict[str, Floats]:
-        """What tells of an engine whether it was in trouble, by step."""
+        """The rows of one engine that show signs of trouble. Shape of each: (steps,)."""
         all_rows = {**self.gauges, **self.signs}
         return {name: rows[key] for name, rows in all_rows.items() if key in rows}
 
 
 def scrape_of(labels: Labels) -> RowKey:
-    """What tells scrapes apart."""
+    """The labels that identify a scrape target: job and instance."""
     return labels.get("job", ""), labels.get("instance", "")
 
 
 def process_names(by: Sequence[str]) -> tuple[str, ...]:
-    """The labels that tell processes apart."""
+    """The labels that identify a process: all but those of single engines in it."""
     return tuple(label for label in by if label not in PROCESS)
 
 
-# --- One period of a fleet, read from a metrics system. I/O edge ----------------------------------
+# --- Reading a period -----------------------------------------------------------------------------
 
 
 CURVES_MOST = 24
-"""So many engines of a tier are asked for their curve: a curve keeps no more points than they
-give."""
+"""At most this many engines per tier are queried for the latency curve."""
 
 
-class Reading:
-    """Reads periods of the engines of a roll."""
+class PeriodReader:
+    """Reads periods of the engines of a fleet."""
 
-    def __init__(self, ranges: Ranges, roll: Roll, grid_resolution: Resolution) -> None:
-        self._ranges, self._roll, self._found = ranges, roll, grid_resolution
-        self._engines = len(roll.shape.members)
+    def __init__(self, ranges: Ranges, fleet: FleetEngines, resolved: Resolution) -> None:
+        self._ranges, self._fleet, self._found = ranges, fleet, resolved
+        self._engines = len(fleet.shape.members)
 
-    def period(self, grid: Grid, *, late_s: float | None, closely: bool) -> Read:
-        """A period; `closely` with what tells of incidents and of the curve."""
-        ranges, asking = self._ranges, self._roll.asking
+    def period(self, grid: Grid, *, late_s: float | None, closely: bool) -> PeriodData:
+        """A period; `closely` also reads signs of trouble and the latency curve."""
+        ranges, asking = self._ranges, self._fleet.asking
         at = steps(grid, self._found.step_s)
         begun_at = steps(grid, self._found.begun_s)
         gauges = ranges.steps(
             {key: self._of_engine(partial(queries.gauges, asking, key)) for key in queries.GAUGES},
             at,
         )
-        hours = Hours(ranges, self._roll, grid)
+        hours = Hours(ranges, self._fleet, grid)
         hourly, summed = hours.read(gauges[RUNNING], at)
         of_engines = ranges.slots(self._hourly(), grid.slots)
         begun = hours.of_parts("begun", partial(queries.gained, TTFT, "count"), 1)
@@ -182,7 +181,7 @@ class Reading:
         if closely:
             finely = ranges.steps(self._finely(late_s), at)
             curve, recorded = self._curve(at)
-        return Read(
+        return PeriodData(
             grid=grid,
             at=at,
             gauges={**gauges, **self._gpus(at)},
@@ -192,7 +191,7 @@ class Reading:
             histograms={
                 metric: (hourly[f"{metric}_bucket"], hourly[f"{metric}_sum"]) for metric in TALLIES
             },
-            begun=together(ranges.steps(begun, begun_at))["begun"],
+            begun=merge_parts(ranges.steps(begun, begun_at))["begun"],
             begun_s=self._found.begun_s,
             signs={
                 **{key: finely.get(key, {}) for key in SIGNS},
@@ -209,7 +208,7 @@ class Reading:
         )
 
     def _gpus(self, at: Steps) -> dict[str, Rows]:
-        members = [engine.member for engine in self._roll.members]
+        members = [engine.member for engine in self._fleet.members]
         rows = self._ranges.steps(
             {
                 key: Query(partial(queries.gpus, key), frozen, self._engines, self._scraped(1))
@@ -220,7 +219,7 @@ class Reading:
         return {key: by_engine(gpu_rows, members) for key, gpu_rows in rows.items()}
 
     def _hourly(self) -> dict[str, Query]:
-        asking = self._roll.asking
+        asking = self._fleet.asking
         return {
             "preempted": self._of_engine(
                 lambda range_s: queries.gained(PREEMPTIONS, "", asking, asking.by, range_s)
@@ -231,9 +230,9 @@ class Reading:
         }
 
     def _finely(self, late_s: float | None) -> dict[str, Query]:
-        roll, asking = self._roll, self._roll.asking
-        jobs = sorted({engine.member.labels.get("job", "") for engine in roll.members} - {""})
-        keys = [queries.PREEMPTED, queries.MADE]
+        fleet, asking = self._fleet, self._fleet.asking
+        jobs = sorted({engine.member.labels.get("job", "") for engine in fleet.members} - {""})
+        keys = [queries.PREEMPTED, queries.GENERATED_TOKENS]
         bound_s = max((bound for bound in TTFT_BOUNDS_S if bound <= (late_s or 0.0)), default=None)
         if bound_s is not None:
             keys += [queries.LATE, queries.BEGUN]
@@ -245,7 +244,7 @@ class Reading:
         )
         by_name[queries.CONFIDENCE] = Query(
             partial(queries.recorded_worst, asking, queries.CONFIDENCE),
-            lambda labels: (roll.shape.key(labels), labels.get("cause", "")),
+            lambda labels: (fleet.shape.key(labels), labels.get("cause", "")),
             self._engines,
             self._scraped(1),
         )
@@ -260,21 +259,23 @@ class Reading:
         return by_name
 
     def _curve(self, at: Steps) -> tuple[dict[Key, Signals], tuple[str, ...]]:
-        """The windows of some engines of each tier, from recorded signals where all have them."""
-        roll = self._roll
-        chosen = [engine for tier in roll.tiers() for engine in _evenly(roll.of(tier), CURVES_MOST)]
+        """Curve windows of some engines per tier; recorded signals are used if all have them."""
+        fleet = self._fleet
+        chosen = [
+            engine for tier in fleet.tiers() for engine in _evenly(fleet.of(tier), CURVES_MOST)
+        ]
         only = ",".join(
             any_of(name, [engine.member.labels.get(name, "") for engine in chosen])
-            for name in roll.asking.by
+            for name in fleet.asking.by
         )
-        asking = _with_window(roll, self._found.window_s)
+        asking = _with_window(fleet, self._found.window_s)
 
         def made(text: Callable[..., str], keys: Sequence[str]) -> dict[str, Rows]:
             return self._ranges.steps(
                 {
                     f"curve {key}": Query(
                         partial(text, asking, key, only),
-                        roll.shape.key,
+                        fleet.shape.key,
                         len(chosen),
                         self._scraped(BUCKETS if "p99" in key else 1),
                     )
@@ -283,7 +284,7 @@ class Reading:
                 at,
             )
 
-        rows = made(queries.curve_recorded, POINT_SIGNALS[:1]) if roll.shape.recorded else {}
+        rows = made(queries.curve_recorded, POINT_SIGNALS[:1]) if fleet.shape.recorded else {}
         first = rows.get(f"curve {POINT_SIGNALS[0]}", {})
         kept = all(engine.key in first for engine in chosen)
         text = queries.curve_recorded if kept else queries.curve
@@ -298,18 +299,24 @@ class Reading:
         }, POINT_SIGNALS if kept else ()
 
     def _of_engine(self, text: Callable[[float], str]) -> Query:
-        return Query(text, self._roll.shape.key, self._engines, self._scraped(1))
+        return Query(text, self._fleet.shape.key, self._engines, self._scraped(1))
 
     def _scraped(self, parts: int) -> float:
         return self._engines * parts / self._found.scrape_s
 
 
-SIGNS = (queries.PREEMPTED, queries.MADE, queries.LATE, queries.BEGUN, queries.STAGE_SEVERITY)
+SIGNS = (
+    queries.PREEMPTED,
+    queries.GENERATED_TOKENS,
+    queries.LATE,
+    queries.BEGUN,
+    queries.STAGE_SEVERITY,
+)
 
 
 def _disturbing(rows: Rows) -> Rows:
-    """The highest confidence in any cause that moves a baseline, by engine; a cause of another
-    version's rules may move any."""
+    """The highest confidence in a cause that shifts a baseline, by engine. Causes unknown to this
+    version are assumed to shift it."""
     highest: Rows = {}
     for name, row in rows.items():
         key, cause = name
@@ -320,23 +327,23 @@ def _disturbing(rows: Rows) -> Rows:
     return highest
 
 
-def _with_window(roll: Roll, window_s: float) -> QueryScope:
-    return replace(roll.asking, window_s=window_s)
+def _with_window(fleet: FleetEngines, window_s: float) -> QueryScope:
+    return replace(fleet.asking, window_s=window_s)
 
 
-def _evenly(members: Sequence[Rolled], most: int) -> list[Rolled]:
+def _evenly(members: Sequence[TierEngine], most: int) -> list[TierEngine]:
     if len(members) <= most:
         return list(members)
     return [members[at * len(members) // most] for at in range(most)]
 
 
-# --- Configurations of engines and the starts of their processes over a period --------------------
+# --- Configurations and process starts ------------------------------------------------------------
 
 
 class Configs:
-    """The labels of cache_config_info and the starts of processes, over a period."""
+    """Labels of cache_config_info and process start times over a period."""
 
-    def __init__(self, read: Read, names: Sequence[str]) -> None:
+    def __init__(self, read: PeriodData, names: Sequence[str]) -> None:
         self._read, self._names = read, names
         self._rows: dict[Key, list[tuple[dict[str, str], Floats]]] = {}
         for key, row in read.configs.items():
@@ -347,16 +354,16 @@ class Configs:
         return tuple(labels.get(name, "") for name in self._names)
 
     def last(self, member: Member) -> dict[str, str]:
-        """The newest configuration; empty where none is known."""
+        """The newest configuration; empty if unknown."""
         return self._at(member, len(self._read.grid.slots) - 1, step=-1)
 
     def around(self, member: Member, t_s: float) -> tuple[dict[str, str], dict[str, str]]:
-        """The configurations before and after a time."""
+        """The configurations of the hours before and after a time."""
         hour = int(np.searchsorted(np.array(self._read.grid.edges_s), t_s, side="right")) - 1
         return self._at(member, hour - 1, step=-1), self._at(member, hour + 1, step=1)
 
     def starts(self, member: Member) -> list[float]:
-        """When its process was replaced in the period."""
+        """Unix times at which the process was replaced in the period."""
         row = self._read.starts.get(self._process(member.labels))
         if row is None:
             return []
@@ -369,7 +376,7 @@ class Configs:
         ]
 
     def _at(self, member: Member, hour: int, *, step: int) -> dict[str, str]:
-        """The configuration of an hour, or of the nearest one further on in a direction."""
+        """The configuration of an hour, or of the nearest hour in the direction of `step`."""
         rows = self._rows.get(self._process(member.labels), ())
         own = member.labels.get("engine")
         hours = len(self._read.grid.slots)

@@ -34,7 +34,7 @@ from kneewatch.reports.weekly.measures import (
 )
 from kneewatch.rules.facts import duration, recorded
 
-PREEMPTED, MADE, LATE, BEGUN = "preempted", "made", "late", "begun"
+PREEMPTED, GENERATED_TOKENS, LATE, BEGUN = "preempted", "made", "late", "begun"
 STAGE_SEVERITY, CONFIDENCE = "cascade_severity", "cause_confidence"
 GAUGES: Mapping[str, OverTime] = {
     RUNNING: OverTime("num_requests_running", "avg"),
@@ -44,16 +44,16 @@ GAUGES: Mapping[str, OverTime] = {
 }
 GPUS = (GPU_BUSY, GPU_MEMORY)
 PROCESS = ("model_name", "engine")
-"""Labels that what a page says once for all its engines lacks."""
+"""Labels that per-process series do not have: they are exported once for all engines."""
 
 
 def presence(asking: QueryScope, range_s: float) -> str:
-    """The series of running requests that were there within a time."""
+    """The series of running requests that existed within `range_s`."""
     return f"last_over_time({asking.of_vllm(PRESENCE)}[{duration(range_s)}])"
 
 
 def scrapes(asking: QueryScope, range_s: float) -> str:
-    """How often each engine was scraped."""
+    """Number of scrapes of each engine."""
     return _either(
         asking,
         range_s,
@@ -69,19 +69,19 @@ def gauges(asking: QueryScope, key: str, range_s: float) -> str:
 
 
 def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
-    """What a counter (`part` is empty), or a histogram's `bucket`s, `sum` or `count`, gained, added
-    up by some labels."""
+    """The increase of a counter (`part` is empty) or of a histogram's `bucket`s, `sum` or `count`,
+    summed by the labels `by`."""
     whole = _with_bounds(part, by)
     return _either(asking, range_s, lambda dialect: hourly.increase(dialect, key, part, whole))
 
 
 def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
-    """The same of what recording rules added up."""
+    """The same from sums kept by recording rules."""
     return _kept(asking, hourly.kept(key, part), _with_bounds(part, by), range_s)
 
 
 def engines_kept(asking: QueryScope, by: Sequence[str], range_s: float) -> str:
-    """How many engines those sums are of, added up over their evaluations."""
+    """How many engines the recorded sums cover, summed over their evaluations."""
     return _kept(asking, hourly.ENGINES, by, range_s)
 
 
@@ -95,10 +95,10 @@ def _with_bounds(part: str, by: Sequence[str]) -> tuple[str, ...]:
 
 
 def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) -> str:
-    """What tells on each engine whether a time is worth a closer look."""
+    """Counters that show signs of trouble, per engine."""
     if key == PREEMPTED:
         return gained(PREEMPTIONS, "", asking, asking.by, range_s)
-    if key == MADE:
+    if key == GENERATED_TOKENS:
         return gained(GENERATED, "", asking, asking.by, range_s)
     if key == BEGUN:
         return gained(TTFT, "count", asking, asking.by, range_s)
@@ -111,14 +111,14 @@ def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) 
 
 
 def recorded_worst(asking: QueryScope, key: str, range_s: float) -> str:
-    """The highest value that recording rules kept of a series; by cause where it has one."""
+    """The maximum of a recorded series, per engine; for CONFIDENCE also per cause."""
     by = (*asking.by, "cause") if key == CONFIDENCE else asking.by
     series = asking.series(recorded(key))
     return f"max by ({', '.join(by)}) (max_over_time({series}[{duration(range_s)}]))"
 
 
 def narrowed(asking: QueryScope, only: str) -> QueryScope:
-    """The same for fewer series."""
+    """The same scope with extra matchers."""
     return replace(
         asking, selector=",".join(matchers for matchers in (asking.selector, only) if matchers)
     )
@@ -131,26 +131,26 @@ def curve(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
 
 
 def curve_recorded(asking: QueryScope, key: str, only: str, _step_s: float) -> str:
-    """The same as recording rules kept it."""
+    """The same from recorded signals."""
     series = asking.series(recorded(key), only)
     return f"max by ({', '.join(asking.by)}) ({series})"
 
 
 def up(jobs: Sequence[str], range_s: float) -> str:
-    """The share of scrapes that worked."""
+    """The share of successful scrapes (0-1) per job and instance."""
     only = f"{{{any_of('job', jobs)}}}" if jobs else ""
     return f"avg by (job, instance) (avg_over_time(up{only}[{duration(range_s)}]))"
 
 
 def starts(asking: QueryScope, range_s: float) -> str:
-    """When each process began, as its page says."""
+    """The start time of each process, as exported by it."""
     series = asking.series("process_start_time_seconds")
     by = ", ".join(label for label in asking.by if label not in PROCESS)
     return f"max by ({by}) (last_over_time({series}[{duration(range_s)}]))"
 
 
 def configs(asking: QueryScope, range_s: float) -> str:
-    """The cache's configuration, which stands in labels."""
+    """The cache configuration, which vLLM exports as labels."""
     return _either(
         asking,
         range_s,
@@ -159,12 +159,12 @@ def configs(asking: QueryScope, range_s: float) -> str:
 
 
 def gpu_models(range_s: float) -> str:
-    """DCGM's series that name the GPUs."""
+    """DCGM series that carry the GPU model."""
     return f"last_over_time(DCGM_FI_DEV_SM_CLOCK[{duration(range_s)}])"
 
 
 def gpus(key: str, range_s: float) -> str:
-    """A figure of the GPUs that DCGM's exporter tells of together: of a pod, or of a node."""
+    """A GPU figure from the DCGM exporter, per pod or per node."""
     over, by = f"[{duration(range_s)}]", ", ".join(GPU_LABELS)
     if key == GPU_BUSY:
         return f"avg by ({by}) (avg_over_time({PROF}GR_ENGINE_ACTIVE{over}))"
@@ -175,7 +175,7 @@ def gpus(key: str, range_s: float) -> str:
 
 
 def pages(asking: QueryScope, labels: Mapping[str, str], span_s: float) -> str:
-    """All that one target's scrapes held over a time, sample by sample."""
+    """All raw samples of one target over `span_s` seconds."""
     begins = "|".join(map(re.escape, asking.prefixes))
     names = quoted(f"({begins}).+|process_start_time_seconds|up")
     only = ",".join(f'{name}="{quoted(value)}"' for name, value in sorted(labels.items()))
@@ -183,28 +183,28 @@ def pages(asking: QueryScope, labels: Mapping[str, str], span_s: float) -> str:
 
 
 def _either(asking: QueryScope, range_s: float, make: Callable[[Dialect], str | None]) -> str:
-    """A query over a time that any of the prefixes answers."""
+    """A query over `range_s` that tries each metric prefix."""
     return replace(asking, window_s=range_s).either(make)
 
 
-# --- Range queries read into arrays, several at a time, piece by piece. I/O edge ------------------
+# --- Range queries read into arrays ---------------------------------------------------------------
 
 
 PIECE_VALUES = 200_000
-"""What one answer may hold: about 20 MB while it is read."""
+"""Values per answer: about 20 MB while it is read."""
 
 PIECE_SCRAPED = 20_000_000
-"""Scraped samples that one query may have the server go through: a second's work or so."""
+"""Raw samples that one query may scan on the server: about one second of work."""
 
 KeyOf = Callable[[Labels], RowKey]
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A range query: `text` makes it for the length of a step; `key` names a row of the answer.
+    """A range query. `text` returns the PromQL for a step length in s; `key` returns a row's key.
 
-    `rows` and `scraped` are about how many rows there are, and how many scraped samples a second
-    the server goes through: the range is cut by both.
+    `rows` and `scraped` estimate the rows of the answer and the raw samples per second that the
+    server scans; long ranges are split by both.
     """
 
     text: Callable[[float], str]
@@ -214,8 +214,8 @@ class Query:
 
 
 @dataclass(slots=True)
-class Told:
-    """What the server said of its answers: warnings, what is partial, what failed and why."""
+class QueryProblems:
+    """Warnings of the server (partial answers) and queries that failed, with the error."""
 
     warnings: dict[str, None] = field(default_factory=dict[str, None])
     failed: dict[str, CollectError] = field(default_factory=dict[str, CollectError])
@@ -223,22 +223,22 @@ class Told:
 
 
 Tell = Callable[[str], None]
-"""Is told of each query that is done."""
+"""Called with the name of each finished query."""
 
 
 class Ranges:
-    """Asks a metrics system for ranges."""
+    """Runs range queries against a metrics system."""
 
     def __init__(self, source: PrometheusSource, *, at_once: int, tell: Tell) -> None:
         self.source, self._at_once, self._tell = source, at_once, tell
-        self.told = Told()
+        self.problems = QueryProblems()
 
     def steps(self, queries: Mapping[str, Query], at: Steps) -> dict[str, Rows]:
-        """The rows of each query; NaN where there is no value. Shape of a row: (count,)."""
+        """The rows of each query; NaN without a value. Shape of a row: (steps,)."""
         return self._all(queries, [at])
 
     def slots(self, queries: Mapping[str, Query], slots: Sequence[Slot]) -> dict[str, Rows]:
-        """The rows of each query, a value for each hour. Shape of a row: (slots,)."""
+        """The rows of each query, one value per hour. Shape of a row: (slots,)."""
         return self._all(queries, hour_runs(slots))
 
     def _all(self, queries: Mapping[str, Query], runs: Sequence[Steps]) -> dict[str, Rows]:
@@ -250,8 +250,8 @@ class Ranges:
                     self._run(queries[name], run, rows, at, count)
                     at += run.count
             except CollectError as exc:
-                with self.told.lock:
-                    self.told.failed[name] = exc
+                with self.problems.lock:
+                    self.problems.failed[name] = exc
             self._tell(name)
             return rows
 
@@ -274,8 +274,8 @@ class Ranges:
 
     def _take(self, piece: Piece, key: KeyOf, run: Steps, rows: Rows, at: int, count: int) -> None:
         if piece.warnings:
-            with self.told.lock:
-                self.told.warnings.update(dict.fromkeys(piece.warnings))
+            with self.problems.lock:
+                self.problems.warnings.update(dict.fromkeys(piece.warnings))
         for track in piece.tracks:
             row = rows.setdefault(key(track.labels), np.full(count, np.nan))
             points = np.array(track.points)

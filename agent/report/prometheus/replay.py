@@ -1,7 +1,7 @@
-"""A time of one engine played again, scrape by scrape, through the sidecar's own monitor. Pure.
+"""Replays samples of one engine, scrape by scrape, through the sidecar's monitor. Pure.
 
-A metrics system keeps every sample: what the pages said is put together again, so that stages,
-causes and recommendations are those that a sidecar would have told.
+A metrics system keeps every sample. The scraped pages are rebuilt from the samples, so stages,
+causes and recommendations are the same that a sidecar would have reported.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from kneewatch.reports.weekly.measures import LEVELS
 from kneewatch.reports.weekly.observed import Held
 
 OWN = frozenset({"model_name", "engine"})
-"""Labels of the page, not of the target that was scraped."""
+"""Labels from the page itself, not from the scrape target."""
 
 SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running", "itl_p99_s", "preemption_per_s")
 KEPT = tuple(dict.fromkeys((*LEVELS, *SHOWN, "running_avg")))
 
 
 @dataclass(slots=True)
-class Replayed:
-    """What a monitor told: intervals, the worst diagnosis of each cause, recommendations with the
-    times when they were told, signals and counters."""
+class Replay:
+    """The result of a replay: intervals, the worst diagnosis of each cause, recommendations with
+    the first and last time they were made, signals and counters."""
 
     held: list[Held] = field(default_factory=list[Held])
     documents: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
@@ -51,12 +51,12 @@ class Replayed:
     scrapes: int = 0
 
 
-def replayed(
+def replay_samples(
     tracks: Sequence[Track], member: Member, profile: Profile, catalogue: Catalogue, name: str
-) -> Replayed:
-    """The scrapes of a target, judged one after the other; `catalogue` is the profile's."""
+) -> Replay:
+    """The diagnoses of a target's scrapes in order; `catalogue` belongs to the profile."""
     monitor = TargetMonitor(name, profile, catalogue)
-    recorder = _Told()
+    recorder = _Recorder()
     for t_s, page in _pages(tracks, member):
         diagnoses = (
             monitor.page(t_s, page)
@@ -83,8 +83,8 @@ def replayed(
     return recorder.made()
 
 
-class _Told:
-    """Takes diagnoses, in order."""
+class _Recorder:
+    """Collects diagnoses, in order, into a Replay."""
 
     def __init__(self) -> None:
         self._book = IntervalBook()
@@ -92,7 +92,7 @@ class _Told:
         self._times: list[float] = []
         self._values: dict[str, list[float]] = {key: [] for key in KEPT}
         self._counted: list[tuple[tuple[Column, ...], list[float], list[tuple[float, ...]]]] = []
-        self._made = Replayed()
+        self._made = Replay()
 
     def take(
         self,
@@ -150,7 +150,7 @@ class _Told:
                 )
             )
 
-    def made(self) -> Replayed:
+    def made(self) -> Replay:
         for interval in self._book.opened:
             if interval.paused:
                 self._hold(interval, interval.last_s, UNWATCHED)
@@ -179,7 +179,7 @@ def _is(diagnosis: Diagnosis, member: Member) -> bool:
 
 
 def _pages(tracks: Sequence[Track], member: Member) -> list[tuple[float, Page | None]]:
-    """Pages by their time; None where the scrape failed. Series of other engines are left in."""
+    """Pages in order of time; None for a failed scrape. Includes series of other engines."""
     target = {name for name in member.labels if name not in OWN and name != "__name__"}
     series: list[Series] = []
     scraped: dict[float, dict[int, float]] = {}

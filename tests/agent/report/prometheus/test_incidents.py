@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.report.prometheus.incidents import LOOKED_MOST, LOOKED_S
+from kneewatch.agent.report.prometheus.incidents import REPLAYED_MOST, REPLAYED_S
 from kneewatch.agent.report.prometheus.notes import notices_of
-from kneewatch.agent.report.prometheus.queries import Told
+from kneewatch.agent.report.prometheus.queries import QueryProblems
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, running
 from tests.fleet_replica import ARRIVAL_PER_S, PREEMPTION_PER_S
@@ -48,10 +48,10 @@ def test_more_than_are_read_are_all_named_and_nothing_else(main: Main) -> None:
         assert told_s == pytest.approx(made_s, abs=NEAR_S)
     looks = 2 * SETS
     notes = " ".join(report["data_quality"]["notes"])
-    assert f"{LOOKED_MOST} times with signs of trouble" in notes
-    assert f"{looks - LOOKED_MOST} more times told from the steps alone" in notes
+    assert f"{REPLAYED_MOST} times with signs of trouble" in notes
+    assert f"{looks - REPLAYED_MOST} more times reported from the steps alone" in notes
     bare = [one for one in report["incidents"] if not one["evidence"] and one["cause"] in CLOSELY]
-    assert len(bare) == looks - LOOKED_MOST
+    assert len(bare) == looks - REPLAYED_MOST
     assert report["notices"] == [], "what is told from the steps is not left out"
 
 
@@ -59,7 +59,7 @@ CLOSELY = ("kv_pressure", "target_down")
 
 
 def test_a_long_one_is_told_to_its_end(main: Main) -> None:
-    assert LONG_S > LOOKED_S
+    assert LONG_S > REPLAYED_S
     week = FleetWeek(
         10, end_s=END_S, days=HOURS / 24, every_s=EVERY_S, sets=1, incident_s=LONG_S
     )  # fmt: skip
@@ -77,17 +77,17 @@ def test_a_long_one_is_told_to_its_end(main: Main) -> None:
 
 
 @dataclass
-class Looked:
-    """What was looked into."""
+class SearchCounts:
+    """How many suspect spans were replayed, and how many were not."""
 
-    looked: int = 60
+    replayed: int = 60
     coarse: int = 0
     left_out: int = 0
     unread: int = 0
 
 
-def test_what_was_not_looked_into_is_said_first() -> None:
-    (notice,) = notices_of(Told(), Looked(left_out=3))
+def test_spans_left_out_are_a_notice() -> None:
+    (notice,) = notices_of(QueryProblems(), SearchCounts(left_out=3))
     assert "3 more times with signs of trouble" in notice
-    assert "not complete" in notice
-    assert notices_of(Told(), Looked(coarse=3)) == ()
+    assert "incomplete" in notice
+    assert notices_of(QueryProblems(), SearchCounts(coarse=3)) == ()

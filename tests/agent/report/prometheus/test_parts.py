@@ -10,14 +10,14 @@ import pytest
 from kneewatch.agent.report.prometheus.aggregation import Gauges, added, tallies_of
 from kneewatch.agent.report.prometheus.incidents import (
     DOWN,
-    PRESSED,
+    PREEMPTING,
     QUEUED,
     STALLED,
     TOO_LATE,
-    stretches,
+    suspect_spans,
 )
 from kneewatch.agent.report.prometheus.period import by_engine
-from kneewatch.agent.report.prometheus.queries import BEGUN, LATE, MADE, PREEMPTED
+from kneewatch.agent.report.prometheus.queries import BEGUN, GENERATED_TOKENS, LATE, PREEMPTED
 from kneewatch.agent.report.prometheus.resolution import (
     Rows,
     Steps,
@@ -131,8 +131,8 @@ AT = Steps(TO_S + 60.0, 60.0, 6)
 @pytest.mark.parametrize(
     ("values", "up", "why", "from_step", "to_step"),
     [
-        ({PREEMPTED: row(0, 0, 9, 0, 9, 0)}, None, PRESSED, 2, 5),
-        ({RUNNING: row(*[4.0] * 6), MADE: row(9, 0, 0, 0, 9, 9)}, None, STALLED, 1, 4),
+        ({PREEMPTED: row(0, 0, 9, 0, 9, 0)}, None, PREEMPTING, 2, 5),
+        ({RUNNING: row(*[4.0] * 6), GENERATED_TOKENS: row(9, 0, 0, 0, 9, 9)}, None, STALLED, 1, 4),
         ({RUNNING: row(*[8.0] * 6), WAITING: row(0, 0, 0, 0, 2, 2)}, None, QUEUED, 4, 6),
         ({BEGUN: row(*[100.0] * 6), LATE: row(99, 99, 80, 99, 99, 99)}, None, TOO_LATE, 2, 3),
         ({}, row(1, 1, 0.5, 0, 1, 1), DOWN, 2, 4),
@@ -145,17 +145,21 @@ def test_a_sign_of_trouble(
     from_step: int,
     to_step: int,
 ) -> None:
-    (one,) = stretches(values, AT, up)
+    (one,) = suspect_spans(values, AT, up)
     assert (one.why, one.from_s, one.to_s) == (why, TO_S + 60 * from_step, TO_S + 60 * to_step)
 
 
 def test_calm_and_unknown_are_no_trouble_and_signs_that_overlap_are_one() -> None:
-    calm = {RUNNING: row(*[8.0] * 6), MADE: row(*[99.0] * 6), PREEMPTED: row(0, 1, 0, NAN, 0, 2)}
-    assert stretches(calm, AT, row(*[1.0] * 6)) == []
+    calm = {
+        RUNNING: row(*[8.0] * 6),
+        GENERATED_TOKENS: row(*[99.0] * 6),
+        PREEMPTED: row(0, 1, 0, NAN, 0, 2),
+    }
+    assert suspect_spans(calm, AT, row(*[1.0] * 6)) == []
     both = {
         RUNNING: row(*[8.0] * 6),
         WAITING: row(0, 0, 9, 9, 9, 0),
         PREEMPTED: row(0, 0, 0, 9, 0, 0),
     }
-    (one,) = stretches(both, AT, None)
-    assert (one.why, one.from_s, one.to_s) == (PRESSED, TO_S + 120, TO_S + 300)
+    (one,) = suspect_spans(both, AT, None)
+    assert (one.why, one.from_s, one.to_s) == (PREEMPTING, TO_S + 120, TO_S + 300)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.report.prometheus.replay import Replayed, replayed
+from kneewatch.agent.report.prometheus.replay import Replay, replay_samples
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Interval
 from kneewatch.agent.stream import TargetStream, capture_name
@@ -49,10 +49,10 @@ def kept_by_the_sidecar(name: str, folder: Path) -> list[Interval]:
     return Reader(folder / "history.db").intervals(**EVER, kinds=("stage", "cause"))
 
 
-def judged(tracks: Sequence[Track]) -> Replayed:
+def judged(tracks: Sequence[Track]) -> Replay:
     running = [one.labels for one in tracks if one.labels["__name__"].endswith("requests_running")]
     member = shape_of(running, label_map({}, "default")).members[0]
-    return replayed(tracks, member, PROFILE, Catalogue.of(PROFILE), "chat-0")
+    return replay_samples(tracks, member, PROFILE, Catalogue.of(PROFILE), "chat-0")
 
 
 def span(one: Held | Interval) -> tuple[object, ...]:
