@@ -90,7 +90,7 @@ def _check_tiers(members: Sequence[Member], tiers: Sequence[str]) -> None:
     for tier in tiers:
         if members and tier not in names:
             there = ", ".join(sorted({member.tier for member in members})[:20])
-            raise SettingsError(f"--tier {tier}: no such tier in that time; it has {there}")
+            raise SettingsError(f"--tier {tier}: no such tier in that period; it has {there}")
 
 
 def seen(engine: StoredEngine, grid: Grid) -> bool:

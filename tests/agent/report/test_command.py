@@ -24,7 +24,7 @@ def test_json_on_stdout(main: Main, made_store: Path) -> None:
     document = json.loads(done.out)
     assert document["schema"] == "kneewatch.report/1"
     assert document["compared"]["days"] == 7
-    assert any("nothing was watched in the time before" in one for one in document["notices"])
+    assert any("nothing was watched in the period before" in one for one in document["notices"])
 
 
 def test_the_form_follows_the_file(main: Main, made_store: Path, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_time_in_which_nothing_was_watched(main: Main, made_store: Path) -> No
     ("more", "said"),
     [
         (("--target", "nobody"), "no such target in the history; it has chat-0"),
-        (("--tier", "nothing"), "no such tier in that time; it has tiny on b200, tiny on h100"),
+        (("--tier", "nothing"), "no such tier in that period; it has tiny on b200, tiny on h100"),
         (("--out", ""), "--out '': write the name of a file"),
         (("--out", "/"), "--out /: write the name of a file"),
         (("--timezone", "Mars/Olympus"), "no time zone 'Mars/Olympus'"),
