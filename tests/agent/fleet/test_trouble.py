@@ -120,7 +120,7 @@ def test_a_past_that_cannot_be_had_is_no_word_against_the_present(
     status, document = diagnosed(main, serving(between(prometheus.port, refuse)), end_s)
     assert (status, document["health"]) == (0, "ok")
     assert [tier["size"]["recommended"] for tier in document["tiers"]] == [None]
-    assert any("so replicas" in note for note in document["unknown"])
+    assert any(note.startswith("past load and lengths") for note in document["unknown"])
 
 
 def test_series_that_no_shard_gives_are_unknown(

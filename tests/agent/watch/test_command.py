@@ -24,8 +24,8 @@ BEYOND = re.compile(rb"[34]8;[25];[0-9;]*m")
 BUG = """\
 import sys
 from kneewatch.agent.terminal import feeds, screen
-from kneewatch.agent.terminal.pace import Pace
-from kneewatch.agent.terminal.watch import recording_feeds, show
+from kneewatch.agent.terminal.feeds import Pace
+from kneewatch.agent.terminal.command import recording_feeds, show
 from tests.agent.watch.screens import settings_of
 
 def broken(*_args):
@@ -47,7 +47,7 @@ def test_keys_are_taken_and_the_terminal_is_given_back(tmp_path: Path) -> None:
         assert len(lines) == 24
         assert max(map(len, lines)) <= 80
         session.press("?")
-        session.shows("Exit status: 0 all is well")
+        session.shows("Exit status by the last state: 0 ok")
         session.press("\x1b")
         session.shows("first cause")
         session.press("p")
@@ -121,7 +121,7 @@ def test_a_daemon(tmp_path: Path) -> None:
 
 def test_a_daemon_that_is_not_there(tmp_path: Path) -> None:
     with Session(["--attach", "127.0.0.1:1"], cwd=tmp_path) as session:
-        session.shows("connection refused", "kneewatch run", "1 unknown")
+        session.shows("connection refused", "check that `kneewatch", "1 unknown")
         session.press("q")
         assert session.ends()[0] == 2
 
@@ -156,11 +156,11 @@ def test_a_bug_is_told_once_the_screen_has_gone(tmp_path: Path, where: str) -> N
 def test_where_there_is_no_terminal(main: Main, tmp_path: Path) -> None:
     told = main("watch", *SICK)
     assert (told.status, told.out) == (2, "")
-    assert "stdout is none" in told.err
+    assert "stdout is not one" in told.err
     assert "kneewatch diagnose" in told.err
     seen = on_terminal("stdout", ["watch", *SICK], cwd=tmp_path)
     assert (seen.status, seen.terminal) == (2, "")
-    assert "stdin is none" in seen.piped
+    assert "stdin is not one" in seen.piped
 
 
 def test_a_terminal_that_cannot_be_drawn_on(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_help() -> None:
     async def ask(pilot: Pilot[None]) -> None:
         lines = await pressed(pilot, "question_mark")
         assert line_with(lines, "follow")
-        assert line_with(lines, "Exit status: 0 all is well")
+        assert line_with(lines, "Exit status by the last state: 0 ok")
         lines = await pressed(pilot, "q")
         assert selected(lines) == "b-sick"
         assert line_with(await pressed(pilot, "h"), "Exit status")

@@ -62,7 +62,7 @@ def test_headlines() -> None:
         "Not enough data to judge. Rates and latencies: the window holds one scrape, they need two."
     )
     note = changed(HEALTHY, health="info", findings=[finding("KV-FULL", "info", 0.93)])
-    assert stands(EngineView(note))[0].headline == "The KV cache is above its target band."
+    assert stands(EngineView(note))[0].headline == "KV cache usage is above its target band."
     assert HEALTHY.stage is not None
     filling = changed(
         HEALTHY, health="info", stage=replace(HEALTHY.stage, number=1, severity=Severity.INFO)
@@ -86,7 +86,7 @@ def test_a_state_that_is_over_is_no_headline() -> None:
     )
     note = finding("KV-FULL", "info", 0.93)
     (standing,) = stands(EngineView(changed(HEALTHY, health="info", findings=[over, note])))
-    assert standing.headline == "The KV cache is above its target band."
+    assert standing.headline == "KV cache usage is above its target band."
 
 
 def test_durations_of_a_target_that_fails_are_counted_to_the_page_s_moment() -> None:
