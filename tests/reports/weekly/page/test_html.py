@@ -176,9 +176,7 @@ def test_what_came_from_elsewhere_stays_text(pages: dict[str, str]) -> None:
 
 def test_a_word_that_is_not_known_is_unknown_and_never_healthy(pages: dict[str, str]) -> None:
     root = tree(pages["hostile"])
-    assert [node.text for node in root.one("main").every(css="headline")] == [
-        "Both tiers cannot be judged."
-    ]
+    assert [node.text for node in root.one("main").every(css="headline")] == ["2 tiers: 2 unknown."]
     assert list(root.one("main").every(css="ink-ok")) == []
 
 
