@@ -51,7 +51,7 @@ def test_a_progress_line_while_watching(serving: Start, tmp_path: Path) -> None:
     steps = seen.terminal.split("\r\x1b[K")
     assert steps[0] == ""
     assert steps[-1] == "", "the line is gone once there is a result"
-    assert re.match(r"watching 0 of 1 s  UNKNOWN  KV \d+ %, run \d+, wait \d+", steps[1])
-    assert re.match(r"watching 1 of 1 s  CRITICAL  kv_pressure  KV \d+ %, run", steps[-2])
+    assert re.match(r"watching 0 of 1 s  UNKNOWN  KV \d+%, run \d+, wait \d+", steps[1])
+    assert re.match(r"watching 1 of 1 s  CRITICAL  kv_pressure  KV \d+%, run", steps[-2])
     assert all(len(step) < 60 for step in steps)
     assert seen.piped.startswith("CRITICAL  kv_pressure  http://127.0.0.1:")

@@ -274,8 +274,8 @@ def test_findings_that_no_cause_tells() -> None:
     assert root.one("h1").text == "Requests end in an error."
     told = [node.text for node in root.every("li", css="finding")]
     assert told[0].startswith("critical Requests end in an error: 20% ERRORS finished_error_ratio")
-    assert "Read the server's log." in told[0]
-    assert told[1].startswith("info The KV cache is above its target band: 93%")
+    assert "Read vLLM's log." in told[0]
+    assert told[1].startswith("info KV cache usage is above its target band: 93%")
 
 
 @pytest.mark.parametrize("percent", [50, 99])
