@@ -6,9 +6,10 @@ from __future__ import annotations
 import ast
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -72,9 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests `quick` whose modules and fixtures, and the helpers in tests/ that these
     import, import nothing of OUTSIDE and SLOW."""
     for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]  # pyright: ignore
-        modules = {definition.func.__module__
-                   for definitions in fixtures.values() for definition in definitions}  # fmt: skip
+        # pytest has no public way from a test to the modules of its fixtures.
+        untyped: Any = item
+        fixtures: dict[str, Sequence[Any]] = untyped._fixtureinfo.name2fixturedefs
+        modules: set[str] = {
+            definition.func.__module__
+            for definitions in fixtures.values()
+            for definition in definitions
+        }
         modules = {name for name in modules if name.startswith("tests.") and name != __name__}
         if all(map(is_inside, {name_of(item.path), *modules})):
             item.add_marker("quick")
@@ -115,7 +121,7 @@ def imports(module: str) -> frozenset[str]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let a `quick` test fail that leaves this process."""
     if item.get_closest_marker("quick"):
         running.append(item.nodeid)

@@ -31,7 +31,7 @@ def size(*flags: str, home: Path | None = None) -> subprocess.CompletedProcess[s
     with environ, redirect_stdout(out), redirect_stderr(err), ends as exited:
         cli.main(["size", *flags])
     assert isinstance(exited.value.code, int)
-    texts = []
+    texts = list[str]()
     for stream in (out, err):
         stream.seek(0)
         texts.append(stream.read())

@@ -12,8 +12,15 @@ from jsonschema import Draft202012Validator
 from kneewatch.agent.api.app import make_app
 from tests.agent.api.serving import SICK_STATE, asking, service_of
 
-HIDDEN = {"/", "/triage/{target:path}", "/openapi.json", "/docs", "/docs/reference.css"}
-HIDDEN |= {"/docs/glossary", "/docs/{folder}/{name}"}
+HIDDEN = {
+    "/",
+    "/triage/{target:path}",
+    "/openapi.json",
+    "/docs",
+    "/docs/reference.css",
+    "/docs/glossary",
+    "/docs/{folder}/{name}",
+}
 
 
 @pytest.fixture(scope="module")

@@ -190,7 +190,7 @@ def test_a_target_that_cannot_be_one() -> None:
 
 def test_a_bug_is_kept_for_whoever_shows_it() -> None:
     class Broken(RecordingFeed):
-        def run(self, wall: ScreenState, pace: Pace) -> None:
+        def run(self, screen: ScreenState, pace: Pace) -> None:
             raise ZeroDivisionError
 
     (feed,) = recording_feeds([str(capture("idle"))], settings_of())
