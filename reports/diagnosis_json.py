@@ -66,9 +66,12 @@ def with_docs(stored: Mapping[str, Any], docs_url: str) -> dict[str, Any]:
         return dict(stored)
     linked: list[object] = []
     for cause in cast("list[object]", causes):
-        part = cast("dict[str, Any]", cause) if isinstance(cause, dict) else dict[str, Any]()
-        docs = cause_page(docs_url, str(part.get("id")))
-        linked.append({**part, "docs": docs} if docs else cause)
+        if not isinstance(cause, dict):
+            linked.append(cause)
+            continue
+        fields = cast("dict[str, Any]", cause)
+        docs = cause_page(docs_url, str(fields.get("id")))
+        linked.append({**fields, "docs": docs} if docs else fields)
     return {**stored, "causes": linked}
 
 
