@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -42,7 +42,7 @@ class Choices:
     A question's parallelism counts as stated where it has more than one GPU, its KV dtype where it
     is not "auto"; give them here to fix one GPU or "auto".
     `pipeline_parallels` given are tried always, others only where no tensor-parallel size starts.
-    `most_gpus` bounds the fleet. `catalogue` stands in for the packaged GPUs and their prices.
+    `most_gpus` bounds the fleet.
     """
 
     gpu_ids: Sequence[str] | None = None
@@ -52,7 +52,6 @@ class Choices:
     kv_cache_dtypes: Sequence[str] | None = None
     max_model_lens: Sequence[int] | None = None
     most_gpus: int | None = None
-    catalogue: Mapping[str, Gpu] | None = None
 
 
 ANYTHING = Choices()
@@ -162,18 +161,13 @@ def _counts(name: str, values: Sequence[int] | None) -> tuple[int, ...]:
 
 def _gpus(question: Question, choices: Choices) -> tuple[Gpu, ...]:
     if choices.gpu_ids is not None:
-        by_id = {card.id: card for card in _named(choices)}
+        by_id = {card.id: card for card in map(gpu, choices.gpu_ids)}
         if not by_id:
             raise SizingError("no GPU to search", name="gpu", choices=tuple(gpus()))
         return tuple(by_id.values())
     if question.setup.gpu is not None:
         return (question.setup.gpu,)
-    return tuple((gpus() if choices.catalogue is None else choices.catalogue).values())
-
-
-def _named(choices: Choices) -> Iterator[Gpu]:
-    for gpu_id in choices.gpu_ids or ():
-        yield gpu(gpu_id, catalogue=choices.catalogue)
+    return tuple(gpus().values())
 
 
 def _tensor_parallels(question: Question, choices: Choices) -> tuple[int, ...]:

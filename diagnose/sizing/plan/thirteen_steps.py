@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
@@ -182,12 +181,11 @@ def plan(
     profile: WorkloadProfile,
     *,
     models: Mapping[str, Model] | None = None,
-    gpus: Mapping[str, Gpu] | None = None,
     benchmarks: Mapping[str, str] | None = None,
 ) -> Plan:
     """Every decision for that workload, with its arithmetic and what is still to be measured.
 
-    `models` and `gpus` are by the names that the profile gives, beside the packaged catalogues;
+    `models` are by the names that the profile gives, beside the packaged catalogue;
     `benchmarks` are the texts of `profile.benchmark_files`.
 
     Raises:
@@ -196,14 +194,14 @@ def plan(
     """
     known, texts = models or {}, benchmarks or {}
     launch, lengths = profile.deployment, profile.lengths
-    whole = pool_of(profile, launch, lengths, name="", share_ratio=1.0, models=known, gpus=gpus)
+    whole = pool_of(profile, launch, lengths, name="", share_ratio=1.0, models=known)
     by_hardware = bool(profile.tiers) and profile.routing.method == "hardware"
     # What the large model alone would take decides whether tiers are worth it.
     single = None if by_hardware else size_pool(whole, texts)
     fleet = None if single is None else fleet_of(single)
     routing = None if fleet is None else advice(profile, fleet.gpus)
     tiered = uses_tiers(profile, routing)
-    pools = _tiers(profile, known, gpus) if tiered else (whole,)
+    pools = _tiers(profile, known) if tiered else (whole,)
     sized = (single,) if single and not tiered else tuple(size_pool(p, texts) for p in pools)
     large_gpus = None if fleet is None else fleet.gpus
     return Plan(
@@ -211,7 +209,7 @@ def plan(
         tiers=tuple(pool.name for pool in pools) if tiered else (),
         steps=(
             workload_step(profile),
-            hardware_step(pools, [candidates(pool.deployment, gpus) for pool in pools]),
+            hardware_step(pools, [candidates(pool.deployment) for pool in pools]),
             routing_step(profile, large_gpus=large_gpus, found=routing),
             *(step for instance in sized for step in instance.steps),
             fleet_step(profile, sized),
@@ -221,9 +219,7 @@ def plan(
     )
 
 
-def _tiers(
-    profile: WorkloadProfile, models: Mapping[str, Model], gpus: Mapping[str, Gpu] | None
-) -> tuple[Pool, ...]:
+def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool, ...]:
     """The tiers' pools; one that gets no request is no fleet."""
     peak = planned_peak_per_s(profile)
     return tuple(
@@ -234,7 +230,6 @@ def _tiers(
             name=tier.name,
             share_ratio=load.peak_requests_per_s / peak,
             models=models,
-            gpus=gpus,
         )
         for tier, load in zip(profile.tiers, tier_loads(profile), strict=True)
         if load.peak_requests_per_s > 0

@@ -263,13 +263,13 @@ def hardware_step(pools: Sequence[Pool], candidates: Sequence[Sequence[Gpu]]) ->
 _UNBOUND_TTFT_S = 1e9
 
 
-def candidates(deployment: Deployment, gpus: Mapping[str, Gpu] | None) -> tuple[Gpu, ...]:
+def candidates(deployment: Deployment) -> tuple[Gpu, ...]:
     """The GPUs that a deployment could have.
 
     Raises:
         SizingError: one that is not in the catalogue.
     """
-    return tuple(gpu(name, catalogue=gpus) for name in deployment.gpus)
+    return tuple(gpu(name) for name in deployment.gpus)
 
 
 def pool_of(
@@ -280,7 +280,6 @@ def pool_of(
     name: str,
     share_ratio: float,
     models: Mapping[str, Model],
-    gpus: Mapping[str, Gpu] | None,
 ) -> Pool:
     """The fleet for a share of the traffic, on the GPU that step 2 takes.
 
@@ -295,7 +294,7 @@ def pool_of(
         deployment=deployment,
         lengths=call_lengths(lengths, profile.session),
         model=model(deployment.model) if own_model is None else own_model,
-        gpu=choose_gpu(candidates(deployment, gpus), wanted=bottleneck),
+        gpu=choose_gpu(candidates(deployment), wanted=bottleneck),
         share_ratio=share_ratio,
         peak_requests_per_s=planned_peak_per_s(profile) * share_ratio,
     )

@@ -33,7 +33,6 @@ def instance(*, slo: str = "ttft_p99_s = 2.0", tensor: int = 4, **options: str) 
         name="",
         share_ratio=1.0,
         models={},
-        gpus=None,
     )
     return serving(pool, launch(pool, Parallel(tensor=tensor), quantization="fp8"))
 
