@@ -35,8 +35,8 @@ from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
-from kneewatch.reports.formatting import clock, wrapped
-from kneewatch.rules.rule import Severity
+from kneewatch.reports.diagnosis_timeline import WorstState
+from kneewatch.reports.formatting import wrapped
 
 GPU_INTERVAL_S = 10.0
 """dcgm-exporter collects every 30 s, so scraping it more often shows the same samples."""
@@ -61,7 +61,8 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
     fetcher = Fetcher(metrics_url(target), settings.fetch())
     gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
     with closing(fetcher), closing(gpus) if gpus else nullcontext():
-        return print_diagnoses(_watch(stream, fetcher, gpus, settings), form, settings.docs_url)
+        last, introduction = _watch(stream, fetcher, gpus, settings)
+    return print_diagnoses(last, form, settings.docs_url, introduction=introduction)
 
 
 def _gpu_page(settings: Settings) -> str | None:
@@ -81,14 +82,14 @@ def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
     profile = settings.profile(stated=stated(settings))
     stream = TargetStream(capture_name(path), profile, settings.limits())
     last: list[Diagnosis] = []
-    worst = Severity.OK
+    worst = WorstState()
     for _, entry in Captures([path]):
         last = stream.replay(entry) or last
-        worst = max([worst, *(diagnosis.severity for diagnosis in last)])
-    status = print_diagnoses(last, form, settings.docs_url)
-    if worst >= Severity.WARNING and worst > max(diagnosis.severity for diagnosis in last):
-        say(f"this is the last state; it was worse earlier: run `kneewatch replay {path}`")
-    return status
+        worst.add(last)
+    introduction = worst.ended_words(last)
+    if introduction:
+        introduction = f"{introduction} All states: kneewatch replay {path}"
+    return print_diagnoses(last, form, settings.docs_url, introduction=introduction)
 
 
 def _gpu_stream(target: str, url: str, settings: Settings, profile: Profile) -> GpuStream:
@@ -100,24 +101,20 @@ def _gpu_stream(target: str, url: str, settings: Settings, profile: Profile) -> 
 
 def _watch(
     stream: TargetStream, fetcher: Fetcher, gpus: GpuStream | None, settings: Settings
-) -> list[Diagnosis]:
+) -> tuple[list[Diagnosis], str]:
+    """The last diagnoses, and what was worse before, in words; empty if nothing was."""
     last: list[Diagnosis] = []
-    worst: Diagnosis | None = None
+    worst = WorstState()
     try:
         for last, elapsed_s in _watch_scrapes(stream, fetcher, gpus, settings):
             progress(last, elapsed_s, settings["watch_s"])
-            for diagnosis in last:
-                if worst is None or diagnosis.severity > worst.severity:
-                    worst = diagnosis
+            worst.add(last)
     except KeyboardInterrupt:
         if not last:
             raise
         say("interrupted: this is the diagnosis so far")
     progress([], 0.0, 0.0)
-    if worst is not None and worst.severity > max(d.severity for d in last):
-        headline = worst.headline or "findings"
-        say(f"this is the last state; at {clock(worst.t_s)} UTC it was {worst.health} ({headline})")
-    return last
+    return last, worst.ended_words(last)
 
 
 def _watch_scrapes(

@@ -16,7 +16,7 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, markdown, text
-from kneewatch.reports.formatting import WIDTH, printable
+from kneewatch.reports.formatting import WIDTH, printable, wrapped
 from kneewatch.rules.rule import Severity
 
 OK, FOUND, NO_DATA = 0, 1, 2
@@ -49,14 +49,22 @@ def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -
     click.echo(f"\r\x1b[K{line}", nl=False, err=True)
 
 
-def print_diagnoses(diagnoses: Sequence[Diagnosis], form: str, docs_url: str) -> int:
+def print_diagnoses(
+    diagnoses: Sequence[Diagnosis], form: str, docs_url: str, *, introduction: str = ""
+) -> int:
     """Print the diagnoses of one moment. Returns the exit status.
+
+    The introduction comes before text and Markdown; with JSON it goes to stderr.
 
     Raises:
         CaptureError: `diagnoses` is empty.
     """
     if not diagnoses:
         raise CaptureError("no scrape to diagnose")
+    if introduction and form == "json":
+        say(introduction)
+    elif introduction:
+        click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
     if form == "json":
         for diagnosis in diagnoses:
             click.echo(orjson.dumps(document(diagnosis, docs_url=docs_url)).decode())

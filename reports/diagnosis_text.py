@@ -45,7 +45,7 @@ BRIEF_NUMBERS: tuple[Number, ...] = (
     ("running", "run {}", number),
     ("waiting", "wait {}", number),
     ("ttft_p99_s", "TTFT {}", duration),
-    ("preemption_ratio_per_s", "evict {}/s", percent),
+    ("preemption_ratio_per_s", "preempt {}/s", percent),
 )
 
 COLOURS = {"ok": "32", "info": "36", "warning": "33", "critical": "31;1", "unknown": "35"}
@@ -247,13 +247,15 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
     evidence, against = evidence_lines(cause)
     recommendations = advice.advised(diagnosis, cause)
+    do_first = advice.do_first_label(cause, diagnosis.t_s)
     rows = [
         (summary_words(cause, diagnosis.t_s), 0),
         *((f"+ {item}", 2) for item in evidence),
         *((f"- {item}", 2) for item in against),
         (f"explains: {', '.join(cause.explains)}" if cause.explains else "", 2),
         (unless_words(cause), 2),
-        *((row, 2) for row in advice.rows(recommendations) or [f"do first: {cause.lever}"]),
+        *((row, 2) for row in advice.rows(recommendations, do_first)),
+        (f"{do_first}: {cause.lever}" if not recommendations else "", 2),
         (f"docs: {docs}" if (docs := cause_page(style.docs_url, cause.id)) else "", 2),
     ]
     lines = wrapped(f"{head} {lasting(cause.since_s, diagnosis.t_s)}", width=style.width, more=3)
@@ -264,20 +266,22 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, style: Style) -> list
 
 
 def unless_words(cause: Cause) -> str:
-    """At which values the cause clears; empty where that is not known."""
+    """At which values another verdict would hold; empty where that is not known."""
     points = [
-        f"{point.signal} {'rises above' if point.above else 'drops below'} "
+        f"{point.signal} were {'above' if point.above else 'below'} "
         f"{quantity(point.signal, point.at)}"
-        f" (at the time: {quantity(point.signal, point.now)})"
+        f" (it was {quantity(point.signal, point.now)})"
         for point in cause.unless
     ]
-    return f"clears if {' or '.join(points)}" if points else ""
+    return f"would not be this cause if {' or '.join(points)}" if points else ""
 
 
 def summary_words(cause: Cause, t_s: float) -> str:
-    """A cause's summary; while it clears, with how long ago it was last seen."""
+    """A cause's summary; while it clears, what it was and how long ago it was last seen."""
     ago_s = t_s - cause.seen_s
-    return f"Clearing, last seen {span(ago_s)} ago: {cause.summary}" if ago_s > 0 else cause.summary
+    if ago_s > 0:
+        return f"Clearing, last seen {span(ago_s)} ago. It was: {cause.summary}"
+    return cause.summary
 
 
 def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:
@@ -360,9 +364,10 @@ def _markdown_cause(place: int, cause: Cause, diagnosis: Diagnosis, docs_url: st
     if cause.explains:
         lines += ["", f"Explains: {', '.join(f'`{other}`' for other in cause.explains)}."]
     recommendations = advice.advised(diagnosis, cause)
+    do_first = advice.do_first_label(cause, diagnosis.t_s)
     if not recommendations:
-        lines += ["", f"**Do first:** {escaped(cause.lever)}"]
-    for row in advice.rows(recommendations):
+        lines += ["", f"**{do_first.capitalize()}:** {escaped(cause.lever)}"]
+    for row in advice.rows(recommendations, do_first):
         head, _, rest = row.partition(": ")
         lines += ["", f"**{head.capitalize()}:** {escaped(rest)}"]
     if docs := cause_page(docs_url, cause.id):

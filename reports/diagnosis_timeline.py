@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from kneewatch.reports.diagnosis_text import Style, brief_words
+from kneewatch.reports.diagnosis_text import Style, brief_words, who
 from kneewatch.reports.formatting import clock, cut, date, span
 from kneewatch.rules.rule import Severity
 
@@ -19,6 +20,41 @@ Render = Callable[[Sequence[Diagnosis], bool], str]
 """Renders the diagnoses of one moment; the flag asks for the footers."""
 
 
+class WorstState:
+    """The worst diagnosis so far, and when its severity was last seen."""
+
+    def __init__(self) -> None:
+        self.diagnosis: Diagnosis | None = None
+        self._last_seen_s = math.nan
+
+    @property
+    def severity(self) -> Severity:
+        """The worst severity; ok before any diagnosis."""
+        return Severity.OK if self.diagnosis is None else self.diagnosis.severity
+
+    def add(self, diagnoses: Sequence[Diagnosis]) -> None:
+        """Add the diagnoses of one moment; of equally bad ones the latest counts."""
+        for diagnosis in diagnoses:
+            if self.diagnosis is None or _badness(diagnosis) >= _badness(self.diagnosis):
+                self.diagnosis = diagnosis
+            if diagnosis.severity == self.severity:
+                self._last_seen_s = diagnosis.t_s
+
+    def ended_words(self, last: Sequence[Diagnosis]) -> str:
+        """What was worse than the `last` diagnoses, and when; empty if no warning has ended."""
+        worst = self.diagnosis
+        if worst is None or worst.severity < Severity.WARNING:
+            return ""
+        if not last or worst.severity <= max(diagnosis.severity for diagnosis in last):
+            return ""
+        end_s = max(diagnosis.t_s for diagnosis in last)
+        return (
+            f"Worst state: {worst.health.upper()} {worst.headline or 'findings'}, {who(worst)}, at "
+            f"{date(worst.t_s)} {clock(worst.t_s)} UTC; ended after {clock(self._last_seen_s)} "
+            f"UTC. Below is the last state, at {clock(end_s)} UTC."
+        )
+
+
 class Timeline:
     """The verdicts written so far. `named`: each line ends with its target and engine."""
 
@@ -27,19 +63,21 @@ class Timeline:
         self._verdicts: dict[EngineKey, Verdict] = {}
         self._day = ""
         self.last: dict[EngineKey, Diagnosis] = {}
-        self.worst = Severity.OK
-        self._worst: Diagnosis | None = None
+        self._worst = WorstState()
+
+    @property
+    def worst(self) -> Severity:
+        """The worst severity so far."""
+        return self._worst.severity
 
     def lines(self, diagnoses: Sequence[Diagnosis]) -> list[str]:
         """Lines for the verdicts that changed with these diagnoses; new days get a line."""
         lines: list[str] = []
         self._named = self._named or len(diagnoses) > 1
+        self._worst.add(diagnoses)
         for diagnosis in diagnoses:
             key = _key(diagnosis)
             self.last[key] = diagnosis
-            if self._worst is None or _badness(diagnosis) >= _badness(self._worst):
-                self._worst = diagnosis
-            self.worst = max(self.worst, diagnosis.severity)
             verdict, before = _verdict(diagnosis), self._verdicts.get(key)
             if verdict != before and not (before is None and _too_early(diagnosis)):
                 self._verdicts[key] = verdict
@@ -53,8 +91,8 @@ class Timeline:
         `mark` begins each heading.
         """
         parts: list[str] = []
-        worst, last = self._worst, list(self.last.values())
-        if worst is not None and self.worst >= Severity.WARNING:
+        worst, last = self._worst.diagnosis, list(self.last.values())
+        if worst is not None and worst.severity >= Severity.WARNING:
             end = self.last[_key(worst)]
             if _verdict(end) != _verdict(worst):
                 parts += ["", _heading(mark, "at its worst", worst.t_s), "", render([worst], False)]

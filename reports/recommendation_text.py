@@ -85,22 +85,28 @@ def numbers_words(recommendation: Recommendation) -> str:
     return "; ".join(parts)
 
 
-def rows(recommendations: Sequence[Recommendation]) -> list[str]:
-    """Lines of text: the first recommendation in full, the others by their flags."""
+def do_first_label(cause: Cause, t_s: float) -> str:
+    """What the first advice is called; a cause that clears needs it only if it comes back."""
+    return "if it returns, do first" if cause.seen_s < t_s else "do first"
+
+
+def rows(recommendations: Sequence[Recommendation], do_first: str = "do first") -> list[str]:
+    """Lines of text: the first recommendation in full, named `do_first`; the others by their flags,
+    each as an alternative to it."""
     if not recommendations:
         return []
     best = recommendations[0]
     head = changes_words(best)
-    lines = [f"do first: {head}. {best.summary}" if head else f"advice: {best.summary}"]
+    lines = [f"{do_first}: {head}. {best.summary}" if head else f"advice: {best.summary}"]
     if numbers := numbers_words(best):
         lines.append(f"expected: {numbers}")
     if best.unknown:
         lines.append(f"unknown: {'; '.join(best.unknown)}")
     lines.append(f"check before: {'; '.join(best.checks)}")
     lines.append(f"verify: {'; '.join(best.verify)}")
-    others = "; ".join(_short(other) for other in recommendations[1:] if other.changes)
+    others = "; or ".join(_short(other) for other in recommendations[1:] if other.changes)
     if others:
-        lines.append(f"also: {others}")
+        lines.append(f"instead of it: {others}")
     return lines
 
 

@@ -309,6 +309,7 @@ def _verdict(diagnosis: Diagnosis | None) -> str:
 def _lever(diagnosis: Diagnosis) -> list[Line]:
     cause = diagnosis.causes[0]
     recommendations = advice.advised(diagnosis, cause)
+    do_first = advice.do_first_label(cause, diagnosis.t_s)
     if not recommendations:
-        return [Line("do first", cause.lever)]
-    return [Line("do first", recommendations[0].summary, advice.changes_words(recommendations[0]))]
+        return [Line(do_first, cause.lever)]
+    return [Line(do_first, recommendations[0].summary, advice.changes_words(recommendations[0]))]

@@ -253,10 +253,11 @@ def _lines(event: Event, diagnosis: Diagnosis, cause: Cause | None) -> list[Line
         return lines
     lines += [Line("evidence", text) for text in evidence_lines(cause)[0]]
     recommendations = advice.advised(diagnosis, cause)
+    do_first = advice.do_first_label(cause, diagnosis.t_s)
     if not recommendations:
-        return [*lines, Line("do first", cause.lever)]
+        return [*lines, Line(do_first, cause.lever)]
     lines.append(
-        Line("do first", recommendations[0].summary, advice.changes_words(recommendations[0]))
+        Line(do_first, recommendations[0].summary, advice.changes_words(recommendations[0]))
     )
     if numbers := advice.numbers_words(recommendations[0]):
         lines.append(Line("expected", numbers))

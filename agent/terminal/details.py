@@ -145,7 +145,7 @@ Format = Callable[[float], str]
 NUMBERS: tuple[tuple[str, str, Format], ...] = (
     ("running", "running {}", number),
     ("itl_p99_s", "ITL P99 {}", duration),
-    ("preemption_ratio_per_s", "evicted {}/s", percent),
+    ("preemption_ratio_per_s", "preempted {}/s", percent),
     ("arrival_per_s", "arrivals {}/s", number),
     ("generation_tokens_per_s", "tokens {}/s", number),
 )
@@ -300,17 +300,18 @@ def _cause(place: int, cause: Cause, diagnosis: Diagnosis, frame: Frame) -> list
     evidence, against = evidence_lines(cause)
     recommendations = advice.advised(diagnosis, cause)
     flags = advice.changes_words(recommendations[0]) if recommendations else ""
-    rows: Sequence[str] = advice.rows(recommendations)
+    do_first = advice.do_first_label(cause, diagnosis.t_s)
+    rows: Sequence[str] = advice.rows(recommendations, do_first)
     first = recommendations[0].summary if recommendations else cause.lever
     lines: list[Line] = [((head, cause.severity.word), (summary, ""))]
     if cells(head) + len(summary) > frame.width:
         lines = [((head, cause.severity.word),), *_fold(frame, summary.strip(), indent=3, more=0)]
     lines += _fold(frame, summary_words(cause, diagnosis.t_s), indent=3, more=0)
     if flags:
-        lines += _fold(frame, f"do first: {flags}", "strong", indent=3)
+        lines += _fold(frame, f"{do_first}: {flags}", "strong", indent=3)
         lines += _fold(frame, first, indent=5, more=0)
     else:
-        lines += _fold(frame, f"do first: {first}", "strong", indent=3)
+        lines += _fold(frame, f"{do_first}: {first}", "strong", indent=3)
     expected = [row for row in rows[1:] if row.startswith("expected: ")]
     later = [row for row in rows[1:] if row not in expected]
     reasons = [*expected, *(f"+ {item}" for item in evidence), *(f"- {item}" for item in against)]

@@ -48,7 +48,7 @@ OFFLOAD_LOAD = "kv_offload_load"
 LMCACHE_RETRIEVE = "lmcache_time_to_retrieve"
 
 CONNECTOR = "a KV connector"
-LMCACHE = "LMCache (on a page of one engine)"
+LMCACHE = "LMCache (single-engine endpoints only)"
 
 STALL_EDGES_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 """ITL's bucket bounds from half a second up: a pause that a reader of a stream sees as a stall."""
@@ -186,9 +186,9 @@ LOAD = (
     Signal(
         "rejected_per_s",
         Rate("admission_rejections"),
-        "Requests refused at the door a second (HTTP 429/503 by admission control).",
+        "Requests that vLLM refuses a second (HTTP 503), as its queue is at the configured limit.",
         "guide 9.4; " + LOGGERS,
-        needs="vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens",
+        needs="vLLM 0.29 with --max-num-queued-reqs or --max-num-queued-tokens",
         optional=True,
     ),
 )

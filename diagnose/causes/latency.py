@@ -213,7 +213,7 @@ def _decode_lever(facts: Facts) -> str:
     return LEVERS[bound.kind] if bound is not None else _DECODE_ACTION
 
 
-_DECODE_ACTION = "Lower --max-num-seqs, quantize weights, or use GPUs with more memory bandwidth."
+_DECODE_ACTION = "Quantize weights to FP8, raise --tensor-parallel-size, or add replicas."
 
 DECODE_BOUND = CauseRecord(
     id="decode_bound",

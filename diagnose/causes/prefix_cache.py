@@ -142,7 +142,8 @@ PREFIX_REUSE_LOST = CauseRecord(
                     HITS,
                     0.5 * QUIET_HIT_RATIO,
                     2.0,
-                    "hit ratio {value:%}, {quiet:%} in quiet times",
+                    "hit ratio {window_hits:%} over the window, {newest_hits:%} in its newest "
+                    "part; baseline {quiet:%}",
                     below=True,
                     signal="prefix_hit_ratio",
                 ),
@@ -150,7 +151,7 @@ PREFIX_REUSE_LOST = CauseRecord(
                     HIT_TOKENS,
                     0.5 * QUIET_HIT_TOKENS,
                     0.0,
-                    "{value} tokens hit per request, {quiet_tokens} in quiet times",
+                    "{value} tokens hit per request, baseline {quiet_tokens}",
                     when=QUIET_HIT_TOKENS.known,
                     below=True,
                     signal="prefix_hit_tokens_mean",
@@ -170,11 +171,14 @@ PREFIX_REUSE_LOST = CauseRecord(
             say=(
                 (
                     ALWAYS,
-                    "Prompts stopped sharing prefixes: hit ratio {hits:%}, down from {quiet:%}.",
+                    "Prompts stopped sharing prefixes: hit ratio down to {hits:%} from a baseline "
+                    "of {quiet:%}.",
                 ),
             ),
             words=(
                 ("hits", HITS),
+                ("window_hits", HIT_RATIO),
+                ("newest_hits", RECENT_HIT_RATIO),
                 ("quiet", QUIET_HIT_RATIO),
                 ("quiet_tokens", QUIET_HIT_TOKENS),
             ),
@@ -262,7 +266,7 @@ PREFIX_CHURN = CauseRecord(
                     HIT_RATIO,
                     0.75 * QUIET_HIT_RATIO,
                     1.5,
-                    "hit ratio {value:%}, {quiet:%} in quiet times",
+                    "hit ratio {value:%} over the window, baseline {quiet:%}",
                     when=DROPPED,
                     below=True,
                 ),

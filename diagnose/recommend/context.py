@@ -137,11 +137,11 @@ def _unknown(
         )
     if cost_usd_per_hour is None:
         lacks = [
-            *([] if server.usd_per_gpu_hour is not None else ["--gpu or --usd-per-gpu-hour"]),
-            *([] if server.gpus is not None else ["--tensor-parallel"]),
+            *([] if server.usd_per_gpu_hour is not None else ["gpu or usd_per_gpu_hour"]),
+            *([] if server.gpus is not None else ["tensor_parallel"]),
         ]
         if lacks:
-            yield f"its cost (set {', and '.join(lacks)})"
+            yield f"its cost (set kneewatch's {', and '.join(lacks)})"
     if server.misfit:
         yield f"the stated deployment cannot run: {server.misfit}"
     launch = server.stated.launch
@@ -160,12 +160,13 @@ def _why_no_share(context: LeverContext) -> str:
 def _why_no_latency(context: LeverContext) -> str:
     stated, server = context.server.stated, context.server
     missing = [
-        *([] if stated.model else ["--model"]),
-        *([] if stated.gpu else ["--gpu"]),
-        *([] if server.tensor_parallel else ["--tensor-parallel"]),
+        *([] if stated.model else ["model"]),
+        *([] if stated.gpu else ["gpu"]),
+        *([] if server.tensor_parallel else ["tensor_parallel"]),
     ]
     if missing:
-        return f"set {' and '.join((', '.join(missing[:-1]), missing[-1])).removeprefix(' and ')}"
+        keys = " and ".join(", ".join(part) for part in (missing[:-1], missing[-1:]) if part)
+        return f"set kneewatch's {keys}"
     if not context.get("itl_mean_s"):
         return "vLLM reports no ITL yet"
     if not context.demand.input_tokens or not context.demand.output_tokens:

@@ -310,9 +310,9 @@ def prompt_order(context: LeverContext) -> Recommendation | None:
         context,
         "prompt-order",
         [("prompt", None, "shared part first")],
-        f"The prefix-cache hit ratio fell from its baseline of {quiet:.0%} to {hits:.0%}. The "
-        "first token that differs ends the match: put dates, ids and names after the shared prefix."
-        + _money_words(context, left),
+        f"The prefix-cache hit ratio is {hits:.0%} over the last {context.facts.window_s:.0f} s; "
+        f"its baseline is {quiet:.0%}. The first token that differs ends the match: put dates, ids "
+        "and names after the shared prefix." + _money_words(context, left),
         before=_prefill_numbers(context, hits),
         predicted=_prefill_numbers(context, quiet, left=left),
         checks=["find what was deployed when it began: a prompt template, a gateway, a tokenizer"],

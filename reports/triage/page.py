@@ -18,7 +18,7 @@ from kneewatch.diagnose.engine.diagnosis import SYMPTOMS
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import latency_basis, stage_words
 from kneewatch.reports.formatting import date, moment, span
-from kneewatch.reports.recommendation_text import advised
+from kneewatch.reports.recommendation_text import advised, do_first_label
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import (
     CauseView,
@@ -175,8 +175,9 @@ class TargetPart:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """What to do first: a recommended change, or None and advice in words."""
+    """What to do first, and its heading: a recommended change, or None and advice in words."""
 
+    label: str
     change: ChangeView | None
     words: str
 
@@ -229,7 +230,11 @@ def first(standing: Standing) -> First | None:
         return None
     cause = diagnosis.causes[0]
     recommendations = advised(diagnosis, cause)
-    return First(change_view(recommendations[0]) if recommendations else None, cause.lever)
+    return First(
+        do_first_label(cause, diagnosis.t_s).capitalize(),
+        change_view(recommendations[0]) if recommendations else None,
+        cause.lever,
+    )
 
 
 def last_read(engine: EngineView, moment_s: float) -> IntervalView | None:

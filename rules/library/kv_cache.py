@@ -51,7 +51,7 @@ RULES = (
         signal="kv_usage_avg_ratio",
         bounds=(Bound(Severity.INFO, FILLING_FROM_RATIO, "guide 9.3: target 75-90%"),),
         summary="KV cache usage is above its target band",
-        advice="No harm by itself. Plan KV cache quantization or offloading before the load grows.",
+        advice="No harm by itself. Plan an fp8 KV cache or more replicas before the load grows.",
         guide=("7.7", "9.3"),
         for_s=30.0,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,10 +78,33 @@ def test_a_cascade_is_told(main: Main) -> None:
     assert told.documents[-1]["causes"] == []
 
 
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_a_recording_that_ends_well_begins_with_its_worst_state(main: Main, form: str) -> None:
+    told = main("diagnose", CASCADE, *WINDOW, "--format", form)
+    first = " ".join(told.out.partition("\n\n")[0].split())
+    assert (told.status, told.err) == (0, "")
+    assert re.match(
+        r"Worst state: CRITICAL kv_pressure, .*, at [0-9-]+ [0-9:]+ UTC; ended after [0-9:]+ UTC\. "
+        r"Below is the last state, at [0-9:]+ UTC\. All states: kneewatch replay \S+$",
+        first,
+    )
+
+
+def test_the_worst_state_of_a_recording_is_no_part_of_its_json(main: Main) -> None:
+    told = main("diagnose", CASCADE, *JSON)
+    assert [document["health"] for document in told.documents] == ["ok"]
+    assert "Worst state: CRITICAL kv_pressure" in told.err
+
+
+def test_a_recording_that_ends_at_its_worst_needs_no_introduction(main: Main) -> None:
+    told = main("diagnose", capture("prefix_off"), *WINDOW)
+    assert told.out.startswith("WARNING")
+
+
 EXITS: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("replay", HEALTHY, *WINDOW), 0, ""),
     (("replay", CASCADE, *WINDOW), 1, ""),
-    (("diagnose", CASCADE, *WINDOW), 0, "worse earlier"),
+    (("diagnose", CASCADE, *WINDOW), 0, ""),
     (("diagnose", capture("prefix_off"), *WINDOW), 1, ""),
     (("replay", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),
     (("diagnose", "no-such.jsonl.gz"), 2, "no-such.jsonl.gz: no such file"),

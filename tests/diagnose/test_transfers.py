@@ -248,7 +248,7 @@ def test_of_several_engines_lmcache_is_nobodys_and_that_is_said() -> None:
         assert told.values["lmcache_retrieve_mean_s"] is None
         assert told.values["kv_transfer_mean_s"] is None
         (line,) = (line for line in told.unknown if line.startswith("lmcache_retrieve_mean_s"))
-        assert "LMCache (on a page of one engine)" in line
+        assert "LMCache (single-engine endpoints only)" in line
         assert told_slow(told) is None
 
 

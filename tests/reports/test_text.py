@@ -67,7 +67,9 @@ def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(
 ) -> None:
     lingering = replace(PRESSURE, seen_s=NOW_S - 8)
     said = told(changed(SICK, causes=[lingering]))
-    assert f"Clearing, last seen 8 s ago: {PRESSURE.summary}" in said
+    assert f"Clearing, last seen 8 s ago. It was: {PRESSURE.summary}" in said
+    assert "if it returns, do first:" in said.lower().replace("*", "")
+    assert "if it returns" not in told(SICK).lower()
 
 
 @pytest.mark.parametrize("told", [as_text, as_markdown])
@@ -81,8 +83,8 @@ def test_causes_of_another_version_are_told(told: Callable[[Diagnosis], str]) ->
 def test_what_would_clear_a_cause_is_told_with_the_numbers_of_its_time() -> None:
     said = as_text(changed(SICK, causes=[replace(PRESSURE, seen_s=NOW_S - 8, unless=TURNING)]))
     assert (
-        "clears if waiting_by_capacity drops below 29.4 (at the time: 42) or kv_usage_avg_ratio "
-        "rises above 95% (at the time: 50%)"
+        "would not be this cause if waiting_by_capacity were below 29.4 (it was 42) or "
+        "kv_usage_avg_ratio were above 95% (it was 50%)"
     ) in " ".join(said.split())
 
 
@@ -258,7 +260,7 @@ def test_gaps_of_a_real_server_are_grouped() -> None:
     (unused,) = [line for line in told if line.startswith("not in use on this server: ")]
     features = unused.partition(": ")[2].split(", ")
     assert set(features) == {
-        *("speculation", "LoRA", "KV connector", "LMCache (on a page of one engine)"),
+        *("speculation", "LoRA", "KV connector", "LMCache (single-engine endpoints only)"),
         *("--kv-cache-metrics", "--enable-mfu-metrics"),
     }
     assert len(told) <= 5
@@ -319,7 +321,7 @@ def test_rules_that_are_not_judged_by_reason() -> None:
 @pytest.mark.parametrize(
     ("width", "shown"),
     [
-        (99, "KV 46%, run 12, wait 0, TTFT 123 ms, evict 24%/s"),
+        (99, "KV 46%, run 12, wait 0, TTFT 123 ms, preempt 24%/s"),
         (46, "KV 46%, run 12, wait 0, TTFT 123 ms"),
         (10, "KV 46%"),
         (3, ""),

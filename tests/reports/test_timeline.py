@@ -36,7 +36,7 @@ def test_a_line_for_each_change() -> None:
         "00:06:40 OK       stage 0 -                     "
         "KV 46%, run 12, wait 0, TTFT 123 ms",
         "00:06:44 CRITICAL stage 3 kv_pressure           "
-        "KV 100%, run 12, wait 9, TTFT 123 ms, evict 24%/s",
+        "KV 100%, run 12, wait 9, TTFT 123 ms, preempt 24%/s",
         "00:06:48 OK       stage 0 -                     "
         "KV 46%, run 12, wait 0, TTFT 123 ms",
     ]  # fmt: skip

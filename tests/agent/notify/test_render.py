@@ -64,7 +64,9 @@ def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are(tmp_path: Path) -> None:
     lingering = replace(PRESSURE, seen_s=NOW_S - 8)
     message = events.message(began(tmp_path, causes=[lingering]), receiver="x", base="")
-    assert f"Clearing, last seen 8 s ago: {PRESSURE.summary}" in render.text(message)
+    text = render.text(message)
+    assert f"Clearing, last seen 8 s ago. It was: {PRESSURE.summary}" in text
+    assert "  if it returns, do first: " in text
 
 
 def test_without_a_recommendation_the_lever_is_told(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_first_screen_of_a_cascade() -> None:
     assert "█" in lines[6]
     assert "┄" in "".join(lines[4:7])
     assert "running " in lines[7]
-    assert "evicted " in lines[7]
+    assert "preempted " in lines[7]
     first = next(line for line in lines if line.startswith("1. "))
     assert first.startswith("1. kv_pressure  critical, confidence 0.")
     assert any(line.startswith("   do first: --num-gpu-blocks-override 160 -> ") for line in lines)
@@ -76,7 +76,8 @@ def test_what_to_do_comes_before_why() -> None:
 
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are() -> None:
     lingering = changed(SICK, causes=[replace(PRESSURE, seen_s=SICK.t_s - 8)])
-    assert f"   Clearing, last seen 8 s ago: {PRESSURE.summary}" in told(lingering)
+    assert f"   Clearing, last seen 8 s ago. It was: {PRESSURE.summary}" in told(lingering)
+    assert "   if it returns, do first: Give the KV cache more room" in told(lingering)
     assert "last seen" not in told(SICK)
 
 

@@ -136,7 +136,7 @@ def test_what_is_not_stated_is_said_not_invented() -> None:
     told = advised("kv_pressure")["replicas"]
     assert told.cost_usd_per_hour is None
     assert not {"ttft_s", "itl_s"} & told.predicted.keys()
-    assert any("--model" in line for line in told.unknown)
+    assert any("kneewatch's model" in line for line in told.unknown)
     assert any("--usd-per-gpu-hour" in line for line in told.unknown)
 
 

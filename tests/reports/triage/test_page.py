@@ -144,8 +144,8 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     assert "Risk vLLM runs out of memory at start if the blocks do not fit." in told
     assert "Cost nothing" in told
     assert (
-        "Unknown TTFT and ITL after the change (set --model, --gpu and --tensor-parallel)" in told
-    )
+        "Unknown TTFT and ITL after the change (set kneewatch's model, gpu and tensor_parallel)"
+    ) in told
     others = [node.one("summary").text for node in cascade.every("details", css="change")]
     assert others[0] == (
         "or --kv-cache-dtype auto → fp8, --num-gpu-blocks-override 160 → 320 (not enough alone)"
@@ -433,9 +433,10 @@ def test_a_cause_and_a_health_word_of_another_version_are_shown() -> None:
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are() -> None:
     lingering = changed(SICK, causes=[replace(PRESSURE, seen_s=SICK.t_s - 8)])
     root = page(alone(EngineView(lingering)))
-    words = f"Clearing, last seen 8 s ago: {PRESSURE.summary}"
+    words = f"Clearing, last seen 8 s ago. It was: {PRESSURE.summary}"
     assert root.one("h1").text == words
     assert f"1. {words}" in root.text
+    assert root.one(css="first").one("h2").text == "If it returns, do first"
 
 
 def test_unreadable_from_the_start() -> None:
