@@ -137,7 +137,7 @@ def test_what_is_not_stated_is_said_not_invented() -> None:
     assert told.cost_usd_per_hour is None
     assert not {"ttft_s", "itl_s"} & told.predicted.keys()
     assert any("kneewatch's model" in line for line in told.unknown)
-    assert any("--usd-per-gpu-hour" in line for line in told.unknown)
+    assert any("usd_per_gpu_hour" in line for line in told.unknown)
 
 
 def test_latency_where_model_and_gpu_are_stated() -> None:
