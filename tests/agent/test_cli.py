@@ -283,6 +283,17 @@ def test_no_other_command_pays_for_the_daemon() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.parametrize("args", [["--version"], ["diagnose", str(HEALTHY), *WINDOW]])
+def test_pydantic_is_not_imported_without_a_document(args: list[str]) -> None:
+    code = (
+        "import atexit, sys, kneewatch.agent.cli as cli\n"
+        "atexit.register(lambda: print('pydantic' in sys.modules, file=sys.stderr))\n"
+        f"cli.main({args!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "False\n")
+
+
 def test_a_demo(main: Main) -> None:
     told = main("demo")
     assert (told.status, told.err) == (1, "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kneewatch.diagnose.sizing.plan.plan_result import call_lengths, planned_peak_per_s
-from kneewatch.diagnose.sizing.plan.workload_profile import Lengths, WorkloadProfile
+from kneewatch.diagnose.sizing.plan.workload_profile import Deployment, Lengths, WorkloadProfile
 from kneewatch.diagnose.workload.drift import Point
 from kneewatch.diagnose.workload.stated_workload import ANSWERS, KEYS, PROMPTS, Part, StatedWorkload
 
@@ -17,10 +17,9 @@ def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
 
     A session's inputs are between those of its first call, which are stated, and of its last.
     """
-    if profile.tiers:
-        launches = [(tier.name, tier.deployment, tier.lengths) for tier in profile.tiers]
-    else:
-        launches = [("", profile.deployment, profile.lengths)]
+    launches: Sequence[tuple[str, Deployment, Lengths]] = [
+        (tier.name, tier, tier.lengths) for tier in profile.tiers
+    ] or [("", profile.deployment, profile.lengths)]
     # A batch is done as fast as it goes; what a tier gets of a peak, its plan decides.
     judged = profile.traffic.kind == "online" and not profile.tiers
     return StatedWorkload(

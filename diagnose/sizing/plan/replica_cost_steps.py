@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.memory.kv_reuse import unrouted_hit_ratio
 from kneewatch.diagnose.sizing.plan.plan_result import PlanStep, Sized, Value, counted, of_tier
-from kneewatch.diagnose.sizing.plan.profile_schema import SAFETY_BY_PREDICTABILITY
-from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
+from kneewatch.diagnose.sizing.plan.workload_profile import (
+    SAFETY_BY_PREDICTABILITY,
+    WorkloadProfile,
+)
 from kneewatch.diagnose.sizing.replicas.cold_start import (
     START_HIGH_S,
     autoscaling_lead,

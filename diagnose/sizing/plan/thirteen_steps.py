@@ -225,7 +225,7 @@ def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool,
     return tuple(
         pool_of(
             profile,
-            tier.deployment,
+            tier,
             tier.lengths,
             name=tier.name,
             share_ratio=load.peak_requests_per_s / peak,

@@ -1,24 +1,40 @@
-"""A workload profile: its fields, and how it is read from TOML. Pure."""
+"""A workload profile: its tables and keys, read strictly from TOML. Pure.
+
+What the keys mean is in docs/how-to/plan.md and in the packaged example_profile.toml.
+"""
 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.sizing.plan.profile_schema import (
-    DEPLOYMENT,
-    LENGTHS,
-    TABLES,
-    TIER,
-    known_keys,
-    read_table,
+from kneewatch.diagnose.documents import (
+    STRICT,
+    Count,
+    CountOrZero,
+    Number,
+    NumberOrZero,
+    Ratio,
+    Text,
+    Texts,
+    count_to,
+    number_to,
+    one_of,
+    ratio_to,
+    read,
+    toml_document,
 )
+from kneewatch.diagnose.sizing.memory.kv_reuse import LINK_BYTES_PER_S
+from kneewatch.diagnose.sizing.replicas.archetypes import ARCHETYPES, TARGETS
+from kneewatch.diagnose.sizing.replicas.cold_start import STORAGE_PATHS
+
+SAFETY_BY_PREDICTABILITY = {"predictable": 1.2, "typical": 1.3, "uncertain": 1.5}
+"""Guide 8.3: 20 % for known patterns, 50 % for new deployments; its example takes 30 %."""
 
 _Z95 = 1.6449
 """The 95th percentile of a normal distribution, in standard deviations."""
@@ -28,14 +44,14 @@ _Z95 = 1.6449
 class Lengths:
     """Tokens of inputs and outputs; a mean that is not stated is estimated."""
 
-    input_p50_tokens: int
-    input_p95_tokens: int
-    input_p99_tokens: int
-    output_p50_tokens: int
-    output_p95_tokens: int
-    output_p99_tokens: int
-    input_mean_tokens: float | None = None
-    output_mean_tokens: float | None = None
+    input_p50_tokens: Count
+    input_p95_tokens: Count
+    input_p99_tokens: Count
+    output_p50_tokens: Count
+    output_p95_tokens: Count
+    output_p99_tokens: Count
+    input_mean_tokens: Number | None = None
+    output_mean_tokens: Number | None = None
 
     @property
     def mean_input_tokens(self) -> float:
@@ -58,53 +74,53 @@ def _mean(*, p50: float, p95: float) -> float:
 class Traffic:
     """Requests: how many, when, and how well that is known."""
 
-    kind: str
-    archetype: str
-    average_requests_per_s: float | None = None
-    peak_requests_per_s: float | None = None
-    lowest_requests_per_s: float | None = None
-    rise_per_s_per_s: float | None = None
-    growth_ratio: float = 0.0
-    predictability: str | None = None
-    utilization_ratio: float | None = None
-    batch_requests: float | None = None
-    batch_window_s: float | None = None
+    kind: Annotated[str, one_of(TARGETS)]
+    archetype: Annotated[str, one_of(archetype.id for archetype in ARCHETYPES)]
+    average_requests_per_s: Number | None = None
+    peak_requests_per_s: Number | None = None
+    lowest_requests_per_s: NumberOrZero | None = None
+    rise_per_s_per_s: NumberOrZero | None = None
+    growth_ratio: Annotated[int | float, ratio_to(100)] = 0.0
+    predictability: Annotated[str, one_of(SAFETY_BY_PREDICTABILITY)] | None = None
+    utilization_ratio: Ratio | None = None
+    batch_requests: Number | None = None
+    batch_window_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
     """Targets at P99; None: none was set."""
 
-    ttft_p99_s: float | None = None
-    itl_p99_s: float | None = None
+    ttft_p99_s: Annotated[int | float, number_to(3600)] | None = None
+    itl_p99_s: Annotated[int | float, number_to(60)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """What is known of the launch; None: the plan decides, or does without."""
 
-    model: str
-    gpus: tuple[str, ...]
-    quantization: str | None = None
-    kv_cache_dtype: str | None = None
-    tensor_parallel: int | None = None
-    pipeline_parallel: int | None = None
-    max_model_len: int | None = None
-    concurrency: int | None = None
-    usable_requests_per_s: float | None = None
-    usd_per_gpu_hour: float | None = None
-    baseline_benchmark: str | None = None
-    final_benchmark: str | None = None
-    benchmark_gpu_ratio: float | None = None
+    model: Text
+    gpus: Texts
+    quantization: Text | None = None
+    kv_cache_dtype: Text | None = None
+    tensor_parallel: Annotated[int, count_to(64)] | None = None
+    pipeline_parallel: Annotated[int, count_to(64)] | None = None
+    max_model_len: Count | None = None
+    concurrency: Annotated[int, count_to(100_000)] | None = None
+    usable_requests_per_s: Number | None = None
+    usd_per_gpu_hour: NumberOrZero | None = None
+    baseline_benchmark: Text | None = None
+    final_benchmark: Text | None = None
+    benchmark_gpu_ratio: Ratio | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
     """A prefix that requests share; `hit_ratio` None: not measured, so not counted on."""
 
-    shared_tokens: int
-    distinct: int = 1
-    hit_ratio: float | None = None
+    shared_tokens: Count
+    distinct: Count = 1
+    hit_ratio: Ratio | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,74 +130,75 @@ class Lora:
     `max_lora_rank` is what vLLM keeps buffers for; the bytes of one are stated without it.
     """
 
-    adapters: int
-    max_simultaneous_adapters: int
-    adapter_bytes: float = 0.0
-    max_lora_rank: int | None = None
+    adapters: Count
+    max_simultaneous_adapters: Count
+    adapter_bytes: Number = 0.0
+    max_lora_rank: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
     """A draft's length and, measured, its acceptance per token and its cost."""
 
-    draft_tokens: int
-    acceptance_ratio: float
-    draft_cost_ratio: float = 0.0
-    draft_weights_bytes: float = 0.0
+    draft_tokens: Annotated[int, count_to(64)]
+    acceptance_ratio: Ratio
+    draft_cost_ratio: Annotated[int | float, ratio_to(10)] = 0.0
+    draft_weights_bytes: NumberOrZero = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionShape:
     """Dependent calls of an agentic session, each adding tokens to the context."""
 
-    calls: int
-    added_tokens: int
+    calls: Annotated[int, count_to(10_000)]
+    added_tokens: CountOrZero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
     """Nodes and what joins them."""
 
-    node_gpus: int = 8
-    network: str | None = None
-    storage_path: str | None = None
-    provision_s: float | None = None
-    initialise_s: float | None = None
-    host_memory_bytes: float | None = None
+    node_gpus: Annotated[int, count_to(128)] = 8
+    network: Annotated[str, one_of(LINK_BYTES_PER_S)] | None = None
+    storage_path: Annotated[str, one_of(path.name for path in STORAGE_PATHS)] | None = None
+    provision_s: NumberOrZero | None = None
+    initialise_s: NumberOrZero | None = None
+    host_memory_bytes: Number | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """How requests are dealt to tiers: route, cascade or hardware."""
 
-    method: str = "route"
-    simple_ratio: float | None = None
+    method: Annotated[str, one_of(("route", "cascade", "hardware"))] = "route"
+    simple_ratio: Ratio | None = None
     small_model_acceptable: bool | None = None
-    router_s: float | None = None
+    router_s: NumberOrZero | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierProfile:
-    """A tier: its share of the requests, or what it hands on, and its own launch and lengths."""
+class TierProfile(Deployment):
+    """A tier: its launch and lengths, and its share of the requests or what it escalates."""
 
-    name: str
-    deployment: Deployment
+    name: Text
     lengths: Lengths
-    share_ratio: float | None = None
-    escalation_ratio: float | None = None
+    share_ratio: Ratio | None = None
+    escalation_ratio: Ratio | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadProfile:
     """Everything that the thirteen steps take; None: not stated."""
 
-    name: str
+    __pydantic_config__: ClassVar = STRICT
+
+    name: Text = "workload"
     lengths: Lengths
     traffic: Traffic
     deployment: Deployment
-    slo: Slo
-    hosting: Hosting
-    routing: Routing
+    slo: Slo = Slo()
+    hosting: Hosting = Hosting()
+    routing: Routing = Routing()
     prefix: Prefix | None = None
     lora: Lora | None = None
     speculation: Speculation | None = None
@@ -191,23 +208,16 @@ class WorkloadProfile:
     @property
     def models(self) -> tuple[str, ...]:
         """The models that the profile names, each once."""
-        launches = [self.deployment, *(tier.deployment for tier in self.tiers)]
-        return tuple(dict.fromkeys(launch.model for launch in launches))
+        return tuple(dict.fromkeys(launch.model for launch in (self.deployment, *self.tiers)))
 
     @property
     def benchmark_files(self) -> tuple[str, ...]:
         """The benchmark tables that the profile names, each once."""
-        launches = [self.deployment, *(tier.deployment for tier in self.tiers)]
+        launches = (self.deployment, *self.tiers)
         named = [n for d in launches for n in (d.baseline_benchmark, d.final_benchmark)]
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
 
-# --- A workload profile out of its TOML text, read strictly. Pure ---------------------------------
-#
-# What the keys mean is in docs/how-to/plan.md and in the packaged example_profile.toml.
-
-
-_NEEDED = ("lengths", "traffic", "deployment")
 _SHARE_TOLERANCE = 1e-6
 
 
@@ -229,99 +239,56 @@ def read_profile(
     Raises:
         SettingsError: it is no TOML, or a key or value cannot be; `origin` and the key are named.
     """
-    try:
-        document: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise SettingsError(f"{origin}: {exc}") from exc
-    except RecursionError as exc:
-        raise SettingsError(f"{origin}: is nested too deeply") from exc
+    document = toml_document(text, origin)
     for place, values in (stated or {}).items():
-        own: object = document.get(place, {})
-        if isinstance(own, dict):
-            document[place] = {**cast("dict[str, object]", own), **values}
-    known_keys(document, known=("name", *TABLES, "tiers"), place="", origin=origin)
-    for place in _NEEDED:
-        if place not in document:
-            raise SettingsError(f"{origin}: the table [{place}] is missing")
-    tables = {
-        place: read_table(document[place], keys, place=place, origin=origin)
-        for place, keys in TABLES.items()
-        if place in document
-    }
-    lengths = _lengths(tables["lengths"], place="lengths", origin=origin)
-    deployment = Deployment(**tables["deployment"])
-    routing = Routing(**tables.get("routing", {}))
-    profile = WorkloadProfile(
-        name=_name(document, origin),
-        lengths=lengths,
-        traffic=Traffic(**tables["traffic"]),
-        deployment=deployment,
-        slo=Slo(**tables.get("slo", {})),
-        hosting=Hosting(**tables.get("hosting", {})),
-        routing=routing,
-        prefix=Prefix(**tables["prefix"]) if "prefix" in tables else None,
-        lora=Lora(**tables["lora"]) if "lora" in tables else None,
-        speculation=Speculation(**tables["speculation"]) if "speculation" in tables else None,
-        session=SessionShape(**tables["session"]) if "session" in tables else None,
-    )
-    tiers = _tiers(document.get("tiers", []), profile, origin)
-    _check_shares(tiers, routing.method, origin)
+        document[place] = _over(document.get(place, {}), values)
+    _complete_tiers(document)
+    profile = read(WorkloadProfile, document, origin=origin)
+    _check_lengths(profile.lengths, f"{origin}: lengths")
+    for number, tier in enumerate(profile.tiers, start=1):
+        _check_lengths(tier.lengths, f"{origin}: tiers[{number}].lengths")
+    _check_shares(profile.tiers, profile.routing.method, origin)
     _check_traffic(profile.traffic, origin)
     _check_prefix(profile, origin)
-    return replace(profile, tiers=tiers)
+    return profile
 
 
-def _name(document: Mapping[str, object], origin: str) -> str:
-    name = document.get("name", "workload")
-    if not isinstance(name, str) or not name.strip():
-        raise SettingsError(f"{origin}: name is {name!r}; it must be a non-empty string")
-    return name
+def _over(table: object, values: Mapping[str, object]) -> object:
+    """A table with `values` laid over it; what is no table stays as it is, to be refused."""
+    return {**cast("dict[str, object]", table), **values} if isinstance(table, dict) else table
 
 
-def _lengths(values: Mapping[str, Any], *, place: str, origin: str) -> Lengths:
-    lengths = Lengths(**values)
+def _complete_tiers(document: dict[str, Any]) -> None:
+    """Add to each tier the model, GPUs and lengths of the whole workload that it does not state."""
+    launch, tiers = document.get("deployment"), document.get("tiers")
+    if not isinstance(launch, dict) or not isinstance(tiers, list):
+        return
+    given = {**cast("dict[str, object]", launch), "lengths": document.get("lengths")}
+    shared = {key: given[key] for key in ("model", "gpus", "lengths") if key in given}
+    document["tiers"] = [
+        {**shared, **cast("dict[str, object]", tier)} if isinstance(tier, dict) else tier
+        for tier in cast("list[object]", tiers)
+    ]
+
+
+def _check_lengths(lengths: Lengths, place: str) -> None:
     for side in ("input", "output"):
         names = [f"{side}_{level}_tokens" for level in ("p50", "p95", "p99")]
-        p50, p95, p99 = (cast("int", getattr(lengths, name)) for name in names)
-        for name, low, high in ((names[1], p50, p95), (names[2], p95, p99)):
+        for low_name, high_name in pairwise(names):
+            low, high = getattr(lengths, low_name), getattr(lengths, high_name)
             if high < low:
                 raise SettingsError(
-                    f"{origin}: {place}.{name} is {high}, below the lower percentile's {low}"
+                    f"{place}.{high_name} is {high}, below the lower percentile's {low}"
                 )
-    return lengths
-
-
-def _tiers(listed: object, profile: WorkloadProfile, origin: str) -> tuple[TierProfile, ...]:
-    if not isinstance(listed, list):
-        raise SettingsError(f"{origin}: tiers is {listed!r}; write each as a table [[tiers]]")
-    tiers: list[TierProfile] = []
-    for number, given in enumerate(cast("list[object]", listed), start=1):
-        place = f"tiers[{number}]"
-        if not isinstance(given, Mapping):
-            raise SettingsError(f"{origin}: {place} is {given!r}; it must be a table")
-        table = dict(cast("Mapping[str, object]", given))
-        lengths = profile.lengths
-        own = table.pop("lengths", None)
-        if own is not None:
-            inner = f"{place}.lengths"
-            values = read_table(own, LENGTHS, place=inner, origin=origin)
-            lengths = _lengths(values, place=inner, origin=origin)
-        keys = (*TIER, *(replace(key, needed=False) for key in DEPLOYMENT))
-        members = read_table(table, keys, place=place, origin=origin)
-        tier = {key.name: members.pop(key.name) for key in TIER if key.name in members}
-        members.setdefault("model", profile.deployment.model)
-        members.setdefault("gpus", profile.deployment.gpus)
-        tiers.append(TierProfile(**tier, deployment=Deployment(**members), lengths=lengths))
-    names = [tier.name for tier in tiers]
-    for name in names:
-        if names.count(name) > 1:
-            raise SettingsError(f"{origin}: two tiers are called {name!r}")
-    return tuple(tiers)
 
 
 def _check_shares(tiers: tuple[TierProfile, ...], method: str, origin: str) -> None:
     if not tiers:
         return
+    names = [tier.name for tier in tiers]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"{origin}: two tiers are called {name!r}")
     if len(tiers) == 1:
         raise SettingsError(
             f"{origin}: a single tier is not enough; set two or more, or use [deployment]"

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.sizing.plan.profile_schema import TABLES, TIER
-from kneewatch.diagnose.sizing.plan.workload_profile import Lengths, example_profile, read_profile
+from kneewatch.diagnose.sizing.plan.workload_profile import (
+    Deployment,
+    Lengths,
+    TierProfile,
+    WorkloadProfile,
+    example_profile,
+    read_profile,
+)
 from tests.diagnose.workloads import SMALLEST
 
 DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "plan.md"
@@ -40,7 +48,7 @@ def test_what_is_left_out_is_not_known() -> None:
 def test_the_packaged_example_is_a_profile() -> None:
     profile = read_profile(example_profile(), origin="example")
     assert [tier.name for tier in profile.tiers] == ["small", "large"]
-    assert profile.tiers[1].deployment.model == profile.deployment.model
+    assert profile.tiers[1].model == profile.deployment.model
     assert profile.benchmark_files == ()
 
 
@@ -86,6 +94,17 @@ def test_the_packaged_example_is_a_profile() -> None:
         ),
         pytest.param(
             changed('["h100-sxm"]', '"h100-sxm"'), "deployment.gpus is 'h100-sxm'", id="no list"
+        ),
+        pytest.param(
+            changed('["h100-sxm"]', '["l4", " "]'),
+            r"deployment.gpus\[2\] is ' '; it must be a non-empty string",
+            id="empty name",
+        ),
+        pytest.param(
+            changed('"chat"', "2026-11-22"), "traffic.archetype is .*must be one of chat", id="date"
+        ),
+        pytest.param(
+            changed("= 120", "= inf"), "is inf; it must be a number above 0$", id="infinite"
         ),
         pytest.param(changed('["h100-sxm"]', "[]"), "a non-empty list of strings", id="empty list"),
         pytest.param(
@@ -180,7 +199,9 @@ TWO = '[[tiers]]\nname = "a"\n{first}\n[[tiers]]\nname = "b"\n{second}\n'
             r"unknown key tiers\[1\].lengths.input_p50; did you mean input_p50_tokens",
             id="unknown length",
         ),
-        pytest.param("tiers = 3\n", "write each as a table", id="no table"),
+        pytest.param(
+            "tiers = 3\n", r"tiers is 3; it must be a list of tables \[\[tiers\]\]", id="no table"
+        ),
     ],
 )
 def test_tiers_that_cannot_be(tables: str, message: str) -> None:
@@ -222,8 +243,16 @@ def test_an_estimated_mean_is_not_below_the_median(p50: int, more: int) -> None:
 
 def test_every_key_is_documented_and_in_its_own_table() -> None:
     text = DOCS.read_text("utf-8")
-    for table, keys in {**TABLES, "tiers": TIER}.items():
+    hints = get_type_hints(WorkloadProfile)
+    shared = {field.name for field in fields(Deployment)}
+    tables = {
+        name: {field.name for field in fields(get_args(hint)[0] if get_args(hint) else hint)}
+        for name, hint in hints.items()
+        if name not in ("__pydantic_config__", "name", "tiers")
+    }
+    tables["tiers"] = {field.name for field in fields(TierProfile)} - shared - {"lengths"}
+    for table, keys in tables.items():
         part = re.search(rf"^## `\[+{table}\]+`\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
         assert part is not None, table
-        missing = [key.name for key in keys if f"`{key.name}`" not in part[1]]
+        missing = [key for key in keys if f"`{key}`" not in part[1]]
         assert not missing, f"{table}: {missing}"

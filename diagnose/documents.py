@@ -1,0 +1,193 @@
+"""Documents that users write, read strictly into dataclasses by pydantic. Pure.
+
+A field's type says what its value must be, in pydantic's terms and in words: `Count`, `Ratio`,
+`Annotated[float, number_to(3600)]`. pydantic is imported at the first document, because most
+commands read none.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from kneewatch.collector.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+Kind = TypeVar("Kind")
+Place = Sequence[str | int]
+LARGEST: Final = 1e15
+STRICT: Final[Mapping[str, Any]] = {"extra": "forbid"}
+"""The `__pydantic_config__` of a document's dataclass: unknown keys are errors."""
+
+
+class _Handler(Protocol):
+    def __call__(self, source: Any, /) -> Mapping[str, Any]: ...  # noqa: ANN401 - pydantic's
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a value must be: in words, and as members of pydantic's core schema."""
+
+    expected: str
+    members: Mapping[str, Any] = field(hash=False)
+
+    def __get_pydantic_core_schema__(self, source: object, handler: _Handler) -> dict[str, Any]:
+        schema = handler(source)
+        if "choices" in schema:  # labelled, so that an error's place has no words of pydantic's
+            kinds = [({**kind, **self.members}, "") for kind in schema["choices"]]
+            return {**schema, "choices": kinds}
+        bounded = {**schema, **self.members}
+        if schema["type"] != "int":
+            return bounded
+        function = {"type": "no-info", "function": _whole}
+        return {"type": "function-before", "function": function, "schema": bounded}
+
+
+def _whole(value: object) -> object:
+    """1e6 and 8.0 as whole numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def count_to(limit: float) -> Constraint:
+    """A whole number above 0, at most `limit`."""
+    return Constraint(f"a whole number above 0 and at most {limit:g}", {"gt": 0, "le": limit})
+
+
+def number_to(limit: float) -> Constraint:
+    """A number above 0, at most `limit`."""
+    return Constraint(f"a number above 0 and at most {limit:g}", {"gt": 0, "le": limit})
+
+
+def ratio_to(limit: float) -> Constraint:
+    """A ratio from 0 to `limit`, both included."""
+    return Constraint(f"a ratio from 0 to {limit:g}", {"ge": 0, "le": limit})
+
+
+def one_of(choices: Iterable[str]) -> Constraint:
+    """A text that is one of `choices`."""
+    allowed = list(choices)
+    return Constraint(f"one of {', '.join(allowed)}", {"type": "literal", "expected": allowed})
+
+
+# Numbers are `int | float`, so that a whole number stays one in the documents made of it.
+_ABOVE_0, _FROM_0 = {"gt": 0, "le": LARGEST}, {"ge": 0, "le": LARGEST}
+Count = Annotated[int, Constraint("a whole number above 0", _ABOVE_0)]
+CountOrZero = Annotated[int, Constraint("a whole number of 0 or more", _FROM_0)]
+Number = Annotated[int | float, Constraint("a number above 0", _ABOVE_0)]
+NumberOrZero = Annotated[int | float, Constraint("a number of 0 or more", _FROM_0)]
+Ratio = Annotated[int | float, ratio_to(1)]
+Text = Annotated[str, Constraint("a non-empty string", {"pattern": r"\S"})]
+Texts = Annotated[tuple[Text, ...], Constraint("a non-empty list of strings", {"min_length": 1})]
+
+
+def toml_document(text: str, origin: str) -> dict[str, Any]:
+    """The tables of a TOML text.
+
+    Raises:
+        SettingsError: the text is not TOML; the message begins with `origin`.
+    """
+    try:
+        return tomllib.loads(text)
+    except ValueError as exc:
+        raise SettingsError(f"{origin}: {exc}") from exc
+    except RecursionError as exc:
+        raise SettingsError(f"{origin}: is nested too deeply") from exc
+
+
+def read(kind: type[Kind], document: Mapping[str, Any], *, origin: str) -> Kind:
+    """The document as a value of the dataclass `kind`.
+
+    Raises:
+        SettingsError: a key is unknown or missing, or a value is not what it must be. The message
+            has `origin`, the key's path, and the nearest key or what the value must be.
+    """
+    from pydantic import ValidationError
+
+    # As JSON, because only there does strict mode take a table for a dataclass.
+    text = json.dumps(document, default=_no_json)
+    try:
+        value: Kind = _adapter(cast("Hashable", kind)).validate_json(text, strict=True)
+    except ValidationError as exc:
+        mistakes = exc.errors(include_url=False, include_context=False)
+    else:
+        return value
+    # A misspelled key is missing too: what is unknown says more.
+    mistake = next((m for m in mistakes if m["type"] == _UNKNOWN), mistakes[0])
+    place = [part for part in mistake["loc"] if part != ""]
+    what = _described(kind, mistake["type"], place, mistake["input"])
+    raise SettingsError(f"{origin}: {what}")
+
+
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cast("Any", kind))
+
+
+def _no_json(value: object) -> dict[str, str]:
+    """A date or time of TOML as what no field accepts: it is not a text."""
+    return {type(value).__name__: str(value)}
+
+
+_UNKNOWN = "unexpected_keyword_argument"
+
+
+def _described(kind: type[Any], trouble: str, place: Place, value: object) -> str:
+    path = _path(place)
+    if trouble == _UNKNOWN:
+        keys = [field.name for field in fields(_type_at(kind, place[:-1]))]
+        near = get_close_matches(str(place[-1]), keys, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(keys)}"
+        return f"unknown key {path}; {hint}"
+    expected = _type_at(kind, place)
+    if trouble == "missing":
+        return f"the table [{path}] is missing" if is_dataclass(expected) else f"{path} is missing"
+    shown = json.dumps(value) if isinstance(value, bool) else repr(value)
+    return f"{path} is {shown}; it must be {_expected(expected, path)}"
+
+
+def _path(place: Place) -> str:
+    """The place as users count: `tiers[1].name` is of the first tier."""
+    parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).removeprefix(".")
+
+
+def _type_at(kind: Any, place: Place) -> Any:  # noqa: ANN401 - a type's own form
+    """The type at a place below `kind`, None left out of its union."""
+    for part in place:
+        if isinstance(part, int):
+            listed = kind.__origin__ if get_origin(kind) is Annotated else kind
+            kind = get_args(listed)[0]
+        else:
+            kind = get_type_hints(kind, include_extras=True)[part]
+        options = get_args(kind)
+        kind = options[0] if type(None) in options else kind
+    return kind
+
+
+def _expected(kind: Any, path: str) -> str:  # noqa: ANN401 - a type's own form
+    if get_origin(kind) is Annotated:
+        constraint: Constraint = kind.__metadata__[0]
+        return constraint.expected
+    if kind is bool:
+        return "true or false"
+    return f"a list of tables [[{path}]]" if get_origin(kind) is tuple else "a table"
