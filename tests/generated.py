@@ -27,6 +27,7 @@ from kneewatch.rules.guide_tables import ROWS
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.rule import Rule
+from tests.api_examples import api_examples
 from tests.reference_pages import reference_pages
 
 ID_ENUM = '"description": "Stable name of a cause.",\n      "enum": ['
@@ -174,6 +175,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/schemas.md": schemas_page,
     "docs/reference/settings.md": settings_page,
     "docs/reference/signals.md": signals_page,
+    "agent/api/examples.json": api_examples,
     "rules/README.md": rules_page,
     "collector/README.md": signals_page,
     "agent/README.md": settings_page,

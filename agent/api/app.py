@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlencode
 
-import orjson
 from anyio import CapacityLimiter, to_thread
-from fastapi import FastAPI, Path
+from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,16 +18,29 @@ from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api import metrics
 from kneewatch.agent.api.auth import READ
+from kneewatch.agent.api.docs import add_docs
 from kneewatch.agent.api.guard import GRANTED, Guard, Policy, need_admin
+from kneewatch.agent.api.parameters import (
+    At,
+    PageAt,
+    PageSince,
+    PageTarget,
+    Since,
+    TargetPath,
+    TriageFormat,
+)
 from kneewatch.agent.api.responses import (
+    API,
+    COMPONENTS,
     HTML,
     JSON,
     MARKDOWN,
     MEDIA_TYPES,
+    PROBLEM_TYPE,
+    TEXT,
     Problem,
     clean,
     dumped,
-    form_of,
     refused,
 )
 from kneewatch.agent.api.service import Service, reasons
@@ -46,11 +58,10 @@ log = logging.getLogger(__name__)
 PAGES_AT_ONCE = 2
 """Triage pages rendered at the same time; more would take CPU time from the scrape cycles."""
 
-TargetName = Annotated[str, Path(description="A target's name, %-encoded.")]
-
 
 class Routes:
-    """The endpoints of one service."""
+    """The endpoints of one service. Their docstrings are the descriptions in the OpenAPI document;
+    each answer is made from what is at hand, without a check by its schema."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -77,29 +88,42 @@ class Routes:
         return Response(dumped(body) + b"\n", status, media_type=MEDIA_TYPES[JSON])
 
     async def metrics(self) -> Response:
-        """kneewatch's own metrics."""
+        """kneewatch's own metrics in Prometheus's text format."""
         exposition = await to_thread.run_sync(
             metrics.exposition, self._service, limiter=self._scrapes
         )
         return Response(exposition, headers={"content-type": metrics.CONTENT_TYPE})
 
-    async def triage(self, request: Request) -> Response:
-        """The diagnosis of all targets. Where only a fleet is watched, past moments redirect to
-        it."""
-        if self._only_fleet and {"at", "since"} & request.query_params.keys():
+    async def triage(
+        self, request: Request, at: At = None, since: Since = None, format: TriageFormat = None
+    ) -> Response:
+        """All targets, worst first. With `at`, at a past moment. Text is for people and may change;
+        JSON is stable."""
+        if self._only_fleet and (at is not None or since is not None):
             return _to_fleet(request, "../../")
-        return await self._triage(request)
+        return await self._triage(request, at=at, since=since, form=format)
 
-    async def triage_target(self, request: Request, target: TargetName) -> Response:
-        """The diagnosis of one target."""
-        return await self._triage(request, target)
+    async def triage_target(
+        self,
+        request: Request,
+        target: TargetPath,
+        at: At = None,
+        since: Since = None,
+        format: TriageFormat = None,
+    ) -> Response:
+        """One target. With `at`, at a past moment. Text is for people and may change; JSON is
+        stable."""
+        return await self._triage(request, target, at=at, since=since, form=format)
 
     async def size(self, request: Request) -> Response:
-        """A size: whether a model fits, its speed, the number of GPUs and the price."""
+        """Sizing as in `kneewatch size`: whether a model fits, its speed, the number of GPUs and
+        the price. A model is a catalogue id; requests cannot open files."""
         return await self._sizes(request)
 
     async def alerts(self, request: Request) -> Response:
-        """Alertmanager's alerts with the diagnosis of their targets."""
+        """Alertmanager's webhook (version 4): each alert with the diagnosis of the matched servers,
+        when it started and now. Configured receivers are notified. Requires the admin token where
+        tokens are set."""
         need_admin(_granted(request))
         payload = await json_object(request)
         try:
@@ -117,11 +141,17 @@ class Routes:
         """A redirect to the triage page."""
         return RedirectResponse("triage", HTTPStatus.TEMPORARY_REDIRECT)
 
-    async def page(self, request: Request) -> Response:
+    async def page(
+        self,
+        request: Request,
+        target: PageTarget = None,
+        at: PageAt = None,
+        since: PageSince = None,
+    ) -> Response:
         """The triage page; where only a fleet is watched, a redirect to its diagnosis."""
         if self._only_fleet:
             return _to_fleet(request, "")
-        parameters = page_request(request.query_params, self._service.clock())
+        parameters = page_request(self._service.clock(), target=target, at=at, since=since)
 
         def render() -> str:
             return page.render(self._views.view(parameters))
@@ -129,7 +159,7 @@ class Routes:
         html = await to_thread.run_sync(render, limiter=self._pages)
         return Response(clean(html), media_type=MEDIA_TYPES[HTML])
 
-    async def page_target(self, request: Request, target: TargetName) -> Response:
+    async def page_target(self, request: Request, target: TargetPath) -> Response:
         """A file of the triage page, or a redirect to the page of a target."""
         kind = page.ASSETS.get(target)
         if kind is None:
@@ -153,9 +183,16 @@ def _to_fleet(request: Request, up: str) -> Response:
 # --- The app --------------------------------------------------------------------------------------
 
 
-GET, POST = ("GET",), ("POST",)
-
 Endpoint = Callable[..., Awaitable[Response]]
+Documented = dict[int | str, str | dict[str, Any]]
+"""An endpoint's answers by status code. Text is the description of a problem document."""
+
+ABOUT = (
+    "Diagnosis of the watched vLLM servers: what is wrong, since when, the evidence, and what to "
+    "change. Times are UTC. Where a token is set, send it as `Authorization: Bearer TOKEN` or as "
+    "the password of Basic authentication. Errors are RFC 9457 problem documents; outside /api, "
+    "browsers get an HTML page."
+)
 
 
 class App(FastAPI):
@@ -170,6 +207,89 @@ class App(FastAPI):
             self.openapi_schema = completed(super().openapi())
         return self.openapi_schema
 
+    def serve(
+        self, path: str, endpoint: Endpoint, answers: Documented, *, post: str | None = None
+    ) -> None:
+        """Add a documented GET, or the POST of a JSON document with the schema `post`."""
+        kinds = [PROBLEM_TYPE] if path.startswith(API) else [PROBLEM_TYPE, _media_type(HTML)]
+        problem = _content(*kinds, schema="Problem")
+        rows: dict[int | str, Any] = {**answers, "default": "The request is refused."}
+        for status, answer in rows.items():
+            if isinstance(answer, str):
+                rows[status] = {"description": answer, "content": problem}
+        body = {"required": True, "content": _content(MEDIA_TYPES[JSON], schema=post or "")}
+        self.add_api_route(
+            path,
+            endpoint,
+            methods=["POST" if post else "GET"],
+            responses=rows,
+            response_class=Response,
+            openapi_extra={"requestBody": body} if post else None,
+        )
+
+
+def _answer(description: str, *forms: str, schema: str = "") -> dict[str, Any]:
+    """An answer in these formats; `schema` is that of the JSON."""
+    return {
+        "description": description,
+        "content": _content(*map(_media_type, forms), schema=schema),
+    }
+
+
+def _content(*media_types: str, schema: str = "") -> dict[str, Any]:
+    reference, text = {"$ref": COMPONENTS + schema}, {"type": "string"}
+    return {
+        media_type: {"schema": reference if media_type.endswith("json") else text}
+        for media_type in media_types
+    }
+
+
+def _media_type(form: str) -> str:
+    return MEDIA_TYPES[form].partition(";")[0]
+
+
+NO_FORMAT = "No format matches the Accept header."
+NO_JSON: Documented = {400: "The body is no JSON.", 415: "The body is not application/json."}
+WRONG = "A parameter is wrong."
+NO_HISTORY = "The history cannot be read."
+READY: Documented = {
+    200: _answer("Every target was scraped.", JSON, schema="Readiness"),
+    503: _answer("Not ready; the reasons need the read token.", JSON, schema="Readiness"),
+}
+TRIAGE: Documented = {
+    200: _answer("The diagnoses.", JSON, TEXT, MARKDOWN, schema="Triage"),
+    307: {"description": "Redirect to the page for browsers, or to a fleet's past."},
+    404: "No stored data of that moment.",
+    406: NO_FORMAT,
+    422: WRONG,
+    503: NO_HISTORY,
+}
+SIZE: Documented = {
+    200: _answer("The size; `fits` says whether the model fits.", JSON, schema="Size"),
+    422: "A parameter is unknown or cannot be sized.",
+}
+ALERTS: Documented = NO_JSON | {
+    200: _answer("Each alert with its diagnosis.", JSON, schema="Alerts"),
+    403: "The token may only read.",
+    413: "The body is too large.",
+    422: "The payload is not one of Alertmanager's.",
+    503: NO_HISTORY,
+}
+PAGE: Documented = {
+    200: _answer("The page for people; it works without JavaScript.", HTML),
+    404: "No such target.",
+}
+FLEET: Documented = {
+    200: _answer(
+        "The newest diagnosis, or that of the moment.", JSON, TEXT, MARKDOWN, schema="Fleet"
+    ),
+    404: "No data of that moment.",
+    406: NO_FORMAT,
+    422: "A parameter is wrong; `since` is not available for a fleet.",
+    503: "The metrics system does not answer, or another query is running.",
+    504: "The metrics system did not answer in time.",
+}
+
 
 def make_app(service: Service) -> FastAPI:
     """The app over a service.
@@ -180,6 +300,7 @@ def make_app(service: Service) -> FastAPI:
     app = App(
         title="kneewatch",
         version=service.version,
+        description=ABOUT,
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -190,78 +311,26 @@ def make_app(service: Service) -> FastAPI:
         exception_handlers={Problem: _problem, HTTPException: _unrouted},
     )
     routes = Routes(service)
-    documented: tuple[tuple[str, Endpoint, tuple[str, ...]], ...] = (
-        ("/healthz", routes.healthz, GET),
-        ("/readyz", routes.readyz, GET),
-        ("/metrics", routes.metrics, GET),
-        ("/api/v1/triage", routes.triage, GET),
-        ("/api/v1/triage/{target:path}", routes.triage_target, GET),
-        ("/api/v1/size", routes.size, GET),
-        ("/api/v1/size", routes.size, POST),
-        ("/api/v1/alerts", routes.alerts, POST),
-        ("/triage", routes.page, GET),
-    )
+    known_target: Documented = {404: "No stored data of that moment, or no such target."}
+    app.serve("/healthz", routes.healthz, {200: _answer("The process answers.", TEXT)})
+    app.serve("/readyz", routes.readyz, READY)
+    app.serve("/metrics", routes.metrics, {200: _answer("The metrics.", TEXT)})
+    app.serve("/api/v1/triage", routes.triage, TRIAGE)
+    app.serve("/api/v1/triage/{target:path}", routes.triage_target, TRIAGE | known_target)
+    app.serve("/api/v1/size", routes.size, SIZE)
+    app.serve("/api/v1/size", routes.size, SIZE | NO_JSON, post="SizeInputs")
+    app.serve("/api/v1/alerts", routes.alerts, ALERTS, post="Alertmanager")
+    app.serve("/triage", routes.page, PAGE)
     if service.fleet is not None:
         from kneewatch.agent.api.fleet import FleetAnswers  # here: few daemons watch one
 
         docs_url = service.settings.docs_url or OWN_DOCS
         fleet = FleetAnswers(service.fleet, service.clock, docs_url)
-        documented += (("/api/v1/fleet", fleet.answer, GET),)
-    for path, endpoint, methods in documented:
-        app.add_api_route(path, endpoint, methods=list(methods), response_class=Response)
-    hidden: tuple[tuple[str, Endpoint], ...] = (
-        ("/", routes.home),
-        ("/triage/{target:path}", routes.page_target),
-        ("/openapi.json", _document(app)),
-        ("/docs", _reference(app)),
-        ("/docs/reference.css", _stylesheet),
-        ("/docs/glossary", _glossary),
-        ("/docs/{folder}/{name}", _doc_page),
-    )
-    for path, endpoint in hidden:
+        app.serve("/api/v1/fleet", fleet.answer, FLEET)
+    for path, endpoint in (("/", routes.home), ("/triage/{target:path}", routes.page_target)):
         app.add_api_route(path, endpoint, include_in_schema=False, response_class=Response)
+    add_docs(app)
     return app
-
-
-def _document(app: App) -> Endpoint:
-    async def document() -> Response:
-        return Response(orjson.dumps(app.openapi()), media_type=MEDIA_TYPES[JSON])
-
-    return document
-
-
-def _reference(app: App) -> Endpoint:
-    async def reference() -> Response:
-        from kneewatch.agent.api.docs_page import page
-
-        return Response(page(app.openapi()), media_type=MEDIA_TYPES[HTML])
-
-    return reference
-
-
-async def _stylesheet() -> Response:
-    from kneewatch.agent.api.docs_page import stylesheet
-
-    return Response(stylesheet(), headers={"content-type": "text/css; charset=utf-8"})
-
-
-async def _glossary(request: Request) -> Response:
-    return await _doc_page(request, "", "glossary")
-
-
-async def _doc_page(request: Request, folder: str, name: str) -> Response:
-    """A page of the documentation: HTML for a browser, its Markdown for others."""
-    from kneewatch.agent.api import doc_pages
-
-    form = form_of(
-        request.query_params.get("format"), request.headers.get("accept"), (MARKDOWN, HTML)
-    )
-    markdown = doc_pages.source(folder, name)
-    if markdown is None:
-        raise Problem(HTTPStatus.NOT_FOUND, "there is no such page; see /docs/causes/index")
-    up = "../" if folder else ""
-    text = doc_pages.rendered(markdown, up=up) if form == HTML else markdown
-    return Response(text, media_type=MEDIA_TYPES[form])
 
 
 async def _problem(request: Request, problem: Exception) -> Response:

@@ -18,11 +18,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kneewatch.agent.api.parameters import FLEET_FORMS, At, FleetFormat, Unavailable
 from kneewatch.agent.api.responses import (
     JSON,
     MARKDOWN,
     MEDIA_TYPES,
-    TEXT,
     Problem,
     clean,
     dumped,
@@ -235,9 +235,6 @@ def _labels(tier: Tier) -> tuple[str, str, str]:
 # --- The endpoint ---------------------------------------------------------------------------------
 
 
-FLEET_FORMS = (TEXT, JSON, MARKDOWN)
-
-
 class FleetAnswers:
     """The newest diagnosis in every format, cached until there is another."""
 
@@ -247,18 +244,22 @@ class FleetAnswers:
         self._lock = Lock()
         self._cache: dict[str, tuple[FleetState, str, bytes]] = {}
 
-    async def answer(self, request: Request) -> Response:
-        """The fleet's diagnosis by its metrics system, now or at a past moment.
-
-        Raises:
-            Problem: there is no answer yet, or a parameter is wrong.
-        """
-        query, now_s = request.query_params, self._now_s()
-        form = form_of(query.get("format"), request.headers.get("accept"), FLEET_FORMS)
-        if query.get("since"):
+    async def answer(
+        self,
+        request: Request,
+        at: At = None,
+        format: FleetFormat = None,
+        since: Unavailable = None,
+    ) -> Response:
+        """The fleet that a metrics system monitors, with causes across replicas and the replicas
+        that each tier needs. `health` is unknown while the metrics system does not answer. With
+        `at` the metrics system is queried for that moment: one query at a time, cached for 60 s."""
+        now_s = self._now_s()
+        form = form_of(format, request.headers.get("accept"), FLEET_FORMS)
+        if since:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, SINCE)
         state = self._watch.state
-        if at := query.get("at"):
+        if at:
             past = await self._past.at(moment("at", at, now_s=now_s))
             body = await run_in_threadpool(_rendered, form, state, past, self._docs_url, past=True)
             return Response(body, media_type=MEDIA_TYPES[form])

@@ -15,6 +15,9 @@ from kneewatch.reports.triage import page
 from kneewatch.reports.triage.verdict import sentence
 
 PROBLEM_TYPE = "application/problem+json"
+COMPONENTS = "#/components/schemas/"
+"""Where the OpenAPI document has its schemas."""
+
 LONGEST = 2000
 NAMES_SHOWN = 20
 NO_SUCH = "there is no such target"

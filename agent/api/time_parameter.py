@@ -22,14 +22,6 @@ LONGEST = 40
 AHEAD_S = 60.0
 """Tolerated difference between clocks; a later time is a mistake."""
 
-PATTERN = (
-    r"^(-?[0-9]{1,9}[smhdw]|[0-9]{1,12}(\.[0-9]{1,9})?|"
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-    r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?|"
-    r"[0-9]{2}:[0-9]{2}(:[0-9]{2})?)$"
-)
-"""The accepted times as a pattern for the OpenAPI document."""
-
 SYNTAX = (
     "write unix seconds (1795219600), ISO 8601 (2026-11-21T03:07:00Z), a time of day in UTC "
     "(03:07) or how long ago (-2h; units s, m, h, d, w)"

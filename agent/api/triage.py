@@ -22,6 +22,7 @@ from kneewatch.agent.api.formatting import (
     past,
 )
 from kneewatch.agent.api.history import History, Then, stretch_document
+from kneewatch.agent.api.parameters import TRIAGE_FORMS
 from kneewatch.agent.api.responses import (
     HTML,
     JSON,
@@ -40,7 +41,6 @@ from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, with_d
 from kneewatch.reports.formatting import clock, date
 
 SCHEMA = "kneewatch.triage/1"
-FORMS = (TEXT, JSON, "markdown", HTML)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +69,25 @@ class Triage:
         self._cache = RenderCache(self._docs_url)
         self._history = History(service.reader, service.store)
 
-    async def __call__(self, request: Request, target: str = "") -> Response:
-        """The answer to a request.
+    async def __call__(
+        self,
+        request: Request,
+        target: str = "",
+        *,
+        at: str | None,
+        since: str | None,
+        form: str | None,
+    ) -> Response:
+        """The answer to a request; `form` overrides its Accept header.
 
         Raises:
             Problem: the target is unknown, a parameter is wrong, or the history cannot be read.
         """
-        query = request.query_params
-        form = form_of(query.get("format"), request.headers.get("accept"), FORMS)
+        form = form_of(form, request.headers.get("accept"), TRIAGE_FORMS)
         now_s = self._service.clock()
-        at = query.get("at")
         at_s = moment("at", at, now_s=now_s) if at else None
         since_s = None
-        if since := query.get("since"):
+        if since:
             before_s = now_s if at_s is None else at_s
             since_s = moment("since", since, now_s=now_s, before_s=before_s)
         if form == HTML:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kneewatch.agent.api.formatting import Stretch
@@ -59,22 +59,24 @@ class PageRequest:
         return max(0.0, self.until_s - SINCE[self.since])
 
 
-def page_request(query: Mapping[str, str], now_s: float) -> PageRequest:
-    """The page's parameters from a query string; invalid ones give a notice and the present."""
+def page_request(
+    now_s: float, *, target: str | None = None, at: str | None = None, since: str | None = None
+) -> PageRequest:
+    """The page's parameters; invalid ones give a notice and the present."""
     notices: list[str] = []
     at_s: float | None = None
-    since, text = SINCE_DEFAULT, query.get("since", "")
+    timeline = SINCE_DEFAULT
     try:
-        at_s = moment("at", query["at"], now_s=now_s) if query.get("at") else None
+        at_s = moment("at", at, now_s=now_s) if at else None
         until_s = now_s if at_s is None else at_s
-        if text in SINCE:
-            since = text
-        elif text:
-            span_s = until_s - moment("since", text, now_s=now_s, before_s=until_s)
-            since = next((word for word, most_s in SINCE.items() if most_s >= span_s), "7d")
+        if since and since in SINCE:
+            timeline = since
+        elif since:
+            span_s = until_s - moment("since", since, now_s=now_s, before_s=until_s)
+            timeline = next((word for word, most_s in SINCE.items() if most_s >= span_s), "7d")
     except Problem as problem:
         notices.append(problem.detail)
-    return PageRequest(query.get("target", ""), now_s, at_s, since, tuple(notices))
+    return PageRequest(target or "", now_s, at_s, timeline, tuple(notices))
 
 
 class Views:

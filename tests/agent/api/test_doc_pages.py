@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from kneewatch.agent.api import doc_pages
+from kneewatch.agent.api import docs
 from kneewatch.diagnose.doc_links import cause_page, rule_page
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, asking, service_of, settings_of
 from tests.agent.api.test_access import READER, token_file
@@ -26,14 +26,14 @@ PAGES = sorted(
 def page_of(path: str) -> str | None:
     """The Markdown that is served at /docs/`path`."""
     folder, _, name = path.rpartition("/")
-    return doc_pages.source(folder, name)
+    return docs.source(folder, name)
 
 
 @pytest.mark.parametrize("path", PAGES)
 def test_every_link_of_a_page_leads_to_a_page(path: str) -> None:
     source = page_of(path)
     assert source is not None
-    html = doc_pages.rendered(source, up="../" if "/" in path else "")
+    html = docs.rendered(source, up="../" if "/" in path else "")
     assert "<script" not in html
     assert "style=" not in html
     assert "generated:" not in html
@@ -47,13 +47,13 @@ def test_every_link_of_a_page_leads_to_a_page(path: str) -> None:
 
 @pytest.mark.parametrize("name", ["no_such", "../index", "a/b", ".hidden", "", "kv_pressure.md"])
 def test_no_other_file_is_served(name: str) -> None:
-    assert doc_pages.source("causes", name) is None
-    assert doc_pages.source("how-to", "index") is None
-    assert doc_pages.source("..", "README") is None
+    assert docs.source("causes", name) is None
+    assert docs.source("how-to", "index") is None
+    assert docs.source("..", "README") is None
 
 
 def test_markup_in_a_page_is_text() -> None:
-    html = doc_pages.rendered("# a <b>\n\n<script>alert(1)</script>\n", up="")
+    html = docs.rendered("# a <b>\n\n<script>alert(1)</script>\n", up="")
     assert "<title>a &lt;b&gt;</title>" in html
     assert "<script" not in html
 

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kneewatch.agent.api.formatting import CACHE_MAX, Moment, RenderCache
-from kneewatch.agent.api.openapi import components
+from kneewatch.agent.api.openapi import schemas
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from tests.agent.api.serving import (
     SICK_NAME,
@@ -35,7 +35,7 @@ JSON = "application/json"
 
 def complaints(document: Any) -> list[str]:  # noqa: ANN401
     """What is wrong with a triage document, by its schema."""
-    schema = {"$ref": "#/components/schemas/Triage", "components": {"schemas": components()}}
+    schema = {"$ref": "#/components/schemas/Triage", "components": {"schemas": schemas()}}
     validator: Any = Draft202012Validator(schema)
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
 

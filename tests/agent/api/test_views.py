@@ -25,7 +25,7 @@ def service() -> Service:
 
 def view(service: Service, **query: str) -> TriageView:
     """The view for some parameters."""
-    return Views(service).view(page_request(query, NOW_S))
+    return Views(service).view(page_request(NOW_S, **query))
 
 
 def test_all_targets_now(service: Service) -> None:
