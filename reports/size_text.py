@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor
 from typing import Any
 
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
@@ -172,10 +173,9 @@ def _verdict(answer: Size) -> str:
     concurrency = question.concurrency_per_engine
     held = memory.concurrency
     per = " an engine" if question.engines > 1 else ""
-    holds = (
-        f"holds {figure(held.expected)} requests of {memory.setup.context:,} tokens "
-        f"({figure(held.low)} to {figure(held.high)}){per}"
-    )
+    low, expected, high = (floor(value) for value in (held.low, held.expected, held.high))
+    between = f" ({low:,} to {high:,})" if low < high else ""
+    holds = f"holds {expected:,} requests of {memory.setup.context:,} tokens{between}{per}"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
         return f"{'FITS' if sure else 'PROBABLY FITS'}: {holds}"
@@ -241,13 +241,12 @@ def _picture(memory: Memory, *, width: int) -> list[str]:
 
 def _step(step: Step, *, width: int) -> list[str]:
     line = f"{step.title}: {step.formula} = {step.values} = {step.result}"
-    source = f"[{step.source}]"
-    if len(line) + len(source) < width:
-        return [f"{line} {source}"]
+    if len(line) + len(step.cited) <= width:
+        return [f"{line}{step.cited}"]
     return [
         *wrapped(f"{step.title}: {step.formula}", width=width, more=4),
         *wrapped(f"  = {step.values}", width=width, more=4),
-        *wrapped(f"  = {step.result} {source}", width=width, more=4),
+        *wrapped(f"  = {step.result}{step.cited}", width=width, more=4),
     ]
 
 
@@ -283,7 +282,7 @@ def size_markdown(answer: Size) -> list[str]:
     lines += _table(
         ("step", "formula", "values", "result", "source"),
         [
-            (step.title, step.formula, step.values, step.result, step.source)
+            (step.title, step.formula, step.values, step.result, step.cited.strip(" []"))
             for step in (*memory_steps(answer.memory), *steps(answer))
         ],
     )

@@ -91,6 +91,9 @@ DEPLOYMENT = (
     "usd_per_gpu_hour",
     "workload_profile",
 )
+ALIASES = {"tensor_parallel": ("--tp",)}
+"""Further names of flags, as `size` has them."""
+
 SWEEPS = "benchmark.by_tensor_parallel"
 DIAGNOSIS = ("window_s", "slo.ttft_p99_s", "slo.itl_p99_s", "gpus")
 FETCH = tuple(setting.key for setting in table.SETTINGS if setting.key.startswith("fetch."))
@@ -132,7 +135,11 @@ def setting_option(row: table.Setting) -> Callable[[Command], Command]:
     if row.kind == "flag":
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
     return click.option(
-        flag, parameter(row.key), help=f"{row.help}  [{row.env}]", **kinds[row.kind]
+        flag,
+        *ALIASES.get(row.key, ()),
+        parameter(row.key),
+        help=f"{row.help}  [{row.env}]",
+        **kinds[row.kind],
     )
 
 

@@ -46,7 +46,7 @@ DOES_NOT_FIT = 1
 
 # Flags whose names differ from the inputs of the sizing code.
 _FLAGS = {
-    "tensor_parallel": "--tp",
+    "tp": "--tensor-parallel",
     "pipeline_parallel": "--pp",
     "peak_requests_per_s": "--peak-rps",
     "usable_requests_per_s": "--usable-rps",

@@ -15,7 +15,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of `size`. `multiple`: it may be given several times."""
+    """A flag of `size`. `multiple`: it may be given several times; `also`: its name in the help,
+    where that is not `name`, which the HTTP API calls it by."""
 
     name: str
     kind: click.ParamType[Any] | type
@@ -23,6 +24,7 @@ class Flag:
     metavar: str | None = None
     default: Any = None
     multiple: bool = False
+    also: str | None = None
 
     @property
     def names_file(self) -> bool:
@@ -34,7 +36,7 @@ FLAGS = (
     Flag("--model", str, "catalogue id, a config.json, its folder, or an id on this disk", "ID"),
     Flag("--gpu", str, "catalogue id such as h100-sxm, or the driver's name", "ID"),
     Flag("--gpus", int, "GPUs in total; a multiple of TP x PP x DP gives replicas"),
-    Flag("--tp", int, "tensor parallel size"),
+    Flag("--tp", int, "tensor parallel size", also="--tensor-parallel"),
     Flag("--pp", int, "pipeline parallel size", default=1),
     Flag("--dp", int, "data parallel engines of one replica", default=1),
     Flag("--dcp", int, "decode context parallel size", default=1),
@@ -72,7 +74,8 @@ FLAGS = (
     Flag(
         "--benchmark-by-tensor-parallel",
         PAIR,
-        "one sweep per tensor parallel size: finds the best per GPU, and the usable RPS of --tp",
+        "one sweep per tensor parallel size: finds the best per GPU; the launch's own size gives "
+        "the usable RPS",
         "TP=FILE",
         default=(),
         multiple=True,
@@ -90,13 +93,33 @@ SWITCHES = (
 )
 
 
+def _list_gpus(context: click.Context, _: click.Parameter, given: bool) -> None:
+    if not given or context.resilient_parsing:
+        return
+    # Lazy: slow to import.
+    from kneewatch.diagnose.catalogue.gpu_specs import gpus
+
+    for gpu_id, gpu in gpus().items():
+        click.echo(f"{gpu_id:22}{gpu.name}")
+    context.exit()
+
+
 def size_options(command: Command) -> Command:
     """All flags of `size`."""
+    command = click.option(
+        "--list-gpus",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_list_gpus,
+        help="print the ids of --gpu and exit",
+    )(command)
     for name, text in reversed(SWITCHES):
         command = click.option(name, is_flag=True, help=text)(command)
     for flag in reversed(FLAGS):
         command = click.option(
-            flag.name,
+            *filter(None, (flag.also, flag.name)),
+            flag.name.removeprefix("--").replace("-", "_"),
             type=flag.kind,
             default=flag.default,
             show_default=flag.default not in (None, ()),

@@ -127,17 +127,17 @@ def gpu(gpu_id: str) -> Gpu:
     """The GPU of an id, in the packaged catalogue.
 
     Raises:
-        SizingError: there is none; it names the nearest ids, and `choices` has all.
+        SizingError: there is none; it names the nearest ids.
     """
     spec = gpus().get(gpu_id.strip().casefold())
     if spec is not None:
         return spec
     near = nearest_ids(gpu_id)
-    way_out = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(gpus())}"
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
     raise SizingError(
-        f"gpu is {gpu_id!r}, which is not in the catalogue; {way_out}",
+        f"gpu is {gpu_id!r}, which is not in the catalogue; {meant}`kneewatch size --list-gpus` "
+        "lists all",
         name="gpu",
-        choices=tuple(gpus()),
     )
 
 

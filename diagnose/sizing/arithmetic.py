@@ -22,9 +22,16 @@ class Step:
     result: str
     source: str
 
+    @property
+    def cited(self) -> str:
+        """The source in brackets, without sections of the guide, which readers do not have; empty
+        where nothing else is cited."""
+        parts = [part for part in self.source.split("; ") if not part.startswith("guide ")]
+        return f" [{'; '.join(parts)}]" if parts else ""
+
     def line(self) -> str:
         """The step as `title: formula = values = result [source]`."""
-        return f"{self.title}: {self.formula} = {self.values} = {self.result} [{self.source}]"
+        return f"{self.title}: {self.formula} = {self.values} = {self.result}{self.cited}"
 
 
 def figure(value: float) -> str:

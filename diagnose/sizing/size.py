@@ -190,8 +190,9 @@ class Size:
 
     `loaded` is what the prediction was made of.
 
-    `usable_requests_per_s` is of one replica, `usable_source` how it is known; `missed` says
-    which targets the load breaks.
+    `usable_requests_per_s` is of one replica, `usable_source` how it is known and
+    `usable_step` its arithmetic, where it is predicted; `missed` says which targets the load
+    breaks.
     """
 
     question: Question
@@ -201,6 +202,7 @@ class Size:
     performance: Performance | None
     usable_requests_per_s: float | None
     usable_source: str
+    usable_step: Step | None
     missed: tuple[str, ...]
     fleet: FleetSize | None
     token_cost: TokenCost | None
@@ -234,7 +236,7 @@ def size(question: Question) -> Size:
     loaded = _load(question, answer)
     efficiency = question.efficiency
     speed = performance(*loaded, efficiency) if loaded is not None else None
-    usable, source = _usable(question, loaded, speed)
+    usable, source, usable_step = _usable(question, loaded, speed)
     notes += speed_notes(question, speed)
     notes += load_notes(
         source=source,
@@ -253,6 +255,7 @@ def size(question: Question) -> Size:
         performance=speed,
         usable_requests_per_s=usable,
         usable_source=source,
+        usable_step=usable_step,
         missed=_missed(question, speed),
         fleet=fleet,
         token_cost=per_token,
@@ -309,24 +312,39 @@ def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
 
 def _usable(
     question: Question, loaded: tuple[Costs, Load] | None, speed: Performance | None
-) -> tuple[float | None, str]:
-    """Requests/s of one replica at the targets (at the load without any), and how it is known."""
+) -> tuple[float | None, str, Step | None]:
+    """Requests/s of one replica at the targets (at the load without any), how it is known, and
+    where it is predicted the arithmetic."""
     if question.usable_requests_per_s is not None:
-        return question.usable_requests_per_s, "stated"
+        return question.usable_requests_per_s, "stated", None
     if loaded is None or speed is None:
-        return None, "unknown"
-    engines = question.setup.parallel.data
+        return None, "unknown", None
+    costs, load = loaded
     if not question.has_target:
         # Without a target any concurrency would do: only a stated one says what is usable.
-        known_load = question.concurrency is not None
-        return (speed.requests_per_s * engines, "predicted") if known_load else (None, "unknown")
-    costs, load = loaded
+        if question.concurrency is None:
+            return None, "unknown", None
+        step = _usable_step(question, speed, load.concurrency, "at the stated concurrency")
+        return speed.requests_per_s * question.setup.parallel.data, "predicted", step
     targets = Targets(question.ttft_slo_s, question.itl_slo_s)
     most = replace(load, concurrency=max(floor(load.max_running), 1))
     best = capacity(costs, most, targets, question.efficiency)
     if not best.concurrency:
-        return None, "unknown"
-    return best.performance.requests_per_s * engines, "predicted"
+        return None, "unknown", None
+    step = _usable_step(question, best.performance, best.concurrency, "most within the targets")
+    return best.performance.requests_per_s * question.setup.parallel.data, "predicted", step
+
+
+def _usable_step(question: Question, speed: Performance, concurrency: float, load: str) -> Step:
+    """How the predicted usable requests/s of one replica come about."""
+    engines = question.setup.parallel.data
+    return Step(
+        title="Usable RPS of one replica",
+        formula=f"requests/s of one engine, {load}, x engines",
+        values=f"{figure(speed.requests_per_s)} at {figure(concurrency)} in flight x {engines}",
+        result=f"{figure(speed.requests_per_s * engines)} requests/s",
+        source="roofline prediction",
+    )
 
 
 def _fleet(question: Question, usable: float | None) -> FleetSize | None:
@@ -371,6 +389,8 @@ def steps(answer: Size) -> tuple[Step, ...]:
     if answer.loaded is not None and answer.performance is not None:
         efficiency = answer.question.efficiency
         lines += performance_steps(*answer.loaded, answer.performance, efficiency)
+    if answer.usable_step is not None:
+        lines.append(answer.usable_step)
     for part in (answer.fleet, answer.token_cost, answer.yearly_cost):
         lines += part.steps if part is not None else ()
     return tuple(lines)

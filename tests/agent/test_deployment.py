@@ -23,6 +23,7 @@ def recommended(main: Main, *flags: str) -> list[dict[str, Any]]:
 
 def test_what_is_stated_gives_prices(main: Main) -> None:
     made = recommended(main, *STATED, "--tensor-parallel", "2", "--replicas", "3")
+    assert made == recommended(main, *STATED, "--tp", "2", "--replicas", "3")
     costs = {one["cost_usd_per_hour"] for one in made if one["id"] == "replicas"}
     assert costs
     assert None not in costs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -115,8 +116,8 @@ def test_gpus_beyond_one_replica_make_more_of_them() -> None:
     [
         (("--model", "lama-3", "--gpu", "h100-sxm"), ("--model", "config.json")),
         (("--model", "Llama-3.3-70B-Instruct", "--gpu", "h1000"), ("--gpu", "h100-sxm")),
-        ((*LLAMA, "--tp", "3"), ("--tp", "choices: 1, 2, 4")),
-        ((*LLAMA, "--tp", "0"), ("--tp",)),
+        ((*LLAMA, "--tp", "3"), ("--tensor-parallel", "choices: 1, 2, 4")),
+        ((*LLAMA, "--tp", "0"), ("--tensor-parallel",)),
         ((*LLAMA, "--gpus", "6", "--tp", "4"), ("--gpus", "choices: 4, 8")),
         ((*LLAMA, "--kv-cache-dtype", "fp3"), ("--kv-cache-dtype", "fp8")),
         ((*LLAMA, "--quantization", "q4_k_m"), ("--quantization", "awq")),
@@ -302,7 +303,7 @@ def test_flags_win_over_a_plans_profile(tmp_path: Path) -> None:
         (("--peak-rps", "1e-308"), "--peak-rps"),
         (("--search", "--dp", "4"), "--dp"),
         (("--search", "--concurrency", "5000"), "--concurrency"),
-        (("--search", "--tp", "0"), "--tp"),
+        (("--search", "--tp", "0"), "--tensor-parallel"),
         (("--plan", "/dev/zero"), "--plan"),
         (
             ("--model", "Qwen3-Next-80B-A3B-Instruct", "--disable-hybrid-kv-cache-manager"),
@@ -316,6 +317,33 @@ def test_what_no_launch_can_be_is_refused(flags: tuple[str, ...], told: str) -> 
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_predicted_usable_rps_shows_where_it_comes_from() -> None:
+    launch = (*LLAMA, "--tp", "4", "--input-tokens", "1000", "--output-tokens", "200")
+    done = size(*launch, "--peak-rps", "40", "--ttft-slo", "2s")
+    usable = re.search(r"Usable RPS of one replica: .*?= ([0-9.]+) requests/s", done.stdout, re.S)
+    assert usable
+    assert f"ceil(40 / {usable[1]})" in done.stdout
+    assert "Usable RPS" not in size(*launch, "--peak-rps", "40", "--usable-rps", "4").stdout
+
+
+def test_the_verdict_counts_whole_requests_and_names_no_guide() -> None:
+    done = size("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-sxm")
+    assert done.stdout.startswith("FITS: holds 3 requests of 131,072 tokens\n")
+    assert "= 3.416 (3.26 to 3.51) [vLLM's start-up line]" in done.stdout
+    assert "guide" not in done.stdout
+
+
+def test_the_gpus_are_listed_on_request() -> None:
+    done = size("--list-gpus")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^h100-sxm +NVIDIA H100 SXM5 80GB$", done.stdout, re.MULTILINE)
+    assert len(done.stdout.splitlines()) >= 36
+
+
+def test_both_names_of_tensor_parallel_are_one_flag() -> None:
+    assert size(*LLAMA, "--tensor-parallel", "4").stdout == size(*LLAMA, "--tp", "4").stdout
 
 
 def test_cost_follows_the_usable_rps() -> None:

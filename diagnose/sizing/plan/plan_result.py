@@ -261,7 +261,7 @@ def _step_lines(step: PlanStep) -> list[str]:
 
 def _arithmetic(step: Step) -> list[str]:
     first = f"{step.title}: {step.formula}"
-    second = f"= {step.values} = {step.result}  [{step.source}]"
+    second = f"= {step.values} = {step.result}{step.cited}"
     return [*_folded(first, "     ", "       "), *_folded(second, "       ", "         ")]
 
 

@@ -168,7 +168,7 @@ def _hit_note(sized: Sized, fleet: FleetSize) -> list[str]:
     )
     return [
         f"route by prefix: round robin over {fleet.deployed_instances} instances may leave a hit "
-        f"ratio of {diluted:.0%} where prefixes are rare (guide 7.3)"
+        f"ratio of {diluted:.0%} where prefixes are rare"
     ]
 
 

@@ -129,7 +129,7 @@ def _fleet_steps(
             title="GPUs",
             formula="instances with safety x GPUs of one instance",
             values=f"{deployed} x {gpus_each}",
-            result=f"{deployed * gpus_each} (8.3's instances x TP x safety: {figure(by_gpus)})",
+            result=f"{deployed * gpus_each} (not rounded to whole instances: {figure(by_gpus)})",
             source="guide 8.3 step 3, 9.1 step 11",
         ),
     )

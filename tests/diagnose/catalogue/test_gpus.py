@@ -182,13 +182,12 @@ def test_an_unknown_id_says_what_may_have_been_meant(typed: str, meant: str) -> 
     with pytest.raises(SizingError) as raised:
         gpu(typed)
     assert f"{typed!r}, which is not in the catalogue; did you mean {meant}" in str(raised.value)
-    assert raised.value.name == "gpu"
-    assert raised.value.choices == tuple(gpus())
+    assert (raised.value.name, raised.value.choices) == ("gpu", ())
 
 
 @pytest.mark.parametrize("typed", ["", "tpu-v5e"])
-def test_an_id_like_no_other_says_what_there_is(typed: str) -> None:
-    with pytest.raises(SizingError, match=r"known are b200, .*, mi355x$"):
+def test_an_id_like_no_other_says_how_to_list_them(typed: str) -> None:
+    with pytest.raises(SizingError, match=r"catalogue; `kneewatch size --list-gpus` lists all$"):
         gpu(typed)
 
 

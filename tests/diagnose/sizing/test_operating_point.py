@@ -245,8 +245,8 @@ def test_8_3_the_guides_ceiling_and_gap() -> None:
     assert (gap.ceiling_requests_per_s, gap.gap_ratio) == (24, 2)
     assert gap.verdict == "consistent"
     assert [step.line() for step in gap.steps] == [
-        "Little's ceiling: concurrency / TTFT target = 48 / 2 s = 24 requests/s [guide 8.3]",
-        "Little's gap: ceiling / measured = 24 / 12 = 2 (consistent) [guide 8.3]",
+        "Little's ceiling: concurrency / TTFT target = 48 / 2 s = 24 requests/s",
+        "Little's gap: ceiling / measured = 24 / 12 = 2 (consistent)",
     ]
 
 

@@ -351,7 +351,7 @@ def test_the_document_is_plain_json() -> None:
     told = json.loads(json.dumps(document(found)))
     assert told["best"][0]["gpus"] == found.best[0].gpus
     assert told["best"][0]["reason"].startswith("cheapest that meets the targets")
-    assert any("8.3 step 3" in line for line in told["steps"])
+    assert any("ceil(peak RPS / usable RPS)" in line for line in told["steps"])
 
 
 def test_ten_thousand_configurations_in_a_second() -> None:
