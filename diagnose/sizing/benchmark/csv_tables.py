@@ -5,10 +5,16 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kneewatch.diagnose.sizing.benchmark.points import Benchmark, BenchmarkPoint, ordered, refuse
+from kneewatch.diagnose.sizing.benchmark.points import (
+    Benchmark,
+    BenchmarkPoint,
+    ordered,
+    point_of,
+    refuse,
+)
 
 ACCEPTED = (
     "concurrency",
@@ -134,15 +140,15 @@ def cell_value(text: str, column: Column, *, where: str, decimal_comma: bool = F
 _NEEDED = ("concurrency", "requests_per_s", "ttft_p99_s", "itl_p99_s")
 _MIXED_ITL = "the column {name!r} is a time per output token: its P99 is over requests, not gaps"
 AIPERF_ROWS = {
-    "time to first token (ms)": "ttft",
-    "inter chunk latency (ms)": "chunk",
-    "inter token latency (ms)": "itl",
-    "request latency (ms)": "latency",
+    "time to first token (ms)": "time_to_first_token",
+    "inter chunk latency (ms)": "inter_chunk_latency",
+    "inter token latency (ms)": "inter_token_latency",
+    "request latency (ms)": "request_latency",
 }
 AIPERF_VALUES = {
-    "request throughput (requests/sec)": "requests_per_s",
-    "output token throughput (tokens/sec)": "output_tokens_per_s",
-    "request count": "requests",
+    "request throughput (requests/sec)": "request_throughput",
+    "output token throughput (tokens/sec)": "output_token_throughput",
+    "request count": "request_count",
 }
 
 
@@ -194,26 +200,6 @@ def _columns(header: Sequence[str]) -> dict[int, Column]:
     return held
 
 
-def _count(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _point(values: Mapping[str, float], *, origin: str) -> BenchmarkPoint:
-    return BenchmarkPoint(
-        concurrency=values["concurrency"],
-        requests_per_s=values["requests_per_s"],
-        ttft_p99_s=values["ttft_p99_s"],
-        itl_p99_s=values["itl_p99_s"],
-        ttft_p50_s=values.get("ttft_p50_s"),
-        itl_p50_s=values.get("itl_p50_s"),
-        latency_mean_s=values.get("latency_mean_s"),
-        output_tokens_per_s=values.get("output_tokens_per_s"),
-        requests=_count(values.get("requests")),
-        failed=_count(values.get("failed")),
-        origin=origin,
-    )
-
-
 def table_points(text: str) -> Benchmark:
     """The points of a CSV with a header line and one line per concurrency.
 
@@ -235,7 +221,7 @@ def table_points(text: str) -> Benchmark:
             values[held.field] = cell_value(
                 cells[position], held, where=where, decimal_comma=decimal_comma
             )
-        points.append(_point(values, origin=f"row {number}"))
+        points.append(point_of(values, origin=f"row {number}"))
     tpot = [header[i] for i, held in columns.items() if held.second_choice and "itl" in held.field]
     return ordered(points, [_MIXED_ITL.format(name=name) for name in tpot])
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
@@ -36,6 +37,13 @@ class Benchmark:
 
     points: tuple[BenchmarkPoint, ...]
     notes: tuple[str, ...] = ()
+
+
+def point_of(figures: Mapping[str, float], *, origin: str) -> BenchmarkPoint:
+    """The point of figures by field; the first four fields have to be there."""
+    counts = {name: int(figures[name]) for name in ("requests", "failed") if name in figures}
+    fields: dict[str, Any] = {**figures, **counts}
+    return BenchmarkPoint(**fields, origin=origin)
 
 
 def refuse(message: str, *choices: str) -> SizingError:

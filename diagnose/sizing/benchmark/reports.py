@@ -13,22 +13,59 @@ from kneewatch.diagnose.sizing.benchmark.points import (
     finite,
     in_flight,
     ordered,
+    point_of,
     refuse,
 )
 
-Metrics: TypeAlias = Mapping[str, Mapping[str, float]]
+Json: TypeAlias = Mapping[str, object]
+Stated: TypeAlias = Mapping[str, float]
+"""The concurrency that the user or the report states, as a field of a point; empty: neither."""
 
-_UNITS_PER_S = {"ms": 1e3, "s": 1.0, "sec": 1.0, "us": 1e6, "ns": 1e9}
-_JSON_METRICS = {
-    "time_to_first_token": "ttft",
-    "inter_chunk_latency": "chunk",
-    "inter_token_latency": "itl",
-    "request_latency": "latency",
-    "request_throughput": "requests_per_s",
-    "output_token_throughput": "output_tokens_per_s",
-    "request_count": "requests",
-    "error_request_count": "failed",
+Keys: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Fields of a point to the paths that hold them, the first that is there counts; those with `_ms`
+are in milliseconds. Keys as written by vllm/benchmarks/serve.py (009e6d4), guidellm 0.3 to 0.6
+(benchmark/schemas/generative) and aiperf 0.10 (profile_export_aiperf.json, schema 1.3)."""
+
+TOOLS = ("vllm bench serve", "guidellm", "aiperf")
+VLLM: Keys = {
+    "concurrency": ("max_concurrency",),
+    "requests_per_s": ("request_throughput",),
+    "ttft_p99_s": ("p99_ttft_ms",),
+    "itl_p99_s": ("p99_itl_ms",),
+    "ttft_p50_s": ("p50_ttft_ms", "median_ttft_ms"),
+    "itl_p50_s": ("p50_itl_ms", "median_itl_ms"),
+    "latency_mean_s": ("mean_e2el_ms", "mean_e2e_latency_ms"),
+    "output_tokens_per_s": ("output_throughput",),
+    "requests": ("completed",),
+    "failed": ("failed",),
 }
+GUIDELLM: Keys = {
+    "requests_per_s": ("metrics.requests_per_second.successful.mean",),
+    "ttft_p99_s": ("metrics.time_to_first_token_ms.successful.percentiles.p99",),
+    "itl_p99_s": ("metrics.inter_token_latency_ms.successful.percentiles.p99",),
+    "ttft_p50_s": ("metrics.time_to_first_token_ms.successful.median",),
+    "itl_p50_s": ("metrics.inter_token_latency_ms.successful.median",),
+    "latency_mean_s": ("metrics.request_latency.successful.mean",),
+    "output_tokens_per_s": ("metrics.output_tokens_per_second.successful.mean",),
+    "requests": ("metrics.request_totals.successful",),
+    "failed": ("metrics.request_totals.errored",),
+}
+AIPERF: Keys = {
+    "requests_per_s": ("request_throughput.avg",),
+    "ttft_p99_s": ("time_to_first_token.p99",),
+    "itl_p99_s": ("inter_token_latency.p99",),
+    "ttft_p50_s": ("time_to_first_token.p50",),
+    "itl_p50_s": ("inter_token_latency.p50",),
+    "latency_mean_s": ("request_latency.avg",),
+    "output_tokens_per_s": ("output_token_throughput.avg",),
+    "requests": ("request_count.avg",),
+    "failed": ("error_request_count.avg",),
+}
+_UNITS_PER_S = {"ms": 1e3, "s": 1.0, "sec": 1.0, "us": 1e6, "ns": 1e9}
+_AIPERF_TIMES = (
+    *("time_to_first_token", "inter_token_latency"),
+    *("inter_chunk_latency", "request_latency"),
+)
 _PER_REQUEST = (
     "aiperf's inter_token_latency is averaged over each request before P99 is taken: stalls of "
     "single tokens do not show, and there is no inter_chunk_latency to use instead"
@@ -39,106 +76,11 @@ _CHUNKS = (
 )
 
 
-def json_metrics(document: Mapping[str, object], origin: str) -> Metrics:
-    """Metric to statistic to value of an aiperf JSON report, in seconds and per second.
-
-    Raises:
-        SizingError: a time has a unit that is not known.
-    """
-    metrics: dict[str, dict[str, float]] = {}
-    for key, name in _JSON_METRICS.items():
-        metric = document.get(key)
-        if not isinstance(metric, Mapping):
-            continue
-        held = cast("Mapping[str, object]", metric)
-        unit = str(held.get("unit"))
-        is_time = name in ("ttft", "chunk", "itl", "latency")
-        if is_time and unit not in _UNITS_PER_S:
-            raise refuse(f"{origin}: {key} has the unit {unit!r}", *_UNITS_PER_S)
-        units = _UNITS_PER_S[unit] if is_time else 1.0
-        metrics[name] = {
-            statistic: number / units
-            for statistic, value in held.items()
-            if (number := finite(value)) is not None
-        }
-    return metrics
-
-
-def stated_concurrency(document: Mapping[str, object]) -> float | None:
-    """The concurrency in `input_config`: of the profiling phase, or the older `loadgen`."""
-    config = document.get("input_config")
-    if not isinstance(config, Mapping):
-        return None
-    held = cast("Mapping[str, object]", config)
-    phases = held.get("phases")
-    places: list[object] = [held.get("loadgen"), held]
-    if isinstance(phases, Sequence):
-        places = [*reversed(cast("Sequence[object]", phases)), *places]
-    for place in places:
-        if isinstance(place, Mapping):
-            phase = cast("Mapping[str, object]", place)
-            value = finite(phase.get("concurrency"))
-            if not phase.get("exclude_from_results") and value is not None:
-                return value
-    return None
-
-
-def aiperf_point(
-    origin: str, metrics: Metrics, stated: float | None, notes: list[str]
-) -> BenchmarkPoint:
-    """The point of one aiperf report.
-
-    ITL is taken gap by gap (inter_chunk_latency) where the report has it, because a target on
-    ITL P99, vLLM's histogram and `vllm bench serve` all mean single gaps.
-
-    Raises:
-        SizingError: a needed metric is missing.
-    """
-
-    def value(name: str, statistic: str) -> float | None:
-        return metrics.get(name, {}).get(statistic)
-
-    gaps = "chunk" if value("chunk", "p99") is not None else "itl"
-    rate, ttft, itl = value("requests_per_s", "avg"), value("ttft", "p99"), value(gaps, "p99")
-    if rate is None or ttft is None or itl is None:
-        raise refuse(
-            f"{origin}: needs request_throughput, and P99 of time_to_first_token and "
-            "inter_token_latency (run aiperf with --streaming)",
-            "request_throughput",
-            "time_to_first_token",
-            "inter_token_latency",
-        )
-    notes.append(_CHUNKS if gaps == "chunk" else _PER_REQUEST)
-    latency_s = value("latency", "avg")
-    requests, failed = value("requests", "avg"), value("failed", "avg")
-    return BenchmarkPoint(
-        concurrency=in_flight(origin, stated, rate, latency_s, notes),
-        requests_per_s=rate,
-        ttft_p99_s=ttft,
-        itl_p99_s=itl,
-        ttft_p50_s=value("ttft", "p50"),
-        itl_p50_s=value(gaps, "p50"),
-        latency_mean_s=latency_s,
-        output_tokens_per_s=value("output_tokens_per_s", "avg"),
-        requests=None if requests is None else int(requests),
-        failed=None if failed is None else int(failed),
-        origin=origin,
-    )
-
-
-# --- The JSON of `vllm bench serve`, guidellm and aiperf to measured points. Pure -----------------
-#
-# Keys as written by vllm/benchmarks/serve.py (009e6d4), guidellm 0.3 to 0.6
-# (benchmark/schemas/generative) and aiperf 0.10 (profile_export_aiperf.json, schema 1.3).
-
-
-TOOLS = ("vllm bench serve", "guidellm", "aiperf")
 _PER_REQUEST_ITL = (
     "{tool} averages ITL over each request before it takes P99: stalls of single tokens, which "
     "`vllm bench serve` and the server's own histogram count, do not show"
 )
 _FEW_PROMPTS = "{origin}: concurrency {stated:g} stated, but only {requests} requests were sent"
-Json: TypeAlias = Mapping[str, object]
 
 
 def documents(text: str) -> Iterator[tuple[str, Json]]:
@@ -174,121 +116,144 @@ def _inside(document: object, *path: str) -> object:
     return document
 
 
-def _number(document: object, *path: str) -> float | None:
-    return finite(_inside(document, *path))
+def _number(document: object, path: str) -> float | None:
+    return finite(_inside(document, *path.split(".")))
 
 
-def _needed(origin: str, value: float | None, key: str, advice: str) -> float:
-    if value is None:
-        raise refuse(f"{origin}: no {key}; {advice}", key)
-    return value
+def _figures(document: object, keys: Keys) -> dict[str, float]:
+    """The figures that a document holds, by field of a point, in seconds and per second."""
+    held = [(name, path, _number(document, path)) for name, paths in keys.items() for path in paths]
+    return {
+        name: value / 1000 if "_ms" in path else value
+        for name, path, value in reversed(held)
+        if value is not None
+    }
 
 
-def _seconds(value_ms: float | None) -> float | None:
-    return None if value_ms is None else value_ms / 1000
-
-
-def _vllm_latency_s(document: Json) -> float | None:
-    """Mean seconds from sent to last token: measured, or TTFT and the rest at mean TPOT."""
-    measured = _number(document, "mean_e2el_ms") or _number(document, "mean_e2e_latency_ms")
-    if measured is not None:
-        return measured / 1000
-    ttft, tpot = _number(document, "mean_ttft_ms"), _number(document, "mean_tpot_ms")
-    tokens, requests = _number(document, "total_output_tokens"), _number(document, "completed")
-    if ttft is None or tpot is None or tokens is None or not requests:
-        return None
-    return (ttft + tpot * (tokens / requests - 1)) / 1000
-
-
-def vllm_point(
-    origin: str, document: Json, stated: float | None, notes: list[str]
+def _point(
+    origin: str, figures: Mapping[str, float], notes: list[str], *, keys: Keys, advice: str
 ) -> BenchmarkPoint:
+    """The point of a report's figures.
+
+    Raises:
+        SizingError: a needed one is missing; the message has its key and `advice`.
+    """
+    for name in ("requests_per_s", "ttft_p99_s", "itl_p99_s"):
+        if name not in figures:
+            raise refuse(f"{origin}: no {keys[name][0]}; {advice}", keys[name][0])
+    concurrency = in_flight(
+        origin,
+        figures.get("concurrency"),
+        figures["requests_per_s"],
+        figures.get("latency_mean_s"),
+        notes,
+    )
+    return point_of({**figures, "concurrency": concurrency}, origin=origin)
+
+
+def _vllm_point(origin: str, document: Json, stated: Stated, notes: list[str]) -> BenchmarkPoint:
     """The point of one result file of `vllm bench serve` (SGLang's has the same keys)."""
-    rate = _needed(origin, _number(document, "request_throughput"), "request_throughput", "")
+    figures = {**_figures(document, VLLM), **stated}
+    if not figures.get("latency_mean_s"):
+        figures |= _derived(document)
+    limit, requests = figures.get("concurrency"), figures.get("requests")
+    if limit is not None and requests is not None:
+        sent = int(requests + figures.get("failed", 0.0))
+        if sent < limit:
+            notes.append(_FEW_PROMPTS.format(origin=origin, stated=limit, requests=sent))
     advice = (
         "run `vllm bench serve` with --percentile-metrics ttft,tpot,itl,e2el "
         "--metric-percentiles 50,99"
     )
-    p99 = {
-        name: _needed(origin, _number(document, f"p99_{name}_ms"), f"p99_{name}_ms", advice) / 1000
-        for name in ("ttft", "itl")
-    }
-    p50 = {
-        name: _seconds(
-            _number(document, f"p50_{name}_ms") or _number(document, f"median_{name}_ms")
-        )
-        for name in ("ttft", "itl")
-    }
-    latency_s = _vllm_latency_s(document)
-    requests, failed = _number(document, "completed"), _number(document, "failed")
-    limit = stated if stated is not None else _number(document, "max_concurrency")
-    if limit is not None and requests is not None and requests + (failed or 0) < limit:
-        sent = int(requests + (failed or 0))
-        notes.append(_FEW_PROMPTS.format(origin=origin, stated=limit, requests=sent))
-    return BenchmarkPoint(
-        concurrency=in_flight(origin, limit, rate, latency_s, notes),
-        requests_per_s=rate,
-        ttft_p99_s=p99["ttft"],
-        itl_p99_s=p99["itl"],
-        ttft_p50_s=p50["ttft"],
-        itl_p50_s=p50["itl"],
-        latency_mean_s=latency_s,
-        output_tokens_per_s=_number(document, "output_throughput"),
-        requests=None if requests is None else int(requests),
-        failed=None if failed is None else int(failed),
-        origin=origin,
-    )
+    return _point(origin, figures, notes, keys=VLLM, advice=advice)
 
 
-def _guidellm_concurrency(benchmark: object) -> float | None:
+def _derived(document: Json) -> dict[str, float]:
+    """The mean latency that mean TTFT and the other tokens at mean TPOT add up to."""
+    ttft_ms, tpot_ms = _number(document, "mean_ttft_ms"), _number(document, "mean_tpot_ms")
+    tokens, requests = _number(document, "total_output_tokens"), _number(document, "completed")
+    if ttft_ms is None or tpot_ms is None or tokens is None or not requests:
+        return {}
+    return {"latency_mean_s": (ttft_ms + tpot_ms * (tokens / requests - 1)) / 1000}
+
+
+def _guidellm_point(
+    origin: str, benchmark: object, stated: Stated, notes: list[str]
+) -> BenchmarkPoint:
+    """The point of one entry of guidellm's `benchmarks`; its successful requests count."""
+    notes.append(_PER_REQUEST_ITL.format(tool="guidellm"))
+    figures = {**_guidellm_concurrency(benchmark), **_figures(benchmark, GUIDELLM), **stated}
+    return _point(origin, figures, notes, keys=GUIDELLM, advice="is it guidellm's?")
+
+
+def _guidellm_concurrency(benchmark: object) -> dict[str, float]:
     """Streams of a concurrent run, where its version keeps them; else the mean in flight."""
     for where in ("config", "args"):
         kind = _inside(benchmark, where, "strategy", "type_")
         if kind == "synchronous":
-            return 1.0
+            return {"concurrency": 1.0}
         for key in ("streams", "max_concurrency"):
-            value = _number(benchmark, where, "strategy", key)
+            value = _number(benchmark, f"{where}.strategy.{key}")
             if value is not None and kind in ("concurrent", None):
-                return value
-    return _number(benchmark, "metrics", "request_concurrency", "successful", "mean")
+                return {"concurrency": value}
+    return _figures(benchmark, {"concurrency": ("metrics.request_concurrency.successful.mean",)})
 
 
-def guidellm_point(
-    origin: str, benchmark: object, stated: float | None, notes: list[str]
-) -> BenchmarkPoint:
-    """The point of one entry of guidellm's `benchmarks`; its successful requests count."""
+def _aiperf_point(origin: str, metrics: Json, stated: Stated, notes: list[str]) -> BenchmarkPoint:
+    """The point of one aiperf report: its metrics by name and statistic, in seconds.
 
-    def held(metric: str, *path: str) -> float | None:
-        return _number(benchmark, "metrics", metric, "successful", *path)
+    ITL is taken gap by gap (inter_chunk_latency) where the report has it, because a target on
+    ITL P99, vLLM's histogram and `vllm bench serve` all mean single gaps.
+    """
+    by_gaps = _number(metrics, "inter_chunk_latency.p99") is not None
+    notes.append(_CHUNKS if by_gaps else _PER_REQUEST)
+    if by_gaps:
+        metrics = {**metrics, "inter_token_latency": metrics["inter_chunk_latency"]}
+    figures = {**_figures(metrics, AIPERF), **stated}
+    return _point(origin, figures, notes, keys=AIPERF, advice="run aiperf with --streaming")
 
-    def p99_s(metric: str) -> float:
-        key = f"metrics.{metric}.successful.percentiles.p99"
-        return _needed(origin, held(metric, "percentiles", "p99"), key, "is it guidellm's?") / 1000
 
-    rate = _needed(
-        origin,
-        held("requests_per_second", "mean"),
-        "metrics.requests_per_second",
-        "is it guidellm's?",
-    )
-    notes.append(_PER_REQUEST_ITL.format(tool="guidellm"))
-    latency_s = held("request_latency", "mean")
-    limit = stated if stated is not None else _guidellm_concurrency(benchmark)
-    requests = _number(benchmark, "metrics", "request_totals", "successful")
-    failed = _number(benchmark, "metrics", "request_totals", "errored")
-    return BenchmarkPoint(
-        concurrency=in_flight(origin, limit, rate, latency_s, notes),
-        requests_per_s=rate,
-        ttft_p99_s=p99_s("time_to_first_token_ms"),
-        itl_p99_s=p99_s("inter_token_latency_ms"),
-        ttft_p50_s=_seconds(held("time_to_first_token_ms", "median")),
-        itl_p50_s=_seconds(held("inter_token_latency_ms", "median")),
-        latency_mean_s=latency_s,
-        output_tokens_per_s=held("output_tokens_per_second", "mean"),
-        requests=None if requests is None else int(requests),
-        failed=None if failed is None else int(failed),
-        origin=origin,
-    )
+def _in_seconds(document: Json, origin: str) -> Json:
+    """An aiperf JSON report with its times in seconds.
+
+    Raises:
+        SizingError: a time has a unit that is not known.
+    """
+    converted = dict(document)
+    for name in _AIPERF_TIMES:
+        metric = document.get(name)
+        if not isinstance(metric, Mapping):
+            continue
+        held = cast("Json", metric)
+        unit = str(held.get("unit"))
+        if unit not in _UNITS_PER_S:
+            raise refuse(f"{origin}: {name} has the unit {unit!r}", *_UNITS_PER_S)
+        numbers = {statistic: finite(value) for statistic, value in held.items()}
+        converted[name] = {
+            statistic: number / _UNITS_PER_S[unit]
+            for statistic, number in numbers.items()
+            if number is not None
+        }
+    return converted
+
+
+def _aiperf_concurrency(document: Json) -> Stated:
+    """The concurrency in `input_config`: of the profiling phase, or the older `loadgen`."""
+    config = document.get("input_config")
+    if not isinstance(config, Mapping):
+        return {}
+    held = cast("Json", config)
+    phases = held.get("phases")
+    places: list[object] = [held.get("loadgen"), held]
+    if isinstance(phases, Sequence):
+        places = [*reversed(cast("Sequence[object]", phases)), *places]
+    for place in places:
+        if isinstance(place, Mapping):
+            phase = cast("Json", place)
+            value = finite(phase.get("concurrency"))
+            if not phase.get("exclude_from_results") and value is not None:
+                return {"concurrency": value}
+    return {}
 
 
 # --- A benchmark as text, whichever tool wrote it, to its measured points. Pure -------------------
@@ -313,7 +278,8 @@ def read_benchmark(text: str, *, concurrency: float | None = None) -> Benchmark:
         return _from_json(body, concurrency)
     if is_aiperf(body):
         notes: list[str] = []
-        return ordered([aiperf_point("report", aiperf_metrics(body), concurrency, notes)], notes)
+        point = _aiperf_point("report", aiperf_metrics(body), _stated(concurrency), notes)
+        return ordered([point], notes)
     return table_points(body)
 
 
@@ -329,21 +295,25 @@ def merged(benchmarks: Sequence[Benchmark]) -> Benchmark:
     )
 
 
+def _stated(concurrency: float | None) -> Stated:
+    return {} if concurrency is None else {"concurrency": concurrency}
+
+
 def _from_json(body: str, concurrency: float | None) -> Benchmark:
     points: list[BenchmarkPoint] = []
     notes: list[str] = []
+    stated = _stated(concurrency)
     for origin, document in documents(body):
         runs = document.get("benchmarks")
         if isinstance(runs, list):
             for number, run in enumerate(cast("list[object]", runs), start=1):
                 name = f"{origin}, benchmark {number}"
-                points.append(guidellm_point(name, run, concurrency, notes))
+                points.append(_guidellm_point(name, run, stated, notes))
         elif isinstance(document.get("request_throughput"), Mapping):
-            stated = concurrency if concurrency is not None else stated_concurrency(document)
-            metrics = json_metrics(document, origin)
-            points.append(aiperf_point(origin, metrics, stated, notes))
+            loaded = {**_aiperf_concurrency(document), **stated}
+            points.append(_aiperf_point(origin, _in_seconds(document, origin), loaded, notes))
         elif "request_throughput" in document:
-            points.append(vllm_point(origin, document, concurrency, notes))
+            points.append(_vllm_point(origin, document, stated, notes))
         else:
             raise refuse(
                 f"{origin} is no known benchmark report: no `request_throughput` (vllm bench "
