@@ -26,6 +26,7 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
         "t": observed.t_s,
         "source": observed.source,
         "window_s": observed.window_s,
+        "scrape_interval_s": rounded(observed.scrape_interval_s),
         "health": diagnosis.health,
         "partial": diagnosis.partial,
         "lost": diagnosis.lost or None,
@@ -130,6 +131,7 @@ def _cause(fleet_cause: FleetCause, docs_url: str) -> dict[str, Any]:
         "tier": fleet_cause.tier or None,
         "replicas": list(fleet_cause.replicas),
         "summary": cause.summary,
+        "explains": list(cause.explains),
         "lever": cause.lever,
         "evidence": [
             {"signal": e.signal, "value": e.value, "threshold": e.threshold, "text": e.text}
@@ -167,5 +169,6 @@ def _engine(engine: Engine) -> dict[str, Any]:
             }
             for finding in engine.findings
         ],
+        "causes": [cause.id for cause in engine.causes],
         "signals": {k: v for k, v in sorted(engine.values.items()) if math.isfinite(v)},
     }

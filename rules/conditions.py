@@ -217,9 +217,9 @@ class Otherwise(Quantity):
 
     def promql(self, to: Spelling) -> str | None:
         expr = self.of.promql(to)
-        if expr == EVERYWHERE:
+        if expr == to.everywhere:
             return expr
-        default = f"({EVERYWHERE} * 0)"
+        default = f"({to.everywhere} * 0)"
         if self.default.value:
             default = f"({default} + {number(self.default.value)})"
         return default if expr is None else f"({expr} or {default})"

@@ -100,8 +100,15 @@ class Facts(Protocol):
 class Spelling(Protocol):
     """What PromQL is written for."""
 
-    window_s: float
-    interval_s: float
+    @property
+    def window_s(self) -> float:
+        """The window, in seconds."""
+        ...
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between evaluations."""
+        ...
 
     @property
     def targets(self) -> Targets:
@@ -116,6 +123,11 @@ class Spelling(Protocol):
     @property
     def process(self) -> str:
         """Labels that all engines of a process share."""
+        ...
+
+    @property
+    def everywhere(self) -> str:
+        """A series that every engine has."""
         ...
 
     def series(self, key: str) -> str | None:
@@ -167,4 +179,4 @@ Holds = Callable[[Facts], bool]
 """A quantity, and a condition, as functions of facts."""
 
 EVERYWHERE = recorded("running")
-"""A series that every engine has."""
+"""A recorded series that every engine has."""

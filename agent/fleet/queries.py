@@ -12,12 +12,16 @@ from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.signals.expr import Dialect, Expr, OverTime, Quantile, any_of
 from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.diagnose.fleet.engine_causes import held_queries
 from kneewatch.diagnose.fleet.engine_state import Coverage
 from kneewatch.diagnose.fleet.inventory import Labels
 from kneewatch.diagnose.fleet.observed import HOUR_S, WEEK_S
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.workload.stated_workload import METRICS
-from kneewatch.rules.facts import duration, recorded
+from kneewatch.rules.facts import Targets, duration, recorded
+from kneewatch.rules.rule import WINDOW_S
+
+_SIGNALS: Mapping[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
 
 PRESENCE, WAITING = "num_requests_running", "num_requests_waiting"
 PREFILL = "request_prefill_kv_computed_tokens"
@@ -86,11 +90,15 @@ class QueryScope:
 
     def either(self, make: Callable[[Dialect], str | None]) -> str:
         """A query over all prefixes, joined with `or`; empty where `make` gives none."""
-        dialects = (Dialect(self.window_s, self.by, self.selector, {}, p) for p in self.prefixes)
-        by_prefix = [query for dialect in dialects if (query := make(dialect)) is not None]
+        by_prefix = [query for dialect in self.dialects if (query := make(dialect)) is not None]
         if len(by_prefix) == 1:
             return by_prefix[0]
         return " or ".join(f"({query})" for query in by_prefix)
+
+    @property
+    def dialects(self) -> list[Dialect]:
+        """How series are spelled, for each prefix."""
+        return [Dialect(self.window_s, self.by, self.selector, {}, p) for p in self.prefixes]
 
     def series(self, name: str, extra: str = "") -> str:
         """A selector of a series that is not vLLM's."""
@@ -148,6 +156,88 @@ def recorded_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
         key: f"max by ({', '.join(scope.by)}) ({scope.series(recorded(key))})"
         for key in dict.fromkeys((*covered.signals, *covered.remembered))
     }
+
+
+SCRAPES_OVER_S = 300.0
+"""The time over which scrapes are counted."""
+
+SCRAPES_IN_WINDOW = 4.0
+"""Least length of the window in scrape intervals: a rate of fewer scrapes misses events."""
+
+
+def scrapes(scope: QueryScope) -> str:
+    """Scrapes in the last minutes of each engine that was there all the time."""
+    span = duration(SCRAPES_OVER_S)
+    return scope.either(
+        lambda dialect: (
+            f"count_over_time({dialect.series(PRESENCE)}[{span}]) "
+            f"and ({dialect.series(PRESENCE)} offset {span})"
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelled:
+    """How conditions are spelled for all engines of a fleet: with recorded series where there are
+    any, else with vLLM's own (rules/conditions)."""
+
+    dialect: Dialect
+    targets: Targets
+    interval_s: float
+    recorded: bool
+
+    @property
+    def window_s(self) -> float:
+        """The window."""
+        return self.dialect.range_s
+
+    @property
+    def scale(self) -> float:
+        """The window over its default."""
+        return self.dialect.range_s / WINDOW_S
+
+    @property
+    def process(self) -> str:
+        """Labels that all engines of a process share."""
+        return ", ".join(name for name in self.dialect.by if name not in ("model_name", "engine"))
+
+    @property
+    def everywhere(self) -> str:
+        """A series that every engine has."""
+        return self.series("running") or ""
+
+    def series(self, key: str) -> str | None:
+        """The expression of a signal; None where PromQL has none."""
+        if self.recorded:
+            return f"max by ({', '.join(self.dialect.by)}) ({recorded(key)})"
+        signal = _SIGNALS.get(key)
+        expr = None if signal is None else signal.expr.promql(self.dialect)
+        return None if expr is None else f"({expr})"
+
+    def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
+        """vLLM's own series of a metric."""
+        return self.dialect.series(metric, suffix, extra=extra)
+
+    def summed(self, expr: str) -> str:
+        """An expression over vLLM's own series, summed by engine."""
+        return self.dialect.sum(expr)
+
+    def last_rate(self, metric: str) -> str:
+        """The rate of a counter between its last two scrapes, by engine."""
+        return self.summed(f"irate({self.raw(metric, '_total')}[{self.dialect.range}])")
+
+
+def held(
+    scope: QueryScope, targets: Targets, scrape_interval_s: float, *, recorded_only: bool
+) -> dict[tuple[str, float], str]:
+    """Queries for the engines where a condition has held, by its name and for how many seconds."""
+    by_prefix = [
+        held_queries(
+            _Spelled(dialect, targets, scrape_interval_s, recorded_only), scrape_interval_s
+        )
+        for dialect in scope.dialects
+    ]
+    return {key: " or ".join(f"({queries[key]})" for queries in by_prefix) for key in by_prefix[0]}
 
 
 def alerts(scope: QueryScope) -> str:
@@ -241,5 +331,4 @@ def _gpu_series(name: str, selector: str, extra: str = "") -> str:
 
 
 def _catalogue(keys: Sequence[str]) -> dict[str, Expr]:
-    signals: dict[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
-    return {key: signals[key].expr for key in keys}
+    return {key: _SIGNALS[key].expr for key in keys}

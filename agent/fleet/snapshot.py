@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.history import past_of
@@ -134,6 +135,9 @@ def _agree(up: Labels, labels: Labels) -> bool:
 
 
 SKEW_SHOWN_S = 1.0
+DEFAULT_SCRAPES_S = 15.0
+"""The time between scrapes where it cannot be measured."""
+
 RECORDED = "kneewatch:running"
 
 
@@ -190,7 +194,10 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     recorded = [s.labels for s in running if s.labels.get("__name__") == RECORDED]
     shape = shape_of(raw or recorded, config.names)
     scope = scope.for_engines(shape.by, raw)
-    shape, gone = _running_replicas(source, scope, config.names, shape, log, at_s)
+    shape, gone, interval_s = _running_replicas(source, scope, config.names, shape, log, at_s)
+    if interval_s is not None:
+        window_s = max(config.window_s, queries.SCRAPES_IN_WINDOW * interval_s)
+        scope = replace(scope, window_s=window_s)
     if not shape.members and not gone:
         raise _no_series_error(source, config)
     keys = {shape.key(labels) for labels in recorded}
@@ -198,6 +205,9 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     use_recorded = all_recorded and bool(shape.members)
     values, sources = _signals(source, scope, shape, log, at_s, config, recorded=use_recorded)
     fires = _alerts(source, scope, shape, log, at_s) if use_recorded else {}
+    streaks_s = _streaks(
+        source, scope, shape, log, at_s, config, interval_s=interval_s, recorded=not raw
+    )
     shape, gpus, configs = _gpus_and_configs(source, scope, shape, log, at_s, values)
     past = config.past
     if past is None:
@@ -214,7 +224,7 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     return Observed(
         t_s=at_s,
         source=source.url,
-        window_s=config.window_s,
+        window_s=scope.window_s,
         shape=shape,
         values=values,
         gpus=gpus,
@@ -232,6 +242,8 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
             source.retried - retried_before,
             time.monotonic() - started_s,
         ),
+        streaks_s=streaks_s,
+        scrape_interval_s=interval_s,
     )
 
 
@@ -262,6 +274,33 @@ def _signals(
     for key, answer in source.instants(raw, at_s).items():
         _spread(values, shape, key, log.samples(key, answer))
     return values, (recorded_keys, list(raw))
+
+
+def _streaks(
+    source: PrometheusSource,
+    scope: QueryScope,
+    shape: Shape,
+    log: AnswerLog,
+    at_s: float,
+    config: FleetConfig,
+    *,
+    interval_s: float | None,
+    recorded: bool,
+) -> dict[Key, dict[str, float]]:
+    """Seconds for which named conditions have held at least, by engine; those that have not are
+    left out."""
+    held = queries.held(
+        scope, config.profile.targets, interval_s or DEFAULT_SCRAPES_S, recorded_only=recorded
+    )
+    by_text = {f"{name} for {for_s:g} s": (name, for_s) for name, for_s in held}
+    answers = source.instants({text: held[key] for text, key in by_text.items()}, at_s)
+    streaks_s: dict[Key, dict[str, float]] = {}
+    for text, answer in answers.items():
+        name, for_s = by_text[text]
+        for sample in log.samples(text, answer):
+            by_name = streaks_s.setdefault(shape.key(sample.labels), {})
+            by_name[name] = max(by_name.get(name, 0.0), for_s)
+    return streaks_s
 
 
 def _alerts(
@@ -359,12 +398,17 @@ def _running_replicas(
     shape: Shape,
     log: AnswerLog,
     at_s: float,
-) -> tuple[Shape, list[Gone]]:
-    """The shape of the replicas that are up, and the replicas of the last hour that are not.
+) -> tuple[Shape, list[Gone], float | None]:
+    """The shape of the replicas that are up, the replicas of the last hour that are not, and the
+    time between scrapes.
 
     A metrics system can return old values for minutes after a scrape fails: these are dropped.
     """
-    query_by_key = {"vanished": queries.vanished(scope), "up": queries.scrapes_failing(scope)}
+    query_by_key = {
+        "vanished": queries.vanished(scope),
+        "up": queries.scrapes_failing(scope),
+        "scrapes": queries.scrapes(scope),
+    }
     answers = {
         key: log.samples(key, answer) for key, answer in source.instants(query_by_key, at_s).items()
     }
@@ -377,7 +421,21 @@ def _running_replicas(
         name, down = (member.replica, member.pool), member.labels in failing
         if name not in running:
             gone[name] = Gone(*name, down or (name in gone and gone[name].down))
-    return replace(shape, members=tuple(members)), list(gone.values())
+    interval_s = scrape_interval_s(answers["scrapes"], shape)
+    return replace(shape, members=tuple(members)), list(gone.values()), interval_s
+
+
+def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
+    """Seconds between scrapes of the pool that is scraped most rarely, by the scrapes of its
+    engines in SCRAPES_OVER_S; None where no engine is that old."""
+    pools = {member.key: member.pool for member in shape.members}
+    scrapes: dict[str, list[float]] = {}
+    for sample in counts:
+        pool = pools.get(shape.key(sample.labels))
+        if pool is not None and sample.value >= 1:
+            scrapes.setdefault(pool, []).append(sample.value)
+    rarest = min((median(values) for values in scrapes.values()), default=None)
+    return None if rarest is None else queries.SCRAPES_OVER_S / rarest
 
 
 def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectError:

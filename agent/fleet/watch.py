@@ -21,7 +21,8 @@ from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.causes.evidence import Cause, Evidence
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
-from kneewatch.diagnose.fleet.engine_state import Engine, stage_severity
+from kneewatch.diagnose.fleet.engine_state import stage_severity
+from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.reports.formatting import clock, date
 from kneewatch.reports.triage.verdict import LATE_INTERVALS, LATE_S
 from kneewatch.rules.cascade import NAMES, Stage
@@ -188,8 +189,8 @@ class FleetWatch:
 
 # --- A fleet's diagnosis as states of targets, for the notifier -----------------------------------
 #
-# `fleet` is the metrics system itself, `fleet/TIER` has the causes across a tier's replicas, and
-# `fleet/POOL/REPLICA` the KV cascade of a replica's engines.
+# `fleet` is the metrics system itself, `fleet/POOL` and `fleet/POOL on TIER` have the causes of a
+# pool's and a tier's replicas: one notification for a cause, whatever the number of replicas.
 
 
 SYSTEM_DOWN = "metrics_system_down"
@@ -199,26 +200,22 @@ def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetSta
     """The target states of a diagnosis. A problem missing from a partial answer is not treated as
     resolved."""
     states = [_state(FLEET, {}, diagnosis, [_diagnosis_of(diagnosis, FLEET)], interval_s)]
-    groups = dict.fromkeys([(tier.pool, tier.tier) for tier in diagnosis.tiers])
+    # A pool stays a target while nothing is wrong with it: else the end of its outage is unknown.
+    groups = dict.fromkeys([(tier.pool, "") for tier in diagnosis.tiers])
+    groups |= dict.fromkeys([(tier.pool, tier.tier) for tier in diagnosis.tiers])
     groups |= dict.fromkeys([(cause.pool, cause.tier) for cause in diagnosis.causes])
     for pool, tier in groups:
         name = f"{FLEET}/{pool or '?'}" + (f" on {tier}" if tier else "")
-        causes = [
-            _dated(cause.cause, diagnosis)
-            for cause in diagnosis.causes
-            if (cause.pool, cause.tier) == (pool, tier)
-        ]
-        tier_diagnosis = _diagnosis_of(diagnosis, name, causes=causes, is_unknown=diagnosis.partial)
+        shown = [cause for cause in diagnosis.causes if (cause.pool, cause.tier) == (pool, tier)]
+        tier_diagnosis = _diagnosis_of(
+            diagnosis,
+            name,
+            causes=[_dated(cause.cause, diagnosis) for cause in shown],
+            cascade=_cascade(diagnosis, pool, tier, shown),
+            is_unknown=diagnosis.partial,
+        )
         labels = {"pool": pool, "tier": tier}
         states.append(_state(name, labels, diagnosis, [tier_diagnosis], interval_s))
-    by_replica: dict[tuple[str, str], list[Engine]] = {}
-    for engine in diagnosis.engines:
-        by_replica.setdefault((engine.member.pool, engine.member.replica), []).append(engine)
-    for (pool, replica), engines in by_replica.items():
-        name, member = "/".join(part for part in (FLEET, pool, replica) if part), engines[0].member
-        labels = {**member.labels, "pool": pool, "tier": member.tier, "role": member.role}
-        diagnoses = [_of_engine(diagnosis, name, engine) for engine in engines]
-        states.append(_state(name, labels, diagnosis, diagnoses, interval_s))
     return states
 
 
@@ -247,18 +244,29 @@ def _dated(cause: Cause, diagnosis: FleetDiagnosis) -> Cause:
     return replace(cause, since_s=diagnosis.observed.t_s)
 
 
-def _of_engine(diagnosis: FleetDiagnosis, name: str, engine: Engine) -> Diagnosis:
-    member = engine.member
-    return _diagnosis_of(
-        diagnosis,
-        name,
-        model=member.model,
-        engine=member.engine,
-        stage=engine.stage,
-        severity=stage_severity(engine.values),
-        values=engine.values,
-        is_unknown=engine.health == "unknown" or diagnosis.partial,
+def _cascade(
+    diagnosis: FleetDiagnosis, pool: str, tier: str, causes: Sequence[FleetCause]
+) -> Stage:
+    """The worst stage of the tier's engines on which no cause is reported."""
+    explained = {
+        name for c in causes if c.cause.severity >= Severity.WARNING for name in c.replicas
+    }
+    worst = max(
+        (
+            engine
+            for engine in diagnosis.engines
+            if (engine.member.pool, engine.member.tier) == (pool, tier)
+            and engine.member.name not in explained
+        ),
+        key=lambda engine: (stage_severity(engine.values), engine.stage or 0),
+        default=None,
     )
+    if worst is None or not worst.stage:
+        return Stage(0, diagnosis.observed.t_s, Severity.OK, None, ())
+    reasons = (f"{worst.member.name}: {NAMES[worst.stage]}",)
+    severity = stage_severity(worst.values)
+    # A snapshot has no history: the receiver's alert state keeps when a stage began.
+    return Stage(worst.stage, diagnosis.observed.t_s, severity, None, reasons)
 
 
 def _diagnosis_of(
@@ -266,22 +274,15 @@ def _diagnosis_of(
     name: str,
     *,
     causes: Sequence[Cause] = (),
-    model: str = "",
-    engine: str = "",
-    stage: int | None = 0,
-    severity: Severity = Severity.OK,
-    values: Mapping[str, float] | None = None,
+    cascade: Stage | None = None,
     is_unknown: bool = False,
 ) -> Diagnosis:
     observed = diagnosis.observed
-    cascade_stage = None
-    if stage is not None:
-        reasons = (f"the metrics system says {NAMES[stage]}",)
-        # A snapshot has no history: the receiver's alert state keeps when a stage began.
-        cascade_stage = Stage(stage, observed.t_s, severity, None, reasons)
+    steady = cascade or Stage(0, observed.t_s, Severity.OK, None, ())
+    health = "unknown" if is_unknown else steady.severity.word
     return Diagnosis(
-        observed.t_s, name, engine, model, None, "unknown" if is_unknown else severity.word,
-        cascade_stage, causes, (), (), dict(values or {}), (), observed.window_s, "its peers",
+        observed.t_s, name, "", "", None, health, steady, causes, (), (), {}, (),
+        observed.window_s, "its peers",
     )  # fmt: skip
 
 

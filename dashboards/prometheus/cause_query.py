@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.causes.record import CauseRecord, Term
 from kneewatch.rules.conditions import Number, ToPromQL
-from kneewatch.rules.facts import Spelling, number, recorded
+from kneewatch.rules.facts import EVERYWHERE, Spelling, number, recorded
 from kneewatch.rules.rule import Severity
 
 ZERO = f"({recorded('running')} * 0)"
@@ -66,6 +66,7 @@ class Spelled:
         self._series = series
         self.window_s = self.interval_s = window_s
         self.targets, self.scale, self.process = Targets(), 1.0, ""
+        self.everywhere = EVERYWHERE
 
     def series(self, key: str) -> str | None:
         """The expression of a signal; None where there is none."""

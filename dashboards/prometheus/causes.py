@@ -236,9 +236,10 @@ def _alerts(plan: Plan, query: CauseQuery, queries: Sequence[CauseQuery]) -> lis
             f' ({recorded(SEVERITY)}{{cause=~"{names}"}} and {on} {sure}))'
         )
     unless = ""
-    if above:
-        names = "|".join(other.series for other in queries
-                         if other.record.id in above and not other.apart)  # fmt: skip
+    names = "|".join(
+        other.series for other in queries if other.record.id in above and not other.apart
+    )
+    if names:
         unless = f' unless {on} ({recorded(CONFIDENCE)}{{cause=~"{names}"}}'
         unless += f" >= {number(DOUBTFUL_BELOW)})"
     levels = {severity for concluded in (query, *explained) for severity, _ in concluded.levels}

@@ -42,7 +42,7 @@ from kneewatch.rules.cascade import (
     severities,
 )
 from kneewatch.rules.conditions import ToPromQL, nodes
-from kneewatch.rules.facts import duration, number, recorded
+from kneewatch.rules.facts import EVERYWHERE, duration, number, recorded
 from kneewatch.rules.quantities import Usually
 
 STEP_S = 300.0
@@ -139,6 +139,7 @@ class Recorded:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.window_s, self.interval_s = plan, plan.window_s, plan.interval_s
         self.scale, self.targets, self.process = plan.scale, plan.targets, plan.process
+        self.everywhere = EVERYWHERE
         signals = {signal.key for signal in plan.signals()} - set(inexpressible(plan))
         of_gpus = FOUND if plan.gpu_join else ()
         self.keys = frozenset({*signals, *derived(plan), *CASCADE, *of_gpus})

@@ -17,8 +17,8 @@ from kneewatch.diagnose.learned.knee import LearnedKnee
 from kneewatch.diagnose.learned.live_workload import LiveWorkload
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison
 from kneewatch.diagnose.workload.drift import Departure, Drift
-from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import Stage
+from kneewatch.rules.facts import NO_BASELINE, Quiet
 from kneewatch.rules.rule import Severity
 from kneewatch.rules.rule_state import Finding
 
@@ -74,7 +74,7 @@ class Facts:
     missing: Mapping[str, tuple[str, ...]]
     findings: Mapping[str, Finding]
     stage: Stage
-    baseline: Baseline
+    baseline: Quiet
     config: Mapping[str, str]
     targets: Targets
     restarts_s: Sequence[float]
@@ -108,7 +108,7 @@ class Facts:
             missing={},
             findings={},
             stage=Stage(0, 0.0, Severity.OK, None, ()),
-            baseline=Baseline(window_s=1.0),
+            baseline=NO_BASELINE,
             config=config or {},
             targets=targets or Targets(),
             restarts_s=(),

@@ -13,6 +13,7 @@ from kneewatch.diagnose.causes import optional_features as features
 from kneewatch.diagnose.causes import prefix_cache as prefix
 from kneewatch.diagnose.causes import tensor_parallel as parallelism
 from kneewatch.diagnose.causes import workload as left_profile
+from kneewatch.diagnose.causes.common_conditions import QUEUES, SLOW_GPU
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Cause, Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import PYTHON, nodes
@@ -25,6 +26,7 @@ FLEET_ONLY_CAUSES = (
         id="routing_dilution",
         title="Routing ignores prefixes",
         means="Replicas' hit rates are low because routing ignores prefixes.",
+        explains=("prefix_reuse_lost", "prefix_churn", *prefix.EXPLAINED),
         levers=("sticky_routing",),
         fleet=True,
         sidecar=OF_REPLICAS,
@@ -33,6 +35,7 @@ FLEET_ONLY_CAUSES = (
         id="replica_imbalance",
         title="Replicas are unevenly loaded",
         means="Replicas of one tier, or engines of one server, carry very different load.",
+        explains=("kv_pressure", *QUEUES),
         fleet=True,
         sidecar=OF_REPLICAS,
     ),
@@ -47,6 +50,7 @@ FLEET_ONLY_CAUSES = (
         id="bad_node",
         title="Node slower than its peers",
         means="A replica is slower than its peers at the same load.",
+        explains=SLOW_GPU,
         fleet=True,
     ),
     CauseRecord(

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.causes.availability import TARGET_DOWN
-from kneewatch.diagnose.causes.evidence import Cause, Evidence, Targets
-from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Cause, Evidence, Targets
+from kneewatch.diagnose.causes.ranking import CAUSES, EXPLAINS
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.engine_causes import LEFT_OUT
 from kneewatch.diagnose.fleet.engine_state import Engine, coverage, engines_of
 from kneewatch.diagnose.fleet.inventory import Group
 from kneewatch.diagnose.fleet.observed import Gone, Observed
@@ -24,7 +25,7 @@ from kneewatch.diagnose.fleet.replica_count import (
 )
 from kneewatch.diagnose.fleet.routing import mixed_tiers, reuse_possible, routing_dilution
 from kneewatch.diagnose.fleet.tensor_parallel import split_notes, tp_overhead
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, spread
+from kneewatch.diagnose.fleet.tier import FleetCause, Tier, engine_causes, middle, spread
 from kneewatch.diagnose.fleet.workload_drift import unprofiled, workload_drift
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
@@ -198,13 +199,16 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
         per_tier = (routing_dilution, replica_imbalance, cold_replicas, underused)
         causes += [cause for examine in per_tier if (cause := examine(tier)) is not None]
         causes += bad_nodes(tier)
+        causes += engine_causes(tier)
         drifted = workload_drift(tier, observed.past, profile.stated, tiers)
         causes += [drifted] if drifted else []
     causes += tp_overhead(tiers, profile)
     for pool, role in sorted({(tier.pool, tier.role) for tier in tiers}):
         mixed = mixed_tiers([tier for tier in tiers if (tier.pool, tier.role) == (pool, role)])
         causes += [mixed] if mixed else []
-    ranked = sorted(causes, key=lambda c: (-c.cause.severity, -c.cause.confidence, c.cause.id))
+    ranked = sorted(
+        folded(causes), key=lambda c: (-c.cause.severity, -c.cause.confidence, c.cause.id)
+    )
     worst = sorted(engines, key=lambda e: (-e.severity, -(e.stage or 0), e.member.name))
     notes = _notes(observed, engines, covered.left_out)
     notes += split_notes(tiers, profile)
@@ -224,6 +228,38 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
         tuple(advice),
         tuple(splits),
     )
+
+
+def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
+    """The causes without those that another one of the same tier explains on all of their replicas;
+    that one is as severe as the worst that it explains."""
+    under = {id(cause): _under(cause, causes) for cause in causes}
+    explained = {id(other) for others in under.values() for other in others}
+    return [_with(cause, under[id(cause)]) for cause in causes if id(cause) not in explained]
+
+
+def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
+    if head.cause.confidence < DOUBTFUL_BELOW:
+        return []
+    follows, replicas = EXPLAINS.get(head.cause.id, ()), set(head.replicas)
+    return [
+        other
+        for other in causes
+        if other.cause.id in follows
+        and (other.pool, other.tier) == (head.pool, head.tier)
+        and replicas.issuperset(other.replicas)
+    ]
+
+
+def _with(head: FleetCause, under: Sequence[FleetCause]) -> FleetCause:
+    if not under:
+        return head
+    cause = replace(
+        head.cause,
+        severity=max(head.cause.severity, *(other.cause.severity for other in under)),
+        explains=tuple(dict.fromkeys((*head.cause.explains, *(other.cause.id for other in under)))),
+    )
+    return replace(head, cause=cause)
 
 
 def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
@@ -289,7 +325,7 @@ def _notes(observed: Observed, engines: Sequence[Engine], unjudged: Mapping[str,
             "stage 4 needs history: load the recording rules (kneewatch export prometheus-rules)"
         )
     by_reason: dict[str, list[str]] = {}
-    for rule, reason in unjudged.items():
-        by_reason.setdefault(reason, []).append(rule)
-    notes += [f"not judged ({reason}): {', '.join(rules)}" for reason, rules in by_reason.items()]
+    for name, reason in (*unjudged.items(), *LEFT_OUT.items()):
+        by_reason.setdefault(reason, []).append(name)
+    notes += [f"not judged ({reason}): {', '.join(names)}" for reason, names in by_reason.items()]
     return notes

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kneewatch.collector.signals.expr import Dialect
+from kneewatch.collector.signals.expr import Dialect, InfoChanges
 from kneewatch.collector.signals.signal import Signal as CatalogueSignal
-from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.evidence import Cause, Targets
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet import engine_causes
 from kneewatch.diagnose.fleet.inventory import Labels, Member
 from kneewatch.diagnose.fleet.observed import Observed, Values
 from kneewatch.rules.cascade import EVIDENCE, FILLING_FROM_RATIO, NAMES, evidence_of, severities
@@ -55,6 +56,7 @@ MOMENTARY: Mapping[str, Quantity] = {
     "errors_in_window": Signal("finished_error_per_s") * WindowSeconds(),
     "prompt_tail_ratio": Signal("prompt_tokens_p99") / Signal("prompt_tokens_p95"),
     "prompt_p99_kv_share_ratio": Signal("prompt_tokens_p99") / Signal("kv_capacity_tokens"),
+    "prefill_busy_ratio": Signal("arrival_per_s") * Signal("prefill_mean_s"),
     "queue_wait_estimate_ratio": Signal("waiting")
     / Signal("completed_per_s")
     / Target("ttft_p99_s"),
@@ -82,7 +84,12 @@ class Coverage:
 def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
     """How the rules of a profile are judged, given the signals that recording rules provide."""
     dialect = Dialect(profile.window_s)
-    queried = {s.key for s in profile.signals() if s.expr.promql(dialect) is not None}
+    queried = {
+        s.key
+        for s in profile.signals()
+        # A page counts the changes of adapters once for all its engines.
+        if not isinstance(s.expr, InfoChanges) and s.expr.promql(dialect) is not None
+    }
     known, provided = {*queried, *MOMENTARY, *STAGE_KEYS, *OF_CONFIG}, {*recorded}
     moment: list[Rule] = []
     by_alert: list[Rule] = []
@@ -100,7 +107,11 @@ def coverage(profile: Profile, recorded: Iterable[str] = ()) -> Coverage:
             by_alert.append(rule)
         else:
             left_out[rule.id] = _reason(rule, unknown, profile.signals())
-    signals += [key for key in signals_of(tuple(when for _, when in EVIDENCE)) if key in queried]
+    evidence = signals_of(tuple(when for _, when in EVIDENCE))
+    for key in (*evidence, *engine_causes.SIGNALS):
+        signals += [part for part in _inputs(key) if part in queried]
+        remembered += [] if key in known else [key]
+    remembered += engine_causes.REMEMBERED
     return Coverage(
         tuple(moment),
         tuple(by_alert),
@@ -119,7 +130,7 @@ def _reason(rule: Rule, unknown: Sequence[str], signals: Sequence[CatalogueSigna
     if rule.signal.startswith("gpu_"):
         return "needs the engine's GPUs: load recording rules exported with --gpu-join"
     if unknown and unknown[0] in {signal.key for signal in signals}:
-        return f"{unknown[0]} is a label's value: load the recording rules"
+        return f"{unknown[0]} is read from labels: load the recording rules"
     if unknown:
         return f"{unknown[0]} needs a baseline: load the recording rules"
     return f"must hold for {_span(rule.for_s)}: load the recording rules"
@@ -140,7 +151,7 @@ class RuleHit:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine's verdict. `stage` is None where it is unknown."""
+    """One engine's verdict. `stage` is None where it is unknown; `causes` are ranked."""
 
     member: Member
     values: Values
@@ -149,6 +160,7 @@ class Engine:
     stage: int | None
     severity: Severity
     findings: tuple[RuleHit, ...]
+    causes: tuple[Cause, ...] = ()
 
     @property
     def health(self) -> str:
@@ -184,6 +196,7 @@ def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[
             observed.gpus.get(member.key, {}),
             observed.configs.get(member.key, {}),
             observed.alerts.get(member.key, {}),
+            observed.streaks_s.get(member.key, {}),
         )
         for member in observed.shape.members
     ]
@@ -205,8 +218,10 @@ class _Evaluator:
         gpus: Values,
         config: Labels,
         alerts: Mapping[str, Severity],
+        streaks_s: Mapping[str, float],
     ) -> Engine:
-        """One engine's verdict; `alerts` are the severities of rules that fire there."""
+        """One engine's verdict; `alerts` are the severities of rules that fire there, `streaks_s`
+        how long named conditions have held."""
         moment = Moment(values, self._targets, window_s=self._window_s)
         known = dict(values)
         for key, read in self._momentary.items():
@@ -223,9 +238,23 @@ class _Evaluator:
             for rule in self._covered.recorded
             if rule.id in alerts and rule.signal in known
         ]
-        worst = max((finding.severity for finding in findings), default=Severity.OK)
-        severity = max(worst, stage_severity(known))
-        return Engine(member, known, gpus, config, stage, severity, tuple(findings))
+        causes = engine_causes.causes_of(
+            known,
+            streaks_s=streaks_s,
+            stage=stage,
+            severity=stage_severity(known),
+            config=config,
+            targets=self._targets,
+            window_s=self._window_s,
+            scale=self._window_s / WINDOW_S,
+        )
+        severity = max(
+            stage_severity(known),
+            *(finding.severity for finding in findings),
+            *(cause.severity for cause in causes),
+            Severity.OK,
+        )
+        return Engine(member, known, gpus, config, stage, severity, tuple(findings), tuple(causes))
 
     def _severity(self, values: Values) -> Severity:
         moment = Moment(values, self._targets)

@@ -99,6 +99,8 @@ class Observed:
     that could not be asked, with the reason. `skew_s` is how far the server's clock is ahead,
     None where that is within what measuring it can tell. `configs` are the labels of
     cache_config_info, `alerts` the severities of rules whose recorded alerts fire, by rule id.
+    `streaks_s` is for how long at least named conditions have held, `scrape_interval_s` the
+    longest time between scrapes of a pool, None where it could not be measured.
     """
 
     t_s: float
@@ -119,3 +121,7 @@ class Observed:
     warnings: Sequence[str] = ()
     skew_s: float | None = None
     load: Load = field(default_factory=Load)
+    streaks_s: Mapping[Key, Mapping[str, float]] = field(
+        default_factory=dict[Key, Mapping[str, float]]
+    )
+    scrape_interval_s: float | None = None

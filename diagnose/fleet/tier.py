@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from kneewatch.diagnose.causes.evidence import Cause
@@ -96,6 +96,27 @@ class Tier:
         """Data-parallel engines per replica; None where replicas differ."""
         counts = set(Counter(engine.member.replica for engine in self.engines).values())
         return counts.pop() if len(counts) == 1 else None
+
+
+def engine_causes(tier: Tier) -> list[FleetCause]:
+    """The causes of the tier's single engines, one for each cause id: the worst engine's text, and
+    how many engines show it."""
+    by_id: dict[str, list[tuple[Cause, str]]] = {}
+    for engine in tier.engines:
+        for cause in engine.causes:
+            by_id.setdefault(cause.id, []).append((cause, engine.member.name))
+    return [_counted(tier, rows) for rows in by_id.values()]
+
+
+def _counted(tier: Tier, rows: Sequence[tuple[Cause, str]]) -> FleetCause:
+    rows = sorted(rows, key=lambda row: (-row[0].severity, -row[0].confidence, row[1]))
+    worst, name = rows[0]
+    summary = worst.summary
+    if len(tier.engines) > 1:
+        summary = f"{len(rows)} of {len(tier.engines)} engines, worst {name}: {summary}"
+    explained = dict.fromkeys(other for cause, _ in rows for other in cause.explains)
+    cause = replace(worst, summary=summary, explains=tuple(explained))
+    return FleetCause(cause, tier.pool, tier.tier, tuple(name for _, name in rows))
 
 
 def names_of(engines: Sequence[Engine]) -> tuple[str, ...]:

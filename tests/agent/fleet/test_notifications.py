@@ -21,7 +21,12 @@ from tests.agent.notify.factories import receiver, settings
 from tests.diagnose.fleet.made import fleet, pod, verdict
 
 STEP_S, HOLD_S = 60.0, 120.0
-FULL = {"kv_usage_ratio": 0.99, "preemption_per_s": 0.5, "preemption_ratio_per_s": 0.06}
+FULL = {
+    "kv_usage_ratio": 0.99,
+    "kv_usage_avg_ratio": 0.98,
+    "preemption_per_s": 0.5,
+    "preemption_ratio_per_s": 0.06,
+}
 QUEUE = {"waiting": 20.0, "waiting_by_capacity": 20.0}
 HOOK = 'kind = "webhook"\nurl = "http://127.0.0.1:1/"\nseverity = "warning"\n'
 DOWN = (Gone("r1", "prod", down=True),)
@@ -60,13 +65,16 @@ def ill(**more: float) -> FleetDiagnosis:
 WELL = verdict(*fleet(3), (pod("hot"), {}))
 
 
-def test_a_replicas_cascade_begins_gets_worse_and_ends(ledger: AlertState) -> None:
-    events = told(ledger, WELL, ill(), ill(**QUEUE), *[WELL] * 5)
-    hot = [one for one in words(events) if one[1].endswith("/hot")]
-    assert [kind for kind, _, _ in hot] == ["began", "worse", "ended"]
-    assert {(target, id_) for _, target, id_ in hot} == {("fleet/prod/m/hot", "kv_pressure")}
+def test_a_replicas_cascade_begins_gets_worse_and_ends_once_for_its_pool(
+    ledger: AlertState,
+) -> None:
+    worse = ill(preemption_per_s=2.0, preemption_ratio_per_s=0.25)
+    events = told(ledger, WELL, ill(), worse, *[WELL] * 5)
+    assert words(events) == [
+        (kind, "fleet/prod/m", "kv_pressure") for kind in ("began", "worse", "ended")
+    ]
     said = text(message(events[:1], receiver="hook", base="https://k.example"))
-    assert "KV cascade: stage 2" in said
+    assert "1 of 4 engines, worst hot: KV cache full" in said
     assert "https://k.example/api/v1/fleet" in said
 
 

@@ -49,6 +49,7 @@ def test_what_was_planted_is_named_and_nothing_else(prometheus: Prometheus, end_
     found = watched(prometheus, at_s=end_s)
     causes = told(found)
     for cause in (
+        "kv_pressure",
         "replica_imbalance",
         "bad_node",
         "cold_replica",
@@ -75,7 +76,7 @@ def test_the_load_is_counted_and_does_not_grow_with_the_fleet(
 ) -> None:
     all_of_it = watched(prometheus, at_s=end_s).observed.load
     part = watched(prometheus, at_s=end_s, selector='namespace="idle"').observed.load
-    assert all_of_it.queries == part.queries < 70
+    assert all_of_it.queries == part.queries < 100
     assert all_of_it.seconds < IN_TIME_S
 
 
@@ -88,8 +89,8 @@ def test_the_command_and_its_document(argv: list[str], main: Main) -> None:
     errors = [error.message for error in validator.iter_errors(document)]
     assert errors == []
     assert document["schema"] == "kneewatch.fleet/1"
-    assert document["causes"][0]["id"] == "target_down"
-    assert document["causes"][0]["docs"] == "https://wiki/k/causes/target_down"
+    down = next(cause for cause in document["causes"] if cause["id"] == "target_down")
+    assert down["docs"] == "https://wiki/k/causes/target_down"
     assert document["engines"] == REPLICAS - 1
     assert "queries" in ended.err
 

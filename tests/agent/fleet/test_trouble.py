@@ -164,12 +164,14 @@ def test_every_answer_at_first_busy(
     assert (status, document["load"]["retried"]) == (0, len(seen))
 
 
-def test_a_window_that_is_shorter_than_two_scrapes_tells_no_rate(
+def test_a_window_that_is_shorter_than_two_scrapes_follows_the_scrapes(
     prometheus: Prometheus, serving: Start, main: Main, end_s: int
 ) -> None:
     server = serving(between(prometheus.port, lambda _query, _document: None))
     status, document = diagnosed(main, server, end_s, "--window", "10s")
-    assert (status, document["health"]) == (NO_DATA, "unknown")
+    assert (status, document["health"]) == (0, "ok")
+    assert document["scrape_interval_s"] == pytest.approx(15.0, rel=0.6)
+    assert document["window_s"] == pytest.approx(4 * document["scrape_interval_s"], rel=0.01)
 
 
 def test_labels_that_would_steer_a_terminal_or_a_ticket(

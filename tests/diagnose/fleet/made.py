@@ -70,8 +70,10 @@ def verdict(
     lengths: Mapping[Group, Mapping[str, tuple[Buckets, Buckets]]] | None = None,
     recent: Mapping[Group, Mapping[str, Buckets]] | None = None,
     profile: Profile | None = None,
+    streaks_s: Mapping[str, Mapping[str, float]] | None = None,
 ) -> FleetDiagnosis:
-    """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs by pod."""
+    """The verdict on engines, each as usual but for what is stated and `lacking`; GPUs and streaks
+    by pod."""
     shape = shaped([labels for labels, _ in engines])
     return diagnose(
         Observed(
@@ -95,6 +97,11 @@ def verdict(
             raw=tuple(USUAL),
             warnings=warnings,
             failed=failed or {},
+            streaks_s={
+                member.key: streaks_s[member.labels["pod"]]
+                for member in shape.members
+                if streaks_s and member.labels["pod"] in streaks_s
+            },
         ),
         profile or Profile(),
     )

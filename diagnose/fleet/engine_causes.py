@@ -1,0 +1,97 @@
+"""Causes of single engines, concluded in fleet mode by the same records as in the sidecar. Pure.
+
+A moment's values stand for the sidecar's window; how long a condition has held, baselines and
+drifts come from the metrics system, where it can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kneewatch.diagnose.causes.availability import STALLED_S, Stalled
+from kneewatch.diagnose.causes.evidence import Cause, Facts, Targets
+from kneewatch.diagnose.causes.ranking import CAUSES, conclude, ranked
+from kneewatch.diagnose.fleet.inventory import Labels
+from kneewatch.diagnose.fleet.observed import HOUR_S, Values
+from kneewatch.rules.cascade import Stage
+from kneewatch.rules.conditions import nodes
+from kneewatch.rules.facts import Spelling, duration
+from kneewatch.rules.quantities import RECENT, Held, Usually, signals_of
+from kneewatch.rules.rule import Severity
+
+_FORMS = tuple(
+    form for record in CAUSES if not record.sidecar for form in record.forms if not form.sidecar
+)
+
+SIGNALS = signals_of(_FORMS)
+"""Signals that the causes of an engine are concluded from."""
+
+BASELINES = {node.key: node.name for node in nodes(_FORMS) if isinstance(node, Usually)}
+"""Signals that are compared with quiet times, and the keys of their recorded baselines."""
+
+LEFT_OUT = {record.id: record.sidecar for record in CAUSES if record.sidecar and not record.fleet}
+"""Causes that fleet mode cannot conclude, and why."""
+
+REMEMBERED = (*BASELINES.values(), *RECENT.values())
+"""Keys that only recording rules provide."""
+
+STALLED = "stalled"
+_HELD = {(node.name, node.for_s.value): node for node in nodes(_FORMS) if isinstance(node, Held)}
+"""Conditions that must hold for a while, by name and seconds."""
+
+SCRAPES_HELD = 2.2
+"""Scrapes that must agree before a condition counts as held."""
+
+
+def held_queries(to: Spelling, scrape_interval_s: float) -> dict[tuple[str, float], str]:
+    """Queries that have a series for each engine where a condition has held, by its name and for
+    how many seconds."""
+    step = duration(scrape_interval_s)
+    queries: dict[tuple[str, float], str] = {}
+    for held in _HELD.values():
+        flag = held.flag(to)
+        if flag is not None:
+            for_s = held.for_s.value * (to.scale if held.stretch else 1.0)
+            span_s = max(for_s, SCRAPES_HELD * scrape_interval_s)
+            queries[held.name, span_s] = f"min_over_time(({flag})[{duration(span_s)}:{step}]) == 1"
+    queries[STALLED, STALLED_S] = Stalled(whole=True).promql(to, side=True).vector
+    return queries
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBaselines:
+    """Quiet baselines as the recording rules have them."""
+
+    values: Values
+
+    def get(self, key: str) -> float | None:
+        """The baseline of a signal; None where the rules have none."""
+        return self.values.get(BASELINES.get(key, f"{key}:baseline"))
+
+
+def causes_of(
+    values: Values,
+    *,
+    streaks_s: Mapping[str, float],
+    stage: int | None,
+    severity: Severity,
+    config: Labels,
+    targets: Targets,
+    window_s: float,
+    scale: float,
+) -> list[Cause]:
+    """The causes of one engine, ranked; those that others explain are folded into them."""
+    age_s = values.get("age_s", HOUR_S if "running_hour_ago" in values else 0.0)
+    known: Mapping[str, float | None] = values
+    facts = replace(
+        Facts.of_moment(known, config=config, targets=targets),
+        window_s=window_s,
+        scale=scale,
+        observed_s=age_s,
+        recent={key: values.get(name, values.get(key)) for key, name in RECENT.items()},
+        streaks_s=streaks_s,
+        stage=Stage(stage or 0, 0.0, severity, None, ()),
+        baseline=RecordedBaselines(values),
+    )
+    return ranked(conclude(facts))

@@ -1,0 +1,103 @@
+"""Causes of single engines in fleet mode: by the sidecar's records, counted by pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from kneewatch.diagnose.causes.ranking import CAUSES
+from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, FleetDiagnosis
+from kneewatch.diagnose.fleet.engine_causes import LEFT_OUT
+from kneewatch.rules.rule import Severity
+from tests.diagnose.fleet.made import Row, causes, fleet, pod, verdict
+
+OVERLOADED: Mapping[str, float] = {
+    "running": 26.0,
+    "running_avg": 26.0,
+    "running_max": 26.0,
+    "waiting": 230.0,
+    "waiting_by_capacity": 230.0,
+    "waiting_avg": 225.0,
+    "completed_per_s": 3.0,
+    "itl_mean_s": 0.2,
+    "e2e_mean_s": 20.0,
+}
+STUCK: Mapping[str, float] = {
+    "running": 26.0,
+    "running_avg": 26.0,
+    "generation_tokens_per_s": 0.0,
+    "computed_prompt_tokens_per_s": 0.0,
+    "completed_per_s": 0.0,
+    "arrival_per_s": 0.0,
+}
+QUEUED = {"queued": 60.0}
+STALLED = {"stalled": 30.0}
+
+
+def pool(count: int, own: Mapping[str, float]) -> list[Row]:
+    return [(pod(f"r{at}"), own) for at in range(count)]
+
+
+def held(rows: list[Row], streaks_s: Mapping[str, float]) -> FleetDiagnosis:
+    """The verdict where these conditions have held on every engine that is not as usual."""
+    by_pod = {labels["pod"]: streaks_s for labels, own in rows if own}
+    return verdict(*rows, streaks_s=by_pod)
+
+
+def test_an_overloaded_pool_is_one_cause_with_all_its_replicas() -> None:
+    found = held(pool(8, OVERLOADED), QUEUED)
+    assert sorted(causes(found)["queue_saturation"]) == [f"r{at}" for at in range(8)]
+    first = found.causes[0].cause
+    assert first.id == "queue_saturation"
+    assert first.severity == Severity.CRITICAL, "each request waits for over a minute"
+    assert first.summary.startswith("8 of 8 engines, worst r0: Overloaded: 230 requests")
+    assert found.health == "critical"
+
+
+def test_a_queue_of_one_moment_is_no_cause() -> None:
+    assert "queue_saturation" not in causes(held(pool(8, OVERLOADED), {}))
+
+
+def test_a_stuck_replica_is_critical_among_healthy_ones() -> None:
+    found = held([*fleet(7), (pod("stuck"), STUCK)], STALLED)
+    assert causes(found)["engine_stalled"] == ("stuck",)
+    assert found.health == "critical"
+    engine = next(e for e in found.engines if e.member.labels["pod"] == "stuck")
+    assert engine.health == "critical"
+    assert [cause.id for cause in engine.causes] == ["engine_stalled"]
+
+
+def test_what_follows_from_a_full_cache_is_told_under_it() -> None:
+    full = {
+        **OVERLOADED,
+        "kv_usage_ratio": 0.99,
+        "kv_usage_avg_ratio": 0.98,
+        "preemption_per_s": 4.0,
+        "preemption_ratio_per_s": 0.2,
+    }
+    found = held(pool(4, full), QUEUED)
+    assert sorted(causes(found)) == ["kv_pressure"]
+
+
+def test_a_queue_on_the_one_replica_that_gets_the_requests_follows_from_the_imbalance() -> None:
+    found = held([*fleet(3), (pod("hot"), OVERLOADED)], QUEUED)
+    (head,) = (c for c in found.causes if c.cause.severity >= Severity.WARNING)
+    assert (head.cause.id, head.replicas) == ("replica_imbalance", ("hot",))
+    assert "queue_saturation" in head.cause.explains
+    assert head.cause.severity == Severity.CRITICAL, "as bad as the queue that it makes"
+
+
+@pytest.mark.parametrize("lacking", ["completed_per_s", "running_max", "itl_mean_s"])
+def test_a_claim_needs_its_measurement(lacking: str) -> None:
+    own = {key: value for key, value in OVERLOADED.items() if key != lacking}
+    found = held(pool(4, own), QUEUED)
+    assert "admission_limit" not in causes(found), "nothing says that the GPU has room"
+
+
+def test_judged_and_left_out_are_all_causes() -> None:
+    by_record = {record.id for record in CAUSES if record.forms and not record.sidecar}
+    compared = {*FLEET_CAUSES, "target_down"}
+    assert by_record | compared | set(LEFT_OUT) == {record.id for record in CAUSES}
+    notes = "\n".join(verdict(*fleet(2)).notes)
+    assert all(cause in notes for cause in LEFT_OUT)
