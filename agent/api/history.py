@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from kneewatch.agent.api.formatting import Stretch
 from kneewatch.agent.api.responses import Problem
+from kneewatch.agent.api.triage_rendering import Stretch
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Interval, Series, StoredEngine
 from kneewatch.agent.store.writer import Store
@@ -64,12 +64,12 @@ class History:
             documents: list[dict[str, Any]] = []
             damaged: list[str] = []
             for engine in engines:
-                found = reader.waiting(engine, waiting, at_s) if waiting else None
-                if found is None:
+                document = reader.waiting(engine, waiting, at_s) if waiting else None
+                if document is None:
                     look = reader.lookup(engine.id, at_s)
-                    found = look.document
+                    document = look.document
                     damaged += [engine.target] if look.damaged else []
-                documents += [] if found is None else [found]
+                documents += [] if document is None else [document]
             documents.sort(key=_worst_first)
             return Then(documents, tuple(dict.fromkeys(damaged)))
 

@@ -66,15 +66,15 @@ def completed(document: JsonObject) -> JsonObject:
 
 def schemas() -> JsonObject:
     """The schemas by name; definitions of their own are named `Name_definition`."""
-    found: JsonObject = {}
+    components: JsonObject = {}
     for name, (package, file) in SCHEMAS.items():
         text = (files(package) / file).read_text("utf-8")
         text = text.replace("#/$defs/", f"{COMPONENTS}{name}_")
         schema = orjson.loads(text.replace("urn:kneewatch:diagnosis:1", f"{COMPONENTS}Diagnosis"))
         for part, definition in schema.get("$defs", {}).items():
-            found[f"{name}_{part}"] = definition
-        found[name] = {key: value for key, value in schema.items() if key not in LOCAL}
-    return found
+            components[f"{name}_{part}"] = definition
+        components[name] = {key: value for key, value in schema.items() if key not in LOCAL}
+    return components
 
 
 def size_inputs() -> JsonObject:

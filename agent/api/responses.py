@@ -103,7 +103,9 @@ MEDIA_TYPES: Mapping[str, str] = {
     MARKDOWN: "text/markdown; charset=utf-8",
     HTML: "text/html; charset=utf-8",
 }
-BY_TYPE: Mapping[str, str] = {told.partition(";")[0]: form for form, told in MEDIA_TYPES.items()}
+BY_TYPE: Mapping[str, str] = {
+    media_type.partition(";")[0]: form for form, media_type in MEDIA_TYPES.items()
+}
 BY_FAMILY: Mapping[str, str] = {"*/*": TEXT, "text/*": TEXT, "application/*": JSON}
 MOST_RANGES = 32
 

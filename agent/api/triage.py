@@ -12,15 +12,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api.formatting import (
-    HINT,
-    Moment,
-    RenderCache,
-    Stretch,
-    body,
-    head,
-    past,
-)
 from kneewatch.agent.api.history import History, Then, stretch_document
 from kneewatch.agent.api.parameters import TRIAGE_FORMS
 from kneewatch.agent.api.responses import (
@@ -36,6 +27,15 @@ from kneewatch.agent.api.responses import (
 )
 from kneewatch.agent.api.service import Service, worst_first
 from kneewatch.agent.api.time_parameter import moment
+from kneewatch.agent.api.triage_rendering import (
+    HINT,
+    Moment,
+    RenderCache,
+    Stretch,
+    body,
+    head,
+    past,
+)
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of, with_docs
 from kneewatch.reports.formatting import clock, date
@@ -99,10 +99,10 @@ class Triage:
 
     async def _now(self, asked: Asked) -> Response:
         seen, pending = self._seen(asked)
-        told = self._cache.kept(asked.form, asked.target, seen)
-        if told is None:
-            told = await run_in_threadpool(self._cache.render, asked.form, asked.target, seen)
-        return _response(asked, seen, pending, told, self._history.notices(asked.now_s))
+        rendered = self._cache.kept(asked.form, asked.target, seen)
+        if rendered is None:
+            rendered = await run_in_threadpool(self._cache.render, asked.form, asked.target, seen)
+        return _response(asked, seen, pending, rendered, self._history.notices(asked.now_s))
 
     def _seen(self, asked: Asked) -> tuple[Moment, dict[str, str]]:
         """The targets' newest states, and the targets without one, with the reason."""
@@ -137,8 +137,8 @@ class Triage:
         notices = self._history.notices(asked.now_s)
         if asked.at_s is None:
             seen, pending = self._seen(asked)
-            told = self._cache.render(asked.form, asked.target, seen)
-            return _response(asked, seen, pending, told, notices, stretches)
+            rendered = self._cache.render(asked.form, asked.target, seen)
+            return _response(asked, seen, pending, rendered, notices, stretches)
         then = self._history.then(engines, asked.at_s)
         notices = [*then.notices(), *notices]
         if not then.documents and not stretches:
@@ -150,19 +150,21 @@ def _response(
     asked: Asked,
     seen: Moment,
     pending: Mapping[str, str],
-    told: bytes,
+    rendered: bytes,
     notices: Sequence[str],
     stretches: Sequence[Stretch] | None = None,
 ) -> Response:
     """The answer about the present. The parts that depend on the clock are not cached."""
     if asked.form == JSON:
         about = _about(pending, notices)
-        return _json(asked, about, told, stretches)
-    late = [(one.name, asked.now_s - one.t_s) for one in seen.states if one.name in seen.late]
+        return _json(asked, about, rendered, stretches)
+    late = [
+        (state.name, asked.now_s - state.t_s) for state in seen.states if state.name in seen.late
+    ]
     diagnoses = seen.diagnoses()
     first = head(asked.form, diagnoses, t_s=asked.now_s, past=False, late=late, pending=pending,
                  notices=notices)  # fmt: skip
-    return _text(asked, [first, told.decode()], stretches)
+    return _text(asked, [first, rendered.decode()], stretches)
 
 
 def _past_response(
@@ -174,8 +176,10 @@ def _past_response(
 ) -> Response:
     if asked.form == JSON:
         linked = [with_docs(document, docs_url) for document in documents]
-        told = b'"targets":[%s],"watching":[]' % b",".join(dumped(one) for one in linked)
-        return _json(asked, _about((), notices), told, stretches)
+        rendered = b'"targets":[%s],"watching":[]' % b",".join(
+            dumped(document) for document in linked
+        )
+        return _json(asked, _about((), notices), rendered, stretches)
     try:
         diagnoses = worst_first(diagnosis_of(document) for document in documents)
     except DocumentError as exc:
@@ -185,8 +189,8 @@ def _past_response(
         ) from exc
     first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending={},
                  notices=notices)  # fmt: skip
-    told_text = body(asked.form, diagnoses, alone=bool(asked.target), docs_url=docs_url)
-    return _text(asked, [first, told_text], stretches)
+    rendered_text = body(asked.form, diagnoses, alone=bool(asked.target), docs_url=docs_url)
+    return _text(asked, [first, rendered_text], stretches)
 
 
 def _about(pending: Iterable[str], notices: Sequence[str]) -> dict[str, Any]:
@@ -194,14 +198,14 @@ def _about(pending: Iterable[str], notices: Sequence[str]) -> dict[str, Any]:
 
 
 def _json(
-    asked: Asked, about: dict[str, Any], told: bytes, stretches: Sequence[Stretch] | None
+    asked: Asked, about: dict[str, Any], rendered: bytes, stretches: Sequence[Stretch] | None
 ) -> Response:
     envelope = {"schema": SCHEMA, "t": round(asked.moment_s, 3), **about}
     if stretches is not None:
         envelope["since"] = round(asked.since_s or 0.0, 3)
-        envelope["intervals"] = [stretch_document(one) for one in stretches]
+        envelope["intervals"] = [stretch_document(stretch) for stretch in stretches]
     # Replace the envelope's closing brace by the members that are already rendered.
-    return Response(dumped(envelope)[:-1] + b"," + told + b"}\n", media_type=MEDIA_TYPES[JSON])
+    return Response(dumped(envelope)[:-1] + b"," + rendered + b"}\n", media_type=MEDIA_TYPES[JSON])
 
 
 def _text(asked: Asked, parts: Sequence[str], stretches: Sequence[Stretch] | None) -> Response:
@@ -232,9 +236,9 @@ def _nothing_then(firsts: Sequence[float], then: Then, notices: Sequence[str]) -
     first_s = min(firsts)
     begins = f"the history begins at {date(first_s)} {clock(first_s)} UTC"
     if then.damaged:
-        told = [*notices, begins]
+        lines = [*notices, begins]
     elif notices:
-        told = ["no data of that moment", begins, *notices]
+        lines = ["no data of that moment", begins, *notices]
     else:
-        told = ["nothing was watched at that moment", f"{begins} and ends now"]
-    return Problem(HTTPStatus.NOT_FOUND, "; ".join(told))
+        lines = ["nothing was watched at that moment", f"{begins} and ends now"]
+    return Problem(HTTPStatus.NOT_FOUND, "; ".join(lines))

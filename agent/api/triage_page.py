@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.agent.api.formatting import Stretch
 from kneewatch.agent.api.history import History
 from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.api.time_parameter import moment
+from kneewatch.agent.api.triage_rendering import Stretch
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.engine.diagnosis import Diagnosis

@@ -16,8 +16,8 @@ from kneewatch.agent.notify.alert_state import AlertState, StateFile
 from kneewatch.agent.notify.channel import NotifierStats, RetryPolicy
 from kneewatch.agent.notify.delivery import SendError, post
 from kneewatch.agent.notify.events import Event, Key, Problem, problems
-from kneewatch.agent.notify.formatting import HEADLINE_MAX, escape_plain, text
 from kneewatch.agent.notify.forward import DiagnosedAlert
+from kneewatch.agent.notify.message_formats import HEADLINE_MAX, escape_plain, text
 from kneewatch.agent.notify.receivers import Receiver, Web
 from kneewatch.agent.target_state import TargetState
 from kneewatch.rules.rule import Severity

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.api.formatting import LINES, Stretch, past
 from kneewatch.agent.api.history import STRETCHES_MAX
 from kneewatch.agent.api.service import Service
+from kneewatch.agent.api.triage_rendering import LINES, Stretch, past
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.reports.diagnosis_text import Style, text
 from tests.agent.api.memory_history import HOUR_S, Remembered, reader

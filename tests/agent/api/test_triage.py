@@ -11,8 +11,8 @@ from urllib.parse import quote
 import pytest
 from jsonschema import Draft202012Validator
 
-from kneewatch.agent.api.formatting import CACHE_MAX, Moment, RenderCache
 from kneewatch.agent.api.openapi import schemas
+from kneewatch.agent.api.triage_rendering import CACHE_MAX, Moment, RenderCache
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from tests.agent.api.serving import (
     SICK_NAME,

@@ -26,7 +26,8 @@ LINES = 200
 """The most lines of history in text and Markdown."""
 
 PROBLEM_FROM_RANK = RANKS["unknown"]
-"""Where the daemon serves the pages about causes and rules: a path on its own address."""
+"""Engines with at least this rank of health are shown in full."""
+
 HINT = (
     "more: ?format=json or markdown; ?at=03:07 or -2h for a past moment; ?since=-2h for the\n"
     "  history; /triage is the page for browsers"
@@ -53,14 +54,14 @@ def body(
     form: str, diagnoses: Sequence[Diagnosis], *, alone: bool, docs_url: str = OWN_DOCS
 ) -> str:
     """The diagnoses as text, in the given order. `alone`: one target, with all details."""
-    told = partial(markdown if form == MARKDOWN else _text, docs_url=docs_url)
+    render = partial(markdown if form == MARKDOWN else _text, docs_url=docs_url)
     if alone or len(diagnoses) <= 1:
-        return told(diagnoses)
-    trouble = [one for one in diagnoses if rank(one) >= PROBLEM_FROM_RANK]
-    healthy = [one for one in diagnoses if rank(one) < PROBLEM_FROM_RANK]
-    parts = [told(trouble)] if trouble else []
+        return render(diagnoses)
+    trouble = [diagnosis for diagnosis in diagnoses if rank(diagnosis) >= PROBLEM_FROM_RANK]
+    healthy = [diagnosis for diagnosis in diagnoses if rank(diagnosis) < PROBLEM_FROM_RANK]
+    parts = [render(trouble)] if trouble else []
     if healthy:
-        lines = [_brief(one) for one in healthy]
+        lines = [_brief(diagnosis) for diagnosis in healthy]
         if form == MARKDOWN:
             lines = ["## OK", "", *(f"- {escaped(line)}" for line in lines)]
         parts.append("\n".join(lines))
@@ -82,7 +83,7 @@ def head(
     `late` holds names of targets with the seconds since their newest scrape, `pending` targets
     without a scrape with the reason, `notices` problems of kneewatch itself.
     """
-    counts = Counter(one.health for one in diagnoses)
+    counts = Counter(diagnosis.health for diagnosis in diagnoses)
     tally = ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
     when = f"{date(t_s)} {clock(t_s)} UTC{' (the past)' if past else ''}"
     lines = [f"{when}: {tally or _nothing(len(pending), past=past)}"]
@@ -108,7 +109,7 @@ def _nothing(pending: int, *, past: bool) -> str:
 
 def past(form: str, stretches: Sequence[Stretch], *, since_s: float, t_s: float) -> str:
     """The history as text: the newest stretches of stages, causes and health, in order."""
-    rows = [_stretch(one, t_s) for one in stretches[-LINES:]]
+    rows = [_stretch(stretch, t_s) for stretch in stretches[-LINES:]]
     title = f"since {moment(since_s, t_s)}"
     if not rows:
         rows = ["no stored data of that time"]
@@ -122,8 +123,8 @@ def past(form: str, stretches: Sequence[Stretch], *, since_s: float, t_s: float)
 def _text(diagnoses: Sequence[Diagnosis], *, docs_url: str) -> str:
     # `text` sorts by severity, which does not rank unknown above ok.
     groups: dict[int, list[Diagnosis]] = {}
-    for one in diagnoses:
-        groups.setdefault(rank(one), []).append(one)
+    for diagnosis in diagnoses:
+        groups.setdefault(rank(diagnosis), []).append(diagnosis)
     return "\n\n".join(text(group, Style(docs_url=docs_url)) for group in groups.values())
 
 
@@ -135,17 +136,19 @@ def _brief(diagnosis: Diagnosis) -> str:
     return cut(line + brief_words(diagnosis, WIDTH - len(line))).rstrip()
 
 
-def _stretch(one: Stretch, t_s: float) -> str:
-    end = "now" if one.end_s is None else moment(one.end_s, t_s)
-    what = {"stage": f"stage {one.id}", "cause": one.id, "health": f"health {one.id}"}[one.kind]
-    if one.kind == "stage" and one.id.isdecimal() and int(one.id) < len(NAMES):
-        what += f" {NAMES[int(one.id)]}"
-    told = f" ({one.severity})" if one.severity not in ("ok", one.id) else ""
+def _stretch(stretch: Stretch, t_s: float) -> str:
+    end = "now" if stretch.end_s is None else moment(stretch.end_s, t_s)
+    what = {"stage": f"stage {stretch.id}", "cause": stretch.id, "health": f"health {stretch.id}"}[
+        stretch.kind
+    ]
+    if stretch.kind == "stage" and stretch.id.isdecimal() and int(stretch.id) < len(NAMES):
+        what += f" {NAMES[int(stretch.id)]}"
+    severity = f" ({stretch.severity})" if stretch.severity not in ("ok", stretch.id) else ""
     how = {"restarted": "; the engine was restarted", "unwatched": "; then it was not watched"}
-    lasted = span((t_s if one.end_s is None else one.end_s) - one.start_s)
+    lasted = span((t_s if stretch.end_s is None else stretch.end_s) - stretch.start_s)
     return printable(
-        f"{moment(one.start_s, t_s)} to {end} ({lasted}): {what}{told}, {one.target} "
-        f"engine {one.engine or '?'}{how.get(one.ended, '')}"
+        f"{moment(stretch.start_s, t_s)} to {end} ({lasted}): {what}{severity}, {stretch.target} "
+        f"engine {stretch.engine or '?'}{how.get(stretch.ended, '')}"
     )
 
 
@@ -165,7 +168,7 @@ class Moment:
     @classmethod
     def of(cls, states: Sequence[TargetState], now_s: float) -> Moment:
         """The targets as they are now."""
-        return cls(tuple(states), frozenset(one.name for one in states if late(one, now_s)))
+        return cls(tuple(states), frozenset(state.name for state in states if late(state, now_s)))
 
     def same(self, other: Moment) -> bool:
         """Whether nothing has changed."""
@@ -178,7 +181,9 @@ class Moment:
     def diagnoses(self) -> list[Diagnosis]:
         """The diagnoses of all engines, worst first."""
         return worst_first(
-            chain.from_iterable(shown(one, is_late=one.name in self.late) for one in self.states)
+            chain.from_iterable(
+                shown(state, is_late=state.name in self.late) for state in self.states
+            )
         )
 
 
@@ -207,8 +212,10 @@ class RenderCache:
         with self._lock:
             self._watched = specs
             names = {"", *(spec.name for spec in specs)}
-            self._cache = {key: told for key, told in self._cache.items() if key[1] in names}
-            self._documents = {n: told for n, told in self._documents.items() if n in names}
+            self._cache = {key: answer for key, answer in self._cache.items() if key[1] in names}
+            self._documents = {
+                name: rows for name, rows in self._documents.items() if name in names
+            }
 
     def kept(self, form: str, target: str, moment: Moment) -> bytes | None:
         """The cached answer for this moment, or None."""
@@ -218,33 +225,35 @@ class RenderCache:
     def render(self, form: str, target: str, moment: Moment) -> bytes:
         """The answer, encoded; for JSON, the members `targets` and `watching`."""
         with self._lock:
-            found = self.kept(form, target, moment)
-            if found is not None:
-                return found
+            answer = self.kept(form, target, moment)
+            if answer is not None:
+                return answer
             if form == JSON:
-                found = self._json(moment)
+                answer = self._json(moment)
             else:
-                told = body(form, moment.diagnoses(), alone=bool(target), docs_url=self.docs_url)
-                found = told.encode("utf-8", "replace")
+                rendered = body(
+                    form, moment.diagnoses(), alone=bool(target), docs_url=self.docs_url
+                )
+                answer = rendered.encode("utf-8", "replace")
             if len(self._cache) > CACHE_MAX:
                 # Targets come and go. Start over: answers still in demand are soon rendered again.
                 self._cache.clear()
                 self._documents.clear()
-            self._cache[form, target] = moment, found
-            return found
+            self._cache[form, target] = moment, answer
+            return answer
 
     def _json(self, moment: Moment) -> bytes:
-        told: dict[int, bytes] = {}
+        rendered_by_id: dict[int, bytes] = {}
         diagnoses: list[Diagnosis] = []
         for state in moment.states:
             for diagnosis, rendered in self._rendered_documents(
                 state, is_late=state.name in moment.late
             ):
-                told[id(diagnosis)] = rendered
+                rendered_by_id[id(diagnosis)] = rendered
                 diagnoses.append(diagnosis)
-        documents = b",".join(told[id(one)] for one in worst_first(diagnoses))
+        documents = b",".join(rendered_by_id[id(diagnosis)] for diagnosis in worst_first(diagnoses))
         watching = dumped(
-            [watch_document(one, is_late=one.name in moment.late) for one in moment.states]
+            [watch_document(state, is_late=state.name in moment.late) for state in moment.states]
         )
         return b'"targets":[%s],"watching":%s' % (documents, watching)
 
@@ -254,8 +263,8 @@ class RenderCache:
         held = self._documents.get(state.name)
         if held is None or held[0] is not state or held[1] != is_late:
             rows = [
-                (one, dumped(document(one, docs_url=self.docs_url)))
-                for one in shown(state, is_late=is_late)
+                (diagnosis, dumped(document(diagnosis, docs_url=self.docs_url)))
+                for diagnosis in shown(state, is_late=is_late)
             ]
             held = self._documents[state.name] = (state, is_late, rows)
         return held[2]
