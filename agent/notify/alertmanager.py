@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from threading import Condition, Thread
 from typing import Any
 
 from kneewatch.agent.notify import events
-from kneewatch.agent.notify.alert_state import AlertState, StateFile
-from kneewatch.agent.notify.channel import NotifierStats, RetryPolicy
+from kneewatch.agent.notify.alert_state import StateFile
+from kneewatch.agent.notify.channel import NotifierStats, ReceiverThread, RetryPolicy
 from kneewatch.agent.notify.delivery import SendError, post
 from kneewatch.agent.notify.events import Event, Key, Problem, problems
 from kneewatch.agent.notify.forward import DiagnosedAlert
@@ -81,7 +79,7 @@ def _time(t_s: float) -> str:
     return datetime.fromtimestamp(t_s, tz=UTC).isoformat(timespec="milliseconds")
 
 
-class AlertmanagerChannel:
+class AlertmanagerChannel(ReceiverThread):
     """One Alertmanager and the thread that sends to it; used like a `Channel`.
 
     New and resolved alerts are sent at once, active ones again every `repeat_s`.
@@ -96,20 +94,14 @@ class AlertmanagerChannel:
         *,
         repeat_s: float = REPEAT_S,
     ) -> None:
-        self.receiver = receiver
-        self._state_file, self._retry, self._clock = state_file, retry, clock
-        self._repeat_s = repeat_s
-        self._state = AlertState(receiver)
+        super().__init__(receiver, state_file, clock)
+        self._retry, self._repeat_s = retry, repeat_s
         self._labels: dict[str, Labels] = {}
         self._newest: dict[Key, Problem] = {}
         self._unsent: dict[Key, Event | None] = {}
         self._resolved: dict[tuple[Key, Severity], tuple[dict[str, Any], Event | None]] = {}
         self._sent = self._failed = self._dropped = self._failures = 0
         self._repeat_at_s = self._retry_at_s = 0.0
-        self._changed = Condition()
-        self._close_at_s = math.inf
-        self._restore()
-        self._thread = Thread(target=self._run, name=f"notify-{receiver.name}", daemon=True)
         self._thread.start()
 
     def offer(self, state: TargetState) -> None:
@@ -132,11 +124,6 @@ class AlertmanagerChannel:
                 self._take(self._state.drop(target, t_s))
                 self._labels.pop(target, None)
 
-    def active_targets(self) -> list[str]:
-        """The names of targets that have active problems."""
-        with self._changed:
-            return self._state.targets()
-
     def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
         """Forwards nothing and returns 0: the alerts come from an Alertmanager."""
         return 0
@@ -146,35 +133,6 @@ class AlertmanagerChannel:
         with self._changed:
             queued = len(self._unsent) + len(self._resolved)
             return NotifierStats(self._sent, self._failed, queued, self._dropped)
-
-    def close(self, deadline_s: float) -> None:
-        """Ask the thread to send what is queued, once, until `deadline_s`. Active alerts stay
-        active."""
-        with self._changed:
-            self._close_at_s = deadline_s
-            self._changed.notify()
-
-    def join(self) -> None:
-        """Wait for the thread, at most until the deadline."""
-        self._thread.join(max(0.0, self._close_at_s - time.monotonic()))
-        self._keep()
-
-    def _restore(self) -> None:
-        kept = self._state_file.get(self.receiver.name)
-        try:
-            self._state.restore(kept.get("troubles", ()))
-        except (KeyError, TypeError, ValueError) as exc:
-            log.warning(
-                "notify: alert state is malformed and was dropped receiver=%s error=%s",
-                self.receiver.name, type(exc).__name__,
-            )  # fmt: skip
-
-    def _keep(self) -> None:
-        with self._changed:
-            if not self._state.is_changed:
-                return
-            kept = {"troubles": self._state.rows(), "alerts": []}
-        self._state_file.keep(self.receiver.name, kept)
 
     def _take(self, changes: Sequence[Event]) -> None:
         for event in changes:
@@ -231,9 +189,6 @@ class AlertmanagerChannel:
                     self._dropped += len(self._unsent) + len(self._resolved)
                     self._unsent.clear()
                     self._resolved.clear()
-
-    def _is_closing(self) -> bool:
-        return self._close_at_s < math.inf
 
     def _wait_s(self) -> float | None:
         """Seconds until something is to be sent; None while nothing is."""

@@ -144,75 +144,31 @@ class Outbox:
 log = logging.getLogger(__name__)
 
 
-class Channel:
-    """One receiver and its thread. Public methods take a lock that is never held while sending."""
+class ReceiverThread:
+    """A receiver's alert state, kept in the state file, and the thread that sends to it.
+
+    A subclass starts the thread at the end of its `__init__`.
+    """
 
     def __init__(
-        self,
-        receiver: Receiver,
-        state_file: StateFile,
-        retry: RetryPolicy,
-        clock: Callable[[], float],
+        self, receiver: Receiver, state_file: StateFile, clock: Callable[[], float]
     ) -> None:
         self.receiver = receiver
         self._state_file, self._clock = state_file, clock
         self._state, self._sent_alerts = AlertState(receiver), SentAlerts()
-        self._groups = Groups(wait_s=receiver.group_wait_s)
-        self._outbox = Outbox(retry=retry, give_up_s=receiver.give_up_s)
         self._changed = Condition()
-        self._formatting = 0
         self._close_at_s = math.inf
         self._restore()
         self._thread = Thread(target=self._run, name=f"notify-{receiver.name}", daemon=True)
-        self._thread.start()
-
-    def offer(self, state: TargetState) -> None:
-        """Queue the events of a target's newest state."""
-        with self._changed:
-            self._gather(self._state.update(state))
-
-    def set_watched(self, targets: Iterable[str], t_s: float) -> None:
-        """Close the problems of targets that are not among `targets`, the watched ones."""
-        with self._changed:
-            for target in sorted(set(self._state.targets()).difference(targets)):
-                self._gather(self._state.drop(target, t_s))
 
     def active_targets(self) -> list[str]:
         """The names of targets that have active problems."""
         with self._changed:
             return self._state.targets()
 
-    def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
-        """Forward the alerts that this receiver does not have yet. Returns their number."""
-        with self._changed:
-            new = [alert for alert in alerts if self._sent_alerts.take(alert.key)]
-        if not new:
-            return 0
-        message = forwarded(
-            new,
-            receiver=self.receiver.name,
-            base=self.receiver.triage_url,
-            now_s=now_s,
-            docs_url=self.receiver.docs_url,
-        )
-
-        def done(is_delivered: bool) -> None:
-            for alert in new:
-                self._sent_alerts.done(alert.key, delivered=is_delivered)
-
-        with self._changed:
-            self._put(message, done)
-            self._changed.notify()
-        return len(new)
-
-    def stats(self) -> NotifierStats:
-        """The counts so far; events that are being grouped count as queued."""
-        with self._changed:
-            gathered = NotifierStats(queued=len(self._groups) + self._formatting)
-            return self._outbox.stats() + gathered
-
     def close(self, deadline_s: float) -> None:
-        """Ask the thread to send what is left, each message once, until `deadline_s`."""
+        """Ask the thread to send what is left, each message once, until `deadline_s`. Active
+        problems stay active."""
         with self._changed:
             self._close_at_s = deadline_s
             self._changed.notify()
@@ -244,6 +200,70 @@ class Channel:
     def _is_changed(self) -> bool:
         return self._state.is_changed or self._sent_alerts.is_changed
 
+    def _is_closing(self) -> bool:
+        return self._close_at_s < math.inf
+
+    def _run(self) -> None:
+        """Send until the channel is closed."""
+        raise NotImplementedError
+
+
+class Channel(ReceiverThread):
+    """One receiver and its thread. Public methods take a lock that is never held while sending."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        state_file: StateFile,
+        retry: RetryPolicy,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(receiver, state_file, clock)
+        self._groups = Groups(wait_s=receiver.group_wait_s)
+        self._outbox = Outbox(retry=retry, give_up_s=receiver.give_up_s)
+        self._formatting = 0
+        self._thread.start()
+
+    def offer(self, state: TargetState) -> None:
+        """Queue the events of a target's newest state."""
+        with self._changed:
+            self._gather(self._state.update(state))
+
+    def set_watched(self, targets: Iterable[str], t_s: float) -> None:
+        """Close the problems of targets that are not among `targets`, the watched ones."""
+        with self._changed:
+            for target in sorted(set(self._state.targets()).difference(targets)):
+                self._gather(self._state.drop(target, t_s))
+
+    def forward(self, alerts: Sequence[DiagnosedAlert], now_s: float) -> int:
+        """Forward the alerts that this receiver does not have yet. Returns their number."""
+        with self._changed:
+            new = [alert for alert in alerts if self._sent_alerts.take(alert.key)]
+        if not new:
+            return 0
+        message = forwarded(
+            new,
+            receiver=self.receiver.name,
+            base=self.receiver.triage_url,
+            now_s=now_s,
+            docs_url=self.receiver.docs_url,
+        )
+
+        def done(is_delivered: bool) -> None:
+            for alert in new:
+                self._sent_alerts.done(alert.key, delivered=is_delivered)
+
+        with self._changed:
+            self._put(message, done)
+            self._changed.notify()
+        return len(new)
+
+    def stats(self) -> NotifierStats:
+        """The counts so far; events that are being grouped count as queued."""
+        with self._changed:
+            gathered = NotifierStats(queued=len(self._groups) + self._formatting)
+            return self._outbox.stats() + gathered
+
     def _gather(self, new_events: Sequence[Event]) -> None:
         self._groups.gather(new_events, time.monotonic())
         if new_events or self._is_changed():
@@ -269,9 +289,6 @@ class Channel:
                 log.exception("notify: message dropped receiver=%s", self.receiver.name)
                 with self._changed:
                     self._outbox.drop_current()
-
-    def _is_closing(self) -> bool:
-        return self._close_at_s < math.inf
 
     def _make_message(self) -> None:
         """Queue a message for the first group that is due; when closing, every group is."""
