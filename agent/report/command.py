@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,10 +15,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from kneewatch.agent.printing import FOUND, NO_DATA, OK
-from kneewatch.agent.report.gather import gather
 from kneewatch.agent.report.history import History
-from kneewatch.agent.report.inventory import ReportRequest, stated_of
+from kneewatch.agent.report.period_source import PeriodSource, gather
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
+from kneewatch.agent.report.request import ReportRequest, stated_of
+from kneewatch.agent.report.store_source import StoreSource
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.options import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
@@ -89,6 +90,9 @@ BY_ENDING = {".json": "json", ".md": "markdown", ".markdown": "markdown"}
 STDOUT, NOTHING = "-", "none"
 BAR = 24
 
+MetricsQuery = tuple[str, str]
+"""A metrics system's URL, and matchers of the series to read (empty: all)."""
+
 
 def run(
     settings: Settings,
@@ -115,34 +119,19 @@ def run(
         raise SettingsError("--selector goes with --prometheus")
     render = renderer(form or BY_ENDING.get(Path(out).suffix.lower(), "html"), settings.docs_url)
     made_s = time.time()
-    unit_s = 0.0 if prometheus is None else whole_s(since_s)
-    now, before = periods(
-        settings["report.timezone"],
+    report, partial = report_of(
+        settings,
         to_s=made_s if to_s is None else to_s,
         since_s=since_s,
         compare_s=compare_s,
-        unit_s=unit_s,
-    )
-    request = ReportRequest(
-        grid=now,
-        before=before,
-        stated=stated_of(settings),
-        targets=tuple(targets),
-        tiers=tuple(tiers),
-        window_s=settings["window_s"],
-    )
-    if prometheus is not None:
-        report, partial = report_from_prometheus(
-            prometheus, selector, settings, request, made_s=made_s
-        )
-        write(render(report), out)
-        exit_status = status(report)
-        return NO_DATA if partial and exit_status == OK else exit_status
-    report = report_from_store(
-        store_path(settings["store.file"], os.environ), request, made_s=made_s
+        made_s=made_s,
+        metrics=None if prometheus is None else (prometheus, selector),
+        targets=targets,
+        tiers=tiers,
     )
     write(render(report), out)
-    return status(report)
+    exit_status = status(report)
+    return NO_DATA if partial and exit_status == OK else exit_status
 
 
 def compared_s(value: str | None, since_s: float) -> float | None:
@@ -168,34 +157,59 @@ def end_s(value: str | None, settings: Settings) -> float | None:
         raise SettingsError(f"--to {value}: no calendar has that time: {exc}") from exc
 
 
-def report_from_store(store: Path, request: ReportRequest, *, made_s: float) -> WeeklyReport:
-    """The report of a store.
-
-    Raises:
-        StoreError: it cannot be read.
-        SettingsError: it has no requested target or tier.
-    """
-    with closing(History(store)) as history:
-        _check(history, request)
-        observed = gather(history, request, progress)
-    return build(observed, made_s=made_s, version=version("kneewatch"))
-
-
-def report_from_prometheus(
-    url: str, selector: str, settings: Settings, request: ReportRequest, *, made_s: float
+def report_of(
+    settings: Settings,
+    *,
+    to_s: float,
+    since_s: float,
+    compare_s: float | None,
+    made_s: float,
+    store: Path | None = None,
+    metrics: MetricsQuery | None = None,
+    targets: Sequence[str] = (),
+    tiers: Sequence[str] = (),
 ) -> tuple[WeeklyReport, bool]:
-    """The report from a metrics system, and whether its data is partial.
+    """The report of a metrics system, or else of the store, and whether its data is partial.
+
+    `store` is that of the settings by default.
 
     Raises:
-        CollectError: the server does not answer, or has no vLLM series in the period.
-        SettingsError: the selector or a requested target is not valid.
+        KneewatchError: the source cannot be read, or a setting, target or tier is not valid.
     """
-    from kneewatch.agent.report.prometheus.gather import (
-        gather_prometheus,  # here: a store needs no HTTP
+    now, before = periods(
+        settings["report.timezone"],
+        to_s=to_s,
+        since_s=since_s,
+        compare_s=compare_s,
+        unit_s=whole_s(since_s) if metrics is not None else 0.0,
     )
-
-    observed = gather_prometheus(url, settings, selector, request, progress)
+    request = ReportRequest(
+        grid=now,
+        before=before,
+        stated=stated_of(settings),
+        targets=tuple(targets),
+        tiers=tuple(tiers),
+        window_s=settings["window_s"],
+    )
+    with _source(settings, store, metrics, request) as source:
+        observed = gather(source, request)
     return build(observed, made_s=made_s, version=version("kneewatch")), observed.partial
+
+
+@contextmanager
+def _source(
+    settings: Settings, store: Path | None, metrics: MetricsQuery | None, request: ReportRequest
+) -> Generator[PeriodSource]:
+    if metrics is None:
+        path = store or store_path(settings["store.file"], os.environ)
+        with closing(History(path)) as history:
+            yield StoreSource(history, request, progress)
+        return
+    from kneewatch.agent.report.prometheus.source import metrics_source  # a store needs no HTTP
+
+    url, selector = metrics
+    with metrics_source(url, settings, selector, request, progress) as source:
+        yield source
 
 
 def renderer(form: str, docs_url: str = "") -> Callable[[WeeklyReport], str]:
@@ -256,12 +270,3 @@ def _check_writable(out: str) -> None:
         raise SettingsError(f"{out} cannot be written: there is no folder {path.parent}")
     if not out or path.is_dir():
         raise SettingsError(f"--out {out or repr(out)}: write the name of a file")
-
-
-def _check(history: History, request: ReportRequest) -> None:
-    """Check that the requested targets exist."""
-    targets = sorted({engine.target for engine in history.engines()})
-    for target in request.targets:
-        if target not in targets:
-            there = ", ".join(targets[:20]) or "none"
-            raise SettingsError(f"--target {target}: no such target in the history; it has {there}")

@@ -18,18 +18,11 @@ from zoneinfo import ZoneInfo
 
 import orjson
 
-from kneewatch.agent.report.command import (
-    periods,
-    renderer,
-    report_from_prometheus,
-    report_from_store,
-    write,
-)
+from kneewatch.agent.report.command import renderer, report_of, write
 from kneewatch.agent.report.delivery import receivers_of, send
 from kneewatch.agent.report.history import History
-from kneewatch.agent.report.inventory import ReportRequest, seen, stated_of
-from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.report.schedule import settings_of
+from kneewatch.agent.report.store_source import seen
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import KneewatchError, SettingsError
 from kneewatch.reports.weekly.report import WeeklyReport
@@ -48,7 +41,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     to = receivers_of(settings)
     due_s: float = given["due_s"]
     zone: str = settings["report.timezone"]
-    report = _made(given, settings, due_s)
+    report = _report(given, settings, due_s)
     day = datetime.fromtimestamp(due_s, ZoneInfo(zone)).strftime("%Y-%m-%d-%H%M")
     page = folder / f"{PREFIX}{day}.html"
     _make(folder)
@@ -65,33 +58,29 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _made(given: dict[str, Any], settings: Settings, due_s: float) -> WeeklyReport:
-    """Of the daemon's own history; where that knows no engine in this time, of the fleet that the
-    daemon looks at through a metrics system."""
-    request, store = _wanted(settings, due_s), Path(given["store"])
-    if given["fleet"] is None or _watched(store, request):
-        return report_from_store(store, request, made_s=time.time())
-    url, selector = given["fleet"]
-    request = _wanted(settings, due_s, unit_s=whole_s(settings["report.since_s"]))
-    report, _ = report_from_prometheus(url, selector, settings, request, made_s=time.time())
-    return report
-
-
-def _wanted(settings: Settings, due_s: float, *, unit_s: float = 0.0) -> ReportRequest:
+def _report(given: dict[str, Any], settings: Settings, due_s: float) -> WeeklyReport:
+    """The report of the daemon's history; of the fleet that the daemon watches through a metrics
+    system if the history has no engine in this period."""
     since_s: float = settings["report.since_s"]
-    now, before = periods(
-        settings["report.timezone"],
+    store = Path(given["store"])
+    metrics = given["fleet"]
+    if metrics is not None and _has_engines(store, due_s - since_s, due_s):
+        metrics = None
+    report, _ = report_of(
+        settings,
         to_s=due_s,
         since_s=since_s,
         compare_s=since_s,
-        unit_s=unit_s,
+        made_s=time.time(),
+        store=store,
+        metrics=metrics,
     )
-    return ReportRequest(now, before, stated_of(settings), window_s=settings["window_s"])
+    return report
 
 
-def _watched(store: Path, request: ReportRequest) -> bool:
+def _has_engines(store: Path, from_s: float, to_s: float) -> bool:
     with closing(History(store)) as history:
-        return any(seen(engine, request.grid) for engine in history.engines())
+        return any(seen(engine, from_s, to_s) for engine in history.engines())
 
 
 def prune(folder: Path, *, keep: int) -> None:

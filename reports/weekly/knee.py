@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import TypeVar
 
 from kneewatch.diagnose.learned.knee import (
     POINTS_KEPT,
@@ -29,6 +30,7 @@ TOO_FEW = (
     "too few different loads to learn the curve: it needs at least three concurrencies, the "
     "highest at least 4x the lowest"
 )
+Item = TypeVar("Item")
 NO_BENCHMARK = "no benchmark set (benchmark.ttft_p99_s, benchmark.gpu_ratio)"
 
 
@@ -64,11 +66,14 @@ def thinned(points: Sequence[Point]) -> list[Point]:
     by_step: dict[int, list[Point]] = {}
     for point in sorted(points, key=lambda curve_point: curve_point.t_s):
         by_step.setdefault(step_of(point.in_flight), []).append(point)
-    return [
-        step[at * len(step) // POINTS_KEPT] if len(step) > POINTS_KEPT else step[at]
-        for step in by_step.values()
-        for at in range(min(len(step), POINTS_KEPT))
-    ]
+    return [point for step in by_step.values() for point in evenly(step, POINTS_KEPT)]
+
+
+def evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` of the items, evenly spaced."""
+    if len(items) <= most:
+        return list(items)
+    return [items[at * len(items) // most] for at in range(most)]
 
 
 def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod | None) -> TierKnee:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon.target_profile import TargetProfiles
-from kneewatch.agent.report.inventory import stated_of
+from kneewatch.agent.report.request import stated_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.sources import load
 from kneewatch.agent.targets import table_specs

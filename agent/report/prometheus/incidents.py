@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from kneewatch.agent.report.engine import spans_of
-from kneewatch.agent.report.history import runs
-from kneewatch.agent.report.inventory import ReportRequest
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine
 from kneewatch.agent.report.prometheus.period import Configs, PeriodData, scrape_of
@@ -27,7 +23,10 @@ from kneewatch.agent.report.prometheus.queries import (
     Ranges,
 )
 from kneewatch.agent.report.prometheus.replay import SHOWN, Replay, replay_samples
-from kneewatch.agent.report.prometheus.resolution import Floats, Steps
+from kneewatch.agent.report.prometheus.resolution import Steps
+from kneewatch.agent.report.request import ReportRequest
+from kneewatch.agent.report.series import Floats, Truths, runs
+from kneewatch.agent.report.spans import spans_of
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUED_MIN
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW
@@ -36,7 +35,6 @@ from kneewatch.diagnose.engine.engine_monitor import Catalogue
 from kneewatch.diagnose.fleet.inventory import Key
 from kneewatch.reports.weekly.aggregation import Span
 from kneewatch.reports.weekly.hours import HOUR_S
-from kneewatch.reports.weekly.incidents import episodes
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
 from kneewatch.reports.weekly.observed import (
     Episode,
@@ -48,8 +46,6 @@ from kneewatch.reports.weekly.observed import (
 )
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
 from kneewatch.rules.rule import Severity
-
-Truths = npt.NDArray[np.bool_]
 
 DOWN, PREEMPTING, STALLED, CONCLUDED, QUEUED, TOO_LATE = (
     "scrapes fail",
@@ -154,11 +150,10 @@ def targets(fleet: FleetEngines, now: PeriodData) -> list[TargetObserved]:
     by_target: dict[str, TargetObserved] = {}
     running = now.gauges[RUNNING]
     for engine in fleet.members:
-        row = running.get(engine.key)
-        if row is None or engine.target in by_target or np.isnan(row).all():
+        if engine.target in by_target or not now.has(engine.key):
             continue
         by_target[engine.target] = _target(
-            engine, row, now.up.get(scrape_of(engine.member.labels)), fleet, now
+            engine, running[engine.key], now.up.get(scrape_of(engine.member.labels)), fleet, now
         )
     return list(by_target.values())
 
@@ -293,15 +288,14 @@ class IncidentSearch:
         self._ranges, self._fleet, self._now, self._configs = ranges, fleet, now, configs
         self._profile, self._wanted = profile, request
         self._catalogues: dict[str, tuple[Profile, Catalogue]] = {}
-        self.episodes: list[EpisodeObserved] = []
-        self.recommended: list[Recommended] = []
+        self._by_key: dict[Key, list[_ReplayWindow]] = {}
         self.replayed = 0
         self.coarse = 0
         self.left_out = 0
         self.unread = 0
 
     def look(self, progress: Progress) -> None:
-        """Fill `episodes` and `recommended`; counts queries in `progress`."""
+        """Replay the worst windows; counts queries in `progress`."""
         windows = [window for engine in self._fleet.members for window in self._windows(engine)]
         windows.sort(key=lambda window: (ORDER.index(window.stretch.why), -window.stretch.steps))
         chosen, rest = windows[:REPLAYED_MOST], windows[REPLAYED_MOST:]
@@ -312,11 +306,25 @@ class IncidentSearch:
         self.unread = len(read) - self.replayed
         self.left_out = sum(window.stretch.why not in CAUSES for window in rest)
         self.coarse = len(rest) - self.left_out
-        by_key: dict[Key, list[_ReplayWindow]] = {}
         for window in (*read, *rest):
-            by_key.setdefault(window.engine.key, []).append(window)
-        for engine in self._fleet.members:
-            self._engine(engine, by_key.get(engine.key, []))
+            self._by_key.setdefault(window.engine.key, []).append(window)
+
+    def held(self, engine: TierEngine) -> list[Held]:
+        """The intervals of an engine's stages and causes, and its restarts."""
+        held = [row for window in self._of(engine) for row in window.held(self._now.grid.to_s)]
+        for t_s in self._configs.starts(engine.member):
+            end_s = t_s + RESTART_NOTED_S
+            held.append(
+                Held("cause", "engine_restarted", Severity.INFO, t_s, end_s, end_s, "ended")
+            )
+        return held
+
+    def evidence_of(self, engine: TierEngine) -> Callable[[Episode, bool], EpisodeObserved]:
+        """What was observed around an engine's incidents: a replay always has the diagnosis."""
+        return lambda episode, _detailed: self._observed(engine, episode, self._of(engine))
+
+    def _of(self, engine: TierEngine) -> Sequence[_ReplayWindow]:
+        return self._by_key.get(engine.key, ())
 
     def _windows(self, engine: TierEngine) -> list[_ReplayWindow]:
         values = self._now.engine(engine.key)
@@ -359,18 +367,6 @@ class IncidentSearch:
             )
             self._catalogues[engine.tier] = profile, Catalogue.of(profile)
         return self._catalogues[engine.tier]
-
-    def _engine(self, engine: TierEngine, windows: Sequence[_ReplayWindow]) -> None:
-        grid = self._now.grid
-        held = [row for window in windows for row in window.held(grid.to_s)]
-        for t_s in self._configs.starts(engine.member):
-            end_s = t_s + RESTART_NOTED_S
-            held.append(
-                Held("cause", "engine_restarted", Severity.INFO, t_s, end_s, end_s, "ended")
-            )
-        for episode in episodes(held, from_s=grid.from_s, to_s=grid.to_s):
-            self.episodes.append(self._observed(engine, episode, windows))
-        self._advice(engine, windows)
 
     def _observed(
         self, engine: TierEngine, episode: Episode, windows: Sequence[_ReplayWindow]
@@ -423,19 +419,16 @@ class IncidentSearch:
         inside = (begins_s + self._now.at.step_s > episode.start_s) & (begins_s < episode.until_s)
         return Span(counts={PREEMPTIONS: float(np.nansum(row[inside]))})
 
-    def _advice(self, engine: TierEngine, windows: Sequence[_ReplayWindow]) -> None:
+    def recommended(self, engine: TierEngine) -> list[Recommended]:
+        """The recommendations that the replays of an engine made, each once."""
         advice: dict[str, tuple[Mapping[str, Any], float, float]] = {}
-        for window in windows:
+        for window in self._of(engine):
             for key, (document, first_s, last_s) in (
                 window.replay.recommended.items() if window.replay is not None else ()
             ):
-                before = advice.get(key)
-                advice[key] = (
-                    (document, first_s, last_s)
-                    if before is None
-                    else (before[0], min(before[1], first_s), max(before[2], last_s))
-                )
-        self.recommended += [
+                before = advice.get(key, (document, first_s, last_s))
+                advice[key] = before[0], min(before[1], first_s), max(before[2], last_s)
+        return [
             Recommended(
                 tier=engine.tier,
                 target=engine.target,

@@ -9,11 +9,11 @@ import numpy as np
 
 from kneewatch.agent.fleet.queries import MATCHER, PRESENCE, QueryScope
 from kneewatch.agent.fleet.snapshot import with_gpus
-from kneewatch.agent.report.inventory import UNNAMED, ReportRequest
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.queries import Query, Ranges
 from kneewatch.agent.report.prometheus.resolution import RowKey, Steps
-from kneewatch.collector.errors import CollectError, SettingsError
+from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
+from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.dashboards.prometheus.hourly_totals import NAMES
@@ -24,7 +24,6 @@ USUAL_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 NEAR = 0.1
 """A measured scrape interval this close to a usual one is taken as the usual one."""
 
-NAMED_MOST = 20
 CLOCKED = "sm_clock_mhz"
 """The GPU figure whose series carry the GPU model."""
 
@@ -119,7 +118,9 @@ def fleet_engines(
     asking = asking.for_engines(shape.by, series)
     shape, _ = with_gpus(shape, {CLOCKED: _gpus(ranges, from_s, request.grid.to_s)})
     everyone = [_tier_engine(member, request) for member in shape.members]
-    _check(everyone, request)
+    replicas = [engine.target for engine in everyone]
+    existing = [*replicas, *(engine.member.name for engine in everyone)]
+    check_names("target", request.targets, existing, "this period", replicas)
     members = tuple(engine for engine in everyone if _asked_for(engine, request))
     return FleetEngines(
         shape=shape,
@@ -128,16 +129,6 @@ def fleet_engines(
         parts=_parts(everyone, members, names, asking),
         scrape_s=_scrape_s(ranges, asking, request.grid.from_s, request.grid.to_s),
     )
-
-
-def _check(everyone: Sequence[TierEngine], request: ReportRequest) -> None:
-    names = {name for engine in everyone for name in (engine.target, engine.member.name)}
-    for target in request.targets:
-        if target not in names:
-            existing = ", ".join(sorted(engine.target for engine in everyone)[:NAMED_MOST])
-            raise SettingsError(
-                f"--target {target}: no such replica in this time; there are {existing}"
-            )
 
 
 def _labels(ranges: Ranges, asking: QueryScope, from_s: float, to_s: float) -> list[Labels]:
@@ -176,10 +167,9 @@ def _back_from(to_s: float, step_s: float, span_s: float) -> Steps:
 
 
 def _tier_engine(member: Member, request: ReportRequest) -> TierEngine:
-    model, card = member.model or UNNAMED, request.stated(member.replica).stated.gpu
-    if member.tier:
-        return TierEngine(member, f"{model} on {member.tier}", card.id if card else member.tier)
-    return TierEngine(member, f"{model}@{card.id}" if card else model, card.id if card else "")
+    card = request.stated(member.replica).stated.gpu
+    gpu = card.id if card else ""
+    return TierEngine(member, tier_name(member.model, member.tier, gpu), gpu or member.tier)
 
 
 def _asked_for(engine: TierEngine, request: ReportRequest) -> bool:

@@ -11,25 +11,24 @@ import numpy as np
 
 from kneewatch.agent.fleet.queries import QueryScope
 from kneewatch.agent.fleet.snapshot import Place, places, places_of
-from kneewatch.agent.report.history import Signals
 from kneewatch.agent.report.prometheus import queries
-from kneewatch.agent.report.prometheus.aggregation import (
+from kneewatch.agent.report.prometheus.hourly_counters import (
     BUCKETS,
     Hours,
     added,
     merge_parts,
     tallies_of,
 )
-from kneewatch.agent.report.prometheus.inventory import FleetEngines, TierEngine, frozen
+from kneewatch.agent.report.prometheus.inventory import FleetEngines, frozen
 from kneewatch.agent.report.prometheus.queries import PROCESS, Query, Ranges
 from kneewatch.agent.report.prometheus.resolution import (
-    Floats,
     Resolution,
     RowKey,
     Rows,
     Steps,
     steps,
 )
+from kneewatch.agent.report.series import Floats, Signals
 from kneewatch.collector.signals.expr import any_of
 from kneewatch.collector.signals.vllm import TTFT, TTFT_BOUNDS_S
 from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS
@@ -38,6 +37,7 @@ from kneewatch.diagnose.fleet.inventory import Key, Labels, Member
 from kneewatch.diagnose.learned.knee import POINT_SIGNALS
 from kneewatch.reports.weekly.aggregation import Tally
 from kneewatch.reports.weekly.hours import Grid
+from kneewatch.reports.weekly.knee import evenly
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, TALLIES
 
 
@@ -94,6 +94,11 @@ class PeriodData:
     configs: Rows
     curve: Mapping[Key, Signals]
     recorded: tuple[str, ...]
+
+    def has(self, key: Key) -> bool:
+        """Whether an engine was present in the period."""
+        row = self.gauges[RUNNING].get(key)
+        return row is not None and not np.isnan(row).all()
 
     def counted(self, groups: Sequence[RowKey]) -> dict[str, Floats]:
         """Counters per hour, summed over `groups`; counters without data are left out."""
@@ -262,7 +267,7 @@ class PeriodReader:
         """Curve windows of some engines per tier; recorded signals are used if all have them."""
         fleet = self._fleet
         chosen = [
-            engine for tier in fleet.tiers() for engine in _evenly(fleet.of(tier), CURVES_MOST)
+            engine for tier in fleet.tiers() for engine in evenly(fleet.of(tier), CURVES_MOST)
         ]
         only = ",".join(
             any_of(name, [engine.member.labels.get(name, "") for engine in chosen])
@@ -329,12 +334,6 @@ def _disturbing(rows: Rows) -> Rows:
 
 def _with_window(fleet: FleetEngines, window_s: float) -> QueryScope:
     return replace(fleet.asking, window_s=window_s)
-
-
-def _evenly(members: Sequence[TierEngine], most: int) -> list[TierEngine]:
-    if len(members) <= most:
-        return list(members)
-    return [members[at * len(members) // most] for at in range(most)]
 
 
 # --- Configurations and process starts ------------------------------------------------------------

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from kneewatch.agent.report.engine import METRICS
-from kneewatch.agent.report.history import Counted, Floats, Increases, Signals
+from kneewatch.agent.report.increases import Counted, Increases
+from kneewatch.agent.report.series import Floats, Signals
+from kneewatch.agent.report.spans import METRICS
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.history import Column
 from kneewatch.collector.prometheus.responses import Track

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from kneewatch.agent.report.series import Floats
 from kneewatch.reports.weekly.hours import HOUR_S, Grid, Slot
 
-Floats = npt.NDArray[np.float64]
 RowKey = tuple[Any, ...]
 """What a row of an answer is called: values of labels."""
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from kneewatch.agent.report.prometheus.aggregation import Gauges, added, tallies_of
+from kneewatch.agent.report.prometheus.hourly_counters import added, tallies_of
 from kneewatch.agent.report.prometheus.incidents import (
     DOWN,
     PREEMPTING,
@@ -26,9 +26,11 @@ from kneewatch.agent.report.prometheus.resolution import (
     steps,
     unit_s,
 )
+from kneewatch.agent.report.prometheus.tier_totals import gauges_of
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
+from kneewatch.reports.weekly.aggregation import SERVING
 from kneewatch.reports.weekly.hours import DAY_S, HOUR_S, grid
-from kneewatch.reports.weekly.measures import RUNNING, WAITING
+from kneewatch.reports.weekly.measures import KV_USAGE, RUNNING, WAITING
 
 TO_S = 1_795_262_400.0
 NAN = math.nan
@@ -90,16 +92,15 @@ def test_the_hottest_engine_is_not_hidden_by_the_mean() -> None:
     rows: dict[str, Rows] = {
         RUNNING: {("a",): row(2.0, NAN), ("b",): row(10.0, 0.0)},
         WAITING: {("b",): row(0.0, 0.0)},
+        KV_USAGE: {("b",): row(0.5, 0.1)},
     }
-    gauges = Gauges.of(period, at, [("a",), ("b",)], rows)
-    first, second = gauges.levels(RUNNING)
-    assert first is not None
-    assert second is not None
+    gauges = gauges_of(period, at, [("a",), ("b",)], rows)
+    first, second = (levels[RUNNING] for levels in gauges.levels)
     assert (first.mean, first.high, first.top, first.known_s) == (6.0, 10.0, 10.0, 7200.0)
     assert (second.mean, second.known_s) == (0.0, 3600.0)
     assert gauges.watched_s.tolist() == [[3600.0, 0.0], [3600.0, 3600.0]]
-    assert gauges.idle_s().tolist() == [[0.0, 0.0], [0.0, 3600.0]]
-    assert gauges.levels(RUNNING, serving=True)[1] is None
+    assert gauges.idle_s.tolist() == [[0.0, 0.0], [0.0, 3600.0]]
+    assert [KV_USAGE + SERVING in levels for levels in gauges.levels] == [True, False]
 
 
 def test_a_gpu_is_its_pods_before_its_nodes() -> None:

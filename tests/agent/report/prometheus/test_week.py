@@ -249,7 +249,7 @@ def test_a_daemon_without_targets_of_its_own_reports_its_fleet(
     [
         (("--selector", 'namespace="none"'), "no series of vLLM servers that match"),
         (("--selector", "up{"), "--selector"),
-        (("--target", "nobody"), "no such replica in this time; there are chat-0"),
+        (("--target", "nobody"), "no such target in this period; it has chat-0"),
         (("--fleet-label", "rack=x"), "no part 'rack'"),
         (("--to", str(END_S - 30 * 86_400)), "no series of vLLM servers"),
     ],

@@ -1,36 +1,25 @@
-"""Aggregation: counters and histograms by the hour, and the totals of a tier. I/O edge."""
+"""Hourly increases of counters and histograms, summed by the server or by its rules. I/O edge."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
 from kneewatch.agent.fleet.queries import QueryScope
-from kneewatch.agent.report.engine import IDLE_RUNNING, with_eviction
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import FleetEngines, Part
 from kneewatch.agent.report.prometheus.queries import Query, Ranges
-from kneewatch.agent.report.prometheus.resolution import Floats, RowKey, Rows, Steps
+from kneewatch.agent.report.prometheus.resolution import RowKey, Rows, Steps
+from kneewatch.agent.report.series import Floats, Truths
 from kneewatch.dashboards.prometheus.hourly_totals import COUNTERS, STEP_S
 from kneewatch.diagnose.fleet.inventory import Labels
-from kneewatch.reports.weekly.aggregation import SERVING, Level, Span, Tally
+from kneewatch.reports.weekly.aggregation import Tally
 from kneewatch.reports.weekly.hours import Grid
-from kneewatch.reports.weekly.measures import (
-    EVICTED,
-    PREEMPTIONS,
-    RUNNING,
-    SERVED_ONLY,
-    TALLIES,
-    WAITING,
-)
-
-Truths = npt.NDArray[np.bool_]
+from kneewatch.reports.weekly.measures import TALLIES
 
 BUCKETS = 20
 """Approximate number of buckets of a vLLM histogram, to estimate a query's size."""
@@ -142,107 +131,6 @@ def _bucket(part: Part, labels: Labels) -> RowKey:
     return part.key(labels), float(labels["le"])
 
 
-# --- Tier totals: hourly counters and histograms from the server, gauges from arrays -------------
-
-
-Places = npt.NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """A tier's gauges by engine and step. Shapes: each of `values` (engines, steps), NaN where
-    unknown; `slot` (steps,), the hour that each step is in; `watched_s` (engines, slots)."""
-
-    steps: Steps
-    slot: Places
-    hours: int
-    values: Mapping[str, Floats]
-    watched_s: Floats
-
-    @classmethod
-    def of(cls, grid: Grid, at: Steps, keys: Sequence[RowKey], rows: Mapping[str, Rows]) -> Gauges:
-        """The gauges of the engines in `keys`; gauges that no engine exports are left out."""
-        nothing = np.full(at.count, np.nan)
-        slot = np.searchsorted(np.array(grid.edges_s), at.begins_s + 1e-3, side="right") - 1
-        values = {
-            name: np.array([gauge_rows.get(key, nothing) for key in keys])
-            for name, gauge_rows in rows.items()
-            if name == RUNNING or any(key in gauge_rows for key in keys)
-        }
-        there = ~np.isnan(values[RUNNING])
-        watched_s = _by_slot(np.where(there, at.step_s, 0.0), slot, len(grid.slots))
-        return cls(at, slot, len(grid.slots), values, watched_s)
-
-    def idle_s(self) -> Floats:
-        """Idle seconds: running below IDLE_RUNNING, no queue. Shape: (engines, slots)."""
-        waiting = self.values.get(WAITING, np.zeros_like(self.values[RUNNING]))
-        idle = (self.values[RUNNING] < IDLE_RUNNING) & (np.nan_to_num(waiting) < 1)
-        return _by_slot(np.where(idle, self.steps.step_s, 0.0), self.slot, self.hours)
-
-    def levels(self, name: str, *, serving: bool = False) -> list[Level | None]:
-        """A gauge per hour over all engines; None for hours without data."""
-        values = self.values[name]
-        if serving:
-            values = np.where(self.values[RUNNING] > 0, values, np.nan)
-        present = ~np.isnan(values)
-        seconds = _by_slot(present * self.steps.step_s, self.slot, self.hours)
-        sums = _by_slot(np.nan_to_num(values) * self.steps.step_s, self.slot, self.hours)
-        highs = np.full(self.hours, -np.inf)
-        np.maximum.at(highs, self.slot, np.where(present, values, -np.inf).max(axis=0))
-        means = np.divide(sums, seconds, out=np.full_like(sums, -np.inf), where=seconds > 0)
-        by_hour: list[Level | None] = []
-        for at in range(self.hours):
-            known_s = float(seconds[:, at].sum())
-            by_hour.append(
-                Level(
-                    float(sums[:, at].sum()) / known_s,
-                    float(highs[at]),
-                    known_s,
-                    float(means[:, at].max()),
-                )
-                if known_s > 0
-                else None
-            )
-        return by_hour
-
-
-def spans(
-    gauges: Gauges,
-    counts: Mapping[str, Floats],
-    tallies: Mapping[str, Sequence[Tally | None]],
-    preempted: Floats | None,
-    capacity_tokens: float | None,
-) -> list[Span]:
-    """The hours of a tier. `preempted` (engines, slots): the worst engine sets the peak."""
-    named = {name: gauges.levels(name) for name in gauges.values} | {
-        name + SERVING: gauges.levels(name, serving=True)
-        for name in SERVED_ONLY
-        if name in gauges.values
-    }
-    worst = _worst_eviction(gauges, preempted)
-    by_hour: list[Span] = []
-    for at in range(gauges.hours):
-        levels = {name: level for name, hours in named.items() if (level := hours[at])}
-        gained = {name: float(row[at]) for name, row in counts.items() if not math.isnan(row[at])}
-        levels = with_eviction(levels, gained.get(PREEMPTIONS))
-        if EVICTED in levels and worst is not None:
-            mean = levels[EVICTED]
-            top = max(mean.top, float(worst[at]))
-            levels[EVICTED] = Level(mean.mean, top, mean.known_s, top)
-        if capacity_tokens is not None and levels:
-            levels["kv_capacity_tokens"] = Level(
-                capacity_tokens, capacity_tokens, 1.0, capacity_tokens
-            )
-        by_hour.append(
-            Span(
-                counts=gained,
-                tallies={name: tally for name, hours in tallies.items() if (tally := hours[at])},
-                levels=levels,
-            )
-        )
-    return by_hour
-
-
 def tallies_of(buckets: Mapping[float, Floats], sums: Floats, hours: int) -> list[Tally | None]:
     """A histogram per hour with the buckets present in that hour; None without +Inf bucket."""
     bounds = sorted(buckets)
@@ -273,22 +161,3 @@ def added(rows: Sequence[Floats], hours: int) -> Floats:
         return np.full(hours, np.nan)
     whole = np.array(rows)
     return np.where(np.isnan(whole).all(axis=0), np.nan, np.nansum(whole, axis=0))
-
-
-def _worst_eviction(gauges: Gauges, preempted: Floats | None) -> Floats | None:
-    """The highest preemption ratio of any engine per hour: preemptions/running/s."""
-    if preempted is None:
-        return None
-    running = np.nan_to_num(gauges.values[RUNNING]) * gauges.steps.step_s
-    running_s = _by_slot(running, gauges.slot, gauges.hours)
-    ratios = np.divide(
-        np.nan_to_num(preempted), running_s, out=np.zeros_like(running_s), where=running_s > 0
-    )
-    highest: Floats = ratios.max(axis=0)
-    return highest
-
-
-def _by_slot(values: Floats, slot: Places, hours: int) -> Floats:
-    sums = np.zeros((len(values), hours))
-    np.add.at(sums.T, slot, values.T)
-    return sums

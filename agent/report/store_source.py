@@ -1,0 +1,395 @@
+"""The history store as a report's source. I/O edge.
+
+Reads one engine after another: memory holds the numbers of one engine at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kneewatch.agent.report.curve import in_flight, points
+from kneewatch.agent.report.history import History
+from kneewatch.agent.report.increases import Increases
+from kneewatch.agent.report.period_source import EnginePeriod, Remarks, ReportProgress
+from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
+from kneewatch.agent.report.series import Signals, gap_s, in_order, runs, usual_step_s
+from kneewatch.agent.report.spans import METRICS, MINUTE_S, spans_of
+from kneewatch.agent.store.records import Scrapes, StoredEngine
+from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.diagnose.learned.knee import POINT_SIGNALS
+from kneewatch.reports.weekly.hours import HOUR_S, Grid
+from kneewatch.reports.weekly.incidents import BRIDGED_S
+from kneewatch.reports.weekly.measures import LEVELS
+from kneewatch.reports.weekly.observed import (
+    Configured,
+    EngineObserved,
+    Episode,
+    EpisodeObserved,
+    Held,
+    Recommended,
+    TargetObserved,
+    TierTotals,
+    Unread,
+)
+from kneewatch.rules.rule import WORDS
+
+MARGIN_S = 120.0
+"""Counters are stored once a minute: those around the period's bounds are needed as well."""
+
+AROUND_S = 600.0
+"""An incident's signals are shown for this long before and after it."""
+
+SHOWN = ("ttft_p99_s", "kv_usage_ratio", "waiting", "running")
+SHOWN_MOST = 4
+CITED_MOST = 2
+"""Signals shown of an incident: the first ones that its cause cites, then the usual ones."""
+
+NOTHING_READ = "every signal"
+
+LOOKS = (0.5, 0.25, 0.75, 0.05, 0.95)
+"""Positions in an incident (0-1) at which its stored diagnosis is looked up."""
+
+SEVERITY = {word: severity for severity, word in WORDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An engine and its tier; `document` is its newest diagnosis of the period.
+
+    A target that was unreachable at first is stored as an engine without a name. It has
+    incidents, but does not count as an engine if the target has others (`counts` is false).
+    """
+
+    engine: StoredEngine
+    tier: str
+    gpu: str
+    document: dict[str, Any] | None
+    counts: bool = True
+
+
+class StoreSource:
+    """Reads a report's periods from the history store."""
+
+    def __init__(self, history: History, request: ReportRequest, progress: ReportProgress) -> None:
+        """Finds the requested engines.
+
+        Raises:
+            SettingsError: a requested target or tier does not exist.
+        """
+        self._history, self._request, self._progress = history, request, progress
+        targets = [engine.target for engine in history.engines()]
+        check_names("target", request.targets, targets, "the history", targets)
+        self._members = members_of(history, request)
+        self._targets = [*dict.fromkeys(member.engine.target for member in self._members)]
+        self._steps = len(self._members) + len(self._targets)
+
+    @property
+    def name(self) -> str:
+        """The store's file."""
+        return f"kneewatch's own history ({self._history.path.name})"
+
+    def engines(self) -> Iterator[EnginePeriod]:
+        """The requested engines, each read when it is asked for."""
+        for done, member in enumerate(self._members):
+            self._progress(done, self._steps)
+            yield _engine(self._history, member, self._request)
+
+    def totals(self, tier: str) -> tuple[TierTotals, TierTotals]:
+        """Empty: the store has the figures of each engine."""
+        return TierTotals(), TierTotals()
+
+    def targets(self) -> Iterator[TargetObserved]:
+        """Scrapes, failures and gaps of each target since it was first seen."""
+        grid = self._request.grid
+        for done, target in enumerate(self._targets, len(self._members)):
+            self._progress(done, self._steps)
+            firsts_s = (m.engine.first_s for m in self._members if m.engine.target == target)
+            from_s = max(grid.from_s, min(firsts_s))
+            if from_s < grid.to_s:
+                scrapes = self._history.scrapes(target, from_s=from_s, to_s=grid.to_s)
+                yield target_observed(target, scrapes, from_s=from_s, to_s=grid.to_s)
+        self._progress(self._steps, self._steps)
+
+    def remarks(self) -> Remarks:
+        """None: the report's own methods describe the store."""
+        return Remarks()
+
+
+# --- Which engines -------------------------------------------------------------------------------
+
+
+def members_of(history: History, request: ReportRequest) -> list[Member]:
+    """The requested engines of both periods.
+
+    Raises:
+        SettingsError: there are engines, but none in a requested tier.
+    """
+    grids = [grid for grid in (request.grid, request.before) if grid]
+    members = [
+        _member(history, engine, request)
+        for engine in history.engines()
+        if (not request.targets or engine.target in request.targets)
+        and any(seen(engine, grid.from_s, grid.to_s) for grid in grids)
+    ]
+    named = {member.engine.target: member.tier for member in members if member.engine.model}
+    placed = [
+        replace(member, tier=named[member.engine.target], counts=False)
+        if not member.engine.model and member.engine.target in named
+        else member
+        for member in members
+    ]
+    if placed:
+        names = set[str]().union(*map(names_of, placed))
+        tiers = [member.tier for member in placed]
+        check_names("tier", request.tiers, names, "that period", tiers)
+    return [
+        member for member in placed if not request.tiers or names_of(member) & set(request.tiers)
+    ]
+
+
+def names_of(member: Member) -> set[str]:
+    """Names that select the engine's tier: the report's name for it, or its `tier` label."""
+    return {member.tier, member.engine.labels.get("tier") or member.tier}
+
+
+def seen(engine: StoredEngine, from_s: float, to_s: float) -> bool:
+    """Whether an engine was present in a period."""
+    return engine.first_s < to_s and engine.last_s >= from_s
+
+
+def _member(history: History, engine: StoredEngine, request: ReportRequest) -> Member:
+    document = history.document(engine.id, min(engine.last_s, request.grid.to_s))
+    tier = (document or {}).get("tier") or engine.labels.get("tier") or ""
+    gpu = request.stated(engine.target).stated.gpu
+    name = gpu.id if gpu else ""
+    return Member(engine, tier_name(engine.model, tier, name), name, document)
+
+
+# --- One engine: its period, its incidents, its advice --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHistory:
+    """An engine's numbers over a period."""
+
+    engine: StoredEngine
+    grid: Grid
+    signals: Signals
+    increases: Increases
+    window_s: float
+
+    @classmethod
+    def read(
+        cls, history: History, engine: StoredEngine, grid: Grid, window_s: float
+    ) -> EngineHistory:
+        """Reads them."""
+        span = {"from_s": grid.from_s - MARGIN_S, "to_s": grid.to_s + MARGIN_S}
+        keys = tuple(dict.fromkeys((*LEVELS, *POINT_SIGNALS)))
+        changes = history.configs(engine.id, **span)
+        increases = Increases(
+            history.counter_arrays(engine.id, METRICS, **span),
+            restarts_s=[change.t_s for change in changes if change.restart],
+        )
+        signals = history.signal_arrays(engine.id, keys, from_s=grid.from_s, to_s=grid.to_s)
+        return cls(engine, grid, signals, increases, window_s)
+
+    def observed(
+        self, config: Mapping[str, str], unknown: Mapping[str, str], *, curve: bool
+    ) -> EngineObserved:
+        """The engine over the period; with `curve` its windows too."""
+        engine, signals = self.engine, self.signals
+        return EngineObserved(
+            target=engine.target,
+            engine=engine.engine,
+            replica=engine.replica,
+            first_s=max(engine.first_s, self.grid.from_s),
+            last_s=min(engine.last_s, self.grid.to_s),
+            spans=spans_of(signals, self.increases, np.array(self.grid.edges_s)),
+            minutes=self._arrivals(),
+            points=points(signals, window_s=self.window_s) if curve else (),
+            in_flight=in_flight(signals, window_s=self.window_s) if curve else None,
+            config=config,
+            unknown=unknown,
+        )
+
+    def _arrivals(self) -> list[float]:
+        """Requests that began in each minute; NaN where the counters do not cover it."""
+        edges_s = np.arange(self.grid.from_s, self.grid.to_s + MINUTE_S, MINUTE_S)
+        begun = self.increases.between((TTFT, "count"), edges_s)
+        if begun is None:
+            return []
+        covered = self.increases.covered(edges_s, gap_s=0.0)
+        rates: list[float] = np.where(covered > 0.5 * MINUTE_S, begun, np.nan).tolist()
+        return rates
+
+    def incident(
+        self, history: History, episode: Episode, document: Mapping[str, Any] | None, tier: str
+    ) -> EpisodeObserved:
+        """An incident with what was counted and seen around it."""
+        start_s, until_s = episode.start_s, max(episode.until_s, episode.start_s + 1.0)
+        edges_s = np.array([start_s - HOUR_S, start_s, until_s])
+        hour_before, during = spans_of(self.signals, self.increases, edges_s)
+        around = history.signal_arrays(
+            self.engine.id,
+            shown(episode, document),
+            from_s=max(start_s - AROUND_S, self.grid.from_s),
+            to_s=min(until_s + AROUND_S, self.grid.to_s),
+        )
+        return EpisodeObserved(
+            tier=tier,
+            target=self.engine.target,
+            engine=self.engine.engine,
+            episode=episode,
+            document=document,
+            during=during,
+            hour_before=hour_before,
+            series={
+                key: (around.times.tolist(), values.tolist())
+                for key, values in around.values.items()
+            },
+        )
+
+
+def _engine(history: History, member: Member, request: ReportRequest) -> EnginePeriod:
+    engine, grid, before = member.engine, request.grid, None
+    if (
+        member.counts
+        and request.before is not None
+        and seen(engine, request.before.from_s, request.before.to_s)
+    ):
+        numbers = EngineHistory.read(history, engine, request.before, request.window_s)
+        before = numbers.observed({}, {}, curve=False)
+    numbers = EngineHistory.read(history, engine, grid, request.window_s)
+
+    def evidence(episode: Episode, detailed: bool) -> EpisodeObserved:
+        document = _document(history, engine.id, episode) if detailed else None
+        return numbers.incident(history, episode, document, member.tier)
+
+    period = EnginePeriod(
+        engine.target, engine.model, member.tier, member.gpu, evidence, before=before
+    )
+    if not seen(engine, grid.from_s, grid.to_s):
+        return period
+    changes = history.configs(engine.id, from_s=-1e18, to_s=grid.to_s)
+    config: Mapping[str, str] = changes[-1].after if changes else {}
+    intervals = history.intervals(
+        from_s=grid.from_s - BRIDGED_S,
+        to_s=grid.to_s,
+        engine_id=engine.id,
+        kinds=("stage", "cause"),
+    )
+    return replace(
+        period,
+        now=numbers.observed(config, unknown_of(member.document), curve=True)
+        if member.counts
+        else None,
+        held=[
+            Held(row.kind, row.id, row.severity, row.start_s, row.end_s, row.last_s, row.ended)
+            for row in intervals
+        ],
+        recommended=_recommended(history, member, grid),
+        configured=[
+            Configured(
+                change.t_s, engine.target, engine.engine, change.before, change.after,
+                change.restart,
+            )
+            for change in changes
+            if change.t_s >= grid.from_s
+        ],
+    )  # fmt: skip
+
+
+def _document(history: History, engine_id: int, episode: Episode) -> dict[str, Any] | None:
+    """The stored diagnosis in which the incident's cause is at its worst; None without one."""
+    best: dict[str, Any] | None = None
+    best_rank = (-1, 0.0)
+    own = [interval for interval in episode.causes if interval.id == episode.cause] or [
+        *episode.stages
+    ]
+    longest = max(
+        own, key=lambda interval: (interval.severity, interval.until_s - interval.start_s)
+    )
+    for look in LOOKS:
+        at_s = longest.start_s + look * (longest.until_s - longest.start_s)
+        document = history.document(engine_id, at_s)
+        for cause in document["causes"] if document else ():
+            rank = int(SEVERITY[cause["severity"]]), float(cause["confidence"])
+            if cause["id"] == episode.cause and rank > best_rank:
+                best, best_rank = document, rank
+        if best_rank[0] >= longest.severity:
+            break
+    return best
+
+
+def _recommended(history: History, member: Member, grid: Grid) -> list[Recommended]:
+    engine = member.engine
+    rows = history.recommendations(from_s=grid.from_s, to_s=grid.to_s, engine_id=engine.id)
+    return [
+        Recommended(
+            tier=member.tier,
+            target=engine.target,
+            engine=engine.engine,
+            document=row.document,
+            fate=row.outcome,
+            first_s=row.first_s,
+            last_s=row.last_s,
+            applied_s=row.applied_s,
+            predicted=row.predicted,
+            measured=row.measured,
+        )
+        for row in rows
+    ]
+
+
+def shown(episode: Episode, document: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The signals to show: TTFT always, for it tells who was late."""
+    causes: Sequence[Mapping[str, Any]] = document["causes"] if document else ()
+    cited = [
+        str(item["signal"])
+        for cause in causes
+        if cause["id"] == episode.cause and episode.kind != "cascade"
+        for item in cause["evidence"][:CITED_MOST]
+    ]
+    return tuple(dict.fromkeys((SHOWN[0], *cited, *SHOWN)))[:SHOWN_MOST]
+
+
+def unknown_of(document: Mapping[str, Any] | None) -> dict[str, str]:
+    """Signals that a diagnosis could not have, and why."""
+    lines: Sequence[str] = document["unknown"] if document else ()
+    pairs = (line.partition(": ") for line in lines)
+    return {key: why for key, _, why in pairs if why and key != NOTHING_READ}
+
+
+# --- Scrapes of a target: failures and gaps -------------------------------------------------------
+
+
+def target_observed(target: str, scrapes: Scrapes, *, from_s: float, to_s: float) -> TargetObserved:
+    """Scrapes, failures and gaps of a target. `from_s` is the later of the period's start and the
+    target's first scrape ever, so that the time before it is not a gap."""
+    times = np.asarray(scrapes.times)
+    places = np.flatnonzero(in_order(times))
+    times, failed = times[places], np.isin(places, list(scrapes.failed))
+    usual_s, gap = usual_step_s(times), gap_s(times)
+    # A failure lasts until the next scrape; a row of failures has the reason of the first.
+    ends = np.append(times[1:], times[-1:] + usual_s)
+    unread = [
+        Unread(float(times[run[0]]), float(ends[run[-1]]), scrapes.failed[int(places[run[0]])])
+        for run in runs(failed)
+    ]
+    bounds = np.concatenate(([from_s], times, [to_s]))
+    for at in np.flatnonzero(np.diff(bounds) > gap).tolist():
+        unread.append(Unread(float(bounds[at]), float(bounds[at + 1]), ""))
+    unread.sort(key=lambda gap: gap.from_s)
+    lost_s = sum(gap.to_s - gap.from_s for gap in unread)
+    return TargetObserved(
+        target=target,
+        scrapes=len(times),
+        failed=int(failed.sum()),
+        interval_s=usual_s or None,
+        watched_s=max(to_s - from_s - lost_s, 0.0) if len(times) else 0.0,
+        unread=unread,
+    )
