@@ -22,13 +22,13 @@ from kneewatch.dashboards.prometheus.rule_files import rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import HELP
-from kneewatch.reports.weekly.report import report_schema
 from kneewatch.rules.guide_tables import ROWS
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.rule import Rule
 from tests.api_examples import api_examples
 from tests.reference_pages import reference_pages
+from tests.report_schema import report_schema
 
 ID_ENUM = '"description": "Stable name of a cause.",\n      "enum": ['
 ROOT = Path(__file__).parent.parent

@@ -1,13 +1,9 @@
-"""The whole report as values, as JSON, and its JSON schema. Pure."""
+"""The whole report as values and as JSON. Pure."""
 
 from __future__ import annotations
 
-import json
-import types
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from math import isfinite
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -238,94 +234,11 @@ class WeeklyReport:
 
 
 def document(report: WeeklyReport) -> dict[str, Any]:
-    """The JSON document of a report: every field by its own name, no NaN, no infinities."""
-    return {"schema": SCHEMA, **_plain(report)}
+    """The JSON document of a report: every field by its own name; null for what is not finite."""
+    fields: dict[str, Any] = orjson.loads(orjson.dumps(report, default=dict))
+    return {"schema": SCHEMA, **fields}
 
 
 def render_json(report: WeeklyReport) -> str:
     """The document as text, with a line end."""
     return orjson.dumps(document(report), option=orjson.OPT_INDENT_2).decode() + "\n"
-
-
-def _plain(value: object) -> Any:  # noqa: ANN401 - whatever JSON holds
-    """A value of the model as JSON has it; a number that JSON cannot hold becomes null."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if value is None or isinstance(value, (str, int)):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        items = cast("Mapping[object, object]", value).items()
-        return {str(key): _plain(item) for key, item in items}
-    return [_plain(item) for item in cast("Sequence[object]", value)]
-
-
-# --- The JSON schema kneewatch.report/1, made from the report's own types and their words ---------
-
-
-PLAIN: Mapping[object, str] = {float: "number", int: "integer", str: "string", bool: "boolean"}
-ABOUT = (
-    "What `kneewatch report --format json` prints, and all that the other formats show. Times are "
-    "unix seconds; a quantity's unit ends its key, or is in `unit` beside it. null means that a "
-    "figure cannot be had: `missing` says why. Keys are only ever added within version 1."
-)
-
-
-def report_schema() -> str:
-    """The schema as text, with a line end."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-def schema() -> dict[str, Any]:
-    """The schema; each type of the model is one of its definitions."""
-    definitions: dict[str, Any] = {}
-    whole = _object(WeeklyReport, definitions)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "urn:kneewatch:report:1",
-        "title": SCHEMA,
-        **whole,
-        "description": f"{ABOUT} {whole['description']}",
-        "required": ["schema", *whole["required"]],
-        "properties": {"schema": {"const": SCHEMA}, **whole["properties"]},
-        "$defs": dict(sorted(definitions.items())),
-    }
-
-
-def _object(kind: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]
-    return {
-        "description": " ".join((kind.__doc__ or "").split()),
-        "type": "object",
-        "required": names,
-        "properties": {name: _of(hints[name], definitions) for name in names},
-        "additionalProperties": True,
-    }
-
-
-def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - a type's own form
-    """The schema of a field's type."""
-    if hint in PLAIN:
-        return {"type": PLAIN[hint]}
-    if is_dataclass(hint) and isinstance(hint, type):
-        name = hint.__name__
-        if name not in definitions:
-            definitions[name] = {}
-            definitions[name] = _object(hint, definitions)
-        return {"$ref": f"#/$defs/{name}"}
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (types.UnionType, Union):
-        return {
-            "anyOf": [_of(option, definitions) for option in inner if option is not type(None)]
-            + [_NULL]
-        }
-    if origin is tuple:
-        return {"type": "array", "items": _of(inner[0], definitions)}
-    if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": _of(inner[1], definitions)}
-    raise TypeError(f"no JSON is known of {hint}")
-
-
-_NULL = {"type": "null"}

@@ -29,10 +29,11 @@ from kneewatch.reports.weekly.observed import (
     TierStated,
     WorkloadStated,
 )
-from kneewatch.reports.weekly.report import WeeklyReport, render_json, report_schema
+from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.tier_sections import TableRow
 from kneewatch.rules.guide_tables import KV_TABLE, MONITORING
 from kneewatch.rules.rule import Severity
+from tests.report_schema import report_schema
 from tests.reports.weekly.observing import (
     BEFORE,
     TO_S,
