@@ -124,7 +124,7 @@ def size_words(size: TierSize) -> str:
     if size.peak is not None:
         peak = size.peak
         parts.append(
-            f"peak {number(peak.requests)} in flight at {date(peak.t_s)} {clock(peak.t_s)} UTC, "
+            f"peak {number(peak.requests)} running at {date(peak.t_s)} {clock(peak.t_s)} UTC, "
             f"mean {number(peak.mean_requests)} over {span(peak.span_s * peak.seen_ratio)}"
         )
     return "; ".join([*parts, *([size.why] if size.why else [])])

@@ -67,7 +67,7 @@ def past_of(
     if not len(groups):
         return Past()
     lengths, recent, missing = _lengths(source, scope, groups, names, at_s)
-    query = queries.in_flight(scope, names, recorded_only=recorded_only)
+    query = queries.running_requests(scope, names, recorded_only=recorded_only)
     try:
         peaks = _peaks(source, query, groups, at_s=at_s, span_s=lookback_s)
     except CollectError as exc:

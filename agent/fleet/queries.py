@@ -23,7 +23,7 @@ from kneewatch.rules.rule import WINDOW_S
 
 _SIGNALS: Mapping[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
 
-PRESENCE, WAITING = "num_requests_running", "num_requests_waiting"
+PRESENCE = "num_requests_running"
 PREFILL = "request_prefill_kv_computed_tokens"
 
 OWN: Mapping[str, Expr] = {
@@ -279,12 +279,10 @@ def scrapes_failing(scope: QueryScope) -> str:
     return f"(up == 0) and on (job, instance) ({recent})"
 
 
-def in_flight(scope: QueryScope, groups: Iterable[str], *, recorded_only: bool) -> str:
-    """Running and waiting requests, summed over the replicas of a group."""
-    series = scope.of_vllm(PRESENCE, WAITING)
-    if recorded_only:
-        names = (recorded("running"), recorded("waiting"))
-        series = scope.series("", any_of("__name__", names))
+def running_requests(scope: QueryScope, groups: Iterable[str], *, recorded_only: bool) -> str:
+    """Running requests, summed over the replicas of a group. Queued ones are a backlog, not what
+    the load needs at once."""
+    series = scope.series(recorded("running")) if recorded_only else scope.of_vllm(PRESENCE)
     return f"sum by ({', '.join(groups)}) ({series})"
 
 

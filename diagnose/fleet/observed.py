@@ -20,7 +20,7 @@ SEEN_MIN = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Requests that ran or waited on all of a tier: the most at one moment `t_s`, and the mean.
+    """Requests that ran on all of a tier: the most at one moment `t_s`, and the mean.
 
     `span_s` is the time that was queried, `seen_ratio` the share of its steps with a value.
     """

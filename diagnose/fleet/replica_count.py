@@ -30,7 +30,9 @@ SHARED_OUT = (
     "running_avg",
     "waiting",
     "waiting_by_capacity",
+    "waiting_slope_per_s",
     "arrival_per_s",
+    "completed_per_s",
     "generation_tokens_per_s",
     "computed_prompt_tokens_per_s",
     "kv_usage_ratio",
@@ -257,13 +259,16 @@ def _more_replicas(
 ) -> Recommendation | None:
     """More replicas: for the peak with the guide's headroom, for what presses now, or none."""
     options: list[Recommendation] = []
-    requests = max(requests_each, context.demand.requests)
+    # A backlog is there once: only where the cache is what keeps requests queued do they count as
+    # if they ran.
+    evicting = _engines_ratio(tier, evicting=True) >= MOST_OF
+    present = context.demand.requests if evicting else context.demand.running
     capacity = context.server.capacity_tokens
-    at_peak = at_load(replace(context, cause="kv_pressure"), requests)
+    at_peak = at_load(replace(context, cause="kv_pressure"), max(requests_each, present))
     if at_peak.demand.tokens is not None and capacity:
         ratio = at_peak.demand.tokens / capacity * (1 + HEADROOM_LOW_RATIO)
         now = tier.replicas
-        if ceil(round(now * ratio, 6)) > now or _engines_ratio(tier, evicting=True) >= MOST_OF:
+        if ceil(round(now * ratio, 6)) > now or evicting:
             options += [advice for advice in [more_replicas(at_peak)] if advice is not None]
     if _engines_ratio(tier, evicting=False) >= MOST_OF:
         queue = replace(context, cause="queue_saturation")
@@ -292,7 +297,7 @@ def _peak_words(peak: Peak, used: float) -> str:
     days = peak.span_s / DAY_S
     whole = "" if peak.seen_ratio >= 1 else f" ({peak.seen_ratio:.0%} of them seen)"
     return (
-        f"Peak of {days:.3g} days{whole}: {peak.requests:.0f} requests in flight, "
+        f"Peak of {days:.3g} days{whole}: {peak.requests:.0f} requests running, "
         f"{used:.0%} of the tier's capacity"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
@@ -29,7 +29,7 @@ from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replicas.replica_count import SAFETY_DEFAULT
 
 DRAIN_S = 300.0
-"""Time in seconds in which the added replicas must also drain the present queue."""
+"""Seconds within which a backlog should drain; replicas that only shorten the drain are extra."""
 
 MOST_TENSOR_PARALLEL = 8
 MOST_TIMES = 100.0
@@ -55,13 +55,18 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
             # The KV demand bounds the tokens/s from above, so the price per token from below.
             most_per_s = min(now * made_per_s * max(ratio, 1.0), made_per_s * total)
             numbers["usd_per_million_tokens_at_least"] = hourly * total / (most_per_s * 3600) * 1e6
+    drain_words = ""
+    if (drain := backlog_drain(context, total)) is not None:
+        numbers["backlog_drain_s"], drain_words = drain.seconds, drain.words
     assumed = "" if server.stated.replicas else " (assuming 1 replica; set --replicas)"
+    least = ceil(round(now * ratio, 6))
+    carry = f"{least} carry it, " if least < total and context.cause != "kv_pressure" else ""
     return advice(
         context,
         REPLICAS,
         [(REPLICAS, now, total)],
-        f"The load is {ratio:.1f}x the capacity of {now} replica{'s' if now > 1 else ''}{assumed}; "
-        f"with a safety factor of {SAFETY_DEFAULT:g} it needs {total} replicas.",
+        f"The load is {ratio:.2g}x the capacity of {now} replica{'s' if now > 1 else ''}{assumed}: "
+        f"{carry}{total} with a safety factor of {SAFETY_DEFAULT:g}.{drain_words}",
         before=present(context),
         predicted=numbers,
         cost_usd_per_hour=None if hourly is None else hourly * (total - now),
@@ -87,8 +92,37 @@ def _load_ratio(context: LeverContext) -> float | None:
         return demand.tokens / capacity
     if demand.served_per_s <= 0:
         return None
-    backlog_per_s = demand.waiting / DRAIN_S
-    return max(1.0, (demand.arrival_per_s + backlog_per_s) / demand.served_per_s)
+    return max(1.0, demand.arrival_per_s / demand.served_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The seconds in which the present backlog drains, and a sentence about it."""
+
+    seconds: float
+    words: str
+
+
+def backlog_drain(context: LeverContext, replicas: int) -> Drain | None:
+    """How fast this many replicas drain the queue; None where requests are served before a queue
+    forms, or where the cause is not one of rates.
+
+    The backlog is no demand: it is there once, and sizing for it grows with every minute that the
+    overload lasts.
+    """
+    demand, now = context.demand, context.server.replicas
+    queued = demand.waiting * now
+    spare_per_s = demand.served_per_s * replicas - demand.arrival_per_s * now
+    if context.cause == "kv_pressure" or queued < 1 or spare_per_s <= 0:
+        return None
+    seconds = queued / spare_per_s
+    more = ceil((queued / DRAIN_S - spare_per_s) / demand.served_per_s)
+    sooner = ""
+    if more > 0:
+        plural = "s" if more > 1 else ""
+        sooner = f"; {more} more replica{plural} meanwhile would drain it in {DRAIN_S / 60:.0f} min"
+    took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return Drain(seconds, f" The queue of {queued:.0f} requests drains in about {took}{sooner}.")
 
 
 def tensor_parallel(context: LeverContext) -> Recommendation | None:

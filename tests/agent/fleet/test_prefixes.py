@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kneewatch.agent.fleet.queries import QueryScope, in_flight
+from kneewatch.agent.fleet.queries import QueryScope, running_requests
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.collector.names.vllm_metrics import PREFIXES, VLLM_PREFIX
 from kneewatch.collector.samples import Layout, Page
@@ -64,7 +64,7 @@ def test_a_report_asks_for_all_of_them(prometheus: Prometheus) -> None:
     pages = queries.pages(asking, {"job": ""}, WINDOW_S)
     asked = {
         "presence": queries.presence(asking, WINDOW_S),
-        "in flight": in_flight(asking, ("instance",), recorded_only=False),
+        "running": running_requests(asking, ("instance",), recorded_only=False),
         **{key: queries.gauges(asking, key, WINDOW_S) for key in queries.GAUGES},
         "preempted": queries.watched(asking, queries.PREEMPTED, None, WINDOW_S),
         "late": queries.watched(asking, queries.LATE, 1.0, WINDOW_S),

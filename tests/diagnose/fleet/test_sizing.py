@@ -89,6 +89,32 @@ def test_a_tier_that_presses_its_cache_wants_more_without_any_peak_beyond() -> N
     assert size.needed > 10
 
 
+def overloaded(waiting: float, growth_per_s: float) -> list[Row]:
+    """Eight replicas that serve 4 requests/s each with all seats taken, and their queues."""
+    return rows(8, running=26.0, running_avg=26.0, running_max=26.0, waiting=waiting,
+                waiting_by_capacity=waiting, waiting_avg=waiting, waiting_min=waiting,
+                waiting_slope_per_s=growth_per_s, completed_per_s=4.0, arrival_per_s=4.0,
+                kv_usage_ratio=0.2, kv_usage_avg_ratio=0.2)  # fmt: skip
+
+
+@pytest.mark.parametrize("waiting", [20.0, 230.0, 2300.0])
+def test_a_backlog_is_no_demand(waiting: float) -> None:
+    found, size = sized(peak(208.0), *overloaded(waiting, 0.24))
+    # 6 % more arrive than are served: 8 x 1.06 = 8.48, and with the safety factor of 1.3 11.02.
+    assert size.needed == 12
+    (made,) = [one.made for one in found.advice if one.made.id == "replicas"]
+    assert "9 carry it, 12 with a safety factor of 1.3" in made.summary
+    spare_per_s = 12 * 4.0 - 8 * 4.24
+    assert made.predicted["backlog_drain_s"] == pytest.approx(8 * waiting / spare_per_s, rel=1e-3)
+
+
+def test_a_long_backlog_names_what_would_drain_it_sooner() -> None:
+    found, _ = sized(peak(208.0), *overloaded(2300.0, 0.24))
+    (made,) = [one.made for one in found.advice if one.made.id == "replicas"]
+    # 18,400 requests in 300 s are 61.3/s, 14.1/s are spare: 12 more replicas of 4/s.
+    assert "18400 requests drains in about 22 min; 12 more replicas meanwhile" in made.summary
+
+
 def test_one_hot_replica_is_no_reason_for_more() -> None:
     hot = (pod("hot"), {**SIZED, "waiting": 10.0, "running": 40.0, "running_avg": 40.0,
                         "preemption_per_s": 3.0, "arrival_per_s": 9.0})  # fmt: skip

@@ -165,9 +165,10 @@ def test_queue_replicas_by_rates() -> None:
         completed_per_s=8.0, waiting_slope_per_s=6.0
     )
     told = advised("queue_saturation", situation=queued)["replicas"]
-    # 8 served, 6 more a second queue up, 60 to be drained in 300 s: 14.2 / 8 x 1.3 = 2.3.
+    # 8 served, 6 more a second queue up: 14 / 8 x 1.3 = 2.3. The 60 that are queued are no demand.
     assert changes(told) == {"replicas": (1, 3)}
-    assert told.predicted["load_ratio"] == pytest.approx(14.2 / 8 / 3, rel=1e-3)
+    assert told.predicted["load_ratio"] == pytest.approx(14 / 8 / 3, rel=1e-3)
+    assert told.predicted["backlog_drain_s"] == pytest.approx(60 / (3 * 8 - 14), rel=1e-3)
 
 
 PINNED = CALM.but(
