@@ -25,7 +25,7 @@ $(VENV)/.dev: $(BIN)/kneewatch pyproject.toml
 	ln -sfn $(foreach p,$(PACKAGES),$(CURDIR)/$(p)) build/typing/kneewatch/
 	@touch $@
 
-run: $(BIN)/kneewatch  ## watch TARGET=http://host:8000, or play the shipped recording; Ctrl-C ends it, or FOR=60s
+run: $(BIN)/kneewatch  ## watch TARGET=http://host:8000, or play the shipped recording; Ctrl-C ends it, or FOR=2m
 	@echo "kneewatch watches $(or $(TARGET),a recording of a server that goes through the KV cascade); Ctrl-C ends it."
 	@$(BIN)/kneewatch run $(if $(TARGET),"$(TARGET)",--demo) $(if $(FOR),--for "$(FOR)")
 

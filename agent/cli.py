@@ -123,7 +123,7 @@ def diagnose(
 @setting_options(*(key for key in table.BY_KEY if key != "watch_s"))
 @click.option("--prometheus", metavar="URL", help="also watch the fleet that this system scrapes")
 @click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
-@click.option("--demo", is_flag=True, help="play the shipped recording; no history is kept")
+@click.option("--demo", is_flag=True, help="play the shipped recording; keeps no history")
 @click.option("--for", "for_s", type=SPAN, help="stop after this time; unset: on SIGTERM or Ctrl-C")
 def run(
     targets: tuple[str, ...],

@@ -48,6 +48,9 @@ DEMO = "demo.jsonl.gz"
 DEMO_WINDOW_S = 15.0
 """The phases of the shipped recording last 30 s each: a window of a minute would blur them."""
 
+DEMO_CRITICAL_AFTER_S = 80.0
+"""The shipped recording turns critical this long after its start."""
+
 
 def diagnose(target: str, settings: Settings, *, form: str) -> int:
     """Watch a target, then print the diagnosis. Returns the exit status."""

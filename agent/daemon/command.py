@@ -24,7 +24,7 @@ from kneewatch.agent import logs
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.commands import DEMO, DEMO_WINDOW_S
+from kneewatch.agent.commands import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
 from kneewatch.agent.daemon import process
 from kneewatch.agent.daemon.baselines import KNEES_EVERY_S as KNEES_EVERY_S
 from kneewatch.agent.daemon.baselines import (
@@ -92,8 +92,9 @@ def run(
     targets = [str(files("kneewatch.agent") / DEMO)] if demo else arguments
     discovery = Discovery(targets, settings, may_be_empty=prometheus is not None)
     fleet_watch = None if prometheus is None else _fleet_watch(prometheus, settings, selector)
+    note = _demo_note(settings, for_s) if demo else ""
     with _store_file(settings, demo=demo) as store_file:
-        Daemon(discovery, settings, store_file, fleet_watch).run(settings_of, for_s)
+        Daemon(discovery, settings, store_file, fleet_watch).run(settings_of, for_s, note=note)
     # Everything is closed. Freeing the memory of 1,000 targets would take seconds.
     sys.stdout.flush()
     os._exit(OK)
@@ -103,6 +104,16 @@ def _fleet_watch(url: str, settings: Settings, selector: str) -> FleetWatch:
     from kneewatch.agent.fleet.watch import FleetWatch  # here: only this needs requests
 
     return FleetWatch(url, settings, selector)
+
+
+def _demo_note(settings: Settings, for_s: float | None) -> str:
+    """When the demo turns critical, whether the run ends before that, and that no history stays."""
+    note = f"demo     healthy at first, critical after {DEMO_CRITICAL_AFTER_S:g} s"
+    if for_s is not None and for_s <= DEMO_CRITICAL_AFTER_S:
+        note += f" (--for {for_s:g}s ends before that)"
+    if not settings["store.file"]:
+        note += "; its history is deleted at exit (--store FILE keeps it)"
+    return note
 
 
 @contextmanager
@@ -173,8 +184,11 @@ class Daemon:
             self._server.bind()
             self._parts = parts.pop_all()
 
-    def run(self, settings_of: Callable[[], Settings], for_s: float | None) -> None:
-        """Run until stopped, then shut down in under 3 s, even if a part hangs."""
+    def run(
+        self, settings_of: Callable[[], Settings], for_s: float | None, *, note: str = ""
+    ) -> None:
+        """Print the addresses and the note, run until stopped, then shut down in under 3 s, even
+        if a part hangs."""
         systemd = Systemd(os.environ)
         supervisor = Supervisor(
             Parts(
@@ -210,6 +224,8 @@ class Daemon:
             click.echo(f"triage   {self._server.url}/triage\nhistory  {self._store_file}")
             if self._fleet_watch is not None:
                 click.echo(f"fleet    {self._server.url}/api/v1/fleet")
+            if note:
+                click.echo(note)
             supervisor.run(for_s)
             self._deadline_s = time.monotonic() + STOP_S
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kneewatch.agent.commands import DEMO_CRITICAL_AFTER_S
 from kneewatch.collector.captures.capture import CaptureReader
 from tests.agent.running import ARGV, Document, Ended, Main, capture, environment, run
 from tests.reports.schema import problems
@@ -292,6 +293,12 @@ def test_pydantic_is_not_imported_without_a_document(args: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "False\n")
+
+
+def test_the_demo_turns_critical_when_its_note_says(main: Main) -> None:
+    documents = main("demo", "--format", "json").documents
+    critical_s = next(one["t"] for one in documents if one["health"] == "critical")
+    assert critical_s - documents[0]["t"] == pytest.approx(DEMO_CRITICAL_AFTER_S, abs=5.0)
 
 
 def test_a_demo(main: Main) -> None:

@@ -185,6 +185,18 @@ def test_captures_are_played_and_the_demo_leaves_nothing(tmp_path: Path) -> None
     assert not (tmp_path / "state").exists()
 
 
+def test_the_demo_says_when_it_turns_critical_and_that_its_history_goes(tmp_path: Path) -> None:
+    demo = ("run", "--demo", "--listen", "127.0.0.1:0", "--for", "100ms")
+    told = run(*demo, cwd=tmp_path)
+    assert told.out.splitlines()[-1] == (
+        "demo     healthy at first, critical after 80 s (--for 0.1s ends before that); "
+        "its history is deleted at exit (--store FILE keeps it)"
+    )
+    told = run(*demo, "--store", str(tmp_path / "k.db"), cwd=tmp_path)
+    assert "deleted" not in told.out
+    assert (tmp_path / "k.db").exists()
+
+
 def test_hostile_pages_make_no_lines_in_the_log(serving: Start, tmp_path: Path) -> None:
     evil = b'ti\\nny\x1b[2J\\" level=error msg=\\"all is well'
     pages = [
