@@ -26,6 +26,7 @@ from kneewatch.agent.api.parameters import (
     PageSince,
     PageTarget,
     Since,
+    Strict,
     TargetPath,
     TriageFormat,
 )
@@ -43,8 +44,8 @@ from kneewatch.agent.api.responses import (
     dumped,
     refused,
 )
-from kneewatch.agent.api.service import Service, reasons
-from kneewatch.agent.api.sizing import Sizes, json_object
+from kneewatch.agent.api.service import Service, has_judged, source_problems
+from kneewatch.agent.api.sizing import Sizes, boolean, json_object
 from kneewatch.agent.api.triage import Triage, to_page
 from kneewatch.agent.api.triage_page import Views, page_request
 from kneewatch.agent.notify import alerts
@@ -77,13 +78,17 @@ class Routes:
         """The process answers."""
         return Response("ok\n", media_type="text/plain; charset=utf-8")
 
-    async def readyz(self, request: Request) -> Response:
-        """Whether every target was scraped; the reasons need the read token."""
-        why = reasons(self._service)
-        status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
-        body: dict[str, Any] = {"ready": not why}
+    async def readyz(self, request: Request, strict: Strict = None) -> Response:
+        """Ready once a target or the fleet was judged, and from then on: where a source fails, the
+        endpoints say since when its state is unknown. `reasons` are the sources that do not work
+        now; they need the read token."""
+        problems = source_problems(self._service)
+        is_strict = strict is not None and boolean("strict", strict)
+        ready = not problems if is_strict else has_judged(self._service)
+        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        body: dict[str, Any] = {"ready": ready}
         if READ in _granted(request):
-            body["reasons"] = why
+            body["reasons"] = problems
             body["restart_needed"] = list(self._service.restart_needed())
         return Response(dumped(body) + b"\n", status, media_type=MEDIA_TYPES[JSON])
 
@@ -253,8 +258,11 @@ NO_JSON: Documented = {400: "The body is no JSON.", 415: "The body is not applic
 WRONG = "A parameter is wrong."
 NO_HISTORY = "The history cannot be read."
 READY: Documented = {
-    200: _answer("Every target was scraped.", JSON, schema="Readiness"),
-    503: _answer("Not ready; the reasons need the read token.", JSON, schema="Readiness"),
+    200: _answer("Ready.", JSON, schema="Readiness"),
+    422: WRONG,
+    503: _answer(
+        "Nothing was judged yet; with `strict`: a source does not work.", JSON, schema="Readiness"
+    ),
 }
 TRIAGE: Documented = {
     200: _answer("The diagnoses.", JSON, TEXT, MARKDOWN, schema="Triage"),

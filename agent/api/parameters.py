@@ -12,6 +12,7 @@ from fastapi import Path, Query
 from pydantic import WithJsonSchema
 
 from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, TEXT
+from kneewatch.agent.api.sizing import BOOLEANS
 
 TRIAGE_FORMS = (TEXT, JSON, MARKDOWN, HTML)
 FLEET_FORMS = (TEXT, JSON, MARKDOWN)
@@ -20,7 +21,7 @@ AT_EXAMPLES = ("03:07", "2026-11-21T03:07:00Z", "1795219620", "-2h")
 
 
 def _documented(description: str, *examples: str) -> Any:  # noqa: ANN401 - as FastAPI's Query
-    return Query(description=description, openapi_examples=_examples(*examples))
+    return Query(description=description, openapi_examples=_examples(*examples) or None)
 
 
 def _examples(*values: str) -> dict[str, Any]:
@@ -72,6 +73,11 @@ FleetFormat = Annotated[
 Unavailable = Annotated[str | None, Query(include_in_schema=False)]
 """A parameter that is accepted only to explain why it is refused."""
 
+Strict = Annotated[
+    str | None,
+    WithJsonSchema({"type": "string", "enum": list(BOOLEANS)}),
+    _documented("Ready only if every source works: for alerts, not for a readiness probe."),
+]
 PageTarget = Annotated[Text, _documented("A target's name. Default: all targets.", TARGET_EXAMPLE)]
 PageAt = Annotated[
     Text, _documented("A past moment; the page shows an error if it is invalid.", *AT_EXAMPLES)

@@ -93,8 +93,20 @@ def worst_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
 SHOWN = 20
 
 
-def reasons(service: Service) -> list[str]:
-    """Reasons why the daemon is not ready; empty when it is."""
+def has_judged(service: Service) -> bool:
+    """Whether a target or the fleet was judged since the start, or nothing is watched.
+
+    It stays true when a source fails later: the endpoints then say since when its state is unknown,
+    and must stay reachable.
+    """
+    fleet = service.fleet
+    if fleet is None and not service.targets():
+        return True
+    return bool(service.board.states()) or (fleet is not None and fleet.state.diagnosis is not None)
+
+
+def source_problems(service: Service) -> list[str]:
+    """Sources without a current answer, and a history that cannot be written; empty if all work."""
     now_s, lines = service.clock(), list[str]()
     for spec in service.targets():
         state = service.board.get(spec.name)

@@ -107,10 +107,7 @@ def _value(name: str, value: object) -> object:
     if name in FILE_FLAGS:
         raise _wrong(name, "requests cannot name files; use `kneewatch size`")
     if name in SWITCH_NAMES:
-        truth = BOOLEANS.get(value.lower()) if isinstance(value, str) else value
-        if not isinstance(truth, bool):
-            raise _wrong(name, "must be true or false")
-        return truth
+        return boolean(name, value)
     flag = BY_NAME.get(name)
     if flag is None:
         nearest = get_close_matches(name[:LONGEST_TEXT], (*BY_NAME, *SWITCH_NAMES), n=1, cutoff=0.0)
@@ -123,6 +120,18 @@ def _value(name: str, value: object) -> object:
     if flag.kind is SPAN:
         return _span(name, value)
     return _text(name, value) if flag.kind is str else _number(name, value, whole=flag.kind is int)
+
+
+def boolean(name: str, value: object) -> bool:
+    """A boolean parameter's value; in a query string its name alone is true.
+
+    Raises:
+        Problem: the value is no boolean.
+    """
+    truth = BOOLEANS.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(truth, bool):
+        raise _wrong(name, "must be true or false")
+    return truth
 
 
 def _text(name: str, value: object) -> str:

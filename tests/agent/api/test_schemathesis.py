@@ -23,7 +23,7 @@ checks: Any = openapi_checks
 EXAMPLES = 40
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
-PLAIN = ("/healthz", "/readyz", "/metrics")
+PLAIN = ("/healthz", "/metrics")
 """Nothing can be wrong with a request for these."""
 
 OPERATIONS = (

@@ -143,8 +143,9 @@ def test_a_prometheus_that_is_killed_and_comes_back(
         assert "kneewatch_recommended_replicas" not in found
         assert "kneewatch_fleet_cause" not in found
         assert "CURRENT STATE UNKNOWN" in daemon.get("/api/v1/fleet")
+        assert "Connection refused" in daemon.get("/readyz")
         with pytest.raises(urllib.error.HTTPError, match="503"):
-            daemon.get("/readyz")
+            daemon.get("/readyz?strict")
         until(lambda: ("fleet", "metrics_system_down") in ids(taker))
         assert any(t.startswith("fleet/chat/") and i == "kv_pressure" for t, i in ids(taker))
         with running(require("prometheus"), blocks=blocks, port=port):

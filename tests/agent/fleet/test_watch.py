@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.metrics import exposition
-from kneewatch.agent.api.service import reasons
+from kneewatch.agent.api.service import source_problems
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import Asker, service_of, settings_of
@@ -50,7 +50,7 @@ def test_what_was_seen_before_says_nothing_of_now(
     assert (found.health, found.partial) == ("unknown", False)
     assert found.lost.startswith("no answer since ")
     service = service_of(fleet=watch)
-    assert any(found.lost in why for why in reasons(service))
+    assert any(found.lost in why for why in source_problems(service))
     families = {one.name for one in text_string_to_metric_families(exposition(service).decode())
                 if one.samples}  # fmt: skip
     assert "kneewatch_fleet_health" in families

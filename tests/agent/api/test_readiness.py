@@ -1,0 +1,75 @@
+"""`/readyz`: reachable while a source is down, strict on request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kneewatch.agent.api.service import Service
+from kneewatch.agent.fleet.watch import FleetWatch
+from tests.agent.api.serving import WELL_STATE, asking, service_of, settings_of, state_of
+from tests.diagnose.fleet.made import fleet, verdict
+from tests.reports.made import HEALTHY, NOW_S
+
+
+def fleet_watch(**changes: object) -> FleetWatch:
+    """A fleet whose metrics system is never queried."""
+    watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
+    watch.state = replace(watch.state, **changes)  # type: ignore[arg-type]
+    return watch
+
+
+DOWN = {"diagnosis": verdict(*fleet(3)), "seen_s": NOW_S - 900, "failing": 5, "error": "refused"}
+
+
+@pytest.mark.parametrize(
+    ("service", "status", "strict_status", "reason"),
+    [
+        pytest.param(service_of(), 200, 200, None, id="nothing is watched"),
+        pytest.param(service_of(WELL_STATE), 200, 200, None, id="every target was judged"),
+        pytest.param(service_of(names=["r9"]), 503, 503, "r9: not scraped yet", id="start"),
+        pytest.param(
+            service_of(WELL_STATE, names=["r9"]), 200, 503, "r9: not scraped yet", id="a new target"
+        ),
+        pytest.param(
+            service_of(state_of("r1", HEALTHY, t_s=NOW_S - 600)),
+            200, 503, "r1: no cycle for 600 s", id="a target is late",
+        ),
+        pytest.param(
+            service_of(fleet=fleet_watch(error="connection refused", failures=1)),
+            503, 503, "fleet: connection refused", id="Prometheus is down at the start",
+        ),
+        pytest.param(
+            service_of(fleet=fleet_watch(**DOWN)),
+            200, 503, "fleet: no answer since 2026-11-20 23:51:40 UTC: refused",
+            id="Prometheus went down",
+        ),
+    ],
+)  # fmt: skip
+def test_a_source_that_fails_later_takes_only_strict_readiness(
+    service: Service, status: int, strict_status: int, reason: str | None
+) -> None:
+    with asking(service) as client:
+        default, strict = client.get("/readyz"), client.get("/readyz?strict")
+        assert client.get("/readyz?strict=false").status_code == status
+    assert (default.status_code, strict.status_code) == (status, strict_status)
+    assert default.json()["ready"] == (status == 200)
+    assert strict.json()["ready"] == (strict_status == 200)
+    reasons = [] if reason is None else [reason]
+    assert default.json()["reasons"] == strict.json()["reasons"] == reasons
+
+
+def test_unknown_since_stays_reachable_while_prometheus_is_down() -> None:
+    with asking(service_of(fleet=fleet_watch(**DOWN))) as client:
+        assert client.get("/readyz").status_code == 200
+        answer = client.get("/api/v1/fleet?format=json").json()
+    assert answer["health"] == "unknown"
+    assert answer["lost"] == "no answer since 2026-11-20 23:51:40 UTC: refused"
+
+
+def test_strict_is_a_boolean() -> None:
+    with asking(service_of()) as client:
+        refused = client.get("/readyz?strict=perhaps")
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == "strict: must be true or false"
