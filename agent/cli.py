@@ -239,6 +239,14 @@ def config(**given: Any) -> int:  # noqa: ANN401
     help="how often rules are evaluated",
 )
 @click.option(
+    "--scrape-interval",
+    "scrape_s",
+    type=SPAN,
+    default="15s",
+    show_default=True,
+    help="how often Prometheus scrapes the servers; every range holds four scrapes",
+)
+@click.option(
     "--prefix", default=VLLM_PREFIX, show_default=True, help="prefix of vLLM's metric names"
 )
 @click.option("--selector", default="", metavar="MATCHERS", help='only these series: cluster="a"')

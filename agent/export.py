@@ -18,8 +18,12 @@ from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.signals.expr import NAME
 from kneewatch.dashboards.dcgm_exporter import dcgm_files
 from kneewatch.dashboards.prometheus.promtool_tests import promtool_files
-from kneewatch.dashboards.prometheus.rule_files import rule_files
+from kneewatch.dashboards.prometheus.rule_files import rule_files, too_rare
 from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan
+from kneewatch.rules.facts import range_s
+
+SCRAPE_MAX_S = 120.0
+"""With longer intervals one failed scrape leaves a gap in every series."""
 
 MIN_EVALUATIONS = 3
 """Fewest evaluations in a window: with fewer, a rate may be chance."""
@@ -49,10 +53,14 @@ KINDS: Mapping[str, Files] = {
 }
 
 
+RULES = ("prometheus-rules", "prometheus-tests")
+
+
 def plan_of(
     settings: Settings,
     *,
     evaluation_s: float,
+    scrape_s: float,
     prefix: str,
     selector: str,
     labels: tuple[str, ...],
@@ -63,15 +71,21 @@ def plan_of(
     """The plan for the rules, from settings and flags.
 
     Raises:
-        SettingsError: the window is too short for the evaluation interval, a threshold names no
-            rule, the label of a GPU join is not kept, or a name or selector is invalid.
+        SettingsError: the window is too short for the evaluation interval, scrapes are too rare, a
+            threshold names no rule, the label of a GPU join is not kept, or a name or selector is
+            invalid.
     """
     profile = settings.profile()
-    if profile.window_s < MIN_EVALUATIONS * evaluation_s:
+    if not 0 < scrape_s <= SCRAPE_MAX_S:
+        raise SettingsError(
+            f"--scrape-interval: {scrape_s:g} s; Prometheus shows a sample for 5 minutes at most, "
+            f"so scrape every {SCRAPE_MAX_S:g} s or more often"
+        )
+    if range_s(profile.window_s, scrape_s) < MIN_EVALUATIONS * evaluation_s:
         raise SettingsError(
             f"window_s = {profile.window_s:g} ({settings.origin('window_s')}) holds fewer than "
             f"{MIN_EVALUATIONS} evaluations of {evaluation_s:g} s: set a longer --window or a "
-            "shorter --evaluation-interval"
+            "shorter --evaluation-interval, or state the --scrape-interval"
         )
     profile.rules()
     if prefix not in PREFIXES and not NAME.fullmatch(prefix):
@@ -83,6 +97,7 @@ def plan_of(
     return Plan(
         **{field.name: getattr(profile, field.name) for field in fields(profile)},
         interval_s=evaluation_s,
+        scrape_s=scrape_s,
         objective_ratio=settings["slo.objective_ratio"],
         labels=kept_labels,
         prefix=prefix,
@@ -117,6 +132,9 @@ def export(kind: str, folder: Path, plan: Plan) -> int:
         for name, text in KINDS[kind](plan).items():
             (folder / name).write_text(text, encoding="utf-8")
             click.echo(folder / name)
+        if kind in RULES:
+            for line in too_rare(plan):
+                click.echo(line, err=True)
     except OSError as exc:
         raise SettingsError(f"{folder}: {exc.strerror or exc}") from exc
     return OK

@@ -26,6 +26,27 @@ def duration(seconds: float) -> str:
     return f"{millis // 1000}s" if millis % 1000 == 0 else f"{millis}ms"
 
 
+SCRAPES_PER_RANGE = 4
+"""Scrapes that a range of counters must hold: a rate needs two, and scrapes fail or come late."""
+
+SAMPLES_PER_SPAN = 1.5
+"""Scrape intervals that a condition must hold for: two scrapes see it, one alone may be chance."""
+
+WIDE_RANGE_S = 240.0
+"""Range that holds four scrapes of a minute; read where the range for the stated scrape interval
+holds no two scrapes."""
+
+
+def range_s(least_s: float, scrape_s: float) -> float:
+    """Seconds of a range over scraped counters: at least `least_s`, and four scrapes."""
+    return max(least_s, SCRAPES_PER_RANGE * scrape_s)
+
+
+def span_s(least_s: float, sample_s: float) -> float:
+    """Seconds for which a condition must hold, of a gauge that gets a sample each `sample_s`."""
+    return max(least_s, SAMPLES_PER_SPAN * sample_s)
+
+
 class Targets(Protocol):
     """Latency targets in seconds; None where none is stated."""
 
@@ -108,6 +129,11 @@ class Spelling(Protocol):
     @property
     def interval_s(self) -> float:
         """Seconds between evaluations."""
+        ...
+
+    @property
+    def scrape_s(self) -> float:
+        """Seconds between scrapes."""
         ...
 
     @property

@@ -15,6 +15,7 @@ from kneewatch.rules.facts import (
     duration,
     number,
     recorded,
+    span_s,
 )
 
 
@@ -213,7 +214,7 @@ class LastStep(Quantity):
 @dataclass(frozen=True, slots=True)
 class Held(Leaf):
     """Whether a condition has held for `for_s` at each scrape; with `stretch` longer in proportion
-    where the window is longer.
+    where the window is longer, and for two scrapes at least.
 
     In Python by the streak of that name, which one scrape to the contrary does not end; in PromQL
     at each evaluation: of a gauge by its least value, else by a recorded series that is 1 or 0.
@@ -235,7 +236,7 @@ class Held(Leaf):
         return held
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
-        span = f"[{duration(self.for_s.value * (to.scale if self.stretch else 1.0))}]"
+        span = f"[{duration(self.lasts_s(to)[1])}]"
         clause = Clause()
         if isinstance(self.of, Compare) and not self.flagged:
             series, bound = self.of.left.promql(to), self.of.right.promql(to)
@@ -244,6 +245,11 @@ class Held(Leaf):
         elif self.flag(to) is not None:
             clause = Clause((f"(min_over_time({recorded(self.name)}{span}) == 1)",))
         return clause if side else clause.negated
+
+    def lasts_s(self, to: Spelling) -> tuple[float, float]:
+        """Seconds that it must hold by its record, and in PromQL."""
+        for_s = self.for_s.value * (to.scale if self.stretch else 1.0)
+        return for_s, span_s(for_s, max(to.interval_s, to.scrape_s))
 
     @property
     def flagged(self) -> bool:

@@ -192,6 +192,11 @@ class _Spelled:
         return self.dialect.range_s
 
     @property
+    def scrape_s(self) -> float:
+        """Seconds between scrapes: a condition is looked up at each of them."""
+        return self.interval_s
+
+    @property
     def scale(self) -> float:
         """The window over its default."""
         return self.dialect.range_s / WINDOW_S

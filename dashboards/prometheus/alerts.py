@@ -241,7 +241,7 @@ def vanished_group(plan: Plan) -> Group:
     running = plan.dialect.series("num_requests_running")
     prompts = plan.dialect.series("prompt_tokens", "_total")
     unused = f"(sum by ({plan.process}) ({prompts}) == 0)"
-    gone_s = max(5 * plan.window_s, 20 * plan.interval_s)
+    gone_s = max(5 * plan.range_s, 20 * plan.interval_s)
     return Group(
         "kneewatch-observer",
         (

@@ -64,7 +64,7 @@ class Spelled:
 
     def __init__(self, series: Mapping[str, str], *, window_s: float = 0.0) -> None:
         self._series = series
-        self.window_s = self.interval_s = window_s
+        self.window_s = self.interval_s = self.scrape_s = window_s
         self.targets, self.scale, self.process = Targets(), 1.0, ""
         self.everywhere = EVERYWHERE
 

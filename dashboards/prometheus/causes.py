@@ -66,7 +66,7 @@ def bad_node(plan: Plan) -> CauseQuery:
         "Take it out of the pool, check its GPU (clocks, XID, temperature, power) and replace it "
         "before its peers.",
         ("9.3",),
-        for_s=HOLDS_WINDOWS * plan.window_s,
+        for_s=HOLDS_WINDOWS * plan.range_s,
     )
 
 

@@ -273,7 +273,7 @@ def fault_records(plan: Plan) -> tuple[Record, ...]:
     last, kept = field_of(XID), duration(XID_KEPT_S)
     known = _codes(XIDS)
     shown = f'{XID_NOW}{{xid=~"{known}"}}'
-    changed = f"changes({last}[{duration(plan.window_s)}]) > 0"
+    changed = f"changes({last}[{duration(plan.range_s)}]) > 0"
     return (
         Record(XID_NOW, f'count_values by ({BOARD}) ("xid", {last})'),
         # An XID is new until another one replaces it; one that the first scrape shows is old.
@@ -306,7 +306,7 @@ def fault_alerts(plan: Plan) -> tuple[Alert, ...]:
 
 def _counted(plan: Plan, codes: str) -> str:
     """XIDs of the window, where the exporter has a counter per XID."""
-    window, only = duration(plan.window_s), f'xid=~"{codes}"'
+    window, only = duration(plan.range_s), f'xid=~"{codes}"'
     rising = f"rate({raw(plan, XID_COUNTER, only)}[{window}])"
     there = raw(plan, XID_IN_WINDOW, only)
     by = f"max by ({BOARD}, xid)"

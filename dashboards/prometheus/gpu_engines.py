@@ -39,7 +39,7 @@ from kneewatch.diagnose.causes.gpu_clocks import (
 from kneewatch.diagnose.causes.gpu_faults import WEIGHTS
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.gpu.health import XID
-from kneewatch.rules.facts import duration, number, recorded
+from kneewatch.rules.facts import duration, number, recorded, span_s
 from kneewatch.rules.rule import Severity
 
 GIVEN = series_of("given")
@@ -140,9 +140,10 @@ def gpu_queries(plan: Plan) -> tuple[CauseQuery, ...]:
 
 def _throttled_and_slow(plan: Plan) -> CauseQuery:
     slow = f"({_slow()})"
+    queued_s = span_s(QUEUED_S * plan.scale, plan.sample_s)
     harmed = (
         f"({recorded('cascade_stage')} >= 2)"
-        f" or (min_over_time({recorded('queued')}[{duration(QUEUED_S * plan.scale)}]) == 1)"
+        f" or (min_over_time({recorded('queued')}[{duration(queued_s)}]) == 1)"
     )
     for target_s, signal in (
         (plan.targets.ttft_p99_s, "ttft_p99_s"),

@@ -53,12 +53,12 @@ def field_of(name: str) -> str:
 def gpu_records(plan: Plan) -> tuple[Record, ...]:
     """Fields, bits and health signals, in the order in which they need each other."""
     signals = {signal.key: signal.expr for signal in health_signals(None)}
-    dialect = Dialect(plan.window_s, GPU_LABELS, prefix=PREFIX)
+    dialect = Dialect(plan.range_s, GPU_LABELS, prefix=PREFIX)
     compiled = {key: expr.promql(dialect) for key, expr in signals.items()}
     queries = {key: query for key, query in compiled.items() if query is not None}
     shares = {key: expr for key, expr in signals.items() if isinstance(expr, BitShare)}
     fields = dict.fromkeys((*_fields(queries.values()), *_masks(signals.values()), *SHOWN))
-    window = duration(plan.window_s)
+    window = duration(plan.range_s)
     return (
         *(Record(field_of(name), _cleaned(plan, name)) for name in fields),
         *(Record(_bit(key), _seen(share)) for key, share in shares.items()),

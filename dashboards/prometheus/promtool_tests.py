@@ -47,8 +47,8 @@ class GpuScenario(NamedTuple):
 
 
 def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
-    """GPUs of a serving server, over `steps` evaluations."""
-    half, interval_s = steps // 2, plan.interval_s
+    """GPUs of a serving server, over `steps` scrapes."""
+    half, scrape_s = steps // 2, plan.scrape_s
 
     def level(value: float) -> str:
         return f"{number(value)}x{steps}"
@@ -63,7 +63,7 @@ def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
         inner = ", ".join(f'{name}="{value}"' for name, value in labels.items())
         return {f"DCGM_FI_{name}{{{inner}}}": values for name, values in fields_shown.items()}
 
-    replays = f"5000+{number(interval_s)}x{half} 0x{steps - half}"
+    replays = f"5000+{number(scrape_s)}x{half} 0x{steps - half}"
     harmless = {
         **gpu("works"),
         **gpu("has no values", **dict.fromkeys(BLANK, level(NO_VALUE))),
@@ -74,7 +74,7 @@ def gpu_scenarios(plan: Plan, steps: int) -> tuple[GpuScenario, ...]:
         **gpu("MIG", "2"),
     }
     lost = gpu(of=LOST, DEV_XID_ERRORS=f"0x{half} 79x{half}")
-    held_ns = f"0+{number(0.4e9 * interval_s)}x{steps}"
+    held_ns = f"0+{number(0.4e9 * scrape_s)}x{steps}"
     hot = gpu(of=HOT, DEV_SM_CLOCK=level(990), DEV_THERMAL_VIOLATION=held_ns)
     return (
         GpuScenario(WELL, harmless),
@@ -106,7 +106,7 @@ class Server:
         for label, _ in plan.gpu_join:
             self._process[label] = (model or name) if label in NAMES else name
         self._engine = self._process | {"model_name": model or name, "engine": "0"}
-        self.steps = round(WINDOWS * plan.window_s / plan.interval_s)
+        self.steps = round(WINDOWS * plan.range_s / plan.scrape_s)
 
     def level(self, value: float) -> str:
         """A constant gauge."""
@@ -114,7 +114,7 @@ class Server:
 
     def rate(self, per_s: float) -> str:
         """A counter that grows."""
-        return f"0+{number(per_s * self._plan.interval_s)}x{self.steps}"
+        return f"0+{number(per_s * self._plan.scrape_s)}x{self.steps}"
 
     def ramp(self, per_s: float) -> str:
         """A gauge that grows."""
@@ -122,7 +122,7 @@ class Server:
 
     def named(self, metric: str, *labels: str) -> str:
         """A series of the engine."""
-        spelled = Dialect(self._plan.window_s, prefix=self._plan.prefix)
+        spelled = Dialect(self._plan.range_s, prefix=self._plan.prefix)
         return spelled.series(metric, extra=", ".join((*pairs(self._engine), *labels)))
 
     @property
@@ -227,7 +227,7 @@ def _calm(plan: Plan) -> Iterator[Scenario]:
     yield Scenario(name, Server(plan, name).busy(running=16, usage=0.97))
     name = "counters that begin anew"
     server = Server(plan, name)
-    half, step = server.steps // 2, number(4 * plan.interval_s)
+    half, step = server.steps // 2, number(4 * plan.scrape_s)
     reset = {
         server.named("generation_tokens_total"): f"5000+{step}x{half} 0+{step}x{half}",
         server.named("num_preemptions_total"): f"9x{half} 0x{half}",
@@ -316,7 +316,7 @@ def _with_peers(plan: Plan) -> Iterator[Scenario]:
 
 
 def _with_gpus(plan: Plan) -> Iterator[Scenario]:
-    for name, gpus, fires in gpu_scenarios(plan, round(WINDOWS * plan.window_s / plan.interval_s)):
+    for name, gpus, fires in gpu_scenarios(plan, round(WINDOWS * plan.range_s / plan.scrape_s)):
         yield Scenario(name, {**Server(plan, name).busy(running=8), **gpus}, fires)
 
 
@@ -325,17 +325,17 @@ def promtool_files(plan: Plan) -> dict[str, str]:
 
     All scenarios are one test: promtool takes as long for one server as for twelve.
     """
-    step, all_scenarios = duration(plan.interval_s), scenarios(plan)
+    all_scenarios = scenarios(plan)
     series = {name: values for played in all_scenarios for name, values in played.series.items()}
     test = {
         "name": "; ".join(played.name for played in all_scenarios),
-        "interval": step,
+        "interval": duration(plan.scrape_s),
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [_expected(plan, scenario) for scenario in all_scenarios],
     }
     document: dict[str, Any] = {
         "rule_files": [RULES_FILE],
-        "evaluation_interval": step,
+        "evaluation_interval": duration(plan.interval_s),
         "tests": [test],
     }
     body = yaml.safe_dump(document, sort_keys=False, width=100_000)
@@ -351,7 +351,7 @@ def _expected(plan: Plan, scenario: Scenario) -> dict[str, Any]:
     )
     return {
         "expr": f"count by (alertname, severity) ({alerts})",
-        "eval_time": duration((WINDOWS - 1) * plan.window_s),
+        "eval_time": duration((WINDOWS - 1) * plan.range_s),
         "exp_samples": [
             {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}
             for name, severity in sorted(scenario.fires)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kneewatch.collector.signals.expr import Dialect, InfoChanges
@@ -42,7 +42,15 @@ from kneewatch.rules.cascade import (
     severities,
 )
 from kneewatch.rules.conditions import ToPromQL, nodes
-from kneewatch.rules.facts import EVERYWHERE, duration, number, recorded
+from kneewatch.rules.facts import (
+    EVERYWHERE,
+    WIDE_RANGE_S,
+    duration,
+    number,
+    range_s,
+    recorded,
+    span_s,
+)
 from kneewatch.rules.quantities import Usually
 
 STEP_S = 300.0
@@ -123,6 +131,15 @@ def _week(hour: str, week: int) -> str:
 CONFIDENCE = "cause_confidence"
 FAMILY_SERIES = ("disturbed", "sampled")
 
+REACHING = (
+    "completed_per_s",
+    "generation_tokens_per_s",
+    "preemption_per_s",
+    "preemption_ratio_per_s",
+)
+"""Rates that stages and queues are concluded from: they also have a value where servers are scraped
+more seldom than the rules were made for. A histogram's rates cost too much to be taken twice."""
+
 CASCADE = ("cascade_stage", "cascade_severity", "work_fallen")
 FOUND = ("gpu_memory_used_ratio", "gpu_engine_active_ratio")
 """Signals of an engine's GPUs that findings judge, where labels join them."""
@@ -137,7 +154,8 @@ class Recorded:
     """How conditions are spelled with what a plan's rules record (rules/conditions)."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.window_s, self.interval_s = plan, plan.window_s, plan.interval_s
+        self.plan, self.window_s, self.scrape_s = plan, plan.range_s, plan.scrape_s
+        self.interval_s = plan.interval_s
         self.scale, self.targets, self.process = plan.scale, plan.targets, plan.process
         self.everywhere = EVERYWHERE
         signals = {signal.key for signal in plan.signals()} - set(inexpressible(plan))
@@ -159,18 +177,36 @@ class Recorded:
 
     def last_rate(self, metric: str) -> str:
         """The rate of a counter between its last two scrapes, by engine."""
-        return self.summed(f"irate({self.raw(metric, '_total')}[{self.plan.dialect.range}])")
+        series = self.raw(metric, "_total")
+        return _reaching(
+            self.plan, lambda dialect: self.summed(f"irate({series}[{dialect.range}])")
+        )
 
 
 def signal_group(plan: Plan) -> Group:
     """A series for each signal, per engine."""
-    dialect = plan.dialect
     rules = [
         Record(recorded(signal.key), _spread(plan, signal, query))
         for signal in plan.signals()
-        if (query := signal.expr.promql(dialect)) is not None
+        if (query := _query(plan, signal)) is not None
     ]
     return Group("kneewatch-signals", tuple(rules))
+
+
+def _query(plan: Plan, signal: Signal) -> str | None:
+    if signal.key in REACHING:
+        return _reaching(plan, lambda dialect: signal.expr.promql(dialect) or "")
+    return signal.expr.promql(plan.dialect)
+
+
+def _reaching(plan: Plan, query: Callable[[Dialect], str]) -> str:
+    """A query on the window, or where no two scrapes are in it on a range that holds four scrapes
+    of a minute; not for an engine that is gone."""
+    near = query(plan.dialect)
+    if plan.range_s >= WIDE_RANGE_S:
+        return near
+    wide = query(replace(plan.dialect, range_s=WIDE_RANGE_S))
+    return f"({near} or ({wide} and {EVERYWHERE}))"
 
 
 def _spread(plan: Plan, signal: Signal, query: str) -> str:
@@ -191,7 +227,7 @@ def derived_group(plan: Plan) -> Group:
 
 def derived(plan: Plan) -> Mapping[str, str]:
     """The derived signals' expressions by key, in an order in which each finds what it needs."""
-    window = number(plan.window_s)
+    window = number(plan.range_s)
     exprs = {
         "preempted_in_window": f"{window} * {recorded('preemption_per_s')}",
         "errors_in_window": f"{window} * {recorded('finished_error_per_s')}",
@@ -215,9 +251,9 @@ def derived(plan: Plan) -> Mapping[str, str]:
 
 def _recent(plan: Plan) -> dict[str, str]:
     """What shows first on the window's newest quarter (`recent` in derived_signals.py)."""
-    quarter_s = max(RECENT_SHARE * plan.window_s, RECENT_SCRAPES * plan.interval_s)
+    quarter_s = max(RECENT_SHARE * plan.range_s, RECENT_SCRAPES * plan.scrape_s)
     quarter = _within(plan, quarter_s)
-    half = _within(plan, max(quarter_s, 2 * RECENT_SHARE * plan.window_s))
+    half = _within(plan, max(quarter_s, 2 * RECENT_SHARE * plan.range_s))
     exprs: dict[str, str] = {}
     for kind in ("ratio", "tokens_mean"):
         hits = _signal(plan, f"prefix_hit_{kind}")
@@ -238,7 +274,7 @@ def _recent(plan: Plan) -> dict[str, str]:
 
 
 def _within(plan: Plan, range_s: float) -> Dialect:
-    return replace(plan.dialect, range_s=min(range_s, plan.window_s))
+    return replace(plan.dialect, range_s=min(range_s, plan.range_s))
 
 
 def _signal(plan: Plan, key: str) -> Signal:
@@ -253,7 +289,7 @@ def calm_group(plan: Plan) -> Group:
     # Once for all families: there are many alerts to look through.
     firing = 'ALERTS{kneewatch="finding", alertstate="firing", severity=~"warning|critical"}'
     seen, warned, arrivals = map(recorded, ("seen", "warned", "arrival_per_s"))
-    half, window = duration(plan.window_s / 2), duration(plan.window_s)
+    half, window = duration(plan.range_s / 2), duration(plan.range_s)
     rules = [
         Record(warned, f"max by ({plan.engine}, rule) ({firing})"),
         # A target that has just appeared has no quiet yet.
@@ -265,7 +301,7 @@ def calm_group(plan: Plan) -> Group:
         on = f"unless on ({plan.engine})"
         calm = f"{seen} {on} max_over_time({disturbed}[{window}])"
         if plan.ordered:  # one sample each half window, as the sidecar takes them
-            spaced = duration((plan.window_s - plan.interval_s) / 2)
+            spaced = duration((plan.range_s - plan.interval_s) / 2)
             calm = f"({calm}) {on} last_over_time({sampled}[{spaced}])"
         rules.append(Record(recorded("disturbed"), _disturbed(plan, family), label))
         rules.append(Record(recorded("sampled"), calm, label))
@@ -295,9 +331,9 @@ def _disturbed(plan: Plan, family: str) -> str:
 
 def _quiet(plan: Plan, key: str) -> str:
     """The median of the quiet values; the last one known while there is no quiet."""
-    remembered_s = SAMPLES_MAX * plan.window_s / 2
+    remembered_s = SAMPLES_MAX * plan.range_s / 2
     calm = f"{recorded(f'{key}:calm')}[{duration(remembered_s)}]"
-    dense = plan.window_s / 2 / plan.interval_s
+    dense = plan.range_s / 2 / plan.interval_s
     enough = SAMPLES_MIN if plan.ordered else max(1, round(SAMPLES_MIN * dense))
     return (
         f"(quantile_over_time(0.5, {calm}) and count_over_time({calm}) >= {enough})"
@@ -346,8 +382,8 @@ def _work_fallen(plan: Plan) -> str:
     """1 where tokens have been below their median of earlier windows for half a window while the
     load holds."""
     made, load = recorded("generation_tokens_per_s"), recorded("in_flight_avg")
-    half = plan.window_s / 2
-    earlier = f"[{duration(SAMPLES_KEPT * half)}] offset {duration(plan.window_s)}"
+    half = plan.range_s / 2
+    earlier = f"[{duration(SAMPLES_KEPT * half)}] offset {duration(plan.range_s)}"
     fallen = (
         f"({made} < bool {number(FALLS_TO)} * quantile_over_time(0.5, {made}{earlier}))"
         f" * ({load} >= bool {number(LOAD_HOLDS_AT)} * quantile_over_time(0.5, {load}{earlier}))"
@@ -368,10 +404,11 @@ def _severity(plan: Plan) -> str:
 
 def _held(plan: Plan, key: str) -> str:
     """The highest of a series within the hold; half of it once no request is left."""
-    series, hold_s = recorded(key), EXIT_HOLD_S * plan.scale
+    series, hold_s = recorded(key), span_s(EXIT_HOLD_S * plan.scale, plan.sample_s)
     starts = plan.dialect.names.get("process_start_time_seconds", "process_start_time_seconds")
     selector = f"{{{plan.selector}}}" if plan.selector else ""
-    restarted = f"(changes({starts}{selector}[{duration(hold_s)}]) > 0)"
+    seen_s = range_s(hold_s, plan.scrape_s)
+    restarted = f"(changes({starts}{selector}[{duration(seen_s)}]) > 0)"
     busy = f"({_sum('running', 'waiting')} > 0)"
     unheld = f"unless on ({plan.process}) {restarted}"
     return (

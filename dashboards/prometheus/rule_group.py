@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.rules.facts import range_s
 
 LABELS = (
     "cluster",
@@ -26,15 +27,17 @@ LABELS = (
 class Plan(Profile):
     """What rules are made for: a profile, and where its series come from.
 
-    `interval_s` is the evaluation interval. `objective_ratio` of the requests must meet the
-    targets. `prefix` begins vLLM's metric names. `triage_url` is where the triage page of a target
-    is: its `instance` is put behind it. `docs_url` is the base of the pages about causes and rules.
+    `interval_s` is the evaluation interval, `scrape_s` that of the scrapes. `objective_ratio` of
+    the requests must meet the targets. `prefix` begins vLLM's metric names. `triage_url` is where
+    the triage page of a target is: its `instance` is put behind it. `docs_url` is the base of the
+    pages about causes and rules.
     `gpu_join` has the engine's labels, and those of DCGM's series that say the same: without it no
     GPU is an engine's. `gpu_selector` restricts DCGM's. `ordered`: a rule sees what those before it
     recorded at the same moment; vmalert's do not.
     """
 
     interval_s: float = 15.0
+    scrape_s: float = 15.0
     objective_ratio: float = 0.99
     labels: tuple[str, ...] = LABELS
     prefix: str = VLLM_PREFIX
@@ -44,6 +47,20 @@ class Plan(Profile):
     gpu_join: tuple[tuple[str, str], ...] = ()
     gpu_selector: str = ""
     ordered: bool = True
+
+    @property
+    def range_s(self) -> float:
+        """The window that rules look back on: the stated one, and four scrapes at least."""
+        return range_s(self.window_s, self.scrape_s)
+
+    def serves(self, fixed_s: float) -> bool:
+        """Whether a range of a fixed length holds four scrapes."""
+        return range_s(fixed_s, self.scrape_s) <= fixed_s
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds between two values of a recorded series that can differ."""
+        return max(self.scrape_s, self.interval_s)
 
     @property
     def runbooks(self) -> str:
@@ -56,7 +73,7 @@ class Plan(Profile):
     @property
     def dialect(self) -> Dialect:
         """How series are spelled."""
-        return Dialect(self.window_s, self.labels, self.selector, {}, self.prefix)
+        return Dialect(self.range_s, self.labels, self.selector, {}, self.prefix)
 
     @property
     def engine(self) -> str:

@@ -12,7 +12,7 @@ from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number
-from kneewatch.rules.facts import Holds, Spelling, duration
+from kneewatch.rules.facts import WIDE_RANGE_S, Holds, Spelling, duration, range_s
 from kneewatch.rules.quantities import FirstOf
 from kneewatch.rules.rule import Severity
 
@@ -45,7 +45,8 @@ class Stalled(Leaf):
 
     The half minute does not scale with the window: a prefill takes as long whatever the window is.
     A shorter watch concludes it sooner, at `info`; `whole` demands the whole half minute. False
-    where the page lacks the counters.
+    where the page lacks the counters. PromQL looks back on four scrapes at least, and also on
+    `WIDE_RANGE_S`, for servers that are scraped more seldom than the rules were made for.
     """
 
     whole: bool = False
@@ -60,18 +61,28 @@ class Stalled(Leaf):
         return cast(Holds, stalled)
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
-        span, step = duration(STALLED_S), duration(to.interval_s)
+        near_s = self.lasts_s(to)[1]
+        spans_s = dict.fromkeys((near_s, max(near_s, WIDE_RANGE_S)))
+        clause = Clause(tuple(self._over(to, span_s) for span_s in spans_s))
+        return clause if side else clause.negated
+
+    def lasts_s(self, to: Spelling) -> tuple[float, float]:
+        """Seconds without progress by the record, and in PromQL."""
+        return STALLED_S, range_s(STALLED_S, to.scrape_s)
+
+    def _over(self, to: Spelling, span_s: float) -> str:
+        """There is progress of nothing over a range, and requests were in flight throughout."""
+        span, step = duration(span_s), duration(to.interval_s)
         tokens = [
             f"({to.summed(f'increase({series}[{span}])')} == 0)"
             for series in (to.raw("generation_tokens", "_total"), to.raw("prompt_tokens", "_total"))
         ]
         moved = to.summed(f"changes({to.raw('kv_cache_usage_perc')}[{span}])")
         in_flight = IN_FLIGHT.promql(to)
-        clause = Clause((
+        return (
             f"((min_over_time({in_flight}[{span}:{step}]) >= 1) and {' and '.join(tokens)}"
-            f" and ({moved} == 0))",
-        ))  # fmt: skip
-        return clause if side else clause.negated
+            f" and ({moved} == 0))"
+        )
 
 
 def _still(facts: Facts) -> str:

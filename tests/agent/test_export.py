@@ -70,6 +70,28 @@ def test_a_window_of_too_few_evaluations_is_refused(main: Main, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranges_follow_the_scrape_interval(main: Main, tmp_path: Path) -> None:
+    every_minute = ("--scrape-interval", "60s", "--evaluation-interval", "60s")
+    told = main("export", "prometheus-rules", str(tmp_path), *every_minute)
+    assert told.status == 0
+    assert "ranges are 240 s" in told.err
+    text = (tmp_path / "kneewatch.rules.yml").read_text()
+    assert "ranges are 240 s" in text
+    assert "Cause engine_stalled: its condition must hold for 240 s, not 30 s" in text
+    assert "rate(vllm:generation_tokens_total[240s])" in text
+    assert "[60s]" not in text
+
+
+def test_what_an_interval_cannot_serve_is_named(main: Main, tmp_path: Path) -> None:
+    told = main("export", "prometheus-rules", str(tmp_path), "--scrape-interval", "90s")
+    assert "Left out, scraped every 90 s: group kneewatch-hourly" in told.err
+    assert "name: kneewatch-hourly" not in (tmp_path / "kneewatch.rules.yml").read_text()
+    told = main("export", "prometheus-rules", str(tmp_path / "none"), "--scrape-interval", "5m")
+    assert told.status == 2
+    assert "--scrape-interval" in told.err
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_named(main: Main, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     told = main("export", "prometheus-rules", str(tmp_path / "file" / "out"))

@@ -180,7 +180,7 @@ def test_python_and_promql_conclude_alike(record: CauseRecord, tmp_path: Path) -
     require("promtool")
     compared = concluded = 0
     for at, (targets, rows) in enumerate(rows_of(record).items()):
-        plan = Plan(targets=targets)
+        plan = Plan(targets=targets, interval_s=STEP_S, scrape_s=STEP_S)
         keys = Recorded(plan).keys
         seen = {label: visible(facts, keys) for label, facts in rows.items()}
         seen = {label: facts for label, facts in seen.items() if consistent(record, facts)}

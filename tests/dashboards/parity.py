@@ -94,7 +94,7 @@ def differences(
     path: Path, folder: Path, plan: Plan | None = None, *, file: str = RULES_FILE
 ) -> list[Difference]:
     """Where the two disagree by more than one step."""
-    made = plan or Plan(window_s=WINDOW_S, interval_s=STEP_S)
+    made = plan or Plan(window_s=WINDOW_S, interval_s=STEP_S, scrape_s=STEP_S)
     document = yaml.safe_load(rule_files(made)[file])
     # The other groups tell nothing of these verdicts, and evaluating them takes as long.
     judging = [one for one in document["groups"] if one["name"] in GROUPS]

@@ -63,7 +63,7 @@ class Play:
 
     def plan(self, evaluation_s: float) -> Plan:
         """What rules for it are made for: a window as long in pages as the recordings' own."""
-        return Plan(window_s=WINDOW_S / self.speed, interval_s=evaluation_s)
+        return Plan(window_s=WINDOW_S / self.speed, interval_s=evaluation_s, scrape_s=self.scrape_s)
 
 
 def play_of(names: Sequence[str], *, pages: int | None = None, speed: float = 1.0) -> Play:

@@ -118,7 +118,7 @@ HARMLESS: Mapping[str, Story] = {
 def rules() -> str:
     """The group of the GPUs alone."""
     require("promtool")
-    document = yaml.safe_load(rule_files(Plan(interval_s=STEP_S))[RULES_FILE])
+    document = yaml.safe_load(rule_files(Plan(interval_s=STEP_S, scrape_s=STEP_S))[RULES_FILE])
     return yaml.safe_dump({"groups": [g for g in document["groups"] if "gpus" in g["name"]]})
 
 

@@ -61,7 +61,7 @@ def until_the_end_of_load(name: str) -> list[tuple[float, Page]]:
 @pytest.fixture(scope="module")
 def prometheus() -> Iterator[Prometheus]:
     """One that has seen four recordings and a GPU page, up to now, with the exported rules."""
-    plan = Plan(window_s=60.0, interval_s=1.0)
+    plan = Plan(window_s=60.0, interval_s=1.0, scrape_s=2.0)
     with running(require("prometheus"), rules=rule_files(plan)[RULES_FILE]) as started:
         now_ms = round(1000 * time.time())
         for name in RECORDINGS:

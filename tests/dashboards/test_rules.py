@@ -37,7 +37,7 @@ PLANS = {
         targets=Targets(2.0, 0.1), gpus=8, peak_flop_per_s=989e12, peak_bytes_per_s=3.35e12
     ),
     "short window, other names": Plan(
-        window_s=15.0, interval_s=2.0, prefix="ray_vllm_", selector='cluster="a"',
+        window_s=15.0, interval_s=2.0, scrape_s=2.0, prefix="ray_vllm_", selector='cluster="a"',
         gpu_join=(("pod", "exported_pod"),),
         triage_url="https://triage.example/triage",
     ),
