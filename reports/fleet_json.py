@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from kneewatch.diagnose.doc_links import cause_page
@@ -59,10 +60,7 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
             for split in diagnosis.splits
         ],
         "targets": [_engine(engine) for engine in diagnosis.engines],
-        "gone": [
-            {"replica": replica.replica, "pool": replica.pool, "down": replica.down}
-            for replica in observed.gone
-        ],
+        "gone": [asdict(replica) for replica in observed.gone],
         "recorded": list(observed.recorded),
         "raw": list(observed.raw),
         "warnings": list(observed.warnings),
@@ -133,14 +131,8 @@ def _cause(fleet_cause: FleetCause, docs_url: str) -> dict[str, Any]:
         "summary": cause.summary,
         "explains": list(cause.explains),
         "lever": cause.lever,
-        "evidence": [
-            {"signal": e.signal, "value": e.value, "threshold": e.threshold, "text": e.text}
-            for e in cause.evidence
-        ],
-        "against": [
-            {"signal": e.signal, "value": e.value, "threshold": e.threshold, "text": e.text}
-            for e in cause.against
-        ],
+        "evidence": [asdict(item) for item in cause.evidence],
+        "against": [asdict(item) for item in cause.against],
         "guide": list(cause.guide),
         **({"docs": docs} if docs else {}),
     }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from math import floor
 from typing import Any
 
-from kneewatch.diagnose.sizing.arithmetic import Step
-from kneewatch.diagnose.sizing.memory.budget import Memory, Range
+from kneewatch.diagnose.sizing.memory.budget import Range
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
 from kneewatch.diagnose.sizing.replicas.replica_count import FleetSize
 from kneewatch.diagnose.sizing.requirements import Question
@@ -33,7 +33,7 @@ def size_document(answer: Size) -> dict[str, Any]:
         "performance": _performance(answer),
         "fleet": _fleet(answer),
         "cost": _cost(answer),
-        "steps": [_step(step) for step in (*memory_steps(answer.memory), *steps(answer))],
+        "steps": [asdict(step) for step in (*memory_steps(answer.memory), *steps(answer))],
         "notes": [*answer.notes, *answer.missed],
     }
 
@@ -113,7 +113,7 @@ def _memory(answer: Size) -> dict[str, Any]:
         "kv_blocks": _whole(memory.available_bytes.map(memory.layout.blocks)),
         "kv_capacity_tokens": _whole(memory.logged_tokens),
         "kv_tokens_at_context": _whole(memory.held_tokens),
-        "max_concurrency": _rounded(memory),
+        "max_concurrency": asdict(memory.concurrency.map(lambda requests: round(requests, 3))),
         "fits": answer.fits,
         "adapter_bytes_per_gpu": round(memory.adapter_bytes),
         "draft_bytes_per_gpu": round(memory.draft_bytes),
@@ -126,20 +126,7 @@ def _number(value: float) -> float | int:
 
 
 def _whole(amount: Range) -> dict[str, int]:
-    return {
-        "low": floor(amount.low),
-        "expected": floor(amount.expected),
-        "high": floor(amount.high),
-    }
-
-
-def _rounded(memory: Memory) -> dict[str, float]:
-    requests = memory.concurrency
-    return {
-        "low": round(requests.low, 3),
-        "expected": round(requests.expected, 3),
-        "high": round(requests.high, 3),
-    }
+    return asdict(amount.map(floor))
 
 
 def _performance(answer: Size) -> dict[str, Any]:
@@ -181,14 +168,4 @@ def _cost(answer: Size) -> dict[str, Any]:
             None if per_token is None else round(per_token.usd_per_million_tokens, 4)
         ),
         "usd_per_year": None if per_year is None else round(per_year.usd_per_year, 2),
-    }
-
-
-def _step(step: Step) -> dict[str, str]:
-    return {
-        "title": step.title,
-        "formula": step.formula,
-        "values": step.values,
-        "result": step.result,
-        "source": step.source,
     }

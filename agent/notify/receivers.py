@@ -64,12 +64,7 @@ KEYS: tuple[Key, ...] = (
     _key("own", "flag", True, "send kneewatch's own findings"),
     _key("alerts", "flag", True, "forward Alertmanager's alerts with a diagnosis", *MESSAGES),
     _key(
-        "group_wait_s",
-        "seconds",
-        10.0,
-        "how long to group similar events",
-        *MESSAGES,
-        most=3600.0,
+        "group_wait_s", "seconds", 10.0, "how long to group similar events", *MESSAGES, most=3600.0
     ),
     _key(
         "hold_s",
@@ -84,14 +79,7 @@ KEYS: tuple[Key, ...] = (
     _key("give_up_s", "seconds", 3600.0, "how long a message is retried", *MESSAGES, most=DAY_S),
     _key("timeout_s", "seconds", 10.0, "time limit for one attempt", most=300.0),
     _key("triage_url", "text", None, "base URL of kneewatch for people, for links"),
-    _key(
-        "url",
-        "text",
-        None,
-        "webhook URL or Alertmanager's; a file is safer",
-        *WEB,
-        secret=True,
-    ),
+    _key("url", "text", None, "webhook URL or Alertmanager's; a file is safer", *WEB, secret=True),
     _key("url_file", "text", None, "file with the URL", *WEB),
     _key("url_env", "text", None, "environment variable with the URL", *WEB),
     _key("headers", "pairs", None, "extra request headers", *WEB, secret=True),

@@ -99,11 +99,7 @@ SETTINGS: tuple[Setting, ...] = (
         "workload profile of size --plan; live requests are compared with it",
     ),
     Setting(
-        "usd_per_gpu_hour",
-        "number",
-        None,
-        "price of one GPU; unset: from the catalogue",
-        most=1e6,
+        "usd_per_gpu_hour", "number", None, "price of one GPU; unset: from the catalogue", most=1e6
     ),
     Setting(
         "benchmark.ttft_p99_s",

@@ -6,7 +6,7 @@ import math
 import zlib
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import orjson
@@ -70,20 +70,8 @@ def _concluded(cause: Cause, t_s: float) -> Cause:
 
 def _recommended(advice: Recommendation) -> Hashable:
     """All fields of a recommendation, hashable."""
-    return (
-        advice.id,
-        advice.cause,
-        advice.changes,
-        tuple(advice.before.items()),
-        tuple(advice.predicted.items()),
-        advice.summary,
-        advice.risk,
-        advice.cost_usd_per_hour,
-        advice.unknown,
-        advice.checks,
-        advice.verify,
-        advice.guide,
-    )
+    values = [getattr(advice, field.name) for field in fields(advice)]
+    return tuple([tuple(v.items()) if isinstance(v, Mapping) else v for v in values])
 
 
 def encode_document(diagnosis: Diagnosis) -> bytes:
