@@ -17,7 +17,7 @@ FEATURES = {
     "speculative decoding": "speculation",
     "--enable-lora": "LoRA",
     "a KV connector": "KV connector",
-    "vLLM 0.29 with --max-num-queued-reqs or --max-num-queued-tokens": "admission control",
+    "vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens": "admission control",
     FULLER: "DCGM's fuller list of fields",
 }
 """What a server need not use, by what its signals need; anything else is called by its needs."""

@@ -188,7 +188,7 @@ LOAD = (
         Rate("admission_rejections"),
         "Requests that vLLM refuses a second (HTTP 503), as its queue is at the configured limit.",
         "guide 9.4; " + LOGGERS,
-        needs="vLLM 0.29 with --max-num-queued-reqs or --max-num-queued-tokens",
+        needs="vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens",
         optional=True,
     ),
 )

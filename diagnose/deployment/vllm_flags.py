@@ -287,7 +287,7 @@ FLAGS: Mapping[str, Flag] = {
     "--max-model-len": Flag((0, 1, 0)),
     "--max-num-batched-tokens": Flag((0, 1, 0)),
     "--max-num-seqs": Flag((0, 1, 0)),
-    "--max-num-queued-reqs": Flag((0, 32, 0)),
+    "--max-num-queued-reqs": Flag((0, 29, 0)),
     "--max-loras": Flag((0, 3, 0)),
     "--max-cpu-loras": Flag((0, 3, 0)),
     "--override-generation-config": Flag((0, 7, 0)),

@@ -206,9 +206,11 @@ def test_no_more_seats_where_the_gpu_is_busy() -> None:
 def test_a_queue_limit_only_where_the_version_knows_it() -> None:
     slow = replace(PINNED, targets=Targets(ttft_p99_s=2.0))
     assert "queue-limit" not in advised("queue_saturation", situation=slow)
-    new = Stated(version=(0, 32, 0))
+    new = Stated(version=(0, 29, 0))
     assert "queue-limit" not in advised("queue_saturation", situation=slow, stated=new)
     stated = replace(new, launch=launched("--max-num-seqs 8").launch)
+    old = replace(stated, version=(0, 28, 0))
+    assert "queue-limit" not in advised("queue_saturation", situation=slow, stated=old)
     told = advised("queue_saturation", situation=slow, stated=stated)
     # vLLM counts what runs too: 8 seats, and 0.85 x 2 x 8 in the queue.
     assert changes(told["queue-limit"]) == {"--max-num-queued-reqs": (None, 8 + 13)}
