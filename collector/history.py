@@ -93,12 +93,12 @@ class Table:
     def bind(self, places: Mapping[Column, int]) -> int:
         """Take a page's layout: positions by column. Returns how many columns are new."""
         before = len(self.columns)
-        known = metric_table().metrics
+        metrics = metric_table().metrics
         for column in places:
             at = self.columns.setdefault(column, len(self.columns))
             if at == len(self._bounds):
                 self.by_metric.setdefault(column.metric, []).append((column, at))
-                metric = known.get(column.metric)
+                metric = metrics.get(column.metric)
                 self._bounds.append(ANY if metric is None else (0.0, metric.most))
         self._shares = [(at, most) for at, (_, most) in enumerate(self._bounds) if most < LARGEST]
         # -1 is the NaN that `read` puts behind the page's values: a column the page lacks.
@@ -203,31 +203,31 @@ class History:
     def counter_columns(self, metric: str, where: Where = (), part: str = "") -> tuple[int, ...]:
         """Counter columns of a metric (or of a histogram's part) with the labels of `where`."""
         key = (metric, where, part)
-        known = self._selected.get(key)
-        if known is None:
-            known = tuple(
+        selected = self._selected.get(key)
+        if selected is None:
+            selected = tuple(
                 at
                 for column, at in self.counters.by_metric.get(metric, ())
                 if column.part == part and carries(column, where)
             )
-            self._selected[key] = known
-        return known
+            self._selected[key] = selected
+        return selected
 
     def gauge_columns(self, metric: str, where: Where = ()) -> tuple[int, ...]:
         """Gauge columns of a metric that carry the labels of `where`."""
         key = (metric, where, None)
-        known = self._selected.get(key)
-        if known is None:
-            known = tuple(
+        selected = self._selected.get(key)
+        if selected is None:
+            selected = tuple(
                 at for column, at in self.gauges.by_metric.get(metric, ()) if carries(column, where)
             )
-            self._selected[key] = known
-        return known
+            self._selected[key] = selected
+        return selected
 
     def buckets_of(self, metric: str) -> BucketColumns:
         """A histogram's buckets and where they stand."""
-        known = self._bucket_columns.get(metric)
-        if known is None:
+        buckets = self._bucket_columns.get(metric)
+        if buckets is None:
             by_bound: dict[float, list[int]] = {}
             for column, at in self.counters.by_metric.get(metric, ()):
                 if column.part not in ("", "sum", "count"):
@@ -237,9 +237,9 @@ class History:
             plain = len(bounds) > 1 and all(len(group) == 1 for group in columns)
             single = tuple(group[0] for group in columns) if plain else ()
             read = cast("ReadBuckets", itemgetter(*single)) if single else None
-            known = BucketColumns(bounds, columns, single, read)
-            self._bucket_columns[metric] = known
-        return known
+            buckets = BucketColumns(bounds, columns, single, read)
+            self._bucket_columns[metric] = buckets
+        return buckets
 
     def has(self, metric: str) -> bool:
         """Whether any series of the metric has been seen from this process."""
@@ -343,11 +343,11 @@ def _possible(
     bad = table.impossible(row)
     if not bad:
         return row, bad
-    columns, known = list(table.columns), list(row)
+    columns, cleaned = list(table.columns), list(row)
     for at in bad:
         odd.setdefault(columns[at].metric, row[at])
-        known[at] = NAN
-    return tuple(known), bad
+        cleaned[at] = NAN
+    return tuple(cleaned), bad
 
 
 def _info(binding: EngineBinding) -> Mapping[str, Sequence[tuple[Labels, int]]]:

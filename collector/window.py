@@ -178,10 +178,10 @@ class Window:
         if buckets.read is not None and even:
             return Buckets.of(bounds, buckets.read(self.rates))
         summed = [self.total_rate(group) for group in buckets.columns]
-        known = [(le, rate) for le, rate in zip(bounds, summed, strict=True) if rate is not None]
-        if not known or known[-1][0] != math.inf:
+        rated = [(le, rate) for le, rate in zip(bounds, summed, strict=True) if rate is not None]
+        if not rated or rated[-1][0] != math.inf:
             return None
-        bounds, rates = zip(*known, strict=True)
+        bounds, rates = zip(*rated, strict=True)
         return Buckets.of(bounds, rates)
 
     def _column_rate(self, at: int) -> float | None:
@@ -227,17 +227,17 @@ class Window:
         if self._newest is None:
             return None
         row = self._newest.gauges
-        known = [at for at in columns if row[at] == row[at]]
-        return max(known, key=row.__getitem__, default=None)
+        reported = [at for at in columns if row[at] == row[at]]
+        return max(reported, key=row.__getitem__, default=None)
 
     def over_time(self, columns: tuple[int, ...]) -> list[list[float]]:
         """The values of each gauge column, oldest first; no column without any."""
-        known = self._gauges.get(columns)
-        if known is None:
+        histories = self._gauges.get(columns)
+        if histories is None:
             rows = [frame.gauges for frame in self.frames]
             each = [[value for row in rows if (value := row[at]) == value] for at in columns]
-            known = self._gauges[columns] = [values for values in each if values]
-        return known
+            histories = self._gauges[columns] = [values for values in each if values]
+        return histories
 
     def points(self, columns: Sequence[int]) -> list[list[tuple[float, float]]]:
         """(time, value) of each gauge column, oldest first; no column without any."""

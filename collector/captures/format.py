@@ -77,25 +77,25 @@ class Members:
         """What was held back, and what is amiss, now that nothing more comes."""
         while self._inflater is not None:
             # A few bytes of a next member may have passed for the end of one that is cut.
-            found = HEAD.search(self._held, max(self._head + 1, 0))
-            if found is None:
+            head = HEAD.search(self._held, max(self._head + 1, 0))
+            if head is None:
                 yield Damage("the file ends inside a gzip stream (cut short, or still written)")
                 return
-            yield self._leave(found.start(), found.start(), "a gzip member is cut short")
+            yield self._leave(head.start(), head.start(), "a gzip member is cut short")
             yield from self.feed(b"")
         if not self._lost and self._held[self._at :].strip(b"\0"):
             yield self._foreign()
 
     def _enter(self) -> Generator[Damage, None, bool]:
         """Go to the next member's head; return whether there is one."""
-        found = HEAD.search(self._held, self._at)
-        start = found.start() if found else max(len(self._held) - HEAD_BYTES + 1, self._at)
+        head = HEAD.search(self._held, self._at)
+        start = head.start() if head else max(len(self._held) - HEAD_BYTES + 1, self._at)
         # Zeros may pad a gzip file; anything else between two members is damage.
         if not self._lost and self._held[self._at : start].strip(b"\0"):
             yield self._foreign()
             self._lost = True
         self._at = start
-        if found is None:
+        if head is None:
             return False
         self._head = start
         self._inflater = _inflater()
@@ -125,10 +125,10 @@ class Members:
         self, before: _Inflater, chunk: bytes, problem: zlib.error
     ) -> Iterator[bytes | Damage]:
         """What can be had of the chunk that failed; then leave the member."""
-        found = HEAD.search(self._held, max(self._head + 1, 0))
+        head = HEAD.search(self._held, max(self._head + 1, 0))
         whole = len(chunk)
-        if found is not None:  # in the chunk, after it, or run over before it
-            whole = min(max(found.start() - self._at, 0), len(chunk))
+        if head is not None:  # in the chunk, after it, or run over before it
+            whole = min(max(head.start() - self._at, 0), len(chunk))
         why = "a gzip member is cut short"
         for start in range(0, whole, REDO_BYTES):
             try:
@@ -140,7 +140,7 @@ class Members:
                 yield text
         end = self._at + len(chunk)
         # Without a head in sight, one may have begun in the last bytes.
-        to = found.start() if found else max(end - HEAD_BYTES + 1, self._head + 1, 0)
+        to = head.start() if head else max(end - HEAD_BYTES + 1, self._head + 1, 0)
         yield self._leave(to, self._at + whole, why)
 
     def _leave(self, to: int, near: int, why: str) -> Damage:

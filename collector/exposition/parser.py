@@ -258,10 +258,10 @@ class _FullReader:
         limits, position = self.reading.limits, len(self._series)
         if position >= limits.series:
             raise ExpositionError(f"more than {limits.series} series", kind="too_large")
-        known = self._blocks.get(block)
-        if known is None:
-            known = self._blocks[block] = read_labels(block, limits)
-        series = Series(series_name(name, known[0], limits), known[1])
+        parsed = self._blocks.get(block)
+        if parsed is None:
+            parsed = self._blocks[block] = read_labels(block, limits)
+        series = Series(series_name(name, parsed[0], limits), parsed[1])
         if series in self._seen:
             self._repeated.add(position)
         self._seen.add(series)
@@ -299,5 +299,9 @@ def _is_openmetrics(content_type: str, lines: list[str]) -> bool:
     return next((line for line in reversed(lines) if line.strip(" \t")), "") == _EOF
 
 
-def _same(one: Layout, other: Layout) -> bool:
-    return (one.series, one.types, one.repeated) == (other.series, other.types, other.repeated)
+def _same(layout: Layout, other: Layout) -> bool:
+    return (layout.series, layout.types, layout.repeated) == (
+        other.series,
+        other.types,
+        other.repeated,
+    )

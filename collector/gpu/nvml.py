@@ -103,7 +103,7 @@ class NvmlCollector:
                 hint="a container must be started with its GPUs",
             )
         now_s = self._monotonic()
-        found: list[Readings] = []
+        readings: list[Readings] = []
         notes: list[GpuNote] = []
         for index in range(count):
             try:
@@ -111,18 +111,18 @@ class NvmlCollector:
                 if device is None:
                     notes.append(_closed(index))
                     continue
-                found += device.read(now_s)
+                readings += device.read(now_s)
                 notes += device.notes
             except GpuLostError as error:
                 notes.append(self._lost(index, str(error)))
-        if not found:
+        if not readings:
             said = notes[0].text if notes else "the driver shows none of the GPUs it showed before"
             gone = not notes or any(note.lost for note in notes)
             kind = GPUS_LOST if gone else "driver"
             raise CollectError(said, kind=kind, hint="drain the node; dmesg says more")
         notes += self._missed(notes)
         self._watch_xids(calls)
-        return self._page(found, notes)
+        return self._page(readings, notes)
 
     def _find(self, nvml: Nvml, index: int) -> Device | None:
         calls = Calls(nvml)
@@ -145,7 +145,7 @@ class NvmlCollector:
         if device is not None:
             with suppress(GpuLostError):
                 device.close()
-        uuid = next((one for one, at in self._known.items() if at == str(index)), "")
+        uuid = next((known_uuid for known_uuid, at in self._known.items() if at == str(index)), "")
         who = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
         return GpuNote(f"{who} {why}: drain the node", uuid, str(index), lost=True)
 
@@ -173,14 +173,14 @@ class NvmlCollector:
             if device is not None:
                 self._xids[device.uuid] = int(event.eventData)
 
-    def _page(self, found: Sequence[Readings], notes: Sequence[GpuNote]) -> GpuPage:
+    def _page(self, readings: Sequence[Readings], notes: Sequence[GpuNote]) -> GpuPage:
         driver = ("DCGM_FI_DRIVER_VERSION", self._driver)
         series: list[Series] = []
         values: list[float] = []
-        for one in found:
-            labels = tuple(sorted((*one.labels, driver)))
-            fields = dict(one.fields)
-            uuid = dict(one.labels)["UUID"]
+        for reading in readings:
+            labels = tuple(sorted((*reading.labels, driver)))
+            fields = dict(reading.fields)
+            uuid = dict(reading.labels)["UUID"]
             if uuid in self._xids:
                 fields[XID] = float(self._xids[uuid])
             series += [Series(name, labels) for name in fields]

@@ -103,13 +103,13 @@ class Calls:
     def fields(self, handle: Handle, wanted: Sequence[tuple[str, int]]) -> list[float | None]:
         """Field values by their names in pynvml and their scopes, all in one call."""
         asked = [(self.constant(name), scope) for name, scope in wanted]
-        known = [one for one in asked if one[0] is not None]
+        supported = [field for field in asked if field[0] is not None]
         answered = self._answered
-        told = self.ask("nvmlDeviceGetFieldValues", handle, known) or ()
+        answers = self.ask("nvmlDeviceGetFieldValues", handle, supported) or ()
         # The call succeeds also where no field does: each has an error of its own.
         self._answered = answered
-        values = iter([self._value(answer) for answer in told])
-        return [None if one[0] is None else next(values, None) for one in asked]
+        values = iter([self._value(answer) for answer in answers])
+        return [None if field[0] is None else next(values, None) for field in asked]
 
     def _value(self, answer: Any) -> float | None:  # noqa: ANN401 - an nvmlFieldValue_t
         if answer.nvmlReturn:

@@ -79,18 +79,18 @@ SENT, RECEIVED = "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_TH
 
 def device_fields(calls: Calls, handle: Handle, links: int) -> dict[str, float]:
     """What NVML says of a GPU, by DCGM's name of the field."""
-    found: dict[str, float] = {}
+    fields: dict[str, float] = {}
     for query in QUERIES:
-        if DEV + query.field in found:
+        if DEV + query.field in fields:
             continue
         extra = () if not query.constant else (calls.constant(query.constant),)
         value = calls.number(query.function, handle, *extra)
         if value is not None:
-            found[DEV + query.field] = value * query.scale
-    found |= _utilization(calls, handle)
+            fields[DEV + query.field] = value * query.scale
+    fields |= _utilization(calls, handle)
     for name, value in _values(calls, handle, links):
-        found[DEV + name] = found.get(DEV + name, 0.0) + value
-    return found
+        fields[DEV + name] = fields.get(DEV + name, 0.0) + value
+    return fields
 
 
 def memory_fields(calls: Calls, handle: Handle) -> dict[str, float]:
@@ -100,7 +100,7 @@ def memory_fields(calls: Calls, handle: Handle) -> dict[str, float]:
         memory = calls.ask("nvmlDeviceGetMemoryInfo", handle)
     if memory is None:
         return {}
-    found = {
+    amounts = {
         "FB_CAPACITY_BYTES": memory.total,
         "FB_FREE_BYTES": memory.free,
         "FB_USED_BYTES": memory.used,
@@ -108,21 +108,21 @@ def memory_fields(calls: Calls, handle: Handle) -> dict[str, float]:
     }
     return {
         DEV + name: float(value)
-        for name, value in found.items()
+        for name, value in amounts.items()
         if value is not None and value not in NO_VALUE
     }
 
 
 def pcie_fields(calls: Calls, handle: Handle) -> dict[str, float]:
     """PCIe bytes a second; NVML watches 20 ms for each, so GPM's are taken where there are any."""
-    found: dict[str, float] = {}
+    fields: dict[str, float] = {}
     for way in ("TX", "RX"):
         kib_per_s = calls.number(
             "nvmlDeviceGetPcieThroughput", handle, calls.constant(f"NVML_PCIE_UTIL_{way}_BYTES")
         )
         if kib_per_s is not None:
-            found[f"DCGM_FI_PROF_PCIE_{way}_BYTES"] = kib_per_s * 1024
-    return found
+            fields[f"DCGM_FI_PROF_PCIE_{way}_BYTES"] = kib_per_s * 1024
+    return fields
 
 
 def link_count(calls: Calls, handle: Handle) -> int:
@@ -219,8 +219,8 @@ class Gpm:
         return calls.ask(*asked) is not None
 
     def _compared(self, calls: Calls) -> dict[str, float]:
-        known = {calls.constant(name): field for name, field in METRICS.items()}
-        wanted = [one for one in known if one is not None]
+        fields_by_metric = {calls.constant(name): field for name, field in METRICS.items()}
+        wanted = [metric_id for metric_id in fields_by_metric if metric_id is not None]
         asked = calls.nvml.c_nvmlGpmMetricsGet_t()
         asked.version = calls.nvml.NVML_GPM_METRICS_GET_VERSION
         asked.numMetrics = len(wanted)
@@ -230,10 +230,11 @@ class Gpm:
         answer = calls.ask("nvmlGpmMetricsGet", asked)
         if answer is None:
             return {}
-        told = [answer.metrics[at] for at in range(len(wanted))]
+        answers = [answer.metrics[at] for at in range(len(wanted))]
         return {
-            known[metric.metricId][0]: metric.value * known[metric.metricId][1]
-            for metric in told
+            fields_by_metric[metric.metricId][0]: metric.value
+            * fields_by_metric[metric.metricId][1]
+            for metric in answers
             if metric.nvmlReturn == 0 and math.isfinite(metric.value)
         }
 
@@ -334,9 +335,9 @@ class Device:
         self, calls: Calls, activity: dict[str, float], now_s: float
     ) -> dict[str, float]:
         ways = [activity.get(f"DCGM_FI_PROF_NVLINK_{way}_BYTES") for way in ("TX", "RX")]
-        known = [rate for rate in ways if rate is not None]
-        if len(known) == len(ways):
-            return {LINKED_RATE: sum(known)}
+        rates = [rate for rate in ways if rate is not None]
+        if len(rates) == len(ways):
+            return {LINKED_RATE: sum(rates)}
         moved_bytes = linked_bytes(calls, self.handle) if self._links else None
         before, self._linked = self._linked, None
         if moved_bytes is None:

@@ -190,12 +190,12 @@ def resolve_gpus(layout: Layout) -> GpuBinding:
             hint="is this the dcgm-exporter's /metrics? It needs a GPU and a CSV with fields",
         )
     table = field_table()
-    found = [
+    fields = [
         (position, series, table.names[series.name])
         for position, series in enumerate(layout.series)
         if series.name in table.names
     ]
-    gpus = tuple(sorted(_gpus(found), key=lambda gpu: _order(gpu.key)))
+    gpus = tuple(sorted(_gpus(fields), key=lambda gpu: _order(gpu.key)))
     present = {name for gpu in gpus for name in gpu.fields}
     unknown = {s.name for s in layout.series if s.name.startswith(_PREFIX)} - table.names.keys()
     return GpuBinding(
@@ -209,11 +209,11 @@ def resolve_gpus(layout: Layout) -> GpuBinding:
 _Found = tuple[int, Series, FieldName]
 
 
-def _gpus(found: Sequence[_Found]) -> Iterable[GpuFields]:
+def _gpus(fields: Sequence[_Found]) -> Iterable[GpuFields]:
     # Most fields of a GPU carry the same labels: they are read once.
     by_labels: dict[Labels, list[_Found]] = {}
-    for one in found:
-        by_labels.setdefault(one[1].labels, []).append(one)
+    for entry in fields:
+        by_labels.setdefault(entry[1].labels, []).append(entry)
     rows = [(dict(labels), same) for labels, same in by_labels.items()]
     uuids = _uuids(labels for labels, _ in rows)
     # A Prometheus that puts its own pod labels on has moved the workload's to exported_*.
@@ -226,7 +226,7 @@ def _gpus(found: Sequence[_Found]) -> Iterable[GpuFields]:
         if gpu:  # the rest are NVSwitches, their links, and CPUs
             groups.setdefault((gpu, _first(labels, _MIG)), []).append(row)
     for group in groups.values():
-        same = sorted((one for _, ones in group for one in ones), key=lambda one: one[0])
+        same = sorted((entry for _, ones in group for entry in ones), key=lambda entry: entry[0])
         yield _gpu([labels for labels, _ in group], same, exported)
 
 
@@ -240,7 +240,7 @@ def _uuids(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], str]:
     return uuids
 
 
-def _gpu(rows: Sequence[Mapping[str, str]], found: Sequence[_Found], exported: str) -> GpuFields:
+def _gpu(rows: Sequence[Mapping[str, str]], fields: Sequence[_Found], exported: str) -> GpuFields:
     def said(names: Sequence[str]) -> str:
         return next(filter(None, (_first(labels, names) for labels in rows)), "")
 
@@ -250,7 +250,7 @@ def _gpu(rows: Sequence[Mapping[str, str]], found: Sequence[_Found], exported: s
     }
     return GpuFields(
         key=GpuKey(said(_UUID), said(_INDEX), said(_MODEL), said(_HOST), said(_MIG)),
-        fields=_fields(found),
+        fields=_fields(fields),
         workloads=tuple(sorted((w for w in workloads if w.pod), key=_workload_order)),
         mig_profile=said(_PROFILE),
         driver_version=said(_DRIVER),

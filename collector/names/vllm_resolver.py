@@ -118,8 +118,10 @@ def own_pools(engines: Sequence[EngineBinding]) -> Iterator[EngineBinding]:
         beside.setdefault((engine.key.model, engine.key.replica), []).append(engine)
     for engine in engines:
         group = beside[engine.key.model, engine.key.replica]
-        own = [one for one in group if one.infos.get(CONFIG) and CONFIG not in one.shared]
-        rows = [dict(one.infos[CONFIG][0].labels) for one in own]
+        own = [
+            member for member in group if member.infos.get(CONFIG) and CONFIG not in member.shared
+        ]
+        rows = [dict(member.infos[CONFIG][0].labels) for member in own]
         blocks = own_blocks(rows) if len(rows) == len(group) else None
         yield engine if blocks is None else _with_blocks(engine, blocks)
 
@@ -211,12 +213,12 @@ def resolve(layout: Layout) -> Binding:
 
 
 def _by_engine(
-    found: Sequence[Found], engines: Engines
+    page_series: Sequence[Found], engines: Engines
 ) -> Iterator[tuple[EngineKey, Mapping[str, list[Found]], frozenset[str]]]:
     """Each engine with its series by metric, and the metrics that it shares with others."""
     series: list[dict[str, list[Found]]] = [{} for _ in engines.keys]
     shared: list[set[str]] = [set() for _ in engines.keys]
-    for f, owners in zip(found, engines.owners, strict=True):
+    for f, owners in zip(page_series, engines.owners, strict=True):
         name = f.sample.metric.name
         for index in owners:
             series[index].setdefault(name, []).append(f)
@@ -263,12 +265,12 @@ def _bind(
     return engine, missing
 
 
-def _newest(found: Sequence[Found]) -> tuple[list[Found], list[int]]:
+def _newest(metric_series: Sequence[Found]) -> tuple[list[Found], list[int]]:
     """Of one metric's series those under the best name on the page, and their times of creation."""
-    values = [f for f in found if f.sample.part != "created"]
+    values = [f for f in metric_series if f.sample.part != "created"]
     best = min((f.sample.rank for f in values), default=0)
     kept = [f for f in values if f.sample.rank == best]
-    return kept, [f.position for f in found if f.sample.part == "created"]
+    return kept, [f.position for f in metric_series if f.sample.part == "created"]
 
 
 def _absent(page: PageNames, page_fit: PageFit) -> Iterable[Missing]:
@@ -289,10 +291,10 @@ def _absent_from_some(
     """The metrics that some engines of the page have and others lack."""
     metrics = metric_table().metrics
     has = {e.key: {*e.gauges, *e.counters, *e.histograms, *e.infos} for e in engines}
-    known = {(missing.name, missing.engine) for missing in damaged}
+    reported = {(missing.name, missing.engine) for missing in damaged}
     for name in sorted({name for names in has.values() for name in names}):
         for key, names in has.items():
-            if name not in names and (name, key) not in known and not metrics[name].rare:
+            if name not in names and (name, key) not in reported and not metrics[name].rare:
                 why = "on the page for other engines only"
                 yield Missing(name, why, metrics[name].core, key)
 

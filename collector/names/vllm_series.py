@@ -85,40 +85,40 @@ def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
     best = max(PREFIXES, key=core)
     if core(best):
         return best
-    told: dict[str, int] = {}
+    votes: dict[str, int] = {}
     for name in names:
         for telling in _TELLING:
             if name.endswith(telling):
                 prefix = name.removesuffix(telling)
-                told[prefix] = told.get(prefix, 0) + 1
-    other = sorted(prefix for prefix, count in told.items() if count > 1)
+                votes[prefix] = votes.get(prefix, 0) + 1
+    other = sorted(prefix for prefix, count in votes.items() if count > 1)
     return max(other, key=core, default=None)
 
 
 def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
     """What the series of a page stand for; repeated ones are left out."""
-    known = {name: _sample(name, prefix, table) for name in {s.name for s in layout.series}}
-    found: list[Found] = []
+    samples = {name: _sample(name, prefix, table) for name in {s.name for s in layout.series}}
+    identified: list[Found] = []
     server: list[int] = []
     starts: list[int] = []
     for position, series in enumerate(layout.series):
-        sample = known[series.name]
+        sample = samples[series.name]
         if position in layout.repeated:
             continue
         if sample is not None:
-            found.append(Found(position, sample, series.labels))
+            identified.append(Found(position, sample, series.labels))
         elif series.name.startswith(_SERVER) and not series.name.endswith(("_bucket", "_created")):
             server.append(position)
             if series.name == "process_start_time_seconds":
                 starts.append(position)
     unknown = {
         _SUFFIX.sub("", name.removeprefix(prefix))
-        for name, sample in known.items()
+        for name, sample in samples.items()
         if sample is None and prefix and name.startswith(prefix)
     }
     # Several processes on one page: no telling which one is the engine's.
     start = starts[0] if len(starts) == 1 else None
-    return PageNames(prefix, tuple(found), tuple(sorted(unknown)), tuple(server), start)
+    return PageNames(prefix, tuple(identified), tuple(sorted(unknown)), tuple(server), start)
 
 
 def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
@@ -127,17 +127,17 @@ def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
     return table.samples.get(name[len(prefix) :]) if name.startswith(prefix) else None
 
 
-def find_engines(found: Sequence[Found]) -> Engines:
+def find_engines(page_series: Sequence[Found]) -> Engines:
     """The engines that these series are of.
 
     A series without a label that others have, such as `admission_rejections` without `engine`, is
     of every engine that it does not contradict. LMCache counts what one engine does and does not
     say which: of several it is nobody's.
     """
-    anchors = _anchors(found)
+    anchors = _anchors(page_series)
     target = frozenset(label for _, labels in anchors for label, _ in labels) - _OWN
     reader = _KeyReader(anchors, _replica_labels(anchors, target))
-    partial = [reader.read(f) for f in found]
+    partial = [reader.read(f) for f in page_series]
     kinds = set(partial)
     keys = {reader.key(part) for part in kinds if reader.is_full(part)}
     for part in sorted(kinds, key=_most_said_first):
@@ -145,12 +145,12 @@ def find_engines(found: Sequence[Found]) -> Engines:
             keys.add(reader.key(part))
     ordered = tuple(sorted(keys or {EngineKey("", "0")}, key=_order))
     owners = {part: tuple(i for i, key in enumerate(ordered) if part.fits(key)) for part in kinds}
-    nobodys = {f.sample.metric.name for f in found if len(ordered) > 1 and _is_lmcache(f)}
+    nobodys = {f.sample.metric.name for f in page_series if len(ordered) > 1 and _is_lmcache(f)}
     return Engines(
         keys=ordered,
         owners=tuple(
             () if f.sample.metric.name in nobodys else owners[part]
-            for f, part in zip(found, partial, strict=True)
+            for f, part in zip(page_series, partial, strict=True)
         ),
         target_labels=target,
         unowned=frozenset(nobodys),
@@ -180,19 +180,19 @@ class _KeyReader:
         self._model, self._engine = "model_name" in used, "engine" in used
         self._replica = replica
 
-    def read(self, found: Found) -> _Partial:
+    def read(self, series: Found) -> _Partial:
         """What one series says of its engine."""
-        if _is_lmcache(found):  # its model_name is LMCache's own
+        if _is_lmcache(series):  # its model_name is LMCache's own
             return _Partial(None, None, None)
         model = engine = replica = None
-        for label, value in found.labels:
+        for label, value in series.labels:
             if label == "model_name":
                 model = value
             elif label == "engine":
                 listed = None if value.isdecimal() else _LISTED_ENGINE.fullmatch(value)
                 engine = listed[1] if listed else value
         if self._replica:
-            labels = dict(found.labels)
+            labels = dict(series.labels)
             if not labels.keys().isdisjoint(self._replica):
                 replica = "/".join(labels.get(label, "") for label in self._replica)
         return _Partial(model, engine, replica)
@@ -211,16 +211,16 @@ class _KeyReader:
         return EngineKey(part.model or "", part.engine or "0", part.replica or "")
 
 
-def _is_lmcache(found: Found) -> bool:
-    return found.sample.spelling.startswith(_LMCACHE)
+def _is_lmcache(series: Found) -> bool:
+    return series.sample.spelling.startswith(_LMCACHE)
 
 
-def _anchors(found: Sequence[Found]) -> list[tuple[Labels, Labels]]:
+def _anchors(page_series: Sequence[Found]) -> list[tuple[Labels, Labels]]:
     """Name with own labels, and the other labels, of the core metrics' series.
 
     Their own labels are known for certain, so what else they carry is the target's.
     """
-    core = [f for f in found if f.sample.metric.core and f.sample.part != "created"]
+    core = [f for f in page_series if f.sample.metric.core and f.sample.part != "created"]
     plain = [f for f in core if f.sample.part != "bucket"]
     anchors: list[tuple[Labels, Labels]] = []
     for f in plain or core:
@@ -289,30 +289,30 @@ class _Pieces:
 
 
 def read_histograms(
-    found: Iterable[tuple[Found, Labels]],
+    labelled: Iterable[tuple[Found, Labels]],
 ) -> tuple[tuple[HistogramSlots, ...], list[str]]:
     """The histograms of one metric and engine, one for each set of own labels, and the damage."""
     pieces: dict[Labels, _Pieces] = {}
-    for f, own in found:
-        one = pieces.setdefault(own, _Pieces())
+    for f, own in labelled:
+        piece = pieces.setdefault(own, _Pieces())
         if f.sample.part == "bucket":
-            one.buckets.append((dict(f.labels).get("le", ""), f.position))
+            piece.buckets.append((dict(f.labels).get("le", ""), f.position))
         elif f.sample.part == "sum":
-            one.sum = f.position
+            piece.sum = f.position
         else:
-            one.count = f.position
+            piece.count = f.position
     good: list[HistogramSlots] = []
     damage: list[str] = []
-    for own, one in pieces.items():
-        bounds, wrong = _bounds(one)
+    for own, piece in pieces.items():
+        bounds, wrong = _bounds(piece)
         if wrong:
             damage.append(f"damaged: {wrong}")
         else:
             at = tuple(position for _, position in bounds)
-            count = at[-1] if one.count is None else one.count
+            count = at[-1] if piece.count is None else piece.count
             les = tuple(bound for bound, _ in bounds)
-            good.append(HistogramSlots(les, at, one.sum, count, own))
-            if not one.buckets:
+            good.append(HistogramSlots(les, at, piece.sum, count, own))
+            if not piece.buckets:
                 damage.append("without buckets: only its mean is known")
     return tuple(good), damage
 

@@ -86,23 +86,23 @@ def bad_status(
     url: str, *, status: int, said: str, query: str, after_s: float = 0.0
 ) -> CollectError:
     """The server answered with an error. `said` is its own word for it."""
-    told = " ".join(said.split())[:SAID_SHOWN] or "no reason given"
+    reason = " ".join(said.split())[:SAID_SHOWN] or "no reason given"
     if status in (UNPARSABLE, UNPROCESSABLE):
         return CollectError(
-            f"{url}: the server refuses the query {shortened(query)}: {told}",
+            f"{url}: the server refuses the query {shortened(query)}: {reason}",
             kind="query",
-            hint=NARROW_HINT if "too many" in told or "exceed" in told else "see the selector",
+            hint=NARROW_HINT if "too many" in reason or "exceed" in reason else "see the selector",
         )
     if status in (401, 403):
         hint = "a token: --bearer-token-file; user and password: --header-file Authorization=FILE"
-        if "org id" in told.lower() or "tenant" in told.lower():
+        if "org id" in reason.lower() or "tenant" in reason.lower():
             hint = TENANT_HINT
-        return CollectError(f"{url}: {status}: {told}", kind="auth", hint=hint)
+        return CollectError(f"{url}: {status}: {reason}", kind="auth", hint=hint)
     if status == 404:
         return not_prometheus(url, "404: there is no query API")
     if status in BUSY:
         return BusyError(
-            f"{url}: {status}: {told}",
+            f"{url}: {status}: {reason}",
             kind="http_status",
             hint="the server is starting, overloaded or limits its clients; try again later",
             after_s=after_s,
@@ -113,4 +113,6 @@ def bad_status(
             kind="redirect",
             hint="give the address that it leads to; a login page wants a token",
         )
-    return CollectError(f"{url}: {status}: {told}", kind="http_status", hint="see the server's log")
+    return CollectError(
+        f"{url}: {status}: {reason}", kind="http_status", hint="see the server's log"
+    )

@@ -115,10 +115,10 @@ def tracks_of(result: Json) -> list[Track]:
 def warnings_of(document: Document) -> tuple[str, ...]:
     """The warnings of an answer: a shard that is down, a store that did not answer."""
     said: Json = document.get("warnings")
-    told = [str(one) for one in _rows(said or [])]
+    warnings = [str(warning) for warning in _rows(said or [])]
     if document.get("isPartial") is True:  # VictoriaMetrics' own word for it
-        told.append("the server marks its answer as partial")
-    return tuple(told)
+        warnings.append("the server marks its answer as partial")
+    return tuple(warnings)
 
 
 def _rows(result: Json) -> list[Json]:

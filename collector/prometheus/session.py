@@ -136,15 +136,15 @@ class TimedSession(requests.Session):
             document = {"error": body.decode("utf-8", "replace")}
         if not isinstance(document, dict):
             raise failures.not_prometheus(url, "the answer is JSON, but none of Prometheus")
-        told = cast("Document", document)
-        if status == HTTPStatus.OK and told.get("status") == "success":
-            return self._kept(told)
-        if told.get("errorType") == "timeout":
+        answer = cast("Document", document)
+        if status == HTTPStatus.OK and answer.get("status") == "success":
+            return self._kept(answer)
+        if answer.get("errorType") == "timeout":
             raise failures.slow(url, self._timeout_s, query)
         raise failures.bad_status(
             url,
             status=status if status != HTTPStatus.OK else failures.UNPROCESSABLE,
-            said=str(told.get("error", "")),
+            said=str(answer.get("error", "")),
             query=query,
             after_s=_retry_after_s(response),
         )

@@ -364,16 +364,16 @@ class FirstOf:
     options: tuple[Expr, ...]
 
     def bind(self, history: History) -> Value:
-        known = [one.bind(history) for one in self.options if not one.lacking(history.has)]
+        bound = [expr.bind(history) for expr in self.options if not expr.lacking(history.has)]
 
         def value(window: Window) -> float | None:
-            for option in known:
-                found = option(window)
-                if found is not None:
-                    return found
+            for value_of in bound:
+                first = value_of(window)
+                if first is not None:
+                    return first
             return None
 
-        return known[0] if len(known) == 1 else value
+        return bound[0] if len(bound) == 1 else value
 
     def promql(self, dialect: Dialect) -> str | None:
         parts = [part for option in self.options if (part := option.promql(dialect)) is not None]
@@ -549,7 +549,7 @@ class InfoChanges(OfMetric):
     def promql(self, dialect: Dialect) -> str | None:
         series, range_s = dialect.series(self.metric), round(dialect.range_s, 3)
         # With `bool`, old series alone are no change; without, they would be no value.
-        by = ", ".join(one for one in dialect.by if one not in ENGINE_LABELS)
+        by = ", ".join(label for label in dialect.by if label not in ENGINE_LABELS)
         return f"sum by ({by}) ({series} > bool (time() - {range_s!r})) / {range_s!r}"
 
 
@@ -589,10 +589,10 @@ class Sum:
         def value(window: Window) -> float | None:
             total = 0.0
             for part in parts:
-                found = part(window)
-                if found is None:
+                summand = part(window)
+                if summand is None:
                     return None
-                total += found
+                total += summand
             return total
 
         return value

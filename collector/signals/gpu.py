@@ -204,7 +204,7 @@ def health_signals(gpu: str | None) -> tuple[Signal, ...]:
         return Sum(tuple(rate(HELD_NS.format(reason)) for reason in reasons))
 
     def links(field: str, *others: str) -> Expr:
-        return FirstOf(tuple(rate(DEV + one) for one in (field, *others)))
+        return FirstOf(tuple(rate(DEV + name) for name in (field, *others)))
 
     clock, most = DEV + "SM_CLOCK", gauge("MAX_SM_CLOCK")
     exprs: dict[str, Expr] = {

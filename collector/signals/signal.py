@@ -71,7 +71,7 @@ class SignalSet:
         return {key: tuple(dict.fromkeys(metrics)) for key, metrics in lacking if metrics}
 
     def _bind(self) -> None:
-        known: list[Signal] = []
+        bound: list[Signal] = []
         self.missing, self._absent = {}, {}
         for signal in self._signals:
             lacking = tuple(dict.fromkeys(signal.expr.lacking(self._history.shows)))
@@ -80,6 +80,6 @@ class SignalSet:
             if lacking and signal.expr.lacking(self._history.has):
                 self._absent[signal.key] = None
             else:
-                known.append(signal)
-        self._known = tuple((signal.key, signal.expr.bind(self._history)) for signal in known)
+                bound.append(signal)
+        self._known = tuple((signal.key, signal.expr.bind(self._history)) for signal in bound)
         self._generation = self._history.generation

@@ -46,8 +46,8 @@ def dashboards() -> dict[str, str]:
 
 
 def _json(board: Board) -> str:
-    made = JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(board).build())
-    return json.dumps(json.loads(made), indent=1, sort_keys=True) + "\n"
+    encoded = JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(board).build())
+    return json.dumps(json.loads(encoded), indent=1, sort_keys=True) + "\n"
 
 
 def _dashboard(board: Board) -> dashboard.Dashboard:

@@ -18,17 +18,17 @@ ALIKE_RATIO = 0.05
 """A curve's steps are further apart: blocks that differ by less do not move a knee."""
 
 
-def same_launch(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+def same_launch(config: Mapping[str, str], other_config: Mapping[str, str]) -> bool:
     """Whether two configurations are the same but for what is measured at a start."""
-    return one.keys() == other.keys() and all(
-        value == other[label] or (label in MEASURED and _alike(value, other[label]))
-        for label, value in one.items()
+    return config.keys() == other_config.keys() and all(
+        value == other_config[label] or (label in MEASURED and _alike(value, other_config[label]))
+        for label, value in config.items()
     )
 
 
-def _alike(one: str, other: str) -> bool:
+def _alike(text: str, other_text: str) -> bool:
     try:
-        first, second = float(one), float(other)
+        first, second = float(text), float(other_text)
     except ValueError:
         return False
     return abs(first - second) <= ALIKE_RATIO * min(abs(first), abs(second))
@@ -189,12 +189,12 @@ class CurveLearner:
         return _at_power(steps)
 
     def _known(self, now_s: float) -> list[_Step]:
-        known: list[_Step] = []
+        steps: list[_Step] = []
         for _, kept in sorted(self._steps.items()):
             fresh = [point for point in _unpacked(kept) if now_s - point.t_s <= FORGOTTEN_S]
             if len(fresh) >= POINTS_MIN:
-                known.append(_Step(median(point.in_flight for point in fresh), fresh))
-        return known
+                steps.append(_Step(median(point.in_flight for point in fresh), fresh))
+        return steps
 
 
 def _packed(point: Point) -> list[float]:

@@ -72,7 +72,7 @@ def axis_of(view: TriageView) -> Axis:
 
     Otherwise the first minutes of a new daemon would be too narrow to read.
     """
-    known = [
+    times_s = [
         t_s
         for engine in (engine for target in view.targets for engine in target.engines)
         for t_s in (
@@ -81,7 +81,7 @@ def axis_of(view: TriageView) -> Axis:
         )
     ]
     length_s = view.until_s - view.since_s
-    known_s = view.until_s - min(known, default=view.since_s)
+    known_s = view.until_s - min(times_s, default=view.since_s)
     if not 0 <= known_s < length_s / 2:
         return Axis(view.since_s, view.until_s)
     return Axis(view.until_s - min(length_s, max(SHORTEST_S, MARGIN * known_s)), view.until_s)
@@ -131,11 +131,11 @@ def _columns(times: Sequence[float], values: Sequence[float]) -> Iterator[Point]
         end = bisect_left(times, times[0] + column * width_s) if column < COLUMNS else len(times)
         if end <= start:
             continue
-        known = values[start:end]
+        chunk = values[start:end]
         if not whole:
-            known = [value for value in known if isfinite(value)]
+            chunk = [value for value in chunk if isfinite(value)]
         middle_s = times[(start + end - 1) // 2]
-        yield Point(middle_s, min(known, default=nan), max(known, default=nan))
+        yield Point(middle_s, min(chunk, default=nan), max(chunk, default=nan))
         start = end
 
 

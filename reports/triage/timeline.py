@@ -58,9 +58,14 @@ class Lanes:
 
 def lanes(intervals: Iterable[IntervalView], axis: Axis, moment_s: float) -> Lanes:
     """The lanes of an engine's intervals."""
-    visible = sorted((one for one in intervals if _visible(one, axis)), key=lambda one: one.start_s)
-    stages = [one for one in visible if one.kind == "stage" and one.id.isdecimal()]
-    health = [one for one in visible if one.kind == "health"]
+    visible = sorted(
+        (interval for interval in intervals if _visible(interval, axis)),
+        key=lambda interval: interval.start_s,
+    )
+    stages = [
+        interval for interval in visible if interval.kind == "stage" and interval.id.isdecimal()
+    ]
+    health = [interval for interval in visible if interval.kind == "health"]
     causes: dict[str, list[IntervalView]] = {}
     for interval in visible:
         if interval.kind == "cause":
@@ -90,8 +95,8 @@ def interval_name(interval: IntervalView) -> str:
     if interval.kind != "stage":
         return interval.id
     number = interval.id
-    known = number.isdecimal() and int(number) < len(NAMES)
-    return f"stage {number} ({NAMES[int(number)]})" if known else f"stage {number}"
+    is_stage = number.isdecimal() and int(number) < len(NAMES)
+    return f"stage {number} ({NAMES[int(number)]})" if is_stage else f"stage {number}"
 
 
 def lasted(interval: IntervalView, moment_s: float) -> str:
@@ -133,7 +138,7 @@ def _bar(group: Sequence[IntervalView], axis: Axis, moment_s: float) -> Bar:
     whole = replace(group[0], end_s=last_s)
     often = f", {len(group)} times" if len(group) > 1 else ""
     words = f"{interval_name(whole)}: {lasted(whole, moment_s)}{often}"
-    kinds = [one.severity if one.severity in RANKS else "unknown" for one in group]
+    kinds = [i.severity if i.severity in RANKS else "unknown" for i in group]
     x, width = axis.spread(whole.start_s, last_s)
     return Bar(x, width, max(kinds, key=lambda word: RANKS[word]), words)
 
@@ -231,10 +236,12 @@ def strip(engines: Iterable[Sequence[IntervalView]], axis: Axis) -> Strip:
     """The strip of a target, from the intervals of all its engines."""
     columns = [-1] * COLUMNS
     brief: list[range] = []
-    for one in (one for intervals in engines for one in _of_health(intervals)):
-        rank = RANKS.get(one.id if one.kind == "health" else one.severity, RANKS["unknown"])
-        x, width = axis.spread(one.start_s, one.end_s)
-        if not width and not axis.since_s <= one.start_s <= axis.until_s:
+    for interval in (interval for intervals in engines for interval in _of_health(intervals)):
+        rank = RANKS.get(
+            interval.id if interval.kind == "health" else interval.severity, RANKS["unknown"]
+        )
+        x, width = axis.spread(interval.start_s, interval.end_s)
+        if not width and not axis.since_s <= interval.start_s <= axis.until_s:
             continue
         place = min(COLUMNS - 1, int(x * COLUMNS / 100))
         covered = range(place, max(place + 1, min(COLUMNS, round((x + width) * COLUMNS / 100))))
@@ -267,7 +274,7 @@ def _paths(columns: Sequence[int]) -> tuple[tuple[str, str], ...]:
 
 def _of_health(intervals: Sequence[IntervalView]) -> Sequence[IntervalView]:
     """The health intervals; without any, the stages and causes by their severity."""
-    return [one for one in intervals if one.kind == "health"] or intervals
+    return [interval for interval in intervals if interval.kind == "health"] or intervals
 
 
 def _strip_words(columns: Sequence[int]) -> str:

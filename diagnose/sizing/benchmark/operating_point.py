@@ -81,7 +81,7 @@ def operating_point(
         return OperatingPoint(None, points[0], misses[0], bend, peak, flags, bend.steps)
     end = next((i for i in range(start, len(points)) if misses[i]), len(points))
     best, miss = points[end - 1], points[end] if end < len(points) else None
-    found = [
+    load_flags = [
         *_point_flags(points, misses, start=start, end=end),
         *_place_flags(points[start:end], bend),
     ]
@@ -91,7 +91,7 @@ def operating_point(
         missed=misses[end] if miss else (),
         knee=bend,
         peak_requests_per_s=peak,
-        flags=(*found, *red_flags(benchmark)),
+        flags=(*load_flags, *red_flags(benchmark)),
         steps=(*bend.steps, *_steps(best, ttft_p99_s=ttft_p99_s, itl_p99_s=itl_p99_s)),
     )
 

@@ -192,6 +192,10 @@ def _as_loaded(wide: Degree, narrow: Degree) -> bool:
     return wide.in_flight_per_gpu >= AS_LOADED_FROM * narrow.in_flight_per_gpu
 
 
-def alike(one: float | None, other: float | None) -> bool:
+def alike(tokens: float | None, other_tokens: float | None) -> bool:
     """Whether two lengths of requests are about the same, as far as they are known."""
-    return one is None or other is None or max(one, other) <= ALIKE * min(one, other)
+    return (
+        tokens is None
+        or other_tokens is None
+        or max(tokens, other_tokens) <= ALIKE * min(tokens, other_tokens)
+    )

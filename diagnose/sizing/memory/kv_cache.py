@@ -374,7 +374,7 @@ def _unified(layers: Sequence[Layers]) -> list[Layers]:
     Raises:
         SizingError: some layers cannot keep a whole context, where vLLM refuses to start.
     """
-    found = [
+    unified = [
         Layers(
             FullAttention(part.kind.kv_heads, part.kind.key_dim, part.kind.value_dim), part.count
         )
@@ -388,11 +388,11 @@ def _unified(layers: Sequence[Layers]) -> list[Layers]:
     windows = {
         part.kind.window_tokens for part in layers if isinstance(part.kind, SlidingAttention)
     }
-    if not full or not _alike(found) or (len(windows) > 1 and not latent):
+    if not full or not _alike(unified) or (len(windows) > 1 and not latent):
         raise SizingError(
             "vLLM cannot give every layer the whole context where layers are recurrent, have "
             "windows of several lengths, or all have windows",
             name="hybrid_pool",
             choices=("true",),
         )
-    return found
+    return unified

@@ -122,14 +122,14 @@ def point(instance: Serving, concurrency: float) -> Point:
     )
 
 
-def keeps(found: Point, slo: Slo) -> bool:
+def keeps(point: Point, slo: Slo) -> bool:
     """Whether a point keeps every stated target."""
-    return not missed(found, slo)
+    return not missed(point, slo)
 
 
-def missed(found: Point, slo: Slo) -> tuple[str, ...]:
+def missed(point: Point, slo: Slo) -> tuple[str, ...]:
     """The targets that a point misses, with its figures."""
-    pairs = (("TTFT", found.ttft_p99_s, slo.ttft_p99_s), ("ITL", found.itl_p99_s, slo.itl_p99_s))
+    pairs = (("TTFT", point.ttft_p99_s, slo.ttft_p99_s), ("ITL", point.itl_p99_s, slo.itl_p99_s))
     return tuple(
         f"{name} P99 {figure(value)} s above {figure(target)} s"
         for name, value, target in pairs

@@ -384,7 +384,7 @@ def _prefix(pool: Pool, instance: Serving) -> _Prefix:
     return prefix if shared.hit_ratio is None else _hits(pool, prefix, shared, shared.hit_ratio)
 
 
-def _hits(pool: Pool, found: _Prefix, shared: Prefix, hit_ratio: float) -> _Prefix:
+def _hits(pool: Pool, prefix: _Prefix, shared: Prefix, hit_ratio: float) -> _Prefix:
     """The same with the prompt tokens that hits save."""
     mean = pool.lengths.mean_input_tokens
     usual = min(float(shared.shared_tokens), mean)
@@ -399,10 +399,10 @@ def _hits(pool: Pool, found: _Prefix, shared: Prefix, hit_ratio: float) -> _Pref
         source="guide 7.2",
     )
     return replace(
-        found,
-        instance=replace(found.instance, hit_ratio=1 - fresh / mean),
-        output={**found.output, "computed_input_tokens": fresh},
-        steps=(*found.steps, saved),
+        prefix,
+        instance=replace(prefix.instance, hit_ratio=1 - fresh / mean),
+        output={**prefix.output, "computed_input_tokens": fresh},
+        steps=(*prefix.steps, saved),
         to_measure=("the prefix cache hit ratio again, behind the production router",),
     )
 

@@ -328,13 +328,13 @@ def _step_document(step: PlanStep) -> dict[str, object]:
         "output": dict(step.output),
         "steps": [
             {
-                "title": one.title,
-                "formula": one.formula,
-                "values": one.values,
-                "result": one.result,
-                "source": one.source,
+                "title": line.title,
+                "formula": line.formula,
+                "values": line.values,
+                "result": line.result,
+                "source": line.source,
             }
-            for one in step.steps
+            for line in step.steps
         ],
         "to_measure": list(step.to_measure),
         "notes": list(step.notes),

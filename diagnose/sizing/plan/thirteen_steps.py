@@ -192,16 +192,16 @@ def plan(
         SizingError: a name that is not known, or a fleet that cannot be.
     Source: guide 9.1.
     """
-    known, texts = models or {}, benchmarks or {}
+    models_by_id, texts = models or {}, benchmarks or {}
     launch, lengths = profile.deployment, profile.lengths
-    whole = pool_of(profile, launch, lengths, name="", share_ratio=1.0, models=known)
+    whole = pool_of(profile, launch, lengths, name="", share_ratio=1.0, models=models_by_id)
     by_hardware = bool(profile.tiers) and profile.routing.method == "hardware"
     # What the large model alone would take decides whether tiers are worth it.
     single = None if by_hardware else size_pool(whole, texts)
     fleet = None if single is None else fleet_of(single)
     routing = None if fleet is None else advice(profile, fleet.gpus)
     tiered = uses_tiers(profile, routing)
-    pools = _tiers(profile, known) if tiered else (whole,)
+    pools = _tiers(profile, models_by_id) if tiered else (whole,)
     sized = (single,) if single and not tiered else tuple(size_pool(p, texts) for p in pools)
     large_gpus = None if fleet is None else fleet.gpus
     return Plan(
@@ -210,7 +210,7 @@ def plan(
         steps=(
             workload_step(profile),
             hardware_step(pools, [candidates(pool.deployment) for pool in pools]),
-            routing_step(profile, large_gpus=large_gpus, found=routing),
+            routing_step(profile, large_gpus=large_gpus, advice=routing),
             *(step for instance in sized for step in instance.steps),
             fleet_step(profile, sized),
             cost_step(profile, sized, single=single),

@@ -339,25 +339,25 @@ def advice(profile: WorkloadProfile, large_gpus: int) -> RoutingAdvice:
 
 
 def routing_step(
-    profile: WorkloadProfile, *, large_gpus: int | None, found: RoutingAdvice | None
+    profile: WorkloadProfile, *, large_gpus: int | None, advice: RoutingAdvice | None
 ) -> PlanStep:
-    """Step 3: tiers or one fleet. `found` is None where hardware tiers need no advice, or where
+    """Step 3: tiers or one fleet. `advice` is None where hardware tiers need no advice, or where
     the single fleet's size is not known."""
     method, tiers = profile.routing.method, profile.tiers
-    taken = uses_tiers(profile, found)
+    taken = uses_tiers(profile, advice)
     output: dict[str, Value] = {
         "tiers": len(tiers) if taken else 1,
         "method": method if taken else "single fleet",
         "large_model_gpus": large_gpus,
         "simple_ratio": simple_ratio(profile) if method != "hardware" else None,
     }
-    notes = [] if found is None else list(found.reasons)
+    notes = [] if advice is None else list(advice.reasons)
     if taken:
         for load in tier_loads(profile):
             output[f"{load.name}.peak_requests_per_s"] = load.peak_requests_per_s
-    elif found is not None and found.worth_it:
+    elif advice is not None and advice.worth_it:
         notes.append("tiers would save money: add each as [[tiers]] to size them")
-    if found is None and method != "hardware" and not taken:
+    if advice is None and method != "hardware" and not taken:
         notes.append("routing was not considered: the size of the large fleet is unknown")
     return PlanStep(
         number=3,
@@ -370,11 +370,11 @@ def routing_step(
     )
 
 
-def uses_tiers(profile: WorkloadProfile, found: RoutingAdvice | None) -> bool:
+def uses_tiers(profile: WorkloadProfile, advice: RoutingAdvice | None) -> bool:
     """Whether steps 4 to 10 run for each tier: for hardware always, for models where they pay."""
     if not profile.tiers:
         return False
-    return profile.routing.method == "hardware" or (found is not None and found.worth_it)
+    return profile.routing.method == "hardware" or (advice is not None and advice.worth_it)
 
 
 def _decision(profile: WorkloadProfile, *, taken: bool) -> str:
