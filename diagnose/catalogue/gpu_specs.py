@@ -93,11 +93,6 @@ def plain_name(name: str) -> str:
 # They come from the packaged `gpus.toml`, which is read at the first call.
 
 
-MEMORY_TOLERANCE_RATIO: Final = 0.1
-"""Totals of one GPU differ by 9 % at most: NVML's and CUDA's, and GDDR cards with and without ECC.
-The next smaller thing that may have its name, a slice or a partition, has at most half."""
-
-
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """The packaged GPUs by id, read at the first call. Tests check the file."""
@@ -152,18 +147,12 @@ def nearest_ids(text: str) -> list[str]:
     return within[:3] or difflib.get_close_matches(plain_id, gpus(), n=3, cutoff=0.6)
 
 
-def recognise(name: str, *, memory_bytes: float | None = None) -> Gpu | None:
-    """The GPU that NVML, DCGM or the AMD tools name so; None where it is not known for certain.
+def recognise(name: str) -> Gpu | None:
+    """The GPU with this product name in NVML, DCGM or the AMD tools; None if it is not known for
+    certain.
 
-    MIG devices, vGPUs and partitions are not the whole GPU and give None: by their names, or by
-    `memory_bytes`, the total that is reported beside the name. DCGM gives a MIG device the whole
-    GPU's name: pass its memory, or don't ask.
+    MIG devices, vGPUs and partitions are not the whole GPU: their own names give None. DCGM gives
+    a MIG device the whole GPU's name.
     """
     plain = plain_name(name)
-    for candidate in gpus().values():
-        if plain in map(plain_name, candidate.names):
-            if memory_bytes is None:
-                return candidate
-            off_ratio = abs(memory_bytes / candidate.memory_bytes - 1)
-            return candidate if off_ratio <= MEMORY_TOLERANCE_RATIO else None
-    return None
+    return next((spec for spec in gpus().values() if plain in map(plain_name, spec.names)), None)

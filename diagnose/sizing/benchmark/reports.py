@@ -18,9 +18,6 @@ from kneewatch.diagnose.sizing.benchmark.points import (
 )
 
 Json: TypeAlias = Mapping[str, object]
-Stated: TypeAlias = Mapping[str, float]
-"""The concurrency that the user or the report states, as a field of a point; empty: neither."""
-
 Keys: TypeAlias = Mapping[str, tuple[str, ...]]
 """Fields of a point to the paths that hold them, the first that is there counts; those with `_ms`
 are in milliseconds. Keys as written by vllm/benchmarks/serve.py (009e6d4), guidellm 0.3 to 0.6
@@ -151,9 +148,9 @@ def _point(
     return point_of({**figures, "concurrency": concurrency}, origin=origin)
 
 
-def _vllm_point(origin: str, document: Json, stated: Stated, notes: list[str]) -> BenchmarkPoint:
+def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint:
     """The point of one result file of `vllm bench serve` (SGLang's has the same keys)."""
-    figures = {**_figures(document, VLLM), **stated}
+    figures = _figures(document, VLLM)
     if not figures.get("latency_mean_s"):
         figures |= _derived(document)
     limit, requests = figures.get("concurrency"), figures.get("requests")
@@ -177,12 +174,10 @@ def _derived(document: Json) -> dict[str, float]:
     return {"latency_mean_s": (ttft_ms + tpot_ms * (tokens / requests - 1)) / 1000}
 
 
-def _guidellm_point(
-    origin: str, benchmark: object, stated: Stated, notes: list[str]
-) -> BenchmarkPoint:
+def _guidellm_point(origin: str, benchmark: object, notes: list[str]) -> BenchmarkPoint:
     """The point of one entry of guidellm's `benchmarks`; its successful requests count."""
     notes.append(_PER_REQUEST_ITL.format(tool="guidellm"))
-    figures = {**_guidellm_concurrency(benchmark), **_figures(benchmark, GUIDELLM), **stated}
+    figures = {**_guidellm_concurrency(benchmark), **_figures(benchmark, GUIDELLM)}
     return _point(origin, figures, notes, keys=GUIDELLM, advice="is it guidellm's?")
 
 
@@ -199,7 +194,7 @@ def _guidellm_concurrency(benchmark: object) -> dict[str, float]:
     return _figures(benchmark, {"concurrency": ("metrics.request_concurrency.successful.mean",)})
 
 
-def _aiperf_point(origin: str, metrics: Json, stated: Stated, notes: list[str]) -> BenchmarkPoint:
+def _aiperf_point(origin: str, metrics: Json, notes: list[str]) -> BenchmarkPoint:
     """The point of one aiperf report: its metrics by name and statistic, in seconds.
 
     ITL is taken gap by gap (inter_chunk_latency) where the report has it, because a target on
@@ -209,7 +204,7 @@ def _aiperf_point(origin: str, metrics: Json, stated: Stated, notes: list[str]) 
     notes.append(_CHUNKS if by_gaps else _PER_REQUEST)
     if by_gaps:
         metrics = {**metrics, "inter_token_latency": metrics["inter_chunk_latency"]}
-    figures = {**_figures(metrics, AIPERF), **stated}
+    figures = {**_aiperf_concurrency(metrics), **_figures(metrics, AIPERF)}
     return _point(origin, figures, notes, keys=AIPERF, advice="run aiperf with --streaming")
 
 
@@ -237,7 +232,7 @@ def _in_seconds(document: Json, origin: str) -> Json:
     return converted
 
 
-def _aiperf_concurrency(document: Json) -> Stated:
+def _aiperf_concurrency(document: Json) -> dict[str, float]:
     """The concurrency in `input_config`: of the profiling phase, or the older `loadgen`."""
     config = document.get("input_config")
     if not isinstance(config, Mapping):
@@ -261,12 +256,12 @@ def _aiperf_concurrency(document: Json) -> Stated:
 # Guide 8.2: TTFT, ITL, requests and tokens per second at every step of a concurrency sweep.
 
 
-def read_benchmark(text: str, *, concurrency: float | None = None) -> Benchmark:
+def read_benchmark(text: str) -> Benchmark:
     """The points that a benchmark's text holds, by rising concurrency.
 
     The text is a CSV with one line per concurrency, the JSON of `vllm bench serve` (one object per
     point: alone, in a list, one per line, or several files one after the other), guidellm's JSON,
-    or aiperf's JSON or CSV. `concurrency` is for a report of one point that does not state its own.
+    or aiperf's JSON or CSV.
 
     Raises:
         SizingError: naming the row and column, or the document and key, and what is accepted.
@@ -275,11 +270,10 @@ def read_benchmark(text: str, *, concurrency: float | None = None) -> Benchmark:
     if not body:
         raise refuse("the benchmark is empty", "CSV", *TOOLS)
     if body[0] in "[{":
-        return _from_json(body, concurrency)
+        return _from_json(body)
     if is_aiperf(body):
         notes: list[str] = []
-        point = _aiperf_point("report", aiperf_metrics(body), _stated(concurrency), notes)
-        return ordered([point], notes)
+        return ordered([_aiperf_point("report", aiperf_metrics(body), notes)], notes)
     return table_points(body)
 
 
@@ -295,33 +289,23 @@ def merged(benchmarks: Sequence[Benchmark]) -> Benchmark:
     )
 
 
-def _stated(concurrency: float | None) -> Stated:
-    return {} if concurrency is None else {"concurrency": concurrency}
-
-
-def _from_json(body: str, concurrency: float | None) -> Benchmark:
+def _from_json(body: str) -> Benchmark:
     points: list[BenchmarkPoint] = []
     notes: list[str] = []
-    stated = _stated(concurrency)
     for origin, document in documents(body):
         runs = document.get("benchmarks")
         if isinstance(runs, list):
             for number, run in enumerate(cast("list[object]", runs), start=1):
                 name = f"{origin}, benchmark {number}"
-                points.append(_guidellm_point(name, run, stated, notes))
+                points.append(_guidellm_point(name, run, notes))
         elif isinstance(document.get("request_throughput"), Mapping):
-            loaded = {**_aiperf_concurrency(document), **stated}
-            points.append(_aiperf_point(origin, _in_seconds(document, origin), loaded, notes))
+            points.append(_aiperf_point(origin, _in_seconds(document, origin), notes))
         elif "request_throughput" in document:
-            points.append(_vllm_point(origin, document, stated, notes))
+            points.append(_vllm_point(origin, document, notes))
         else:
             raise refuse(
                 f"{origin} is no known benchmark report: no `request_throughput` (vllm bench "
                 "serve, aiperf) and no `benchmarks` (guidellm)",
                 *TOOLS,
             )
-    if concurrency is not None and len(points) > 1:
-        raise refuse(
-            f"concurrency {concurrency:g} was stated for {len(points)} points; it fits one only"
-        )
     return ordered(points, notes)

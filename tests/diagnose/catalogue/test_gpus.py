@@ -258,25 +258,6 @@ def test_what_is_not_a_whole_known_gpu_is_not_recognised(name: str) -> None:
     assert recognise(name) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "memory_bytes", "gpu_id"),
-    [
-        pytest.param("NVIDIA H100 80GB HBM3", 81_559 * 2**20, "h100-sxm", id="nvidia-smi's total"),
-        pytest.param("NVIDIA L40S", 49_140 * 2**20, "l40s", id="L40S without ECC"),
-        pytest.param("NVIDIA A10G", 24 * 2**30, "a10g", id="A10G without ECC"),
-        pytest.param("NVIDIA H100 80GB HBM3", 40_448 * 2**20, None, id="a MIG half"),
-        pytest.param("AMD Instinct MI300X", 24 * 2**30, None, id="an eighth, CPX"),
-        pytest.param("AMD Instinct MI300X VF", 191.69 * 2**30, "mi300x", id="VF of the whole"),
-        pytest.param("NVIDIA H100 80GB HBM3", 0, None, id="no memory"),
-    ],
-)
-def test_memory_tells_a_part_from_the_whole(
-    name: str, memory_bytes: float, gpu_id: str | None
-) -> None:
-    found = recognise(name, memory_bytes=memory_bytes)
-    assert (found and found.id) == gpu_id
-
-
 @given(st.text())
 def test_any_text_is_recognised_or_not(name: str) -> None:
     found = recognise(name)
