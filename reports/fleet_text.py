@@ -40,15 +40,9 @@ def text(diagnosis: FleetDiagnosis, style: Style) -> str:
         *state(diagnosis),
     ):
         lines += wrapped(row, width=style.width)
-    for tier, size in zip(diagnosis.tiers, diagnosis.sizes, strict=True):
-        lines += ["", *wrapped(tier_words(tier), width=style.width)]
-        lines += wrapped(size_words(size), width=style.width, indent=3)
-        for spread in tier.spreads:
-            lines += wrapped(spread_words(spread), width=style.width, indent=3)
-    for split in diagnosis.splits:
-        lines += ["", *wrapped(split_words(split), width=style.width)]
+    said: dict[str, int] = {}
     for place, cause in enumerate(diagnosis.causes, 1):
-        lines += ["", *_cause(place, cause, style)]
+        lines += ["", *_cause(place, cause, style, said)]
     if diagnosis.advice:
         lines += ["", "recommendations:"]
         for advised in diagnosis.advice:
@@ -60,6 +54,7 @@ def text(diagnosis: FleetDiagnosis, style: Style) -> str:
             lines += wrapped(engine_words(engine), width=style.width)
         if len(worst) > ENGINES_SHOWN:
             lines.append(f"and {len(worst) - ENGINES_SHOWN} more; --format json has them all")
+    lines += _tiers(diagnosis, style)
     if diagnosis.notes:
         lines += ["", "could not be judged:"]
         for note in diagnosis.notes[:NOTES_SHOWN]:
@@ -171,22 +166,34 @@ def replica_words(replicas: Sequence[str]) -> str:
 
 
 def worst_engines(diagnosis: FleetDiagnosis) -> list[Engine]:
-    """Engines at warning or worse, and unknown ones."""
-    return [e for e in diagnosis.engines if e.severity >= Severity.WARNING or e.health == "unknown"]
+    """Engines at warning or worse that no cause at warning or worse names, and unknown ones."""
+    named = {
+        (c.pool, name)
+        for c in diagnosis.causes
+        if c.cause.severity >= Severity.WARNING
+        for name in c.replicas
+    }
+    return [
+        e
+        for e in diagnosis.engines
+        if e.health == "unknown"
+        or (e.severity >= Severity.WARNING and (e.member.pool, e.member.name) not in named)
+    ]
 
 
 def engine_words(engine: Engine) -> str:
-    """An engine in a line: health, stage, findings, main numbers."""
+    """An engine in a line: health, causes, stage, findings, main numbers."""
     rules = ", ".join(f"{finding.rule.id} {finding.severity.word}" for finding in engine.findings)
     numbers = ", ".join(
         f"{words} {quantity(key, value)}"
         for key, words in (("kv_usage_ratio", "KV"), ("running", "run"), ("waiting", "wait"))
         if (value := engine.get(key)) is not None
     )
-    stage = (
-        "stage unknown" if engine.stage is None else f"stage {engine.stage} ({engine.stage_name})"
-    )
-    parts = [part for part in (stage, rules, numbers) if part]
+    causes = ", ".join(cause.id for cause in engine.causes)
+    stage = f"stage {engine.stage} ({engine.stage_name})" if engine.stage else ""
+    if engine.stage is None:
+        stage = "stage unknown"
+    parts = [part for part in (causes, stage, rules, numbers) if part]
     return f"{engine.health.upper()} {engine.member.name}: {'; '.join(parts)}"
 
 
@@ -203,16 +210,45 @@ def _advice(advice: FleetAdvice, style: Style) -> list[str]:
     return lines
 
 
-def _cause(place: int, fleet_cause: FleetCause, style: Style) -> list[str]:
+def _tiers(diagnosis: FleetDiagnosis, style: Style) -> list[str]:
+    """The tiers with trouble in full, then the others in a line each."""
+    troubled = {(c.pool, c.tier) for c in diagnosis.causes if c.cause.severity >= Severity.WARNING}
+    troubled |= {(advice.pool, advice.tier) for advice in diagnosis.advice}
+    ill = {e.member.group for e in worst_engines(diagnosis)}
+    in_full: list[str] = []
+    in_a_line: list[str] = []
+    for tier, size in zip(diagnosis.tiers, diagnosis.sizes, strict=True):
+        if (
+            not troubled.isdisjoint({(tier.pool, tier.tier), (tier.pool, "")})
+            or (tier.pool, tier.tier, tier.role) in ill
+        ):
+            in_full += ["", *wrapped(tier_words(tier), width=style.width)]
+            in_full += wrapped(size_words(size), width=style.width, indent=3)
+            for spread in tier.spreads:
+                in_full += wrapped(spread_words(spread), width=style.width, indent=3)
+        else:
+            row = f"ok: {tier_words(tier)}; {size_words(size)}"
+            in_a_line += wrapped(row, width=style.width)
+    splits = [line for s in diagnosis.splits for line in wrapped(split_words(s), width=style.width)]
+    return [*in_full, *([""] if in_a_line or splits else []), *splits, *in_a_line]
+
+
+def _cause(place: int, fleet_cause: FleetCause, style: Style, said: dict[str, int]) -> list[str]:
+    """A cause in lines. `said` has the places at which advice was given: it is given once."""
     cause = fleet_cause.cause
+    first = said.setdefault(cause.lever, place)
     head = f"{place}. {cause.id} ({cause.severity.word}, confidence {cause.confidence:.2f})"
     rows = [
         cause.summary,
         *(f"+ {item.text} [{item.signal}]" for item in cause.evidence[:FLEET_EVIDENCE_SHOWN]),
         *(f"- {item.text} [{item.signal}]" for item in cause.against[:AGAINST_SHOWN]),
         f"replicas: {replica_words(fleet_cause.replicas)}",
-        f"do first: {cause.lever}",
-        *([f"docs: {docs}"] if (docs := cause_page(style.docs_url, cause.id)) else []),
+        f"do first: {cause.lever if first == place else f'as for {first}'}",
+        *(
+            [f"docs: {docs}"]
+            if first == place and (docs := cause_page(style.docs_url, cause.id))
+            else []
+        ),
     ]
     lines = wrapped(f"{head} in {where(fleet_cause)}", width=style.width, more=3)
     lines[0] = lines[0].replace(head, style.bold(head), 1)

@@ -11,7 +11,9 @@ from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.causes.evidence import Facts, Targets
+from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.deployment import Deployment, Stated, deployment
+from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.observed import Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
 from kneewatch.diagnose.recommend.context import LeverContext
@@ -185,7 +187,12 @@ def _size(
         # A prefill replica is limited by compute, not by its cache; the P:D ratio sizes it.
         return replace(unsized, needed=now, why="prefill replicas are sized by the P:D ratio")
     if peak is None:
-        return replace(unsized, why=NO_PEAK)
+        context = average_engine(tier, server, targets, "underused", peak=None)
+        more = _more_replicas(context, tier, 0.0)
+        if more is None:
+            return replace(unsized, why=NO_PEAK)
+        advice = _cost_of_replicas(more, tier)
+        return replace(unsized, needed=_replicas_after(more), advice=advice)
     return _size_at_peak(unsized, server, targets, peak, problems)
 
 
@@ -257,7 +264,8 @@ def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
 def _more_replicas(
     context: LeverContext, tier: Tier, requests_each: float
 ) -> Recommendation | None:
-    """More replicas: for the peak with the guide's headroom, for what presses now, or none."""
+    """More replicas: for the peak (0: unknown) with the guide's headroom, for what presses now, or
+    none."""
     options: list[Recommendation] = []
     # A backlog is there once: only where the cache is what keeps requests queued do they count as
     # if they ran.
@@ -268,7 +276,7 @@ def _more_replicas(
     if at_peak.demand.tokens is not None and capacity:
         ratio = at_peak.demand.tokens / capacity * (1 + HEADROOM_LOW_RATIO)
         now = tier.replicas
-        if ceil(round(now * ratio, 6)) > now or evicting:
+        if (requests_each and ceil(round(now * ratio, 6)) > now) or evicting:
             options += [advice for advice in [more_replicas(at_peak)] if advice is not None]
     if _engines_ratio(tier, evicting=False) >= MOST_OF:
         queue = replace(context, cause="queue_saturation")
@@ -284,9 +292,15 @@ def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
         shown = [
             engine
             for engine in tier.engines
-            if (engine.get("waiting_min") or 0.0) >= 1 and not (engine.stage or 0) >= 2
+            if ((engine.get("waiting_min") or 0.0) >= 1 or _queues(engine))
+            and not (engine.stage or 0) >= 2
         ]
     return len(shown) / len(tier.engines)
+
+
+def _queues(engine: Engine) -> bool:
+    """Whether a cause says that requests queue for capacity."""
+    return any(BY_ID[cause.id].queues for cause in engine.causes)
 
 
 def _replicas_after(advice: Recommendation) -> int:

@@ -43,7 +43,12 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         return None
     now = server.replicas
     total = max(now + 1, ceil(round(now * ratio * SAFETY_DEFAULT, 6)))
-    numbers = predicted(context, After(share_ratio=now / total, replicas=total))
+    steady = context
+    if context.cause != "kv_pressure":
+        # Once the queue is drained, what arrives runs as long as what is served now.
+        at_once = min(context.demand.requests, context.demand.running * ratio)
+        steady = replace(context, demand=replace(context.demand, requests=at_once))
+    numbers = predicted(steady, After(share_ratio=now / total, replicas=total))
     numbers["load_ratio"] = ratio * now / total
     hourly = server.usd_per_hour
     asked_per_s, made_per_s = asked_tokens_per_s(context), context.get("generation_tokens_per_s")

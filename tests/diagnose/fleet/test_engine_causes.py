@@ -9,6 +9,8 @@ import pytest
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, FleetDiagnosis
 from kneewatch.diagnose.fleet.engine_causes import LEFT_OUT
+from kneewatch.reports.diagnosis_text import Style
+from kneewatch.reports.fleet_text import text
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import Row, causes, fleet, pod, verdict
 
@@ -53,6 +55,22 @@ def test_an_overloaded_pool_is_one_cause_with_all_its_replicas() -> None:
     assert first.severity == Severity.CRITICAL, "each request waits for over a minute"
     assert first.summary.startswith("8 of 8 engines, worst r0: Overloaded: 230 requests")
     assert found.health == "critical"
+
+
+def test_trouble_comes_first_and_a_healthy_pool_is_a_line() -> None:
+    first = [(pod(f"a{at}", namespace="alpha"), OVERLOADED) for at in range(8)]
+    well: list[Row] = [(pod(f"b{at}", namespace="beta"), {}) for at in range(4)]
+    second = [(pod(f"c{at}", namespace="gamma"), OVERLOADED) for at in range(3)]
+    found = held([*first, *well, *second], QUEUED)
+    lines = text(found, Style()).splitlines()
+    assert lines[4].startswith("1. queue_saturation (critical")
+    assert sum("do first: Add replicas" in line for line in lines) == 1, "the same advice once"
+    assert sum(line.startswith("ok: beta/m: 4 replicas") for line in lines) == 1
+    assert not any(line.startswith("CRITICAL a") for line in lines), "named by the cause"
+    advised = {one.pool: one.made.changes[0].after for one in found.advice}
+    assert advised == {"alpha/m": 11, "gamma/m": 4}, "also without a past"
+    kv = found.advice[0].made.predicted["kv_demand_ratio"]
+    assert kv < 0.5, "the queue is no part of what runs at once"
 
 
 def test_a_queue_of_one_moment_is_no_cause() -> None:
