@@ -161,9 +161,6 @@ def recorded_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
 SCRAPES_OVER_S = 300.0
 """The time over which scrapes are counted."""
 
-SCRAPES_IN_WINDOW = 4.0
-"""Least length of the window in scrape intervals: a rate of fewer scrapes misses events."""
-
 
 def scrapes(scope: QueryScope) -> str:
     """Scrapes in the last minutes of each engine that was there all the time."""
@@ -237,9 +234,7 @@ def held(
 ) -> dict[tuple[str, float], str]:
     """Queries for the engines where a condition has held, by its name and for how many seconds."""
     by_prefix = [
-        held_queries(
-            _Spelled(dialect, targets, scrape_interval_s, recorded_only), scrape_interval_s
-        )
+        held_queries(_Spelled(dialect, targets, scrape_interval_s, recorded_only))
         for dialect in scope.dialects
     ]
     return {key: " or ".join(f"({queries[key]})" for queries in by_prefix) for key in by_prefix[0]}

@@ -18,6 +18,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import Coverage, coverage
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.diagnose.fleet.observed import WEEK_S, Gone, Load, Observed, Past
+from kneewatch.rules.facts import range_s
 from kneewatch.rules.rule import WORDS, Severity
 
 MODEL = ("modelName", "model_name")
@@ -196,8 +197,7 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     scope = scope.for_engines(shape.by, raw)
     shape, gone, interval_s = _running_replicas(source, scope, config.names, shape, log, at_s)
     if interval_s is not None:
-        window_s = max(config.window_s, queries.SCRAPES_IN_WINDOW * interval_s)
-        scope = replace(scope, window_s=window_s)
+        scope = replace(scope, window_s=range_s(config.window_s, interval_s))
     if not shape.members and not gone:
         raise _no_series_error(source, config)
     keys = {shape.key(labels) for labels in recorded}

@@ -40,20 +40,15 @@ STALLED = "stalled"
 _HELD = {(node.name, node.for_s.value): node for node in nodes(_FORMS) if isinstance(node, Held)}
 """Conditions that must hold for a while, by name and seconds."""
 
-SCRAPES_HELD = 2.2
-"""Scrapes that must agree before a condition counts as held."""
 
-
-def held_queries(to: Spelling, scrape_interval_s: float) -> dict[tuple[str, float], str]:
+def held_queries(to: Spelling) -> dict[tuple[str, float], str]:
     """Queries that have a series for each engine where a condition has held, by its name and for
     how many seconds."""
-    step = duration(scrape_interval_s)
+    step = duration(to.scrape_s)
     queries: dict[tuple[str, float], str] = {}
     for held in _HELD.values():
-        flag = held.flag(to)
+        flag, span_s = held.flag(to), held.lasts_s(to)[1]
         if flag is not None:
-            for_s = held.for_s.value * (to.scale if held.stretch else 1.0)
-            span_s = max(for_s, SCRAPES_HELD * scrape_interval_s)
             queries[held.name, span_s] = f"min_over_time(({flag})[{duration(span_s)}:{step}]) == 1"
     queries[STALLED, STALLED_S] = Stalled(whole=True).promql(to, side=True).vector
     return queries
