@@ -12,11 +12,9 @@ from typing import Any, cast
 
 import click
 import orjson
-from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
-from starlette.responses import Response
 
-from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem, dumped
+from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem
 from kneewatch.agent.settings.options import SPAN
 from kneewatch.agent.size.options import FLAGS, SWITCHES, Flag
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -48,26 +46,6 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-class Sizes:
-    """Answers requests, one at a time: a search takes about 0.3 s of CPU time."""
-
-    def __init__(self) -> None:
-        self._one = CapacityLimiter(1)
-
-    async def __call__(self, request: Request) -> Response:
-        """The answer to a request.
-
-        Raises:
-            Problem: a parameter is unknown or invalid, or the body is no JSON object.
-        """
-        if request.method == "POST":
-            given = await _body(request)
-        else:
-            given = _query(request)
-        document = await to_thread.run_sync(size_of, given, limiter=self._one)
-        return Response(dumped(document), media_type=MEDIA_TYPES[JSON])
-
-
 async def json_object(request: Request) -> dict[str, Any]:
     """The JSON object in a request's body.
 
@@ -88,18 +66,23 @@ async def json_object(request: Request) -> dict[str, Any]:
     return cast("dict[str, Any]", document)
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    return {name.replace("-", "_"): value for name, value in (await json_object(request)).items()}
+async def parameters_of(request: Request) -> dict[str, Any]:
+    """The parameters of a request, from its body or its query string, underscores in the names.
 
-
-def _query(request: Request) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for name, value in request.query_params.multi_items():
+    Raises:
+        Problem: a parameter is given twice, or the body is no JSON object.
+    """
+    if request.method == "POST":
+        rows = list((await json_object(request)).items())
+    else:
+        rows = request.query_params.multi_items()
+    parameters: dict[str, Any] = {}
+    for name, value in rows:
         key = name.replace("-", "_")
-        if key in given:
+        if key in parameters and request.method != "POST":
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{key} is given twice")
-        given[key] = value
-    return given
+        parameters[key] = value
+    return parameters
 
 
 def _value(name: str, value: object) -> object:

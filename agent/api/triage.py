@@ -221,13 +221,16 @@ def _text(asked: Asked, parts: Sequence[str], stretches: Sequence[Stretch] | Non
 
 def to_page(request: Request, target: str) -> Response:
     """A redirect to the page with the same parameters; relative, for proxies with a path prefix."""
-    query = {name: request.query_params[name] for name in ("at", "since") if name in
-             request.query_params}  # fmt: skip
-    if target:
-        query = {"target": target, **query}
     up = "../" * (request.scope["raw_path"].count(b"/") - 1)
-    asked = f"?{urlencode(query)}" if query else ""
-    return RedirectResponse(f"{up or './'}triage{asked}", HTTPStatus.TEMPORARY_REDIRECT)
+    return redirect(f"{up or './'}triage", request, ("at", "since"), target=target)
+
+
+def redirect(path: str, request: Request, names: Sequence[str], *, target: str = "") -> Response:
+    """A redirect that keeps the parameters `names` of the request."""
+    query, given = {"target": target} if target else {}, request.query_params
+    query |= {name: given[name] for name in names if name in given}
+    suffix = f"?{urlencode(query)}" if query else ""
+    return RedirectResponse(f"{path}{suffix}", HTTPStatus.TEMPORARY_REDIRECT)
 
 
 def _nothing_then(firsts: Sequence[float], then: Then, notices: Sequence[str]) -> Problem:
