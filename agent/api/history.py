@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kneewatch.agent.api.responses import Problem
-from kneewatch.agent.api.triage_rendering import Stretch
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Interval, Series, StoredEngine
 from kneewatch.agent.store.writer import Store
@@ -20,13 +19,20 @@ from kneewatch.reports.triage.verdict import RANKS
 
 log = logging.getLogger(__name__)
 
-STRETCHES_MAX = 10_000
+INTERVALS_MAX = 10_000
 RECENT_S = 10.0
 """An engine counts as watched for this long after its last scrape, whatever its interval."""
 
 FEW = 8
 
 Read = TypeVar("Read")
+
+
+class EngineInterval(NamedTuple):
+    """A stage, cause or health of an engine over time."""
+
+    engine: StoredEngine
+    interval: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +97,10 @@ class History:
             "kneewatch's log"
         ]
 
-    def stretches(
+    def intervals(
         self, engines: Sequence[StoredEngine], *, since_s: float, until_s: float
-    ) -> list[Stretch]:
-        """Stages, causes and health in a period, sorted by start; at most `STRETCHES_MAX`, the
+    ) -> list[EngineInterval]:
+        """Stages, causes and health in a period, sorted by start; at most `INTERVALS_MAX`, the
         newest."""
         by_id = {engine.id: engine for engine in engines}
         few: list[int | None] = [None] if len(engines) > FEW else list(by_id)
@@ -107,37 +113,17 @@ class History:
             ]
 
         rows = [
-            (
-                by_id[interval.engine_id],
-                self._ended_if_unwatched(interval, by_id[interval.engine_id], until_s),
-            )
+            EngineInterval(engine, self._as_of(interval, engine, until_s))
             for interval in self._read(read)
-            if interval.engine_id in by_id
+            if (engine := by_id.get(interval.engine_id)) is not None
         ]
-        rows.sort(key=lambda row: row[1].start_s)
-        return [
-            Stretch(
-                target=engine.target,
-                model=engine.model,
-                engine=engine.engine,
-                kind=interval.kind,
-                id=interval.id,
-                severity=interval.severity.word,
-                start_s=interval.start_s,
-                # An interval that ended later was still open at `until_s`.
-                end_s=None
-                if interval.end_s is None or interval.end_s > until_s
-                else interval.end_s,
-                last_s=interval.last_s,
-                ended="" if interval.end_s is None or interval.end_s > until_s else interval.ended,
-            )
-            for engine, interval in rows[-STRETCHES_MAX:]
-        ]
+        return sorted(rows, key=lambda row: row.interval.start_s)[-INTERVALS_MAX:]
 
-    def _ended_if_unwatched(
-        self, interval: Interval, engine: StoredEngine, until_s: float
-    ) -> Interval:
-        """The interval, closed at its last evaluation unless the engine is still watched."""
+    def _as_of(self, interval: Interval, engine: StoredEngine, until_s: float) -> Interval:
+        """The interval as it was at `until_s`: open if it ended later, and closed at its last
+        evaluation where the engine was no longer watched."""
+        if interval.end_s is not None and interval.end_s > until_s:
+            return replace(interval, end_s=None, ended="")
         if interval.end_s is not None or interval.last_s >= until_s:
             return interval
         if interval.last_s >= engine.last_s and self._watched(engine, until_s):
@@ -169,19 +155,20 @@ class History:
             ) from exc
 
 
-def stretch_document(stretch: Stretch) -> dict[str, Any]:
-    """A stretch as a JSON document."""
+def interval_document(row: EngineInterval) -> dict[str, Any]:
+    """An interval as a JSON document."""
+    engine, interval = row
     return {
-        "target": stretch.target,
-        "model": stretch.model,
-        "engine": stretch.engine,
-        "kind": stretch.kind,
-        "id": stretch.id,
-        "severity": stretch.severity,
-        "start": round(stretch.start_s, 3),
-        "end": None if stretch.end_s is None else round(stretch.end_s, 3),
-        "last": round(stretch.last_s, 3),
-        "ended": stretch.ended,
+        "target": engine.target,
+        "model": engine.model,
+        "engine": engine.engine,
+        "kind": interval.kind,
+        "id": interval.id,
+        "severity": interval.severity.word,
+        "start": round(interval.start_s, 3),
+        "end": None if interval.end_s is None else round(interval.end_s, 3),
+        "last": round(interval.last_s, 3),
+        "ended": interval.ended,
     }
 
 

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api.history import History, Then, stretch_document
+from kneewatch.agent.api.history import EngineInterval, History, Then, interval_document
 from kneewatch.agent.api.parameters import TRIAGE_FORMS
 from kneewatch.agent.api.responses import (
     HTML,
@@ -31,7 +31,6 @@ from kneewatch.agent.api.triage_rendering import (
     HINT,
     Moment,
     RenderCache,
-    Stretch,
     body,
     head,
     past,
@@ -129,21 +128,21 @@ class Triage:
             configured = [spec.name for spec in self._service.targets()]
             if asked.target not in configured:
                 raise no_such_target(configured)
-        stretches: list[Stretch] | None = None
+        intervals: list[EngineInterval] | None = None
         if asked.since_s is not None:
-            stretches = self._history.stretches(
+            intervals = self._history.intervals(
                 engines, since_s=asked.since_s, until_s=asked.moment_s
             )
         notices = self._history.notices(asked.now_s)
         if asked.at_s is None:
             seen, pending = self._seen(asked)
             rendered = self._cache.render(asked.form, asked.target, seen)
-            return _response(asked, seen, pending, rendered, notices, stretches)
+            return _response(asked, seen, pending, rendered, notices, intervals)
         then = self._history.then(engines, asked.at_s)
         notices = [*then.notices(), *notices]
-        if not then.documents and not stretches:
+        if not then.documents and not intervals:
             raise _nothing_then([engine.first_s for engine in engines], then, notices)
-        return _past_response(asked, then.documents, notices, stretches, self._docs_url)
+        return _past_response(asked, then.documents, notices, intervals, self._docs_url)
 
 
 def _response(
@@ -152,26 +151,26 @@ def _response(
     pending: Mapping[str, str],
     rendered: bytes,
     notices: Sequence[str],
-    stretches: Sequence[Stretch] | None = None,
+    intervals: Sequence[EngineInterval] | None = None,
 ) -> Response:
     """The answer about the present. The parts that depend on the clock are not cached."""
     if asked.form == JSON:
         about = _about(pending, notices)
-        return _json(asked, about, rendered, stretches)
+        return _json(asked, about, rendered, intervals)
     late = [
         (state.name, asked.now_s - state.t_s) for state in seen.states if state.name in seen.late
     ]
     diagnoses = seen.diagnoses()
     first = head(asked.form, diagnoses, t_s=asked.now_s, past=False, late=late, pending=pending,
                  notices=notices)  # fmt: skip
-    return _text(asked, [first, rendered.decode()], stretches)
+    return _text(asked, [first, rendered.decode()], intervals)
 
 
 def _past_response(
     asked: Asked,
     documents: Sequence[dict[str, Any]],
     notices: Sequence[str],
-    stretches: Sequence[Stretch] | None,
+    intervals: Sequence[EngineInterval] | None,
     docs_url: str,
 ) -> Response:
     if asked.form == JSON:
@@ -179,7 +178,7 @@ def _past_response(
         rendered = b'"targets":[%s],"watching":[]' % b",".join(
             dumped(document) for document in linked
         )
-        return _json(asked, _about((), notices), rendered, stretches)
+        return _json(asked, _about((), notices), rendered, intervals)
     try:
         diagnoses = worst_first(diagnosis_of(document) for document in documents)
     except DocumentError as exc:
@@ -190,7 +189,7 @@ def _past_response(
     first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending={},
                  notices=notices)  # fmt: skip
     rendered_text = body(asked.form, diagnoses, alone=bool(asked.target), docs_url=docs_url)
-    return _text(asked, [first, rendered_text], stretches)
+    return _text(asked, [first, rendered_text], intervals)
 
 
 def _about(pending: Iterable[str], notices: Sequence[str]) -> dict[str, Any]:
@@ -198,21 +197,23 @@ def _about(pending: Iterable[str], notices: Sequence[str]) -> dict[str, Any]:
 
 
 def _json(
-    asked: Asked, about: dict[str, Any], rendered: bytes, stretches: Sequence[Stretch] | None
+    asked: Asked, about: dict[str, Any], rendered: bytes, intervals: Sequence[EngineInterval] | None
 ) -> Response:
     envelope = {"schema": SCHEMA, "t": round(asked.moment_s, 3), **about}
-    if stretches is not None:
+    if intervals is not None:
         envelope["since"] = round(asked.since_s or 0.0, 3)
-        envelope["intervals"] = [stretch_document(stretch) for stretch in stretches]
+        envelope["intervals"] = [interval_document(row) for row in intervals]
     # Replace the envelope's closing brace by the members that are already rendered.
     return Response(dumped(envelope)[:-1] + b"," + rendered + b"}\n", media_type=MEDIA_TYPES[JSON])
 
 
-def _text(asked: Asked, parts: Sequence[str], stretches: Sequence[Stretch] | None) -> Response:
+def _text(
+    asked: Asked, parts: Sequence[str], intervals: Sequence[EngineInterval] | None
+) -> Response:
     blocks = [part for part in parts if part]
-    if stretches is not None:
+    if intervals is not None:
         since_s = asked.since_s or 0.0
-        blocks.append(past(asked.form, stretches, since_s=since_s, t_s=asked.moment_s))
+        blocks.append(past(asked.form, intervals, since_s=since_s, t_s=asked.moment_s))
     if asked.form == TEXT:
         blocks.append(HINT)
     whole = clean("\n\n".join(blocks) + "\n")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kneewatch.agent.api.history import History
 from kneewatch.agent.api.responses import Problem, no_such_target
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.api.time_parameter import moment
-from kneewatch.agent.api.triage_rendering import Stretch
-from kneewatch.agent.store.records import StoredEngine
+from kneewatch.agent.store.records import Interval, StoredEngine
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_json import DocumentError, diagnosis_of
@@ -194,7 +194,7 @@ class _Past:
         self._by_key = {
             _key(engine): engine for engine in sorted(engines, key=lambda engine: engine.last_s)
         }
-        self._stretches: dict[Key, list[Stretch]] | None = None
+        self._intervals: dict[Key, list[Interval]] | None = None
         self.damaged: tuple[str, ...] = ()
         self.targets = list(dict.fromkeys(engine.target for engine in engines))
 
@@ -211,31 +211,23 @@ class _Past:
         """The view of an engine: its intervals and, on the page of one target, its series."""
         key = diagnosis.target, diagnosis.model, diagnosis.engine
         intervals = [
-            IntervalView(stretch.kind, stretch.id, stretch.severity, stretch.start_s, stretch.end_s)
-            for stretch in self._of(key)
+            IntervalView(row.kind, row.id, row.severity.word, row.start_s, row.end_s)
+            for row in self._of(key)
         ]
         stored = self._by_key.get(key)
         if stored is None or not self._asked.target:
             return EngineView(diagnosis, intervals)
         return EngineView(diagnosis, intervals, self._series(stored.id, cited(diagnosis)))
 
-    def _of(self, key: Key) -> list[Stretch]:
-        if self._stretches is None:
-            self._stretches = {}
-            for stretch in self._read_stretches():
-                self._stretches.setdefault(
-                    (stretch.target, stretch.model, stretch.engine), []
-                ).append(stretch)
-        return self._stretches.get(key, [])
-
-    def _read_stretches(self) -> list[Stretch]:
-        asked = self._asked
-        try:
-            return self._history.stretches(
-                self._engines, since_s=asked.since_s, until_s=asked.until_s
-            )
-        except Problem:
-            return []
+    def _of(self, key: Key) -> list[Interval]:
+        if self._intervals is None:
+            self._intervals = {}
+            with suppress(Problem):
+                for engine, interval in self._history.intervals(
+                    self._engines, since_s=self._asked.since_s, until_s=self._asked.until_s
+                ):
+                    self._intervals.setdefault(_key(engine), []).append(interval)
+        return self._intervals.get(key, [])
 
     def _series(self, engine_id: int, keys: Sequence[str]) -> dict[str, SeriesView]:
         asked = self._asked

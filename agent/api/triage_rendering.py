@@ -10,6 +10,7 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
+from kneewatch.agent.api.history import EngineInterval
 from kneewatch.agent.api.responses import JSON, MARKDOWN, dumped
 from kneewatch.agent.api.service import late, rank, shown, worst_first
 from kneewatch.agent.target_state import TargetState
@@ -32,22 +33,6 @@ HINT = (
     "more: ?format=json or markdown; ?at=03:07 or -2h for a past moment; ?since=-2h for the\n"
     "  history; /triage is the page for browsers"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A stage, cause or health of an engine over time; `end_s` is None while it goes on."""
-
-    target: str
-    model: str
-    engine: str
-    kind: str
-    id: str
-    severity: str
-    start_s: float
-    end_s: float | None
-    last_s: float
-    ended: str
 
 
 def body(
@@ -107,14 +92,14 @@ def _nothing(pending: int, *, past: bool) -> str:
     return f"waiting for the first scrape of {pending} target{'' if pending == 1 else 's'}"
 
 
-def past(form: str, stretches: Sequence[Stretch], *, since_s: float, t_s: float) -> str:
-    """The history as text: the newest stretches of stages, causes and health, in order."""
-    rows = [_stretch(stretch, t_s) for stretch in stretches[-LINES:]]
+def past(form: str, intervals: Sequence[EngineInterval], *, since_s: float, t_s: float) -> str:
+    """The history as text: the newest intervals of stages, causes and health, in order."""
+    rows = [_interval(row, t_s) for row in intervals[-LINES:]]
     title = f"since {moment(since_s, t_s)}"
     if not rows:
         rows = ["no stored data of that time"]
-    if len(stretches) > LINES:
-        rows.insert(0, f"{len(stretches) - LINES} earlier rows are not shown (?format=json)")
+    if len(intervals) > LINES:
+        rows.insert(0, f"{len(intervals) - LINES} earlier rows are not shown (?format=json)")
     if form == MARKDOWN:
         return "\n".join([f"## {title.capitalize()}", "", *(f"- {escaped(row)}" for row in rows)])
     return "\n".join([f"{title}:", *(part for row in rows for part in wrapped(row, indent=3))])
@@ -136,19 +121,19 @@ def _brief(diagnosis: Diagnosis) -> str:
     return cut(line + brief_words(diagnosis, WIDTH - len(line))).rstrip()
 
 
-def _stretch(stretch: Stretch, t_s: float) -> str:
-    end = "now" if stretch.end_s is None else moment(stretch.end_s, t_s)
-    what = {"stage": f"stage {stretch.id}", "cause": stretch.id, "health": f"health {stretch.id}"}[
-        stretch.kind
-    ]
-    if stretch.kind == "stage" and stretch.id.isdecimal() and int(stretch.id) < len(NAMES):
-        what += f" {NAMES[int(stretch.id)]}"
-    severity = f" ({stretch.severity})" if stretch.severity not in ("ok", stretch.id) else ""
+def _interval(row: EngineInterval, t_s: float) -> str:
+    engine, interval = row
+    end = "now" if interval.end_s is None else moment(interval.end_s, t_s)
+    what = interval.id if interval.kind == "cause" else f"{interval.kind} {interval.id}"
+    if interval.kind == "stage" and interval.id.isdecimal() and int(interval.id) < len(NAMES):
+        what += f" {NAMES[int(interval.id)]}"
+    word = interval.severity.word
+    severity = f" ({word})" if word not in ("ok", interval.id) else ""
     how = {"restarted": "; the engine was restarted", "unwatched": "; then it was not watched"}
-    lasted = span((t_s if stretch.end_s is None else stretch.end_s) - stretch.start_s)
+    lasted = span((t_s if interval.end_s is None else interval.end_s) - interval.start_s)
     return printable(
-        f"{moment(stretch.start_s, t_s)} to {end} ({lasted}): {what}{severity}, {stretch.target} "
-        f"engine {stretch.engine or '?'}{how.get(stretch.ended, '')}"
+        f"{moment(interval.start_s, t_s)} to {end} ({lasted}): {what}{severity}, {engine.target} "
+        f"engine {engine.engine or '?'}{how.get(interval.ended, '')}"
     )
 
 

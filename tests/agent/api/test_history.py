@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.api.history import STRETCHES_MAX
+from kneewatch.agent.api.history import INTERVALS_MAX, EngineInterval
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.triage_rendering import LINES, Stretch, past
+from kneewatch.agent.api.triage_rendering import LINES, past
+from kneewatch.agent.store.records import Interval, StoredEngine
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.reports.diagnosis_text import Style, text
+from kneewatch.rules.rule import Severity
 from tests.agent.api.memory_history import HOUR_S, Remembered, reader
 from tests.agent.api.serving import (
     SICK_NAME,
@@ -155,24 +157,31 @@ def test_a_document_of_another_version_is_still_given_as_json() -> None:
     assert page.status_code == 200
 
 
-def stretches(count: int) -> list[Stretch]:
-    """One a second."""
+ENGINE = StoredEngine(1, "r1", "llama", "0", "", {}, 0.0, 0.0)
+
+
+def intervals(count: int) -> list[EngineInterval]:
+    """Warnings of one second each."""
     return [
-        Stretch("r1", "llama", "0", "health", "warning", "warning", n, n + 1.0, n + 1.0, "ended")
+        EngineInterval(
+            ENGINE,
+            Interval(1, "health", "warning", Severity.WARNING, n, n + 1.0, n + 1.0, "ended"),
+        )
         for n in range(count)
     ]
 
 
 def test_a_long_past_is_cut_to_the_newest_and_says_so() -> None:
-    told_text = past("text", stretches(LINES + 5), since_s=0, t_s=LINES + 10.0)
+    told_text = past("text", intervals(LINES + 5), since_s=0, t_s=LINES + 10.0)
     assert "5 earlier rows are not shown (?format=json)" in told_text
     assert told_text.count("health warning") == LINES
-    assert STRETCHES_MAX > LINES
+    assert INTERVALS_MAX > LINES
 
 
 def test_hostile_names_of_the_past_are_text() -> None:
-    one = replace(stretches(1)[0], target="<b>\x1b[31m|`x`", id="[a](b)", kind="cause")
-    assert "\x1b" not in past("text", [one], since_s=0, t_s=10.0)
-    marked = past("markdown", [one], since_s=0, t_s=10.0)
+    interval = replace(intervals(1)[0].interval, id="[a](b)", kind="cause")
+    hostile = EngineInterval(replace(ENGINE, target="<b>\x1b[31m|`x`"), interval)
+    assert "\x1b" not in past("text", [hostile], since_s=0, t_s=10.0)
+    marked = past("markdown", [hostile], since_s=0, t_s=10.0)
     assert "\\<b\\>" in marked
     assert "\\[a\\](b)" in marked
