@@ -93,14 +93,14 @@ class Quantity:
         return Arithmetic(quantity(other), "+", self)
 
     def __truediv__(self, other: Quantity | float) -> Quantity:
-        return Over(self, quantity(other))
+        return Quotient(self, quantity(other))
 
     def __rtruediv__(self, other: float) -> Quantity:
-        return Over(quantity(other), self)
+        return Quotient(quantity(other), self)
 
     def otherwise(self, value: float) -> Quantity:
         """The same, with `value` where it is unknown."""
-        return Otherwise(self, Number(value))
+        return WithDefault(self, Number(value))
 
     def at_least(self, value: Quantity | float) -> Quantity:
         """The greater of both."""
@@ -169,7 +169,7 @@ class Arithmetic(Quantity):
 
 
 @dataclass(frozen=True, slots=True)
-class Over(Quantity):
+class Quotient(Quantity):
     """A quotient; unknown where the divisor is unknown or not above zero."""
 
     left: Quantity
@@ -200,7 +200,7 @@ class AtLeast(Quantity):
 
 
 @dataclass(frozen=True, slots=True)
-class Otherwise(Quantity):
+class WithDefault(Quantity):
     """A quantity with a number where it is unknown."""
 
     of: Quantity

@@ -61,7 +61,7 @@ BASELINES = {"prefix_hit_ratio": "prefix_hit_quiet_ratio"}
 
 
 @dataclass(frozen=True, slots=True)
-class Usually(Quantity):
+class BaselineValue(Quantity):
     """What a signal is compared with: its value in quiet times, or the usual one of this hour."""
 
     key: str
@@ -172,7 +172,7 @@ class FirstOf(Quantity):
 
 
 @dataclass(frozen=True, slots=True)
-class Least(Quantity):
+class Minimum(Quantity):
     """The smaller of two quantities; the other one where one is unknown."""
 
     left: Quantity

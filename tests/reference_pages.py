@@ -43,27 +43,27 @@ from kneewatch.rules.conditions import (
     Known,
     Not,
     Number,
-    Otherwise,
-    Over,
     Quantity,
+    Quotient,
     Some,
+    WithDefault,
     nodes,
 )
 from kneewatch.rules.library import RULES
 from kneewatch.rules.library.latency import slo_rules
 from kneewatch.rules.quantities import (
+    BaselineValue,
     Configured,
     Exposed,
     FirstOf,
     Held,
     LastStep,
-    Least,
+    Minimum,
     Named,
     Recent,
     Signal,
     SquareRoot,
     Target,
-    Usually,
     Watched,
     WindowSeconds,
 )
@@ -433,7 +433,7 @@ def quantity(value: Quantity, *, inside: bool = False) -> str:
             return f"`{key}`"
         case Recent(key):
             return f"recent `{key}`"
-        case Usually(key):
+        case BaselineValue(key):
             return f"the baseline of `{key}`"
         case Target(name):
             return f"the target `slo.{name}`"
@@ -441,19 +441,19 @@ def quantity(value: Quantity, *, inside: bool = False) -> str:
             return "the window (s)" if share == 1 else f"{share:g} x the window (s)"
         case Named(_, of):
             return quantity(of, inside=inside)
-        case Otherwise(of, default):
+        case WithDefault(of, default):
             # An unknown value that counts as 0 is what a reader expects.
             inner = quantity(of, inside=inside)
             return f"{inner} (unknown: {default.value:g})" if default.value else inner
         case Arithmetic(left, sign, right):
             text = f"{quantity(left, inside=True)} {sign} {quantity(right, inside=True)}"
             return f"({text})" if inside else text
-        case Over(left, right):
+        case Quotient(left, right):
             text = f"{quantity(left, inside=True)} / {quantity(right, inside=True)}"
             return f"({text})" if inside else text
         case AtLeast(of, least):
             return f"max({quantity(of)}, {quantity(least)})"
-        case Least(left, right):
+        case Minimum(left, right):
             return f"min({quantity(left)}, {quantity(right)})"
         case SquareRoot(of):
             return f"sqrt({quantity(of)})"

@@ -51,7 +51,7 @@ from kneewatch.rules.facts import (
     recorded,
     span_s,
 )
-from kneewatch.rules.quantities import Usually
+from kneewatch.rules.quantities import BaselineValue
 
 STEP_S = 300.0
 """How often is looked whether an hour has begun."""
@@ -67,7 +67,7 @@ BASELINED = tuple(
         for form in record.forms
         if not (record.sidecar or form.sidecar)
         for node in nodes((form.gate, form.terms, form.levels))
-        if isinstance(node, Usually)
+        if isinstance(node, BaselineValue)
     )
 )
 """Signals that causes compare with their normal values."""
@@ -242,7 +242,7 @@ def derived(plan: Plan) -> Mapping[str, str]:
     ended = "finished_length_ratio"
     exprs["finished_length_drift_points"] = f"{recorded(ended)} - ({compared_with(plan, ended)})"
     for key in BASELINED:
-        exprs[Usually(key).name] = compared_with(plan, key)
+        exprs[BaselineValue(key).name] = compared_with(plan, key)
     if plan.targets.ttft_p99_s is not None:
         wait = over("waiting", "completed_per_s")
         exprs["queue_wait_estimate_ratio"] = f"{wait} / {number(plan.targets.ttft_p99_s)}"

@@ -18,7 +18,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
 from kneewatch.rules.baseline import ITL, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.quantities import Signal, Usually
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
 COUNT_ERROR = 0.5
@@ -253,7 +253,7 @@ DECODE_BOUND = CauseRecord(
 )
 
 TAIL_DRIFT = Signal("ttft_p99_p50_drift_ratio")
-GROWTH = BATCH.otherwise(0.0) / Usually("running_avg")
+GROWTH = BATCH.otherwise(0.0) / BaselineValue("running_avg")
 """Batch size over its quiet size; unknown until a baseline is learned after a start."""
 
 OVER = TTFT_P99_S > TTFT_TARGET_S

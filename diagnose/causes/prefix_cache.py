@@ -7,7 +7,15 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Term, term
 from kneewatch.rules.baseline import ITL, PREFIX, TTFT
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.quantities import Configured, Least, Named, Recent, Signal, Usually, Watched
+from kneewatch.rules.quantities import (
+    BaselineValue,
+    Configured,
+    Minimum,
+    Named,
+    Recent,
+    Signal,
+    Watched,
+)
 from kneewatch.rules.rule import Severity
 
 WAS_SHARED_FROM = 0.3
@@ -25,16 +33,16 @@ PREFILL_IS_HEAVY = (COMPUTED > 0.0) & (WORK_RATIO >= 4.0) & (BY_SHARE | (BUSY >=
 of the engine's time where many requests decode for long."""
 
 CACHING = ~Configured("enable_prefix_caching", "False").assume(unknown=False)
-HIT_RATIO, QUIET_HIT_RATIO = Signal("prefix_hit_ratio"), Usually("prefix_hit_ratio")
+HIT_RATIO, QUIET_HIT_RATIO = Signal("prefix_hit_ratio"), BaselineValue("prefix_hit_ratio")
 RECENT_HIT_RATIO = Recent("prefix_hit_ratio")
-HITS = Named("prefix_hit_fewest_ratio", Least(HIT_RATIO, RECENT_HIT_RATIO))
+HITS = Named("prefix_hit_fewest_ratio", Minimum(HIT_RATIO, RECENT_HIT_RATIO))
 """The lower of the window's ratio and that of its newest part, where a loss shows first."""
 
 HIT_TOKENS = Named(
     "prefix_hit_fewest_tokens_mean",
-    Least(Signal("prefix_hit_tokens_mean"), Recent("prefix_hit_tokens_mean")),
+    Minimum(Signal("prefix_hit_tokens_mean"), Recent("prefix_hit_tokens_mean")),
 )
-QUIET_HIT_TOKENS = Usually("prefix_hit_tokens_mean")
+QUIET_HIT_TOKENS = BaselineValue("prefix_hit_tokens_mean")
 SHARED = QUIET_HIT_RATIO >= WAS_SHARED_FROM
 
 TURNOVER_S = (

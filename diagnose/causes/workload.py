@@ -26,7 +26,7 @@ from kneewatch.diagnose.workload.drift import Departure, more_than_chance
 from kneewatch.diagnose.workload.stated_workload import KEYS, RATE_MIN, WORDS
 from kneewatch.rules.baseline import LENGTHS, LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
-from kneewatch.rules.quantities import Signal, Usually
+from kneewatch.rules.quantities import BaselineValue, Signal
 from kneewatch.rules.rule import Severity
 
 NAMES = ("p50", "p95", "p99")
@@ -129,7 +129,7 @@ WORKLOAD_DRIFT = CauseRecord(
 
 # --- Runaway generation ---------------------------------------------------------------------------
 
-AT_LIMIT, AT_LIMIT_BEFORE = Signal("finished_length_ratio"), Usually("finished_length_ratio")
+AT_LIMIT, AT_LIMIT_BEFORE = Signal("finished_length_ratio"), BaselineValue("finished_length_ratio")
 MORE_AT_LIMIT = Signal("finished_length_drift_points")
 LENGTH_POINTS = 0.2
 MANY_FINISHED = SERVED * WINDOW_S >= 40.0
@@ -170,7 +170,7 @@ BEYOND_CHANCE = Sidecar(
     OF_PROFILE,
     "the share that chance explains",
 )
-LONGER = Signal("output_tokens_mean") / Usually("output_tokens_mean")
+LONGER = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
 ALWAYS_SO = (MORE_AT_LIMIT < LENGTH_POINTS).assume(unknown=False)
 LEVER = (
     "Look for prompts that make the model ramble or repeat; cap outputs per use case at the "

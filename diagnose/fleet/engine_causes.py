@@ -17,7 +17,7 @@ from kneewatch.diagnose.fleet.observed import HOUR_S, Values
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Spelling, duration
-from kneewatch.rules.quantities import RECENT, Held, Usually, signals_of
+from kneewatch.rules.quantities import RECENT, BaselineValue, Held, signals_of
 from kneewatch.rules.rule import Severity
 
 _FORMS = tuple(
@@ -27,7 +27,7 @@ _FORMS = tuple(
 SIGNALS = signals_of(_FORMS)
 """Signals that the causes of an engine are concluded from."""
 
-BASELINES = {node.key: node.name for node in nodes(_FORMS) if isinstance(node, Usually)}
+BASELINES = {node.key: node.name for node in nodes(_FORMS) if isinstance(node, BaselineValue)}
 """Signals that are compared with quiet times, and the keys of their recorded baselines."""
 
 LEFT_OUT = {record.id: record.sidecar for record in CAUSES if record.sidecar and not record.fleet}

@@ -20,7 +20,7 @@ from kneewatch.diagnose.causes.ranking import EXAMINED
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import PYTHON, Compare, nodes
 from kneewatch.rules.facts import recorded
-from kneewatch.rules.quantities import RECENT, Held, Named, Signal, Usually, signals_of
+from kneewatch.rules.quantities import RECENT, BaselineValue, Held, Named, Signal, signals_of
 from kneewatch.rules.rule import WORDS
 from tests.contract import golden
 from tests.dashboards.promtool import evaluate
@@ -98,7 +98,7 @@ def series_of(record: CauseRecord, facts: Facts, instance: str) -> Iterator[tupl
         value = quantity.read()(facts)
         if value is not None:
             yield named(recorded(quantity.key)), constant(value)
-    for usual in {node for node in PARTS[record.id] if isinstance(node, Usually)}:
+    for usual in {node for node in PARTS[record.id] if isinstance(node, BaselineValue)}:
         value = usual.read()(facts)
         if value is not None:
             yield named(recorded(usual.name)), constant(value)

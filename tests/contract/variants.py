@@ -13,12 +13,12 @@ from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.rules.conditions import Compare, Quantity, nodes
 from kneewatch.rules.quantities import (
     RECENT,
+    BaselineValue,
     Configured,
     Held,
     Recent,
     Signal,
     Target,
-    Usually,
     Watched,
 )
 from tests.contract.situations import SITUATIONS
@@ -124,24 +124,24 @@ def changes(record: CauseRecord, base: Situation) -> Iterator[Change]:
             yield Change(observed_s=share * watched.windows.value * WINDOW_S)
 
 
-def _leaves(root: object) -> Iterator[Signal | Recent | Usually | Target]:
+def _leaves(root: object) -> Iterator[Signal | Recent | BaselineValue | Target]:
     for node in nodes(root):
-        if isinstance(node, Signal | Recent | Usually | Target):
+        if isinstance(node, Signal | Recent | BaselineValue | Target):
             yield node
 
 
-def _with(leaf: Signal | Recent | Usually, value: float | None) -> Change:
+def _with(leaf: Signal | Recent | BaselineValue, value: float | None) -> Change:
     match leaf:
         case Signal():
             return Change(values={leaf.key: value})
         case Recent():
             return Change(recent={leaf.key: value})
-        case Usually():
+        case BaselineValue():
             return Change(quiet={leaf.key: value})
 
 
 def _edges(
-    record: CauseRecord, base: Situation, leaf: Signal | Recent | Usually
+    record: CauseRecord, base: Situation, leaf: Signal | Recent | BaselineValue
 ) -> Iterator[float]:
     """Values of a leaf on both sides of where a comparison of the record turns."""
     for node in nodes(record.forms):
@@ -153,7 +153,7 @@ def _edges(
 
 
 def _turning(
-    left: Quantity, right: Quantity, base: Situation, leaf: Signal | Recent | Usually
+    left: Quantity, right: Quantity, base: Situation, leaf: Signal | Recent | BaselineValue
 ) -> float | None:
     """The value of a leaf at which two quantities are equal, found by halving; None without."""
     left_of, right_of = left.read(), right.read()
