@@ -20,13 +20,13 @@ FEATURES = {
     "vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens": "admission control",
     FULLER: "DCGM's fuller list of fields",
 }
-"""What a server need not use, by what its signals need; anything else is called by its needs."""
+"""Names of optional features, by the `needs` text of their signals; others use the text itself."""
 
 ALWAYS_ON = "generation_tokens_per_s"
-"""Has a value from the second scrape on; then a feature without any value is not in use."""
+"""Has a value from the second scrape on. From then on a feature without values is not in use."""
 
 FOLLOWS = {"kv_transfer_drift_ratio": "kv_transfer_mean_s"}
-"""Derived signals that belong to a feature, and one of its signals."""
+"""Derived signals of a feature, each with a signal of the same feature."""
 
 OPTIONAL = {
     signal.key: signal
@@ -43,7 +43,7 @@ SETTING = re.compile(r"\((\S+)\)$")
 
 
 def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
-    """Lines that say what could not be judged, the worst gap first, at most `shown` reasons."""
+    """Lines that list what could not be judged and why, the worst gap first, at most `shown`."""
     if not diagnosis.was_read:
         return [f"anything: {diagnosis.stage_unknown}"]
     reasons: dict[str, list[str]] = {}
@@ -70,7 +70,7 @@ def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
 
 
 def not_in_use(diagnosis: Diagnosis) -> list[str]:
-    """Optional features none of whose signals has a value."""
+    """Names of the optional features without any signal value: the server does not use them."""
     missing = {line.partition(": ")[0] for line in diagnosis.unknown}
     settled = diagnosis.values.get(ALWAYS_ON) is not None
     features: dict[str, list[str]] = {}
@@ -86,12 +86,12 @@ def not_in_use(diagnosis: Diagnosis) -> list[str]:
 
 
 def feature(signal: Signal) -> str:
-    """The feature that an optional signal belongs to, in a word or two."""
+    """The name of the feature that an optional signal belongs to."""
     return FEATURES.get(signal.needs, signal.needs)
 
 
 def _rules(diagnosis: Diagnosis) -> list[str]:
-    """Rules whose metric is there and that are not judged, by the reason."""
+    """Lines with the rules that could not be judged although their metric exists, by reason."""
     absent = {line.partition(": ")[0] for line in diagnosis.unknown}
     reasons: dict[str, list[str]] = {}
     for finding in diagnosis.findings:

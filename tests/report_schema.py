@@ -13,9 +13,9 @@ from pydantic_core import core_schema
 from kneewatch.reports.weekly.report import SCHEMA, WeeklyReport
 
 ABOUT = (
-    "What `kneewatch report --format json` prints, and all that the other formats show. Times are "
-    "unix seconds; a quantity's unit ends its key, or is in `unit` beside it. null means that a "
-    "figure cannot be had: `missing` says why. Keys are only ever added within version 1."
+    "The output of `kneewatch report --format json`; the other formats show the same values. Times "
+    "are unix seconds; a quantity's unit ends its key or is in `unit` beside it. null is unknown: "
+    "`missing` gives the reason. Keys are only added within version 1."
 )
 
 

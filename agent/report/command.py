@@ -31,7 +31,7 @@ from kneewatch.reports.weekly.verdict import SEVERITY
 from kneewatch.rules.rule import Severity
 
 LONGEST_S = 366 * DAY_S
-"""Each hour of a report is kept for each engine, and shown."""
+"""Longest period in seconds: every hour of every engine is held in memory and drawn."""
 
 
 def periods(
@@ -42,15 +42,15 @@ def periods(
     compare_s: float | None,
     unit_s: float = 0.0,
 ) -> tuple[Grid, Grid | None]:
-    """The time of the report and the one that it is compared with; with `unit_s` both begin and end
-    on multiples of it.
+    """The report's period and the one that it is compared with. With `unit_s` both begin and end on
+    multiples of it.
 
     Raises:
-        SettingsError: there is no such time zone or time, or it is longer than a report can be.
+        SettingsError: the time zone or a time does not exist, or the period exceeds LONGEST_S.
     """
     zone = zone_of(timezone)
     if since_s > LONGEST_S:
-        raise SettingsError("--since: a report is of a year (366d) at most")
+        raise SettingsError("--since: a report covers a year (366d) at most")
 
     def cut(t_s: float) -> float:
         return t_s // unit_s * unit_s if unit_s else t_s
@@ -67,10 +67,10 @@ def periods(
 
 
 def zone_of(timezone: str) -> ZoneInfo:
-    """A time zone by its name.
+    """The time zone of that name.
 
     Raises:
-        SettingsError: there is none of that name.
+        SettingsError: there is no such time zone.
     """
     try:
         return ZoneInfo(timezone)
@@ -80,9 +80,9 @@ def zone_of(timezone: str) -> ZoneInfo:
         ) from exc
 
 
-# --- `kneewatch report`: the report of a time, from the store to a file. I/O edge -----------------
+# --- `kneewatch report`: reads, builds and writes the report. I/O edge --------------------------
 #
-# Only this command imports this: pandas and the drawing of charts take their time and memory.
+# Imported by this command only: pandas and the charts take time and memory.
 
 
 FORMATS = ("html", "json", "markdown")
@@ -267,6 +267,6 @@ def _check_writable(out: str) -> None:
         return
     path = Path(out)
     if not path.parent.is_dir():
-        raise SettingsError(f"{out} cannot be written: there is no folder {path.parent}")
+        raise SettingsError(f"{out} cannot be written: {path.parent} does not exist")
     if not out or path.is_dir():
-        raise SettingsError(f"--out {out or repr(out)}: write the name of a file")
+        raise SettingsError(f"--out {out or repr(out)}: expected the name of a file")

@@ -1,6 +1,6 @@
-"""A report sent to receivers: its verdicts as a message, the file attached to mail. I/O edge.
+"""Sends a report to receivers: the verdicts as a message, the file attached to mail. I/O edge.
 
-The page is never a mail's body: mail programs cut what is longer than about 100 kB.
+The page is an attachment, not the body: mail programs cut bodies of more than about 100 kB.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from kneewatch.reports.weekly.verdict import SEVERITY
 
 STATUS = "report"
 TIERS_MOST = 12
-"""So many verdicts are in a message, the worst; the report has them all."""
+"""A message has at most this many verdicts, the worst ones; the report has all."""
 
 UNKNOWN = 1.5
-"""Where a health that is not known stands: somebody must look, before what is noted only."""
+"""The rank of unknown health: above info, because somebody must look, and below warning."""
 
 WAITS_S = (5.0, 60.0)
-"""Before each further try."""
+"""Pauses before the second and the third attempt."""
 
 
 def receivers_of(settings: Settings) -> tuple[Receiver, ...]:
-    """Who gets reports, by the names in report.send.
+    """The receivers that report.send names.
 
     Raises:
-        SettingsError: a name is no receiver's.
+        SettingsError: no receiver has that name, or it is an Alertmanager.
     """
     by_name = {receiver.name: receiver for receiver in receivers(settings)}
     for name in settings["report.send"] or ():
         if name not in by_name:
             there = ", ".join(by_name) or "none"
             raise SettingsError(
-                f"{settings.origin('report.send')}: report.send names no receiver {name!r}; the "
-                f"[[notify]] tables have {there}"
+                f"{settings.origin('report.send')}: report.send: no receiver is named {name!r}; "
+                f"the [[notify]] tables have {there}"
             )
         if by_name[name].kind == ALERTMANAGER:
             raise SettingsError(
-                f"{settings.origin('report.send')}: report.send names {name!r}, an Alertmanager, "
-                "which takes alerts and no reports"
+                f"{settings.origin('report.send')}: report.send: {name!r} is an Alertmanager, "
+                "which accepts alerts but no reports"
             )
     return tuple(by_name[name] for name in dict.fromkeys(settings["report.send"] or ()))
 
 
 def message_of(report: WeeklyReport, file: str) -> Message:
-    """What is told of a report: a line for each tier."""
+    """The message about a report: one part per tier, the worst first."""
     zone = ZoneInfo(report.timezone)
     first, last = (
         datetime.fromtimestamp(t_s, zone).strftime("%-d %b")
@@ -100,7 +100,8 @@ def _part(verdict: Verdict) -> Part:
 def send(
     to: Sequence[Receiver], report: WeeklyReport, file: Path, *, waits_s: Sequence[float] = WAITS_S
 ) -> dict[str, str]:
-    """Send a report, to each receiver as often as it takes. Returns why it did not get to some."""
+    """Send a report to each receiver, with up to three attempts. Returns the error of each receiver
+    that did not get it."""
     message = message_of(report, file.name)
     failed: dict[str, str] = {}
     for receiver in to:

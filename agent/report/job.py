@@ -1,9 +1,9 @@
-"""One scheduled report, in a process of its own: made, kept, sent. I/O edge.
+"""Makes, stores and sends one scheduled report, in a process of its own. I/O edge.
 
     python -m kneewatch.agent.report.job < order.json
 
-The daemon stays small: what a report takes in memory goes with this process. The order comes on
-stdin, for it may hold secrets. Answers on stdout with a line of JSON.
+The daemon stays small: the report's memory is freed when this process ends. The order comes on
+stdin because it may contain secrets. The result is a line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ PREFIX = "report-"
 
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
-    """Make the report, keep it, send it. Returns what came of it.
+    """Make, store and send the report. Returns its file, severity, number of incidents, and the
+    receivers that got it or failed.
 
     Raises:
-        KneewatchError: it cannot be made or kept.
+        KneewatchError: the report cannot be made or stored.
     """
     settings, folder = settings_of(given), Path(given["folder"])
     to = receivers_of(settings)
@@ -44,7 +45,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     report = _report(given, settings, due_s)
     day = datetime.fromtimestamp(due_s, ZoneInfo(zone)).strftime("%Y-%m-%d-%H%M")
     page = folder / f"{PREFIX}{day}.html"
-    _make(folder)
+    _create(folder)
     write(renderer("json")(report), str(page.with_suffix(".json")))
     write(renderer("html", settings.docs_url)(report), str(page))
     prune(folder, keep=settings["report.keep"])
@@ -84,7 +85,7 @@ def _has_engines(store: Path, from_s: float, to_s: float) -> bool:
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Delete the oldest reports of a folder, so that so many stay. Nothing else is touched."""
+    """Delete the oldest reports of a folder; `keep` reports stay, and all other files."""
     names = sorted({path.stem for path in folder.glob(f"{PREFIX}*.html")}, reverse=True)
     for name in names[keep:]:
         for ending in (".html", ".json"):
@@ -92,17 +93,17 @@ def prune(folder: Path, *, keep: int) -> None:
                 (folder / f"{name}{ending}").unlink()
 
 
-def _make(folder: Path) -> None:
+def _create(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
         raise SettingsError(
-            f"report.folder: {folder} cannot be made: {exc.strerror or exc}"
+            f"report.folder: {folder} cannot be created: {exc.strerror or exc}"
         ) from exc
 
 
 def main() -> None:
-    """Do what stdin says."""
+    """Read the order from stdin, print the result."""
     try:
         result = run(orjson.loads(sys.stdin.buffer.read()))
     except KneewatchError as exc:

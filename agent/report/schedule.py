@@ -30,15 +30,15 @@ FIELDS = 5
 
 
 class Cron(CronTrigger):  # type: ignore[misc]
-    """The times of a cron expression; one that a clock leaves out is the next that there is, and
-    one that comes twice is only the first, unless the expression is of every hour."""
+    """The times of a cron expression. When clocks change, a skipped time fires at the next existing
+    time, and a repeated time fires once, unless the expression fires every hour."""
 
     every_hour = False
 
     def get_next_fire_time(
         self, previous_fire_time: datetime | None, now: datetime
     ) -> datetime | None:
-        """The next time, as APScheduler asks for it."""
+        """The next fire time, in APScheduler's interface."""
         follows = cast("Any", super()).get_next_fire_time
         fire_time: datetime | None = follows(previous_fire_time, now)
         while fire_time is not None and _again(fire_time) and not self.every_hour:
@@ -46,22 +46,22 @@ class Cron(CronTrigger):  # type: ignore[misc]
         return fire_time
 
     def after_s(self, now_s: float) -> float:
-        """The first time after a time: the daemon's clockwork asks where the clock was set."""
+        """The first fire time after `now_s`, in unix seconds; NEVER_S if there is none."""
         after = datetime.fromtimestamp(now_s, UTC)
         fire_time = self.get_next_fire_time(None, after)
         return fire_time.timestamp() if fire_time is not None else NEVER_S
 
 
 def _again(t: datetime) -> bool:
-    """Whether the clock has shown this time before."""
+    """Whether this local time occurs for the second time, because clocks were set back."""
     return t.utcoffset() != t.replace(fold=0).utcoffset()
 
 
 def cron_of(settings: Settings) -> Cron | None:
-    """When reports are due; None where none are asked for.
+    """The times at which reports are due; None if `report.cron` is not set.
 
     Raises:
-        SettingsError: the expression or the time zone is none; the message names the key.
+        SettingsError: the expression or the time zone is invalid; the message names the key.
     """
     expression: str | None = settings["report.cron"]
     if expression is None:
@@ -71,14 +71,14 @@ def cron_of(settings: Settings) -> Cron | None:
         zone = ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
         raise SettingsError(
-            f"{settings.origin('report.timezone')}: report.timezone = {name!r} is no time zone; "
+            f"{settings.origin('report.timezone')}: report.timezone = {name!r} is not a time zone; "
             "write one such as Europe/Berlin or UTC"
         ) from exc
     try:
         cron: Cron = cast("Any", Cron).from_crontab(with_names(expression), timezone=zone)
     except ValueError as exc:
         raise SettingsError(
-            f"{settings.origin('report.cron')}: report.cron = {expression!r} is no cron "
+            f"{settings.origin('report.cron')}: report.cron = {expression!r} is not a cron "
             f"expression ({exc}); write five fields: minute hour day month weekday, such as "
             "0 6 * * mon"
         ) from exc
@@ -90,11 +90,11 @@ def with_names(expression: str) -> str:
     """The expression with weekdays by name: APScheduler counts them from Monday, cron from Sunday.
 
     Raises:
-        ValueError: it has not five fields, or the last one names no weekdays.
+        ValueError: it does not have five fields, or the last one is not a list of weekdays.
     """
     fields = expression.split()
     if len(fields) != FIELDS:
-        raise ValueError(f"{len(fields)} fields, not {FIELDS}")
+        raise ValueError(f"{len(fields)} fields instead of {FIELDS}")
     return " ".join((*fields[:-1], _weekdays(fields[-1].lower())))
 
 
@@ -122,7 +122,7 @@ def _day(text: str) -> int:
         return DAYS.index(text)
     if text.isascii() and text.isdigit() and int(text) <= 7:
         return int(text)
-    raise ValueError(f"{text!r} is no weekday")
+    raise ValueError(f"{text!r} is not a weekday")
 
 
 def _step(text: str) -> int:
@@ -130,20 +130,20 @@ def _step(text: str) -> int:
         return 1
     if text.isascii() and text.isdigit() and 0 < int(text) <= 7:
         return int(text)
-    raise ValueError(f"{text!r} is no step")
+    raise ValueError(f"{text!r} is not a step")
 
 
-# --- What the process that makes a scheduled report is told: settings and places, as JSON ---------
+# --- The order: input of the process that makes a scheduled report, as JSON ----------------------
 
 
 FleetAsked = tuple[str, str]
-"""A metrics system's URL, and matchers of the series to look at."""
+"""A metrics system's URL, and matchers of the series to read."""
 
 
 def order(
     settings: Settings, *, store: Path, folder: Path, due_s: float, fleet: FleetAsked | None = None
 ) -> bytes:
-    """What the process is to do, as it reads it."""
+    """The order for the report process, as JSON."""
     values = {
         setting.key: [effective.value, effective.origin] for setting, effective in settings.rows()
     }
@@ -162,15 +162,15 @@ def order(
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
-    """The settings of an order."""
+    """The settings in an order."""
     values = {key: Effective(value, origin) for key, (value, origin) in given["settings"].items()}
     return Settings(values, given["thresholds"], given["thresholds_origin"], given["tables"])
 
 
 # --- When `run` makes reports: a cron expression in a time zone. I/O edge -------------------------
 #
-# Each report is made by a process of its own, one at a time; the daemon only starts it and logs
-# what came of it.
+# Each report is made by a process of its own, one at a time; the daemon starts it and logs its
+# result.
 
 
 log = logging.getLogger(__name__)
@@ -178,19 +178,19 @@ log = logging.getLogger(__name__)
 JOB_ID = "report"
 FOLDER = "reports"
 LIMIT_S = 1800.0
-"""A report that is not made by then never will be."""
+"""A report process that takes longer is killed."""
 
 SAID_MOST = 2000
 
 
 def folder_of(settings: Settings, store: Path) -> Path:
-    """Where reports are kept: as stated, else beside the history."""
+    """The folder of the reports: `report.folder`, else `reports` beside the history."""
     stated: str | None = settings["report.folder"]
     return Path(stated) if stated else store.parent / FOLDER
 
 
 class ReportJob:
-    """Makes a report when it is due. Never two at once; safe between threads."""
+    """Makes a report when it is due, one at a time. Thread-safe."""
 
     def __init__(
         self,
@@ -208,24 +208,24 @@ class ReportJob:
         self._stopped = False
 
     def __call__(self) -> None:
-        """Make it now, unless one is being made; what goes wrong is logged."""
+        """Make a report now, unless one is being made. Errors are logged."""
         if not self._turn.acquire(blocking=False):
-            log.warning("report skipped: the one before is still being made")
+            log.warning("report skipped: the previous report is still being made")
             return
         try:
             self._make()
         except Exception:
-            # The scheduler goes on with the next one.
+            # The scheduler must go on with the next report.
             log.exception("report not made store=%s", self._store)
         finally:
             self._turn.release()
 
     def adopt(self, settings: Settings) -> None:
-        """Make the next reports by these settings."""
+        """Use these settings for the next reports."""
         self._settings = settings
 
     def stop(self) -> None:
-        """End a report that is being made, and make none any more."""
+        """Kill the running report process and make no more reports."""
         with self._lock:
             self._stopped = True
             if self._process is not None:
@@ -233,36 +233,36 @@ class ReportJob:
 
     def _make(self) -> None:
         folder = folder_of(self._settings, self._store)
-        told = order(
+        report_order = order(
             self._settings,
             store=self._store,
             folder=folder,
             due_s=self._clock(),
             fleet=self._fleet,
         )
-        process = self._begin()
+        process = self._start()
         if process is None:
             return
-        late = False
+        timed_out = False
         try:
-            out, err = process.communicate(told, timeout=self._limit_s)
+            out, err = process.communicate(report_order, timeout=self._limit_s)
         except subprocess.TimeoutExpired:
-            late = True
+            timed_out = True
             process.kill()
             out, err = process.communicate()
         with self._lock:
             self._process = None
         if self._stopped:
             return
-        if late:
+        if timed_out:
             log.error("report not made in time limit_s=%s", self._limit_s)
         elif process.returncode != 0:
             message = err.decode("utf-8", "replace").strip()[-SAID_MOST:]
             log.error("report not made status=%s error=%s", process.returncode, message)
         else:
-            self._told(orjson.loads(out))
+            self._log_result(orjson.loads(out))
 
-    def _begin(self) -> subprocess.Popen[bytes] | None:
+    def _start(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
             if self._stopped:
                 return None
@@ -274,7 +274,7 @@ class ReportJob:
             )
             return self._process
 
-    def _told(self, result: dict[str, Any]) -> None:
+    def _log_result(self, result: dict[str, Any]) -> None:
         log.info(
             "report made file=%s severity=%s incidents=%s sent=%s",
             result["file"], result["severity"], result["incidents"], ",".join(result["sent"]),
@@ -292,12 +292,12 @@ def add_report_job(
     before: ReportJob | None = None,
     fleet: FleetAsked | None = None,
 ) -> ReportJob | None:
-    """Plan the reports with an APScheduler scheduler. Returns their job, to be stopped at the end;
-    None where none are asked for. `before`, planned with other settings, goes on with these.
-    `fleet` is what reports are of where the history knows no engine.
+    """Add the report job to an APScheduler scheduler. Returns the job, which the caller stops at
+    the end; None if `report.cron` is not set. `before`: a job with older settings, to be reused.
+    `fleet`: the metrics system to report on if the history has no engine.
 
     Raises:
-        SettingsError: the schedule, the time zone or a receiver cannot be.
+        SettingsError: the schedule, the time zone or a receiver is invalid.
     """
     cron = cron_of(settings)
     if cron is None:

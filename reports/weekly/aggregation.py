@@ -12,7 +12,7 @@ from kneewatch.collector.window import Buckets
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a histogram counted. Shapes: `bounds` and `counts` (buckets,), the counts cumulative,
+    """Increase of a histogram. Shapes: `bounds` and `counts` (buckets,), the counts cumulative,
     the last bound +Inf. `sum` is that of the observed values."""
 
     bounds: tuple[float, ...]
@@ -26,11 +26,11 @@ class Tally:
 
     @property
     def mean(self) -> float | None:
-        """The mean observation: exact, unlike the quantiles."""
+        """The mean observation (exact, unlike quantiles); None without observations."""
         return self.sum / self.count if self.count > 0 else None
 
     def quantile(self, q: float) -> float | None:
-        """The q-quantile by Prometheus's interpolation; None where nothing was observed."""
+        """The q-quantile by Prometheus's interpolation; None without observations."""
         return Buckets.of(self.bounds, self.counts).quantile(q) if self.counts else None
 
     def within(self, bound: float) -> tuple[float, float] | None:
@@ -44,7 +44,7 @@ NOTHING = Tally((), (), 0.0)
 
 
 def added(tallies: Iterable[Tally]) -> Tally:
-    """The sum of histograms; on the bounds that all have where they differ."""
+    """The sum of histograms; if their bounds differ, on the bounds that all have."""
     filled = [tally for tally in tallies if tally.count > 0]
     if not filled:
         return NOTHING
@@ -77,7 +77,7 @@ def _summed(tallies: Sequence[Tally]) -> tuple[float, ...]:
 
 
 SERVING = "|serving"
-"""Ends the name of a level that is of the time in which requests ran only."""
+"""Suffix of levels that only cover the time in which requests ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Level:
     """A gauge over a span: time-weighted mean, highest value, seconds in which it was known.
 
     `top` is the highest mean of one engine over one hour: a tier's mean hides its hottest engine.
-    Of a ratio `known_s` is what it is divided by.
+    For a ratio `known_s` is its denominator.
     """
 
     mean: float
@@ -98,9 +98,9 @@ class Level:
 class Span:
     """What engines showed over some time.
 
-    `engine_s` are the engines' seconds that the counters cover, added up; `clock_s` the seconds in
-    which at least one was covered; `watched_s` and `idle_s` the engines' seconds that were scraped,
-    and those of them with hardly a request running. `counts` are increases of counters, `tallies`
+    `engine_s`: engine-seconds that the counters cover; `clock_s`: seconds in which at least one
+    engine was covered; `watched_s` and `idle_s`: engine-seconds that were scraped, and those of
+    them without load. `counts` are increases of counters, `tallies`
     of histograms, `levels` gauges.
     """
 

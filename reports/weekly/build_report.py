@@ -1,4 +1,4 @@
-"""From what was observed to the report. Pure."""
+"""Builds the report from the observed period. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Sections:
     incidents: tuple[Incident, ...]
 
     def judged(self, *, partial: bool) -> TierSections:
-        """What the verdict is made of."""
+        """The sections that the verdict is derived from."""
         watched = any(engine.watched_ratio > 0 for engine in self.tier.engines)
         return TierSections(
             self.tier.id,
@@ -64,7 +64,7 @@ class _Sections:
 
 
 def build(observed: Observed, *, made_s: float, version: str) -> WeeklyReport:
-    """The report of what was observed."""
+    """The report of an observed period; `made_s` is its time of creation."""
     stated = {tier.id: tier.stated for tier in observed.tiers}
     all_incidents = incidents(observed.episodes, stated, observed.recommended)
     sections = [_sections(tier, observed, all_incidents) for tier in observed.tiers]
@@ -131,7 +131,7 @@ def _c_max(knee_curve: Curve | None) -> float | None:
 
 
 def _worst(own: Sequence[Incident]) -> Mapping[str, Severity]:
-    """The worst of the tier's incidents by cause, causes told with others among them."""
+    """The worst severity per cause in the tier's incidents, including downstream effects."""
     worst: dict[str, Severity] = {}
     for incident in own:
         spans = [
@@ -177,7 +177,7 @@ def _period(grid: Grid, tiers: Sequence[TierObserved], *, before: bool) -> Perio
 
 
 def _notices(observed: Observed) -> tuple[str, ...]:
-    """What must be known before anything is read."""
+    """Warnings for the top of the report: empty or partial periods, missing comparison."""
     notices = list(observed.notices)
     length_s = observed.grid.to_s - observed.grid.from_s
     covered_s = _period(observed.grid, observed.tiers, before=False).covered_s

@@ -31,11 +31,11 @@ SHORT_OF_CAPACITY = tuple(record.id for record in CAUSES if record.capacity)
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What the peak takes. `usable_per_s` is of one engine, `source` how it is known; `least`: it
-    carries that or more, for no load past it was seen.
+    """The replicas that the peak needs. `usable_per_s` is what one engine serves, `source` how that
+    is known; `least`: it is a lower bound, because no higher load was seen.
 
-    `fewest` replicas hold the peak and the margin; `most` is the guide's count, whose margin is
-    taken of whole instances (9.1 step 11). In between a fleet is of the right size.
+    `fewest` replicas carry the peak with the margin; `most` is the guide's count, which applies the
+    margin to whole instances (9.1 step 11). A fleet between the two has the right size.
     """
 
     peak_per_s: float | None
@@ -46,14 +46,14 @@ class Need:
     most: int | None = None
 
     def replicas(self, present: int) -> int | None:
-        """The count nearest to what is there."""
+        """The needed count nearest to the present one."""
         if self.fewest is None or self.most is None:
             return None
         return min(max(present, self.fewest), self.most)
 
 
 def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety: float) -> Need:
-    """What the measured peak takes."""
+    """The replicas that the measured peak needs."""
     peak = work.arrivals.p99_per_s.value
     usable, source, least = None, "", False
     if knee is not None:
@@ -73,7 +73,7 @@ def need_of(work: TierWorkload, knee: Curve | None, answer: Size | None, safety:
 def verdict_of(
     need: Need, replicas: int, worst: Mapping[str, Severity]
 ) -> tuple[str, tuple[str, ...]]:
-    """Right, too small, too large or unknown, and what makes it doubtful."""
+    """The verdict (right, too small, too large or unknown) and doubts about it."""
     short = any(worst.get(cause, Severity.OK) >= Severity.WARNING for cause in SHORT_OF_CAPACITY)
     needed = need.replicas(replicas)
     if needed is None or not replicas:
@@ -93,7 +93,7 @@ def verdict_of(
 
 
 def headroom(need: Need, replicas: int) -> float | None:
-    """What the fleet carries over its peak, less 1."""
+    """The fleet's capacity divided by its peak, minus 1."""
     carried = None if need.usable_per_s is None else need.usable_per_s * replicas
     ratio = m.over(carried, need.peak_per_s)
     return None if ratio is None else ratio - 1
@@ -159,7 +159,7 @@ def sized(
 
 
 def present(engines: Sequence[EngineObserved]) -> list[EngineObserved]:
-    """The engines that were there at the end, or last."""
+    """The engines present at the end of the period, or else the last ones."""
     if not engines:
         return []
     newest_s = max(engine.last_s for engine in engines)
@@ -169,7 +169,7 @@ def present(engines: Sequence[EngineObserved]) -> list[EngineObserved]:
 def _answer(
     tier: TierObserved, work: TierWorkload, launched: Deployment, replicas: int
 ) -> tuple[Size | None, tuple[str, ...]]:
-    """The sizing math's answer for the launch as it is; what keeps it from one."""
+    """The sizing result for the present launch; if there is none, the reason."""
     if launched.setup is None:
         return None, (launched.misfit,) if launched.misfit else ()
     targets = tier.stated.targets
@@ -191,13 +191,13 @@ def _answer(
 
 
 def _capacity_tokens(now: TierPeriod | None, launched: Deployment) -> float | None:
-    """Tokens that one engine's KV cache holds, by its own page."""
+    """The capacity of one engine's KV cache in tokens, as it exports it."""
     seen = m.level("kv_capacity_tokens")(now.whole) if now is not None else None
     return seen or launched.capacity_tokens
 
 
 def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, ...]:
-    """That the server's own KV cache is not what the math predicts, where it is not."""
+    """A note if the server's KV cache differs from the predicted size."""
     if answer is None or answer.question.setup.gpu is None or not capacity:
         return ()
     predicted = answer.memory.logged_tokens
@@ -234,7 +234,7 @@ def _memory(answer: Size | None) -> tuple[MemoryPart, ...]:
 
 
 def _options(answer: Size | None) -> tuple[Option, ...]:
-    """The cheapest launches for the measured workload, of all data-centre GPUs of the catalogue."""
+    """The cheapest launches for the measured workload on the catalogue's data-centre GPUs."""
     if answer is None or not answer.question.has_target:
         return ()
     choices = Choices(

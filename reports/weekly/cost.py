@@ -70,7 +70,7 @@ def money(
 
 
 def _usd(rate: float | None) -> Of:
-    """Dollars of a span: every hour of an engine is paid."""
+    """The cost of a span in USD: every hour of an engine is paid."""
     return lambda span: None if rate is None else span.engine_s / HOUR_S * rate
 
 
@@ -83,7 +83,7 @@ def _per_million(rate: float | None) -> Of:
 
 
 def _at_full(rate: float | None, knee: Curve | None) -> float | None:
-    """Dollars per million tokens of an engine that is always at its C_max."""
+    """USD per million tokens of an engine that always runs at C_max."""
     if rate is None or knee is None:
         return None
     return m.over(rate, knee.tokens_per_s * HOUR_S / 1e6)
@@ -111,7 +111,7 @@ def _utilization(
 def _savings(
     size: TierSize, price: float | None, recommended: Sequence[Recommended]
 ) -> tuple[Saving, ...]:
-    """What each recommendation that is still to be followed saves, the dearest first."""
+    """The savings of each open recommendation, the largest first."""
     savings: list[Saving] = []
     present, needed, replicas = size.gpus_present, size.gpus_needed, size.replicas_needed
     if size.verdict == "too large" and price is not None and present and needed and replicas:

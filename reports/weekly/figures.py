@@ -11,10 +11,10 @@ UP, DOWN, SAME, UNKNOWN = "up", "down", "same", "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A stretch of time that the report is about. `to_s` is not part of it.
+    """A period of the report, without its end `to_s`.
 
-    `covered_s` is how much of it any target was watched, `days` its calendar days in the report's
-    time zone (a day with a clock change counts as one).
+    `covered_s`: seconds in which at least one target was watched; `days`: calendar days in the
+    report's time zone (a day with a clock change counts as one).
     """
 
     from_s: float
@@ -27,10 +27,10 @@ class Period:
 class Trend:
     """A figure of this period and of the one before it.
 
-    `direction` is up, down or same, and unknown where either value is. It is up or down only where
-    the difference is more than `noise`, which is in the figure's own unit: what the same figure
-    differs by chance, judged by its spread from day to day. `good` says whether the direction is a
-    good one; None where it is neither, or not known.
+    `direction` is up, down, same or, if a value is unknown, unknown. It is up or down only if the
+    difference is larger than `noise`: the change by chance, in the figure's own unit, estimated
+    from the differences between days. `good`: whether the direction is an improvement; None if it
+    is neither, or unknown.
     """
 
     key: str
@@ -46,9 +46,9 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """A figure over the period in steps of equal length, for a small chart.
+    """A figure over the period in steps of equal length, for a sparkline.
 
-    Shapes: `values` (steps,); None where a step has none. The first step begins at `from_s`.
+    Shapes: `values` (steps,); None where unknown. The first step begins at `from_s`.
     """
 
     from_s: float
@@ -72,7 +72,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure with what it may be at least and at most."""
+    """An expected value with its lower and upper bound."""
 
     low: float
     expected: float
@@ -81,7 +81,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceLine:
-    """What speaks for (or against) a cause: a signal's value against a bound, in words too."""
+    """Evidence for or against a cause: a signal's value, the threshold, and both as text."""
 
     signal: str
     value: float | None
@@ -102,10 +102,10 @@ class FlagChange:
 class Advice:
     """A recommendation and its fate.
 
-    `fate`: open (told, not seen to be followed), applied (followed, not yet measured), kept, missed
-    or worsened (measured against what was predicted), lapsed (never followed, not told any more),
-    unknown (a metrics system does not tell).
-    `predicted` and `measured` are signals by key. `cost_usd_per_hour` is negative where it saves.
+    `fate`: open (not applied yet), applied (not measured yet), kept, missed or worsened (measured
+    against the prediction), lapsed (never applied, no longer recommended), unknown (a metrics
+    system has no record of it). `predicted` and `measured` are signals by key. `cost_usd_per_hour`
+    is negative for savings.
     """
 
     id: str
@@ -125,12 +125,12 @@ class Advice:
     guide: tuple[str, ...]
 
 
-# --- How far the report can be trusted: gaps, restarts, what is unknown. Values of it -------------
+# --- Data quality: gaps, restarts, unknown signals -----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a target was not watched, or could not be read; `why` is what was said."""
+    """A time in which a target was not scraped or scrapes failed; `why` is the error."""
 
     from_s: float
     to_s: float
@@ -139,7 +139,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class TargetQuality:
-    """How well a target was watched. `gaps` are the longest ones, by their start."""
+    """How completely a target was scraped. `gaps` are the longest ones, ordered by start."""
 
     target: str
     scrapes: int
@@ -162,7 +162,7 @@ class ConfigDifference:
 
 @dataclass(frozen=True, slots=True)
 class EngineChange:
-    """A start of an engine, or a change of its configuration. `restart` says what showed it."""
+    """A start of an engine or a change of its configuration. `restart`: how it was detected."""
 
     t_s: float
     target: str
@@ -174,7 +174,7 @@ class EngineChange:
 
 @dataclass(frozen=True, slots=True)
 class UnknownSignal:
-    """A signal that some engines never had in the period, and why."""
+    """A signal without data on some engines in the period, and the reason."""
 
     signal: str
     why: str

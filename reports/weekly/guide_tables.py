@@ -137,7 +137,7 @@ def _serving_rows(of: Mapping[str, Row], gpus: int | None) -> tuple[RowSpec, ...
 
 
 def _with_lora(of: Of) -> Of:
-    """A figure where adapters are in use."""
+    """The figure, if adapters are in use."""
     changes = m.level(m.ADAPTER_CHANGES)
     return lambda span: None if changes(span) is None else of(span)
 
@@ -301,7 +301,7 @@ def _state(
     before: TierPeriod | None,
     worst: Mapping[str, Severity],
 ) -> tuple[str, str]:
-    """The state, and what to do about it."""
+    """A row's state and its advice."""
     if figures[0].value is None:
         return ("off" if spec.off else "unknown"), ""
     state, advice, judged = Severity.OK, "", False
@@ -330,7 +330,7 @@ def _reused(figure: Trend) -> bool:
 
 
 def _band(spec: RowSpec, rules: Mapping[str, Rule]) -> tuple[float | None, float | None]:
-    """The band's bounds; those of a target that is stated."""
+    """The bounds of a row's target band."""
     for rule_id in ("TTFT-P99", "ITL-P99"):
         if rule_id in spec.judges and rule_id in rules:
             return None, rules[rule_id].threshold(Severity.WARNING)

@@ -44,12 +44,12 @@ class Grid:
 
     @property
     def days(self) -> int:
-        """How many days there are; the last may be a part of one."""
+        """The number of days; the last one may be partial."""
         return len(self.day_starts_s)
 
 
 def earlier(t_s: float, span_s: float, zone: ZoneInfo) -> float:
-    """So much before a time; whole days are those of the local calendar, whose length varies."""
+    """The time `span_s` before `t_s`; whole days are calendar days, whose length varies."""
     days, rest_s = divmod(span_s, DAY_S)
     if rest_s:
         return t_s - span_s
@@ -86,7 +86,7 @@ def _moved(local: datetime, days: int) -> float:
 
 
 def _next_hour(t_s: float, zone: ZoneInfo) -> float:
-    """The next full hour of the local clock; offsets of half an hour are the clock's own."""
+    """The next full hour of the local clock, also in zones with a half-hour offset."""
     offset = datetime.fromtimestamp(t_s, zone).utcoffset() or timedelta()
     offset_s = offset.total_seconds()
     return (int((t_s + offset_s) // HOUR_S) + 1) * HOUR_S - offset_s

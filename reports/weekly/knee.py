@@ -36,7 +36,7 @@ NO_BENCHMARK = "no benchmark set (benchmark.ttft_p99_s, benchmark.gpu_ratio)"
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What one engine of the tier carries. `latency_s` is a request's mean time at C_max."""
+    """The learned capacity of one engine. `latency_s` is a request's mean time at C_max."""
 
     learned: LearnedKnee
     latency_s: float
@@ -44,7 +44,7 @@ class Curve:
 
 
 def curve(tier: TierObserved, until_s: float) -> Curve | None:
-    """The tier's curve from all its engines' windows; None where too few loads were seen."""
+    """The tier's curve from all its engines' windows; None if too few loads were seen."""
     learner = CurveLearner(window_s=WINDOW_S)
     chosen = thinned([point for engine in tier.engines for point in engine.points])
     for point in chosen:
@@ -62,7 +62,7 @@ def curve(tier: TierObserved, until_s: float) -> Curve | None:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """As many of each concurrency as a curve keeps, evenly over time and engines."""
+    """At most POINTS_KEPT points per concurrency, evenly spaced over time and engines."""
     by_step: dict[int, list[Point]] = {}
     for point in sorted(points, key=lambda curve_point: curve_point.t_s):
         by_step.setdefault(step_of(point.in_flight), []).append(point)
@@ -77,7 +77,7 @@ def evenly(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod | None) -> TierKnee:
-    """The knee, where the peak sat against it, and the benchmark beside it."""
+    """The knee section: the knee, the peak relative to it, the benchmark comparison."""
     points = [point for engine in tier.engines for point in engine.points]
     learned = knee_curve.learned if knee_curve else None
     peak = max(
@@ -110,7 +110,7 @@ def knee(tier: TierObserved, knee_curve: Curve | None, now: TierPeriod | None) -
 
 
 def benchmark_checks(stated: TierStated, now: TierPeriod | None) -> tuple[BenchmarkCheck, ...]:
-    """TTFT P99 and GPU activity of production against the benchmark's."""
+    """TTFT P99 and GPU activity in production compared with the benchmark."""
     whole = now.whole if now is not None else None
     ttft_s = m.TTFT_P99.of(whole) if whole else None
     busy = m.level(m.GPU_BUSY, serving=True)(whole) if whole else None
@@ -168,7 +168,7 @@ def _known(values: Sequence[float | None]) -> Spread | None:
 
 
 def _middle(values: Sequence[float]) -> Spread:
-    """The middle half of some values."""
+    """The quartiles of the values."""
     if len(values) < 2:
         return Spread(values[0], values[0], values[0])
     low, middle, high = quantiles(values, n=4, method="inclusive")
@@ -184,7 +184,7 @@ def _peak(engine: EngineObserved) -> float:
 
 
 def _served_at(peak: EngineObserved | None, points: Sequence[Point]) -> float | None:
-    """What was served at about the peak's concurrency."""
+    """Median requests/s at about the peak's concurrency; None if unknown."""
     if peak is None or not peak.in_flight or peak.in_flight.p99 <= 0:
         return None
     step = step_of(peak.in_flight.p99)
@@ -193,5 +193,5 @@ def _served_at(peak: EngineObserved | None, points: Sequence[Point]) -> float | 
 
 
 def _latency_s(point: Point) -> float:
-    """A request's mean time: what a token takes, times its tokens."""
+    """A request's mean time in seconds: time per token times tokens per request."""
     return point.token_s * point.tokens_per_s / point.requests_per_s

@@ -15,7 +15,7 @@ from kneewatch.reports.weekly.observed import Recommended
 from kneewatch.reports.weekly.tier_sections import Lever, LeverFigure
 
 LIVE = ("open", "applied")
-"""Fates of recommendations that are still to be followed or judged."""
+"""Fates of recommendations that are not finished."""
 
 
 def levers(
@@ -24,7 +24,7 @@ def levers(
     gpus_each: int | None,
     recommended: Sequence[Recommended],
 ) -> tuple[Lever, ...]:
-    """Each lever once, those that were recommended first."""
+    """The levers, each once: recommended ones, then computed ones."""
     # The newest of each: its numbers are those of the load as it was last.
     levers = {lever.id: lever for lever in map(_recommended_lever, live(recommended))}
     for lever in _computed(answer, replicas_needed, gpus_each):
@@ -45,7 +45,7 @@ def _text(value: object) -> str:
 
 
 def live(recommended: Sequence[Recommended]) -> list[Recommended]:
-    """Those that are still to be followed or judged, oldest first."""
+    """The recommendations that are open or applied, oldest first."""
     order = sorted(recommended, key=lambda recommendation: recommendation.last_s)
     return [recommendation for recommendation in order if recommendation.fate in LIVE]
 
@@ -70,7 +70,7 @@ def _recommended_lever(recommendation: Recommended) -> Lever:
 def _computed(
     answer: Size | None, replicas_needed: int | None, gpus_each: int | None
 ) -> list[Lever]:
-    """fp8 for the KV cache and for the weights, where they are wider and the math can say it."""
+    """fp8 for the KV cache and for the weights, if they are wider and can be sized."""
     if answer is None or answer.question.setup.gpu is None:
         return []
     levers: list[Lever] = []

@@ -1,4 +1,4 @@
-"""The figures that are read off a span of a tier, one by one. Pure.
+"""The figures of a tier, each computed from a span. Pure.
 
 Counters, histograms and gauges are named as vLLM's current versions do, without prefix.
 """
@@ -66,7 +66,7 @@ EVICTED = "preemption_ratio_per_s"
 """Preemptions over running requests and seconds, kept as a level: its mean is exact."""
 
 SERVED_ONLY = (KV_USAGE, GPU_BUSY)
-"""Those that are also read of the time in which requests ran only."""
+"""Gauges that are also aggregated over the time in which requests ran only."""
 
 GPU_SOURCE = (
     "pass the DCGM exporter's URL (--gpu-metrics), run the sidecar on the GPU node, or let the "
@@ -77,7 +77,7 @@ NO_SPECULATION = "no speculative decoding in this period"
 
 
 def quantile(metric: str, q: float) -> Of:
-    """A quantile of all that a histogram counted."""
+    """A quantile of a histogram."""
 
     def read(span: Span) -> float | None:
         tally = span.tallies.get(metric)
@@ -97,17 +97,17 @@ def mean(metric: str) -> Of:
 
 
 def per_s(count: str) -> Of:
-    """A counter's rate: of all engines together, over the time in which any was there."""
+    """A counter's rate per second of all engines, over the time in which any engine was covered."""
     return lambda span: over(span.counts.get(count), span.clock_s)
 
 
 def ratio(part: str, whole: str) -> Of:
-    """One counter over another."""
+    """The ratio of two counters."""
     return lambda span: over(span.counts.get(part), span.counts.get(whole))
 
 
 def level(key: str, *, serving: bool = False) -> Of:
-    """A gauge's time-weighted mean over the engines; with `serving` of when requests ran."""
+    """A gauge's time-weighted mean over the engines; with `serving` while requests ran."""
     name = key + SERVING if serving else key
 
     def read(span: Span) -> float | None:
@@ -118,7 +118,7 @@ def level(key: str, *, serving: bool = False) -> Of:
 
 
 def share_of_time(part: str) -> Of:
-    """A part of requests' time over all of it."""
+    """The share of requests' time that one phase took."""
 
     def read(span: Span) -> float | None:
         stage, whole = span.tallies.get(part), span.tallies.get(E2E)
@@ -128,7 +128,7 @@ def share_of_time(part: str) -> Of:
 
 
 def saved(span: Span) -> float | None:
-    """The share of prompt tokens that were not computed."""
+    """The share of prompt tokens that came from the prefix cache."""
     computed = over(span.counts.get(COMPUTED), span.counts.get(PROMPT))
     return None if computed is None else 1 - computed
 
@@ -145,12 +145,12 @@ def top(key: str, *, serving: bool = False) -> Of:
 
 
 def over(part: float | None, whole: float | None) -> float | None:
-    """A quotient; None where either is unknown, or nothing is divided by."""
+    """`part` / `whole`; None if either is unknown or `whole` is 0."""
     return part / whole if part is not None and whole is not None and whole > 0 else None
 
 
 def within(metric: str, bound: float | None) -> Of:
-    """The share of observations up to a bound (its bucket's, which is at most that)."""
+    """The share of observations up to the greatest bucket bound that is at most `bound`."""
 
     def read(span: Span) -> float | None:
         tally = span.tallies.get(metric)
@@ -163,7 +163,7 @@ def within(metric: str, bound: float | None) -> Of:
 
 
 def goodput(ttft_target_s: float | None) -> Of:
-    """Requests served a second, times the share whose first token came within the target."""
+    """Requests served per second whose first token came within the target."""
     share, served = within(TTFT, ttft_target_s), per_s(COMPLETED)
 
     def read(span: Span) -> float | None:

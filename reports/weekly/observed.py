@@ -18,9 +18,9 @@ from kneewatch.rules.rule import Rule, Severity
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How long a stage, a cause or a health held: `kind`, `id` and `ended` as the store has them.
+    """An interval of a stage, cause or health: `kind`, `id` and `ended` as in the store.
 
-    `end_s` is None where it goes on.
+    `end_s` is None while it is open.
     """
 
     kind: str
@@ -39,8 +39,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Intervals of one engine that belong together. `cause` is told first, `kind` is cascade or
-    cause; `stages` and `causes` are in order of their start."""
+    """Intervals of one engine that form one incident. `cause` is its root cause, `kind` is cascade
+    or cause; `stages` and `causes` are ordered by start."""
 
     kind: str
     cause: str
@@ -108,8 +108,8 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A time in which a target was not scraped, or its page could not be read; `why` is what was
-    said, empty where nobody looked."""
+    """A gap in which a target was not scraped or a scrape failed; `why` is the error, empty if
+    there was no scrape."""
 
     from_s: float
     to_s: float
@@ -118,7 +118,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class TargetObserved:
-    """A target's scrapes over the period. `interval_s` is their usual distance."""
+    """A target's scrapes over the period. `interval_s` is the usual scrape interval."""
 
     target: str
     scrapes: int
@@ -128,14 +128,12 @@ class TargetObserved:
     unread: Sequence[Unread] = ()
 
 
-# What was observed of a fleet over a period and the one before: what the report is made of. Pure.
-#
-# Whoever has a history (the store, Prometheus) fills these in; the sections take nothing else.
+# The period model: filled by a source (the store, Prometheus), read by all sections of the report.
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Requests in flight on an engine, over its windows: their P99, the highest, and when."""
+    """Requests in flight on an engine over its windows: P99, maximum, time of the maximum."""
 
     p99: float
     highest: float
@@ -146,9 +144,8 @@ class InFlight:
 class EngineObserved:
     """An engine over a period. `spans` has one for each of the grid's hours.
 
-    `minutes` are the requests that began in each minute from the period's start on, NaN where
-    nothing is known. `points` are windows at all loads that it had, thinned evenly. `unknown` says
-    of signals that were never known why.
+    `minutes` are the requests that began in each minute of the period, NaN where unknown. `points`
+    are windows at all loads, thinned evenly. `unknown` maps signals without data to the reason.
     """
 
     target: str
@@ -166,9 +163,8 @@ class EngineObserved:
 
 @dataclass(frozen=True, slots=True)
 class TierTotals:
-    """What is known of a tier's engines in sum only, beside what is known of each: a metrics system
-    adds up histograms itself. `spans` are one for each of the grid's hours, or none; `minutes` are
-    as an engine's."""
+    """What is known only in sum over a tier's engines: Prometheus adds up histograms itself.
+    `spans` has one entry per hour of the grid, or none; `minutes` as for an engine."""
 
     spans: Sequence[Span] = ()
     minutes: Sequence[float] = ()
@@ -176,7 +172,7 @@ class TierTotals:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadStated:
-    """The workload that the size was computed for; None: not stated."""
+    """The workload that the size was computed for; None where not stated."""
 
     origin: str
     input_mean_tokens: float | None = None
@@ -192,8 +188,8 @@ class WorkloadStated:
 class TierStated:
     """What the settings say about a tier. `gpus` are those of one engine.
 
-    `safety` is the factor that a fleet is sized with, `objective_ratio` the share of requests that
-    must be in time, `rules` have the user's thresholds.
+    `safety` is the sizing margin as a factor, `objective_ratio` the share of requests that must be
+    in time, `rules` have the user's thresholds.
     """
 
     targets: Targets = field(default_factory=Targets)
@@ -211,7 +207,7 @@ class TierStated:
 
 @dataclass(frozen=True, slots=True)
 class TierObserved:
-    """A tier's engines in the period and, as far as they were there, in the one before."""
+    """A tier's engines in the period and in the one before."""
 
     id: str
     model: str
@@ -225,11 +221,11 @@ class TierObserved:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything. `before_grid` is None where nothing is compared with.
+    """A report's input: the period and the one before; `before_grid` is None without comparison.
 
-    `notices` are said first in the report, `notes` with the data's quality; `methods` are those
-    that take the place of METHODS of the same figures. `partial`: something that was asked had no
-    whole answer, so that nothing can be called healthy.
+    `notices` are shown at the top of the report, `notes` under data quality; `methods` replace
+    METHODS of the same figures. `partial`: a query failed or had a partial answer, so that nothing
+    can be called healthy.
     """
 
     grid: Grid

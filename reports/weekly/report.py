@@ -42,10 +42,10 @@ class EngineSpan:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A model on a kind of GPU: nothing is ever blended across tiers (guide 9.5).
+    """A model on a kind of GPU. No figure combines two tiers (guide 9.5).
 
-    `id` is what the sections refer to it by, for people too. `gpu` is empty where nobody said which
-    it is; `gpus` are those of all its engines, None where their number is not stated.
+    `id` is its name in all sections. `gpu` is empty if unknown; `gpus` is the number of GPUs of all
+    its engines, None if not stated.
     """
 
     id: str
@@ -57,7 +57,8 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The one thing to do. `why` names the figure that it follows from; `recommendation` its id."""
+    """The first thing to do. `why`: the figure or incident that calls for it; `recommendation`: its
+    id."""
 
     text: str
     why: str
@@ -67,11 +68,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A tier in one line.
+    """A tier's verdict in one line.
 
-    `health` is the worst there was that mattered: ok, info, warning, critical or unknown;
-    `health_text` says why in a sentence. `size` is right, too small, too large or unknown.
-    `trends` are the few figures whose arrows the line shows.
+    `health` is the worst state in the period: ok, info, warning, critical or unknown; `health_text`
+    explains it in a sentence. `size` is right, too small, too large or unknown. `trends` are the
+    figures shown with it.
     """
 
     tier: str
@@ -88,7 +89,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StageSpan:
-    """A stage of the cascade within an incident; `end_s` is None while it goes on."""
+    """A stage of the cascade within an incident; `end_s` is None while it is open."""
 
     number: int
     name: str
@@ -99,7 +100,7 @@ class StageSpan:
 
 @dataclass(frozen=True, slots=True)
 class CauseSpan:
-    """A cause within an incident; `end_s` is None while it goes on."""
+    """A cause within an incident; `end_s` is None while it is open."""
 
     id: str
     severity: str
@@ -111,9 +112,9 @@ class CauseSpan:
 class IncidentCost:
     """What an incident cost.
 
-    `preemptions` are requests thrown out and recomputed, `recomputed_tokens` what that computed
-    again at least (an estimate: preemptions by mean prompt). `late_requests` got their first token
-    after the target; `lost_requests` were not finished though the hour before served them.
+    `preemptions`: requests preempted and recomputed; `recomputed_tokens`: a lower bound
+    (preemptions times mean prompt). `late_requests`: first token after the target; `lost_requests`:
+    requests that the rate of the hour before would have served during an outage.
     """
 
     preemptions: float | None
@@ -125,12 +126,12 @@ class IncidentCost:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A cascade, or a cause's interval, of one engine.
+    """A preemption cascade or a cause on one engine.
 
-    `kind` is cascade or cause; `cause` the cause's id that is told first; `id` is I1, I2, ... by
-    start. `end_s` is None while it goes on at the period's end; `ended` is ended, restarted,
-    unwatched or empty. `stage2_s` is when eviction was first seen, `late_s` when TTFT P99 left its
-    budget, and `lead_s` how much earlier the first was (negative: later); `lead_text` says it.
+    `kind` is cascade or cause; `cause` the root cause's id; `id` is I1, I2, ... by start. `end_s`
+    is None if it is open at the period's end; `ended` is ended, restarted, unwatched or empty.
+    `stage2_s`: first preemption; `late_s`: TTFT P99 first exceeds its target; `lead_s`: seconds
+    from the first to the second (negative: after it); `lead_text`: the same as a sentence.
     """
 
     id: str
@@ -162,7 +163,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A signal that a recommendation predicted. `off_ratio` is measured over predicted, less 1."""
+    """A signal that a recommendation predicted. `off_ratio` is measured / predicted - 1."""
 
     signal: str
     before: float | None
@@ -173,7 +174,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class TrackRow:
-    """A recommendation of the period, or one followed in it."""
+    """A recommendation that was made or applied in the period."""
 
     tier: str
     target: str
@@ -184,8 +185,8 @@ class TrackRow:
 
 @dataclass(frozen=True, slots=True)
 class TrackRecord:
-    """What was recommended and what came of it, newest first. `unknown` are those of which nothing
-    tells whether they were followed."""
+    """The recommendations and their outcomes, newest first. `unknown`: how many of them have no
+    record of whether they were applied."""
 
     made: int
     applied: int
@@ -202,9 +203,9 @@ class TrackRecord:
 class WeeklyReport:
     """The report. Sections are in reading order, each with an entry per tier, in `tiers` order.
 
-    `source` says where the numbers come from, `noise_test` how arrows are decided. `notices` are
-    said first: an empty period, a partial one, filters. `severity` is the worst incident's or
-    table row's, ok where there is none; it decides the exit status.
+    `source` names the origin of the data, `noise_test` the test behind the arrows. `notices` come
+    first: an empty or partial period. `severity` is the worst of incidents and table rows, ok
+    without any; it sets the exit status.
     """
 
     made_s: float
@@ -240,5 +241,5 @@ def document(report: WeeklyReport) -> dict[str, Any]:
 
 
 def render_json(report: WeeklyReport) -> str:
-    """The document as text, with a line end."""
+    """The JSON document as text, with a newline at the end."""
     return orjson.dumps(document(report), option=orjson.OPT_INDENT_2).decode() + "\n"

@@ -89,7 +89,7 @@ def _latency(
 
 
 def _coarse(tally: Tally | None) -> str:
-    """What the buckets do not tell: nothing is known of where in the lowest one a time is."""
+    """A note if the percentile is in the lowest bucket: it may be anywhere below its bound."""
     if tally is None or not tally.count:
         return "no samples"
     lowest_s, below = tally.bounds[0], tally.counts[0] / tally.count
@@ -156,7 +156,7 @@ def _requests(span: Span) -> float | None:
 
 
 def _by_weekday(stated: TierStated, now: TierPeriod) -> tuple[WeekdayHour, ...]:
-    """All hours of a week, those that the period has none of among them."""
+    """All 168 hours of a week, including hours without data."""
     cells: dict[tuple[int, int], list[Span]] = {}
     for slot, span in zip(now.grid.slots, now.hours, strict=True):
         cells.setdefault((slot.weekday, slot.hour), []).append(span)

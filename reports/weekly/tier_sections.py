@@ -9,7 +9,7 @@ from kneewatch.reports.weekly.figures import FlagChange, Spark, Spread, Trend
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of the period's requests, from the histogram summed over time and engines."""
+    """Tokens per request, from the histogram summed over time and engines."""
 
     p50: Trend
     p95: Trend
@@ -20,7 +20,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Requests a second of the whole tier, over windows of `window_s`."""
+    """Arriving requests/s of the whole tier, over windows of `window_s`."""
 
     window_s: float
     mean_per_s: Trend
@@ -34,9 +34,9 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A figure of the workload against the profile that the size was computed for.
+    """A figure of the workload compared with the profile that the size was computed for.
 
-    `ratio` is measured over stated; outside of 1 / `limit` to `limit` the state is warning.
+    `ratio` is measured / stated; outside of 1 / `limit` to `limit` the state is warning.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class TierWorkload:
-    """What a tier was asked for.
+    """The requests of a tier.
 
-    `archetype` is chat, rag, code or agentic, `archetype_why` what it was told by, empty where the
-    lengths are not known. `drift` is empty without a stated profile, and `drift_missing` says so.
+    `archetype` is chat, rag, code or agentic, `archetype_why` the reason; both are empty if the
+    lengths are unknown. `drift` is empty without a stated profile; `drift_missing` explains it.
     """
 
     tier: str
@@ -78,7 +78,7 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A launch that would carry the measured workload."""
+    """A launch that can serve the measured workload."""
 
     gpu: str
     tensor_parallel: int
@@ -100,7 +100,7 @@ class LeverFigure:
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """What would change the size, with numbers. `saves_usd_per_hour` is negative where it costs."""
+    """A change that would alter the size. `saves_usd_per_hour` is negative if it costs more."""
 
     id: str
     summary: str
@@ -114,12 +114,12 @@ class Lever:
 class TierSize:
     """The sizing of a tier on the measured workload.
 
-    `verdict` is right, too small, too large or unknown. `usable_source` says how the requests per
-    second of one engine are known: stated, learned (from the period's own windows) or predicted.
-    `replicas_needed` hold the peak with a margin: of the counts that do, the one nearest to what is
-    there. `doubts` say what makes the verdict uncertain.
-    `headroom_ratio` is what the fleet carries over its peak, less 1. Without a model and a GPU in
-    the settings only the load against what was learned is told: `relative`. `memory` is of one GPU.
+    `verdict` is right, too small, too large or unknown. `usable_source`: where the requests/s of
+    one engine come from: stated, learned (from the period's own windows) or predicted.
+    `replicas_needed` carry the peak with a margin: of the counts that do, the one nearest to the
+    present one. `doubts` are reasons to doubt the verdict. `headroom_ratio` is capacity / peak - 1.
+    `relative`: the settings have no model and GPU, so only the load relative to the learned
+    capacity is known. `memory` is that of one GPU.
     """
 
     tier: str
@@ -148,7 +148,7 @@ class TierSize:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What following a recommendation would save (negative: cost), and its risk."""
+    """What applying a recommendation would save (negative: cost), and its risk."""
 
     id: str
     target: str
@@ -162,11 +162,11 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class TierMoney:
-    """What a tier cost and what it gave for it.
+    """What a tier cost and what it generated.
 
-    Every hour in which an engine was watched is paid. `idle_hours` are GPU-hours of engines with
-    hardly a request running; `utilization_ratio` says what of the usable capacity was used, on
-    average: `utilization_basis` how that is known.
+    Every hour in which an engine was watched is paid. `idle_hours`: GPU-hours of engines without
+    load; `utilization_ratio`: mean share of the usable capacity that was used;
+    `utilization_basis`: how it was computed.
     """
 
     tier: str
@@ -187,18 +187,18 @@ class TierMoney:
     missing: str = ""
 
 
-# --- How a tier served: the guide's tables, the SLO, the knee. Values of the report ---------------
+# --- Service of a tier: the guide's tables, the SLO, the knee ------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
     """A row of the guide's table 9.3 or 7.7 for one tier.
 
-    `figures` are its values, one or two (P50 and P99). `band` is the target in words; `low` and
-    `high` bound it where it has numbers, in the unit of the last figure. `state` is ok, info,
-    warning, critical, unknown (`missing` says what is missing, `enable` how to have it), trend
-    (there is no bound) or off (the feature is not in use: `missing` names it). `advice` is what to
-    do about a state that is not ok. `how` says how the value was computed.
+    `figures` are its values, one or two (P50 and P99). `band` is the target as text; `low` and
+    `high` are its bounds, if numeric, in the unit of the last figure. `state` is ok, info, warning,
+    critical, unknown (`missing`: what is missing, `enable`: how to enable it), trend (no bound) or
+    off (the feature in `missing` is not in use). `advice`: what to do if the state is not ok.
+    `how`: how the value was computed.
     """
 
     section: str
@@ -228,11 +228,11 @@ class TierTables:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A latency of all the period's requests, from its histogram summed over time and engines.
+    """A latency of all requests in the period, from the histogram summed over time and engines.
 
-    `name` is ttft, itl, e2e, queue, prefill, decode. `budget_s` is the target of its P99, None
-    where none is stated; `within_ratio` the share of observations in it, `state` ok, warning (P99
-    is over it), critical (P50 is) or unknown.
+    `name` is ttft, itl, e2e, queue, prefill or decode. `budget_s` is the P99 target, None if not
+    set; `within_ratio` the share of observations within it; `state` ok, warning (P99 exceeds it),
+    critical (P50 exceeds it) or unknown.
     """
 
     name: str
@@ -250,10 +250,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBudget:
-    """What the SLO allows and what was spent of it.
+    """The error budget of the SLO and how much of it was spent.
 
-    `objective_ratio` of requests must have their first token within the target. `bad_ratio` did
-    not; `spent_ratio` is bad over allowed: above 1 the budget is gone.
+    `objective_ratio`: share of requests whose first token must come within the target; `bad_ratio`:
+    share that did not; `spent_ratio`: bad / allowed, above 1 the budget is exhausted.
     """
 
     objective_ratio: float
@@ -268,7 +268,7 @@ class ErrorBudget:
 class Hour:
     """An hour of the period. `weekday` (0 is Monday) and `hour` are local.
 
-    `burn` is the share of bad requests over the allowed share: 1 spends the budget exactly.
+    `burn` is the share of bad requests divided by the allowed share: 1 spends the budget exactly.
     """
 
     start_s: float
@@ -299,10 +299,10 @@ class WeekdayHour:
 
 @dataclass(frozen=True, slots=True)
 class TierSlo:
-    """How a tier kept its targets.
+    """How a tier met its targets.
 
-    `goodput_per_s` are requests a second whose first token came within the target, of
-    `served_per_s`. The shares are of the requests' whole time; `other_ratio` is what is left.
+    `goodput_per_s`: the part of `served_per_s` whose first token came within the target. The ratios
+    are shares of the requests' total time; `other_ratio` is the rest.
     """
 
     tier: str
@@ -321,7 +321,7 @@ class TierSlo:
 
 @dataclass(frozen=True, slots=True)
 class KneeStep:
-    """The windows of one engine at about one concurrency: their middle halves."""
+    """The windows at about one concurrency of one engine: medians with quartiles."""
 
     in_flight: float
     windows: int
@@ -334,10 +334,10 @@ class KneeStep:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkCheck:
-    """A figure of production against the benchmark that the size was computed from (9.1 step 13).
+    """A figure in production compared with the benchmark behind the size (guide 9.1 step 13).
 
-    `off` is the difference as a ratio (TTFT: above 0.3 is too far) or in points (GPU activity:
-    below -0.2 is), `limit` that bound. `state` is ok, warning or unknown.
+    `off` is the difference, as a ratio (TTFT) or in points (GPU activity); beyond `limit` (TTFT:
+    above 0.3, GPU activity: below -0.2) the state is warning. `state` is ok, warning or unknown.
     """
 
     name: str
@@ -352,14 +352,13 @@ class BenchmarkCheck:
 
 @dataclass(frozen=True, slots=True)
 class TierKnee:
-    """Latency against concurrency of one engine of the tier, from the period's own windows.
+    """Latency by concurrency of one engine of the tier, from the period's own windows.
 
-    `c_max` is in requests in flight on one engine; without `reached` no load past it was seen and
-    it is a lower bound. `peak_in_flight` is the P99 of an engine's windows, `peak_at_s` when the
-    highest one was, `position_ratio` the peak over C_max: above 1 the peak was past the knee.
-    `little_requests_per_s` is C_max over the mean latency there (Little's law),
-    `little_gap_ratio` that over the usable requests per second: above 2 the two do not belong
-    together (8.3).
+    `c_max` is in requests in flight on one engine; without `reached` it is a lower bound, because
+    no higher load was seen. `peak_in_flight` is the P99 over an engine's windows, `peak_at_s` the
+    time of the maximum, `position_ratio` the peak / C_max: above 1 the peak was past the knee.
+    `little_requests_per_s` is C_max / mean latency there (Little's law), `little_gap_ratio` that
+    divided by the usable requests/s: above 2 the two contradict each other (guide 8.3).
     """
 
     tier: str

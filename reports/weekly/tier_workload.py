@@ -71,7 +71,7 @@ def _lengths(key: str, metric: str, now: TierPeriod | None, before: TierPeriod |
 
 
 def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
-    """Requests a second of the whole tier, minute by minute from the period's start on."""
+    """Arrival rates of the whole tier per minute, and their percentiles."""
     now = _per_s(tier.engines, tier.totals)
     before = _per_s(tier.before, tier.totals_before)
     rates = [(at, rate) for at, rate in enumerate(now) if rate is not None]
@@ -93,7 +93,7 @@ def arrivals(tier: TierObserved, from_s: float) -> Arrivals:
 
 
 def _per_s(engines: Sequence[EngineObserved], together: TierTotals) -> list[float | None]:
-    """The tier's rate in each minute; None where no engine of it tells."""
+    """The tier's requests/s in each minute; None if unknown for all engines."""
     all_minutes = (*(engine.minutes for engine in engines), together.minutes)
     columns = [minutes for minutes in all_minutes if minutes]
     rates: list[float | None] = []
@@ -138,7 +138,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def _archetype(inputs: float | None, outputs: float | None) -> tuple[str, str]:
-    """The guide's archetype by mean lengths, and what it was told by."""
+    """The guide's archetype by mean lengths, and the reason; empty if unknown."""
     if inputs is None or outputs is None:
         return "", ""
     long_in, long_out = inputs >= LONG_INPUT_TOKENS, outputs >= LONG_OUTPUT_TOKENS

@@ -67,7 +67,7 @@ UNKNOWN = "unknown"
 
 
 def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
-    """The period's recommendations, newest first, and those that were followed in it."""
+    """The recommendations that were made or applied in the period, newest first."""
     rows = [
         _row(recommendation)
         for recommendation in sorted(

@@ -18,12 +18,12 @@ EMPTY = Span()
 
 
 def beside(spans: Sequence[Span]) -> Span:
-    """Spans of several engines over the same time as one."""
+    """Spans of several engines over the same time, merged."""
     return _merged(spans, clock_s=max((span.clock_s for span in spans), default=0.0))
 
 
 def in_turn(spans: Sequence[Span]) -> Span:
-    """Spans that follow each other as one."""
+    """Consecutive spans, merged."""
     return _merged(spans, clock_s=fsum(span.clock_s for span in spans))
 
 
@@ -42,7 +42,7 @@ def by_day(grid: Grid, hours: Sequence[Span]) -> list[Span]:
 
 
 def by_steps(hours: Sequence[Span], *, hours_each: int) -> list[Span]:
-    """Hours put together, so many at a time."""
+    """Consecutive hours merged into steps of `hours_each`."""
     return [in_turn(hours[at : at + hours_each]) for at in range(0, len(hours), hours_each)]
 
 
@@ -102,7 +102,7 @@ NOISE_TEST = (
 )
 PAIRS_MIN = 3
 LEAST_RATIO = 0.02
-"""Smaller changes do not matter for the bill."""
+"""Smaller relative changes are not shown: they do not matter for the bill."""
 
 MOST_LOG = 50.0
 """A cap on the log of a change, so that exp does not overflow."""
@@ -120,10 +120,10 @@ Of = Callable[[Span], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure that can be read off any span of a tier.
+    """A figure that is computed from any span of a tier.
 
-    `good` is the direction that is a good one, empty where neither is. `missing` says why there is
-    none and how to enable it.
+    `good` is the direction that is an improvement, empty if neither is. `missing` explains why the
+    figure is unknown and how to enable it.
     """
 
     key: str
@@ -136,7 +136,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class TierPeriod:
-    """A tier over a period: its hours, its days, and all of it."""
+    """A tier over a period: by hour, by day, and in total."""
 
     grid: Grid
     hours: tuple[Span, ...]
@@ -152,7 +152,7 @@ class TierPeriod:
         return [measure.of(day) for day in self.days]
 
     def spark(self, measure: Measure) -> Spark:
-        """The figure over the period, in as many steps as a small chart shows."""
+        """The figure over the period, in at most SPARK_STEPS_MOST steps."""
         hours_each = max(1, math.ceil(len(self.hours) / SPARK_STEPS_MOST))
         values = tuple(measure.of(step) for step in by_steps(self.hours, hours_each=hours_each))
         return Spark(self.grid.from_s, hours_each * HOUR_S, measure.unit, values)
@@ -161,7 +161,7 @@ class TierPeriod:
 def past(
     grid: Grid, engines: Sequence[EngineObserved], together: TierTotals = ALONE
 ) -> TierPeriod | None:
-    """A tier's period; None where it had no engine."""
+    """A tier's period; None if it had no engine."""
     if not engines:
         return None
     hours = hourly(engines, together)
@@ -169,7 +169,7 @@ def past(
 
 
 def trend(measure: Measure, now: TierPeriod | None, before: TierPeriod | None) -> Trend:
-    """A figure now and before, with what may be said of the change."""
+    """A figure now and before, with the direction of its change."""
     value = None if now is None else now.value(measure)
     result = Trend(measure.key, measure.name, measure.unit, value)
     if value is None:
@@ -186,7 +186,7 @@ def judged(
     days: Sequence[float | None],
     days_before: Sequence[float | None],
 ) -> Trend:
-    """The trend with its direction, by the days of both periods."""
+    """The trend with its direction, judged from the days of both periods."""
     if change.value is None or change.before is None:
         return change
     pairs = [
@@ -206,7 +206,7 @@ def judged(
 
 
 def _by_ratio(pairs: Sequence[tuple[float, float]], before: float) -> tuple[float, float] | None:
-    """The mean change and its noise, in the figure's unit; None where a value is nothing."""
+    """The mean change and its noise, in the figure's unit; None if a value is 0."""
     if before <= 0 or any(now <= 0 or earlier <= 0 for now, earlier in pairs):
         return None
     steps = [math.log(now / earlier) for now, earlier in pairs]
@@ -225,12 +225,12 @@ def _by_difference(pairs: Sequence[tuple[float, float]], before: float) -> tuple
 
 
 def _chance(steps: Sequence[float]) -> float:
-    """How far the mean of some changes is from nothing by chance, in 99 of 100 cases."""
+    """The 99% bound of the mean of changes under pure chance (Student's t)."""
     return _t99(len(steps) - 1) * stdev(steps) / math.sqrt(len(steps))
 
 
 def unknown(measure: Measure, missing: str) -> Trend:
-    """A figure that cannot be had."""
+    """An unknown figure, with the reason."""
     return Trend(measure.key, measure.name, measure.unit, None, missing=missing)
 
 

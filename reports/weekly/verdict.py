@@ -59,7 +59,7 @@ def verdict(of: TierSections) -> Verdict:
 
 
 def _judged(of: TierSections, worst: Severity) -> bool:
-    """Whether the tier's health is known: a partial answer proves only problems."""
+    """Whether the tier's health is known: partial data can prove problems, not health."""
     return of.watched and not (of.partial and worst < Severity.WARNING)
 
 

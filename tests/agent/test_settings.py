@@ -179,14 +179,17 @@ def test_a_wrong_file(main: Main, tmp_path: Path, text: str, command: str) -> No
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("report.cron = 'nonsense'", "file k.toml: report.cron = 'nonsense' is no cron expression"),
+        (
+            "report.cron = 'nonsense'",
+            "file k.toml: report.cron = 'nonsense' is not a cron expression",
+        ),
         (
             "report = {cron = '0 6 * * mon', timezone = 'Mars/Olympus'}",
-            "file k.toml: report.timezone = 'Mars/Olympus' is no time zone",
+            "file k.toml: report.timezone = 'Mars/Olympus' is not a time zone",
         ),
         (
             "report = {cron = '0 6 * * mon', send = ['ops']}",
-            "file k.toml: report.send names no receiver 'ops'",
+            "file k.toml: report.send: no receiver is named 'ops'",
         ),
     ],
 )

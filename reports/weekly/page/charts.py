@@ -29,13 +29,13 @@ LOG_STEPS, LOG_TICKS_MOST, POWERS_MOST = (1.0, 2.0, 5.0), 6, 20
 NAN = math.nan
 DAY_TICKS_MOST = 7
 WIDE_ENOUGH, NUDGE = 0.55, 0.008
-"""From where in a chart a mark's words stand at its left, and how far from it."""
+"""Position (0-1) from which a mark's label is on its left, and the label's distance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A drawn chart: what it is of, what is in it, and what it shows, in words; `bound` says
-    whether a target is drawn in it."""
+    """A drawn chart: its title, its SVG and its text alternative; `bound`: whether it shows a
+    target."""
 
     name: str
     inside: Markup
@@ -46,7 +46,7 @@ class Plot:
 def latency_by_hour(
     hours: Sequence[Hour], calendar: Calendar, budget_s: float | None
 ) -> Plot | None:
-    """TTFT at P99 and P50, hour by hour, on a scale of powers; None where none is known."""
+    """TTFT P99 and P50 by hour on a log scale; None without data."""
     worst = [_positive(hour.ttft_p99_s) for hour in hours]
     finite = [value for value in worst if not math.isnan(value)]
     if not finite:
@@ -71,7 +71,7 @@ def latency_by_hour(
 
 
 def requests_by_hour(hours: Sequence[Hour], calendar: Calendar) -> Plot | None:
-    """Requests, hour by hour; None where none is known."""
+    """Requests by hour; None without data."""
     requests = [hour.requests for hour in hours if hour.requests is not None]
     if not requests or max(requests) <= 0:
         return None
@@ -88,14 +88,14 @@ def requests_by_hour(hours: Sequence[Hour], calendar: Calendar) -> Plot | None:
 
 
 def knee_tokens(knee: TierKnee) -> Plot | None:
-    """Tokens a second of one engine against the requests in flight on it."""
+    """Tokens/s of one engine by requests in flight."""
     return _against_load(
         knee, [(step, step.tokens_per_s) for step in knee.steps], number, "Tokens a second"
     )
 
 
 def knee_latency(knee: TierKnee) -> Plot | None:
-    """TTFT at P99 of one engine against the requests in flight on it; else the time of a token."""
+    """TTFT P99 of one engine by requests in flight; the time per token if TTFT is unknown."""
     late = [(step, step.ttft_p99_s) for step in knee.steps if step.ttft_p99_s is not None]
     if late:
         return _against_load(knee, late, duration, "TTFT P99")
@@ -110,7 +110,7 @@ def _against_load(
     words: Callable[[float], str],
     name: str,
 ) -> Plot | None:
-    """A figure with its spread against concurrency, and where C_max and the peak are."""
+    """A figure with its spread by concurrency, with C_max and the peak marked."""
     if not points:
         return None
     loads = [step.in_flight for step, _ in points]
@@ -141,7 +141,7 @@ def _against_load(
 
 
 def _marks(pen: Pen, knee: TierKnee, right: float) -> None:
-    """Where the knee is, with its uncertainty, and where the week's peak was."""
+    """Marks the knee with its uncertainty, and the week's peak."""
     if knee.c_max is not None:
         at = knee.c_max.expected
         pen.column(knee.c_max.low, knee.c_max.high, "cmax-band")
@@ -154,13 +154,13 @@ def _marks(pen: Pen, knee: TierKnee, right: float) -> None:
 
 
 def _words(pen: Pen, at: float, height: float, words: str, role: str, right: float) -> None:
-    """Words beside a mark, on the side on which there is room."""
+    """Label a mark on the side that has room."""
     left = at > WIDE_ENOUGH * right
     pen.words(at + (-NUDGE if left else NUDGE) * right, height, words, left=left, role=role)
 
 
 def linear_ticks(most: float, words: Callable[[float], str]) -> Ticks:
-    """Round values from nothing up to one that is at least `most`."""
+    """Round tick values from 0 to at least `most`."""
     if not most > 0:
         return Ticks((0.0, 1.0), (words(0.0), words(1.0)))
     rough = most / 4
@@ -172,7 +172,7 @@ def linear_ticks(most: float, words: Callable[[float], str]) -> Ticks:
 
 
 def log_ticks(least: float, most: float, words: Callable[[float], str]) -> Ticks:
-    """Round values of a scale of powers, from one that is at most `least` to one above `most`."""
+    """Round tick values of a log scale, from at most `least` to above `most`."""
     power = math.floor(math.log10(least)) - 1
     grid = [step * 10.0 ** (power + at) for at in range(POWERS_MOST) for step in LOG_STEPS]
     first = max(at for at, value in enumerate(grid) if value <= least)
@@ -188,7 +188,7 @@ def _within(ticks: Ticks, right: float) -> Ticks:
 
 
 def _days(hours: Sequence[Hour], calendar: Calendar) -> Ticks:
-    """The noons of the days, each with its day's name: a label stands beneath its own day."""
+    """Ticks at noon of each day with the day's name: labels are centred below their day."""
     noons = [hour.start_s for hour in hours if hour.hour == 12]
     stride = max(1, math.ceil(len(noons) / DAY_TICKS_MOST))
     shown = noons[::stride]
@@ -208,7 +208,7 @@ def _middles(hours: Sequence[Hour]) -> list[float]:
 
 
 def _areas(hours: Sequence[Hour]) -> list[tuple[list[float], list[float]]]:
-    """Outlines of the stretches in which requests are known."""
+    """Outlines of the areas below the known values."""
     outlines: list[tuple[list[float], list[float]]] = []
     groups = groupby(zip(_middles(hours), hours, strict=True), lambda at: at[1].requests is None)
     for unknown, run in groups:
@@ -221,11 +221,11 @@ def _areas(hours: Sequence[Hour]) -> list[tuple[list[float], list[float]]]:
 
 
 def _positive(value: float | None) -> float:
-    """A value that a scale of powers can hold; NaN, which draws a gap, for others."""
+    """The value if it is positive, else NaN: a log scale draws a gap there."""
     return value if value is not None and math.isfinite(value) and value > 0 else NAN
 
 
-# --- Everything that is drawn of a tier -----------------------------------------------------------
+# --- All charts of a tier -------------------------------------------------------------------------
 
 
 TTFT = "ttft"
@@ -233,7 +233,7 @@ TTFT = "ttft"
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """A tier's charts; None or empty where there is nothing to draw."""
+    """A tier's charts; None or empty without data."""
 
     latency: Plot | None = None
     requests: Plot | None = None
@@ -271,12 +271,12 @@ def charts(
 
 
 def budget_s(slo: TierSlo) -> float | None:
-    """The target of TTFT at P99; None where none is stated."""
+    """The TTFT P99 target in seconds; None if not set."""
     return next((latency.budget_s for latency in slo.latencies if latency.name == TTFT), None)
 
 
 def _shares(slo: TierSlo | None) -> tuple[Part, ...]:
-    """Where a request's time goes."""
+    """A request's time by phase, as the parts of a bar."""
     if slo is None:
         return ()
     named = (
@@ -297,7 +297,7 @@ def _gpus(size: TierSize | None) -> tuple[Squares | None, Squares | None]:
 
 
 def _memory(size: TierSize | None) -> tuple[Part, ...]:
-    """One GPU's memory; what no part takes stays free."""
+    """One GPU's memory by part; the rest is free."""
     if size is None or not size.memory:
         return ()
     parts = [(part.name, part.bytes, told(part.bytes, "bytes")) for part in size.memory]
@@ -306,7 +306,7 @@ def _memory(size: TierSize | None) -> tuple[Part, ...]:
 
 
 def _hours(money: TierMoney | None) -> tuple[Part, ...]:
-    """The paid GPU-hours, those with hardly a request apart."""
+    """The paid GPU-hours, split into busy and idle."""
     if money is None or money.idle_ratio is None or not 0 <= money.idle_ratio <= 1:
         return ()
     busy = 1.0 - money.idle_ratio

@@ -1,4 +1,4 @@
-"""The report as one HTML file that asks for nothing else. Pure: values in, text out."""
+"""The report as one self-contained HTML file. Pure."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ GLOBALS: dict[str, Any] = {
 
 
 def render(report: WeeklyReport, *, docs_url: str = "") -> str:
-    """The file; everything in it that came from elsewhere is text. With `docs_url` incidents link
-    to their cause's page."""
+    """The HTML file. All values are escaped. With `docs_url` incidents link to their cause's
+    page."""
     calendar = Calendar(report.timezone, report.period)
     tiers = parts.tier_parts(report, calendar)
     css = _stylesheet()
@@ -96,7 +96,7 @@ def render(report: WeeklyReport, *, docs_url: str = "") -> str:
 
 
 def _policy(css: str) -> str:
-    """The content security policy: the one stylesheet, by its digest, and nothing else."""
+    """The content security policy: allows the stylesheet, by its digest, and nothing else."""
     digest = b64encode(sha256(css.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
@@ -106,8 +106,8 @@ def _policy(css: str) -> str:
 
 @cache
 def _stylesheet() -> str:
-    """The stylesheet, short, with a plain value before each variable: many mail clients know no
-    variables and drop what uses them."""
+    """The minified stylesheet, with a plain value before each use of a variable: many mail clients
+    do not support variables and drop such declarations."""
     source = re.sub(r"/\*.*?\*/", "", palette() + _read("report.css"), flags=re.DOTALL)
     source = re.sub(r"\s*([{};,>])\s*", r"\1", re.sub(r"\s+", " ", source))
     light, _, _ = source.partition("@media")

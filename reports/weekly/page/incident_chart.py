@@ -14,7 +14,7 @@ from kneewatch.reports.weekly.page.svg import path
 from kneewatch.reports.weekly.report import Incident
 
 WIDE, TALL = 300.0, 60.0
-"""Units of a chart's inside, which is stretched to the room there is."""
+"""Size of a chart in SVG units; it is stretched to the available space."""
 
 LEAST_WIDTH = 0.5
 TABLE_ROWS = 24
@@ -22,17 +22,17 @@ LATE = "ttft_p99_s"
 
 
 class Reach:
-    """Where moments lie, in percent."""
+    """Maps times to horizontal positions in percent."""
 
     def __init__(self, since_s: float, until_s: float) -> None:
         self.since_s, self.until_s = since_s, max(until_s, since_s + 1.0)
 
     def x(self, t_s: float) -> float:
-        """A moment's place, at an end where it lies beyond."""
+        """The position of a time, clamped to the axis."""
         return min(100.0, max(0.0, 100 * (t_s - self.since_s) / (self.until_s - self.since_s)))
 
     def spread(self, start_s: float, end_s: float) -> tuple[float, float]:
-        """Where a stretch begins and how wide it is: wide enough to be seen."""
+        """Position and width of an interval, at least as wide as can be seen."""
         x, end = self.x(start_s), self.x(end_s)
         width = max(LEAST_WIDTH, end - x)
         return min(x, 100.0 - width), width
@@ -40,7 +40,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class SmallChart:
-    """A signal in the incident's time: its path, its bound's height, its highest value."""
+    """A signal during the incident: its path, the height of its bound, its highest value."""
 
     signal: str
     top: str
@@ -51,7 +51,7 @@ class SmallChart:
 
 
 def small_chart(line: Line, reach: Reach, budget_s: float | None) -> SmallChart | None:
-    """A signal's chart, with the budget where it is one of TTFT; None where nothing is known."""
+    """The chart of a signal, with the target if it is a TTFT; None without data."""
     finite = [v for v in line.values if v is not None and math.isfinite(v)]
     if not finite:
         return None
@@ -75,7 +75,7 @@ def small_chart(line: Line, reach: Reach, budget_s: float | None) -> SmallChart 
 
 
 def table(lines: Sequence[Line]) -> list[tuple[float, tuple[str, ...]]]:
-    """Signals by moment, few enough rows to read: every so many moments one."""
+    """The signals as table rows by time, thinned to a readable number of rows."""
     by_time = [dict(zip(line.times_s, line.values, strict=False)) for line in lines]
     moments = sorted({t_s for line in lines for t_s in line.times_s})
     stride = max(1, math.ceil(len(moments) / TABLE_ROWS))
@@ -86,16 +86,16 @@ def table(lines: Sequence[Line]) -> list[tuple[float, tuple[str, ...]]]:
     ]
 
 
-# --- An incident as a strip: stages as steps, causes as bars, its signals. Geometry ---------------
+# --- Timeline of an incident: stages as steps, causes as bars, signals ---------------------------
 
 
 STAGES = 4
 STEP_PX, CAUSE_PX, TOP_PX = 17, 22, 34
 LABEL_FROM, LABEL_AT_DESK = 18.0, 9.5
-"""Percent of the width from which on a step has room for its name: on a phone, and on a desk."""
+"""A step that is at least this wide, in percent, shows its name: on a phone, on a desktop."""
 
 LABEL_MOST = 28
-"""Letters of a name that stands in the drawing; the tables have all of it."""
+"""Longest name in the drawing, in characters; the tables have the full name."""
 
 MIDDLE = 50.0
 STEPS_S = (30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800)
@@ -105,7 +105,7 @@ EDGE = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A stage in the strip: `x` and `width` in percent, `y` and `height` in pixels."""
+    """A stage in the timeline: `x` and `width` in percent, `y` and `height` in pixels."""
 
     x: float
     width: float
@@ -118,8 +118,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A stretch of a cause; its name stands above the `first` of its stretches, from `text_x` on
-    or, with `left`, up to it."""
+    """An interval of a cause. The `first` interval has the cause's name above it, starting at
+    `text_x` or, with `left`, ending there."""
 
     x: float
     width: float
@@ -133,7 +133,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment in the strip; `after` says on which side of it there is room for its words."""
+    """A marked time in the timeline; `after`: whether its label is to the right of it."""
 
     x: float
     y: float
@@ -143,7 +143,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A drawn incident. `ground_px` is where the steps stand, `height_px` all of it."""
+    """A drawn incident. `ground_px` is the base line of the steps, `height_px` the height."""
 
     steps: tuple[Step, ...]
     causes: tuple[Bar, ...]
@@ -160,7 +160,7 @@ class Strip:
 
 
 def strip(incident: Incident, calendar: Calendar) -> Strip:
-    """An incident drawn over its time and what is shown around it."""
+    """The timeline of an incident, with some time before and after it."""
     end_s = _end(incident.end_s, incident)
     times = [t_s for line in incident.lines for t_s in line.times_s]
     margin_s = 0.05 * (end_s - incident.start_s)
@@ -195,7 +195,7 @@ def strip(incident: Incident, calendar: Calendar) -> Strip:
 
 
 def _end(end_s: float | None, incident: Incident) -> float:
-    """An end, or when it was last seen where it goes on."""
+    """The end, or the time it was last seen if it is still open."""
     return incident.last_s if end_s is None else end_s
 
 
@@ -215,7 +215,7 @@ def _step(
 
 
 def _bars(incident: Incident, reach: Reach, ground: int) -> Iterator[Bar]:
-    """The causes in lanes of their own, by when each was first seen."""
+    """The causes, each in its own lane, ordered by start."""
     lanes: dict[str, int] = {}
     for span in incident.causes:
         first = span.id not in lanes
@@ -244,7 +244,7 @@ def _marks(incident: Incident, reach: Reach) -> list[Mark]:
 def _ticks(reach: Reach, calendar: Calendar) -> list[tuple[float, str]]:
     length_s = reach.until_s - reach.since_s
     step_s = next((s for s in STEPS_S if length_s / s <= TICKS_MOST), STEPS_S[-1])
-    # Round moments are those of the local clock, whose offset may be half an hour.
+    # Ticks are at round local times; a zone's offset may include half an hour.
     offset = calendar.local(reach.since_s).utcoffset()
     offset_s = 0.0 if offset is None else offset.total_seconds()
     first = math.ceil((reach.since_s + offset_s) / step_s)

@@ -13,18 +13,18 @@ from kneewatch.reports.weekly.page.svg import path
 from kneewatch.reports.weekly.tier_sections import WeekdayHour
 
 WIDE, TALL = 164, 28
-"""Units of a sparkline's inside, which is stretched to the room there is."""
+"""Size of a sparkline in SVG units; it is stretched to the available space."""
 
 HEADROOM = 1.05
 SQUARES_MOST = 64
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LABEL_FROM = 6.0
-"""Percent of a bar's width from which on a part has room for its letter."""
+"""A part of a bar that is at least this wide, in percent, shows its letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkLine:
-    """A drawn sparkline: its path, its band (top and height, None without bounds), in words."""
+    """A drawn sparkline: path, target band (top and height, None without bounds), text."""
 
     path: str
     band: tuple[float, float] | None
@@ -32,7 +32,7 @@ class SparkLine:
 
 
 def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkLine | None:
-    """A figure over the period, from nothing up; None where it was never known."""
+    """A figure over the period, on a scale from 0; None without data."""
     values = [value for value in spark.values if value is not None and math.isfinite(value)]
     if not values:
         return None
@@ -56,7 +56,7 @@ def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkL
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a bar: `x` and `width` in percent, its letter, what it is called and its value."""
+    """A part of a bar: `x` and `width` in percent, letter, name and value."""
 
     letter: str
     name: str
@@ -67,7 +67,7 @@ class Part:
 
 
 def stack(parts: Sequence[tuple[str, float, str]], *, whole: float) -> tuple[Part, ...]:
-    """Parts side by side, by name, size and words; empty where there is nothing to divide."""
+    """The parts of a bar, side by side, from names, sizes and texts; empty if all are 0."""
     if not whole > 0:
         return ()
     segments: list[Part] = []
@@ -81,7 +81,7 @@ def stack(parts: Sequence[tuple[str, float, str]], *, whole: float) -> tuple[Par
 
 @dataclass(frozen=True, slots=True)
 class Squares:
-    """GPUs as squares in a row: as a path, `width` by `height` units; `each` GPUs to a square."""
+    """GPUs as squares: a path of `width` by `height` units; a square is `each` GPUs."""
 
     path: str
     width: int
@@ -90,7 +90,7 @@ class Squares:
 
 
 def squares(count: int, *, beside: int) -> Squares:
-    """So many squares, at the scale that also holds `beside`; 16 to a row."""
+    """`count` GPUs as squares, 16 per row, at a scale that also fits `beside` GPUs."""
     per_square = max(1, math.ceil(max(count, beside) / SQUARES_MOST))
     shown = math.ceil(count / per_square)
     drawn = "".join(f"M{place % 16 * 14} {place // 16 * 14}h11v11h-11z" for place in range(shown))
@@ -98,7 +98,7 @@ def squares(count: int, *, beside: int) -> Squares:
     return Squares(drawn, 14 * min(16, most), 14 * max(1, math.ceil(shown / 16)), per_square)
 
 
-# --- The week as a field of hours: how fast each spent the error budget. Geometry and words -------
+# --- Heat map of the week: the burn rate of the error budget by hour -----------------------------
 
 
 CELL = 13
@@ -124,7 +124,7 @@ UNSEEN_SIDE = 12
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """A drawn field: paths by class, the table behind it by hour, and it in words."""
+    """A drawn heat map: paths by CSS class, its table by hour, its text alternative."""
 
     paths: tuple[tuple[str, str], ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
@@ -132,7 +132,7 @@ class Heat:
 
 
 def heat(cells: Sequence[WeekdayHour]) -> Heat | None:
-    """The field of a tier's hours of the week; None where none is known."""
+    """The heat map of a tier's hours of the week; None without data."""
     by_place = {(cell.weekday, cell.hour): cell for cell in cells}
     burns = [cell for cell in cells if cell.burn is not None]
     if not burns:

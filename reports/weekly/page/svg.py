@@ -16,7 +16,7 @@ Point = tuple[float, float]
 
 
 def path(points: Iterable[Point | None], *, decimals: int = 0) -> str:
-    """A line with a gap at each None; a lone point is a dot."""
+    """The path of a line with a gap at each None; an isolated point becomes a dot."""
     runs: list[list[Point]] = [[]]
     for point in points:
         if point is None:
@@ -27,7 +27,7 @@ def path(points: Iterable[Point | None], *, decimals: int = 0) -> str:
 
 
 def run_path(run: Sequence[Point], *, decimals: int, closed: bool = False) -> str:
-    """One line through its points, each relative to the one before, rounded without drift."""
+    """The path of one line in relative coordinates, rounded without accumulating errors."""
     scale = 10**decimals
     steps = [(round(x * scale), round(y * scale)) for x, y in run]
     first, rest = steps[0], steps[1:]
@@ -43,12 +43,12 @@ def run_path(run: Sequence[Point], *, decimals: int, closed: bool = False) -> st
 
 
 def _between(number: str) -> str:
-    """What separates a number from the one before: a minus does so by itself."""
+    """The separator before a number: none before a minus sign."""
     return "" if number.startswith("-") else " "
 
 
 def _short(steps: int, scale: int) -> str:
-    """A number of steps as a decimal number without what can be left out."""
+    """A number of steps as the shortest decimal number."""
     if steps % scale == 0:
         return str(steps // scale)
     return (
@@ -64,7 +64,7 @@ def _short(steps: int, scale: int) -> str:
 
 
 WIDTH, HEIGHT = 360, 190
-"""Units of a chart's inside; a phone shows it at about this size."""
+"""Size of a chart in SVG units; a phone shows it at about this size in pixels."""
 
 TEXT_PX = 11
 SVG = "{http://www.w3.org/2000/svg}"
@@ -97,7 +97,7 @@ class Ticks:
 
 
 class Pen:
-    """Draws on matplotlib's axes; each role is the class of what is drawn."""
+    """Draws on matplotlib's axes; `role` becomes the CSS class of the drawn element."""
 
     def __init__(self, axes: Any) -> None:  # noqa: ANN401 - untyped where it matters
         self._axes = axes
@@ -108,19 +108,19 @@ class Pen:
         self._axes.plot(x, y, gid=role)
 
     def area(self, x: Sequence[float], y: Sequence[float], role: str) -> None:
-        """What an outline encloses."""
+        """A filled outline."""
         self._axes.fill(x, y, gid=role)
 
     def upright(self, x: float, height: float, role: str) -> None:
-        """A line from the bottom up to a share of the height."""
+        """A vertical line from the bottom up to a share of the height."""
         self._axes.plot((x, x), (0, height), transform=self._along, gid=role)
 
     def column(self, low: float, high: float, role: str) -> None:
-        """A stretch of the x axis in all its height."""
+        """A filled interval of the x axis, over the full height."""
         self._axes.fill((low, high, high, low), (0, 0, 1, 1), transform=self._along, gid=role)
 
     def words(self, x: float, height: float, words: str, *, left: bool, role: str) -> None:
-        """Words at a share of the height, to the left or to the right of a place."""
+        """Text at a share of the height, to the left or right of a position."""
         beside = "right" if left else "left"
         self._axes.text(x, height, words, transform=self._along, ha=beside, va="bottom", gid=role)
 
@@ -134,8 +134,8 @@ def draw(
     y_ticks: Ticks,
     log: bool = False,
 ) -> Markup:
-    """The inside of an SVG of WIDTH by HEIGHT units that `paint` has drawn on."""
-    # Half a second and 30 MB that only a report with charts is to pay.
+    """The content of an SVG element of WIDTH by HEIGHT units that `paint` draws on."""
+    # Imported here: it takes half a second and 30 MB, which only a report with charts needs.
     matplotlib = import_module("matplotlib")
     figures = import_module("matplotlib.figure")
     svg = import_module("matplotlib.backends.backend_svg")
@@ -156,7 +156,7 @@ def draw(
 
 
 def _scales(axes: Any, x_ticks: Ticks, y_ticks: Ticks) -> None:  # noqa: ANN401
-    """Lines and labels, drawn as anything else is: matplotlib's own axes cost more than charts."""
+    """Draw grid lines and labels: matplotlib's own axes take longer than the charts."""
     across, along = axes.get_yaxis_transform(), axes.get_xaxis_transform()
     for value, words in zip(y_ticks.at, y_ticks.words, strict=True):
         axes.plot((0, 1), (value, value), transform=across, gid="grid", clip_on=False)
@@ -180,7 +180,7 @@ def _kept(node: ElementTree.Element, role: str) -> Iterator[Markup]:
 
 
 def _path(drawn: str) -> str:
-    """matplotlib's path in few letters; a lone point is a dot."""
+    """A matplotlib path as short SVG path data; an isolated point becomes a dot."""
     parts: list[str] = []
     for part in drawn.split("M")[1:]:
         numbers = [float(match) for match in NUMBER.findall(part)]

@@ -93,8 +93,8 @@ def test_a_time_in_which_nothing_was_watched(main: Main, made_store: Path) -> No
     [
         (("--target", "nobody"), "no such target in the history; it has chat-0"),
         (("--tier", "nothing"), "no such tier in that period; it has tiny on b200, tiny on h100"),
-        (("--out", ""), "--out '': write the name of a file"),
-        (("--out", "/"), "--out /: write the name of a file"),
+        (("--out", ""), "--out '': expected the name of a file"),
+        (("--out", "/"), "--out /: expected the name of a file"),
         (("--timezone", "Mars/Olympus"), "no time zone 'Mars/Olympus'"),
         (("--compare", "soon"), "not a duration"),
         (("--gpu", "abacus"), "gpu"),

@@ -99,11 +99,11 @@ def test_weekdays_are_counted_as_cron_does(field: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('cron = "0 6 * *"', "4 fields, not 5"),
-        ('cron = "61 6 * * mon"', "no cron expression"),
-        ('cron = "0 6 * * someday"', "'someday' is no weekday"),
-        ('cron = "0 6 * * mon"\ntimezone = "Mars/Olympus"', "no time zone"),
-        ('cron = "0 6 * * mon"\nsend = ["nobody"]', "names no receiver 'nobody'"),
+        ('cron = "0 6 * *"', "4 fields instead of 5"),
+        ('cron = "61 6 * * mon"', "not a cron expression"),
+        ('cron = "0 6 * * someday"', "'someday' is not a weekday"),
+        ('cron = "0 6 * * mon"\ntimezone = "Mars/Olympus"', "not a time zone"),
+        ('cron = "0 6 * * mon"\nsend = ["nobody"]', "no receiver is named 'nobody'"),
     ],
 )
 def test_what_cannot_be_planned_is_said(tmp_path: Path, text: str, said: str) -> None:
