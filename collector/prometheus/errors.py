@@ -6,7 +6,7 @@ from kneewatch.collector.errors import CollectError
 
 QUERY_SHOWN = 120
 SAID_SHOWN = 300
-UNPARSABLE, UNPROCESSABLE = 400, 422
+UNPARSABLE, FORBIDDEN, UNPROCESSABLE = 400, 403, 422
 BUSY = frozenset({429, 502, 503, 504})
 """Statuses after which a server is asked again."""
 
@@ -16,6 +16,15 @@ API_HINT = (
     "cluster"
 )
 TENANT_HINT = "name the tenant: --header X-Scope-OrgID=TENANT (Mimir, Cortex, Loki's gateway)"
+SIGNED_HINT = (
+    "Amazon's service accepts signed requests only: put its SigV4 proxy before it and give the "
+    "proxy's address"
+)
+SCOPE_HINT = (
+    "the credentials may not read this: they may be for one namespace or tenant only; name it with "
+    "--selector 'namespace=\"...\"' or --header X-Scope-OrgID=TENANT, or use others with "
+    "--bearer-token-file"
+)
 NARROW_HINT = "ask for less: --selector 'namespace=\"...\"', or raise the server's limit"
 
 
@@ -95,8 +104,13 @@ def bad_status(
         )
     if status in (401, 403):
         hint = "a token: --bearer-token-file; user and password: --header-file Authorization=FILE"
-        if "org id" in reason.lower() or "tenant" in reason.lower():
+        words = reason.lower()
+        if "org id" in words or "tenant" in words:
             hint = TENANT_HINT
+        elif "authentication token" in words or "signature" in words:
+            hint = SIGNED_HINT
+        elif status == FORBIDDEN:
+            hint = SCOPE_HINT
         return CollectError(f"{url}: {status}: {reason}", kind="auth", hint=hint)
     if status == 404:
         return not_prometheus(url, "404: there is no query API")

@@ -51,6 +51,21 @@ Json: TypeAlias = Any
 Document = Mapping[str, Json]
 
 
+REASONS = ("error", "message", "Message", "error_description", "detail", "title")
+"""Keys under which servers and the gateways before them say why they refuse, the best first."""
+
+
+def said_of(document: Document) -> str:
+    """Why a server refuses, in its own words; empty where it does not say."""
+    for key in REASONS:
+        reason = document.get(key)
+        if isinstance(reason, Mapping):  # Google's and Azure's: {"error": {"message": ...}}
+            reason = reason.get("message")
+        if isinstance(reason, str) and reason.strip():
+            return reason
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One series' value at the moment asked for."""

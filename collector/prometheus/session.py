@@ -19,7 +19,7 @@ from requests.adapters import HTTPAdapter
 
 from kneewatch.collector.http.connection import request_headers
 from kneewatch.collector.prometheus import errors as failures
-from kneewatch.collector.prometheus.responses import Document, warnings_of
+from kneewatch.collector.prometheus.responses import Document, said_of, warnings_of
 
 if TYPE_CHECKING:
     from kneewatch.collector.http.address import Address
@@ -144,7 +144,7 @@ class TimedSession(requests.Session):
         raise failures.bad_status(
             url,
             status=status if status != HTTPStatus.OK else failures.UNPROCESSABLE,
-            said=str(answer.get("error", "")),
+            said=said_of(answer),
             query=query,
             after_s=_retry_after_s(response),
         )

@@ -72,8 +72,8 @@ GPUS = Board(
 # --- The dashboards: what is on each, in reading order --------------------------------------------
 
 
-TIER = "by (tier, model_name)"
-NAMED = "{{tier}} {{model_name}}"
+TIER = "by (namespace, tier, model_name)"
+NAMED = "{{namespace}} {{model_name}} {{tier}}"
 ADAPTERS_INFO = any_of("__name__", (f"{prefix}lora_requests_info" for prefix in PREFIXES))
 STAGES = ((1.0, "info"), (2.0, "warning"), (4.0, "critical"))
 WORST = "Worst, spread and count stand beside every sum: a mean hides the hot one."
@@ -95,7 +95,7 @@ FLEET = Board(
                 Panel("Causes", "Causes that stand now, with their replicas.",
                       (Query('ALERTS{kneewatch="cause", alertstate="firing", ' + SELECTOR + "}"
                              " or on () vector(0)",
-                             "{{cause}} {{severity}} {{instance}}"),),
+                             "{{cause}} {{severity}} {{namespace}} {{pod}} {{instance}}"),),
                       kind="rows", width=12, triage=True),
             ),
         ),
@@ -107,9 +107,9 @@ FLEET = Board(
                        Query(f"sum {TIER} ({signal('waiting')})", f"waiting {NAMED}"))),
                 Panel("KV usage, worst and least", WORST,
                       (Query(f"max {TIER} ({signal('kv_usage_avg_ratio')})",
-                             "worst {{tier}} {{model_name}}"),
+                             f"worst {NAMED}"),
                        Query(f"min {TIER} ({signal('kv_usage_avg_ratio')})",
-                             "least {{tier}} {{model_name}}")),
+                             f"least {NAMED}")),
                       unit="percentunit", bounds=((0.9, "info"),)),
                 Panel("Generated tokens per second", "By tier.",
                       (Query(f"sum {TIER} ({signal('generation_tokens_per_s')})",

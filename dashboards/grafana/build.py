@@ -32,9 +32,23 @@ KINDS: dict[str, Any] = {
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 VARIABLES = (
     ("cluster", "Cluster", "label_values(kneewatch:running, cluster)"),
+    ("namespace", "Namespace", "label_values(kneewatch:running, namespace)"),
     ("tier", "Tier", "label_values(kneewatch:running, tier)"),
-    ("model", "Model", "label_values(kneewatch:running, model_name)"),
-    ("replica", "Replica", 'label_values(kneewatch:running{model_name=~"$model"}, instance)'),
+    (
+        "model",
+        "Model (pool)",
+        'label_values(kneewatch:running{namespace=~"$namespace"}, model_name)',
+    ),
+    (
+        "pod",
+        "Pod",
+        'label_values(kneewatch:running{namespace=~"$namespace", model_name=~"$model"}, pod)',
+    ),
+    (
+        "replica",
+        "Replica (address)",
+        'label_values(kneewatch:running{namespace=~"$namespace", model_name=~"$model"}, instance)',
+    ),
     ("node", "GPU node", "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)"),
 )
 TALL = {"states": 6, "number": 5}

@@ -11,7 +11,12 @@ from kneewatch.rules.rule import Severity
 
 Kind = Literal["line", "number", "states", "rows"]
 
-SELECTOR = 'cluster=~"$cluster", tier=~"$tier", model_name=~"$model", instance=~"$replica"'
+SELECTOR = (
+    'cluster=~"$cluster", namespace=~"$namespace", tier=~"$tier", model_name=~"$model",'
+    ' pod=~"$pod", instance=~"$replica"'
+)
+REPLICA = "{{pod}} {{instance}}"
+"""How a replica's series are named: a server outside of Kubernetes has no pod."""
 UNITS = (
     ("_ratio_per_s", "percentunit"),
     ("_ratio", "percentunit"),
@@ -30,7 +35,7 @@ class Query:
     """A PromQL expression and how its series are named."""
 
     expr: str
-    legend: str = "{{instance}}"
+    legend: str = REPLICA
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,7 @@ def lines(
     title: str,
     description: str,
     *keys: str,
-    legend: str = "{{instance}}",
+    legend: str = REPLICA,
     width: int = 8,
 ) -> Panel:
     """A panel of one signal or several, with the bounds of the first one's rule."""

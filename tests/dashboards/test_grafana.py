@@ -89,7 +89,7 @@ def answered(prometheus: Prometheus, query: str) -> int:
 
 def asked(expr: str) -> str:
     """An expression as Grafana sends it with everything chosen."""
-    for name in ("cluster", "tier", "model", "replica", "node"):
+    for name in ("cluster", "namespace", "tier", "model", "pod", "replica", "node"):
         expr = expr.replace(f"${name}", ".*")
     # A week in steps of five minutes has no step since this Prometheus was started.
     return expr.replace("$usd_per_hour", "2").replace("[7d:5m]", "[1m:1s]")

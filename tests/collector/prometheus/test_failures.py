@@ -141,6 +141,29 @@ def test_a_tenant_that_is_missing_is_named_with_its_header(start: Start) -> None
     assert "X-Scope-OrgID" in error.hint
 
 
+@pytest.mark.parametrize(
+    ("document", "said", "hint"),
+    [
+        ({"message": "Missing Authentication Token"}, "Missing Authentication Token", "SigV4"),
+        ({"Message": "User is not authorized"}, "User is not authorized", "--selector"),
+        (
+            {"error": {"code": 403, "message": "Permission monitoring.read denied"}},
+            "Permission monitoring.read denied",
+            "--selector",
+        ),
+        ({"error": "", "detail": "namespace b is forbidden"}, "namespace b is", "--selector"),
+        ({"code": 7}, "no reason given", "--selector"),
+    ],
+)
+def test_a_refusal_in_anothers_words_is_kept_and_says_what_to_try(
+    start: Start, document: dict[str, object], said: str, hint: str
+) -> None:
+    error = failure(start(always(json_answer(document, status="403 Forbidden"))))
+    assert error.kind == "auth"
+    assert f"403: {said}" in str(error)
+    assert hint in error.hint
+
+
 def test_a_long_query_is_shortened_in_the_message(start: Start) -> None:
     error = failure(start(always(failed("400 Bad Request", "bad"))), query="x" * 5000)
     assert len(str(error)) < 400
