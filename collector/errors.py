@@ -1,10 +1,10 @@
-"""The errors of kneewatch, and what a source of numbers promises. Pure.
+"""The exceptions of kneewatch. Pure.
 
 KneewatchError
 ├── CollectError          a source could not be read; `hint` says what to try
-│   └── ExpositionError   the page it gave is not valid exposition text
+│   └── ExpositionError   its page is not valid exposition text
 ├── CaptureError          a recording cannot be used
-├── SettingsError         a setting is wrong; the message names the key and where it came from
+├── SettingsError         a setting is wrong; the message names the key and its origin
 └── StoreError            the history cannot be opened; the message says what to do
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class KneewatchError(Exception):
-    """Something expected went wrong outside kneewatch; the message is meant for a person."""
+    """An expected error outside kneewatch; its message is for the user."""
 
 
 class CollectError(KneewatchError):
@@ -40,11 +40,11 @@ class ExpositionError(CollectError):
 
 
 class CaptureError(KneewatchError):
-    """A recording is missing, is not a recording, or holds nothing that can be used."""
+    """A recording is missing, is not a recording, or has no usable entry."""
 
 
 class SettingsError(KneewatchError):
-    """A setting is wrong; the message names the key and where it came from."""
+    """A setting is wrong; the message names the key and its origin."""
 
 
 class StoreError(KneewatchError):

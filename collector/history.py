@@ -1,4 +1,4 @@
-"""What one engine (or one GPU page) has shown over the last minutes, scrape by scrape. Pure."""
+"""The recent scrapes of one engine (or of one GPU page). Pure."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from kneewatch.collector.samples import Page
 NAN = math.nan
 LARGEST = sys.float_info.max
 ANY = (-LARGEST, LARGEST)
-"""The possible range of what no table describes: any number."""
+"""The range of metrics that are in no table: any number."""
 
 FRAMES_MAX = 4_000
-"""More scrapes than this are not kept, however short the interval (an hour at one a second)."""
+"""Most scrapes kept, however short the interval (an hour at one per second)."""
 
 FRESH_FRAMES = 2
-"""The newest scrapes are compared with each other, value by value; older ones are packed."""
+"""Number of newest scrapes kept unpacked: they are compared value by value."""
 
 CLOCK_STEP_BACK_S = 1.0
-"""A clock that went back by more than this was set, not jittered: what came before cannot be
-compared."""
+"""A clock that jumps back by more than this was set: earlier scrapes cannot be compared."""
 
 Labels = tuple[tuple[str, str], ...]
 ReadBuckets = Callable[[Sequence[float | None]], tuple[float, ...]]
 Where = tuple[tuple[str, str], ...]
-"""Label values that a series must carry; empty for all series of a metric."""
+"""Labels with values that a series must have; empty selects all series of a metric."""
 
 
 class Column(NamedTuple):
-    """One series of one engine: its metric, labels and (for a histogram's part) which part.
+    """One series of one engine: metric, labels and (for histograms) the part.
 
-    A page has hundreds, and each layout looks them all up: a named tuple is made and hashed in a
-    fraction of a dataclass's time.
+    A named tuple, because a page has hundreds and each new layout looks up all of them: a dataclass
+    takes several times as long to create and hash.
     """
 
     metric: str
@@ -50,7 +49,7 @@ class Column(NamedTuple):
 
 
 def carries(column: Column, where: Where) -> bool:
-    """Whether a series carries all the labels asked for."""
+    """Whether a series has all these labels with these values."""
     return not where or all(pair in column.labels for pair in where)
 
 
@@ -65,9 +64,9 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class BucketColumns:
-    """A histogram's bounds, ascending, and the counter columns of each, one for each label set.
+    """A histogram's bounds, ascending, and the counter columns of each, one per label set.
 
-    With one label set `single` are its columns and `read` takes them all from a scrape at once.
+    With a single label set, `single` holds its columns and `read` reads them from a scrape at once.
     """
 
     bounds: tuple[float, ...]
@@ -77,7 +76,7 @@ class BucketColumns:
 
 
 class Table:
-    """Columns of one kind (counters or gauges) and where the page at hand has them."""
+    """The columns of one kind (counters or gauges) and their positions on the current page."""
 
     def __init__(self) -> None:
         self.columns: dict[Column, int] = {}
@@ -91,7 +90,7 @@ class Table:
         return len(self.columns)
 
     def bind(self, places: Mapping[Column, int]) -> int:
-        """Take a page's layout: positions by column. Returns how many columns are new."""
+        """Set the positions of a new page layout, by column. Returns the number of new columns."""
         before = len(self.columns)
         metrics = metric_table().metrics
         for column in places:
@@ -111,12 +110,12 @@ class Table:
         return len(self.columns) - before
 
     def read(self, values: list[float]) -> tuple[float, ...]:
-        """The values of a page in column order; NaN where the page has none."""
+        """A page's values in column order; NaN where the page lacks one."""
         return self._read(values)
 
     def impossible(self, row: tuple[float, ...]) -> list[int]:
-        """Columns whose value is outside their metric's possible range, or no number at all;
-        those that the page lacks are left out."""
+        """Columns with a value outside the metric's possible range or NaN; columns that the page
+        lacks are left out."""
         # A finite sum has finite parts only: no page pays for looking at its values one by one.
         plain = sum(row) <= LARGEST and min(row, default=0.0) >= 0
         if plain and all(row[at] <= most for at, most in self._shares):
@@ -131,14 +130,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The process behind a target was replaced. `how` says what showed it."""
+    """The process behind a target was replaced. `how` says how that was detected."""
 
     t_s: float
     how: str
 
 
 class History:
-    """The scrapes of one engine, oldest first, all of one process: a restart starts it anew."""
+    """The scrapes of one engine process, oldest first; a restart starts over."""
 
     def __init__(self, *, keep_s: float) -> None:
         self.keep_s = keep_s
@@ -169,7 +168,8 @@ class History:
     def append(
         self, t_s: float, page: Page, binding: EngineBinding, process_start: int | None
     ) -> Restart | None:
-        """Take one scrape. Returns a restart that it shows; drops a scrape that is not newer."""
+        """Add a scrape; one that is not newer is dropped. Returns the restart that it reveals, if
+        any."""
         if self.times and not t_s > self.times[-1]:
             if not math.isfinite(t_s) or t_s > self.times[-1] - CLOCK_STEP_BACK_S:
                 self.out_of_order += 1
@@ -225,7 +225,7 @@ class History:
         return selected
 
     def buckets_of(self, metric: str) -> BucketColumns:
-        """A histogram's buckets and where they stand."""
+        """A histogram's buckets and their columns."""
         buckets = self._bucket_columns.get(metric)
         if buckets is None:
             by_bound: dict[float, list[int]] = {}
@@ -242,7 +242,7 @@ class History:
         return buckets
 
     def has(self, metric: str) -> bool:
-        """Whether any series of the metric has been seen from this process."""
+        """Whether this process has ever shown a series of the metric."""
         return metric in self.counters.by_metric or metric in self.gauges.by_metric
 
     def shows(self, metric: str) -> bool:
@@ -251,7 +251,7 @@ class History:
 
     @property
     def started_s(self) -> float | None:
-        """When the process began, as the newest page tells it; None where it does not."""
+        """Start time of the process according to the newest page; None if the page lacks it."""
         return min(self._started, default=None)
 
     @property
@@ -316,7 +316,7 @@ class History:
         self._uneven_newest_s = max(self._uneven_newest_s, t_s)
 
     def uneven_since(self, t_s: float) -> frozenset[int]:
-        """Counter columns that some scrape from `t_s` on lacks, or that were reset after it."""
+        """Counter columns that are missing from a scrape since `t_s`, or were reset after it."""
         if self._uneven_newest_s < t_s:
             return frozenset()
         return frozenset(at for at, until_s in self._uneven_until.items() if until_s >= t_s)
@@ -337,8 +337,8 @@ class History:
 def _possible(
     table: Table, values: list[float], odd: dict[str, float]
 ) -> tuple[tuple[float, ...], list[int]]:
-    """A page's values by column with NaN in place of the impossible, and the columns of those;
-    `odd` takes their metrics."""
+    """A page's values by column with NaN for impossible ones, and the columns of those. Adds their
+    metrics to `odd`."""
     row = table.read(values)
     bad = table.impossible(row)
     if not bad:
@@ -358,7 +358,7 @@ def _info(binding: EngineBinding) -> Mapping[str, Sequence[tuple[Labels, int]]]:
 
 
 def columns_of(binding: EngineBinding) -> tuple[dict[Column, int], dict[Column, int]]:
-    """Page positions of an engine's counter columns (histogram parts among them) and gauges."""
+    """The page positions of an engine's counter columns (with histogram parts) and gauges."""
     counters: dict[Column, int] = {}
     gauges: dict[Column, int] = {}
     for metric, slots in binding.counters.items():

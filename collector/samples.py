@@ -1,4 +1,4 @@
-"""What one scrape of one page holds: series in page order and a value for each. Pure."""
+"""One scrape of one page: its series in page order, with a value each. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import NamedTuple
 
 
 class Series(NamedTuple):
-    """A sample's name and its labels, sorted by label name: two spellings of one series are
-    equal. A named tuple: a page has hundreds."""
+    """A sample's name and its labels, sorted by label name, so that equal series compare equal.
+
+    A named tuple, because a page has hundreds.
+    """
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
 
     def label(self, name: str, default: str = "") -> str:
-        """The value of a label, or `default` where the series does not carry it."""
+        """The value of a label; `default` if the series lacks it."""
         for key, value in self.labels:
             if key == name:
                 return value
@@ -24,7 +26,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """An OpenMetrics exemplar: a labelled example of what a sample counted."""
+    """An OpenMetrics exemplar: a labelled example of an observation."""
 
     labels: tuple[tuple[str, str], ...]
     value: float
@@ -33,11 +35,11 @@ class Exemplar:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """A page without its values. Compared by identity: the same object means the same page layout.
+    """A page without its values. Compared by identity: the same object means the same layout.
 
-    `series` has one entry for each sample line, in page order, repeated lines included; `repeated`
-    are the positions whose series stood on the page before (the first one counts, as in
-    Prometheus). `types` is the TYPE of each metric family that states one.
+    `series` has an entry per sample line, in page order, repeated ones included. `repeated` are the
+    positions of series that appeared earlier on the page (the first one counts, as in Prometheus).
+    `types` is the TYPE of each metric family that states one.
     """
 
     series: tuple[Series, ...]
@@ -55,7 +57,7 @@ class Page:
     exemplars: Mapping[int, Exemplar] = field(default_factory=dict[int, Exemplar])
 
     def samples(self) -> Iterator[tuple[Series, float]]:
-        """Every series and its value in page order, repeated ones left out."""
+        """Yields every series with its value in page order, without repeated ones."""
         for position, (series, value) in enumerate(
             zip(self.layout.series, self.values, strict=True)
         ):

@@ -16,8 +16,8 @@ from kneewatch.collector.history import History, Where
 class Buckets(NamedTuple):
     """A histogram's observations per second over a window. Shapes: (buckets,), cumulative.
 
-    `lifted` is `rates_per_s` made non-decreasing, as histogram_quantile does: buckets of one scrape
-    may belong to different moments.
+    `lifted` is `rates_per_s` made non-decreasing, as histogram_quantile does: the buckets of one
+    scrape may be from different moments.
     """
 
     bounds: tuple[float, ...]
@@ -32,7 +32,7 @@ class Buckets(NamedTuple):
         return cls(bounds, rates_per_s, rates_per_s)
 
     def quantile(self, q: float) -> float | None:
-        """The q-quantile by linear interpolation, as histogram_quantile has it; None when empty."""
+        """The q-quantile by linear interpolation, like histogram_quantile; None if empty."""
         rates, bounds = self.lifted, self.bounds
         total, last = rates[-1], len(rates) - 1
         if not total > 0 or last < 1 or bounds[-1] != math.inf:
@@ -49,7 +49,7 @@ class Buckets(NamedTuple):
         return below_bound + (bounds[at] - below_bound) * ((rank - below) / (rates[at] - below))
 
     def above_per_s(self, bound: float) -> float | None:
-        """Observations per second above a bucket's bound; None where no bucket has it."""
+        """Observations per second above a bucket's bound; None if no bucket has this bound."""
         at = bisect_left(self.bounds, bound)
         if at == len(self.bounds) or self.bounds[at] != bound:
             return None
@@ -76,17 +76,18 @@ EXTRAPOLATION_THRESHOLD = 1.1
 """A sample within 1.1 average intervals of the window's edge counts as reaching it (Prometheus)."""
 
 LOOKBACK_S = 300.0
-"""A gauge's newest value counts while it is younger than this (--query.lookback-delta)."""
+"""Longest age of a gauge's newest value (--query.lookback-delta)."""
 
 NEARLY = 1.000001
-"""A counter that nearly reaches zero before the window starts is looked at by itself."""
+"""A counter whose extrapolated zero is this close to the window's start is computed by `_even_rate`."""
 
 HALF_MS_S = 0.0005
-"""Prometheus keeps time in whole milliseconds; as a float of seconds they are a little off."""
+"""Half a millisecond: Prometheus keeps times in whole milliseconds, which floats of seconds only
+approximate."""
 
 
 class Window:
-    """The scrapes in [now - range, now]. Every answer is None when the window cannot give it."""
+    """The scrapes in [now - range, now]. Every answer is None if the window cannot give it."""
 
     def __init__(self, history: History, *, now_s: float, range_s: float) -> None:
         self.history, self.now_s, self.range_s = history, now_s, range_s
@@ -119,9 +120,10 @@ class Window:
         return gap_s if near else self._average_s / 2
 
     def _factor_from(self, start_s: float) -> float:
-        """Rate over increase, for a series that goes back `start_s` before the first scrape.
+        """Rate divided by increase, for a series that reaches back `start_s` before the first
+        scrape.
 
-        The operations are in Prometheus's order: the last bit can decide a quantile's bucket.
+        Operations are in Prometheus's order: the last bit can decide a quantile's bucket.
         """
         reach_s = self._sampled_s + self._edge(start_s) + self._end_s
         return reach_s / self._sampled_s / self.range_s
@@ -130,7 +132,7 @@ class Window:
 
     @cached_property
     def rates(self) -> list[float | None]:
-        """The rate of every counter column; None for one that `total_rate` must look at by itself.
+        """The rate of every counter column; None for those that `total_rate` computes one by one.
 
         A page has some three hundred counters, most of them buckets: this is the hot loop.
         """
@@ -202,12 +204,12 @@ class Window:
         return increase * self._factor
 
     def _pointwise_rate(self, at: int) -> float | None:
-        """The same for a series that was reset in the window, or that some scrapes of it lack."""
+        """The rate of a series that was reset in the window or is missing from some scrapes."""
         points = [(f.t_s, f.counters[at]) for f in self.frames if f.counters[at] == f.counters[at]]
         return extrapolated_rate(points, now_s=self.now_s, range_s=self.range_s)
 
     def counted(self, columns: Sequence[int]) -> list[float]:
-        """The newest scrape's values of counter columns, without those that it lacks."""
+        """The newest values of counter columns, without absent ones."""
         if self._newest is None:
             return []
         row = self._newest.counters
@@ -216,14 +218,14 @@ class Window:
     # ---- gauges
 
     def newest(self, columns: Sequence[int]) -> list[float]:
-        """The newest scrape's values of gauge columns, without those that it lacks."""
+        """The newest values of gauge columns, without absent ones."""
         if self._newest is None:
             return []
         row = self._newest.gauges
         return [value for at in columns if (value := row[at]) == value]
 
     def current(self, columns: Sequence[int]) -> int | None:
-        """Of gauge columns the one with the greatest newest value; None where none has one."""
+        """The gauge column with the greatest newest value; None if none has one."""
         if self._newest is None:
             return None
         row = self._newest.gauges
@@ -231,7 +233,7 @@ class Window:
         return max(reported, key=row.__getitem__, default=None)
 
     def over_time(self, columns: tuple[int, ...]) -> list[list[float]]:
-        """The values of each gauge column, oldest first; no column without any."""
+        """The values of each gauge column, oldest first; columns without values are left out."""
         histories = self._gauges.get(columns)
         if histories is None:
             rows = [frame.gauges for frame in self.frames]
@@ -240,7 +242,7 @@ class Window:
         return histories
 
     def points(self, columns: Sequence[int]) -> list[list[tuple[float, float]]]:
-        """(time, value) of each gauge column, oldest first; no column without any."""
+        """(time, value) of each gauge column, oldest first; columns without values are left out."""
         each = (
             [(f.t_s, value) for f in self.frames if (value := f.gauges[at]) == value]
             for at in columns
@@ -249,7 +251,7 @@ class Window:
 
 
 def elapsed_s(from_s: float, to_s: float) -> float:
-    """Seconds between two times in whole milliseconds, unless the times are closer than that."""
+    """Seconds between two times, rounded to whole milliseconds unless they are closer than that."""
     return round(to_s - from_s, 3) or to_s - from_s
 
 

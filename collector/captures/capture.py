@@ -1,4 +1,5 @@
-"""Capture files: gzip of JSON lines, one scrape a line; a kill loses none of them. I/O edge."""
+"""Capture files: gzipped JSON lines, one per scrape; a killed recorder loses none of them. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -28,14 +29,15 @@ __all__ = ["CaptureReader", "CaptureWriter", "Entry", "follow", "is_capture"]
 READ_BYTES = 128 * 1024
 COMPRESSION_LEVEL = 6
 HOPELESS_LINES = 100_000
-"""After so many lines without a usable one, the file is no capture."""
+"""A file whose first lines, this many, are all unusable is not a capture."""
 
 TIME_FIRST = re.compile(rb'\s*\{\s*"t"\s*:\s*([0-9]{1,12}(?:\.[0-9]{1,20})?)\s*[,}]')
 EXPECTED = 'expected a capture: JSON lines (gzip or plain), each {"t": seconds, "body": "page"}'
 
 
 def is_capture(target: str) -> bool:
-    """The target means a capture file and not a server: it exists, or its name says so."""
+    """Whether the target is a capture file, not a server: the file exists, or the name ends like
+    one."""
     if "://" in target:
         return False
     if target.endswith((".jsonl", ".jsonl.gz")):
@@ -48,9 +50,9 @@ def is_capture(target: str) -> bool:
 
 
 class CaptureReader:
-    """The entries of a capture, in file order; what cannot be read is counted and passed over.
+    """Iterates over the entries of a capture in file order; counts and skips unreadable parts.
 
-    `entries`, `damaged` and `first_damage` are kept while iterating; each iteration starts anew.
+    `entries`, `damaged` and `first_damage` are updated while iterating; each iteration starts anew.
 
     Raises:
         CaptureError: there is no such file, or (at the end of iteration) nothing in it can be used.
@@ -157,16 +159,16 @@ def follow(
     from_s: float | None = None,
     to_s: float | None = None,
 ) -> CaptureReader:
-    """A reader of a file that still grows; it ends when nothing has come for `idle_s`."""
+    """A reader of a growing file; it ends after `idle_s` seconds without new data."""
     return CaptureReader(path, from_s=from_s, to_s=to_s, idle_s=idle_s, poll_s=poll_s)
 
 
 class CaptureWriter:
-    """Adds entries to a capture, new or existing; what was written stays readable after a kill.
+    """Appends entries to a capture; a kill leaves all written entries readable.
 
-    Each entry is a gzip member of its own and goes out in one write. One long member with flushes
-    would save 3 % (deflate looks back 32 KiB, and a page is larger), and lose what follows damage.
-    A new file whose name ends in .jsonl is written plain.
+    Each entry is a gzip member of its own, written in one call. One long member with flushes would
+    save 3% (deflate looks back 32 KiB, and a page is larger), but damage would lose everything
+    after it. A new file whose name ends in .jsonl is written uncompressed.
 
     Raises:
         CaptureError: the file cannot be written, or holds something other than a capture.

@@ -14,15 +14,15 @@ import orjson
 KIB = 1024
 CHUNK_BYTES = 32 * KIB
 TEXT_MAX_BYTES = 1024 * KIB
-"""At most this much comes out at a time: a small file can unpack to a huge one."""
+"""Most bytes to decompress at a time: a small file can expand to a huge one."""
 
 HELD_MAX_BYTES = 1024 * KIB
-"""So far back a member's head is looked for once inflating has gone astray."""
+"""After a decompression error, the next gzip header is searched in this many bytes back."""
 
 REDO_BYTES = 4 * KIB
 
 HEAD = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]", re.DOTALL)
-"""The head of a gzip member (RFC 1952); compressed data hardly ever looks like it by chance."""
+"""The header of a gzip member (RFC 1952); it hardly ever occurs in compressed data by chance."""
 
 HEAD_BYTES = 10
 GZIP_MAGIC = b"\x1f\x8b"
@@ -41,17 +41,18 @@ class _Inflater(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that could not be read, in words; the text before and after it does not join."""
+    """A description of an unreadable part; the text before and after it is not contiguous."""
 
     text: str
 
 
 class Members:
-    """Bytes of a gzip file in, text out; after damage it goes on at the next member's head.
+    """Decompresses a gzip file incrementally; after damage it continues at the next member's
+    header.
 
-    A recorder that is killed leaves a member that is cut, and the next run adds its own behind it.
-    Inflating then runs on into the new member, and fails somewhere in it: so what was read is held,
-    and searched for the head that was run over.
+    A killed recorder leaves a truncated member, and the next run appends its own after it.
+    Decompression then reads into the new member and fails somewhere in it. The bytes read so far
+    are therefore kept and searched for the header that was passed.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class Members:
         self._lost = False
 
     def feed(self, data: bytes) -> Iterator[bytes | Damage]:
-        """The text that `data` adds."""
+        """Yields the text that the bytes `data` decompress to."""
         self._held += data
         pending = True
         while pending:
@@ -74,7 +75,7 @@ class Members:
         self._forget()
 
     def finish(self) -> Iterator[bytes | Damage]:
-        """What was held back, and what is amiss, now that nothing more comes."""
+        """Yields the text of the bytes still held, and the damage at the end of the file."""
         while self._inflater is not None:
             # A few bytes of a next member may have passed for the end of one that is cut.
             head = HEAD.search(self._held, max(self._head + 1, 0))
@@ -87,7 +88,7 @@ class Members:
             yield self._foreign()
 
     def _enter(self) -> Generator[Damage, None, bool]:
-        """Go to the next member's head; return whether there is one."""
+        """Move to the next member's header. Returns whether there is one."""
         head = HEAD.search(self._held, self._at)
         start = head.start() if head else max(len(self._held) - HEAD_BYTES + 1, self._at)
         # Zeros may pad a gzip file; anything else between two members is damage.
@@ -103,7 +104,7 @@ class Members:
         return True
 
     def _inflate(self, inflater: _Inflater) -> Generator[bytes | Damage, None, bool]:
-        """One step; return whether there may be another."""
+        """Decompress one chunk. Returns whether there may be another."""
         chunk = bytes(self._held[self._at : self._at + CHUNK_BYTES])
         before = inflater.copy() if self._at > self._head else None
         try:
@@ -124,7 +125,7 @@ class Members:
     def _recover(
         self, before: _Inflater, chunk: bytes, problem: zlib.error
     ) -> Iterator[bytes | Damage]:
-        """What can be had of the chunk that failed; then leave the member."""
+        """Yields the readable text of the chunk that failed, then skips the member."""
         head = HEAD.search(self._held, max(self._head + 1, 0))
         whole = len(chunk)
         if head is not None:  # in the chunk, after it, or run over before it
@@ -144,7 +145,7 @@ class Members:
         yield self._leave(to, self._at + whole, why)
 
     def _leave(self, to: int, near: int, why: str) -> Damage:
-        """Give the member up and go on looking for a head from `to`."""
+        """Skip the member; the search for the next header starts at `to`."""
         self._at = to
         self._inflater = None
         self._lost = True
@@ -168,7 +169,7 @@ def _inflater() -> _Inflater:
 
 
 def text_of(chunks: Iterable[bytes]) -> Iterator[bytes | Damage]:
-    """The text of a file that comes in chunks: gzip by its first bytes, or else plain."""
+    """The text of a file that is read in chunks; the first bytes decide between gzip and plain."""
     chunks = iter(chunks)
     start = b""
     for chunk in chunks:
@@ -194,7 +195,7 @@ LINE_MAX_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One scrape: the page, or why there is none. `t_s` is Unix time."""
+    """One scrape: the page, or why it failed. `t_s` is unix time."""
 
     t_s: float
     body: str | None
@@ -204,7 +205,7 @@ class Entry:
 
 
 def entry_of(line: bytes) -> Entry | str:
-    """The entry that a line holds, or why it holds none. Keys that are not ours are passed over."""
+    """The entry on a line, or the damage. Unknown keys are ignored."""
     try:
         record: object = orjson.loads(line)
     except orjson.JSONDecodeError as exc:
@@ -230,7 +231,7 @@ def entry_of(line: bytes) -> Entry | str:
 
 
 def line_of(entry: Entry) -> bytes:
-    """The line that holds an entry, with its end.
+    """The line of an entry, with its newline.
 
     Raises:
         ValueError: it has no usable time, holds nothing, or is longer than readers take.
@@ -260,9 +261,9 @@ def _text(text: str) -> str:
 
 
 def split_lines(pieces: Iterable[bytes | Damage]) -> Iterator[bytes | Damage]:
-    """The lines of a text that comes in pieces, the last one too if it has no end.
+    """The lines of a text that is read in pieces, including an unfinished last one.
 
-    A line that damage interrupts is part of that damage; one that is too long is damage itself.
+    A line with damage inside counts as damage, as does one that is too long.
     """
     parts: list[bytes] = []
     held_bytes = 0

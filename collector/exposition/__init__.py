@@ -1,1 +1,1 @@
-"""Exposition text to samples: the grammar of a line, a page's body, and the parser of a target."""
+"""Exposition text to samples: the grammar of a line, the body of a page, and the page parser."""

@@ -1,11 +1,11 @@
 """The grammar of one exposition line: names, labels, numbers, timestamps and exemplars. Pure.
 
-One grammar serves Prometheus text 0.0.4 and OpenMetrics 1.0. In OpenMetrics it also accepts what
-only 0.0.4 allows (tabs, repeated blanks, a comma after the last label): no valid line is read
-differently for it. Timestamps and exemplars are told apart.
+One grammar parses Prometheus text 0.0.4 and OpenMetrics 1.0. For OpenMetrics it also accepts what
+only 0.0.4 allows (tabs, repeated blanks, a comma after the last label); valid lines parse the same.
+Only timestamps and exemplars differ.
 
 Every pattern is linear: its inner repeats are possessive, so nothing is tried twice. No capturing
-group stands inside a possessive repeat, which early releases of Python 3.11 get wrong.
+group is inside a possessive repeat: early releases of Python 3.11 get that wrong.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ _ESCAPED = {"\\": "\\", '"': '"', "n": "\n"}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one page may hold; a page beyond any of them is refused as too large.
+    """Limits on one page; a page beyond any of them is refused as too large.
 
-    `body_bytes` counts twice: before and after decompression. `series` are sample lines. `labels`
-    are those of one series. `label_bytes` is the longest name or label value, as UTF-8.
+    `body_bytes` applies before and after decompression. `series` counts sample lines. `labels` is
+    per series. `label_bytes` is the longest name or label value, in UTF-8.
     """
 
     body_bytes: int = 64 * _MIB
@@ -79,7 +79,7 @@ class Limits:
 
 
 class Head(NamedTuple):
-    """A sample line before its value: `prefix` is its text, trailing blanks included."""
+    """A sample line up to its value: `prefix` is its text, including trailing blanks."""
 
     prefix: str
     name: str | None
@@ -87,7 +87,7 @@ class Head(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """A sample line after its name and labels."""
+    """The part of a sample line after name and labels."""
 
     value: float
     timestamp_s: float | None = None
@@ -95,13 +95,13 @@ class Tail(NamedTuple):
 
 
 def excerpt(text: str) -> str:
-    """The start of a text in quotes, for a message: bounded, and everything unprintable escaped."""
+    """The start of a text in quotes, for a message: shortened, unprintable characters escaped."""
     shown = ascii(text[:_EXCERPT])
     return f"{shown}..." if len(text) > _EXCERPT else shown
 
 
 def number(text: str) -> float:
-    """The float that a text spells; a number too large for a float is infinite, as in Python."""
+    """The float of a text; a number too large for a float is infinite, as in Python."""
     try:
         if _NUMBER.fullmatch(text):
             return float(text)
@@ -111,7 +111,8 @@ def number(text: str) -> float:
 
 
 def numbers(texts: Sequence[str]) -> list[float] | None:
-    """What `number` gives for each text, several times as fast; None where one is not a number."""
+    """The floats of several texts, as by `number` but several times faster; None if any of them is
+    not a plain number."""
     if not _NUMBERS.fullmatch(",".join(texts)):
         return None
     try:
@@ -121,7 +122,7 @@ def numbers(texts: Sequence[str]) -> list[float] | None:
 
 
 def split_head(line: str) -> Head:
-    """Where the value of a sample line starts, and what is before it."""
+    """The name and labels of a sample line, and where its value starts."""
     match = _HEAD.match(line)
     if match is None:
         raise ExpositionError("not a sample, which is a name, labels if any and a value")
@@ -129,7 +130,7 @@ def split_head(line: str) -> Head:
 
 
 def read_labels(block: str, limits: Limits) -> tuple[str | None, Labels]:
-    """The labels between two braces, sorted by name, and the metric's name where it stands there.
+    """The labels between two braces, sorted by name, and the metric's name if it is inside them.
 
     A metric name outside the classic alphabet is quoted and inside the braces: {"a.b", c="d"}.
     """
@@ -159,7 +160,7 @@ def read_labels(block: str, limits: Limits) -> tuple[str | None, Labels]:
 
 
 def series_name(before: str | None, inner: str | None, limits: Limits) -> str:
-    """The name of a series, which stands before its labels or, quoted, among them."""
+    """The name of a series, which is before its labels or, quoted, among them."""
     if before is not None and inner is None:
         return _bounded(before, limits)
     if before is None and inner is not None:
@@ -168,11 +169,11 @@ def series_name(before: str | None, inner: str | None, limits: Limits) -> str:
 
 
 def read_tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:
-    """The value of a sample, its timestamp and its exemplar where it has them.
+    """The value of a sample, and its timestamp and exemplar if it has them.
 
-    Timestamps are whole milliseconds in 0.0.4 and seconds in OpenMetrics; exemplars are OpenMetrics
-    only. The format's bound of 128 characters for the labels of an exemplar is not enforced: it
-    binds who writes a page, and a page is worth reading without it.
+    Timestamps are whole milliseconds in 0.0.4 and seconds in OpenMetrics; only OpenMetrics has
+    exemplars. The format's limit of 128 characters for exemplar labels is not enforced: a page that
+    exceeds it is still readable.
     """
     match = _TAIL.fullmatch(text)
     if match is None:
@@ -189,7 +190,7 @@ def read_tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:
 
 
 def read_type(line: str, limits: Limits) -> tuple[str, str] | None:
-    """The metric family and the type that a comment states; None from any other comment."""
+    """The metric family and type of a TYPE comment; None for any other comment."""
     match = _COMMENT.fullmatch(line)
     if match is None:
         if _COMMENT_WORD.match(line):
@@ -211,7 +212,7 @@ def _unescape(text: str) -> str:
 
 
 def _bounded(text: str, limits: Limits) -> str:
-    """The text itself, where it is short enough; UTF-8 takes at most four bytes a character."""
+    """The text itself if it is short enough; UTF-8 takes at most four bytes per character."""
     limit = limits.label_bytes
     if len(text) * 4 > limit and len(text.encode()) > limit:
         raise ExpositionError(f"a name or label value over {limit} bytes", kind="too_large")

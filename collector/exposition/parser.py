@@ -29,11 +29,11 @@ _LINES_PER_SERIES = 8  # HELP, TYPE, UNIT, the sample and as many again
 
 
 def decompress(body: bytes, content_encoding: str, limit_bytes: int) -> bytes:
-    """The body as it was before the encoding (gzip, deflate or identity) of its transfer.
+    """The body without its content encoding (gzip, deflate or identity).
 
     Raises:
-        ExpositionError: of kind too_large when more than `limit_bytes` went in or would come out,
-            truncated when the end is missing, exposition for other damage.
+        ExpositionError: of kind too_large when the body is over `limit_bytes` before or after;
+    truncated when its end is missing; exposition for other damage.
     """
     encoding = content_encoding.strip().lower()
     if len(body) > limit_bytes:
@@ -60,7 +60,8 @@ def decompress(body: bytes, content_encoding: str, limit_bytes: int) -> bytes:
 
 
 def split_lines(body: str | bytes, content_encoding: str, limits: Limits) -> list[str]:
-    r"""The lines of a body without their ends, which are \n or \r\n; what follows the last is one.
+    """The lines of a body without their line ends (LF or CRLF); text after the last line end is a
+    line too.
 
     Raises:
         ExpositionError: the body cannot be unpacked, is not UTF-8 or holds too much.
@@ -112,10 +113,10 @@ _DEFAULTS = Limits()
 
 
 class PageParser:
-    """The parser of one target: it remembers the last page's layout and hands it out again.
+    """The parser of one target's pages. It keeps the last page's layout and reuses it.
 
-    `Page.layout` is the same object for as long as names, labels, types and order stay the same.
-    Nothing else of what is remembered shows: every page is as a new parser would give it.
+    `Page.layout` is the same object as long as names, labels, types and order are the same. Nothing
+    else carries over from page to page.
     """
 
     def __init__(self, limits: Limits = _DEFAULTS) -> None:
@@ -125,10 +126,10 @@ class PageParser:
     def parse(
         self, body: str | bytes, *, content_type: str = "", content_encoding: str = ""
     ) -> Page:
-        """The page that a body holds.
+        """The page of a body.
 
-        It is OpenMetrics where the content type says so, or where none is given and the last line
-        is `# EOF`. `content_encoding` applies to bytes: a str has been unpacked before.
+        It is parsed as OpenMetrics if the content type says so, or if there is none and the last
+        line is `# EOF`. `content_encoding` applies to bytes; a str is already decompressed.
 
         Raises:
             ExpositionError: of kind exposition (malformed), truncated or too_large.
@@ -152,14 +153,14 @@ def parse(
     content_encoding: str = "",
     limits: Limits = _DEFAULTS,
 ) -> Page:
-    """The page that a body holds, as from a new `PageParser`."""
+    """The page of a body, as parsed by a new `PageParser`."""
     parser = PageParser(limits)
     return parser.parse(body, content_type=content_type, content_encoding=content_encoding)
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A page by its lines: enough to tell whether another page differs in values only."""
+    """A page by its lines, to check whether the next page differs in values only."""
 
     lines: list[str]
     openmetrics: bool
@@ -172,12 +173,12 @@ class _Reading:
     exemplars: dict[int, Exemplar] = field(default_factory=dict[int, Exemplar])
 
     def page(self) -> Page:
-        """A page whose lists and mappings are its own."""
+        """A page with lists and mappings of its own."""
         values, timestamps_s = self.values.copy(), self.timestamps_s.copy()
         return Page(self.layout, values, timestamps_s, self.exemplars.copy())
 
     def put(self, position: int, tail: Tail) -> None:
-        """Give a sample what stands after its name and labels."""
+        """Set a sample's value, timestamp and exemplar."""
         self.values[position] = tail.value
         self.timestamps_s.pop(position, None)
         self.exemplars.pop(position, None)
@@ -187,7 +188,7 @@ class _Reading:
             self.exemplars[position] = tail.exemplar
 
     def update(self, lines: list[str]) -> bool:
-        """Take the values of these lines where nothing else differs; say whether that was so."""
+        """Update the values from these lines if nothing else differs. Returns whether it did."""
         if len(lines) != len(self.lines):
             return False
         changed = list(map(ne, lines, self.lines))
@@ -211,7 +212,7 @@ class _Reading:
         return True
 
     def tail(self, text: str) -> Tail:
-        """What stands after the name and labels of a sample."""
+        """The value, timestamp and exemplar of a sample."""
         if " " in text or "\t" in text:
             return read_tail(text, openmetrics=self.openmetrics, limits=self.limits)
         return Tail(number(text))
@@ -269,7 +270,7 @@ class _FullReader:
         return position
 
     def layout(self) -> Layout:
-        """The layout of all lines taken."""
+        """The layout of all lines read."""
         return Layout(tuple(self._series), self._types, frozenset(self._repeated))
 
 

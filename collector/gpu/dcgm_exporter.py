@@ -11,7 +11,7 @@ from kneewatch.collector.http.fetch import Fetcher
 
 
 class DcgmCollector:
-    """One exporter; its page is that of a whole node."""
+    """Collects one DCGM exporter's page, which describes all GPUs of a node."""
 
     name = "dcgm"
 
@@ -26,7 +26,7 @@ class DcgmCollector:
         return self._fetcher.url
 
     def collect(self) -> GpuPage:
-        """One GET.
+        """The page now, by one GET.
 
         Raises:
             CollectError: there is no page, or it holds no DCGM fields; the message has the URL.

@@ -1,7 +1,7 @@
-"""The GPUs of this node through NVML, as a page of DCGM's fields. I/O edge.
+"""The GPUs of this node through NVML, as a page of DCGM fields. I/O edge.
 
-An XID is known from NVML's events, so 0 says that none came since we watch; all else is asked for
-anew at each reading. What a GPU does not support is not on the page.
+XIDs come from NVML events, so 0 means none since the start of this process; all other fields are
+read anew each time. Fields that a GPU does not support are absent.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from kneewatch.collector.gpu.page import GPUS_LOST, GpuNote, GpuPage, GpuResolve
 from kneewatch.collector.samples import Layout, Page, Series
 
 EVENTS_MAX = 256
-"""XIDs taken at one reading: a storm of them must not hold it up."""
+"""Most XID events per reading: a storm of them must not delay it."""
 
 XID = "DCGM_FI_DEV_XID_ERRORS"
 
 
 class NvmlCollector:
-    """All GPUs that the driver shows to this process. For one thread at a time."""
+    """Reads all GPUs that the driver shows to this process. Not thread-safe."""
 
     name = "nvml"
 
@@ -53,7 +53,7 @@ class NvmlCollector:
         self._resolver = GpuResolver()
 
     def collect(self) -> GpuPage:
-        """The GPUs as they are now.
+        """The GPUs' current values.
 
         Raises:
             CollectError: of kind no_gpu where there is no driver or no GPU, of kind gpus_lost where
@@ -150,7 +150,7 @@ class NvmlCollector:
         return GpuNote(f"{who} {why}: drain the node", uuid, str(index), lost=True)
 
     def _missed(self, notes: Sequence[GpuNote]) -> list[GpuNote]:
-        """GPUs that were there and that the driver no longer counts."""
+        """Notes about GPUs that the driver listed earlier and no longer lists."""
         there = {device.uuid for device in self._devices.values()} | {note.uuid for note in notes}
         return [
             GpuNote(f"GPU {index} ({uuid}) is no longer there: drain the node", uuid, index, True)

@@ -1,6 +1,6 @@
-"""Calls of NVML, with its errors sorted into those of a field, of a GPU and of the whole. I/O edge.
+"""NVML calls, with errors sorted by scope: a field, a GPU or all of NVML. I/O edge.
 
-The library comes as `pynvml` or anything with its interface: pynvml has no types.
+The library is passed as `pynvml` or anything with its interface: pynvml has no types.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ Nvml = Any
 """The module `pynvml`."""
 
 Handle = Any
-"""A device of NVML's."""
+"""An NVML device handle."""
 
 NO_VALUE = (0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF)
-"""-1 of NVML's unsigned integers: there is no value."""
+"""NVML's -1 as unsigned integers: no value."""
 
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""The member of a field value's union, by its NVML_VALUE_TYPE."""
+"""The member of a field value's union, by NVML_VALUE_TYPE."""
 
 LOST = {
     "NVML_ERROR_GPU_IS_LOST": "has fallen off the bus (XID 79 in the kernel log)",
     "NVML_ERROR_RESET_REQUIRED": "needs a reset before it can be used",
     "NVML_ERROR_UNKNOWN": "no longer answers the driver",
 }
-"""What these errors say of one GPU. The last one is also given for a field now and then: there it
-counts only where nothing else is answered."""
+"""Errors that mean that a GPU is gone. The last one also occurs for single fields: it counts only
+if no call succeeded."""
 
 WHOLE = {
     "NVML_ERROR_UNINITIALIZED": (
@@ -55,20 +55,20 @@ WHOLE = {
         "a container must be started with its GPUs; see also its cgroup's device rules",
     ),
 }
-"""Errors that concern all GPUs, in words, and what to try."""
+"""Errors that concern all GPUs: message and hint."""
 
 
 def load_nvml() -> Nvml:
-    """The module pynvml; it is only loaded where NVML is asked, for it takes 4 MiB."""
+    """The module pynvml, imported on first use: it takes 4 MiB."""
     return importlib.import_module("pynvml")
 
 
 class GpuLostError(Exception):
-    """One GPU no longer answers; the message says how we know."""
+    """A GPU no longer answers; the message says how that is known."""
 
 
 class Calls:
-    """Calls about one GPU: an answer, or None where there is none for it."""
+    """Calls about one GPU; each returns its answer, or None if there is none."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.nvml = nvml
@@ -78,7 +78,7 @@ class Calls:
         """Whether something was denied to this user."""
 
     def ask(self, function: str, *args: object) -> Any:  # noqa: ANN401 - of NVML, which has no types
-        """What a function of pynvml returns; None where it is not there or has no answer.
+        """The result of a pynvml function; None if pynvml lacks it or NVML has no answer.
 
         Raises:
             GpuLostError: the GPU is gone.
@@ -96,12 +96,13 @@ class Calls:
         return answer
 
     def number(self, function: str, *args: object) -> float | None:
-        """The number that a function of pynvml returns, None where it says that there is none."""
+        """The number that a pynvml function returns; None if there is no value."""
         answer = self.ask(function, *args)
         return None if answer is None or answer in NO_VALUE else float(answer)
 
     def fields(self, handle: Handle, wanted: Sequence[tuple[str, int]]) -> list[float | None]:
-        """Field values by their names in pynvml and their scopes, all in one call."""
+        """The values of fields, by their pynvml names and scopes, in one call; None where
+        unsupported. Shape: (wanted,)."""
         asked = [(self.constant(name), scope) for name, scope in wanted]
         supported = [field for field in asked if field[0] is not None]
         answered = self._answered
@@ -123,11 +124,15 @@ class Calls:
         return float(value) if value not in NO_VALUE and math.isfinite(value) else None
 
     def constant(self, name: str) -> int | None:
-        """A constant of pynvml; None where it is older than the constant."""
+        """A constant of pynvml; None if this pynvml is too old to have it."""
         return getattr(self.nvml, name, None)
 
     def check(self) -> None:
-        """Raises: GpuLostError: nothing was answered, and not for want of support."""
+        """Raise an error if no call succeeded, unless calls were only unsupported.
+
+        Raises:
+            GpuLostError: the GPU is gone.
+        """
         if self._unknown and not self._answered:
             raise GpuLostError(LOST["NVML_ERROR_UNKNOWN"])
 
@@ -144,13 +149,13 @@ class Calls:
 
 
 def error_name(nvml: Nvml, error: Any) -> str:  # noqa: ANN401 - an NVMLError
-    """The name of an NVMLError's code in nvml.h; empty for one that is not known here."""
+    """The name of an NVMLError's code in nvml.h; empty for an unknown code."""
     names = (*WHOLE, *LOST, "NVML_ERROR_NO_PERMISSION", "NVML_ERROR_LIBRARY_NOT_FOUND")
     return next((name for name in names if getattr(nvml, name, None) == error.value), "")
 
 
 def whole_failure(nvml: Nvml, error: Any) -> CollectError:  # noqa: ANN401 - an NVMLError
-    """Why NVML as a whole gives nothing, in words."""
+    """Why all of NVML fails, as text."""
     name = error_name(nvml, error)
     if name == "NVML_ERROR_LIBRARY_NOT_FOUND":
         return CollectError(

@@ -11,15 +11,15 @@ from kneewatch.collector.gpu.page import GpuNote
 
 DEV = "DCGM_FI_DEV_"
 ALL_LINKS = 0xFFFF_FFFF
-"""The scope that means the sum over all NVLinks."""
+"""The scope that selects the sum over all NVLinks."""
 
 LINKS_MAX = 72
-"""As many NVLinks as NVML has names for; a greater count is a misreading."""
+"""Number of NVLinks that NVML has names for; a higher count is a misreading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One call with an argument of pynvml's constants: its answer times `scale` is the field's."""
+    """A call with a pynvml constant as argument; its answer times `scale` is the field's value."""
 
     field: str
     function: str
@@ -64,21 +64,21 @@ VALUES = {
     "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": "NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
     "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION": "GPU_RECOVERY_ACTION",
 }
-"""NVML's field values, all asked for in one call."""
+"""NVML field values, read in one call."""
 
 LINK_VALUES = {
     "NVML_FI_DEV_NVLINK_ERROR_DL_CRC": "NVLINK_ERROR_DL_CRC",
     "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY": "NVLINK_ERROR_DL_REPLAY",
     "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY": "NVLINK_ERROR_DL_RECOVERY",
 }
-"""Those that NVML counts by link, since Hopper; they are summed."""
+"""Field values that NVML counts per link, since Hopper; they are summed."""
 
 SENT, RECEIVED = "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"
 """KiB over all links since the driver was loaded."""
 
 
 def device_fields(calls: Calls, handle: Handle, links: int) -> dict[str, float]:
-    """What NVML says of a GPU, by DCGM's name of the field."""
+    """A GPU's values from NVML, by DCGM field name."""
     fields: dict[str, float] = {}
     for query in QUERIES:
         if DEV + query.field in fields:
@@ -94,7 +94,8 @@ def device_fields(calls: Calls, handle: Handle, links: int) -> dict[str, float]:
 
 
 def memory_fields(calls: Calls, handle: Handle) -> dict[str, float]:
-    """The memory of a GPU or of a MIG instance; what the driver keeps apart where it is told."""
+    """Memory sizes in bytes of a GPU or MIG instance, by DCGM field name; `FB_RESERVED` only if the
+    driver reports it."""
     memory = calls.ask("nvmlDeviceGetMemoryInfo", handle, calls.constant("nvmlMemory_v2"))
     if memory is None:
         memory = calls.ask("nvmlDeviceGetMemoryInfo", handle)
@@ -114,7 +115,8 @@ def memory_fields(calls: Calls, handle: Handle) -> dict[str, float]:
 
 
 def pcie_fields(calls: Calls, handle: Handle) -> dict[str, float]:
-    """PCIe bytes a second; NVML watches 20 ms for each, so GPM's are taken where there are any."""
+    """PCIe bytes/s, by DCGM field name. NVML measures each for 20 ms, so GPM is preferred where
+    available."""
     fields: dict[str, float] = {}
     for way in ("TX", "RX"):
         kib_per_s = calls.number(
@@ -126,13 +128,13 @@ def pcie_fields(calls: Calls, handle: Handle) -> dict[str, float]:
 
 
 def link_count(calls: Calls, handle: Handle) -> int:
-    """NVLinks of a GPU; 0 where there are none or nobody knows."""
+    """Number of NVLinks of a GPU; 0 if there are none or it is unknown."""
     (count,) = calls.fields(handle, [("NVML_FI_DEV_NVLINK_LINK_COUNT", 0)])
     return int(count) if count is not None and 0 < count <= LINKS_MAX else 0
 
 
 def linked_bytes(calls: Calls, handle: Handle) -> float | None:
-    """Bytes over all NVLinks, both ways, since the driver was loaded; None where it is not told."""
+    """Bytes over all NVLinks, both ways, since the driver was loaded; None if not reported."""
     sent, received = calls.fields(handle, [(name, ALL_LINKS) for name in (SENT, RECEIVED)])
     return None if sent is None or received is None else (sent + received) * 1024
 
@@ -158,7 +160,7 @@ def _values(calls: Calls, handle: Handle, links: int) -> Iterator[tuple[str, flo
 
 
 APART_S = 0.1
-"""NVML wants two samples to be at least so far apart."""
+"""Minimum distance of two GPM samples."""
 
 MIB = 1024 * 1024
 METRICS = {
@@ -172,11 +174,11 @@ METRICS = {
     "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC": ("DCGM_FI_PROF_NVLINK_TX_BYTES", MIB),
     "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC": ("DCGM_FI_PROF_NVLINK_RX_BYTES", MIB),
 }
-"""DCGM's field for each metric, and what a unit of the metric is in the field's."""
+"""The DCGM field of each GPM metric, and the factor to the field's unit."""
 
 
 class Gpm:
-    """The samples of one GPU, or of one of its MIG instances."""
+    """The GPM samples of one GPU or MIG instance."""
 
     def __init__(self, calls: Calls, handle: Handle, instance: int | None = None) -> None:
         self._handle, self._instance = handle, instance
@@ -186,10 +188,8 @@ class Gpm:
         self.supported = support is not None and bool(support.isSupportedDevice)
 
     def fields(self, calls: Calls, now_s: float) -> dict[str, float]:
-        """What was between the sample before and one taken now, by DCGM's name of the field.
-
-        Nothing at the first time.
-        """
+        """The activity between the previous sample and a new one, by DCGM field name; empty the
+        first time."""
         if not self.supported or (self._taken_s is not None and now_s - self._taken_s < APART_S):
             return {}
         while len(self._samples) < 2:
@@ -205,14 +205,14 @@ class Gpm:
         return {} if first else self._compared(calls)
 
     def close(self, calls: Calls) -> None:
-        """Give the samples' memory back."""
+        """Free the samples' memory."""
         for sample in self._samples:
             calls.ask("nvmlGpmSampleFree", sample)
         self._samples.clear()
         self._taken_s = None
 
     def _sample(self, calls: Calls) -> bool:
-        """Overwrites the older sample. Returns whether that could be done."""
+        """Overwrite the older sample. Returns whether that succeeded."""
         if self._instance is None:
             return calls.ask("nvmlGpmSampleGet", self._handle, self._samples[1]) is not None
         asked = ("nvmlGpmMigSampleGet", self._handle, self._instance, self._samples[1])
@@ -251,14 +251,14 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """The fields of a GPU or MIG instance, and the labels that tell whose they are."""
+    """The fields of a GPU or MIG instance, and the labels that identify it."""
 
     labels: Labels
     fields: dict[str, float]
 
 
 class Device:
-    """A GPU as it was found; when it was lost or its driver was loaded anew, it is found anew."""
+    """An open GPU. A lost GPU, or one whose driver was reloaded, gets a new Device."""
 
     def __init__(self, nvml: Nvml, index: int, handle: Handle) -> None:
         calls = Calls(nvml)
@@ -275,7 +275,7 @@ class Device:
         """What the newest reading did not see."""
 
     def read(self, now_s: float) -> list[Readings]:
-        """The GPU as it is now, and each of its MIG instances.
+        """The current values of the GPU and of each of its MIG instances.
 
         Raises:
             GpuLostError: it no longer answers.
@@ -297,7 +297,7 @@ class Device:
         return [Readings(labels, own), *parts]
 
     def close(self) -> None:
-        """Give back what GPM holds."""
+        """Free GPM's samples."""
         calls = Calls(self._nvml)
         for gpm in (self._gpm, *self._instances.values()):
             gpm.close(calls)
@@ -348,7 +348,7 @@ class Device:
         return {LINKED_RATE: (moved_bytes - before[1]) / (now_s - before[0])}
 
     def _note(self, *, split: bool, refused: bool) -> None:
-        """The same words for GPUs of one kind: they are said once."""
+        """The text of a note, the same for GPUs of one kind so that it can be merged."""
         why = ""
         if split:
             why = f"{self.name} in MIG mode: of its use only what its instances tell is seen"

@@ -1,6 +1,6 @@
-"""What every source of GPU numbers gives: a page of DCGM's fields, and what it could not see. Pure.
+"""The common output of all GPU sources: a page of DCGM fields, and notes on what is missing. Pure.
 
-NVML's readings come as such a page too: everything behind it knows one set of names and units.
+NVML's values are converted to such a page too, so all other code uses one set of names and units.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from kneewatch.collector.names.dcgm_fields import GpuBinding, resolve_gpus
 from kneewatch.collector.samples import Layout, Page
 
 GPUS_LOST = "gpus_lost"
-"""The kind of a CollectError that is no gap but a fault: no GPU that was there answers."""
+"""Kind of the CollectError when no GPU that was there answers: a fault, not a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuNote:
-    """Something to say of a GPU, or of all where `uuid` and `index` are empty.
+    """A message about a GPU, or about all where `uuid` and `index` are empty.
 
-    `lost`: it no longer answers, which is a fault and not a gap.
+    `lost`: the GPU no longer answers, which is a fault.
     """
 
     text: str
@@ -31,9 +31,9 @@ class GpuNote:
 
 @dataclass(frozen=True, slots=True)
 class GpuPage:
-    """One reading: a page, whose values on it are whose GPU's, and what it does not show.
+    """One reading: the page, which GPU each value belongs to, and what is missing.
 
-    `where` follows "is not" in what is said of a field that is missing.
+    `where` completes "is not ..." in messages about a missing field.
     """
 
     page: Page
@@ -43,13 +43,13 @@ class GpuPage:
 
 
 class GpuCollector(Protocol):
-    """A source of GPU pages, for one thread at a time. `name` is a short word for it."""
+    """A source of GPU pages. Not thread-safe. `name` is a short word for it."""
 
     @property
     def name(self) -> str: ...
 
     def collect(self) -> GpuPage:
-        """The GPUs as they are now.
+        """The GPUs' current values.
 
         Raises:
             CollectError: there is nothing to read; of kind no_gpu where that is no fault.
@@ -57,18 +57,18 @@ class GpuCollector(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is held; the next `collect` takes it again."""
+        """Release resources; the next `collect` acquires them again."""
         ...
 
 
 class GpuResolver:
-    """Resolves the pages of one source: once a layout, not a page."""
+    """Resolves the pages of one source, once per layout."""
 
     def __init__(self) -> None:
         self._last: tuple[Layout, GpuBinding] | None = None
 
     def resolve(self, layout: Layout) -> GpuBinding:
-        """Where the values of each GPU stand on pages of this layout.
+        """The positions of each GPU's values on pages of this layout.
 
         Raises:
             CollectError: of kind not_metrics, where the page has no DCGM_FI_ series.

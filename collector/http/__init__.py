@@ -1,1 +1,1 @@
-"""One GET a scrape of an HTTP metrics page: addresses, access, deadlines, failures in words."""
+"""HTTP scrapes of a metrics page: addresses, access, timeouts, error messages."""

@@ -1,4 +1,4 @@
-"""Where a metrics page is: what people type as a target, and the URL that it means. Pure."""
+"""Addresses of metrics pages: from what people type as a target to its URL. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNWANTED = re.compile(r"[\x00-\x20\x7f\\]")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One page on one server; `path` has the query in it. The credentials never show."""
+    """One page on one server; `path` includes the query. Its repr hides the credentials."""
 
     scheme: str
     host: str
@@ -30,12 +30,12 @@ class Address:
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """Scheme, host and port: a token that was meant for one origin goes to no other."""
+        """Scheme, host and port. A token is sent to its own origin only."""
         return self.scheme, self.host, self.port
 
     @property
     def url(self) -> str:
-        """The page's URL without credentials, as messages show it."""
+        """The page's URL without credentials, for messages."""
         return f"{self.scheme}://{self._authority()}{self.path}"
 
     def _authority(self) -> str:
@@ -51,9 +51,9 @@ class Address:
 
 
 def metrics_url(target: str) -> str:
-    """The URL to scrape for a target; credentials that the target carries stay in it.
+    """The URL to scrape for a target, with the target's credentials.
 
-    Without a path the page is /metrics; a path that is given is taken as it is.
+    The path is /metrics if the target has none.
 
     Raises:
         CollectError: the target cannot be an HTTP(S) URL.
@@ -62,12 +62,12 @@ def metrics_url(target: str) -> str:
 
 
 def shown_url(target: str) -> str:
-    """The URL to scrape for a target as it may be logged: without credentials."""
+    """The URL to scrape for a target without credentials, for logs."""
     return parse_target(target).url
 
 
 def parse_target(target: str) -> Address:
-    """The address of a target as a person types it: host:8000 or an HTTP(S) URL.
+    """The address of a target, as people type it: host:8000 or an HTTP(S) URL.
 
     Raises:
         CollectError: the target cannot be an HTTP(S) URL.
@@ -97,7 +97,7 @@ def parse_target(target: str) -> Address:
 
 
 def redirected(address: Address, location: str) -> Address:
-    """Where a redirect leads, which is always on the address's own origin.
+    """The address that a redirect leads to, if that is on the same origin.
 
     Raises:
         CollectError: it leads elsewhere; credentials and tokens must not follow it there.

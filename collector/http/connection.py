@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     AddressInfo = tuple[int, int, int, str, Any]
 
 TICK_S = 0.001
-"""The shortest time a socket is given: 0 would make it non-blocking."""
+"""Minimum socket timeout: 0 would make the socket non-blocking."""
 
 
 class TimedSocket:
-    """As much of a socket as http.client needs, with one deadline for all that is sent and read.
+    """The part of a socket that http.client needs, with one deadline for everything sent and read.
 
-    A socket's own timeout starts again with every byte, so a slow server could stretch it for ever.
+    A socket's own timeout restarts with every byte, so a slow server could extend it for ever.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -46,7 +46,11 @@ class TimedSocket:
         self.received_bytes = 0
 
     def tighten(self) -> None:
-        """Give the next operation what is left of the time. Raises: TimeoutError: nothing is."""
+        """Set the socket's timeout to the time left.
+
+        Raises:
+            TimeoutError: no time is left.
+        """
         left_s = self.deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the time is over")
@@ -63,9 +67,10 @@ class TimedSocket:
         self.sock.close()
 
     def is_quiet(self) -> bool:
-        """Nothing to read, as it must be between two answers: no end of stream, no stray bytes.
+        """Whether nothing is readable, as expected between two answers: no end of stream, no stray
+        bytes.
 
-        TLS is always taken as quiet: it may have a session ticket waiting.
+        TLS always counts as quiet: a session ticket may be waiting.
         """
         if isinstance(self.sock, ssl.SSLSocket):
             return True
@@ -96,7 +101,7 @@ class _TimedReader(io.RawIOBase):
 
 
 def connect(address: Address, *, timeout_s: float, tls: ssl.SSLContext | None) -> TimedSocket:
-    """A connection to the address, name look-up and TLS included, within `timeout_s`.
+    """A connection to the address within `timeout_s`, including name resolution and TLS.
 
     Raises:
         CollectError: there is none.
@@ -176,7 +181,8 @@ def _look_up(address: Address, timeout_s: float) -> Sequence[AddressInfo]:
 def tls_context(
     *, ca_file: str | None, cert_file: str | None, key_file: str | None, skip_verify: bool
 ) -> ssl.SSLContext:
-    """What TLS trusts and shows; a CA file takes the place of the system's authorities.
+    """The TLS context: trusted authorities and client certificate. A CA file replaces the system's
+    authorities.
 
     Raises:
         OSError: a file cannot be read, or is no certificate or key (ssl.SSLError is an OSError).
@@ -208,15 +214,17 @@ FIELD_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]+")
 class FetchSettings:
     """How to read a page.
 
-    `read_timeout_s` is for the whole answer, `body_limit_bytes` for the page as sent and unpacked.
-    A header's value is given as text, or as the name of a file or environment variable that has it.
+    `read_timeout_s` is for the whole answer; `body_limit_bytes` applies before and after
+    decompression. A header's value is text, or the name of a file or environment variable that
+    holds it.
     """
 
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 10.0
     body_limit_bytes: int = 64 * MIB
     gzip: bool = False
-    """Ask for gzip. Off: unpacking 50 kB costs us 0.1 ms and packing costs the server 1-2 ms."""
+    """Request gzip. Off by default: decompressing 50 kB costs 0.1 ms, compressing costs the server
+    1-2 ms."""
     bearer_token_file: str | None = None
     bearer_token_env: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -228,7 +236,7 @@ class FetchSettings:
     insecure_skip_verify: bool = False
 
     def without_secrets(self) -> FetchSettings:
-        """The settings for another server: what was meant for the target is not shown to it."""
+        """These settings without tokens and headers, for another server."""
         return replace(
             self,
             bearer_token_file=None,
@@ -240,9 +248,9 @@ class FetchSettings:
 
 
 def request_headers(address: Address, settings: FetchSettings) -> dict[str, str]:
-    """The headers of a request; tokens and header values are read anew.
+    """The headers of a request; tokens and header values are read anew each time.
 
-    A bearer token comes before the address's own credentials, and both before a plain header.
+    A bearer token wins over the address's credentials, and both win over a plain header.
 
     Raises:
         CollectError: a value cannot be read, or cannot be a header.
@@ -266,7 +274,7 @@ def request_headers(address: Address, settings: FetchSettings) -> dict[str, str]
 
 
 class TlsAccess:
-    """The TLS context of an address; made again when one of its files has changed."""
+    """The TLS context of an address; recreated when one of its files has changed."""
 
     def __init__(self, address: Address, settings: FetchSettings) -> None:
         self._wanted = address.scheme == "https"

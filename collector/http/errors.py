@@ -1,4 +1,4 @@
-"""What went wrong with a scrape, in words: exceptions and answers to `CollectError`. Pure."""
+"""Messages for failed scrapes: exceptions and responses to `CollectError`. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PORT_HINT = "is the server running, and listening on this address? vLLM's defaul
 
 
 def not_connected(address: Address, exc: OSError) -> CollectError:
-    """No TCP connection came about."""
+    """The error when no TCP connection could be made."""
     if isinstance(exc, TimeoutError):
         return CollectError(
             f"{address.url}: no connection in time",
@@ -44,7 +44,7 @@ def not_connected(address: Address, exc: OSError) -> CollectError:
 
 
 def unknown_name(address: Address, exc: Exception) -> CollectError:
-    """The host's name could not be resolved."""
+    """The error when the host name does not resolve."""
     said = "it is no valid name" if isinstance(exc, UnicodeError) else _words(exc)
     return CollectError(
         f"{address.url}: the host name {address.host!r} cannot be resolved: {said}",
@@ -54,7 +54,7 @@ def unknown_name(address: Address, exc: Exception) -> CollectError:
 
 
 def slow(address: Address, what: str, timeout_s: float) -> CollectError:
-    """A step of connecting took longer than the whole connection may."""
+    """The error when connecting took longer than the timeout."""
     return CollectError(
         f"{address.url}: {what} was not done within {timeout_s:g} s",
         kind="timeout",
@@ -63,7 +63,7 @@ def slow(address: Address, what: str, timeout_s: float) -> CollectError:
 
 
 def tls(address: Address, exc: Exception) -> CollectError:
-    """The TLS handshake failed, or the server refused what we showed it."""
+    """The error when the TLS handshake fails or the server refuses the client certificate."""
     if isinstance(exc, ssl.SSLCertVerificationError):
         said, hint = TLS_CODES.get(
             exc.verify_code,
@@ -84,7 +84,7 @@ def tls(address: Address, exc: Exception) -> CollectError:
 
 
 def unreadable_file(what: str, path: str, exc: Exception, *, kind: str) -> CollectError:
-    """A file of the settings (a token, a certificate) cannot be used."""
+    """The error when a file of the settings (a token, a certificate) cannot be used."""
     return CollectError(
         f"{what} {path}: {_words(exc)}", kind=kind, hint="check the setting and the file's rights"
     )
@@ -93,7 +93,7 @@ def unreadable_file(what: str, path: str, exc: Exception, *, kind: str) -> Colle
 def no_answer(
     address: Address, exc: Exception, *, received_bytes: int, timeout_s: float
 ) -> CollectError:
-    """The connection stood, and then no whole answer came over it."""
+    """The error when the connection ended before a whole answer arrived."""
     if isinstance(exc, TimeoutError):
         got = f"only {received_bytes} bytes" if received_bytes else "nothing"
         return CollectError(
@@ -134,7 +134,7 @@ def _closed(address: Address, exc: OSError) -> CollectError:
 
 
 def truncated(address: Address, said: str) -> CollectError:
-    """The answer began and did not end."""
+    """The error when an answer is cut short."""
     return CollectError(
         f"{address.url}: the page stops midway: {said}",
         kind="truncated",
@@ -143,7 +143,7 @@ def truncated(address: Address, said: str) -> CollectError:
 
 
 def too_large(address: Address, limit_bytes: int, when: str) -> CollectError:
-    """The page is larger than any metrics page should be."""
+    """The error when the page is larger than any metrics page should be."""
     return CollectError(
         f"{address.url}: the page is larger than {limit_bytes} bytes {when}",
         kind="too_large",
@@ -152,7 +152,7 @@ def too_large(address: Address, limit_bytes: int, when: str) -> CollectError:
 
 
 def bad_status(address: Address, *, status: int, reason: str, token_sent: bool) -> CollectError:
-    """The server answered, and not with a page."""
+    """The error for a status other than 200."""
     kind, hint = "http_status", "look at the server's log"
     if status in (401, 403):
         kind, hint = "auth", "the page wants a token: set bearer_token_file or bearer_token_env"
@@ -167,7 +167,7 @@ def bad_status(address: Address, *, status: int, reason: str, token_sent: bool) 
 
 
 def not_metrics(address: Address, said: str) -> CollectError:
-    """There is a page, and it cannot be a metrics page."""
+    """The error when the page cannot be a metrics page."""
     return CollectError(
         f"{address.url}: {said}",
         kind="not_metrics",

@@ -1,4 +1,4 @@
-"""One GET a scrape of an HTTP(S) metrics page, over a connection that is kept. I/O edge."""
+"""HTTP GETs of a metrics page over a kept connection. I/O edge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HTML_TYPES = ("text/html", "application/xhtml")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A page as it was served, decompressed; `duration_s` is from the call to the last byte."""
+    """A page as served, decompressed; `duration_s` is from the call to the last byte."""
 
     body: bytes
     content_type: str
@@ -43,7 +43,7 @@ DEFAULT_SETTINGS = FetchSettings()
 
 
 class Fetcher:
-    """One page of one server; the connection is kept between scrapes. For one thread at a time."""
+    """Fetches one page of one server; keeps the connection between scrapes. Not thread-safe."""
 
     def __init__(self, url: str, settings: FetchSettings = DEFAULT_SETTINGS) -> None:
         self._address = parse_target(url)
@@ -62,7 +62,7 @@ class Fetcher:
         return self._address.url
 
     def get(self) -> Fetched:
-        """The page as it is now.
+        """The page now, by one GET.
 
         Raises:
             CollectError: there is none, or it is not a metrics page.

@@ -1,1 +1,1 @@
-"""Which series of a page is what: vLLM's names by version and prefix, DCGM's fields by GPU."""
+"""Identifies the series of a page: vLLM's metrics by version and prefix, DCGM's fields by GPU."""

@@ -16,7 +16,7 @@ from kneewatch.collector.samples import Layout, Series
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A row of the table; a value in `unit` is the page's value times its name's scale."""
+    """A row of the table. A value in `unit` is the page's value times the scale of its name."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -31,7 +31,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class FieldName:
-    """What a name on a page stands for; of several for one field the lowest `rank` wins."""
+    """The meaning of a name on a page; if a field has several names, the lowest `rank` wins."""
 
     field: Field
     scale: float
@@ -40,7 +40,7 @@ class FieldName:
 
 @dataclass(frozen=True, slots=True)
 class FieldTable:
-    """All fields by canonical name, and all names that they have on pages."""
+    """All fields by canonical name, and all their names on pages."""
 
     fields: Mapping[str, Field]
     names: Mapping[str, FieldName]
@@ -48,7 +48,7 @@ class FieldTable:
 
 @cache
 def field_table() -> FieldTable:
-    """The packaged table, read at the first call."""
+    """The packaged table; read on first use."""
     text = (
         resources.files("kneewatch.collector.names")
         .joinpath("dcgm_metrics.toml")
@@ -109,7 +109,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class GpuKey:
-    """One GPU, or one MIG instance of it where `mig` is not empty."""
+    """A GPU, or one of its MIG instances if `mig` is not empty."""
 
     uuid: str
     index: str
@@ -120,7 +120,7 @@ class GpuKey:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The container that a GPU is given to."""
+    """The container that uses a GPU."""
 
     namespace: str
     pod: str
@@ -129,7 +129,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class GpuSlot:
-    """Where a value stands in `Page.values`, its own labels, and the way to its unit."""
+    """The position of a value in `Page.values`, its own labels, and the conversion to its unit."""
 
     position: int
     labels: Labels
@@ -137,14 +137,14 @@ class GpuSlot:
     wide: bool
 
     def value(self, values: Sequence[float]) -> float | None:
-        """The value in the field's unit; none where DCGM has no value."""
+        """The value in the field's unit; None if DCGM has no value."""
         raw = values[self.position]
         return None if is_sentinel(raw, wide=self.wide) else raw * self.scale
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFields:
-    """What the page says of one GPU or MIG instance, by field; several slots are several links."""
+    """The fields of one GPU or MIG instance; several slots of a field are several links."""
 
     key: GpuKey
     fields: Mapping[str, tuple[GpuSlot, ...]]
@@ -155,10 +155,10 @@ class GpuFields:
 
 @dataclass(frozen=True, slots=True)
 class GpuBinding:
-    """What a page's layout holds.
+    """The positions of the GPUs' values in a page layout.
 
-    `absent_default` are fields of the exporter's default CSV that no GPU has, `absent_fuller` those
-    that a diagnosis wants besides.
+    `absent_default` are fields of the exporter's default CSV that no GPU has; `absent_fuller` are
+    further fields that a diagnosis uses.
     """
 
     gpus: tuple[GpuFields, ...]
@@ -168,9 +168,9 @@ class GpuBinding:
 
 
 def is_sentinel(value: float, *, wide: bool = False) -> bool:
-    """Whether a value as it stands on the page says that there is none.
+    """Whether a raw value means "no value".
 
-    `wide` fields pass the blanks of 32-bit and floating point fields in ordinary use.
+    `wide` fields have ordinary values among the sentinels of 32-bit and floating-point fields.
     """
     if math.isnan(value) or value >= _BLANK_64:
         return True
@@ -178,7 +178,7 @@ def is_sentinel(value: float, *, wide: bool = False) -> bool:
 
 
 def resolve_gpus(layout: Layout) -> GpuBinding:
-    """Where the values of each GPU stand on pages of this layout.
+    """The positions of each GPU's values on pages of this layout.
 
     Raises:
         CollectError: of kind not_metrics, where the page has no DCGM_FI_ series.
@@ -231,7 +231,7 @@ def _gpus(fields: Sequence[_Found]) -> Iterable[GpuFields]:
 
 
 def _uuids(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], str]:
-    """The UUID of each host's GPU by index, for series that have the index only."""
+    """The UUID of each GPU by host and index, for series that have only the index."""
     uuids: dict[tuple[str, str], str] = {}
     for labels in rows:
         uuid, index = _first(labels, _UUID), _first(labels, _INDEX)

@@ -14,21 +14,21 @@ Kind = Literal["gauge", "counter", "histogram", "info"]
 Part = Literal["value", "bucket", "sum", "count", "created"]
 
 PREFIXES = ("vllm:", "ray_vllm_", "ray_vllm:", "kserve_vllm:", "kserve_vllm_", "vllm_", "vllm.")
-"""What stands before vLLM's names, on pages and in metrics systems; vLLM's own spelling is first.
+"""Prefixes of vLLM's names, on pages and in metrics systems; vLLM's own is first.
 
-Ray puts ray_ in front and, by version, keeps the colon or not; KServe puts kserve_ in front;
-OpenTelemetry and Datadog turn the colon into an underscore or a dot.
+Ray adds ray_ and, by version, keeps the colon or not; KServe adds kserve_; OpenTelemetry and
+Datadog turn the colon into an underscore or a dot.
 """
 
 VLLM_PREFIX = PREFIXES[0]
 
 RATIO_MAX = 1.01
-"""The most that a share may say: one, and what rounding adds."""
+"""Largest valid ratio: one plus rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A name that a metric has or had, and from which version to which one."""
+    """A name of a metric, with the first and last version that used it."""
 
     name: str
     since: str | None
@@ -39,7 +39,7 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A row of the table; `spellings` has the newest name first."""
+    """A row of the table; `spellings` starts with the newest name."""
 
     name: str
     kind: Kind
@@ -57,34 +57,33 @@ class Metric:
 
     @property
     def most(self) -> float:
-        """The greatest value that is possible; the least is 0 for all metrics, for they count,
-        measure or share something."""
+        """The largest possible value; the smallest is 0 for every metric."""
         share = self.kind == "gauge" and self.unit == "ratio"
         return RATIO_MAX if share else sys.float_info.max
 
     @property
     def since(self) -> str | None:
-        """The first version looked at that has the metric under any name."""
+        """The first examined version that has the metric, under any name."""
         return self.spellings[-1].since
 
     @property
     def until(self) -> str | None:
-        """The last version looked at that has the metric; none while the newest has it."""
+        """The last examined version that has the metric; None while the newest has it."""
         return self.spellings[0].until
 
     @property
     def engine(self) -> str:
-        """The engine that alone has the metric, v0 or v1; empty where both have it."""
+        """The only engine that has the metric, v0 or v1; empty if both have it."""
         only = {spelling.engine for spelling in self.spellings}
         return only.pop() if len(only) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleName:
-    """What a name on a page, less the page's prefix, stands for.
+    """The meaning of a name on a page, without the page's prefix.
 
-    The lower `rank` wins where one metric stands on a page twice: the newest name before former
-    ones, and a counter with its _total before one without (Ray shows both).
+    If a page has a metric twice, the lower `rank` wins: the newest name before former ones, and a
+    counter with _total before one without (Ray exports both).
     """
 
     metric: Metric
@@ -95,7 +94,7 @@ class SampleName:
 
 @dataclass(frozen=True, slots=True)
 class MetricTable:
-    """All metrics by canonical name, and all sample names less the prefix."""
+    """All metrics by canonical name, and all sample names without prefix."""
 
     versions: tuple[str, ...]
     metrics: Mapping[str, Metric]
@@ -104,7 +103,7 @@ class MetricTable:
 
 @cache
 def metric_table() -> MetricTable:
-    """The packaged table, read at the first call."""
+    """The packaged table; read on first use."""
     text = (
         resources.files("kneewatch.collector.names")
         .joinpath("vllm_metrics.toml")
@@ -114,7 +113,7 @@ def metric_table() -> MetricTable:
 
 
 def table_from(document: Mapping[str, Any]) -> MetricTable:
-    """The table that a TOML document holds."""
+    """The table of a TOML document."""
     metrics = {name: _metric(name, row) for name, row in document["metrics"].items()}
     samples: dict[str, SampleName] = {}
     for name, row in document["metrics"].items():
@@ -177,7 +176,7 @@ _V1_FIRST = "0.8.5"  # before, V1 was a trial and showed less than the table's r
 
 @dataclass(frozen=True, slots=True)
 class _Era:
-    """Names that one engine of one version can show, and those it always shows."""
+    """The names that one engine of one version can export, and those it always exports."""
 
     version: int
     engine: str
@@ -187,17 +186,17 @@ class _Era:
 
 @dataclass(frozen=True, slots=True)
 class PageFit:
-    """The versions that a page's names fit, and the engine, v0 or v1, where that is known."""
+    """The versions that match a page's names, and its engine, v0 or v1, if known."""
 
     versions: VersionRange
     engine: str = ""
 
 
 def fit(spelled: Collection[str]) -> PageFit:
-    """The versions, from the first to the last, that these names fit.
+    """The first and last version that match these names.
 
-    Absent names count as well, unless that leaves no version: then the scraper dropped some, Ray
-    holds some back while they are 0, or the version lies between two that the table knows.
+    Absent names count too, unless no version would be left: then the scraper dropped some, Ray
+    holds back counters at 0, or the version lies between two of the table.
     """
     names = frozenset(spelled)
     eras = [e for e in _eras() if e.expected <= names <= e.possible]
@@ -220,7 +219,7 @@ def fit(spelled: Collection[str]) -> PageFit:
 
 
 def why_missing(metric: Metric, page: PageFit, *, lazy: bool = False) -> str:
-    """Why such a page lacks a metric; `lazy` pages show no counter that is 0."""
+    """Why such a page lacks a metric; `lazy` pages omit counters at 0."""
     versions = metric_table().versions
     low = _index(page.versions[0]) if page.versions[0] else 0
     high = _index(page.versions[1])
@@ -273,6 +272,6 @@ def _exists(spelling: Spelling, version: int) -> bool:
 
 
 def _index(version: str | None) -> int:
-    """The place of a version in the table; no version is the newest."""
+    """The position of a version in the table; None counts as the newest."""
     versions = metric_table().versions
     return len(versions) - 1 if version is None else versions.index(version)

@@ -31,7 +31,7 @@ from kneewatch.collector.samples import Layout
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a value stands in `Page.values`, and the metric's own labels, such as a reason."""
+    """The position of a value in `Page.values`, and the metric's own labels, such as a reason."""
 
     position: int
     labels: Labels = ()
@@ -39,10 +39,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class EngineBinding:
-    """Where the values of one engine stand, by canonical name.
+    """The positions of one engine's values, by canonical metric name.
 
-    `infos` are metrics whose labels are the message. `created` are positions of times of creation,
-    which change at a restart. `shared` are metrics that other engines of the page have as well.
+    `infos` are metrics whose labels are the information. `created` are the positions of creation
+    times, which change at a restart. `shared` are metrics that other engines of the page have as
+    well.
     """
 
     key: EngineKey
@@ -54,7 +55,8 @@ class EngineBinding:
     shared: frozenset[str]
 
     def info(self, name: str, values: Sequence[float]) -> Mapping[str, str]:
-        """The labels of an info metric; of several, those with the greatest value, the newest."""
+        """The labels of an info metric; of several series, the one with the greatest value, which
+        is the newest."""
         slots = [s for s in self.infos.get(name, ()) if not math.isnan(values[s.position])]
         newest = max(slots, key=lambda slot: values[slot.position], default=Slot(-1))
         return dict(newest.labels)
@@ -62,12 +64,11 @@ class EngineBinding:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A metric that one would expect and that is not there, or not usable.
+    """An expected metric that is absent or unusable.
 
-    `why` reads: removed in X, new in X, needs FLAG, only on the V1 engine, not counted yet,
-    on the page for other engines only, on the page for an engine it does not name, damaged: ...,
-    or renamed? where nothing explains it.
-    `engine` is set where only that engine lacks it.
+    `why` is one of: removed in X, new in X, needs FLAG, only on the V1 engine, not counted yet, on
+    the page for other engines only, on the page for an engine it does not name, damaged: ..., or
+    renamed? if nothing explains it. `engine` is set if only that engine lacks it.
     """
 
     name: str
@@ -78,7 +79,8 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a page's layout holds; `version_range` are the vLLM versions that its names fit."""
+    """The positions of all values in a page layout; `version_range` are the vLLM versions that
+    match its names."""
 
     prefix: str
     engines: tuple[EngineBinding, ...]
@@ -89,7 +91,7 @@ class Binding:
     version_range: VersionRange
 
     def why_missing(self, name: str, engine: EngineKey | None = None) -> str | None:
-        """Why a metric is missing, for an engine or altogether; none where it is not."""
+        """Why a metric is missing, for an engine or for all; None if it is not missing."""
         for missing in self.missing:
             if missing.name == name and missing.engine in (None, engine):
                 return missing.why
@@ -112,7 +114,7 @@ BLOCKS = "num_gpu_blocks"
 
 
 def own_pools(engines: Sequence[EngineBinding]) -> Iterator[EngineBinding]:
-    """The engines of a page, each with its own KV blocks where their rows show the sum."""
+    """The engines of a page, each with its own number of KV blocks where the page shows the sum."""
     beside: dict[tuple[str, str], list[EngineBinding]] = {}
     for engine in engines:
         beside.setdefault((engine.key.model, engine.key.replica), []).append(engine)
@@ -140,8 +142,8 @@ def _with_blocks(engine: EngineBinding, blocks: str) -> EngineBinding:
 
 
 def own_blocks(rows: Sequence[Mapping[str, str]]) -> str | None:
-    """The blocks of each engine by the rows of cache_config_info of all that share a page: the mean
-    where the rows show their sum. None where the rows are each engine's own."""
+    """The KV blocks of one engine from the cache_config_info rows of all engines of a page: the
+    mean if the rows show their sum, None if the rows are each engine's own."""
     shown = {row.get(BLOCKS, "") for row in rows}
     if len(rows) < 2 or len(shown) > 1:
         return None
@@ -174,7 +176,7 @@ _ENGINE_LABELS = frozenset({"model_name", "engine", "le"})
 
 
 def resolve(layout: Layout) -> Binding:
-    """Where the values of vLLM's metrics stand on pages of this layout.
+    """The positions of the values of vLLM's metrics on pages of this layout.
 
     Raises:
         CollectError: of kind no_vllm, where the page has none of vLLM's core metrics.
@@ -215,7 +217,7 @@ def resolve(layout: Layout) -> Binding:
 def _by_engine(
     page_series: Sequence[Found], engines: Engines
 ) -> Iterator[tuple[EngineKey, Mapping[str, list[Found]], frozenset[str]]]:
-    """Each engine with its series by metric, and the metrics that it shares with others."""
+    """Each engine with its series by metric, and its metrics that other engines share."""
     series: list[dict[str, list[Found]]] = [{} for _ in engines.keys]
     shared: list[set[str]] = [set() for _ in engines.keys]
     for f, owners in zip(page_series, engines.owners, strict=True):
@@ -234,7 +236,7 @@ def _bind(
     shared: frozenset[str],
     target_labels: frozenset[str],
 ) -> tuple[EngineBinding, list[Missing]]:
-    """One engine's metrics, and what of them is damaged."""
+    """One engine's metrics, and those that are damaged."""
     slots: dict[str, dict[str, tuple[Slot, ...]]] = {"gauge": {}, "counter": {}, "info": {}}
     histograms: dict[str, tuple[HistogramSlots, ...]] = {}
     missing: list[Missing] = []
@@ -266,7 +268,8 @@ def _bind(
 
 
 def _newest(metric_series: Sequence[Found]) -> tuple[list[Found], list[int]]:
-    """Of one metric's series those under the best name on the page, and their times of creation."""
+    """The series of one metric under its best name on the page, and the positions of creation
+    times."""
     values = [f for f in metric_series if f.sample.part != "created"]
     best = min((f.sample.rank for f in values), default=0)
     kept = [f for f in values if f.sample.rank == best]
@@ -274,7 +277,7 @@ def _newest(metric_series: Sequence[Found]) -> tuple[list[Found], list[int]]:
 
 
 def _absent(page: PageNames, page_fit: PageFit) -> Iterable[Missing]:
-    """The metrics that are not on the page at all, core ones first."""
+    """Metrics that are nowhere on the page, core ones first."""
     present = {f.sample.metric.name for f in page.found if f.sample.part != "created"}
     lazy = page.prefix.startswith("ray")  # Ray shows a counter once it is not 0
     absent = [
@@ -288,7 +291,7 @@ def _absent(page: PageNames, page_fit: PageFit) -> Iterable[Missing]:
 def _absent_from_some(
     engines: Sequence[EngineBinding], damaged: Sequence[Missing]
 ) -> Iterable[Missing]:
-    """The metrics that some engines of the page have and others lack."""
+    """Metrics that only some engines of the page have, for each engine without them."""
     metrics = metric_table().metrics
     has = {e.key: {*e.gauges, *e.counters, *e.histograms, *e.infos} for e in engines}
     reported = {(missing.name, missing.engine) for missing in damaged}

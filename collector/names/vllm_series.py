@@ -35,7 +35,8 @@ _LISTED_ENGINE = re.compile(r"\[(\d+)\]")  # some 0.8 servers show the list of e
 
 @dataclass(frozen=True, slots=True)
 class EngineKey:
-    """One engine of a page; `replica` is empty where the page has only one of model and engine."""
+    """One engine of a page; `replica` is empty unless the page has several of that model and engine
+    number."""
 
     model: str
     engine: str
@@ -43,7 +44,7 @@ class EngineKey:
 
 
 class Found(NamedTuple):
-    """A series of the page that the table knows. A named tuple: a page has hundreds."""
+    """A series of the page that is in the table. A named tuple, because a page has hundreds."""
 
     position: int
     sample: SampleName
@@ -52,7 +53,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageNames:
-    """What stands on a page, by position; `server` is what its HTTP server says about itself."""
+    """The series of a page by kind, as positions; `server` are those of its HTTP server."""
 
     prefix: str
     found: tuple[Found, ...]
@@ -63,10 +64,10 @@ class PageNames:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engines of a page, and for each found series the indices of those it belongs to.
+    """The engines of a page, and for each identified series the indices of its engines.
 
-    `target_labels` were put on by the deployment or the scraper, not by vLLM. `unowned` are
-    LMCache's metrics on a page of several engines.
+    `target_labels` come from the deployment or the scraper, not from vLLM. `unowned` are LMCache's
+    metrics on a page with several engines.
     """
 
     keys: tuple[EngineKey, ...]
@@ -76,7 +77,7 @@ class Engines:
 
 
 def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
-    """What stands before vLLM's names on this page; none where no core metric is on it."""
+    """The prefix of vLLM's names on this page; None if the page has no core metric."""
 
     def core(prefix: str) -> int:
         hits = (table.samples.get(n[len(prefix) :]) for n in names if n.startswith(prefix))
@@ -96,7 +97,7 @@ def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
 
 
 def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
-    """What the series of a page stand for; repeated ones are left out."""
+    """The meaning of each series of a page, without repeated ones."""
     samples = {name: _sample(name, prefix, table) for name in {s.name for s in layout.series}}
     identified: list[Found] = []
     server: list[int] = []
@@ -128,11 +129,11 @@ def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
 
 
 def find_engines(page_series: Sequence[Found]) -> Engines:
-    """The engines that these series are of.
+    """The engines that these series belong to.
 
-    A series without a label that others have, such as `admission_rejections` without `engine`, is
-    of every engine that it does not contradict. LMCache counts what one engine does and does not
-    say which: of several it is nobody's.
+    A series without a label that others have, such as `admission_rejections` without `engine`,
+    belongs to every engine that it does not contradict. LMCache's series do not name their engine:
+    on a page with several engines they belong to none.
     """
     anchors = _anchors(page_series)
     target = frozenset(label for _, labels in anchors for label, _ in labels) - _OWN
@@ -158,7 +159,7 @@ def find_engines(page_series: Sequence[Found]) -> Engines:
 
 
 class _Partial(NamedTuple):
-    """Those parts of an engine's key that a series carries."""
+    """The parts of an engine's key that a series has."""
 
     model: str | None
     engine: str | None
@@ -173,7 +174,7 @@ class _Partial(NamedTuple):
 
 
 class _KeyReader:
-    """Reads engine keys off labels; which labels the page uses is seen on the core metrics."""
+    """Reads engine keys from labels; the core metrics show which labels the page uses."""
 
     def __init__(self, anchors: Sequence[tuple[Labels, Labels]], replica: Sequence[str]) -> None:
         used = {label for _, labels in anchors for label, _ in labels}
@@ -181,7 +182,7 @@ class _KeyReader:
         self._replica = replica
 
     def read(self, series: Found) -> _Partial:
-        """What one series says of its engine."""
+        """The parts of the engine's key that one series has."""
         if _is_lmcache(series):  # its model_name is LMCache's own
             return _Partial(None, None, None)
         model = engine = replica = None
@@ -198,7 +199,7 @@ class _KeyReader:
         return _Partial(model, engine, replica)
 
     def is_full(self, part: _Partial) -> bool:
-        """Whether a series carries all that tells engines apart on this page."""
+        """Whether a series has all labels that distinguish engines on this page."""
         return (
             (part.model is not None or not self._model)
             and (part.engine is not None or not self._engine)
@@ -207,7 +208,7 @@ class _KeyReader:
         )
 
     def key(self, part: _Partial) -> EngineKey:
-        """The engine of a series; the V0 engine has no number and is 0."""
+        """The key of a series' engine; the V0 engine has no number and gets 0."""
         return EngineKey(part.model or "", part.engine or "0", part.replica or "")
 
 
@@ -216,9 +217,9 @@ def _is_lmcache(series: Found) -> bool:
 
 
 def _anchors(page_series: Sequence[Found]) -> list[tuple[Labels, Labels]]:
-    """Name with own labels, and the other labels, of the core metrics' series.
+    """For each series of a core metric: its name with its own labels, and its other labels.
 
-    Their own labels are known for certain, so what else they carry is the target's.
+    The own labels of core metrics are known, so all other labels come from the target.
     """
     core = [f for f in page_series if f.sample.metric.core and f.sample.part != "created"]
     plain = [f for f in core if f.sample.part != "bucket"]
@@ -234,7 +235,7 @@ def _anchors(page_series: Sequence[Found]) -> list[tuple[Labels, Labels]]:
 def _replica_labels(
     anchors: Sequence[tuple[Labels, Labels]], target: frozenset[str]
 ) -> tuple[str, ...]:
-    """The labels that it takes to tell apart series of one metric, model and engine."""
+    """The labels that distinguish series of the same metric, model and engine."""
     chosen: list[str] = []
     rows = [(name, dict(labels)) for name, labels in anchors]
     for candidate in (*_REPLICA_LABELS, *sorted(target.difference(_REPLICA_LABELS))):
@@ -267,11 +268,11 @@ def _order(key: EngineKey) -> tuple[str, int, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSlots:
-    """Where one histogram stands in `Page.values`.
+    """The positions of one histogram in `Page.values`.
 
     `bounds` ascend and end with infinity; `buckets` are the positions of the cumulative counts, one
-    for each bound. A histogram whose buckets were dropped by the scraper keeps its mean: its only
-    bound is infinity, and that bucket is its count.
+    per bound. If the scraper dropped the buckets, the only bound is infinity and its bucket is the
+    count: the mean remains known.
     """
 
     bounds: tuple[float, ...]
@@ -291,7 +292,7 @@ class _Pieces:
 def read_histograms(
     labelled: Iterable[tuple[Found, Labels]],
 ) -> tuple[tuple[HistogramSlots, ...], list[str]]:
-    """The histograms of one metric and engine, one for each set of own labels, and the damage."""
+    """The histograms of one metric and engine, one per set of own labels, and the damage found."""
     pieces: dict[Labels, _Pieces] = {}
     for f, own in labelled:
         piece = pieces.setdefault(own, _Pieces())
@@ -318,7 +319,7 @@ def read_histograms(
 
 
 def _bounds(pieces: _Pieces) -> tuple[list[tuple[float, int]], str]:
-    """Bounds with positions, ascending, and what is wrong with them."""
+    """The bounds with their positions, ascending, and the damage (empty if none)."""
     if not pieces.buckets:
         if pieces.count is None:
             return [], "no buckets and no count"

@@ -1,1 +1,1 @@
-"""Queries to a metrics system that speaks Prometheus's HTTP API: I/O edge."""
+"""Queries to a metrics system with Prometheus's HTTP API. I/O edge."""

@@ -33,7 +33,7 @@ from kneewatch.collector.prometheus.session import TimedSession
 
 
 class Pace:
-    """Turns to ask. A second's worth of turns may be taken at once; all are counted."""
+    """A rate limiter: up to one second's worth of queries may start at once. Counts all queries."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Pace:
 
     @contextmanager
     def turn(self) -> Generator[None]:
-        """One query's turn; waits for it."""
+        """Wait until the next query may start."""
         with self._seats:
             wait_s = self._reserve()
             if wait_s > 0:
@@ -66,7 +66,7 @@ class Pace:
                     self.busy_s += self._clock() - started_s
 
     def _reserve(self) -> float:
-        """Seconds until the next turn, which is taken."""
+        """Reserve the next query's start. Returns the seconds until then."""
         with self._lock:
             now_s = self._clock()
             self.asked += 1
@@ -82,7 +82,7 @@ class Pace:
 
 
 SPLIT_ON = frozenset({"query", "too_large", "timeout"})
-"""What a smaller piece of a range may not run into."""
+"""Kinds of errors after which a smaller piece of a range is tried."""
 
 API_ENDINGS = ("/api/v1/query_range", "/api/v1/query", "/api/v1", "/graph", "/query")
 
@@ -91,9 +91,10 @@ Got = TypeVar("Got")
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """How to ask. `at_once` and `per_s` limit the load on the server.
+    """How to query. `at_once` and `per_s` limit the load on the server.
 
-    `tries` are all attempts of one query; `pause_s` is the wait before the second, and doubles.
+    `tries` counts all attempts of one query; `pause_s` is the wait before the second and doubles
+    each time.
     """
 
     fetch: FetchSettings = field(default_factory=FetchSettings)
@@ -106,8 +107,8 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The server's clock against ours: `skew_s` is how far it is ahead, `within_s` how well that is
-    known."""
+    """The server's clock compared with ours: `skew_s` is how far it is ahead, with an error of at
+    most `within_s`."""
 
     server_s: float
     skew_s: float
@@ -115,7 +116,7 @@ class Clock:
 
 
 class PrometheusSource:
-    """Instant and range queries. Safe between threads."""
+    """Instant and range queries. Thread-safe."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class PrometheusSource:
         sleep: Callable[[float], None] = time.sleep,
         pace: Pace | None = None,
     ) -> None:
-        """Nothing is asked yet. Sources that are given one `pace` keep its limits together.
+        """Sends no query. Sources with the same `pace` share its limits.
 
         Raises:
             CollectError: the URL is none.
@@ -162,7 +163,7 @@ class PrometheusSource:
         self.close()
 
     def instant(self, query: str, at_s: float | None = None) -> Answer:
-        """The samples of a query at a moment; without one at the server's now.
+        """The samples of a query at a time; None is the server's now.
 
         Raises:
             CollectError: there is no answer.
@@ -174,7 +175,7 @@ class PrometheusSource:
     def instants(
         self, queries: Mapping[str, str], at_s: float | None = None
     ) -> dict[str, Answer | CollectError]:
-        """The answer to each query, by its key; an error in its place where there is none."""
+        """The answer to each query, by key; a failed query has its error instead."""
 
         def one(query: str) -> Answer | CollectError:
             try:
@@ -188,7 +189,8 @@ class PrometheusSource:
     def range(
         self, query: str, *, from_s: float, to_s: float, step_s: float, series: int = 1
     ) -> Iterator[Piece]:
-        """A range query's answer, piece by piece, oldest first; `series` is how many are expected.
+        """Yields a range query's answer in pieces, oldest first; `series` is the expected number of
+        series.
 
         A piece that the server cannot answer is halved until it can.
 
@@ -200,7 +202,7 @@ class PrometheusSource:
             yield from self._piece(query, first_s, last_s, step_s)
 
     def samples(self, selector: str, at_s: float) -> Piece:
-        """Every sample that a range selector (`up[5m]`) reaches from a moment, as it was scraped.
+        """All raw samples in the range of a range selector (`up[5m]`) at a time.
 
         Raises:
             CollectError: there is no answer.
@@ -210,7 +212,7 @@ class PrometheusSource:
         return Piece(at_s, at_s, self._read(tracks_of, result), warnings)
 
     def clock(self) -> Clock:
-        """The server's clock against ours, measured.
+        """The server's clock compared with ours, measured by a query.
 
         Raises:
             CollectError: there is no answer.
@@ -248,7 +250,7 @@ class PrometheusSource:
         return Piece(from_s, to_s, self._read(tracks_of, result), warnings)
 
     def _asked(self, ask: Callable[[], object]) -> tuple[object, tuple[str, ...]]:
-        """An answer's result and warnings; a busy server is asked again."""
+        """The result and warnings of a query; repeats it while the server is busy."""
         pause_s = self._settings.pause_s
         for left in reversed(range(self._settings.tries)):
             with self._counting:
@@ -277,7 +279,7 @@ class PrometheusSource:
 
 
 def _base(address: Address) -> str:
-    """The URL that the query API's paths are put behind, without credentials."""
+    """The URL that precedes the query API's paths, without credentials."""
     path = address.path.partition("?")[0].rstrip("/")
     for ending in (METRICS_PATH, *API_ENDINGS):
         path = path.removesuffix(ending)

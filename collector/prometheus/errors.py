@@ -1,4 +1,4 @@
-"""What went wrong with a query, in words, with what to try. Pure."""
+"""Messages and hints for failed queries. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ QUERY_SHOWN = 120
 SAID_SHOWN = 300
 UNPARSABLE, FORBIDDEN, UNPROCESSABLE = 400, 403, 422
 BUSY = frozenset({429, 502, 503, 504})
-"""Statuses after which a server is asked again."""
+"""Statuses after which a query is repeated."""
 
 API_HINT = (
     "the address is the one before /api/v1: http://host:9090 for Prometheus and Thanos, "
@@ -29,7 +29,7 @@ NARROW_HINT = "ask for less: --selector 'namespace=\"...\"', or raise the server
 
 
 class BusyError(CollectError):
-    """The server may answer when it is asked again; `after_s` is what it said, 0 where nothing."""
+    """The server may answer a repeated query; `after_s` is its Retry-After, 0 without one."""
 
     def __init__(self, message: str, *, kind: str, hint: str, after_s: float = 0.0) -> None:
         super().__init__(message, kind=kind, hint=hint)
@@ -37,20 +37,20 @@ class BusyError(CollectError):
 
 
 def shortened(query: str) -> str:
-    """A query that fits a message."""
+    """A query, shortened for a message."""
     line = " ".join(query.split())
     return line if len(line) <= QUERY_SHOWN else f"{line[: QUERY_SHOWN - 1]}…"
 
 
 def refused(url: str, said: str) -> BusyError:
-    """No connection, or one that ended before there was an answer."""
+    """The error when there is no connection, or it ended before an answer."""
     return BusyError(
         f"{url}: {said}", kind="refused", hint="does Prometheus run there? check host and port"
     )
 
 
 def half(url: str, said: str) -> BusyError:
-    """The answer began and did not end, or is no JSON."""
+    """The error when an answer is cut short or is not JSON."""
     return BusyError(
         f"{url}: the answer is damaged: {said}",
         kind="truncated",
@@ -59,7 +59,7 @@ def half(url: str, said: str) -> BusyError:
 
 
 def slow(url: str, timeout_s: float, query: str) -> CollectError:
-    """No whole answer in time. It is not asked again: that would double the load."""
+    """The error when no whole answer came in time. Not repeated: that would double the load."""
     return CollectError(
         f"{url}: no whole answer within {timeout_s:g} s to {shortened(query)}",
         kind="timeout",
@@ -69,7 +69,7 @@ def slow(url: str, timeout_s: float, query: str) -> CollectError:
 
 
 def tls(url: str, said: str) -> CollectError:
-    """The TLS handshake failed."""
+    """The error when the TLS handshake fails."""
     return CollectError(
         f"{url}: TLS failed: {said[:SAID_SHOWN]}",
         kind="tls",
@@ -78,7 +78,7 @@ def tls(url: str, said: str) -> CollectError:
 
 
 def too_large(url: str, limit_bytes: int, query: str) -> CollectError:
-    """More than an answer may hold."""
+    """The error when an answer exceeds the limits."""
     return CollectError(
         f"{url}: the answer to {shortened(query)} is larger than {limit_bytes} bytes",
         kind="too_large",
@@ -87,14 +87,14 @@ def too_large(url: str, limit_bytes: int, query: str) -> CollectError:
 
 
 def not_prometheus(url: str, said: str) -> CollectError:
-    """Something answers there, and it is no Prometheus."""
+    """The error when the server does not speak Prometheus's API."""
     return CollectError(f"{url}: {said}", kind="not_found", hint=API_HINT)
 
 
 def bad_status(
     url: str, *, status: int, said: str, query: str, after_s: float = 0.0
 ) -> CollectError:
-    """The server answered with an error. `said` is its own word for it."""
+    """The error for an error response. `said` is the server's own message."""
     reason = " ".join(said.split())[:SAID_SHOWN] or "no reason given"
     if status in (UNPARSABLE, UNPROCESSABLE):
         return CollectError(

@@ -1,4 +1,4 @@
-"""Prometheus query responses, and the limits on how many samples one may hold. Pure."""
+"""Parses Prometheus query responses, and splits ranges so that each response stays small. Pure."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 POINTS_MOST = 11_000
-"""Prometheus refuses more points a series than this (web/api/v1)."""
+"""Prometheus refuses more points per series than this (web/api/v1)."""
 
 SAMPLES_MOST = 2_000_000
-"""What one piece may hold: about 60 MB of JSON."""
+"""Most samples in one piece: about 60 MB of JSON."""
 
 
 def steps_of(*, from_s: float, to_s: float, step_s: float) -> int:
-    """How many steps a range has, both ends in it."""
+    """Number of steps of a range, both ends included."""
     return max(0, math.floor((to_s - from_s) / step_s + 1e-9) + 1)
 
 
 def steps_a_piece(series: int) -> int:
-    """How many steps of so many series one piece may hold."""
+    """Most steps per piece for this number of series."""
     return max(1, min(POINTS_MOST, SAMPLES_MOST // max(1, series)))
 
 
 def pieces(
     *, from_s: float, to_s: float, step_s: float, steps: int
 ) -> Iterator[tuple[float, float]]:
-    """First and last moment of each piece: every step of the range is in exactly one."""
+    """Start and end of each piece: every step of the range is in exactly one."""
     for first in range(0, steps_of(from_s=from_s, to_s=to_s, step_s=step_s), steps):
         last = min(first + steps, steps_of(from_s=from_s, to_s=to_s, step_s=step_s)) - 1
         yield from_s + first * step_s, from_s + last * step_s
 
 
 def halves(from_s: float, to_s: float, step_s: float) -> list[tuple[float, float]]:
-    """A piece in two; empty where it is a single step."""
+    """The two halves of a piece; empty for a single step."""
     steps = steps_of(from_s=from_s, to_s=to_s, step_s=step_s)
     if steps < 2:
         return []
@@ -46,7 +46,7 @@ def halves(from_s: float, to_s: float, step_s: float) -> list[tuple[float, float
 
 
 Json: TypeAlias = Any
-"""What a server sent: anything."""
+"""Parsed JSON from a server: any type."""
 
 Document = Mapping[str, Json]
 
@@ -68,7 +68,7 @@ def said_of(document: Document) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One series' value at the moment asked for."""
+    """One series' value at the query's time."""
 
     labels: Mapping[str, str]
     value: float
@@ -84,7 +84,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An instant query's samples. With `warnings` the server itself says that some are missing."""
+    """An instant query's samples. `warnings` are the server's: some samples may be missing."""
 
     samples: Sequence[Sample]
     warnings: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a range query's answer, from `from_s` to `to_s`, both in it."""
+    """A part of a range query's answer, from `from_s` to `to_s`, both included."""
 
     from_s: float
     to_s: float
@@ -101,7 +101,7 @@ class Piece:
 
 
 def samples_of(result: Json) -> list[Sample]:
-    """The samples of a vector.
+    """The samples of a vector result.
 
     Raises:
         ValueError: it is none.
@@ -113,7 +113,7 @@ def samples_of(result: Json) -> list[Sample]:
 
 
 def tracks_of(result: Json) -> list[Track]:
-    """The series of a matrix.
+    """The series of a matrix result.
 
     Raises:
         ValueError: it is none.
@@ -128,7 +128,7 @@ def tracks_of(result: Json) -> list[Track]:
 
 
 def warnings_of(document: Document) -> tuple[str, ...]:
-    """The warnings of an answer: a shard that is down, a store that did not answer."""
+    """The warnings of a response: a shard that is down, a store that did not answer."""
     said: Json = document.get("warnings")
     warnings = [str(warning) for warning in _rows(said or [])]
     if document.get("isPartial") is True:  # VictoriaMetrics' own word for it

@@ -1,6 +1,6 @@
-"""A session under prometheus-api-client that ends: whole answers in time, errors of ours. I/O edge.
+"""An HTTP session for prometheus-api-client with timeouts and kneewatch's errors. I/O edge.
 
-The client itself has no default timeout, lets requests' errors through, drops warnings and puts
+The client itself has no default timeout, lets errors of requests through, drops warnings and puts
 long queries into the URL.
 """
 
@@ -30,7 +30,7 @@ RETRY_AFTER_MOST_S = 5.0
 
 
 class Answered(requests.Response):
-    """A response whose body has been read whole and parsed."""
+    """A response with a fully read and parsed body."""
 
     document: Document
 
@@ -40,8 +40,10 @@ class Answered(requests.Response):
 
 
 class TimedSession(requests.Session):
-    """Sends forms, follows no redirect, reads no environment; `warnings` are those of this
-    thread's newest answer."""
+    """Sends queries as forms, follows no redirects and ignores environment variables.
+
+    `warnings` are those of this thread's newest response.
+    """
 
     def __init__(
         self, address: Address, settings: FetchSettings, *, timeout_s: float, at_once: int
@@ -61,12 +63,12 @@ class TimedSession(requests.Session):
         self._adapter = HTTPAdapter(pool_maxsize=at_once, max_retries=0)
 
     def mount_own(self, url: str) -> None:
-        """Put our own adapter in place of the client's, which retries by itself."""
+        """Replace the client's adapter, which retries, by one that does not."""
         self.mount(url, self._adapter)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The warnings of this thread's newest answer."""
+        """The warnings of this thread's newest response."""
         return cast("tuple[str, ...]", getattr(self._told, "warnings", ()))
 
     def request(
@@ -76,10 +78,11 @@ class TimedSession(requests.Session):
         *_args: Any,  # noqa: ANN401 - requests' own signature
         **kwargs: Any,  # noqa: ANN401
     ) -> requests.Response:
-        """The whole, parsed answer.
+        """The whole, parsed response.
 
         Raises:
-            CollectError: there is none. BusyError: there may be one if asked again.
+            BusyError: a repeated query may succeed.
+            CollectError: it failed.
         """
         shown, form = str(url), dict(kwargs.pop("params", None) or {})
         query = str(form.get("query", ""))
@@ -163,7 +166,7 @@ def _retry_after_s(response: requests.Response) -> float:
 
 
 def _words(exc: BaseException) -> str:
-    """The innermost reason: requests and urllib3 wrap it in their own names."""
+    """The innermost reason: requests and urllib3 wrap it in exceptions of their own."""
     inner: BaseException = exc
     for _ in range(8):
         reason = getattr(inner, "reason", None)

@@ -1,8 +1,8 @@
-"""Signal expressions: each is evaluated on a window and compiled to PromQL, with one meaning. Pure.
+"""Signal expressions, evaluated on a window or compiled to PromQL with the same meaning. Pure.
 
-An expression is bound to a history's columns once a page layout, and evaluated once a scrape. Its
-value is a float, or None where the window holds nothing to say: no series, fewer than two scrapes,
-no observation, a division by zero. PromQL says the same by returning no sample.
+An expression is bound to a history's columns once per page layout and evaluated once per scrape.
+Its value is a float, or None if the window has no answer: no series, fewer than two scrapes, no
+observation, a division by zero. In PromQL that is an empty result.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.window import Window
 
 Has = Callable[[str], bool]
-"""Whether a metric, by its canonical name, is known."""
+"""Whether a metric, by canonical name, is available."""
 
 Value = Callable[[Window], float | None]
-"""The number at a window's end, or None."""
+"""The value at a window's end, or None."""
 
 
 NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
-"""A metric's name as PromQL writes it before the braces."""
+"""A metric name as PromQL writes it before the braces."""
 
 ENGINE_LABELS = ("model_name", "engine")
-"""Labels that what a page says once for all its engines does not carry."""
+"""Labels that a series lacks if it is common to all engines of a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a metrics system spells what an expression asks for.
+    """How a metrics system names series and labels.
 
-    `names` maps canonical metric names to those on the pages (default: `vllm:` and the name);
-    `by` are the labels that keep engines apart; `selector` restricts all series; `range_s` is the
+    `names` maps canonical metric names to those on the pages (default: `vllm:` and the name); `by`
+    are the labels that distinguish engines; `selector` restricts all series; `range_s` is the
     window.
     """
 
@@ -62,28 +62,29 @@ class Dialect:
         return f"{millis // 1000}s" if millis % 1000 == 0 else f"{millis}ms"
 
     def sum(self, inner: str, *more: str) -> str:
-        """sum by (engine labels and more) (inner)"""
+        """The PromQL `sum by (engine labels and more) (inner)`."""
         return f"sum by ({', '.join((*self.by, *more))}) ({inner})"
 
 
 class Expr(Protocol):
-    """What every expression can do."""
+    """The interface of all expressions."""
 
     def bind(self, history: History) -> Value:
-        """Its value on windows of a history, for as long as the history knows no new series."""
+        """A function that evaluates it on windows of a history; valid until the history has a new
+        series."""
         ...
 
     def promql(self, dialect: Dialect) -> str | None:
-        """The same as PromQL; None where PromQL cannot express it (a number inside a label)."""
+        """The expression in PromQL; None if PromQL cannot express it (a number inside a label)."""
         ...
 
     def lacking(self, has: Has) -> tuple[str, ...]:
-        """Canonical names of the metrics that `has` denies and without which there is no value."""
+        """Canonical names of the metrics that it needs and that `has` lacks."""
         ...
 
 
 def average(values: Sequence[float]) -> float:
-    """The mean of at least one value."""
+    """The mean of one or more values."""
     return sum(values) / len(values)
 
 
@@ -98,18 +99,18 @@ FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class OfMetric:
-    """An expression over one metric: without it there is no value."""
+    """An expression over one metric, without which it has no value."""
 
     metric: str
 
     def lacking(self, has: Has) -> tuple[str, ...]:
-        """The metric, where `has` denies it."""
+        """The metric, if `has` lacks it."""
         return () if has(self.metric) else (self.metric,)
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge(OfMetric):
-    """The newest scrape's value, summed over an engine's series."""
+    """The newest value, summed over an engine's series."""
 
     where: Where = ()
 
@@ -128,7 +129,7 @@ class Gauge(OfMetric):
 
 @dataclass(frozen=True, slots=True)
 class Count(OfMetric):
-    """What a counter has counted in all up to the newest scrape, summed over its series."""
+    """A counter's newest value, summed over its series."""
 
     where: Where = ()
     suffix: str = "_total"
@@ -148,7 +149,7 @@ class Count(OfMetric):
 
 @dataclass(frozen=True, slots=True)
 class Across(OfMetric):
-    """The newest scrape's values over an engine's series (GPUs): `fold` is avg, min, max or sum."""
+    """The newest values of an engine's series (GPUs), by `fold`: avg, min, max or sum."""
 
     fold: str
 
@@ -167,9 +168,9 @@ class Across(OfMetric):
 
 @dataclass(frozen=True, slots=True)
 class OverTime(OfMetric):
-    """A gauge over the window: `fold` is avg, min or max (avg_over_time and its kin).
+    """A gauge aggregated over the window by `fold`: avg, min or max (avg_over_time etc.).
 
-    Several series are folded one by one and then summed.
+    Several series are aggregated one by one and then summed.
     """
 
     fold: str
@@ -191,9 +192,9 @@ class OverTime(OfMetric):
 
 @dataclass(frozen=True, slots=True)
 class BitShare(OfMetric):
-    """Share of the window's scrapes in which a gauge that is a bit mask has a bit of `mask`.
+    """Share of the window's scrapes in which a bit-mask gauge has a bit of `mask`.
 
-    Of several series the greatest share.
+    Of several series, the greatest share.
     """
 
     mask: int
@@ -236,7 +237,7 @@ class Slope(OfMetric):
 
 
 def rate_of(columns: tuple[int, ...]) -> Value:
-    """The rate of counter columns, summed. The rates of a page's even columns are all at hand."""
+    """The summed rate of counter columns, from the window's precomputed rates where possible."""
 
     def value(window: Window) -> float | None:
         total, rates = 0.0, window.rates
@@ -359,7 +360,7 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class FirstOf:
-    """The first of several expressions that has a value (PromQL `or`)."""
+    """The value of the first expression that has one (PromQL `or`)."""
 
     options: tuple[Expr, ...]
 
@@ -386,8 +387,8 @@ class FirstOf:
 
 @dataclass(frozen=True, slots=True)
 class HereOnly:
-    """What metrics say that name no engine: of the only engine of a page (the resolver gives them
-    to none of several). PromQL cannot tell of which engine they are."""
+    """Metrics without an engine label: they belong to the only engine of a page, and to none of
+    several. PromQL cannot tell whose they are."""
 
     of: Expr
 
@@ -404,8 +405,8 @@ class HereOnly:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """An expression with one beside it over metrics that name no engine, as in `HereOnly`: the
-    `fold` of both, or the one that has a value. PromQL says the first alone."""
+    """An expression, combined with one over metrics without an engine label (see `HereOnly`): the
+    `fold` of both, or the one that has a value. PromQL has only the first."""
 
     of: Expr
     here: Expr
@@ -481,8 +482,8 @@ class ShareAtMost(OfMetric):
 def number_of_current(
     history: History, metric: str, read: Callable[[Mapping[str, str]], float | None]
 ) -> Value:
-    """What `read` finds in the labels of an info metric's current series, the one with the greatest
-    value."""
+    """The number that `read` gets from the labels of an info metric's current series, the one with
+    the greatest value."""
     columns = history.gauge_columns(metric)
     rows = history.gauges.by_metric.get(metric, ())
     numbers = {at: read(dict(column.labels)) for column, at in rows}
@@ -496,7 +497,7 @@ def number_of_current(
 
 @dataclass(frozen=True, slots=True)
 class InfoNumber(OfMetric):
-    """A number that a label of an info metric spells."""
+    """A number from a label of an info metric."""
 
     label: str
 
@@ -516,7 +517,7 @@ class InfoNumber(OfMetric):
 
 @dataclass(frozen=True, slots=True)
 class InfoNames(OfMetric):
-    """How many comma-separated names a label of an info metric's current series holds."""
+    """Number of comma-separated names in a label of an info metric's current series."""
 
     label: str
 
@@ -535,7 +536,7 @@ class InfoNames(OfMetric):
 
 @dataclass(frozen=True, slots=True)
 class InfoChanges(OfMetric):
-    """Changes per second of an info metric whose value is the time it was last current."""
+    """Changes per second of an info metric whose value is the time it was last set."""
 
     def bind(self, history: History) -> Value:
         columns = history.gauge_columns(self.metric)
@@ -555,7 +556,7 @@ class InfoChanges(OfMetric):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Two expressions multiplied; unknown where either is."""
+    """The product of two expressions; unknown if either is."""
 
     left: Expr
     right: Expr
@@ -579,7 +580,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Expressions added; unknown where one is."""
+    """The sum of expressions; unknown if any is."""
 
     parts: tuple[Expr, ...]
 
@@ -607,7 +608,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One expression less another, not below zero."""
+    """The difference of two expressions, at least zero."""
 
     left: Expr
     right: Expr
@@ -631,7 +632,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Positive:
-    """An expression where it is above zero; zero means that the server does not measure it."""
+    """An expression if it is above zero, else unknown: zero means that the server does not measure
+    it."""
 
     of: Expr
 
@@ -670,10 +672,10 @@ def least_squares_slope(points: list[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class SlowTimeShare(OfMetric):
-    """Least share of a histogram's total time that went into observations above the first edge.
+    """A lower bound on the share of a histogram's total time in observations above the first edge.
 
-    Each observation between two edges counts with the lower one, so the share is a lower bound.
-    `edges` must be bucket bounds, ascending; one that the histogram lacks adds nothing.
+    Each observation between two edges counts with the lower edge. `edges` must be bucket bounds,
+    ascending; an edge that the histogram lacks adds nothing.
     """
 
     edges: tuple[float, ...]
@@ -711,7 +713,7 @@ class SlowTimeShare(OfMetric):
 
 @dataclass(frozen=True, slots=True)
 class AboveRate(OfMetric):
-    """Observations per second of a histogram above a bucket bound."""
+    """Observations per second above a bucket bound of a histogram."""
 
     bound: float
 
@@ -733,15 +735,15 @@ class AboveRate(OfMetric):
 
 
 def bound_matcher(bound: float) -> str:
-    """A label matcher for one bucket, which client libraries write as 1 or as 1.0."""
+    """A label matcher for one bucket; client libraries write its bound as 1 or as 1.0."""
     return any_of("le", (f"{bound:g}", repr(float(bound))))
 
 
 def any_of(label: str, values: Iterable[str]) -> str:
-    """A matcher of any of some values of a label."""
+    """A matcher for any of several label values."""
     return f'{label}=~"{quoted("|".join(map(re.escape, dict.fromkeys(values))))}"'
 
 
 def quoted(value: str) -> str:
-    """A text as it stands between PromQL's double quotes."""
+    """A text, escaped for PromQL's double quotes."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

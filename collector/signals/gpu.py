@@ -1,4 +1,4 @@
-"""The GPU signals: per DCGM page, and the health of each GPU. Pure."""
+"""The GPU signals: of a DCGM page, and of each GPU's health. Pure."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ HW_SLOWDOWN_BIT, HEAT_BITS, POWER_BRAKE_BIT = 0x8, 0x20 | 0x40, 0x80
 
 
 def health_signals(gpu: str | None) -> tuple[Signal, ...]:
-    """The signals of the GPU whose columns carry this `gpu` label; None: of each, for PromQL."""
+    """The health signals of the GPU with this `gpu` label; None selects all GPUs, for PromQL."""
     of: Where = () if gpu is None else (("gpu", gpu),)
 
     def gauge(field: str) -> Expr:

@@ -1,4 +1,4 @@
-"""What a signal is, and the evaluation of many of them on one window. Pure."""
+"""Signals, and their evaluation on one window. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from kneewatch.collector.window import Window
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A named quantity; the unit ends its key (none for plain counts).
+    """A named quantity; its key ends with the unit (none for plain counts).
 
-    `needs` says what makes an absent metric appear, for the "unknown" list; `optional` signals
-    belong to features that a server need not have (speculation, LoRA), and are not missed when
-    absent.
+    `needs` says what makes an absent metric appear, for the "unknown" list. `optional` signals
+    belong to features that a server need not use (speculation, LoRA): their absence is no gap.
     """
 
     key: str
@@ -26,16 +25,16 @@ class Signal:
     needs: str = ""
     optional: bool = False
     core: bool = False
-    """Without a core signal no verdict about the engine can be trusted."""
+    """Without its core signals no verdict about an engine can be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All signals of one engine at one moment. A signal that is known but has no value is None.
+    """All signals of one engine at one moment; None for a signal that has metrics but no value.
 
-    `missing` maps each unknown signal to the metrics that the newest page has no value of. A metric
-    that has just gone leaves its signals a value for as long as the window holds enough of it.
-    `impossible` has those of them that are on the page with a value that they cannot have.
+    `missing` maps each unknown signal to its metrics without a value on the newest page. A signal
+    whose metric has just vanished keeps a value while the window holds enough of it. `impossible`
+    are those of these metrics that are on the page with an impossible value.
     """
 
     values: Mapping[str, float | None]
@@ -44,8 +43,7 @@ class Reading:
 
 
 class SignalSet:
-    """Signals of one history: what the pages lack, and where the rest stands, is worked out once a
-    layout, not a scrape."""
+    """The signals of one history. What is missing is worked out once per page layout."""
 
     def __init__(self, signals: Sequence[Signal], history: History) -> None:
         self._signals, self._history = tuple(signals), history
@@ -55,7 +53,7 @@ class SignalSet:
         self.missing: dict[str, tuple[str, ...]] = {}
 
     def read(self, window: Window) -> Reading:
-        """Every signal's value on the window."""
+        """Every signal's value on a window."""
         if self._generation != self._history.generation:
             self._bind()
         values = {key: value(window) for key, value in self._known}

@@ -43,7 +43,7 @@ OUTPUT_LENGTH = "request_generation_tokens"
 XFER = "nixl_xfer_time_seconds"
 MOONCAKE_XFER = "mooncake_xfer_time_seconds"
 OFFLOAD_LOAD = "kv_offload_load"
-"""Begins the names of what is loaded back from where KV was offloaded to: seconds, bytes, sizes."""
+"""The start of the names about loading offloaded KV blocks: seconds, bytes, sizes."""
 
 LMCACHE_RETRIEVE = "lmcache_time_to_retrieve"
 
@@ -51,7 +51,7 @@ CONNECTOR = "a KV connector"
 LMCACHE = "LMCache (single-engine endpoints only)"
 
 STALL_EDGES_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-"""ITL's bucket bounds from half a second up: a pause that a reader of a stream sees as a stall."""
+"""ITL's bucket bounds from half a second up: readers of a stream see such a pause as a stall."""
 
 TTFT_BOUNDS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
@@ -559,7 +559,7 @@ LORA = (
 
 
 def _of_connector(counted: str) -> Expr:
-    """What the KV connector counts a second, by either connector's name for it."""
+    """The rate of a KV connector's counter, under either connector's name."""
     return FirstOf((Rate(f"nixl_{counted}"), Rate(f"mooncake_{counted}")))
 
 
@@ -749,8 +749,8 @@ VLLM_SIGNALS = (
 
 
 def within_ttft(target_s: float | None) -> ShareAtMost | None:
-    """The share of requests whose first token came in time, by the bucket bound below the target;
-    None without a target, or where it lies below every bound."""
+    """The share of requests with TTFT below the greatest bucket bound within the target; None
+    without a target or if it is below every bound."""
     bounds_s = [bound_s for bound_s in TTFT_BOUNDS_S if bound_s <= (target_s or 0.0)]
     return ShareAtMost(TTFT, bounds_s[-1]) if bounds_s else None
 
@@ -762,9 +762,9 @@ def configured(
     peak_flop_per_s: float | None = None,
     peak_bytes_per_s: float | None = None,
 ) -> tuple[Signal, ...]:
-    """Signals that depend on what the user states: SLO, GPUs of the engine, one GPU's peaks.
+    """The signals that depend on settings: SLO, number of GPUs, one GPU's peaks.
 
-    A signal whose input is not stated is left out, and its absence said by `unconfigured`.
+    Signals whose setting is missing are left out; `unconfigured` names them.
     """
     signals: list[Signal] = []
     within = within_ttft(ttft_slo_s)
