@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from starlette.requests import Request
 
 from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem
 from kneewatch.agent.settings.options import SPAN
+from kneewatch.agent.settings.sources import nearest
 from kneewatch.agent.size.options import FLAGS, SWITCHES, Flag
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
@@ -93,11 +93,8 @@ def _value(name: str, value: object) -> object:
         return boolean(name, value)
     flag = BY_NAME.get(name)
     if flag is None:
-        nearest = get_close_matches(name[:LONGEST_TEXT], (*BY_NAME, *SWITCH_NAMES), n=1, cutoff=0.0)
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"unknown parameter; the nearest is {nearest[0]}",
-        )
+        near = nearest(name[:LONGEST_TEXT], (*BY_NAME, *SWITCH_NAMES))
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"unknown parameter; the nearest is {near}")
     if value is None:
         return flag.default
     if flag.kind is SPAN:

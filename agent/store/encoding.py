@@ -7,7 +7,7 @@ import zlib
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -70,8 +70,15 @@ def _concluded(cause: Cause, t_s: float) -> Cause:
 
 def _recommended(advice: Recommendation) -> Hashable:
     """All fields of a recommendation, hashable."""
-    values = [getattr(advice, field.name) for field in fields(advice)]
-    return tuple([tuple(v.items()) if isinstance(v, Mapping) else v for v in values])
+    values: list[object] = [getattr(advice, field.name) for field in fields(advice)]
+    return tuple(
+        [
+            tuple(cast("Mapping[str, float]", value).items())
+            if isinstance(value, Mapping)
+            else value
+            for value in values
+        ]
+    )
 
 
 def encode_document(diagnosis: Diagnosis) -> bytes:
