@@ -79,7 +79,7 @@ LOOKBACK_S = 300.0
 """Longest age of a gauge's newest value (--query.lookback-delta)."""
 
 NEARLY = 1.000001
-"""A counter whose extrapolated zero is this close to the window's start is computed by `_even_rate`."""
+"""A counter whose extrapolated zero is this close to the window's start gets an exact rate."""
 
 HALF_MS_S = 0.0005
 """Half a millisecond: Prometheus keeps times in whole milliseconds, which floats of seconds only
