@@ -35,6 +35,7 @@ from kneewatch.diagnose.fleet.tier import Tier
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_json import document
 from kneewatch.reports.fleet_text import markdown, text
+from kneewatch.reports.triage.verdict import RANKS
 
 if TYPE_CHECKING:
     from kneewatch.agent.fleet.watch import FleetState, FleetWatch
@@ -138,7 +139,6 @@ def _problem_of(error: CollectError) -> Problem:
 # --- Metrics of a fleet; an unknown value has no series -------------------------------------------
 
 
-HEALTHS = ("ok", "info", "warning", "critical", "unknown")
 TIER = ("pool", "tier", "role")
 
 
@@ -160,7 +160,7 @@ def fleet_families(state: FleetState, now_s: float) -> Iterator[Metric]:
     health = GaugeMetricFamily(
         "kneewatch_fleet_health", "1 for the verdict's word, 0 for the others.", labels=("health",)
     )
-    for word in HEALTHS:
+    for word in RANKS:
         health.add_metric((word,), float(word == (current.health if current else "unknown")))
     yield health
     if current is not None:
@@ -184,7 +184,7 @@ def _tiers(diagnosis: FleetDiagnosis) -> Iterator[Metric]:
         labels = _labels(tier)
         healths = Counter(engine.health for engine in tier.engines)
         staged = Counter(engine.stage for engine in tier.engines)
-        for word in HEALTHS:
+        for word in RANKS:
             engines.add_metric((*labels, word), healths[word])
         for stage in range(5):
             stages.add_metric((*labels, str(stage)), staged[stage])

@@ -21,9 +21,9 @@ from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.recommend.recommendation import REPLICAS
+from kneewatch.reports.triage.verdict import RANKS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-HEALTHS = ("ok", "info", "warning", "critical", "unknown")
 ENGINE = ("target", "model", "engine")
 
 Labels = tuple[str, str, str]
@@ -149,7 +149,7 @@ def _verdicts(diagnoses: Sequence[tuple[Labels, Diagnosis]]) -> Iterator[Metric]
         "Seconds until the KV cache is full at the present trend; no series without a trend.",
     )
     for labels, diagnosis in diagnoses:
-        for word in HEALTHS:
+        for word in RANKS:
             health.add_metric((*labels, word), float(diagnosis.health == word))
         is_unknown = diagnosis.health == "unknown" or diagnosis.stage is None
         active = {item.id: item.confidence for item in diagnosis.causes}
