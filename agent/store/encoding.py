@@ -6,8 +6,8 @@ import math
 import zlib
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 
@@ -69,16 +69,8 @@ def _concluded(cause: Cause, t_s: float) -> Cause:
 
 
 def _recommended(advice: Recommendation) -> Hashable:
-    """All fields of a recommendation, hashable."""
-    values: list[object] = [getattr(advice, field.name) for field in fields(advice)]
-    return tuple(
-        [
-            tuple(cast("Mapping[str, float]", value).items())
-            if isinstance(value, Mapping)
-            else value
-            for value in values
-        ]
-    )
+    """The recommendation with its numbers, which its own hash leaves out."""
+    return advice, tuple(advice.before.items()), tuple(advice.predicted.items())
 
 
 def encode_document(diagnosis: Diagnosis) -> bytes:

@@ -53,13 +53,13 @@ class Recommendation:
     cause: str
     changes: tuple[Change, ...]
     summary: str
-    predicted: Mapping[str, float]
+    predicted: Mapping[str, float] = field(hash=False)
     cost_usd_per_hour: float | None
     checks: tuple[str, ...]
     risk: str
     verify: tuple[str, ...]
     guide: tuple[str, ...]
-    before: Mapping[str, float] = field(default_factory=dict[str, float])
+    before: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     unknown: tuple[str, ...] = ()
 
 
