@@ -89,7 +89,7 @@ def stated_sweeps(settings: Settings) -> tuple[Sweep, ...]:
 
 
 def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
-    """The sweeps of pairs of degree and path, by ascending degree.
+    """The benchmark sweeps of (tensor-parallel degree, path) pairs, by ascending degree.
 
     A path may be a pattern such as `tp4/*.json`: most tools write one file per load.
 

@@ -26,15 +26,15 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
 
 BRIDGED_S = 900.0
-"""Longest pause, in seconds, that an interval may continue across."""
+"""Longest pause, in seconds, after which an interval may continue."""
 
 GRACE_S = 60.0
-"""Seconds of readable pages in which a paused cause may come back: rates need a window."""
+"""Seconds of readable pages in which a paused cause may return: rates need a window."""
 
 AWAY_STEPS = 5
 LEAST_STEP_S = 2.0
 TIMES_KEPT = 4
-"""Newest scrapes that the scrape interval is measured on."""
+"""Number of newest scrapes that the scrape interval is measured on."""
 
 TARGET_DOWN = "target_down"
 """The cause that ends with the first readable page."""
@@ -57,8 +57,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The parts of a diagnosis that intervals are made of. `stage` is None where it could not be
-    judged; `read`: the page was read."""
+    """The parts of a diagnosis that intervals are made of. `stage` is None if unknown; `read` says
+    whether the page could be read."""
 
     t_s: float
     health: Condition
@@ -69,13 +69,14 @@ class Verdict:
 
     @property
     def warming(self) -> bool:
-        """Whether this is the first scrape of a window: the page was read, health is unknown."""
+        """Whether this is a window's first scrape: the page was read, but health is unknown."""
         return self.read and self.health.id == "unknown"
 
 
 @dataclass(slots=True)
 class Open:
-    """An open interval. `last_s` is when it was last seen; `paused`: unknown whether it goes on."""
+    """An open interval. `last_s` is when it was last seen; `paused`: whether it continues is
+    unknown."""
 
     kind: str
     id: str
@@ -87,7 +88,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An interval that began, got worse, paused, went on, or (with `ended`) ended at `end_s`."""
+    """A change of an interval: it began, got worse, paused, continued, or (with `ended`) ended at
+    `end_s`."""
 
     interval: Open
     began: bool = False
@@ -96,8 +98,8 @@ class Change:
 
 
 def away_s(times: Iterable[float]) -> float:
-    """Seconds without a scrape that count as a gap; `times` are the newest scrapes', in order.
-    The longest distance between them counts: failing targets are scraped less often."""
+    """Seconds without a scrape that count as a gap, from the longest distance between `times`, the
+    newest scrapes. The longest, because failing targets are scraped less often."""
     return AWAY_STEPS * max((LEAST_STEP_S, *(now - before for before, now in pairwise(times))))
 
 
@@ -130,21 +132,21 @@ class IntervalBook:
 
     @property
     def opened(self) -> list[Open]:
-        """The intervals that have begun and not ended."""
+        """The open intervals."""
         return list(self._open.values())
 
     def pause(self) -> list[Change]:
-        """Scraping stops: pauses the causes and ends everything else. Returns the changes."""
+        """Scraping stops: pause the causes, end everything else. Returns the changes."""
         self._readable_s = None
         self._seen.clear()
         return self._pause([interval for interval in self.opened if not interval.paused])
 
     def close(self, how: str = UNWATCHED) -> list[Change]:
-        """The engine is gone: ends everything when it was last seen. Returns the changes."""
+        """The engine is gone: end everything at the time it was last seen. Returns the changes."""
         return [self._end(interval, interval.last_s, how) for interval in self.opened]
 
     def take(self, verdict: Verdict) -> list[Change]:
-        """Update the intervals with a diagnosis; returns the changes."""
+        """Update the intervals with a diagnosis. Returns the changes."""
         changes = self._notice_gap(verdict.t_s)
         if verdict.warming and any(condition.paused for condition in self._open.values()):
             return changes
@@ -188,7 +190,7 @@ class IntervalBook:
         return changes
 
     def _given_up(self, verdict: Verdict, interval: Open) -> bool:
-        """Whether a paused interval that this verdict lacks is over."""
+        """Whether a paused interval that this verdict lacks has ended."""
         if verdict.t_s - interval.last_s > BRIDGED_S:
             return True
         if self._readable_s is None:
@@ -218,8 +220,11 @@ class IntervalBook:
         return changes
 
     def _start_s(self, verdict: Verdict, condition: Condition) -> float:
-        """The condition's start, but not before the previous interval ended or the page became
-        readable again, and not later than now."""
+        """Start of the condition's new interval in unix seconds.
+
+        That is the condition's own start, limited to the time since its last interval ended and
+        since the page became readable, and never after the scrape.
+        """
         since_s = condition.since_s if condition.since_s <= verdict.t_s else verdict.t_s
         ended_s = self._ended_s.get(_slot(condition), -math.inf)
         readable_s = -math.inf if self._readable_s is None else self._readable_s
@@ -244,5 +249,5 @@ class IntervalBook:
 
 
 def _slot(condition: Open | Condition) -> str:
-    """Key of which only one interval is open at a time: the stage, the health, or a cause's id."""
+    """Key of which only one interval is open: the stage, the health, or a cause's id."""
     return condition.id if condition.kind == "cause" else condition.kind

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 
 SAMPLES_MAX = 240
-"""Half windows that are remembered: two hours of quiet at the default window of 60 s."""
+"""Number of samples kept, one per half window: two hours of quiet at the default window of 60 s."""
 
 SAMPLES_MIN = 2
-"""Fewer quiet samples than this are no baseline: one window's worth."""
+"""Fewest quiet samples for a baseline: one window's worth."""
 
 TTFT, ITL, PREFIX, LENGTHS, LOAD, TRANSFER = "ttft", "itl", "prefix", "lengths", "load", "transfer"
 TRACKED: Mapping[str, tuple[str, ...]] = {
@@ -23,14 +23,14 @@ TRACKED: Mapping[str, tuple[str, ...]] = {
     LOAD: ("generation_tokens_per_s", "running_avg"),
     TRANSFER: ("kv_transfer_mean_s",),
 }
-"""Signals that have a baseline, by the family that is disturbed together. A rule and a cause say
-which families they move (`moves`): a queue moves TTFT, and says nothing against the prefix cache's
-hit ratio. A server that is always a little in trouble still has its own normal."""
+"""Signals with a baseline, by family. Rules and causes name the families that they disturb
+(`moves`): a queue disturbs TTFT but not the prefix cache's hit ratio. A server with a constant
+small problem still gets a baseline for everything else."""
 
 FAMILIES = tuple(TRACKED)
 TRACKED_SIGNALS = tuple(key for keys in TRACKED.values() for key in keys)
 STAGE_MOVES = (TTFT, ITL, PREFIX, LOAD)
-"""What the cascade moves from its second stage on: preempted requests lose their blocks."""
+"""The families that the cascade disturbs from stage 2 on: preempted requests lose their blocks."""
 
 QUIET_WAITING, QUEUE_MOVES = 1.0, (TTFT, ITL, LOAD)
 """A queue this long, in the window's mean, is not quiet, and what it moves."""
@@ -45,11 +45,11 @@ DRIFTS = (
     ("itl_mean_drift_ratio", "itl_mean_s"),
     ("ttft_p99_p50_drift_ratio", "ttft_p99_p50_ratio"),
 )
-"""Derived signals: the value now over its own baseline."""
+"""Derived signals that are a value over its own baseline: derived key, signal key."""
 
 
 class Samples:
-    """The newest values of one signal, kept in order as well: their median costs no sorting."""
+    """The newest values of one signal, also kept sorted so that the median is cheap."""
 
     def __init__(self) -> None:
         self._newest: deque[float] = deque()
@@ -59,28 +59,28 @@ class Samples:
         return len(self._newest)
 
     def add(self, value: float) -> None:
-        """Take a number; the oldest one goes where there are too many."""
+        """Add a value; drops the oldest beyond the limit."""
         if len(self._newest) == SAMPLES_MAX:
             del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
         self._newest.append(value)
         insort(self._ordered, value)
 
     def median(self) -> float:
-        """The median of at least one value."""
+        """The median; needs at least one value."""
         ordered, half = self._ordered, len(self._ordered) // 2
         return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 @dataclass(slots=True)
 class Baseline:
-    """Quiet values of one engine."""
+    """The baselines of one engine: medians of its quiet scrapes."""
 
     spacing_s: float
     _samples: dict[str, Samples]
     _last_s: dict[str, float]
     _medians: dict[str, float]
     season: Mapping[str, float]
-    """Signals as they usually are at this hour of the week; none where that is not known."""
+    """Usual values at this hour of the week, by signal; empty where unknown."""
 
     def __init__(self, *, window_s: float) -> None:
         self.spacing_s = window_s / 2
@@ -95,7 +95,7 @@ class Baseline:
         values: Mapping[str, float | None],
         families: Collection[str] = FAMILIES,
     ) -> None:
-        """Add a scrape that is quiet for these families, at most one each half window."""
+        """Add a scrape that is quiet for these families; at most one sample per half window."""
         for family in families:
             if 0 <= now_s - self._last_s[family] < self.spacing_s:
                 continue
@@ -109,15 +109,16 @@ class Baseline:
                         self._medians[key] = samples.median()
 
     def get(self, key: str) -> float | None:
-        """What a signal is compared with: its quiet median or the usual value at this hour of the
-        week, whichever is worse; None before there is either."""
+        """A signal's baseline: its quiet median or the usual value at this hour of the week,
+        whichever is worse; None if neither exists."""
         quiet, usual = self._medians.get(key), self.season.get(key)
         if quiet is None or usual is None:
             return usual if quiet is None else quiet
         return min(quiet, usual) if key in MORE_IS_BETTER else max(quiet, usual)
 
     def drifts(self, values: Mapping[str, float | None]) -> dict[str, float | None]:
-        """Each derived signal: value over baseline, None where either is not known."""
+        """The ratio of each signal in DRIFTS to its baseline, by derived key; None if either is
+        unknown."""
         ratios: dict[str, float | None] = {}
         for key, of in DRIFTS:
             value, quiet = values.get(of), self.get(of)
@@ -135,23 +136,23 @@ class Baseline:
 HOUR_S = 3600.0
 WEEK_S = 168 * HOUR_S
 WEEKS = 4
-"""Earlier weeks that are looked at: what is older was another load."""
+"""Number of earlier weeks used: older load is a different load."""
 
 WEEKS_MIN = 2
-"""Fewer weeks with that hour are no habit."""
+"""Fewest weeks with data for the same hour."""
 
 SCRAPES_MIN = 10
-"""Fewer scrapes with a value say nothing of an hour."""
+"""Fewest scrapes with a value in an hour."""
 
 SPREAD_MAX = 0.3
-"""Median distance of the weeks from their median, as a share of it: weeks that are further apart
-than this have nothing in common, for one of them may have been an incident."""
+"""Largest median deviation of the weeks from their median, relative to it: with more, one of the
+weeks may have been an incident."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """A signal at an hour of the week: the median of its weeks, their median absolute deviation
-    from it, and how many there are."""
+    """A signal at an hour of the week: the median over weeks, the median absolute deviation, and
+    the number of weeks."""
 
     median: float
     deviation: float
@@ -159,17 +160,17 @@ class Usual:
 
     @property
     def holds(self) -> bool:
-        """Whether enough weeks say about the same."""
+        """Whether enough weeks agree."""
         return self.weeks >= WEEKS_MIN and self.deviation <= SPREAD_MAX * abs(self.median)
 
 
 def hour_start_s(t_s: float) -> float:
-    """The beginning of the hour that a moment lies in."""
+    """Start of the hour that contains a time."""
     return t_s // HOUR_S * HOUR_S
 
 
 def earlier_hours(t_s: float) -> Iterator[tuple[float, float]]:
-    """From and to of the same hour in the weeks before, the last week's first."""
+    """Start and end of the same hour in earlier weeks, newest first."""
     start_s = hour_start_s(t_s)
     for week in range(1, WEEKS + 1):
         from_s = start_s - week * WEEK_S
@@ -177,20 +178,20 @@ def earlier_hours(t_s: float) -> Iterator[tuple[float, float]]:
 
 
 def hourly(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Each signal's median within an hour, of those that are known often enough (NaN is not)."""
+    """Each signal's median within an hour, for signals with enough values (NaN does not count)."""
     finite = {key: [value for value in of if value == value] for key, of in values.items()}
     return {key: median(of) for key, of in finite.items() if len(of) >= SCRAPES_MIN}
 
 
 def usual(weeks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What each signal usually is at an hour, from that hour's aggregates in earlier weeks; those
-    without enough weeks that agree are left out."""
+    """Each signal's usual value at an hour, from that hour in earlier weeks; signals without enough
+    agreeing weeks are left out."""
     keys = dict.fromkeys(key for week in weeks for key in week)
     by_signal = {key: usual_of([week[key] for week in weeks if key in week]) for key in keys}
     return {key: usual_value.median for key, usual_value in by_signal.items() if usual_value.holds}
 
 
 def usual_of(weeks: Sequence[float]) -> Usual:
-    """The same of one signal; at least one week."""
+    """The usual value of one signal; needs at least one week."""
     middle = median(weeks)
     return Usual(middle, median(abs(value - middle) for value in weeks), len(weeks))

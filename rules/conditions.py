@@ -1,10 +1,10 @@
-"""Quantities and conditions over signals, written once and compiled twice: to Python and to PromQL.
+"""Conditions over signals, written once and compiled to Python and to PromQL. Pure.
 
 A quantity is a number or unknown. A condition is true, false or unknown (Kleene's logic): a
-comparison with an unknown quantity is unknown, `a & b` is false as soon as one is false, `a | b` is
-true as soon as one is true. `assume` says what an unknown condition counts as. Both compilers ask a
-condition for one side at a time, where it is surely true or where it is surely false, because
-PromQL can only say that something is there. Pure.
+comparison with an unknown quantity is unknown, `a & b` is false if one is false, `a | b` is true if
+one is true. `assume` sets what an unknown condition counts as. PromQL can only state that something
+exists, so both compilers compile one side at a time: where the condition is certainly true, or
+where it is certainly false.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ C = TypeVar("C")
 
 
 class Compiler(Protocol[C]):
-    """Makes one side of a condition out of those of its parts."""
+    """Compiles a condition from its compiled parts."""
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> C:
         """Where a comparison of two known quantities is true."""
         ...
 
     def every(self, parts: Sequence[C]) -> C:
-        """Where all parts are."""
+        """Where all parts hold."""
         ...
 
     def some(self, parts: Sequence[C]) -> C:
-        """Where one part at least is."""
+        """Where at least one part holds."""
         ...
 
     def unless(self, part: C) -> C:
-        """Everywhere but where a part is."""
+        """Where the part does not hold."""
         ...
 
     def leaf(self, condition: Leaf, *, side: bool) -> C:
-        """Where a condition that has its own two spellings is true, or false."""
+        """Where a condition with its own two implementations is true, or false."""
         ...
 
 
@@ -47,19 +47,19 @@ class Compiler(Protocol[C]):
 
 
 class Quantity:
-    """A number, or unknown. `scalar`: PromQL has it as a number, not by engine; `positive`: it is
-    above zero wherever it is known."""
+    """A number, or unknown. `scalar`: in PromQL it is a number, not a series per engine;
+    `positive`: it is above zero wherever it is known."""
 
     __slots__ = ()
     scalar = False
     positive = False
 
     def read(self) -> Read:
-        """Its value in Python."""
+        """A function from facts to the value; None for unknown."""
         raise NotImplementedError
 
     def promql(self, to: Spelling) -> str | None:
-        """Its value in PromQL; None where PromQL cannot know it."""
+        """The PromQL expression; None if PromQL cannot compute it."""
         raise NotImplementedError
 
     def __ge__(self, other: Quantity | float) -> Condition:
@@ -99,27 +99,27 @@ class Quantity:
         return Quotient(quantity(other), self)
 
     def otherwise(self, value: float) -> Quantity:
-        """The same, with `value` where it is unknown."""
+        """This quantity, with `value` where it is unknown."""
         return WithDefault(self, Number(value))
 
     def at_least(self, value: Quantity | float) -> Quantity:
-        """The greater of both."""
+        """The larger of this quantity and a number."""
         return AtLeast(self, quantity(value))
 
     @property
     def known(self) -> Condition:
-        """Whether it has a value; never unknown."""
+        """A condition: whether it has a value. Never unknown."""
         return Known(self)
 
 
 def quantity(value: Quantity | float) -> Quantity:
-    """A number as a quantity."""
+    """A plain number as a quantity; quantities are returned unchanged."""
     return value if isinstance(value, Quantity) else Number(float(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Number(Quantity):
-    """A number that a record states: a threshold, a weight, a factor."""
+    """A constant of a record: a threshold, a weight, a factor."""
 
     scalar = True
     positive = True
@@ -135,7 +135,7 @@ class Number(Quantity):
 
 
 def _of_both(left: Quantity, right: Quantity, of: Callable[[float, float], float | None]) -> Read:
-    """A value of two quantities; unknown where either is."""
+    """A function that applies `of` to two quantities' values; None if either is unknown."""
     left_of, right_of = left.read(), right.read()
 
     def value(facts: Facts) -> float | None:
@@ -155,7 +155,7 @@ _SIGNS: Mapping[str, Callable[[float, float], float]] = {"+": add, "-": sub, "*"
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic(Quantity):
-    """A sum, difference or product; unknown where either side is."""
+    """A sum, difference or product; unknown if either operand is."""
 
     left: Quantity
     sign: str
@@ -170,7 +170,7 @@ class Arithmetic(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class Quotient(Quantity):
-    """A quotient; unknown where the divisor is unknown or not above zero."""
+    """One quantity divided by another; unknown if either is or the divisor is not above zero."""
 
     left: Quantity
     right: Quantity
@@ -185,7 +185,7 @@ class Quotient(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class AtLeast(Quantity):
-    """The greater of a quantity and a number; unknown where the quantity is."""
+    """The larger of a quantity and a number; unknown if the quantity is."""
 
     positive = True
 
@@ -201,7 +201,7 @@ class AtLeast(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class WithDefault(Quantity):
-    """A quantity with a number where it is unknown."""
+    """A quantity, with a default number where it is unknown."""
 
     of: Quantity
     default: Number
@@ -234,7 +234,7 @@ class Condition:
     __slots__ = ()
 
     def compile(self, to: Compiler[C], *, side: bool = True) -> C:
-        """Where it is surely true, or with `side` false surely false."""
+        """Where it is certainly true, or with `side=False` certainly false."""
         raise NotImplementedError
 
     def __and__(self, other: Condition) -> Condition:
@@ -247,12 +247,12 @@ class Condition:
         return Not(self)
 
     def assume(self, *, unknown: bool) -> Condition:
-        """The same, where it is unknown true or false as stated."""
+        """This condition, with true or false in place of unknown."""
         return Assume(self, unknown)
 
 
 def parts_of(kind: type[Every | Some], condition: Condition) -> tuple[Condition, ...]:
-    """The parts of a condition of a kind, else the condition itself."""
+    """The operands of a condition of this kind, else the condition alone."""
     return condition.parts if isinstance(condition, kind) else (condition,)
 
 
@@ -262,7 +262,7 @@ COMPARE: Mapping[str, Callable[[float, float], bool]] = {">=": ge, ">": gt, "<="
 
 @dataclass(frozen=True, slots=True)
 class Compare(Condition):
-    """One quantity against another; unknown where either is."""
+    """A comparison of two quantities; unknown if either is."""
 
     left: Quantity
     sign: str
@@ -274,7 +274,7 @@ class Compare(Condition):
 
 @dataclass(frozen=True, slots=True)
 class Every(Condition):
-    """True where all parts are; false where one is."""
+    """A conjunction: true if all parts are, false if one is false."""
 
     parts: tuple[Condition, ...]
 
@@ -285,7 +285,7 @@ class Every(Condition):
 
 @dataclass(frozen=True, slots=True)
 class Some(Condition):
-    """True where one part is; false where all are."""
+    """A disjunction: true if one part is, false if all are false."""
 
     parts: tuple[Condition, ...]
 
@@ -296,7 +296,7 @@ class Some(Condition):
 
 @dataclass(frozen=True, slots=True)
 class Not(Condition):
-    """True where its part is false, false where that is true."""
+    """The negation; unknown stays unknown."""
 
     part: Condition
 
@@ -306,7 +306,7 @@ class Not(Condition):
 
 @dataclass(frozen=True, slots=True)
 class Assume(Condition):
-    """A condition that counts as `unknown` where it is unknown."""
+    """A condition with a fixed value where it is unknown."""
 
     part: Condition
     unknown: bool
@@ -331,7 +331,7 @@ ALWAYS, NEVER = Constant(True), Constant(False)
 
 
 class Leaf(Condition):
-    """A condition with two spellings of its own."""
+    """A condition with its own implementations in Python and PromQL."""
 
     __slots__ = ()
 
@@ -339,11 +339,11 @@ class Leaf(Condition):
         return to.leaf(self, side=side)
 
     def holds(self, *, side: bool) -> Holds:
-        """Where it is true, or false, in Python."""
+        """A function from facts: whether it is true, or with `side=False` false."""
         raise NotImplementedError
 
     def promql(self, to: Spelling, *, side: bool) -> Clause:
-        """The same in PromQL."""
+        """The PromQL clause of where it is true, or with `side=False` false."""
         raise NotImplementedError
 
 
@@ -369,10 +369,10 @@ class Known(Leaf):
 
 
 class ToPython:
-    """Conditions as functions of facts."""
+    """Compiles conditions to functions of facts."""
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> Holds:
-        """Where the comparison is true of two known values."""
+        """True if both values are known and the comparison holds."""
         left_of, compared = left.read(), COMPARE[sign]
         if isinstance(right, Number):
             bound = right.value
@@ -394,7 +394,7 @@ class ToPython:
         return holds
 
     def every(self, parts: Sequence[Holds]) -> Holds:
-        """Where all are."""
+        """True if all are."""
         if len(parts) == 1:
             return parts[0]
 
@@ -407,7 +407,7 @@ class ToPython:
         return holds
 
     def some(self, parts: Sequence[Holds]) -> Holds:
-        """Where one at least is."""
+        """True if at least one is."""
         if len(parts) == 1:
             return parts[0]
 
@@ -420,11 +420,11 @@ class ToPython:
         return holds
 
     def unless(self, part: Holds) -> Holds:
-        """Where it is not."""
+        """True if the part is false."""
         return lambda facts: not part(facts)
 
     def leaf(self, condition: Leaf, *, side: bool) -> Holds:
-        """By its own function."""
+        """The leaf's own function."""
         return condition.holds(side=side)
 
 
@@ -433,8 +433,8 @@ PYTHON = ToPython()
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """PromQL that is there for the engines of which a condition holds: an expression of which one
-    option is there (none: nowhere), or with `negated_of` everywhere but there."""
+    """PromQL for the engines where a condition holds: engines that appear in one of the options
+    (none: no engine), or with `negated_of` all engines that do not."""
 
     options: tuple[str, ...] = ()
     everywhere: bool = False
@@ -442,12 +442,12 @@ class Clause:
 
     @property
     def nowhere(self) -> bool:
-        """Whether it can be there for no engine."""
+        """Whether it holds for no engine."""
         return not self.options and not self.everywhere
 
     @property
     def negated(self) -> Clause:
-        """Everywhere but where it is."""
+        """The complement."""
         if self.nowhere:
             return Clause(everywhere=True)
         if self.everywhere and not self.without:
@@ -456,7 +456,7 @@ class Clause:
 
     @property
     def vector(self) -> str:
-        """As an expression; empty where it is everywhere without exception."""
+        """The PromQL expression; empty if it holds for all engines."""
         if self.everywhere and not self.without:
             return ""
         start = EVERYWHERE if self.everywhere else " or ".join(self.options)
@@ -466,7 +466,7 @@ class Clause:
 
 
 def enclosed(text: str) -> str:
-    """An expression in parentheses; one that is in a pair of them already stays as it is."""
+    """An expression in parentheses, without doubling existing ones."""
     depth = 0
     for at, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")
@@ -476,13 +476,13 @@ def enclosed(text: str) -> str:
 
 
 class ToPromQL:
-    """Conditions as PromQL."""
+    """Compiles conditions to PromQL."""
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
 
     def compare(self, left: Quantity, sign: str, right: Quantity) -> Clause:
-        """Where the comparison is true."""
+        """The series for which the comparison holds."""
         left_expr, right_expr = left.promql(self.spelling), right.promql(self.spelling)
         return (
             Clause()
@@ -491,7 +491,7 @@ class ToPromQL:
         )
 
     def every(self, parts: Sequence[Clause]) -> Clause:
-        """Where all are: what is there first, then what must not be there."""
+        """The intersection: positive clauses joined by `and`, then `unless` for negated ones."""
         if any(part.nowhere for part in parts):
             return Clause()
         there = [part.vector if len(part.options) == 1 and not part.without else f"({part.vector})"
@@ -503,7 +503,7 @@ class ToPromQL:
         return Clause((" and ".join(there),), without=without)
 
     def some(self, parts: Sequence[Clause]) -> Clause:
-        """Where one at least is."""
+        """The union."""
         able = [part for part in parts if not part.nowhere]
         if any(part.everywhere and not part.without for part in able):
             return Clause(everywhere=True)
@@ -514,11 +514,11 @@ class ToPromQL:
                             for text in options))  # fmt: skip
 
     def unless(self, part: Clause) -> Clause:
-        """Everywhere but there."""
+        """The complement."""
         return part.negated
 
     def leaf(self, condition: Leaf, *, side: bool) -> Clause:
-        """By its own PromQL."""
+        """The leaf's own PromQL."""
         return condition.promql(self.spelling, side=side)
 
 
@@ -526,7 +526,7 @@ class ToPromQL:
 
 
 def nodes(root: object) -> Iterator[object]:
-    """A record, quantity or condition and all that it is made of, depth first."""
+    """Yields a record, quantity or condition and all its parts, depth first."""
     yield root
     parts: list[object] = []
     if isinstance(root, tuple):

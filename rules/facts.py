@@ -1,4 +1,4 @@
-"""What conditions are read from: facts in Python, recorded series in PromQL. Pure."""
+"""The inputs of conditions: facts in Python, recorded series in PromQL. Pure."""
 
 from __future__ import annotations
 
@@ -7,89 +7,89 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 PREFIX = "kneewatch:"
-"""What the names of recorded series begin with."""
+"""The prefix of recorded series' names."""
 
 
 def recorded(key: str) -> str:
-    """The recorded series of a signal."""
+    """The name of a signal's recorded series."""
     return PREFIX + key
 
 
 def number(value: float) -> str:
-    """A number as PromQL writes it."""
+    """A number in PromQL syntax."""
     return f"{value:.12g}"
 
 
 def duration(seconds: float) -> str:
-    """A PromQL duration, in whole milliseconds."""
+    """A PromQL duration in whole milliseconds."""
     millis = max(1, round(1000 * seconds))
     return f"{millis // 1000}s" if millis % 1000 == 0 else f"{millis}ms"
 
 
 SCRAPES_PER_RANGE = 4
-"""Scrapes that a range of counters must hold: a rate needs two, and scrapes fail or come late."""
+"""Scrapes that a counter's range must cover: a rate needs two, and scrapes fail or are late."""
 
 SAMPLES_PER_SPAN = 1.5
-"""Scrape intervals that a condition must hold for: two scrapes see it, one alone may be chance."""
+"""Scrape intervals that a condition must hold for, so that two scrapes confirm it."""
 
 WIDE_RANGE_S = 240.0
-"""Range that holds four scrapes of a minute; read where the range for the stated scrape interval
-holds no two scrapes."""
+"""A range with four scrapes at one-minute intervals, for scrape intervals longer than stated."""
 
 
 def range_s(least_s: float, scrape_s: float) -> float:
-    """Seconds of a range over scraped counters: at least `least_s`, and four scrapes."""
+    """Seconds of a range over scraped counters: at least `least_s`, and at least four scrapes."""
     return max(least_s, SCRAPES_PER_RANGE * scrape_s)
 
 
 def span_s(least_s: float, sample_s: float) -> float:
-    """Seconds for which a condition must hold, of a gauge that gets a sample each `sample_s`."""
+    """Seconds for which a condition on a gauge must hold; `sample_s` is the gauge's sample
+    interval."""
     return max(least_s, SAMPLES_PER_SPAN * sample_s)
 
 
 class Targets(Protocol):
-    """Latency targets in seconds; None where none is stated."""
+    """Latency targets in seconds; None if not configured."""
 
     @property
     def ttft_p99_s(self) -> float | None:
-        """P99 of the time to first token."""
+        """Target for TTFT P99."""
         ...
 
     @property
     def itl_p99_s(self) -> float | None:
-        """P99 of the inter-token latency."""
+        """Target for ITL P99."""
         ...
 
 
 class Quiet(Protocol):
-    """Signals in quiet times."""
+    """Baselines of signals."""
 
     def get(self, key: str) -> float | None:
-        """What a signal is compared with; None where that is not known."""
+        """A signal's baseline; None if unknown."""
         ...
 
 
 class Facts(Protocol):
-    """What Python reads quantities and conditions from: one engine at one moment."""
+    """The inputs of quantities and conditions in Python: one engine at one moment."""
 
     @property
     def values(self) -> Mapping[str, float | None]:
-        """Signals and derived signals."""
+        """Signals and derived signals; None for unknown."""
         ...
 
     @property
     def recent(self) -> Mapping[str, float | None]:
-        """Some signals on the newest part of the window."""
+        """Some signals over the newest part of the window."""
         ...
 
     @property
     def baseline(self) -> Quiet:
-        """Signals in quiet times."""
+        """Baselines of signals."""
         ...
 
     @property
     def streaks_s(self) -> Mapping[str, float]:
-        """Seconds that named conditions have held; those that do not hold are left out."""
+        """Seconds for which named conditions have held; those that do not hold are absent."""
         ...
 
     @property
@@ -104,22 +104,22 @@ class Facts(Protocol):
 
     @property
     def window_s(self) -> float:
-        """The short window."""
+        """Seconds of the short window."""
         ...
 
     @property
     def observed_s(self) -> float:
-        """How long this process has been watched."""
+        """Seconds since the first scrape of this process."""
         ...
 
     @property
     def scale(self) -> float:
-        """The short window over its default: durations stretch with it."""
+        """The short window over its default; durations are multiplied by it."""
         ...
 
 
 class Spelling(Protocol):
-    """What PromQL is written for."""
+    """The parameters of compilation to PromQL."""
 
     @property
     def window_s(self) -> float:
@@ -148,24 +148,24 @@ class Spelling(Protocol):
 
     @property
     def process(self) -> str:
-        """Labels that all engines of a process share."""
+        """Labels common to all engines of a process."""
         ...
 
     @property
     def everywhere(self) -> str:
-        """A series that every engine has."""
+        """A series that exists for every engine."""
         ...
 
     def series(self, key: str) -> str | None:
-        """The recorded series of a signal; None where there is none."""
+        """A signal's recorded series; None if there is none."""
         ...
 
     def raw(self, metric: str, suffix: str = "", extra: str = "") -> str:
-        """vLLM's own series of a metric."""
+        """vLLM's own series of a metric, as a selector."""
         ...
 
     def summed(self, expr: str) -> str:
-        """An expression over vLLM's own series, summed by engine."""
+        """An expression over vLLM's own series, summed per engine."""
         ...
 
     def last_rate(self, metric: str) -> str:
@@ -174,10 +174,10 @@ class Spelling(Protocol):
 
 
 class _NoBaseline:
-    """Nothing is known of quiet times."""
+    """Baselines of an engine without any."""
 
     def get(self, key: str) -> float | None:
-        """None: no signal has a normal value."""
+        """None: no signal has a baseline."""
         del key
         return None
 
@@ -187,7 +187,7 @@ NO_BASELINE = _NoBaseline()
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Signals at one moment, where there is nothing else to read a condition from."""
+    """Facts with nothing but the signals of one moment."""
 
     values: Mapping[str, float | None]
     targets: Targets
@@ -202,7 +202,7 @@ class Moment:
 
 Read = Callable[[Facts], float | None]
 Holds = Callable[[Facts], bool]
-"""A quantity, and a condition, as functions of facts."""
+"""Compiled conditions and quantities: functions of facts."""
 
 EVERYWHERE = recorded("running")
-"""A recorded series that every engine has."""
+"""A recorded series that exists for every engine."""

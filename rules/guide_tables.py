@@ -1,6 +1,7 @@
-"""Each row of the guide's tables and what covers it, or why nothing can. Pure.
+"""The rows of the guide's tables, each with the rules and causes that cover it, or the reason why
+none can. Pure.
 
-`rules/README.md` is generated from this; a test holds every id here against the rules and causes.
+`rules/README.md` is generated from this; a test checks that every id exists.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the guide. `rules` and `causes` cover it; `gap` says what cannot be seen and why."""
+    """A row of a guide table. `rules` and `causes` cover it; `gap` says what cannot be observed and
+    why."""
 
     section: str
     subject: str

@@ -1,5 +1,4 @@
-"""The quantities and conditions that records are written in: signals, baselines, targets, what has
-held for a while. Pure."""
+"""The quantities and conditions for records: signals, baselines, targets, durations. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from kneewatch.rules.facts import (
 
 @dataclass(frozen=True, slots=True)
 class Signal(Quantity):
-    """A signal or derived signal on the window."""
+    """A signal or derived signal over the window."""
 
     key: str
 
@@ -39,12 +38,12 @@ RECENT = {
     "spec_acceptance_ratio": "spec_acceptance_recent_ratio",
     "lora_change_per_s": "lora_change_recent_per_s",
 }
-"""Signals that are read on the window's newest part as well, and their recorded series."""
+"""Recorded series of the signals that are also read over the newest part of the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent(Quantity):
-    """A signal on the newest part of the window."""
+    """A signal over the newest part of the window."""
 
     key: str
 
@@ -57,12 +56,12 @@ class Recent(Quantity):
 
 
 BASELINES = {"prefix_hit_ratio": "prefix_hit_quiet_ratio"}
-"""Baselines that are derived signals as well, by their names."""
+"""Baselines that are also derived signals, by signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineValue(Quantity):
-    """What a signal is compared with: its value in quiet times, or the usual one of this hour."""
+    """A signal's baseline: its quiet median or the usual value at this hour of the week."""
 
     key: str
 
@@ -81,7 +80,7 @@ class BaselineValue(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class Target(Quantity):
-    """A latency target that the user states; unknown where none is stated."""
+    """A latency target; unknown if not configured."""
 
     scalar = True
     positive = True
@@ -99,7 +98,7 @@ class Target(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class WindowSeconds(Quantity):
-    """The window, in seconds: a rate times it is a count."""
+    """The window in seconds: times a rate it gives a count."""
 
     scalar = True
     positive = True
@@ -116,7 +115,7 @@ class WindowSeconds(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class SquareRoot(Quantity):
-    """The square root of a quantity above zero; else unknown."""
+    """The square root of a quantity; unknown unless the quantity is above zero."""
 
     of: Quantity
 
@@ -136,7 +135,7 @@ class SquareRoot(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class Named(Quantity):
-    """A quantity that PromQL records under a name of its own, because several records use it."""
+    """A quantity that PromQL records under its own name, because several records use it."""
 
     key: str
     of: Quantity
@@ -150,7 +149,7 @@ class Named(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class FirstOf(Quantity):
-    """The first of several quantities that is known."""
+    """The first known one of several quantities."""
 
     options: tuple[Quantity, ...]
 
@@ -173,7 +172,7 @@ class FirstOf(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class Minimum(Quantity):
-    """The smaller of two quantities; the other one where one is unknown."""
+    """The smaller of two quantities; if one is unknown, the other."""
 
     left: Quantity
     right: Quantity
@@ -198,7 +197,7 @@ class Minimum(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class LastStep(Quantity):
-    """What a counter gained between the last two scrapes, or in PromQL its rate between them."""
+    """A counter's increase between the last two scrapes; in PromQL its rate between them."""
 
     metric: str
     key: str
@@ -213,12 +212,12 @@ class LastStep(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class Held(Leaf):
-    """Whether a condition has held for `for_s` at each scrape; with `stretch` longer in proportion
-    where the window is longer, and for two scrapes at least.
+    """Whether a condition has held for `for_s`, and for at least two scrapes. With `stretch` the
+    duration is scaled with the window.
 
-    In Python by the streak of that name, which one scrape to the contrary does not end; in PromQL
-    at each evaluation: of a gauge by its least value, else by a recorded series that is 1 or 0.
-    Without a streak it is false, never unknown.
+    In Python it reads the streak of that name, which a single contrary scrape does not end. In
+    PromQL it is checked at each evaluation: for a gauge by its minimum, else by a recorded 0/1
+    series. Without a streak it is false, never unknown.
     """
 
     name: str
@@ -247,18 +246,17 @@ class Held(Leaf):
         return clause if side else clause.negated
 
     def lasts_s(self, to: Spelling) -> tuple[float, float]:
-        """Seconds that it must hold by its record, and in PromQL."""
+        """Seconds for which it must hold: by its record, and in PromQL."""
         for_s = self.for_s.value * (to.scale if self.stretch else 1.0)
         return for_s, span_s(for_s, max(to.interval_s, to.scrape_s))
 
     @property
     def flagged(self) -> bool:
-        """Whether PromQL needs a series of its own for it; a gauge's least value needs none."""
+        """Whether PromQL needs a 0/1 series for it; a gauge's minimum needs none."""
         return not (isinstance(self.of, Compare) and isinstance(self.of.right, Number))
 
     def flag(self, to: Spelling) -> str | None:
-        """The series that is 1 while the comparison holds and 0 while it does not; None where it is
-        no comparison that PromQL can make."""
+        """The 0/1 series of the comparison; None if PromQL cannot compute it."""
         if not isinstance(self.of, Compare):
             return None
         left, right = self.of.left.promql(to), self.of.right.promql(to)
@@ -267,7 +265,7 @@ class Held(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Configured(Leaf):
-    """Whether a label of cache_config_info has a value; unknown without such a label."""
+    """Whether a label of cache_config_info has this value; unknown without the label."""
 
     label: str
     value: str
@@ -290,7 +288,7 @@ class Configured(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Exposed(Leaf):
-    """Whether the page has a metric that only a feature in use has, by its signal in Python."""
+    """Whether the page has a metric that only a feature in use exports; in Python by its signal."""
 
     metric: str
     key: str
@@ -320,5 +318,5 @@ class Watched(Leaf):
 
 
 def signals_of(root: object) -> tuple[str, ...]:
-    """Keys of the signals that it reads on the window, each once."""
+    """Keys of the signals that it reads over the window, each once."""
     return tuple(dict.fromkeys(node.key for node in nodes(root) if isinstance(node, Signal)))

@@ -111,7 +111,7 @@ class Feed(Protocol):
 
     @property
     def patience_s(self) -> float:
-        """Seconds without data after which the source's state is out of date."""
+        """Seconds after which the source counts as stale if it sends no data."""
         ...
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
@@ -132,7 +132,7 @@ class ServerFeed:
 
     @property
     def patience_s(self) -> float:
-        """Seconds without data after which the source's state is out of date."""
+        """Seconds after which the server counts as stale if no scrape succeeds."""
         return patience_s(self.interval_s)
 
     def run(self, screen: ScreenState, pace: Pace) -> None:
@@ -225,7 +225,7 @@ class FeedThreads:
 
 
 def patience_s(interval_s: float) -> float:
-    """Seconds without data after which a source's state is out of date."""
+    """Seconds after which a source without new data counts as stale, from its scrape interval."""
     return max(INTERVALS_MISSED * interval_s, PATIENCE_S)
 
 
@@ -275,7 +275,7 @@ class DaemonFeed:
 
     @property
     def patience_s(self) -> float:
-        """Seconds without data after which the source's state is out of date."""
+        """Seconds after which the daemon counts as stale if it does not answer."""
         return patience_s(self.interval_s)
 
     def run(self, screen: ScreenState, pace: Pace) -> None:

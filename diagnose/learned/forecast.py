@@ -1,4 +1,4 @@
-"""Forecasts: when the KV cache is exhausted, and when TTFT exceeds its target. Pure."""
+"""Forecasts of when the KV cache will be full and when TTFT will exceed its target. Pure."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from dataclasses import dataclass
 from math import inf, isfinite, log, sqrt
 
 SPACINGS = (0.25, 1.0)
-"""Samples a quarter window apart for what comes fast, a window apart for what comes slowly."""
+"""Distances of samples, in windows: a quarter for fast changes, one for slow ones."""
 
 SAMPLES_MAX = 24
 SAMPLES_MIN = 8
-"""Two windows at least, and six (or twenty-four) at most."""
+"""Samples of a trend: at the narrow spacing, 8 to 24 samples span two to six windows."""
 
 TREND_MIN = 6.0
-"""Slope over its standard error. Neighbouring samples overlap, so the error is underestimated."""
+"""Smallest slope, in standard errors, that counts as a trend. Neighbouring samples overlap, so the
+error is underestimated."""
 
 LATE_SAMPLES = 4
-"""The newest ones must go on as the line does."""
+"""Number of newest samples that must continue the line."""
 
 DEMAND_MIN = 0.3
-"""A cache that is hardly used has a long way to go, whatever the slope."""
+"""Demand below this share of the cache gives no forecast, whatever the slope."""
 
 HORIZON_S = 1800.0
-"""A trend is not followed beyond half an hour."""
+"""Longest forecast: half an hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Seconds until demand reaches the KV cache's capacity: soonest, expected, latest.
 
-    `latest_s` is infinite where the slowest likely slope does not get there within the horizon.
+    `latest_s` is infinite if the smallest likely slope does not reach it within the horizon.
     """
 
     soonest_s: float
@@ -42,7 +43,7 @@ class Forecast:
 
 
 def forecast_values(demand: float | None, forecast: Forecast | None) -> dict[str, float | None]:
-    """The derived signals of a demand and its forecast."""
+    """The derived signals of KV demand and its forecast."""
     latest_s = None if forecast is None else forecast.latest_s
     return {
         "kv_demand_ratio": demand,
@@ -53,10 +54,10 @@ def forecast_values(demand: float | None, forecast: Forecast | None) -> dict[str
 
 
 def demand_ratio(values: Mapping[str, float | None]) -> float | None:
-    """KV tokens asked for over the KV cache's capacity; None where usage is not known.
+    """KV tokens demanded over the KV cache's capacity; None if usage is unknown.
 
-    Usage x requests in flight / requests running: those who wait are taken to want what those who
-    run hold on average.
+    Usage x requests in flight / running requests: queued requests are assumed to need as much as
+    running ones do on average.
     """
     usage, running = values.get("kv_usage_avg_ratio"), values.get("running_avg")
     if usage is None or not isfinite(usage):
@@ -67,21 +68,21 @@ def demand_ratio(values: Mapping[str, float | None]) -> float | None:
 
 
 class Forecaster:
-    """The demand of one engine over its last minutes. `window_s` is the short window; from
-    `come_at` on there is nothing to foresee."""
+    """The KV demand of one engine over the last minutes. `window_s` is the short window; from a
+    demand of `come_at` on there is nothing to forecast."""
 
     def __init__(self, *, window_s: float, come_at: float = 1.0) -> None:
         self._come_at = come_at
         self._trends = tuple(_Trend(spacing * window_s) for spacing in SPACINGS)
 
     def forget(self) -> None:
-        """The process was replaced: an empty cache has no trend."""
+        """Drop the samples after a restart: an empty cache has no trend."""
         for trend in self._trends:
             trend.forget()
 
     def update(self, now_s: float, demand: float | None) -> Forecast | None:
-        """The forecast after a scrape that tells a `demand_ratio`, the soonest; None where nothing
-        tends to exhaustion."""
+        """The forecast after a scrape with this demand, the soonest of the spacings; None without a
+        rising trend."""
         if demand is None:
             self.forget()
             return None
@@ -96,7 +97,7 @@ class Forecaster:
 
 
 class _Trend:
-    """Samples of demand at one spacing, and the line through them."""
+    """Demand samples at one spacing, and the line fitted to them."""
 
     def __init__(self, spacing_s: float) -> None:
         self._spacing_s = spacing_s
@@ -109,7 +110,7 @@ class _Trend:
 
     @property
     def rises(self) -> bool:
-        """Whether the newest samples lie above those before them."""
+        """Whether the newest samples are above the earlier ones."""
         values = [value for _, value in self._samples]
         newest, before = values[-LATE_SAMPLES:], values[-2 * LATE_SAMPLES : -LATE_SAMPLES]
         return bool(before) and sum(newest) * len(before) > sum(before) * len(newest)
@@ -145,7 +146,7 @@ class _Trend:
         )
 
     def _goes_on(self, slope: float, level: float) -> bool:
-        """Whether the newest samples rise too, and lie about where the line ends."""
+        """Whether the newest samples rise too and end near the line's end."""
         late = list(self._samples)[-LATE_SAMPLES:]
         rise = late[-1][1] - late[0][1]
         expected_rise = slope * (late[-1][0] - late[0][0])
@@ -157,7 +158,7 @@ def _expected(forecast: Forecast) -> float:
 
 
 def _line(samples: deque[tuple[float, float]]) -> tuple[float, float, float]:
-    """The least-squares line: slope, its standard error, and where it ends."""
+    """The least-squares line: slope, its standard error, and the value at the end."""
     count = len(samples)
     mean_t = sum(t_s for t_s, _ in samples) / count
     mean = sum(value for _, value in samples) / count
@@ -169,7 +170,7 @@ def _line(samples: deque[tuple[float, float]]) -> tuple[float, float, float]:
 
 
 def aged(forecast: Forecast, age_s: float) -> Forecast:
-    """A forecast as it stands some seconds after it was made."""
+    """A forecast, reduced by the seconds since it was made."""
     return Forecast(
         max(0.0, forecast.soonest_s - age_s),
         max(0.0, forecast.expected_s - age_s),
@@ -194,24 +195,24 @@ def aged(forecast: Forecast, age_s: float) -> Forecast:
 
 
 ONE_IN_A_HUNDRED = 2.33
-"""Standard deviations of a normal distribution that one value in a hundred lies above."""
+"""Standard deviations above the mean that 1% of a normal distribution exceeds."""
 
 TAIL = log(100)
 """P99 over the mean of an exponential distribution."""
 
 SHORT_OF_TARGET = 4.0
-"""A latency below a quarter of the target has a long way to go: that load is 0."""
+"""A latency below a quarter of its target counts as load 0."""
 
 EASY = 10.0
-"""Below a tenth of its target a latency says nothing more of the load: the noise would be all."""
+"""Below a tenth of its target, a latency says nothing about load: it is mostly noise."""
 
 Values = Mapping[str, float | None]
 
 
 class SloForecaster:
-    """The loads of one engine over its last minutes; silent without a target.
+    """Forecasts when one engine's TTFT P99 exceeds its target; no forecast without a target.
 
-    `window_s` is the short window, `seats` the limit of requests that run at once.
+    `window_s` is the short window, `seats` the limit on running requests.
     """
 
     def __init__(
@@ -225,13 +226,13 @@ class SloForecaster:
         self._last: tuple[float, Forecast] | None = None
 
     def forget(self) -> None:
-        """The process was replaced."""
+        """Drop the samples after a restart."""
         self._last = None
         for load in self._loads.values():
             load.forget()
 
     def update(self, now_s: float, values: Values) -> dict[str, float | None]:
-        """The derived signals of the forecast after a scrape, None without a trend or a target."""
+        """The forecast's derived signals after a scrape; None without a trend or a target."""
         if self._target_s is None:
             return slo_values(None)
         loads = slo_loads(values, target_s=self._target_s, seats=self._seats)
@@ -244,7 +245,8 @@ class SloForecaster:
         )
 
     def _kept(self, now_s: float, forecasts: list[Forecast]) -> Forecast | None:
-        """The soonest, or for a window the last one: a climb is not over at its first dip."""
+        """The soonest forecast, or for one window the previous one: a climb does not end at its
+        first dip."""
         if forecasts:
             self._last = now_s, min(forecasts, key=_expected_ttft)
         if self._last is None or now_s - self._last[0] > self._kept_s:
@@ -253,7 +255,7 @@ class SloForecaster:
 
 
 def slo_values(forecast: Forecast | None) -> dict[str, float | None]:
-    """The derived signals of a forecast."""
+    """The derived signals of a TTFT forecast."""
     latest_s = None if forecast is None else forecast.latest_s
     return {
         "slo_breaks_in_s": None if forecast is None else forecast.expected_s,
@@ -266,7 +268,7 @@ LOADS = ("kv", "seats", "latency")
 
 
 def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[str, float | None]:
-    """Each load over that at which the target breaks; None where it is not known."""
+    """Each measure of load, relative to the load at which the target breaks; None where unknown."""
     demand, in_flight, latency_s = demand_ratio(values), _in_flight(values), _latency_s(values)
     return {
         "kv": None if demand is None else demand * _peak(in_flight),
@@ -276,7 +278,7 @@ def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[s
 
 
 def _peak(in_flight: float) -> float:
-    """What one arrival in a hundred finds, over the mean."""
+    """Requests in flight that 1 arrival in 100 exceeds, over their mean."""
     return 1 + ONE_IN_A_HUNDRED / sqrt(in_flight) if in_flight > 0 else 1.0
 
 
@@ -285,7 +287,7 @@ def _in_flight(values: Values) -> float:
 
 
 def _latency_s(values: Values) -> float | None:
-    """TTFT P99 as the mean has it, or the wait of who comes now where that is longer."""
+    """TTFT P99 by the mean TTFT, or the wait of a request arriving now if that is longer."""
     ttft_s, served_per_s = values.get("ttft_mean_s"), values.get("completed_per_s")
     if ttft_s is None or not isfinite(ttft_s):
         return None

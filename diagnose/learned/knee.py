@@ -12,14 +12,15 @@ from typing import NamedTuple
 from kneewatch.rules.facts import Targets
 
 MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
-"""Labels of the configuration that vLLM measures at each start: alike is the same."""
+"""Configuration labels that vLLM measures at each start: nearly equal values count as the same."""
 
 ALIKE_RATIO = 0.05
-"""A curve's steps are further apart: blocks that differ by less do not move a knee."""
+"""Largest relative difference of "nearly equal": a curve's steps are further apart, so it does not
+move a knee."""
 
 
 def same_launch(config: Mapping[str, str], other_config: Mapping[str, str]) -> bool:
-    """Whether two configurations are the same but for what is measured at a start."""
+    """Whether two configurations are equal, up to small differences in measured labels."""
     return config.keys() == other_config.keys() and all(
         value == other_config[label] or (label in MEASURED and _alike(value, other_config[label]))
         for label, value in config.items()
@@ -47,24 +48,24 @@ def _alike(text: str, other_text: str) -> bool:
 
 STEPS_PER_DOUBLING = 2
 HALF_A_STEP = 2 ** (0.5 / STEPS_PER_DOUBLING)
-"""From the middle of a step to its edge."""
+"""Factor from the middle of a step to its edge."""
 
 POINTS_KEPT = 48
 POINTS_MIN = 3
 STEPS_MIN = 3
 SPAN_MIN = 4.0
-"""Loads from one to this many times it must have been seen: less is a spot, not a curve."""
+"""Smallest ratio of the highest to the lowest load seen: less is a point, not a curve."""
 
 IN_FLIGHT_MIN = 0.5
 REQUESTS_MIN = 4.0
-"""Fewer finished requests in a window say nothing about their latency."""
+"""Fewest finished requests for a window's latency to count."""
 
 FORGOTTEN_S = 14 * 24 * 3600.0
-"""Older points are of another server: versions, models and prompts change."""
+"""Oldest points used: versions, models and prompts change."""
 
 
 class Point(NamedTuple):
-    """One window. `token_s` is a request's whole time over its output tokens."""
+    """One window of the curve. `token_s` is a request's total time per output token, in seconds."""
 
     t_s: float
     in_flight: float
@@ -85,15 +86,15 @@ SERVED_SIGNALS = (
     "e2e_mean_s",
     "output_tokens_mean",
 )
-"""Signals without which a window is no point."""
+"""Signals that a window needs to become a point."""
 
 POINT_SIGNALS = (*LOAD_SIGNALS, *SERVED_SIGNALS, "ttft_p99_s", "itl_p99_s")
-"""Signals that `point_of` makes a point of."""
+"""Signals that `point_of` reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A figure with the middle half of its windows."""
+    """A value with the range that the middle half of its windows covers."""
 
     low: float
     expected: float
@@ -102,10 +103,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class LearnedKnee:
-    """How much one engine carries, from its own history.
+    """The concurrency that one engine can serve, learned from its own history.
 
-    `c_max` is in requests in flight: `low` is sure, beyond `high` the knee is past; `reached` is
-    False where no load past it was seen: then C_max is a lower bound. `basis` says what decided.
+    `c_max` is in requests in flight: up to `low` is safe, above `high` is past the knee. `reached`
+    is False if no load past the knee was seen; then C_max is a lower bound. `basis` says what
+    decided.
     """
 
     c_max: Range
@@ -117,18 +119,19 @@ class LearnedKnee:
 
     @property
     def past_from(self) -> float | None:
-        """Requests in flight above which it is surely overloaded; None where that was not seen."""
+        """Requests in flight above which the engine is overloaded for certain; None if no overload
+        was seen."""
         return self.c_max.high * HALF_A_STEP if self.reached else None
 
     @property
     def before_to(self) -> float:
-        """Requests in flight up to which it surely is not."""
+        """Requests in flight up to which the engine is not overloaded for certain."""
         return self.c_max.low * HALF_A_STEP
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The points of one concurrency."""
+    """The points at one concurrency."""
 
     in_flight: float
     points: Sequence[Point]
@@ -137,15 +140,15 @@ class _Step:
         return _range([point.tokens_per_s / point.token_s for point in self.points])
 
     def kept(self, targets: Targets) -> float:
-        """The share of windows that keep the targets."""
+        """Share of windows that meet the targets."""
         kept = sum(1 for point in self.points if _keeps(point, targets))
         return kept / len(self.points)
 
 
 class CurveLearner:
-    """The points of one engine (or of a tier's engines together), of each step the newest.
+    """The newest points of each concurrency step, of one engine or of all engines of a tier.
 
-    They are kept as plain numbers: as objects those of 1,000 engines took five times the memory.
+    Stored as plain numbers: as objects, those of 1,000 engines took five times the memory.
     """
 
     def __init__(self, *, window_s: float, kept: int = POINTS_KEPT) -> None:
@@ -154,7 +157,7 @@ class CurveLearner:
         self._steps: dict[int, array[float]] = {}
 
     def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
-        """Take a scrape into account: one a window, so that no observation counts twice."""
+        """Add a scrape's window; at most one per window, so that no observation counts twice."""
         if 0 <= now_s - self._last_s < self._window_s:
             return
         point = point_of(now_s, values, self._window_s)
@@ -164,23 +167,23 @@ class CurveLearner:
         self.take(point)
 
     def take(self, point: Point) -> None:
-        """Take a window that was kept, as `points` gave it."""
+        """Add a stored window, as returned by `points`."""
         kept = self._steps.setdefault(step_of(point.in_flight), array("d"))
         kept.extend(_packed(point))
         del kept[: -self._kept * FIELDS]
 
     def recall(self, points: Sequence[Point]) -> None:
-        """Take windows from before all that were learned, oldest first."""
+        """Add windows from before all learned ones, oldest first."""
         learned, self._steps = self.points(), {}
         for point in (*points, *learned):
             self.take(point)
 
     def points(self) -> list[Point]:
-        """Every point kept, for the store."""
+        """All points, for the store."""
         return [point for kept in self._steps.values() for point in _unpacked(kept)]
 
     def knee(self, now_s: float, targets: Targets) -> LearnedKnee | None:
-        """The knee as far as it is known; None where too few loads have been seen."""
+        """The learned knee; None if too few loads were seen."""
         steps = self._known(now_s)
         if len(steps) < STEPS_MIN or steps[-1].in_flight < SPAN_MIN * steps[0].in_flight:
             return None
@@ -209,12 +212,12 @@ def _unpacked(kept: array[float]) -> list[Point]:
 
 
 def step_of(in_flight: float) -> int:
-    """The step of a concurrency: two of them double it."""
+    """The index of a concurrency's step; two steps double the concurrency."""
     return round(STEPS_PER_DOUBLING * log2(in_flight))
 
 
 def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) -> Point | None:
-    """A window as a point of the curve; None where it says nothing about latency under load."""
+    """A window as a point of the curve; None if it says nothing about latency under load."""
     in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
     served_per_s, tokens_per_s = (
         values.get("completed_per_s"),
@@ -237,7 +240,8 @@ def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) 
 
 
 def _at_power(steps: Sequence[_Step]) -> LearnedKnee:
-    """The knee is the step of most power; steps whose better windows reach it may be it as well."""
+    """The knee at the step with the most power (tokens/s over seconds per token). Other steps whose
+    better windows reach that power widen its range."""
     powers = [step.power() for step in steps]
     best = max(range(len(steps)), key=lambda at: powers[at].expected)
     near = [at for at, power in enumerate(powers) if power.high >= powers[best].expected]
@@ -252,7 +256,7 @@ def _at_power(steps: Sequence[_Step]) -> LearnedKnee:
 
 
 def _at_targets(steps: Sequence[_Step], targets: Targets) -> LearnedKnee | None:
-    """C_max is the last step of the run that keeps the targets in most windows."""
+    """C_max: the last of the consecutive steps in which most windows meet the targets."""
     kept = [step.kept(targets) for step in steps]
     start = next((at for at, share in enumerate(kept) if share >= 0.5), None)
     if start is None:
@@ -269,7 +273,8 @@ def _at_targets(steps: Sequence[_Step], targets: Targets) -> LearnedKnee | None:
 
 
 def _run_end(kept: Sequence[float], start: int, *, least: float) -> int:
-    """The last of the steps from `start` on that keep the targets in at least this share."""
+    """Index of the last consecutive step, from `start`, in which at least this share of windows
+    meets the targets."""
     end = start
     while end + 1 < len(kept) and kept[end + 1] >= least:
         end += 1
@@ -309,11 +314,11 @@ def _range(values: Sequence[float]) -> Range:
 
 
 LIVE_POINTS_KEPT = 12
-"""Windows of each concurrency that are remembered: there are many engines in one daemon."""
+"""Windows kept per concurrency step in a daemon, which has many engines."""
 
 
 class LiveKnee:
-    """One engine's knee; worked out anew once a window. `window_s` is the short window."""
+    """One engine's knee, recomputed once per window. `window_s` is the short window."""
 
     def __init__(self, *, window_s: float, targets: Targets) -> None:
         self._window_s, self._targets = window_s, targets
@@ -327,12 +332,12 @@ class LiveKnee:
         """Whether windows from before `first_s` were requested from the history."""
 
     def recall(self, points: Sequence[Point]) -> None:
-        """Take windows from before the first scrape, oldest first: the next knee counts them.
-        Another thread may call it, once."""
+        """Add windows from before the first scrape, oldest first; the next knee uses them. May be
+        called once, from another thread."""
         self._recalled = points
 
     def update(self, now_s: float, values: Mapping[str, float | None]) -> LearnedKnee | None:
-        """The knee after a scrape; None where too few loads have been seen."""
+        """The knee after a scrape; None if too few loads were seen."""
         if self.first_s is None:
             self.first_s = now_s
         if self._recalled:

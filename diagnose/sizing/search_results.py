@@ -161,7 +161,7 @@ def gpu_of(setup: Setup) -> Gpu:
 
 
 def question_of(question: Question, candidate: Candidate) -> Question:
-    """The question about that candidate at its highest load: `size` answers it in full."""
+    """The question for `size` about one candidate of the search, at its highest load."""
     return replace(
         question,
         setup=candidate.setup,

@@ -273,7 +273,8 @@ def _paths(columns: Sequence[int]) -> tuple[tuple[str, str], ...]:
 
 
 def _of_health(intervals: Sequence[IntervalView]) -> Sequence[IntervalView]:
-    """The health intervals; without any, the stages and causes by their severity."""
+    """The intervals of health states; if there are none, all intervals, which then count by their
+    severity."""
     return [interval for interval in intervals if interval.kind == "health"] or intervals
 
 
