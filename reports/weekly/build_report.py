@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kneewatch.reports.formatting import percent
-from kneewatch.reports.weekly.capacity import present, sized
+from kneewatch.reports.weekly.capacity import replicas_present, sized
 from kneewatch.reports.weekly.cost import money
 from kneewatch.reports.weekly.data_quality import data_quality
 from kneewatch.reports.weekly.figures import Period
@@ -151,7 +151,7 @@ def _tier(tier: TierObserved, now: TierPeriod | None) -> Tier:
         model=tier.model,
         gpu=tier.gpu,
         engines=tuple(_engine(engine, length_s) for engine in tier.engines),
-        gpus=None if gpus is None else gpus * len(present(tier.engines)),
+        gpus=None if gpus is None else gpus * replicas_present(tier.engines),
     )
 
 

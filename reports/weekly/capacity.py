@@ -106,7 +106,7 @@ def headroom(need: Need, replicas: int) -> float | None:
 
 
 PRESENT_S = 2 * HOUR_S
-"""An engine that was seen so shortly before the period's end is still there."""
+"""The replicas of a tier are counted over this time before its newest scrape, in seconds."""
 
 NOT_STATED = "set model, gpu and tensor_parallel (or launch_file) to get memory and prices"
 DATA_CENTRE = "data-centre"
@@ -124,27 +124,28 @@ def sized(
     recommended: Sequence[Recommended],
 ) -> TierSize:
     """The tier's size against its peak."""
-    stated, last = tier.stated, present(tier.engines)
-    launched = deployment(last[-1].config if last else {}, stated.stated)
-    answer, problem = _answer(tier, work, launched, len(last))
+    stated, replicas = tier.stated, replicas_present(tier.engines)
+    newest = max(reversed(tier.engines), key=lambda engine: engine.last_s, default=None)
+    launched = deployment(newest.config if newest else {}, stated.stated)
+    answer, problem = _answer(tier, work, launched, replicas)
     need = need_of(work, knee, answer, stated.safety)
-    gpus_each, needed = stated.gpus or launched.gpus, need.replicas(len(last))
+    gpus_each, needed = stated.gpus or launched.gpus, need.replicas(replicas)
     kv_peak = now.value(m.KV_PEAK) if now is not None else None
     capacity = _capacity_tokens(now, launched)
-    verdict, doubts = verdict_of(need, len(last), worst)
+    verdict, doubts = verdict_of(need, replicas, worst)
     return TierSize(
         tier=tier.id,
         verdict=verdict,
         relative=launched.setup is None or stated.stated.gpu is None,
-        replicas_present=len(last),
+        replicas_present=replicas,
         replicas_needed=needed,
-        gpus_present=len(last) * gpus_each if gpus_each else None,
+        gpus_present=replicas * gpus_each if gpus_each else None,
         gpus_needed=needed * gpus_each if gpus_each and needed else None,
         peak_requests_per_s=need.peak_per_s,
         usable_requests_per_s=need.usable_per_s,
         usable_source=need.source,
         safety=stated.safety,
-        headroom_ratio=headroom(need, len(last)),
+        headroom_ratio=headroom(need, replicas),
         memory=_memory(answer),
         gpu_memory_bytes=stated.stated.gpu.memory_bytes if stated.stated.gpu else None,
         kv_capacity_tokens=capacity,
@@ -158,12 +159,19 @@ def sized(
     )
 
 
-def present(engines: Sequence[EngineObserved]) -> list[EngineObserved]:
-    """The engines present at the end of the period, or else the last ones."""
+def replicas_present(engines: Sequence[EngineObserved]) -> int:
+    """The engines alive at once at the end of the period: their mean number over PRESENT_S.
+
+    In a rollout an old pod and the one that replaces it count as one replica.
+    """
     if not engines:
-        return []
+        return 0
     newest_s = max(engine.last_s for engine in engines)
-    return [engine for engine in engines if newest_s - engine.last_s <= PRESENT_S]
+    from_s = max(newest_s - PRESENT_S, min(engine.first_s for engine in engines))
+    if newest_s <= from_s:
+        return len(engines)
+    alive_s = sum(max(0.0, engine.last_s - max(engine.first_s, from_s)) for engine in engines)
+    return max(1, round(alive_s / (newest_s - from_s)))
 
 
 def _answer(

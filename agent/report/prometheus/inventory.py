@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -117,10 +117,13 @@ def fleet_engines(
     shape = shape_of(series, names)
     asking = asking.for_engines(shape.by, series)
     shape, _ = with_gpus(shape, {CLOCKED: _gpus(ranges, from_s, request.grid.to_s)})
-    everyone = [_tier_engine(member, request) for member in shape.members]
+    everyone = _by_pool([_tier_engine(member, request) for member in shape.members])
     replicas = [engine.target for engine in everyone]
     existing = [*replicas, *(engine.member.name for engine in everyone)]
     check_names("target", request.targets, existing, "this period", replicas)
+    tiers = [engine.tier for engine in everyone]
+    existing = [*tiers, *(engine.member.tier for engine in everyone)]
+    check_names("tier", request.tiers, existing, "this period", tiers)
     members = tuple(engine for engine in everyone if _asked_for(engine, request))
     return FleetEngines(
         shape=shape,
@@ -170,6 +173,22 @@ def _tier_engine(member: Member, request: ReportRequest) -> TierEngine:
     card = request.stated(member.replica).stated.gpu
     gpu = card.id if card else ""
     return TierEngine(member, tier_name(member.model, member.tier, gpu), gpu or member.tier)
+
+
+def _by_pool(engines: Sequence[TierEngine]) -> list[TierEngine]:
+    """The engines with a tier per pool: pools that share a model and a kind of GPU are not merged.
+    Their names end with the pool's namespace, or with the pool if it has a label of its own."""
+    pools: dict[str, dict[str, str]] = {}
+    for engine in engines:
+        member = engine.member
+        pools.setdefault(engine.tier, {})[member.pool] = member.namespace
+    names: dict[tuple[str, str], str] = {}
+    for tier, namespaces in pools.items():
+        named = len(set(namespaces.values())) == len(namespaces) and all(namespaces.values())
+        for pool, namespace in namespaces.items():
+            name = f"{tier} ({namespace if named else pool})" if len(namespaces) > 1 else tier
+            names[tier, pool] = name
+    return [replace(engine, tier=names[engine.tier, engine.member.pool]) for engine in engines]
 
 
 def _asked_for(engine: TierEngine, request: ReportRequest) -> bool:

@@ -180,6 +180,15 @@ def test_an_engine_that_came_in_midweek() -> None:
     assert report.sizes[0].replicas_present == 2
 
 
+def test_a_rollout_does_not_double_the_replicas() -> None:
+    rolled_s = WEEK.to_s - 3600
+    old = [replace(engine(f"old-{at}"), last_s=rolled_s + 300) for at in range(4)]
+    new = [replace(engine(f"new-{at}"), first_s=rolled_s) for at in range(4)]
+    report = made(observed(tier("t", [*old, *new], stated=replace(STATED, gpus=2))))
+    assert report.sizes[0].replicas_present == 4
+    assert report.tiers[0].gpus == 8
+
+
 def test_an_engine_that_vanished_is_not_present() -> None:
     gone = replace(engine("b"), last_s=WEEK.day_starts_s[2])
     (size,) = made(observed(tier("t", [engine("a"), gone], stated=STATED))).sizes

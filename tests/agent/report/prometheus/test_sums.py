@@ -183,3 +183,17 @@ def test_hours_without_whole_sums_are_read_from_raw_series(
     assert f"3 of {HOURS - 1} hours from the sums" in hours_of(asked(main, url, namespace=HALF))
     whole = asked(main, url_of(prometheus))
     assert of_week(half["slo"]) == pytest.approx(of_week(whole["slo"]), rel=NEAR, abs=NEAR)
+
+
+def test_pools_of_several_namespaces_are_separate_tiers(main: Main, prometheus: Prometheus) -> None:
+    report = asked(main, url_of(prometheus), "--selector", 'job="vllm"')
+    hopper = f"m on {TIERS[0]}"
+    sizes = {size["tier"]: size["replicas_present"] for size in report["sizes"]}
+    assert {tier for tier in sizes if tier.startswith(hopper)} == {
+        f"{hopper} (prod)", f"{hopper} (staging)",
+    }  # fmt: skip
+    assert sum(sizes.values()) == 2 * REPLICAS
+    served = {slo["tier"]: slo["served_per_s"]["value"] for slo in report["slo"]}
+    alone = asked(main, url_of(prometheus))
+    (prod,) = [slo for slo in alone["slo"] if slo["tier"] == hopper]
+    assert served[f"{hopper} (prod)"] == pytest.approx(prod["served_per_s"]["value"], rel=NEAR)
