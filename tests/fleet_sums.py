@@ -12,10 +12,10 @@ from kneewatch.dashboards.prometheus.hourly_totals import (
     COUNTERS,
     ENGINES,
     HISTOGRAMS,
-    NAMES,
     STEP_S,
     kept,
 )
+from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS
 
 Floats = npt.NDArray[np.float64]
 Labels = Mapping[str, str]
@@ -53,7 +53,7 @@ class Sums:
                     self._add(ENGINES, labels, np.where(np.isnan(gained), np.nan, 1.0))
 
     def _add(self, name: str, labels: Labels, values: Floats) -> None:
-        kept_labels = {one: labels[one] for one in (*NAMES, "le") if labels.get(one)}
+        kept_labels = {one: labels[one] for one in (*POOL_LABELS, "le") if labels.get(one)}
         key = name, tuple(kept_labels.items())
         before = self._sums.get(key, np.full(len(values), np.nan))
         nobody = np.isnan(before) & np.isnan(values)

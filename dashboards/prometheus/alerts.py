@@ -1,4 +1,4 @@
-"""Alerting rules for findings, cascade stages, missing metrics and error budgets. Pure."""
+"""Alerting rules for findings, cascade stages and error budgets. Pure."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _burn_rate_alerts(plan: Plan) -> list[Alert]:
     return alerts
 
 
-# --- Alerts for cascade stages and missing metrics ------------------------------------------------
+# --- Alerts for cascade stages --------------------------------------------------------------------
 
 
 STAGE_ADVICE = {
@@ -230,71 +230,3 @@ def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
         }
         | link_annotations(plan, cause_page(plan.runbooks, "kv_pressure")),
     )
-
-
-def vanished_group(plan: Plan) -> Group:
-    """Alerts for missing metrics and unreachable servers.
-
-    With several API servers, vLLM exports load and cache series only after the first request. A
-    server without any prompt tokens is therefore unused and has not lost its metrics.
-    """
-    running = plan.dialect.series("num_requests_running")
-    prompts = plan.dialect.series("prompt_tokens", "_total")
-    unused = f"(sum by ({plan.process}) ({prompts}) == 0)"
-    gone_s = max(5 * plan.range_s, 20 * plan.interval_s)
-    return Group(
-        "kneewatch-observer",
-        (
-            Alert(
-                name="KneewatchNoMetrics",
-                expr=f"absent({running}) and absent({prompts})",
-                for_s=gone_s,
-                keep_s=0.0,
-                labels={"severity": "critical", "kneewatch": "observer"},
-                annotations={
-                    "summary": "No vLLM server is scraped",
-                    "description": "Prometheus has no vLLM series, so no other alert can fire.",
-                    "action": "Check the Prometheus targets page and vLLM's /metrics.",
-                    "guide": "",
-                },
-            ),
-            Alert(
-                name="KneewatchMetricsVanished",
-                expr=f"sum by ({plan.process})"
-                f" (max_over_time({running}[1h]) unless {running})"
-                f" and on ({plan.process}) (up == 1)"
-                f" unless on ({plan.process}) {unused}",
-                for_s=gone_s,
-                keep_s=0.0,
-                labels={"severity": "warning", "kneewatch": "observer"},
-                annotations={
-                    "summary": "vLLM metrics missing from a reachable page: {{ $labels.instance }}",
-                    "description": "The page answers, but lacks series of the last hour.",
-                    "action": "Check whether an engine died or --disable-log-stats was set.",
-                    "guide": "",
-                }
-                | link_annotations(plan, cause_page(plan.runbooks, "metrics_missing")),
-            ),
-            Alert(
-                name="KneewatchTargetDown",
-                expr=f"(up == 0) and on ({plan.process})"
-                f" (max by ({plan.process}) (max_over_time({running}[1h])) >= 0)",
-                for_s=min(60.0, 4 * plan.interval_s) * plan.scale,
-                keep_s=0.0,
-                labels={"severity": "critical", "kneewatch": "cause", "cause": "target_down"},
-                annotations={
-                    "summary": "vLLM server is not reachable: {{ $labels.instance }}",
-                    "description": "Its scrapes fail; it was scraped within the last hour.",
-                    "action": "Check the vLLM process and its log, then `curl` its /metrics.",
-                    "guide": "",
-                }
-                | link_annotations(plan, cause_page(plan.runbooks, "target_down")),
-            ),
-        ),
-    )
-
-
-def held(expr: str, seconds: float, plan: Plan) -> str:
-    """Expression that is 1 where `expr` was true at every evaluation of the last `seconds`."""
-    step = duration(plan.interval_s)
-    return f"(min_over_time(({expr})[{duration(seconds)}:{step}]) == 1)"

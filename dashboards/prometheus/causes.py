@@ -12,7 +12,6 @@ from kneewatch.dashboards.prometheus.gpu_engines import (
     ENGINE_XID,
     gpu_queries,
 )
-from kneewatch.dashboards.prometheus.hourly_totals import NAMES
 from kneewatch.dashboards.prometheus.recording_rules import CONFIDENCE, Recorded
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW
@@ -53,7 +52,7 @@ def peer_records(plan: Plan) -> list[Record]:
 
 def bad_node(plan: Plan) -> CauseQuery:
     """The `bad_node` cause: slower tokens without more requests, or a lower GPU clock."""
-    pool, beside = _pool(plan), _beside_peers(plan)
+    pool, beside = plan.pool, _beside_peers(plan)
     peers = f"count by ({pool}) ({recorded('running')})"
     few = f"count by ({pool}) ({BEHIND}) <= clamp_min({number(FEW_RATIO)} * {peers}, 1)"
     return CauseQuery(
@@ -72,7 +71,7 @@ def bad_node(plan: Plan) -> CauseQuery:
 
 def _beside_peers(plan: Plan) -> Spelled:
     """The signals of diagnose/fleet/outliers.py as PromQL."""
-    pool = _pool(plan)
+    pool = plan.pool
     worst = f"({TAIL} == on ({pool}) group_left () max by ({pool}) ({TAIL}))"
     alone = f"count by ({pool}) {worst} == 1 and count by ({pool}) ({TAIL}) > 1"
     of_gpus = {
@@ -99,14 +98,9 @@ def _clock_low(plan: Plan) -> str:
 
 def _over(plan: Plan, series: str, sign: str = "/") -> str:
     """A series divided by (or less, with `sign`) the median of its peers."""
-    pool = _pool(plan)
+    pool = plan.pool
     middle = f"quantile by ({pool}) (0.5, {series}) > 0"
     return f"({series} {sign} on ({pool}) group_left () ({middle}))"
-
-
-def _pool(plan: Plan) -> str:
-    """Labels that peers have in common."""
-    return ", ".join(label for label in plan.labels if label in NAMES)
 
 
 # --- Recording and alerting rules for the causes --------------------------------------------------

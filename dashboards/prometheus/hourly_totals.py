@@ -20,15 +20,10 @@ from kneewatch.collector.signals.vllm import (
     TTFT,
     XFER,
 )
-from kneewatch.dashboards.prometheus.rule_group import Group, Plan, Record
-from kneewatch.diagnose.fleet.inventory import DEFAULTS, GROUPS
+from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS, Group, Plan, Record
 
 STEP_S = 300.0
 """How often it is recorded, and over how long: needs a scrape every 150 s at least."""
-
-NAMES = tuple(dict.fromkeys(("job", *(name for part in GROUPS for name in DEFAULTS[part]))))
-"""Labels that are kept: those that tell tiers, models and pools apart, never those of one engine;
-absent ones do no harm."""
 
 COUNTERS: Mapping[str, tuple[str, str]] = {
     **{
@@ -73,13 +68,13 @@ def kept(key: str, part: str = "") -> str:
 
 def hourly_group(plan: Plan) -> Group:
     """The sums, each over the time since the one before."""
-    dialect = Dialect(STEP_S, NAMES, plan.selector, {}, plan.prefix)
-    totals = [(key, "", NAMES) for key in COUNTERS]
+    dialect = Dialect(STEP_S, POOL_LABELS, plan.selector, {}, plan.prefix)
+    totals = [(key, "", POOL_LABELS) for key in COUNTERS]
     for metric in HISTOGRAMS:
-        totals += [(metric, "bucket", (*NAMES, "le")), (metric, "sum", NAMES)]
+        totals += [(metric, "bucket", (*POOL_LABELS, "le")), (metric, "sum", POOL_LABELS)]
     rules = [Record(kept(key, part), increase(dialect, key, part, by)) for key, part, by in totals]
     counted = f"increase({_series(dialect, COUNTED_BY, '')}[{dialect.range}])"
-    engines = f"count by ({', '.join(NAMES)}) ({counted})"
+    engines = f"count by ({', '.join(POOL_LABELS)}) ({counted})"
     return Group("kneewatch-hourly", (Record(ENGINES, engines), *rules), interval_s=STEP_S)
 
 

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from kneewatch.collector.signals.expr import Dialect
-from kneewatch.dashboards.prometheus.hourly_totals import NAMES
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE
-from kneewatch.dashboards.prometheus.rule_group import Plan
+from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS, Plan
 from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S
 from kneewatch.rules.facts import duration, number
 
@@ -104,7 +103,7 @@ class Server:
         self._plan = plan
         self._process = {"instance": name, "job": "vllm"}
         for label, _ in plan.gpu_join:
-            self._process[label] = (model or name) if label in NAMES else name
+            self._process[label] = (model or name) if label in POOL_LABELS else name
         self._engine = self._process | {"model_name": model or name, "engine": "0"}
         self.steps = round(WINDOWS * plan.range_s / plan.scrape_s)
 

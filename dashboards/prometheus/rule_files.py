@@ -16,7 +16,6 @@ from kneewatch.dashboards.prometheus.alerts import (
     finding_group,
     firing_of,
     stage_group,
-    vanished_group,
 )
 from kneewatch.dashboards.prometheus.causes import cause_groups, cause_queries
 from kneewatch.dashboards.prometheus.causes import left_out as causes_left_out
@@ -33,6 +32,7 @@ from kneewatch.dashboards.prometheus.recording_rules import (
 )
 from kneewatch.dashboards.prometheus.recording_rules import stage_group as cascade_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.dashboards.prometheus.targets import observer_group
 from kneewatch.diagnose.causes.availability import Stalled
 from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import SCRAPES_PER_RANGE, duration
@@ -89,7 +89,7 @@ def groups(plan: Plan) -> tuple[Group, ...]:
         Group("kneewatch", rules),
         *(burn_groups(plan) if plan.serves(TRAFFIC_S) else ()),
         gpu_group(plan),
-        vanished_group(plan),
+        observer_group(plan),
         *((hourly_group(plan),) if plan.serves(TOTALS_S) else ()),
         season_group(plan),
     )

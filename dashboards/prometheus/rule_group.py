@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 from kneewatch.collector.signals.expr import Dialect
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.inventory import DEFAULTS, GROUPS
 from kneewatch.rules.facts import range_s
 
 LABELS = (
@@ -21,6 +22,10 @@ LABELS = (
     "engine",
 )
 """Labels that keep engines apart, and those by which people find them; absent ones do no harm."""
+
+POOL_LABELS = tuple(dict.fromkeys(("job", *(name for part in GROUPS for name in DEFAULTS[part]))))
+"""Labels that tell tiers, models and pools apart, never those of one engine; absent ones do no
+harm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,11 @@ class Plan(Profile):
     def engine(self) -> str:
         """The labels of an engine, for `by` and `on`."""
         return ", ".join(self.labels)
+
+    @property
+    def pool(self) -> str:
+        """The labels that peers have in common."""
+        return ", ".join(label for label in self.labels if label in POOL_LABELS)
 
     @property
     def process(self) -> str:

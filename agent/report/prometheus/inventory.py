@@ -16,7 +16,7 @@ from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.collector.signals.expr import any_of
-from kneewatch.dashboards.prometheus.hourly_totals import NAMES
+from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
 from kneewatch.reports.weekly.hours import DAY_S, HOUR_S
 
@@ -206,7 +206,9 @@ def _parts(
     """How the server sums engines: by labels that separate the tiers; else one query per tier;
     else per engine."""
     telling = names.grouping(engine.member.labels for engine in everyone)
-    sums = {*telling, *(label for label, _, _ in MATCHER.findall(asking.selector))} <= {*NAMES}
+    sums = {*telling, *(label for label, _, _ in MATCHER.findall(asking.selector))} <= {
+        *POOL_LABELS
+    }
     if len(members) == len(everyone) and _apart(everyone, telling):
         return (Part("", "", telling, "" if sums else None),)
     parts: list[Part] = []

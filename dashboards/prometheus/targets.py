@@ -1,0 +1,189 @@
+"""Alerts for missing series, targets that do not answer and pools that are gone. Pure.
+
+Where kube-state-metrics is scraped, its series tell pods that start or end from pods that are down,
+and pools that were scaled to zero from pools that vanished. Nothing depends on their presence.
+"""
+
+from __future__ import annotations
+
+from kneewatch.dashboards.prometheus.alerts import link_annotations, runbook_annotation
+from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.diagnose.doc_links import cause_page
+from kneewatch.rules.facts import SCRAPES_PER_RANGE, WIDE_RANGE_S, duration, number, recorded
+
+DOWN_FAILURES = 3
+"""Scrapes of a target that must have failed in a row, as in the sidecar."""
+
+POOL_SEEN_S = 600.0
+"""A pool must have been served for this long within the last hour before it can vanish."""
+
+POOL_LOADING_S = 900.0
+"""How long a pool may be without an engine while its workload still has targets: a replaced pod
+loads its model."""
+
+UNREACHABLE_SINCE = recorded("unreachable_since_s")
+POOL_ENGINES = recorded("pool_engines")
+
+POD = "namespace, pod"
+WORKLOAD = "namespace, workload"
+POD_NAMES = ("(.+)-[0-9]+", "(.+)-[a-z0-9]+-[a-z0-9]{5}")
+"""Names of a StatefulSet's and a Deployment's pods; the workload's name is in parentheses."""
+
+SCALED_TO_ZERO = (
+    ("kube_statefulset_replicas", "statefulset"),
+    ("kube_deployment_spec_replicas", "deployment"),
+)
+
+
+def observer_group(plan: Plan) -> Group:
+    """What Prometheus itself sees of the servers: their scrapes and series."""
+    return Group(
+        "kneewatch-observer",
+        (
+            *_missing(plan),
+            Record(UNREACHABLE_SINCE, _unreachable_since(plan)),
+            _target_down(plan),
+            Record(POOL_ENGINES, f"count by ({plan.pool}, workload) ({_workload(_running())})"),
+            *_pool_vanished(plan),
+        ),
+    )
+
+
+def _running() -> str:
+    return recorded("running")
+
+
+def _missing(plan: Plan) -> tuple[Alert, Alert]:
+    """Alerts for missing metrics.
+
+    With several API servers, vLLM exports load and cache series only after the first request. A
+    server without any prompt tokens is therefore unused and has not lost its metrics.
+    """
+    running = plan.dialect.series("num_requests_running")
+    prompts = plan.dialect.series("prompt_tokens", "_total")
+    unused = f"(sum by ({plan.process}) ({prompts}) == 0)"
+    gone_s = max(5 * plan.range_s, 20 * plan.interval_s)
+    return (
+        Alert(
+            name="KneewatchNoMetrics",
+            expr=f"absent({running}) and absent({prompts})",
+            for_s=gone_s,
+            keep_s=0.0,
+            labels={"severity": "critical", "kneewatch": "observer"},
+            annotations={
+                "summary": "No vLLM server is scraped",
+                "description": "Prometheus has no vLLM series, so no other alert can fire.",
+                "action": "Check the Prometheus targets page and vLLM's /metrics.",
+                "guide": "",
+            },
+        ),
+        Alert(
+            name="KneewatchMetricsVanished",
+            expr=f"sum by ({plan.process})"
+            f" (max_over_time({running}[1h]) unless {running})"
+            f" and on ({plan.process}) (up == 1)"
+            f" unless on ({plan.process}) {unused}",
+            for_s=gone_s,
+            keep_s=0.0,
+            labels={"severity": "warning", "kneewatch": "observer"},
+            annotations={
+                "summary": "vLLM metrics missing from a reachable page: {{ $labels.instance }}",
+                "description": "The page answers, but lacks series of the last hour.",
+                "action": "Check whether an engine died or --disable-log-stats was set.",
+                "guide": "",
+            }
+            | link_annotations(plan, cause_page(plan.runbooks, "metrics_missing")),
+        ),
+    )
+
+
+def _unreachable_since(plan: Plan) -> str:
+    """Unix time at which the scrapes of a server of the last hour began to fail.
+
+    A pod that has not been scraped successfully in its life is no such server. A target that leaves
+    service discovery has no `up` from then on.
+    """
+    running = plan.dialect.series("num_requests_running")
+    served = f"(max by ({plan.process}) (max_over_time({running}[1h])) >= 0)"
+    down = f"(max by ({plan.process}) (up) == 0 and on ({plan.process}) {served})"
+    return f"({UNREACHABLE_SINCE} and on ({plan.process}) {down}) or ({down} * 0 + time())"
+
+
+def _target_down(plan: Plan) -> Alert:
+    """Fires once all of the last scrapes have failed, and for pods only while they should serve.
+
+    A pod with a deletion timestamp is ending; one that was created after the failures began is a
+    StatefulSet's next pod at the same address, which loads.
+    """
+    near_s = SCRAPES_PER_RANGE * plan.scrape_s
+    failed = " or ".join(
+        f"((max_over_time(up[{duration(span_s)}]) == 0)"
+        f" and (count_over_time(up[{duration(span_s)}]) >= {DOWN_FAILURES}))"
+        for span_s in dict.fromkeys((near_s, max(near_s, WIDE_RANGE_S)))
+    )
+    created = f"max by ({POD}) (kube_pod_created)"
+    starts = f"({UNREACHABLE_SINCE} < on ({POD}) group_left () ({created}))"
+    return Alert(
+        name="KneewatchTargetDown",
+        expr=f"(up == 0) and ({failed}) and on ({plan.process}) {UNREACHABLE_SINCE}"
+        f" unless on ({POD}) kube_pod_deletion_timestamp unless on ({plan.process}) {starts}",
+        for_s=plan.scrape_s,
+        keep_s=0.0,
+        labels={"severity": "critical", "kneewatch": "cause", "cause": "target_down"},
+        annotations={
+            "summary": "vLLM server is not reachable: {{ $labels.instance }}",
+            "description": "Its scrapes fail; it was scraped within the last hour.",
+            "action": "Check the vLLM process and its log, then `curl` its /metrics.",
+            "guide": "",
+        }
+        | link_annotations(plan, cause_page(plan.runbooks, "target_down")),
+    )
+
+
+def _pool_vanished(plan: Plan) -> tuple[Alert, Alert]:
+    """Alerts for a pool that served within the last hour and has no engine left.
+
+    The first is for pools whose workload has no target either. The second is for pools whose pods
+    are all being replaced; it comes once loading should be over.
+    """
+    samples = POOL_SEEN_S / plan.interval_s
+    served = f"(count_over_time({POOL_ENGINES}[1h]) >= {number(samples)})"
+    zero = " or ".join(
+        f'label_replace({series} == 0, "workload", "$1", "{label}", "(.+)")'
+        for series, label in SCALED_TO_ZERO
+    )
+    gone = (
+        f"(last_over_time({POOL_ENGINES}[1h]) and {served}) unless on ({plan.pool}) {POOL_ENGINES}"
+        f" unless on ({WORKLOAD}) ({zero})"
+    )
+    targets = f"unless on (job, {WORKLOAD}) {_workload('up')}"
+    return (
+        _vanished(plan, f"sum by ({plan.pool}) ({gone} {targets})", 2 * plan.scrape_s, "gone"),
+        _vanished(plan, f"sum by ({plan.pool}) ({gone})", POOL_LOADING_S, "replaced"),
+    )
+
+
+def _vanished(plan: Plan, expr: str, for_s: float, how: str) -> Alert:
+    return Alert(
+        name="KneewatchPoolVanished",
+        expr=expr,
+        for_s=for_s,
+        keep_s=0.0,
+        labels={"severity": "critical", "kneewatch": "observer", "how": how},
+        annotations={
+            "summary": "No replica serves {{ $labels.model_name }} in {{ $labels.namespace }} "
+            "({{ $labels.job }})",
+            "description": "It had {{ $value }} engines within the last hour and has none now. "
+            "Deployments and StatefulSets that were scaled to zero do not count.",
+            "action": "Check the workload's pods and events, and the monitor that selects them.",
+            "guide": "",
+        }
+        | runbook_annotation(cause_page(plan.runbooks, "target_down")),
+    )
+
+
+def _workload(series: str) -> str:
+    """Series with a label `workload`: the name of the Deployment or StatefulSet of their pod."""
+    for pattern in POD_NAMES:
+        series = f'label_replace({series}, "workload", "$1", "pod", "{pattern}")'
+    return series
