@@ -192,6 +192,11 @@ def cause_name(cause: str) -> str:
     return "KneewatchCause" + "".join(part.capitalize() for part in cause.split("_"))
 
 
+def cause_alert(query: CauseQuery) -> str:
+    """The name of the alerts for a form of a cause."""
+    return cause_name(query.record.id) + query.note.capitalize()
+
+
 def _record(query: CauseQuery) -> Record:
     sure = confidence(query.start, query.terms)
     return Record(recorded(CONFIDENCE), f"({sure}) and ({query.when})", {"cause": query.series})
@@ -247,7 +252,7 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity, expr: str) -> Aler
     record = query.record
     onset_s = record.onset_s.value * plan.scale
     return Alert(
-        name=cause_name(record.id) + query.note.capitalize(),
+        name=cause_alert(query),
         expr=expr,
         for_s=onset_s if query.for_s is None else query.for_s,
         keep_s=record.clear_s.value * plan.scale,

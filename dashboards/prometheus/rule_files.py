@@ -22,6 +22,7 @@ from kneewatch.dashboards.prometheus.causes import left_out as causes_left_out
 from kneewatch.dashboards.prometheus.gpu_engines import gpu_group, joined_group
 from kneewatch.dashboards.prometheus.hourly_totals import STEP_S as TOTALS_S
 from kneewatch.dashboards.prometheus.hourly_totals import hourly_group
+from kneewatch.dashboards.prometheus.inhibition import INHIBIT_FILE, INHIBIT_HEAD, inhibit_rules
 from kneewatch.dashboards.prometheus.recording_rules import (
     Recorded,
     calm_group,
@@ -117,6 +118,7 @@ def rule_files(plan: Plan) -> dict[str, str]:
         OBJECT_FILE: head + _yaml(wrapped),
         UNKEPT_FILE: head + _yaml(unkept),
         VICTORIA_FILE: head + _yaml(victoria),
+        INHIBIT_FILE: INHIBIT_HEAD + _yaml({"inhibit_rules": inhibit_rules(plan)}),
     }
 
 

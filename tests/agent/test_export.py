@@ -15,8 +15,11 @@ from tests.programs import require
 def test_rules_and_their_tests(main: Main, tmp_path: Path) -> None:
     told = main("export", "prometheus-tests", str(tmp_path / "out"), "--slo-ttft", "2s")
     assert told.status == 0
-    rules, wrapped, unkept, victoria, tests = (Path(line) for line in told.out.splitlines())
+    rules, wrapped, unkept, victoria, inhibit, tests = (
+        Path(line) for line in told.out.splitlines()
+    )
     assert wrapped.is_file()
+    assert "inhibit_rules:" in inhibit.read_text()
     assert "keep_firing_for" not in unkept.read_text()
     assert "increase_prometheus(" in victoria.read_text()
     # All of them are run in tests/dashboards/test_rules.py.

@@ -45,9 +45,9 @@ def until(holds: Callable[[], bool]) -> None:
 class Manager:
     """A running Alertmanager that notifies nobody."""
 
-    def __init__(self, program: str, folder: Path) -> None:
+    def __init__(self, program: str, folder: Path, settings: str = CONFIG) -> None:
         config = folder / "alertmanager.yml"
-        config.write_text(CONFIG)
+        config.write_text(settings)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with (folder / "alertmanager.log").open("w") as log:

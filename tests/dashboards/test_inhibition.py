@@ -1,0 +1,107 @@
+"""A real Alertmanager with the exported inhibition rules, in kube-prometheus-stack's default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kneewatch.dashboards.prometheus.inhibition import INHIBIT_FILE
+from kneewatch.dashboards.prometheus.rule_files import rule_files
+from kneewatch.dashboards.prometheus.rule_group import Plan
+from tests.agent.notify.test_alertmanager_receiver import Manager
+from tests.programs import require
+
+STACK: dict[str, Any] = {
+    "global": {"resolve_timeout": "5m"},
+    "inhibit_rules": [
+        {
+            "source_matchers": ['severity = "critical"'],
+            "target_matchers": ["severity =~ warning|info"],
+            "equal": ["namespace", "alertname"],
+        },
+        {
+            "source_matchers": ['severity = "warning"'],
+            "target_matchers": ['severity = "info"'],
+            "equal": ["namespace", "alertname"],
+        },
+        {
+            "source_matchers": ['alertname = "InfoInhibitor"'],
+            "target_matchers": ['severity = "info"'],
+            "equal": ["namespace"],
+        },
+        {"target_matchers": ['alertname = "InfoInhibitor"']},
+    ],
+    "route": {
+        "group_by": ["namespace"],
+        "group_wait": "30s",
+        "group_interval": "5m",
+        "repeat_interval": "12h",
+        "receiver": "null",
+        "routes": [{"receiver": "null", "matchers": ['alertname = "Watchdog"']}],
+    },
+    "receivers": [{"name": "null"}],
+}
+"""The default of the chart kube-prometheus-stack."""
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    own = yaml.safe_load(rule_files(Plan())[INHIBIT_FILE])["inhibit_rules"]
+    settings = {**STACK, "inhibit_rules": [*STACK["inhibit_rules"], *own]}
+    running = Manager(require("prometheus-alertmanager"), tmp_path, json.dumps(settings))
+    yield running
+    running.close()
+
+
+def alert(name: str, pod: str, severity: str = "warning", **labels: str) -> dict[str, Any]:
+    where = {"namespace": "chat", "job": "vllm", "pod": pod, "instance": f"{pod}:8000"}
+    engine = {} if name == "KneewatchTargetDown" else {"model_name": "llama", "engine": "0"}
+    return {"labels": {"alertname": name, "severity": severity, **where, **engine, **labels}}
+
+
+def cause(name: str, which: str, pod: str, severity: str = "warning") -> dict[str, Any]:
+    return alert(name, pod, severity, kneewatch="cause", cause=which)
+
+
+def finding(name: str, rule: str, pod: str) -> dict[str, Any]:
+    return alert(name, pod, kneewatch="finding", rule=rule)
+
+
+def test_one_alert_for_each_root_cause_is_notified(manager: Manager) -> None:
+    fired = [
+        cause("KneewatchCauseKvPressure", "kv_pressure", "full", "critical"),
+        cause("KneewatchCauseQueueSaturation", "queue_saturation", "full"),
+        cause("KneewatchCauseAdmissionLimit", "admission_limit", "full"),
+        finding("KneewatchKvEvict", "KV-EVICT", "full"),
+        finding("KneewatchQueueGrows", "QUEUE-GROWS", "full"),
+        alert("KneewatchCascadeQueueing", "full", "critical", kneewatch="stage", stage="3"),
+        finding("KneewatchErrors", "ERRORS", "full"),
+        # Nothing of another engine is muted.
+        cause("KneewatchCauseQueueSaturation", "queue_saturation", "other"),
+        finding("KneewatchQueueGrows", "QUEUE-GROWS", "third"),
+        # A doubtful cause mutes nothing.
+        cause("KneewatchCauseKvPressure", "kv_pressure", "doubtful", "info"),
+        cause("KneewatchCauseQueueSaturation", "queue_saturation", "doubtful"),
+        cause("KneewatchTargetDown", "target_down", "down", "critical"),
+        cause("KneewatchCauseEngineStalled", "engine_stalled", "down", "critical"),
+    ]
+    manager.ask("/api/v2/alerts", fired)
+    active = sorted(
+        (one["labels"]["pod"], one["labels"]["alertname"])
+        for one in manager.alerts()
+        if one["status"]["state"] != "suppressed" and one["labels"]["severity"] != "info"
+    )
+    assert len(manager.alerts()) == len(fired)
+    assert active == [
+        ("doubtful", "KneewatchCauseQueueSaturation"),
+        ("down", "KneewatchTargetDown"),
+        ("full", "KneewatchCauseKvPressure"),
+        ("full", "KneewatchErrors"),
+        ("other", "KneewatchCauseQueueSaturation"),
+        ("third", "KneewatchQueueGrows"),
+    ]
