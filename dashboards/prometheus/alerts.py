@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kneewatch.collector.signals.vllm import ARRIVALS, within_ttft
 from kneewatch.dashboards.prometheus.recording_rules import FOUND, derived, inexpressible
-from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.dashboards.prometheus.rule_group import SUBJECT, Alert, Group, Plan, Record
 from kneewatch.diagnose.doc_links import cause_page, rule_page
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.facts import duration, number, recorded
@@ -95,15 +95,45 @@ def _guard(plan: Plan, guard: Guard) -> str:
 
 
 def _annotations(plan: Plan, rule: Rule, bound: Bound) -> dict[str, str]:
-    sign = "below" if rule.below else "above"
+    sign, unit = "below" if rule.below else "above", unit_of(rule.signal)
     annotations = {
-        "summary": f"{rule.summary} on {{{{ $labels.instance }}}}",
-        "description": f"{rule.signal} is {{{{ $value | humanize }}}} ({sign} "
-        f"{number(bound.threshold)}: {bound.source}).",
+        "summary": f"{rule.summary}: {SUBJECT}",
+        "description": f"{rule.signal} is {unit.value} ({sign} "
+        f"{unit.threshold(bound.threshold)}: {bound.source}).",
         "action": rule.advice,
         "guide": ", ".join(rule.guide),
     }
     return annotations | link_annotations(plan, rule_page(plan.runbooks, rule.id))
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How a signal's value is written in an annotation: as a template, and as a number."""
+
+    value: str
+    scale: float = 1.0
+    symbol: str = ""
+
+    def threshold(self, bound: float) -> str:
+        """A bound of the signal with its unit."""
+        return f"{self.scale * bound:g}{self.symbol}"
+
+
+UNITS: tuple[tuple[tuple[str, ...], Unit], ...] = (
+    (("_drift_ratio", "_tail_ratio"), Unit('{{ printf "%.1f" $value }}x', symbol="x")),
+    (("_ratio_per_s",), Unit("{{ $value | humanizePercentage }}/s", 100.0, "%/s")),
+    (("_ratio", "_points"), Unit("{{ $value | humanizePercentage }}", 100.0, "%")),
+    (("_per_s",), Unit('{{ printf "%.3g" $value }}/s', symbol="/s")),
+    (("_s",), Unit("{{ $value | humanizeDuration }}", symbol="s")),
+)
+"""Units by the end of a signal's name, the longer ends first."""
+
+PLAIN = Unit('{{ printf "%.3g" $value }}')
+
+
+def unit_of(signal: str) -> Unit:
+    """The unit of a signal, by the end of its name."""
+    return next((unit for ends, unit in UNITS if signal.endswith(ends)), PLAIN)
 
 
 def link_annotations(plan: Plan, runbook: str) -> dict[str, str]:
@@ -170,7 +200,7 @@ def _burn_rate_alerts(plan: Plan) -> list[Alert]:
                 keep_s=0.0,
                 labels={"severity": severity, "kneewatch": "burn"},
                 annotations={
-                    "summary": "TTFT error budget is burning: {{ $labels.instance }}",
+                    "summary": f"TTFT error budget is burning: {SUBJECT}",
                     "description": "{{ $value | humanizePercentage }} of requests in the last "
                     f"{duration(long_s)} exceeded the TTFT target. At this rate a month's error "
                     f"budget is used up in {gone}.",
@@ -222,7 +252,7 @@ def _stage(plan: Plan, number_: int, severity: Severity) -> Alert:
             "stage": str(number_),
         },
         annotations={
-            "summary": f"KV memory pressure, stage {number_} ({name}): {{{{ $labels.instance }}}}",
+            "summary": f"KV memory pressure, stage {number_} ({name}): {SUBJECT}",
             "description": "From KV cache usage, preemptions and the queue; evidence in "
             f"{recorded('cascade_evidence')}.",
             "action": STAGE_ADVICE[number_],

@@ -13,7 +13,7 @@ from kneewatch.dashboards.prometheus.gpu_engines import (
     gpu_queries,
 )
 from kneewatch.dashboards.prometheus.recording_rules import CONFIDENCE, Recorded
-from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.dashboards.prometheus.rule_group import SUBJECT, Alert, Group, Plan, Record
 from kneewatch.diagnose.causes.evidence import CONCLUDED_FROM, DOUBTFUL_BELOW
 from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXPLAINS
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Say
@@ -262,7 +262,7 @@ def _alert(plan: Plan, query: CauseQuery, severity: Severity, expr: str) -> Aler
             "cause": record.id,
         },
         annotations={
-            "summary": f"{query.summary}: {{{{ $labels.instance }}}}",
+            "summary": f"{query.summary}: {SUBJECT}",
             "description": f"{record.id}, confidence {{{{ $value | humanizePercentage }}}}.",
             "action": query.lever,
             "guide": ", ".join(query.guide),

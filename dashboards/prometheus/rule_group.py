@@ -23,6 +23,13 @@ LABELS = (
 )
 """Labels that keep engines apart, and those by which people find them; absent ones do no harm."""
 
+SUBJECT = (
+    "{{ with $labels.pod }}{{ . }}{{ else }}{{ $labels.instance }}{{ end }}"
+    "{{ with $labels.namespace }} in {{ . }}{{ end }}"
+    "{{ with $labels.model_name }}, model {{ . }}{{ end }}"
+)
+"""An alert's server in an annotation: its pod (else its address), namespace and model."""
+
 POOL_LABELS = tuple(dict.fromkeys(("job", *(name for part in GROUPS for name in DEFAULTS[part]))))
 """Labels that tell tiers, models and pools apart, never those of one engine; absent ones do no
 harm."""

@@ -7,7 +7,7 @@ and pools that were scaled to zero from pools that vanished. Nothing depends on 
 from __future__ import annotations
 
 from kneewatch.dashboards.prometheus.alerts import link_annotations, runbook_annotation
-from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
+from kneewatch.dashboards.prometheus.rule_group import SUBJECT, Alert, Group, Plan, Record
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.rules.facts import SCRAPES_PER_RANGE, WIDE_RANGE_S, duration, number, recorded
 
@@ -87,7 +87,7 @@ def _missing(plan: Plan) -> tuple[Alert, Alert]:
             keep_s=0.0,
             labels={"severity": "warning", "kneewatch": "observer"},
             annotations={
-                "summary": "vLLM metrics missing from a reachable page: {{ $labels.instance }}",
+                "summary": f"vLLM metrics missing from a reachable page: {SUBJECT}",
                 "description": "The page answers, but lacks series of the last hour.",
                 "action": "Check whether an engine died or --disable-log-stats was set.",
                 "guide": "",
@@ -131,7 +131,7 @@ def _target_down(plan: Plan) -> Alert:
         keep_s=0.0,
         labels={"severity": "critical", "kneewatch": "cause", "cause": "target_down"},
         annotations={
-            "summary": "vLLM server is not reachable: {{ $labels.instance }}",
+            "summary": f"vLLM server is not reachable: {SUBJECT}",
             "description": "Its scrapes fail; it was scraped within the last hour.",
             "action": "Check the vLLM process and its log, then `curl` its /metrics.",
             "guide": "",
