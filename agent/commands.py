@@ -32,9 +32,11 @@ from kneewatch.collector.captures.capture import is_capture
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.diagnose.causes.availability import STALLED_S
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.learned.derived_signals import STALL
 from kneewatch.reports.diagnosis_timeline import WorstState
 from kneewatch.reports.formatting import wrapped
 
@@ -127,8 +129,15 @@ def _watch_scrapes(
     was_read, gpus_due_s = False, 0.0
     stream.gpus = gpus.monitor if gpus else None
     watch_s = settings["watch_s"]
+    diagnoses: list[Diagnosis] = []
+
+    def longer() -> bool:
+        """Whether the watch is too short to tell an engine that hangs from one that is slow."""
+        return any(0 < (d.values.get(STALL) or 0.0) < STALLED_S for d in diagnoses)
+
     # Rates need two scrapes, however short the watch.
-    for elapsed_s in ticks(min(settings["interval_s"], watch_s), watch_s, least=2):
+    interval_s = min(settings["interval_s"], watch_s)
+    for elapsed_s in ticks(interval_s, watch_s, least=2, longer=longer):
         if gpus is not None and elapsed_s >= gpus_due_s:
             gpus.scrape()
             gpus_due_s = elapsed_s + GPU_INTERVAL_S

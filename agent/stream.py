@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -154,8 +154,15 @@ def capture_name(path: str | Path) -> str:
     return Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
 
 
-def ticks(interval_s: float, for_s: float | None, *, least: int = 1) -> Iterator[float]:
-    """Yields the seconds since the start, at once and then every interval until `for_s` has passed.
+def ticks(
+    interval_s: float,
+    for_s: float | None,
+    *,
+    least: int = 1,
+    longer: Callable[[], bool] = lambda: False,
+) -> Iterator[float]:
+    """Yields the seconds since the start, at once and then every interval until `for_s` has passed
+    and `longer` is false.
 
     After a tick longer than the interval the next follows at once; missed ticks are skipped. There
     are at least `least` ticks, however long they take.
@@ -164,6 +171,7 @@ def ticks(interval_s: float, for_s: float | None, *, least: int = 1) -> Iterator
     for count in itertools.count(1):
         yield time.monotonic() - start_s
         due_s = max(due_s + interval_s, time.monotonic())
-        if for_s is not None and due_s - start_s > for_s + 0.01 and count >= least:
+        over = for_s is not None and due_s - start_s > for_s + 0.01 and count >= least
+        if over and not longer():
             return
         time.sleep(max(0.0, due_s - time.monotonic()))

@@ -134,6 +134,9 @@ HURTS = (
 """A queue matters when its wait is long against the target, or without one against the length of a
 request. A queue from which no request is served always matters."""
 
+RUNS = (BATCH_MOST >= 1.0).assume(unknown=True)
+"""A queue in front of an engine that runs nothing is no overload: see engine_stalled."""
+
 MORE_REPLICAS = "Add replicas; the KV cache is not the limit."
 
 GPU_BUSY_DRIFT = 1.6
@@ -205,7 +208,7 @@ def _queue(
 ) -> Form:
     """A queue that neither preemption nor a full cache explains; `pinned`: the batch limit does."""
     return Form(
-        gate=QUEUE_HELD & HURTS & NOT_EVICTING & gate,
+        gate=QUEUE_HELD & RUNS & HURTS & NOT_EVICTING & gate,
         start=Number(0.3),
         terms=(
             term(QUEUE, 2.0, 1.2, _expected_wait),

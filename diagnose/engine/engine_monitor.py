@@ -30,6 +30,7 @@ from kneewatch.diagnose.engine.diagnosis import (
 )
 from kneewatch.diagnose.gpu.monitor import GpuReading
 from kneewatch.diagnose.learned.derived_signals import (
+    STALL,
     Streaks,
     derive,
     increase_since_last,
@@ -323,6 +324,8 @@ class EngineMonitor:
         unjudged = lacking(stage, values)
         values["cascade_stage"] = None if unjudged else float(stage.number)
         values["cascade_severity"] = None if unjudged else float(stage.severity)
+        streaks_s = self._streaks.update(t_s, self.history, values)
+        values[STALL] = streaks_s.get("stalled", 0.0)
         findings = self._rules.judge(t_s, values, reading.missing, notes, idle=idle)
         facts = Facts(
             now_s=t_s,
@@ -331,7 +334,7 @@ class EngineMonitor:
             observed_s=t_s - self.history.first_s,
             values=values,
             recent=recent(self.history, t_s, window.range_s),
-            streaks_s=self._streaks.update(t_s, self.history, values),
+            streaks_s=streaks_s,
             missing=reading.missing,
             findings={finding.rule.id: finding for finding in findings},
             stage=stage,

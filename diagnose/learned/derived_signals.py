@@ -30,7 +30,10 @@ COUNTED = (
 )
 """Derived counts: how many of a rate's events the window holds; a share of few says nothing."""
 
+STALL = "stalled_s"
+
 HELP: dict[str, str] = {
+    STALL: "seconds for which requests have been in flight without progress: no token, no KV block",
     **{key: f"{per_s} times the window" for key, per_s in COUNTED},
     "prefix_hit_quiet_ratio": "prefix_hit_ratio's quiet baseline",
     **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},

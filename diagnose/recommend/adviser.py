@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from kneewatch.diagnose.causes.availability import STALL_NOTED_S
 from kneewatch.diagnose.causes.evidence import Cause, Facts
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.deployment import NOTHING, Deployment, Stated, deployment
@@ -355,6 +356,9 @@ class Adviser:
         cause_ids = tuple([cause.id for cause in causes if BY_ID[cause.id].levers])
         if "prefix_churn" in cause_ids and not _churn_holds(facts, causes):
             cause_ids = tuple([cause for cause in cause_ids if cause != "prefix_churn"])
+        if facts.streaks_s.get("stalled", 0.0) >= STALL_NOTED_S:
+            # No token comes out: more replicas or seats would be for a load that is not served.
+            cause_ids = tuple([cause for cause in cause_ids if not BY_ID[cause].capacity])
         if not cause_ids:
             if self._causes:
                 self._forget()
