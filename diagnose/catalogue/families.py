@@ -111,7 +111,7 @@ _HARMLESS = frozenset({
 
 
 def known(config: Config) -> bool:
-    """True where the family is one whose layers are known here."""
+    """Whether the layers of this model family are known."""
     family = config.model_type
     return (
         family in PLAIN | ALL_SLIDING | SWITCHED_SLIDING | LISTED_SLIDING | LATENT
@@ -121,7 +121,7 @@ def known(config: Config) -> bool:
 
 
 def refuse_unmodelled(config: Config) -> None:
-    """Pass what can be modelled.
+    """Check that the model can be sized.
 
     Raises:
         SizingError: it is no decoder, or it keeps what is not modelled; the message names it.

@@ -20,7 +20,7 @@ Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU of the catalogue; FLOP/s are dense peaks, and None is "not supported natively"."""
+    """A GPU of the catalogue. FLOP/s are dense peaks; None means not supported natively."""
 
     id: str
     name: str
@@ -28,7 +28,7 @@ class Gpu:
     architecture: str
     memory_sold_bytes: int
     memory_bytes: int
-    """What CUDA or HIP reports in total: what vLLM takes its share of."""
+    """Total memory as CUDA or HIP reports it: vLLM takes its share of this."""
     memory_source: str
     memory_bandwidth_bytes_per_s: float
     bf16_flop_per_s: float
@@ -36,7 +36,7 @@ class Gpu:
     """Per direction."""
     power_watts: float
     usd_per_hour: float
-    """A default, to be replaced by what is really paid."""
+    """A default price; state the real one."""
     price_source: str
     source: str
     names: tuple[str, ...] = ()
@@ -45,14 +45,13 @@ class Gpu:
     fp4_flop_per_s: float | None = None
     int8_op_per_s: float | None = None
     nvlink_bytes_per_s: float | None = None
-    """Links between GPUs (AMD: Infinity Fabric), both directions together; None where there are
-    none."""
+    """Between GPUs (AMD: Infinity Fabric), both directions together; None without such links."""
     nvlink_gpus: int = 1
-    """Most GPUs that these links join; 1 where there are none."""
+    """Most GPUs that these links connect; 1 without such links."""
     c2c_bytes_per_s: float | None = None
-    """Per direction to a CPU on the same module, in the place of PCIe; None where there is none."""
+    """Per direction to a CPU on the same module, instead of PCIe; None without one."""
     segment: str = "data-centre"
-    """data-centre or workstation: cards for desks are sized when asked for, not searched."""
+    """data-centre or workstation: a search tries only data-centre GPUs."""
     note: str = ""
 
     @property
@@ -62,13 +61,13 @@ class Gpu:
 
     @property
     def memory_is_estimated(self) -> bool:
-        """Whether no log showed `memory_bytes`."""
+        """Whether `memory_bytes` is estimated, not from a log."""
         return self.memory_source.startswith("estimated")
 
     def flop_per_s(self, dtype: Dtype) -> float | None:
-        """Dense peak in a number format, in (floating-point) operations per second.
+        """Dense peak of a number format, in operations per second.
 
-        None where the GPU does not compute in it: weights may still be stored so, and are then
+        None if the GPU does not compute in it: weights may still be stored in it, and are then
         unpacked to 16 bits.
         """
         match dtype:
@@ -95,7 +94,7 @@ def plain_name(name: str) -> str:
 
 @cache
 def gpus() -> Mapping[str, Gpu]:
-    """The packaged GPUs by id, read at the first call. Tests check the file."""
+    """The packaged GPUs by id; read on first use. Tests check the file."""
     text = resources.files("kneewatch.diagnose.catalogue").joinpath("gpus.toml").read_text("utf-8")
     rows: dict[str, dict[str, Any]] = tomllib.loads(text)["gpus"]
     return MappingProxyType({gpu_id: _gpu(gpu_id, **row) for gpu_id, row in rows.items()})
@@ -119,7 +118,7 @@ def _gpu(
 
 
 def gpu(gpu_id: str) -> Gpu:
-    """The GPU of an id, in the packaged catalogue.
+    """The packaged GPU with this id.
 
     Raises:
         SizingError: there is none; it names the nearest ids.
@@ -137,7 +136,7 @@ def gpu(gpu_id: str) -> Gpu:
 
 
 def nearest_ids(text: str) -> list[str]:
-    """Ids that may have been meant: that of a product name, else those alike; three at most."""
+    """At most three ids that may have been meant: that of a product name, else similar ids."""
     if (named := recognise(text)) is not None:
         return [named.id]
     plain_id = plain_name(text).replace(" ", "-")

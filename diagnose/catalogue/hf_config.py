@@ -1,4 +1,4 @@
-"""A Hugging Face `config.json`, read strictly, with the defaults of its model family. Pure."""
+"""Reads a Hugging Face `config.json` strictly, with the defaults of its model family. Pure."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
 
 
 def mapping(value: object) -> Mapping[str, object] | None:
-    """The value where it is a JSON object, else None."""
+    """The value if it is a JSON object, else None."""
     return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else None
 
 
 def completed(
     fields: Mapping[str, object], *, family: str, outer: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """The fields with what the family's configuration class fills in.
+    """The fields, with the defaults of the family's configuration class added.
 
-    `outer` is the whole file: in a part nested in it publishers leave out whatever equals the
-    class's default, at its top level only what every configuration has.
+    `outer` is the whole file. Nested parts get all defaults, because publishers omit them there;
+    the top level gets only those that no published file states.
     """
     flat = dict(fields)
     for key in _FLATTENED:
@@ -98,7 +98,7 @@ def _whole(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The fields of a language model's configuration; `name` is how errors call it."""
+    """The fields of a language model's configuration; `name` is its name in errors."""
 
     name: str
     fields: Mapping[str, object]
@@ -106,13 +106,13 @@ class Config:
 
     @property
     def model_type(self) -> str:
-        """The family as the language model's part names it, without a `_text` ending."""
+        """The model family of the language model, without a `_text` ending."""
         value = self.fields.get("model_type") or self.outer.get("model_type") or ""
         return str(value).removesuffix("_model").removesuffix("_text")
 
     @property
     def architecture(self) -> str:
-        """The class that vLLM would load, "" where the file does not say."""
+        """The class that vLLM would load; "" if the file does not say."""
         listed = self.outer.get("architectures") or self.fields.get("architectures")
         if isinstance(listed, Sequence) and not isinstance(listed, str) and listed:
             return str(cast("Sequence[object]", listed)[0])
@@ -120,7 +120,7 @@ class Config:
 
     @property
     def multimodal(self) -> bool:
-        """True where the file describes a tower beside the language model."""
+        """Whether the file describes a vision or audio tower beside the language model."""
         return any(
             key.endswith("vision_config") or key == "audio_config"
             for key, value in self.outer.items()
@@ -128,7 +128,7 @@ class Config:
         )
 
     def stated(self, key: str) -> tuple[str, object]:
-        """The field under the name that it has here, and its value; None where it is absent."""
+        """The name and value of a field, under the name that this file uses; None if absent."""
         for name in (key, *ALIASES.get(key, ())):
             value = self.fields.get(name)
             if value is not None:
@@ -136,14 +136,14 @@ class Config:
         return key, None
 
     def has(self, *keys: str) -> bool:
-        """True where one of the fields is there, under a usual name, and not null."""
+        """Whether one of the fields is present under a usual name, and not null."""
         return any(self.stated(key)[1] is not None for key in keys)
 
     def count(self, *keys: str, default: int | None = None) -> int:
-        """A whole number of 0 or more: the first of the fields that is there.
+        """A whole number of 0 or more, from the first field that is present.
 
         Raises:
-            SizingError: none is there and there is no default, or it is no such number.
+            SizingError: none is present and there is no default, or it is not such a number.
         """
         for key in keys:
             name, value = self.stated(key)
@@ -157,17 +157,17 @@ class Config:
         return default
 
     def positive(self, *keys: str, default: int | None = None) -> int:
-        """As `count`, of 1 or more."""
+        """Like `count`, but 1 or more."""
         value = self.count(*keys, default=default)
         if value < 1:
             raise self.wrong(keys[0], value, "1 or more")
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """A truth value; the file's outer part counts where the language model's says nothing.
+        """A boolean; read from the file's outer part if the language model's part lacks it.
 
         Raises:
-            SizingError: it is neither true nor false.
+            SizingError: it is not a boolean.
         """
         value = self.fields.get(key)
         if value is None:
@@ -179,10 +179,10 @@ class Config:
         return value
 
     def word(self, key: str, *, default: str = "") -> str:
-        """A text field, `default` where it is absent.
+        """A text field; `default` if absent.
 
         Raises:
-            SizingError: it is no text.
+            SizingError: it is not text.
         """
         value = self.fields.get(key)
         if value is None:
@@ -192,10 +192,10 @@ class Config:
         return value
 
     def words(self, key: str) -> tuple[str, ...]:
-        """A list of words; empty where it is absent.
+        """A list of texts; empty if absent.
 
         Raises:
-            SizingError: the field is no list.
+            SizingError: the field is not a list.
         """
         value = self.fields.get(key)
         if value is None:
@@ -205,18 +205,18 @@ class Config:
         return tuple(str(word) for word in cast("Sequence[object]", value))
 
     def indices(self, key: str, *, below: int) -> frozenset[int]:
-        """A list of layer numbers, those of `below` and more left out; empty where it is absent.
+        """A list of layer numbers below `below`; empty if absent. Higher numbers are dropped.
 
         Raises:
-            SizingError: the field is no list of whole numbers.
+            SizingError: the field is not a list of whole numbers.
         """
         return frozenset(layer for layer in self.counts(key) if layer < below)
 
     def counts(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers of 0 or more; empty where it is absent.
+        """A list of whole numbers of 0 or more; empty if absent.
 
         Raises:
-            SizingError: the field is no such list.
+            SizingError: the field is not such a list.
         """
         self.words(key)
         listed = tuple(cast("Sequence[object]", self.fields.get(key) or ()))
@@ -225,10 +225,10 @@ class Config:
         return cast("tuple[int, ...]", listed)
 
     def section(self, key: str) -> Config | None:
-        """A nested part as a configuration of its own; None where it is absent.
+        """A nested part as a configuration of its own; None if absent.
 
         Raises:
-            SizingError: the field is no JSON object.
+            SizingError: the field is not a JSON object.
         """
         value = self.fields.get(key)
         if value is None:
@@ -239,7 +239,7 @@ class Config:
         return Config(f"{self.name}: {key}", members, members)
 
     def quantization(self) -> Config | None:
-        """The checkpoint's own quantization section, None for a 16-bit checkpoint."""
+        """The checkpoint's quantization section; None for a 16-bit checkpoint."""
         for place in (self.outer, self.fields):
             for key in _QUANTIZATION_KEYS:
                 members = mapping(place.get(key))
@@ -248,24 +248,20 @@ class Config:
         return None
 
     def missing(self, key: str) -> SizingError:
-        """The error for a field without which nothing can be computed."""
+        """The error for a required field that is absent."""
         return SizingError(
             f"{self.name}: the configuration has no {key}; add it to the file", name="model"
         )
 
     def wrong(self, key: str, value: object, expected: str) -> SizingError:
-        """The error for a field that is there and is not what it should be."""
+        """The error for a field with an invalid value."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return SizingError(f"{self.name}: {key} is {shown}, expected {expected}", name="model")
 
 
 def read_config(name: str, document: object) -> Config:
-    """A configuration from the parsed JSON of a `config.json`.
-
-    Fields that the family's configuration class would fill in are filled in: those that no
-    published file states at its top level, and in a nested part, whose defaults files leave out,
-    all.
+    """The configuration of a parsed `config.json`, with the family's defaults (see `completed`).
 
     Raises:
         SizingError: it is not a JSON object.

@@ -1,4 +1,4 @@
-"""Checks of inputs to the catalogue and the sizing, and the error that names the input. Pure."""
+"""Checks of sizing inputs, and the error that names the input. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kneewatch.collector.errors import KneewatchError
 
 
 class SizingError(KneewatchError):
-    """An input that cannot be sized with.
+    """An input that cannot be used for sizing.
 
-    `name` is the input's name as a function parameter (`tensor_parallel`), which the command line
-    turns into its flag; `choices` are the values that would do, where they can be listed.
+    `name` is the input's parameter name (`tensor_parallel`), which the command line turns into its
+    flag; `choices` are valid values, where they can be listed.
     """
 
     def __init__(self, message: str, *, name: str, choices: Sequence[str] = ()) -> None:
@@ -22,7 +22,7 @@ class SizingError(KneewatchError):
 
 
 def positive(name: str, value: float) -> None:
-    """Refuse what is not a finite number above 0.
+    """Check that a value is finite and above 0.
 
     Raises:
         SizingError: with the input's name and its value.
@@ -32,7 +32,7 @@ def positive(name: str, value: float) -> None:
 
 
 def not_negative(name: str, value: float) -> None:
-    """Refuse what is not a finite number of 0 or more.
+    """Check that a value is finite and 0 or more.
 
     Raises:
         SizingError: with the input's name and its value.
@@ -42,7 +42,7 @@ def not_negative(name: str, value: float) -> None:
 
 
 def within(name: str, value: float, *, low: float, high: float) -> None:
-    """Refuse what lies outside low..high, the ends included.
+    """Check that a value is from `low` to `high`, both included.
 
     Raises:
         SizingError: with the input's name, its value and the range.

@@ -1,4 +1,4 @@
-"""Which kind each layer of a model is, in order, and how many there are of each. Pure."""
+"""The kind of each layer of a model, and the number of layers of each kind. Pure."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def depth(config: Config) -> int:
 
 
 def shared_layers(config: Config) -> int:
-    """How many layers, the last ones, read the cache of an earlier layer and keep none."""
+    """Number of layers, at the end, that read an earlier layer's cache instead of their own."""
     if config.model_type not in SHARED_KV:
         return 0
     shared = config.count("num_kv_shared_layers", default=0)
@@ -83,17 +83,17 @@ def shared_layers(config: Config) -> int:
 
 
 def keeping_words(config: Config) -> list[str]:
-    """The words of the layers that keep something of their own."""
+    """The kinds of the layers that have a cache or state of their own."""
     words = layer_words(config)
     shared = shared_layers(config)
     return words[: len(words) - shared] if shared else words
 
 
 def layer_words(config: Config) -> list[str]:
-    """FULL, SLIDING, LINEAR, MAMBA or NONE of each layer, in order; two where a layer has both.
+    """FULL, SLIDING, LINEAR, MAMBA or NONE for each layer, in order; two if a layer has both.
 
     Raises:
-        SizingError: a kind of layer that is not modelled, or none that can be told.
+        SizingError: a layer of a kind that is unknown or not modelled.
     """
     layers = depth(config)
     if config.model_type == "falcon_h1":
@@ -114,7 +114,7 @@ def layer_words(config: Config) -> list[str]:
 
 
 def _full_indices(config: Config, layers: int) -> frozenset[int]:
-    """Which layers of a hybrid are full attention, by the fields that older files have."""
+    """Indices of a hybrid model's full-attention layers, by the fields of older files."""
     if config.has("full_attention_interval"):
         step = config.positive("full_attention_interval")
         return frozenset(range(step - 1, layers, step))
@@ -211,9 +211,9 @@ def _sliding_words(config: Config, layers: int) -> list[str]:
 
 
 def layer_kinds(config: Config) -> tuple[Layers, ...]:
-    """The model's layers that keep something, whole-model sizes.
+    """The model's layers that have a cache or state, by kind, in whole-model sizes.
 
-    Layers that read the cache of an earlier one are left out, for they keep nothing.
+    Layers that read an earlier layer's cache are left out.
 
     Raises:
         SizingError: an architecture that is not modelled, or a field that is missing.
@@ -236,7 +236,7 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
 
 
 def head_dim(config: Config) -> int:
-    """Elements of one head; the hidden size split over the heads where no field says."""
+    """Elements of one head; by default the hidden size divided by the heads."""
     if config.has("head_dim"):
         return config.positive("head_dim")
     hidden, heads = config.positive("hidden_size"), config.positive("num_attention_heads")
@@ -246,7 +246,7 @@ def head_dim(config: Config) -> int:
 
 
 def kv_heads(config: Config) -> int:
-    """Key and value heads; as many as query heads where no field says (MHA)."""
+    """Number of key and value heads; by default as many as query heads (MHA)."""
     # Falcon's larger models keep the switch of the smaller and don't mean it.
     grouped = config.flag("new_decoder_architecture", default=False)
     if config.flag("multi_query", default=False) and not grouped:

@@ -1,4 +1,4 @@
-"""What a model's layers keep for a token or a request, by kind, and recurrent states. Pure."""
+"""What a model's layers store per token or per request, by kind of layer. Pure."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class SlidingAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """One compressed vector a token (MLA), the same on every tensor-parallel rank.
+    """One compressed vector per token (MLA), copied on every tensor-parallel rank.
 
-    `index_dim` is the key size of a sparse-attention indexer; 0 where there is none.
+    `index_dim` is the key size of a sparse-attention indexer; 0 without one.
     """
 
     latent_dim: int
@@ -43,10 +43,10 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """A state of constant size a request: a convolution's tail and the recurrence's own.
+    """A state of constant size per request: of a convolution and of the recurrence.
 
-    `conv_elements` are kept in the cache's dtype unless the model says otherwise,
-    `state_elements` in `state_bytes_per_element`.
+    `conv_elements` have the cache's dtype unless the model says otherwise; `state_elements` take
+    `state_bytes_per_element` each.
     """
 
     conv_elements: int
@@ -59,7 +59,7 @@ LayerKind = FullAttention | SlidingAttention | LatentAttention | Recurrent
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """So many layers of one kind."""
+    """A number of layers of one kind."""
 
     kind: LayerKind
     count: int
@@ -75,7 +75,7 @@ _FLOAT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
 def recurrent_layer(config: Config) -> Recurrent:
-    """What one of the family's recurrent layers keeps.
+    """The state of one recurrent layer of the family.
 
     Raises:
         SizingError: the family has none that is modelled, or a field is missing.
@@ -84,7 +84,7 @@ def recurrent_layer(config: Config) -> Recurrent:
 
 
 def recurrent_parameters(config: Config) -> float:
-    """The projections of one of the family's recurrent layers.
+    """Number of parameters in the projections of one recurrent layer of the family.
 
     Raises:
         SizingError: the family has none that is modelled, or a field is missing.
@@ -93,10 +93,10 @@ def recurrent_parameters(config: Config) -> float:
 
 
 def state_bytes(config: Config) -> float:
-    """Bytes of one element of the recurrence's state: the configuration's own, else 16 bit.
+    """Bytes of one element of the recurrent state: as configured, else 2.
 
     Raises:
-        SizingError: a dtype that is not known.
+        SizingError: an unknown dtype.
     """
     word = config.word("mamba_ssm_dtype") or config.word(
         "mamba_ssm_cache_dtype", default="bfloat16"
@@ -139,7 +139,7 @@ def _gated_delta_parameters(config: Config, hidden: int) -> float:
 
 
 def _kimi_sizes(config: Config) -> tuple[int, int, int]:
-    """Heads, their size and the kernel, as the first files have them and as the later ones do."""
+    """Number of heads, head size and kernel size, from older or newer files."""
     section = config.section("linear_attn_config")
     if section is not None:
         heads, size = section.positive("num_heads"), section.positive("head_dim")

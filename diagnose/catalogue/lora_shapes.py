@@ -1,9 +1,9 @@
-"""What a LoRA adapter may adapt in a model: the matrices that vLLM keeps buffers for. Pure.
+"""The matrices of a model that vLLM keeps LoRA buffers for. Pure.
 
-For a matrix of so many inputs and outputs an adapter of rank r has r x (inputs + outputs)
-elements. vLLM splits one of the two factors over the tensor-parallel ranks and keeps the other
-whole on each: the factor at the inputs where the matrix is split by outputs, and the reverse.
-Source: vllm/lora/layers (0.32), whose buffers are recorded in tests/fixtures/adapters; guide 2.5.
+For a matrix, an adapter of rank r has r x (inputs + outputs) elements. vLLM splits one of the two
+factors over the tensor-parallel ranks and copies the other to each rank: the input factor is copied
+if the matrix is split by outputs, and the reverse. Source: vllm/lora/layers (0.32), whose buffers
+are recorded in tests/fixtures/adapters; guide 2.5.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _RECURRENT_INPUTS = 4
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """Elements of one adapter for each unit of its rank, by what becomes of them on a GPU.
+    """Elements of one adapter per unit of rank, by how they are placed on GPUs.
 
-    whole          on every tensor-parallel rank
-    split          over the ranks
-    kv             over the ranks, no further than the KV heads go
-    experts_whole  of routed experts, on every rank that holds the expert
-    experts_split  of routed experts, over the ranks
-    tables         of embedding and output projection, on every rank
-    head           whether the output projection is adapted
+    whole          copied to every tensor-parallel rank
+    split          split over the ranks
+    kv             split over the ranks, but no further than the KV heads
+    experts_whole  of routed experts, copied to every rank that holds the expert
+    experts_split  of routed experts, split over the ranks
+    tables         of embedding and output projection, copied to every rank
+    head           whether the output projection has an adapter
     """
 
     whole: float
@@ -70,7 +70,7 @@ class AdapterShape:
 
 
 def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
-    """What an adapter of the language model may hold.
+    """The shape of an adapter for all adaptable matrices of the language model.
 
     Raises:
         SizingError: a field that is missing.
@@ -104,7 +104,7 @@ def adapter_shape(config: Config, experts: Experts) -> AdapterShape:
 
 
 def _attention(config: Config, hidden: int) -> tuple[int, int, int]:
-    """Of one attention layer: on every rank, split, and split no further than the KV heads."""
+    """Elements of one attention layer: copied, split, and split no further than the KV heads."""
     heads = config.positive("num_attention_heads")
     if config.has("kv_lora_rank"):
         return *_latent(config, hidden, heads), 0
@@ -127,7 +127,7 @@ def _latent(config: Config, hidden: int, heads: int) -> tuple[int, int]:
 
 
 def _gates(config: Config, *, fused: bool) -> int:
-    """Matrices from the hidden state into an MLP, as the checkpoint has them."""
+    """Number of matrices from the hidden state into an MLP, as stored in the checkpoint."""
     return 1 if fused else matrices(config) - 1
 
 

@@ -1,4 +1,4 @@
-"""Known models, and any model with its draft heads from its `config.json`. Pure."""
+"""Known models, and any other model (with its draft heads) from its `config.json`. Pure."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _PER_LAYER = (
 
 
 def is_head(config: Config) -> bool:
-    """Whether the configuration is an EAGLE head's: no model that runs alone."""
+    """Whether the configuration is an EAGLE head, which cannot run alone."""
     return "eagle" in config.architecture.lower()
 
 
 def target_hidden_size(config: Config) -> int:
-    """The hidden size of the model that a head drafts for."""
+    """The hidden size of the model that a draft head is made for."""
     return config.positive("target_hidden_size", "hidden_size")
 
 
 def head_parameters(config: Config, body: Parameters) -> Parameters:
-    """A head's parameters, from those of its layers as a model of their own.
+    """A draft head's parameters.
 
-    The embedding is the target's. EAGLE 3 has an output projection of its own, often for fewer
-    tokens, and its first layer sees embedding and hidden state side by side.
+    The embedding is the target's. EAGLE 3 has its own output projection, often for fewer tokens,
+    and its first layer reads embedding and hidden state side by side.
     """
     hidden, size = config.positive("hidden_size"), head_dim(config)
     if "eagle3" not in config.architecture.lower():
@@ -77,7 +77,7 @@ def _stated_layers(config: Config) -> int:
 
 
 def own_layers(config: Config) -> Config | None:
-    """The prediction layers of a checkpoint as a configuration of their own; None: it has none."""
+    """A checkpoint's own prediction layers as a configuration; None if it has none."""
     layers = config.count("num_nextn_predict_layers", default=0)
     if not layers or config.model_type not in _OWN_LAYERS:
         return None
@@ -88,7 +88,8 @@ def own_layers(config: Config) -> Config | None:
 
 
 def own_parameters(config: Config, body: Parameters) -> Parameters:
-    """Their parameters: the tables are the model's, and each joins embedding and hidden state."""
+    """Parameters of a checkpoint's own prediction layers. The tables are the model's; each layer
+    joins embedding and hidden state."""
     hidden = config.positive("hidden_size")
     joined = 2.0 * hidden * hidden * config.positive("num_hidden_layers")
     return replace(body, embedding=0.0, head=0.0, small=body.small + joined)
@@ -109,13 +110,13 @@ _LARGEST_FACTOR = 1024.0
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model: what its layers keep, how many parameters of which kind, and where that is from.
+    """A model: what its layers store, its parameters by kind, and the source.
 
-    `parameters` is None where the source does not say enough to count them: then the weights must
-    be stated. `quantization` is the checkpoint's own scheme (a key of
-    `catalogue.quantization.SCHEMES`). `adapters`: what LoRA may adapt, None as for `parameters`.
-    `target_hidden_size` is above 0 for a draft head, which runs beside a model of that size only;
-    `own_draft` are the prediction layers that a checkpoint brings. `notes` say what was assumed.
+    `parameters` is None if the source does not say enough to count them: then the weights must be
+    stated. `quantization` is the checkpoint's own scheme (a key of
+    `catalogue.quantization.SCHEMES`). `adapters`: the LoRA shape, None like `parameters`.
+    `target_hidden_size` is above 0 for a draft head, which needs a target of that size; `own_draft`
+    are the prediction layers of the checkpoint itself. `notes` list assumptions.
     """
 
     id: str
@@ -138,7 +139,7 @@ class Model:
 
     @property
     def active_parameters(self) -> float | None:
-        """Parameters that one token passes through, its embedding row and the towers left out."""
+        """Parameters that one token passes through, without embeddings and towers."""
         parameters = self.parameters
         if parameters is None:
             return None
@@ -157,7 +158,7 @@ def _entries() -> Mapping[str, Mapping[str, object]]:
 
 
 def model(name: str) -> Model:
-    """The catalogue's model of that id; case and a missing organisation are forgiven.
+    """The catalogue's model with this id; case and a missing organisation are ignored.
 
     Raises:
         SizingError: no such model, or several; the message lists the nearest.
@@ -192,7 +193,7 @@ def _from_entry(key: str) -> Model:
 
 
 def model_from_config(name: str, document: object) -> Model:
-    """A model from the parsed JSON of its `config.json`.
+    """The model of a parsed `config.json`.
 
     Raises:
         SizingError: an architecture that is not modelled, or a field that is missing or wrong.
@@ -251,7 +252,7 @@ def _model(
 def _census(
     config: Config, *, vision: float
 ) -> tuple[Experts, Parameters | None, AdapterShape | None]:
-    """Experts, parameters and what LoRA may adapt; None where the fields do not say."""
+    """Experts, parameters and LoRA shape; None where the fields do not say."""
     uneven = config.model_type in _UNCOUNTED or config.has("num_attention_heads_per_layer")
     if uneven or not config.has("hidden_size"):
         seen = expert_census(config) if config.has("num_experts_per_tok") else Experts()
@@ -284,7 +285,7 @@ def _intermediate_size(config: Config) -> int:
 
 
 def _max_context_tokens(config: Config) -> int:
-    """The longest context that vLLM derives: YaRN and linear scaling stretch what is stated."""
+    """The longest context that vLLM derives: YaRN and linear scaling extend the stated one."""
     stated = config.count("max_position_embeddings", default=0)
     scaling = config.section("rope_scaling") or config.section("rope_parameters")
     if scaling is None or config.model_type.startswith(_ALREADY_STRETCHED):

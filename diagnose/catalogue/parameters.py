@@ -1,4 +1,4 @@
-"""How many parameters a model has: attention, MLPs, experts, vision tower. Pure."""
+"""Parameter counts of a model: attention, MLPs, experts, vision tower. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kneewatch.diagnose.catalogue.layers import recurrent_parameters
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The routed experts: `count` in each of `layers` layers, `per_token` of them see a token."""
+    """Routed experts: `count` in each of `layers` layers; each token uses `per_token` of them."""
 
     count: int = 0
     per_token: int = 0
@@ -34,7 +34,7 @@ def expert_census(config: Config) -> Experts:
     """The model's routed experts; all 0 for a dense model.
 
     Raises:
-        SizingError: experts without the number that a token sees.
+        SizingError: there are experts, but not how many a token uses.
     """
     count = config.count("n_routed_experts", default=0)
     if count <= 1 or not config.flag("enable_moe_block", default=True):
@@ -68,7 +68,7 @@ def _expert_layers(config: Config) -> int:
 
 
 def shared_width(config: Config) -> int:
-    """The width of a layer's shared experts together, 0 where it has none."""
+    """The total width of a layer's shared experts; 0 without any."""
     stated = config.count(
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
@@ -99,12 +99,12 @@ _FOURFOLD = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gptj"})
 
 
 def matrices(config: Config) -> int:
-    """Matrices of one MLP or expert: up and down, and a gate where it has one."""
+    """Number of matrices of an MLP or expert: up, down and, if it has one, a gate."""
     return 2 if config.model_type in _UNGATED else 3
 
 
 def dense_layers(config: Config, experts: Experts) -> int:
-    """Layers with a dense MLP."""
+    """Number of layers with a dense MLP."""
     # Nemotron-H counts its MLPs as layers of their own.
     pattern = config.word("hybrid_override_pattern")
     if pattern:
@@ -118,10 +118,10 @@ def dense_layers(config: Config, experts: Experts) -> int:
 
 
 def layer_widths(config: Config) -> tuple[int, ...]:
-    """The width of each layer's MLP where `intermediate_size` lists them, as Gemma 3n does.
+    """The width of each layer's MLP if `intermediate_size` lists them, as for Gemma 3n.
 
     Raises:
-        SizingError: it is no list of a width for every layer.
+        SizingError: the list does not have one width per layer.
     """
     widths = config.counts("intermediate_size")
     if len(widths) < depth(config):
@@ -130,7 +130,7 @@ def layer_widths(config: Config) -> tuple[int, ...]:
 
 
 def dense_widths(config: Config, layers: int, hidden: int) -> int:
-    """The widths of the dense MLPs, added up."""
+    """The sum of the dense MLPs' widths."""
     if not layers:
         return 0
     if config.model_type == "granitemoehybrid":
@@ -147,7 +147,7 @@ def dense_widths(config: Config, layers: int, hidden: int) -> int:
 
 
 def _adjusted(config: Config, width: int) -> int:
-    """LFM2's stated width, cut to two thirds and rounded up to its block."""
+    """LFM2's stated width, reduced to two thirds and rounded up to its block."""
     block = config.positive("block_multiple_of", default=256)
     return -(-(2 * width // 3) // block) * block
 
@@ -163,9 +163,9 @@ _GATED = frozenset({"pixtral", "qwen2_5_vl"})
 
 
 def vision_parameters(config: Config) -> float | None:
-    """The parameters of the file's `vision_config` and its projector.
+    """Parameters of the file's `vision_config` and its projector.
 
-    None where there is none or where its fields are not the usual ones.
+    None if there is none, or if its fields are unusual.
 
     Raises:
         SizingError: a usual field with an unusual value.
@@ -227,13 +227,12 @@ class Parameters:
     """Parameter counts by kind.
 
     attention   projections of attention and recurrent layers, split by tensor parallelism
-    kv          the part of `attention` that makes keys and values: split no further than the
-                KV heads go
-    replicated  projections that every rank holds whole (the down-projections of MLA)
+    kv          the part of `attention` for keys and values: split no further than the KV heads
+    replicated  projections that are copied to every rank (the down-projections of MLA)
     mlp         dense MLPs and shared experts
-    experts     routed experts, all of them
+    experts     all routed experts
     embedding, head   the input table and the output projection; a tied head counts 0
-    small       norms, routers, convolutions: 16 bit always, on every rank
+    small       norms, routers, convolutions: always 16 bit, on every rank
     vision      towers and projectors of a multimodal model: 16 bit, on every rank
     """
 
@@ -263,7 +262,7 @@ class Parameters:
 
 
 def parameter_census(config: Config, *, experts: Experts, vision: float = 0.0) -> Parameters:
-    """The parameters of the language model, and `vision` beside it.
+    """The language model's parameters, with `vision` added.
 
     Raises:
         SizingError: a field that is missing.
@@ -302,7 +301,7 @@ def _ties(config: Config) -> bool:
 
 
 def _attention(config: Config, hidden: int) -> tuple[float, float, float]:
-    """Split projections of a layer, the KV part of them, and what every rank holds."""
+    """Parameters of a layer's split projections, the KV part of them, and the replicated ones."""
     heads = config.positive("num_attention_heads")
     if config.has("kv_lora_rank"):
         return _latent(config, hidden, heads)
@@ -354,7 +353,7 @@ def _routed(config: Config, hidden: int, experts: Experts) -> float:
 
 
 def _layer_tables(config: Config) -> float:
-    """Gemma 3n and 4: a narrow embedding for every layer."""
+    """Parameters of the narrow per-layer embeddings of Gemma 3n and 4."""
     width = config.count("hidden_size_per_layer_input", default=0)
     rows = config.count("vocab_size_per_layer_input", default=0)
     return float(rows * depth(config) * width)

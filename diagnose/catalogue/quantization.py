@@ -1,7 +1,7 @@
-"""How many bits a parameter takes under a quantization, and what stays in 16 bit. Pure.
+"""Bits per parameter under a quantization scheme, and what stays in 16 bit. Pure.
 
 Embeddings, the output projection, norms, routers and vision towers stay in 16 bit under every
-scheme here, as published checkpoints have it.
+scheme here, as in published checkpoints.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 FULL_BITS = 16.0
-"""What is not quantized."""
+"""Bits of parameters that are not quantized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Bits a parameter, scales and zero points included, by where it sits.
+    """Bits per parameter, scales and zero points included, by kind of parameter.
 
-    `attention_bits` None means as `linear_bits` in a dense model and 16 in a mixture of experts.
-    `compute` is the arithmetic it runs in: bf16, fp8 or fp4. `stated_as` is the plainer scheme's
-    id by which users call it.
+    `attention_bits` None means `linear_bits` in a dense model and 16 in a mixture of experts.
+    `compute` is the arithmetic: bf16, fp8 or fp4. `stated_as` is the id of the simpler scheme that
+    users name it by.
     """
 
     id: str
@@ -34,7 +34,7 @@ class Scheme:
     stated_as: str = ""
 
     def attention_bits_of(self, *, mixture: bool) -> float:
-        """Bits of an attention parameter, of a mixture of experts or of a dense model."""
+        """Bits per attention parameter, of a mixture of experts or a dense model."""
         if self.attention_bits is not None:
             return self.attention_bits
         return FULL_BITS if mixture else self.linear_bits
@@ -88,7 +88,7 @@ _ALIASES = {
 
 
 def scheme(name: str) -> Scheme:
-    """The scheme of that id, under vLLM's and other usual names too.
+    """The scheme with this id, or with vLLM's or another usual name of it.
 
     Raises:
         SizingError: an unknown name; the choices are listed.
@@ -103,10 +103,10 @@ def scheme(name: str) -> Scheme:
 
 
 def checkpoint_scheme(config: Config) -> str:
-    """The id of the scheme that a configuration's own quantization section names.
+    """The id of the scheme in a configuration's quantization section.
 
     Raises:
-        SizingError: it names one that is not modelled.
+        SizingError: the scheme is not modelled.
     """
     section = config.quantization()
     if section is None:
@@ -127,7 +127,7 @@ def checkpoint_scheme(config: Config) -> str:
 
 
 def _weight_bits(section: Config) -> str:
-    """GPTQ and AWQ: 4 bit or 8."""
+    """Bits of GPTQ and AWQ weights: 4 or 8."""
     method = section.word("quant_method").lower()
     bits = section.count("bits", "w_bit", default=4)
     if bits not in _WHOLE_BITS:
@@ -175,7 +175,7 @@ def _compressed_tensors(section: Config) -> str:
 
 
 def _fp8(section: Config) -> str:
-    """FP8 as such, FBGEMM's included: of all projections, or attention left alone."""
+    """The FP8 scheme (FBGEMM's included): of all projections, or without attention."""
     spared = any("self_attn" in word for word in section.words("modules_to_not_convert"))
     return _ATTENTION_SPARED["fp8"] if spared else "fp8"
 
