@@ -127,7 +127,7 @@ def checkpoint_scheme(config: Config) -> str:
 
 
 def _weight_bits(section: Config) -> str:
-    """Bits of GPTQ and AWQ weights: 4 or 8."""
+    """The scheme id of GPTQ or AWQ weights, of 4 or 8 bits."""
     method = section.word("quant_method").lower()
     bits = section.count("bits", "w_bit", default=4)
     if bits not in _WHOLE_BITS:
@@ -175,7 +175,7 @@ def _compressed_tensors(section: Config) -> str:
 
 
 def _fp8(section: Config) -> str:
-    """The FP8 scheme (FBGEMM's included): of all projections, or without attention."""
+    """The scheme id of FP8 weights (FBGEMM's included): of all projections, or without attention."""
     spared = any("self_attn" in word for word in section.words("modules_to_not_convert"))
     return _ATTENTION_SPARED["fp8"] if spared else "fp8"
 

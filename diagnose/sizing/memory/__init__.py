@@ -1,1 +1,1 @@
-"""What a launch holds: weights, overhead, KV cache, prefixes, and moving them. Pure."""
+"""The memory of a launch: weights, overhead, KV cache, and reuse of KV. Pure."""

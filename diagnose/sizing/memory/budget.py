@@ -1,4 +1,4 @@
-"""The memory budget of one GPU, its KV cache, and the fewest GPUs that hold a load. Pure."""
+"""The memory budget of one GPU, its KV cache, and the fewest GPUs for a load. Pure."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from kneewatch.diagnose.sizing.memory.weights import (
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A quantity with its least and most likely bounds."""
+    """An expected value with its lower and upper bound."""
 
     low: float
     expected: float
     high: float
 
     def map(self, function: Callable[[float], float]) -> Range:
-        """The range of a quantity that grows with this one."""
+        """The range of an increasing function of this quantity."""
         return Range(function(self.low), function(self.expected), function(self.high))
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The answer for one GPU. `weights` and `overhead` are None where the KV bytes were stated.
+    """The memory of one GPU. `weights` and `overhead` are None if the KV bytes were stated.
 
-    `weights_bytes` is all that vLLM logs as loaded: the model, `adapter_bytes` and `draft_bytes`.
-    `logged_tokens` is what that version prints as "GPU KV cache size"; `held_tokens` is what the
-    cache holds of requests of the context's length; `concurrency` counts such requests.
+    `weights_bytes` is everything that vLLM logs as loaded: the model, `adapter_bytes` and
+    `draft_bytes`. `logged_tokens` is what that version logs as "GPU KV cache size"; `held_tokens`
+    is the cache's capacity in requests of the context's length; `concurrency` counts such requests.
     """
 
     setup: Setup
@@ -67,16 +67,16 @@ class Memory:
 
     @property
     def holds_one(self) -> bool:
-        """True where one request of the longest allowed length fits beside vLLM's own block.
+        """Whether one request of the longest allowed length fits beside vLLM's own block.
 
-        Newer versions refuse to start without; older ones start, and that request waits for ever.
+        If not, newer versions refuse to start; older ones start, and such a request waits for ever.
         """
         blocks = self.layout.blocks(self.available_bytes.expected)
         return blocks > self.layout.request_blocks(self.setup.longest_tokens)
 
     @property
     def longest_that_fits(self) -> int:
-        """Tokens of the longest request that fits beside vLLM's own block; 0 where none does."""
+        """Tokens of the longest request that fits beside vLLM's own block; 0 if none does."""
         blocks = self.layout.blocks(self.available_bytes.expected)
         low, high = 0, self.setup.longest_tokens
         while low < high:
@@ -88,7 +88,7 @@ class Memory:
         return low
 
     def fits(self, concurrency: float = 1.0) -> bool:
-        """True where vLLM starts and holds that many requests of the context's length."""
+        """Whether vLLM starts and holds that many requests of the context's length."""
         return self.holds_one and self.concurrency.expected >= concurrency
 
 
@@ -97,11 +97,11 @@ _layout_of = lru_cache(maxsize=1024)(kv_layout)
 
 
 def kv_layout_of(setup: Setup) -> KvLayout:
-    """How that launch's KV cache is cut into blocks.
+    """The block layout of the launch's KV cache.
 
     Raises:
-        SizingError: a dtype that is not known, heads that cannot be split, layers that vLLM cannot
-            lay out together, with what of the launch brings that about.
+        SizingError: an unknown dtype, heads that cannot be split, or layers that vLLM cannot lay
+    out together; the message names the setting.
     """
     try:
         return _laid_out(setup)
@@ -148,7 +148,8 @@ def _laid_out(setup: Setup) -> KvLayout:
 
 
 def packed_latent(setup: Setup) -> bool:
-    """Whether FP8 of sparse latent attention is FlashMLA's own format: not on Blackwell or AMD.
+    """Whether the FP8 cache of sparse latent attention is in FlashMLA's own format: not on
+    Blackwell and AMD.
 
     Source: vllm/platforms/cuda.py and vllm/model_executor/layers/attention/mla_attention.py (0.32).
     """
@@ -158,10 +159,10 @@ def packed_latent(setup: Setup) -> bool:
 
 
 def memory(setup: Setup) -> Memory:
-    """The memory of the fullest GPU of that launch.
+    """The memory of the launch's fullest GPU.
 
     Raises:
-        SizingError: an input that cannot be, with its name.
+        SizingError: an invalid input, with its name.
     """
     check(setup)
     layout = kv_layout_of(setup)
@@ -204,7 +205,7 @@ def memory(setup: Setup) -> Memory:
 
 
 def _beside(setup: Setup) -> tuple[float, float]:
-    """Bytes of adapters and of a draft on the fullest GPU."""
+    """Bytes of adapters and draft model on the fullest GPU."""
     adapters, draft, parallel = setup.adapters, setup.draft, setup.parallel
     return (
         0.0 if adapters is None else adapter_bytes(setup.model, adapters, parallel),
@@ -221,7 +222,7 @@ def _known_gpu(setup: Setup) -> Gpu:
 
 
 def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
-    """What is taken beside weights and KV, by the overhead model that the launch asks for."""
+    """The overhead beside weights and KV cache, by the launch's overhead model."""
     if setup.overhead == "guide":
         return guide_overhead(weights_bytes=weights_bytes, memory_bytes=gpu.memory_bytes)
     return fitted_overhead(
@@ -252,9 +253,10 @@ _SPREADS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class FewestGpus:
-    """GPUs of the smallest replica that holds the load; None where 32 do not do.
+    """GPUs of the smallest replica that holds the load; None if more than 32 are needed.
 
-    `low` believes the least overhead, `high` the most; `spread` is the expected one's layout.
+    `low` assumes the lowest overhead, `high` the highest; `spread` is the layout of the expected
+    one.
     """
 
     low: int | None
@@ -266,11 +268,10 @@ class FewestGpus:
 def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
     """The smallest replica that starts and holds `concurrency` requests of the context's length.
 
-    Weights or KV bytes that were stated for one layout say nothing about another, so both are
-    computed here.
+    Stated weights or KV bytes are of one layout, so both are computed here.
 
     Raises:
-        SizingError: an input that cannot be, with its name.
+        SizingError: an invalid input, with its name.
     """
     plain = replace(setup, available_kv_bytes=None, weights_bytes=None)
     by_bound: dict[str, Parallel] = {}

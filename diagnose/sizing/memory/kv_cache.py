@@ -1,4 +1,4 @@
-"""The KV cache as vLLM lays it out: bytes per token, pages, groups of layers, blocks. Pure."""
+"""The layout of vLLM's KV cache: bytes per token, pages, groups of layers, blocks. Pure."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _KV_DTYPES: dict[str, float] = {
 
 
 def kv_element_bytes(kv_cache_dtype: str) -> float:
-    """Bytes of one element in the cache for a value of `--kv-cache-dtype`.
+    """Bytes of one cache element for a value of `--kv-cache-dtype`.
 
     Raises:
-        SizingError: a dtype that is not known; the choices are listed.
+        SizingError: an unknown dtype; the choices are listed.
     """
     element_bytes = _KV_DTYPES.get(kv_cache_dtype.lower())
     if element_bytes is None:
@@ -59,15 +59,15 @@ def kv_element_bytes(kv_cache_dtype: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class KvSettings:
-    """What of a launch decides the cache's layout.
+    """The settings of a launch that decide the cache's layout.
 
-    `block_tokens` None means vLLM's own choice; `in_flight_tokens` is the token budget times the
-    batches in flight; `hybrid_pool` False gives every layer the whole context
+    `block_tokens` None means vLLM's own choice. `in_flight_tokens` is the token budget times the
+    batches in flight. `hybrid_pool` False gives every layer the whole context
     (`--disable-hybrid-kv-cache-manager`, and versions before the shared pool). `state_blocks` is
-    how many blocks a recurrent layer keeps for a request: 1, or 2 where prefixes are cached
-    (`--mamba-cache-mode align`), and one more for each draft token. `latent_hybrid_tokens` is what
-    a block of latent attention beside recurrent layers is a multiple of. `packed_latent` is FP8 of
-    sparse latent attention as Hopper's kernel wants it.
+    the number of blocks of a recurrent layer per request: 1, or 2 with prefix caching
+    (`--mamba-cache-mode align`), plus one per draft token. `latent_hybrid_tokens`: blocks of latent
+    attention beside recurrent layers are multiples of it. `packed_latent` is FP8 of sparse latent
+    attention in the format of Hopper's kernel.
     """
 
     tensor_parallel: int = 1
@@ -84,10 +84,10 @@ class KvSettings:
 
 
 def token_bytes(kind: LayerKind, settings: KvSettings) -> float:
-    """Bytes that one token takes in one layer on one GPU; 0 for a recurrent state.
+    """Bytes of one token in one layer on one GPU; 0 for a recurrent state.
 
-    KV heads are copied, not split, once tensor parallelism exceeds them; a latent vector is
-    copied on every rank.
+    KV heads are copied, not split, once tensor parallelism exceeds them; a latent vector is copied
+    to every rank.
 
     Raises:
         SizingError: the KV heads cannot be split over that many GPUs.
@@ -113,15 +113,15 @@ def latent_row_bytes(kind: LatentAttention, settings: KvSettings) -> float:
 
 
 def index_bytes(kind: LatentAttention) -> int:
-    """Bytes of a token's key in one layer's indexer; 0 where it has none."""
+    """Bytes of a token's key in one layer's indexer; 0 without one."""
     return kind.index_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES if kind.index_dim else 0
 
 
 def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:
-    """KV heads that one GPU of a tensor-parallel group holds.
+    """KV heads per GPU of a tensor-parallel group.
 
     Raises:
-        SizingError: neither divides the other, which vLLM refuses.
+        SizingError: neither number divides the other, which vLLM refuses.
     """
     larger, smaller = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
     if larger % smaller:
@@ -137,7 +137,7 @@ def heads_per_gpu(kv_heads: int, tensor_parallel: int) -> int:
 
 
 def state_bytes(kind: Recurrent, settings: KvSettings) -> float:
-    """Bytes of one request's state in one layer on one GPU; split by tensor parallelism."""
+    """Bytes of one request's state in one layer on one GPU, split by tensor parallelism."""
     whole = (
         kind.conv_elements * _CONVOLUTION_BYTES + kind.state_elements * kind.state_bytes_per_element
     )
@@ -145,7 +145,7 @@ def state_bytes(kind: Recurrent, settings: KvSettings) -> float:
 
 
 def default_block_tokens(kinds: Sequence[Layers], settings: KvSettings) -> int:
-    """Tokens of a block: as stated, else what the kernels for those layers read."""
+    """Tokens per block: as stated, else by the attention kernels of those layers."""
     if settings.block_tokens is not None:
         return settings.block_tokens
     latent = any(isinstance(part.kind, LatentAttention) for part in kinds)
@@ -153,10 +153,11 @@ def default_block_tokens(kinds: Sequence[Layers], settings: KvSettings) -> int:
 
 
 def shared_page(kinds: Sequence[Layers], settings: KvSettings) -> tuple[float, list[int]] | None:
-    """The common page in bytes and the tokens of a block for each kind; None where none is.
+    """The common page size in bytes and the tokens per block of each kind; None if there is no
+    common page.
 
-    A smaller page holds more tokens where it divides the largest, and is padded where it does not;
-    a page of latent vectors cannot be padded, and neither can one that holds an indexer's keys too.
+    A smaller page holds more tokens if it divides the largest, else it is padded. A page of latent
+    vectors cannot be padded, nor can one with an indexer's keys.
     """
     block = _aligned_block(kinds, settings)
     costs = [token_bytes(part.kind, settings) for part in kinds]
@@ -174,7 +175,7 @@ def shared_page(kinds: Sequence[Layers], settings: KvSettings) -> tuple[float, l
 
 
 def _aligned_block(kinds: Sequence[Layers], settings: KvSettings) -> int:
-    """Tokens of a block whose page holds the largest state, where there are states."""
+    """Tokens of a block whose page holds the largest recurrent state, if there are states."""
     block = default_block_tokens(kinds, settings)
     states = [
         state_bytes(part.kind, settings) for part in kinds if isinstance(part.kind, Recurrent)
@@ -209,10 +210,10 @@ _SIMILAR_COUNTS = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers of one kind as the pool sees them: `groups` groups of the layout's common size.
+    """Layers of one kind in the pool: `groups` groups of the layout's common size.
 
-    `layers` are those of one pipeline stage. `token_bytes` is what one token of one layer takes
-    on one GPU, 0 for a recurrent state.
+    `layers` are those of one pipeline stage. `token_bytes` is per token and layer on one GPU, 0 for
+    a recurrent state.
     """
 
     kind: LayerKind
@@ -224,11 +225,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """How one GPU's KV memory is cut into blocks.
+    """The division of one GPU's KV memory into blocks.
 
-    `block_bytes` is what one block of the pool takes on one GPU (`group_layers` pages of
-    `page_bytes`); `token_bytes` is what one more token of context takes, sliding windows and
-    states left out unless the model has nothing else.
+    `block_bytes` is one block of the pool on one GPU (`group_layers` pages of `page_bytes`).
+    `token_bytes` is one more token of context, without sliding windows and states unless the model
+    has nothing else.
     """
 
     groups: tuple[Group, ...]
@@ -243,36 +244,36 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> float:
-        """Bytes that one more token of context takes on one GPU."""
+        """Bytes of one more token of context on one GPU."""
         growing = [g for g in self.groups if isinstance(g.kind, FullAttention | LatentAttention)]
         kept = growing or [g for g in self.groups if isinstance(g.kind, SlidingAttention)]
         return sum(group.layers * group.token_bytes for group in kept)
 
     def blocks(self, available_bytes: float) -> int:
-        """Blocks that fit; vLLM keeps one of them for itself (the null block)."""
+        """Number of blocks that fit; vLLM keeps one for itself (the null block)."""
         return max(int(available_bytes // self.block_bytes), 0)
 
     def request_blocks(self, context_tokens: int) -> int:
-        """Blocks that a request of that length takes at most."""
+        """Most blocks that a request of that length occupies."""
         return sum(
             group.groups * _blocks_of(group, context_tokens, self.settings) for group in self.groups
         )
 
     def request_bytes(self, context_tokens: int) -> float:
-        """Bytes on one GPU that a request of that length takes at most."""
+        """Most bytes on one GPU that a request of that length occupies."""
         return self.request_blocks(context_tokens) * self.block_bytes
 
     def concurrency(self, available_bytes: float, context_tokens: int) -> float:
-        """Requests of that length that fit at once, as vLLM's start-up line counts them."""
+        """Requests of that length that fit at once, as in vLLM's start-up line."""
         return self.blocks(available_bytes) / self.request_blocks(context_tokens)
 
     def logged_tokens(
         self, available_bytes: float, context_tokens: int, *, by_context: bool
     ) -> int:
-        """The tokens that vLLM's line "GPU KV cache size" shows.
+        """The tokens in vLLM's line "GPU KV cache size".
 
-        `by_context` is the meaning since 0.20.2, requests times their length; before, blocks
-        divided over the groups, which for models of several kinds is no capacity.
+        `by_context` selects the meaning since 0.20.2, requests times their length. Before, it was
+        blocks divided by groups, which is no capacity for models with several kinds of layers.
         """
         if by_context:
             return int(self.concurrency(available_bytes, context_tokens) * context_tokens)
@@ -294,14 +295,14 @@ def _blocks_of(group: Group, context_tokens: int, settings: KvSettings) -> int:
 
 
 def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
-    """The layout of a model's cache under those settings.
+    """The cache layout of a model under these settings.
 
     Groups are those of the whole model; a pipeline stage holds a share of each. The largest stage
-    is laid out, as the smallest number of blocks binds them all.
+    is used, because the smallest number of blocks limits all stages.
 
     Raises:
-        SizingError: the model keeps nothing, its heads cannot be split, or vLLM has no layout for
-            its kinds of layers.
+        SizingError: the model has no cache, its heads cannot be split, or vLLM has no layout for
+    its kinds of layers.
     """
     if not layers:
         raise SizingError("the model has no layer that keeps a KV cache", name="model")
@@ -328,7 +329,7 @@ def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
 
 
 def _alike(layers: Sequence[Layers]) -> bool:
-    """True where every layer needs the same tokens of a request: they form one group."""
+    """Whether every layer stores the same tokens of a request: they form one group."""
     if all(isinstance(part.kind, FullAttention | LatentAttention) for part in layers):
         return True
     windows = [
@@ -348,7 +349,7 @@ def _one_group(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
 
 
 def _merged(layers: Sequence[Layers], settings: KvSettings) -> list[Layers]:
-    """Layers that one GPU cannot tell apart as one kind: heads are split over the GPUs."""
+    """The layers, with kinds combined that are the same on one GPU after their heads are split."""
     merged: dict[tuple[object, ...], Layers] = {}
     for part in layers:
         kind = part.kind
@@ -363,16 +364,16 @@ def _merged(layers: Sequence[Layers], settings: KvSettings) -> list[Layers]:
 
 
 def group_size(counts: Sequence[int]) -> int:
-    """Layers a group: the fewest of any kind, or the most where the kinds are about as many."""
+    """Layers per group: the smallest count of any kind, or the largest of similar counts."""
     fewest, most = min(counts), max(counts)
     return most if most < fewest * _SIMILAR_COUNTS else fewest
 
 
 def _unified(layers: Sequence[Layers]) -> list[Layers]:
-    """Sliding layers beside full ones as full ones: they keep the whole context.
+    """The layers with sliding ones replaced by full ones, which store the whole context.
 
     Raises:
-        SizingError: some layers cannot keep a whole context, where vLLM refuses to start.
+        SizingError: some layers cannot store the whole context; vLLM refuses to start.
     """
     unified = [
         Layers(

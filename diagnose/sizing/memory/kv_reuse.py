@@ -15,9 +15,10 @@ RESERVE_HIGH_RATIO = 0.30
 def computed_tokens(
     *, prompt_tokens: float, prefix_tokens: float, hit_ratio: float, block_tokens: int = 1
 ) -> float:
-    """Prompt tokens that a request computes on average, where `hit_ratio` of prefixes are cached.
+    """Mean prompt tokens that a request computes if a share `hit_ratio` of prefixes is cached.
 
     Only whole blocks are reused; pass vLLM's block size for its arithmetic.
+
     Source: guide 7.2.
     """
     positive("prompt_tokens", prompt_tokens)
@@ -35,7 +36,7 @@ def reserve_bytes(*, kv_budget_bytes: float, ratio: float = RESERVE_HIGH_RATIO) 
 
 
 def prefixes_held(*, reserve_bytes: float, prefix_tokens: float, kv_bytes_per_token: float) -> int:
-    """Distinct prefixes that a reserve holds at once (guide 7.2, solved for the number)."""
+    """Number of distinct prefixes that fit into a reserve (guide 7.2, solved for the number)."""
     not_negative("reserve_bytes", reserve_bytes)
     positive("prefix_tokens", prefix_tokens)
     positive("kv_bytes_per_token", kv_bytes_per_token)
@@ -45,7 +46,7 @@ def prefixes_held(*, reserve_bytes: float, prefix_tokens: float, kv_bytes_per_to
 def shared_bytes_saved(
     *, prefix_tokens: int, concurrency: int, kv_bytes_per_token: float, block_tokens: int = 16
 ) -> float:
-    """Bytes of KV cache that concurrent requests do not hold twice because they share a prefix.
+    """Bytes of KV cache saved because concurrent requests share a prefix.
 
     Source: guide 7.1 (blocks of identical prefixes are shared).
     """
@@ -57,10 +58,11 @@ def shared_bytes_saved(
 
 
 def unrouted_hit_ratio(*, routed_hit_ratio: float, replicas: int) -> float:
-    """Hit ratio behind round-robin where a prefix lives on one replica only: 1/N of it.
+    """Hit ratio with round-robin routing if each prefix is on one replica only: 1/N of `hit_ratio`.
 
-    The guide's rule for prefixes that come too seldom, or caches too small, to be on every replica;
-    `warm_hit_ratio` says what becomes of a prefix that is seen often.
+    The guide's rule for prefixes too rare, or caches too small, to be on every replica; for
+    frequent prefixes see `warm_hit_ratio`.
+
     Source: guide 7.3.
     """
     within("routed_hit_ratio", routed_hit_ratio, low=0.0, high=1.0)
@@ -80,10 +82,11 @@ def warm_hit_ratio(*, requests: int, replicas: int) -> float:
 
 
 def remapped_ratio(*, replicas: int, new_replicas: int, consistent: bool) -> float:
-    """Share of prefixes that change their replica when the fleet is resized.
+    """Share of prefixes that move to another replica when the fleet is resized.
 
-    Modulo keeps a prefix where hash % N = hash % M; consistent hashing moves only what the added
-    replicas take, or what the removed ones held.
+    Modulo keeps a prefix if hash % N = hash % M; consistent hashing moves only what the added
+    replicas take over, or what the removed ones had.
+
     Source: guide 7.3.
     """
     positive("replicas", replicas)
@@ -100,7 +103,9 @@ def hot_replica_ratio(
 ) -> float:
     """Share of all traffic on the replica that owns the most popular prefix.
 
-    Beside the prefix it gets its even part of the rest; `load_cap_ratio` overflows what is more.
+    The replica also gets its even share of the rest; traffic above `load_cap_ratio` overflows to
+    others.
+
     Source: guide 7.3.
     """
     within("prefix_share_ratio", prefix_share_ratio, low=0.0, high=1.0)
@@ -125,11 +130,11 @@ LINK_BYTES_PER_S: Mapping[str, float] = MappingProxyType(
         "nvme": 7e9,  # one drive, sequential read (guide 7.6)
     }
 )
-"""Bytes per second that a link moves one way."""
+"""Bytes/s of each link, in one direction."""
 
 
 def link_bytes_per_s(link: str) -> float:
-    """Bytes per second that `link` moves one way.
+    """Bytes/s of `link` in one direction.
 
     Raises:
         SizingError: an unknown link; the choices are listed.
@@ -145,9 +150,10 @@ def link_bytes_per_s(link: str) -> float:
 def transfer_s(
     *, moved_bytes: float, bandwidth_bytes_per_s: float, links: int = 1, latency_s: float = 0.0
 ) -> float:
-    """Seconds that `moved_bytes` take over `links` links side by side, and a fixed latency.
+    """Seconds to move `moved_bytes` over `links` parallel links, plus a fixed latency.
 
     With tensor parallelism each GPU moves its own share: `links` is the TP degree.
+
     Source: guide 6.5 (P/D), 7.4 (swap), 7.6 (offload).
     """
     not_negative("moved_bytes", moved_bytes)
@@ -160,11 +166,12 @@ def transfer_s(
 def break_even_tokens(
     *, transfer_s_per_token: float, compute_s_per_token: float, fixed_s: float = 0.0
 ) -> float | None:
-    """Context length above which moving a KV cache beats computing it again.
+    """Context length above which moving a KV cache is faster than recomputing it.
 
-    fixed_s / (compute - transfer); None where moving is slower per token, so never. Both sides are
+    fixed_s / (compute - transfer); None if moving is slower per token, so never faster. Both are
     linear in the length, so only the fixed cost of a transfer makes short contexts cheaper to
-    compute.
+    recompute.
+
     Source: guide 7.4 (swap or recompute) and 6.5 (ship or prefill locally).
     """
     not_negative("transfer_s_per_token", transfer_s_per_token)
@@ -175,9 +182,10 @@ def break_even_tokens(
 
 
 def disaggregation_gain_s(*, stall_s: float, transfer_s: float) -> float:
-    """Seconds that a request's decode batch gains: the stall avoided less the transfer paid.
+    """Seconds that a request's decode batch gains: the avoided stall minus the transfer.
 
-    Negative: chunked prefill on a colocated server is the better choice.
+    If negative, chunked prefill on a colocated server is better.
+
     Source: guide 6.5.
     """
     not_negative("stall_s", stall_s)
@@ -188,9 +196,10 @@ def disaggregation_gain_s(*, stall_s: float, transfer_s: float) -> float:
 def contexts_held(
     *, hbm_free_bytes: float, tier_free_bytes: float, context_bytes: float
 ) -> tuple[int, int]:
-    """Contexts held in HBM alone, and in HBM with an offload tier below it.
+    """Contexts that fit in HBM alone, and in HBM with an offload tier below it.
 
-    A context that is worked on must be in HBM: where not one fits, the tier does not help.
+    An active context must be in HBM: if not even one fits, the tier does not help.
+
     Source: guide 7.6.
     """
     not_negative("hbm_free_bytes", hbm_free_bytes)

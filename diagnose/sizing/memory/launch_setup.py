@@ -1,4 +1,4 @@
-"""A vLLM launch to be sized: its settings, its version's defaults, and what is rejected. Pure."""
+"""A vLLM launch to size: its settings, the defaults of its version, and validation. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parse_version(text: str) -> Version:
     """(major, minor, patch) of a vLLM version such as "0.11.0", "v0.20.1rc2" or "0.19".
 
     Raises:
-        SizingError: no version can be read from it.
+        SizingError: it is not a version.
     """
     match = re.match(r"\s*v?(\d{1,3})\.(\d{1,4})(?:\.(\d{1,4}))?", text)
     if match is None:
@@ -62,7 +62,7 @@ def parse_version(text: str) -> Version:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a version of vLLM takes where the user says nothing."""
+    """The default settings of a vLLM version."""
 
     version: Version
     gpu_memory_utilization: float
@@ -76,12 +76,12 @@ class Defaults:
     latent_hybrid_tokens: int
 
     def batches_in_flight(self, pipeline_parallel: int) -> int:
-        """Steps whose tokens are not settled yet: one more than stages where steps overlap."""
+        """Steps whose tokens are in flight: one more than pipeline stages if steps overlap."""
         return pipeline_parallel + 1 if self.async_batches else 1
 
 
 def defaults(version: Version, gpu: Gpu | None) -> Defaults:
-    """The server's defaults on that GPU; without a GPU, those of an 80 GB H100."""
+    """The version's defaults on that GPU; without a GPU, those of an 80 GB H100."""
     if gpu is None:
         return _defaults(version, 80 * GIB, ampere=False)
     return _defaults(version, gpu.memory_bytes, ampere=gpu.id.startswith("a100"))
@@ -119,11 +119,11 @@ _LARGEST_BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A launch to be sized. None means vLLM's default for that version and GPU.
+    """A launch to size. None means vLLM's default for that version and GPU.
 
-    `weights_bytes` and `available_kv_bytes` are per GPU, as vLLM logs them, and win over what
-    would be computed; adapters and a draft come on top of the first. `context_tokens` is the length
-    at which concurrency is asked for, the longest allowed one (`max_model_len`) where it is None.
+    `weights_bytes` and `available_kv_bytes` are per GPU as vLLM logs them, and replace computed
+    values; adapters and a draft are added to the weights. `context_tokens` is the request length
+    for concurrency, by default the longest allowed one (`max_model_len`).
     """
 
     model: Model
@@ -150,9 +150,9 @@ class Setup:
 
     @property
     def scheme(self) -> Scheme:
-        """The quantization: the one stated, else the checkpoint's own.
+        """The quantization: as stated, else the checkpoint's own.
 
-        A checkpoint that is quantized already keeps its own form of what is stated: "fp8" of one
+        A quantized checkpoint keeps its own variant of the stated scheme: "fp8" of a checkpoint
         that leaves attention in 16 bit is that.
         """
         own = scheme(self.model.quantization)
@@ -163,7 +163,7 @@ class Setup:
 
     @property
     def defaults(self) -> Defaults:
-        """What that vLLM takes by default on that GPU."""
+        """The defaults of this vLLM version on this GPU."""
         return defaults(self.version, self.gpu)
 
     @property
@@ -174,7 +174,7 @@ class Setup:
 
     @property
     def seqs(self) -> int:
-        """The most requests that run at once."""
+        """Most running requests (max_num_seqs)."""
         return self.max_num_seqs or self.defaults.max_num_seqs
 
     @property
@@ -184,10 +184,10 @@ class Setup:
 
     @property
     def longest_tokens(self) -> int:
-        """The longest request that is allowed.
+        """Tokens of the longest allowed request.
 
         Raises:
-            SizingError: neither the launch nor the model says.
+            SizingError: neither the launch nor the model states it.
         """
         longest = self.max_model_len or self.model.max_context_tokens
         if not longest:
@@ -200,12 +200,12 @@ class Setup:
 
     @property
     def context(self) -> int:
-        """The length at which concurrency is asked for."""
+        """The request length, in tokens, for concurrency."""
         return self.context_tokens or self.longest_tokens
 
 
 def check(setup: Setup) -> None:
-    """Refuse what vLLM would refuse or what no launch can mean.
+    """Check that vLLM would accept the launch.
 
     Raises:
         SizingError: with the input's name.
@@ -287,7 +287,7 @@ def _check_parallel(setup: Setup) -> None:
 
 
 def _most_context_ranks(setup: Setup) -> int:
-    """Ranks that hold the same KV: all with latent attention, else those beyond the KV heads."""
+    """Most ranks with the same KV: all with latent attention, else those beyond the KV heads."""
     tp = setup.parallel.tensor
     full = [part.kind for part in setup.model.layers]
     if all(isinstance(kind, LatentAttention) for kind in full):

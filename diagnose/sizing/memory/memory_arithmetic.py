@@ -1,4 +1,4 @@
-"""The memory budget as lines of arithmetic that can be checked by hand. Pure."""
+"""The memory budget as steps of arithmetic that can be checked by hand. Pure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MEBI = 1 << 20
 
 
 def gib(amount_bytes: float) -> str:
-    """Bytes as GiB with two digits."""
+    """Bytes as text in GiB with two decimals."""
     return f"{amount_bytes / GIB:,.2f} GiB"
 
 
 def beside_steps(answer: Memory) -> Iterator[Step]:
-    """The buffers of the adapters, the draft's weights, and all that is loaded together."""
+    """Steps for the adapters' buffers, the draft's weights, and the total loaded."""
     setup = answer.setup
     if setup.adapters is not None:
         slots, rank = setup.adapters.slots, setup.adapters.rank
@@ -71,7 +71,7 @@ def beside_steps(answer: Memory) -> Iterator[Step]:
 
 
 def draft_token_steps(answer: Memory) -> Iterator[Step]:
-    """What a token takes in the draft's layers, which share the target's blocks."""
+    """Steps for a token's bytes in the draft's layers, which share the target's blocks."""
     draft, settings = answer.setup.draft, answer.layout.settings
     for part in draft.model.layers if draft is not None else ():
         layer_bytes = token_bytes(part.kind, settings)
@@ -85,7 +85,7 @@ def draft_token_steps(answer: Memory) -> Iterator[Step]:
 
 
 def draft_token_bytes(answer: Memory) -> float:
-    """Bytes that one more token takes in the draft's layers, on one GPU; 0 without a draft."""
+    """Bytes of one more token in the draft's layers on one GPU; 0 without a draft."""
     draft, settings = answer.setup.draft, answer.layout.settings
     if draft is None:
         return 0.0
@@ -100,7 +100,7 @@ _POOL_SOURCE = "vllm/v1/core/kv_cache_utils.py"
 
 
 def memory_steps(answer: Memory) -> tuple[Step, ...]:
-    """Weights, KV bytes per token, what is left for the cache, blocks, tokens, requests."""
+    """Steps for weights, overhead, available KV, bytes per token, blocks and requests."""
     lines: list[Step] = []
     if answer.setup.available_kv_bytes is None:
         lines += [_weights(answer), *beside_steps(answer), _overhead(answer), _available(answer)]
@@ -112,7 +112,7 @@ def memory_steps(answer: Memory) -> tuple[Step, ...]:
 
 
 def _own_groups(answer: Memory) -> tuple[Group, ...]:
-    """The model's own layers, where a draft's share their groups."""
+    """The model's own layers in the layout, where a draft's layers are in the same groups."""
     if answer.setup.draft is None:
         return answer.layout.groups
     return kv_layout_of(replace(answer.setup, draft=None)).groups

@@ -1,8 +1,8 @@
-"""What vLLM takes beside weights and KV cache on one GPU: activations, contexts, graphs. Pure.
+"""vLLM's memory beside weights and KV cache on one GPU: activations, contexts, graphs. Pure.
 
-Two models. `guide`: plan with it (guide 2.3, 2.4: 20 % of the weights and 5 to 10 % of the
-memory). `fitted`: predict with it; its constants are fitted to logged start-ups of vLLM 0.6 to
-0.31 (tests/fixtures/kvtruth, some sixty of them), and its band is what they scatter by.
+There are two models. `guide` is for planning (guide 2.3, 2.4: 20% of the weights and 5 to 10% of
+the memory). `fitted` is for prediction; its constants are fitted to some sixty logged start-ups of
+vLLM 0.6 to 0.31 (tests/fixtures/kvtruth), and its band is their scatter.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _V0_WHOLE_PROMPT_TOKENS = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What of a launch decides the overhead; the rest is vLLM's default."""
+    """The settings of a launch that decide the overhead."""
 
     version: Version
     max_num_seqs: int
@@ -62,10 +62,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Bytes on one GPU: the parts that are expected, and how far they may be off.
-
-    `low_bytes` and `high_bytes` are the least and the most that may be taken.
-    """
+    """Bytes on one GPU: the expected parts, and a lower and upper bound of their sum."""
 
     activation_bytes: float
     framework_bytes: float
@@ -75,12 +72,12 @@ class Overhead:
 
     @property
     def expected_bytes(self) -> float:
-        """The parts together."""
+        """The sum of the parts."""
         return self.activation_bytes + self.framework_bytes + self.graphs_bytes
 
 
 def guide_overhead(*, weights_bytes: float, memory_bytes: float) -> Overhead:
-    """The guide's planning figures: 20 % of the weights, and 5 to 10 % of the memory.
+    """The guide's planning figures: 20% of the weights, and 5 to 10% of the memory.
 
     Source: guide 2.3 and 2.4.
     """
@@ -97,10 +94,10 @@ def guide_overhead(*, weights_bytes: float, memory_bytes: float) -> Overhead:
 def fitted_overhead(
     *, model: Model, gpu: Gpu | None, parallel: Parallel, launch: Launch
 ) -> Overhead:
-    """What logged start-ups of that version on such a GPU took.
+    """The overhead by logged start-ups of that version on such a GPU; without a GPU, an H100.
 
-    Without a GPU, as on an H100. The band is 1.5 GiB either way, no more than half of the
-    expected downwards, and what the graph estimate may be upwards.
+    The lower bound is 1.5 GiB below the expected value, but at least half of it. The upper bound is
+    1.5 GiB above it, with the most that CUDA graphs may take.
     """
     activation = _activation_bytes(model, gpu, parallel, launch)
     framework = _framework_bytes(gpu, parallel.tensor, launch.version)
@@ -122,7 +119,7 @@ def _ampere(gpu: Gpu | None) -> bool:
 
 
 def _activation_bytes(model: Model, gpu: Gpu | None, parallel: Parallel, launch: Launch) -> float:
-    """The larger of the sampler's peak and the widest layer's."""
+    """The larger of the sampler's peak and the widest layer's activations."""
     copies = _SAMPLER_COPIES
     if launch.version >= _KERNEL_SAMPLER:
         copies = _KERNEL_SAMPLER_COPIES
@@ -173,7 +170,7 @@ def _framework_bytes(gpu: Gpu | None, tensor_parallel: int, version: Version) ->
 def _graphs_bytes(
     model: Model, gpu: Gpu | None, parallel: Parallel, launch: Launch
 ) -> tuple[float, float]:
-    """What the estimate is expected to take from the KV budget, and what it may take."""
+    """Bytes of CUDA graphs taken from the KV budget: expected, and at most."""
     if launch.version < GRAPHS_TAKEN or launch.enforce_eager:
         return 0.0, 0.0
     expected, most = _GRAPHS_GIB

@@ -19,7 +19,7 @@ _MXFP4_HIDDEN, _MXFP4_WIDTH = 256, 64
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """How a replica is spread: `experts` is True with `--enable-expert-parallel`."""
+    """How a replica is spread over GPUs: `experts` is True with `--enable-expert-parallel`."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -28,7 +28,7 @@ class Parallel:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica, its data-parallel engines included."""
+        """GPUs of one replica, including all data-parallel engines."""
         return self.tensor * self.pipeline * self.data
 
 
@@ -37,7 +37,7 @@ ONE_GPU = Parallel()
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes on the fullest GPU, by what they are."""
+    """Bytes on the fullest GPU, by kind."""
 
     attention_bytes: float
     mlp_bytes: float
@@ -48,7 +48,7 @@ class Weights:
 
     @property
     def total_bytes(self) -> float:
-        """All of them."""
+        """The sum of all kinds."""
         return (
             self.attention_bytes
             + self.mlp_bytes
@@ -75,11 +75,11 @@ def parameters_of(model: Model) -> Parameters:
 
 
 def weights_per_gpu(model: Model, scheme: Scheme, parallel: Parallel) -> Weights:
-    """Bytes that the fullest GPU holds.
+    """Bytes of weights on the fullest GPU.
 
-    Projections, experts and tables are split over the tensor-parallel group; KV projections no
-    further than the KV heads go; MLA's down-projections, norms, routers and vision towers are on
-    every GPU. Pipeline stages hold a share of the layers.
+    Projections, experts and tables are split over the tensor-parallel group, KV projections no
+    further than the KV heads. MLA's down-projections, norms, routers and vision towers are on every
+    GPU. Pipeline stages have a share of the layers each.
 
     Raises:
         SizingError: the parameters cannot be counted.
@@ -119,7 +119,7 @@ def _experts(model: Model, parameters: Parameters, scheme: Scheme, *, tp: int) -
 
 
 def fewest_kv_heads(model: Model) -> int:
-    """KV heads of the layer that has the fewest; 1 where attention has none of its own."""
+    """The smallest number of KV heads of any layer; 1 if attention has none of its own."""
     heads = [
         part.kind.kv_heads
         for part in model.layers
@@ -136,7 +136,7 @@ def fewest_kv_heads(model: Model) -> int:
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What `--max-lora-rank` takes (vllm/config/lora.py, 0.32)."""
+"""Valid values of `--max-lora-rank` (vllm/config/lora.py, 0.32)."""
 
 DEFAULT_RANK = 16
 _ELEMENT_BYTES = 2
@@ -147,14 +147,14 @@ _LARGEST_VOCABULARY = 258_048
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """`--max-loras` and `--max-lora-rank`: how many in one batch, and of what rank at most."""
+    """`--max-loras` and `--max-lora-rank`: most adapters per batch, and their largest rank."""
 
     slots: int
     rank: int = DEFAULT_RANK
 
 
 def check_adapters(adapters: Adapters, model: Model) -> None:
-    """Refuse what vLLM would refuse.
+    """Check that vLLM would accept these adapters.
 
     Raises:
         SizingError: with the input's name.
@@ -182,9 +182,9 @@ def check_adapters(adapters: Adapters, model: Model) -> None:
 
 
 def adapter_bytes(model: Model, adapters: Adapters, parallel: Parallel) -> float:
-    """Bytes that the buffers take on the fullest GPU; 0 where the model's shape is not known.
+    """Bytes of the adapter buffers on the fullest GPU; 0 if the model's LoRA shape is unknown.
 
-    slots x rank x elements a unit of rank x 2: see `catalogue.adapters` for which of them are
+    slots x rank x elements per unit of rank x 2; `catalogue.lora_shapes` says which of them are
     split over the ranks.
     """
     shape = model.adapters
@@ -212,14 +212,14 @@ MOST_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft model, or a target's own prediction layers, and how many tokens it drafts."""
+    """A draft model, or the target's own prediction layers, and the number of tokens per draft."""
 
     model: Model
     tokens: int
 
 
 def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
-    """Refuse what vLLM would refuse.
+    """Check that vLLM would accept this draft.
 
     Raises:
         SizingError: with the input's name.
@@ -245,12 +245,13 @@ def check_draft(draft: Draft, target: Model, parallel: Parallel) -> None:
 
 
 def draft_bytes(draft: Draft, parallel: Parallel) -> float:
-    """Bytes of the draft's weights on the fullest GPU, in the form of its checkpoint."""
+    """Bytes of the draft's weights on the fullest GPU, in the checkpoint's precision."""
     spread = Parallel(parallel.tensor, 1, parallel.data, parallel.experts)
     return weights_per_gpu(draft.model, scheme(draft.model.quantization), spread).total_bytes
 
 
 def draft_layers(draft: Draft, parallel: Parallel) -> tuple[Layers, ...]:
-    """What its layers keep, counted so that the last of the stages has all of them."""
+    """The draft's layers, counted as if every pipeline stage had them: the last stage has all of
+    them."""
     stages = parallel.pipeline
     return tuple(Layers(part.kind, part.count * stages) for part in draft.model.layers)
