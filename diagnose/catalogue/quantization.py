@@ -175,7 +175,7 @@ def _compressed_tensors(section: Config) -> str:
 
 
 def _fp8(section: Config) -> str:
-    """The scheme id of FP8 weights (FBGEMM's included): of all projections, or without attention."""
+    """The scheme id of FP8 weights (also FBGEMM's): of all projections, or without attention."""
     spared = any("self_attn" in word for word in section.words("modules_to_not_convert"))
     return _ATTENTION_SPARED["fp8"] if spared else "fp8"
 

@@ -32,10 +32,10 @@ from kneewatch.diagnose.sizing.speed.speculation import (
 )
 
 SHORT_PROMPT_TOKENS = 500
-"""Below it prefill is better left where decode is (guide 6.5)."""
+"""Shorter prompts are better prefilled where they are decoded (guide 6.5)."""
 
 SAVING_RATIO = 0.2
-"""Two pools have to save this much of the GPUs: the roofline is no better than that."""
+"""Smallest saving of GPUs for two pools: the roofline is not more exact than that."""
 
 _ALL_CACHED_RATIO = 1.0  # a decode pool computes no prompt
 
@@ -52,7 +52,7 @@ class Part:
 
 
 def disaggregation(pool: Pool, instance: Serving) -> Part:
-    """P:D ratio, what moving the KV takes, and whether two pools would need fewer GPUs."""
+    """P:D ratio, seconds to move the KV, and whether two pools need fewer GPUs."""
     colocated = "colocated prefill and decode"
     if instance.limit < 1:
         return Part(decision=colocated, output={"disaggregate": False})
@@ -80,7 +80,8 @@ def _gpus(ratio: PrefillDecodeRatio) -> float:
 
 
 def _ratio(pool: Pool, instance: Serving) -> PrefillDecodeRatio | None:
-    """The pools at the rates of each phase alone; None where decode alone misses its target."""
+    """The sizes of both pools by the rates of each phase alone; None if decode alone misses its
+    target."""
     profile = replace(pool.profile, slo=Slo(itl_p99_s=pool.profile.slo.itl_p99_s))
     decoding = replace(instance, pool=replace(pool, profile=profile), hit_ratio=_ALL_CACHED_RATIO)
     best = best_point(decoding)
@@ -151,7 +152,7 @@ def _worth(
 
 
 def batching_step(pool: Pool, instance: Serving) -> tuple[PlanStep, Serving]:
-    """Step 9, and the instance with batching and speculation as decided."""
+    """Step 9, and the instance with the chosen batching and speculation."""
     chunk, instance = _budget(instance)
     draft, instance = _speculation(pool, instance)
     parts = (chunk, draft, disaggregation(pool, instance))
@@ -177,7 +178,7 @@ def batching_step(pool: Pool, instance: Serving) -> tuple[PlanStep, Serving]:
 
 
 def _budget(instance: Serving) -> tuple[Part, Serving]:
-    """The token budget of a step: vLLM's own, unless a smaller one carries more at the targets."""
+    """The token budget per step: vLLM's own, or a smaller one that serves more at the targets."""
     own, budgets = instance.setup.batched_tokens, tuned(instance)
     taken = budgets.instance.setup.batched_tokens
     steps = tuple(
@@ -239,7 +240,7 @@ def _speculation(pool: Pool, instance: Serving) -> tuple[Part, Serving]:
 
 
 def _alone(stated: Speculation) -> tuple[dict[str, Value], Step]:
-    """What speculation does for one request in an empty instance."""
+    """The effect of speculation on one request in an idle instance."""
     tokens, accepted, cost = stated.draft_tokens, stated.acceptance_ratio, stated.draft_cost_ratio
     speedup = speculative_speedup(
         acceptance_ratio=accepted, draft_tokens=tokens, draft_cost_ratio=cost

@@ -1,4 +1,4 @@
-"""Steps 7 and 10 of a plan: what one instance carries, predicted or measured. Pure."""
+"""Steps 7 and 10 of a plan: the load that one instance serves, predicted or measured. Pure."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, Performa
 from kneewatch.diagnose.sizing.speed.roofline_inputs import Costs, launch_costs
 
 BUDGETS_TOKENS = (4096, 2048, 1024, 512, 256)
-"""Chunks to try beside vLLM's own budget (guide 6.4: 256 in its example, 512 or 1,024 in use)."""
+"""Token budgets to try beside vLLM's own (guide 6.4: 256 in its example, 512 or 1,024 in use)."""
 
 GAIN_RATIO = 1.02
-"""Less gain than this is no reason for another setting: the roofline is not that exact."""
+"""Smallest gain for changing a setting: the roofline is not more exact than that."""
 
 _P99_STEP_RATIO = 0.01
 _BATCH_GAIN_RATIO = 0.99
-"""A batch runs at the lowest concurrency that gives this much of the highest throughput."""
+"""A batch runs at the lowest concurrency with this share of the highest throughput."""
 
 
 def launch(
     pool: Pool, parallel: Parallel, *, quantization: str, kv_cache_dtype: str = "auto"
 ) -> Setup:
-    """The launch of one instance; adapters and a draft's weights count as weights."""
+    """The launch of one instance; adapters and draft weights count as weights."""
     plain = weights_per_gpu(pool.model, scheme(quantization), parallel).total_bytes
     lora, drafted = pool.profile.lora, pool.profile.speculation
     extra_bytes = lora.max_simultaneous_adapters * lora.adapter_bytes if lora else 0.0
@@ -66,8 +66,8 @@ def launch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """One instance as it would run; `hit_ratio` is of input tokens, `stored_bytes` of the KV cache
-    of one GPU is kept for prefixes."""
+    """One instance as it would run. `hit_ratio` is of input tokens; `stored_bytes` of one GPU's KV
+    cache are reserved for prefixes."""
 
     pool: Pool
     setup: Setup
@@ -79,7 +79,7 @@ class Serving:
 
     @property
     def limit(self) -> int:
-        """Requests of P95 length that run at once: what the KV cache and max_num_seqs admit."""
+        """Most running requests of P95 length, by KV cache and max_num_seqs."""
         if not self.memory.holds_one:
             return 0
         free = self.memory.available_bytes.expected - self.stored_bytes
@@ -88,13 +88,13 @@ class Serving:
 
 
 def serving(pool: Pool, setup: Setup) -> Serving:
-    """An instance of that launch, with nothing cached and nothing drafted."""
+    """An instance of that launch without prefix caching or speculation."""
     costs = launch_costs(setup)
     return Serving(pool=pool, setup=setup, memory=memory(setup), costs=costs)
 
 
 def at(instance: Serving, concurrency: float) -> Performance:
-    """The roofline's prediction at mean lengths."""
+    """The roofline's prediction at a concurrency, for mean lengths."""
     lengths = instance.pool.lengths
     load = Load(
         input_tokens=lengths.mean_input_tokens,
@@ -109,7 +109,7 @@ def at(instance: Serving, concurrency: float) -> Performance:
 
 
 def point(instance: Serving, concurrency: float) -> Point:
-    """The same with P99s: of a P99 prompt, and of a step with a prompt's chunk."""
+    """The prediction with P99s: TTFT of a P99 prompt, ITL of a step with a prompt's chunk."""
     lengths, predicted = instance.pool.lengths, at(instance, concurrency)
     longer = max(lengths.input_p99_tokens - lengths.mean_input_tokens, 0.0)
     chunked = predicted.prefill_step_ratio > _P99_STEP_RATIO
@@ -123,12 +123,12 @@ def point(instance: Serving, concurrency: float) -> Point:
 
 
 def keeps(point: Point, slo: Slo) -> bool:
-    """Whether a point keeps every stated target."""
+    """Whether a point meets every stated target."""
     return not missed(point, slo)
 
 
 def missed(point: Point, slo: Slo) -> tuple[str, ...]:
-    """The targets that a point misses, with its figures."""
+    """The targets that a point misses, as text with its values."""
     pairs = (("TTFT", point.ttft_p99_s, slo.ttft_p99_s), ("ITL", point.itl_p99_s, slo.itl_p99_s))
     return tuple(
         f"{name} P99 {figure(value)} s above {figure(target)} s"
@@ -143,9 +143,10 @@ def has_target(slo: Slo) -> bool:
 
 
 def best_point(instance: Serving) -> Point | None:
-    """C_max: the highest concurrency that keeps the targets; None where none does, or none is.
+    """C_max: the highest concurrency that meets the targets; None if none does.
 
-    A batch without targets runs at the lowest concurrency with 99 % of the highest throughput.
+    A batch without targets runs at the lowest concurrency with 99% of the highest throughput.
+
     Source: guide 8.3 step 1, 1.4.
     """
     profile, limit = instance.pool.profile, instance.limit
@@ -173,29 +174,31 @@ def _busiest(instance: Serving, limit: int) -> Point:
 
 
 def sweep(limit: int) -> tuple[int, ...]:
-    """Concurrencies to measure at: powers of two up to the limit, and the limit."""
+    """Concurrencies to measure: powers of two up to the limit, and the limit."""
     powers = [2**power for power in range(int(math.log2(limit)) + 1)]
     return tuple(dict.fromkeys([*powers, limit]))
 
 
 def usable_per_s(instance: Serving) -> float:
-    """Requests/s at C_max; 0 where no concurrency keeps the targets, or none is stated."""
+    """Requests/s at C_max; 0 if no concurrency meets the targets or no target is stated."""
     best = best_point(instance)
     return 0.0 if best is None else best.requests_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """Token budgets of a step with requests/s at the targets, and the instance with the best."""
+    """Token budgets with their requests/s at the targets, and the instance with the best one."""
 
     tried: tuple[tuple[int, float], ...]
     instance: Serving
 
 
 def tuned(instance: Serving) -> Budgets:
-    """The instance with the token budget that carries most at an ITL target; else vLLM's own.
+    """The instance with the token budget that serves most at an ITL target; without one, vLLM's
+    own.
 
-    A smaller chunk stalls decoding less and lets prompts in slower; it takes other memory too.
+    A smaller chunk stalls decoding less but prefills more slowly, and changes the memory.
+
     Source: guide 6.4.
     """
     own, most = instance.setup.batched_tokens, usable_per_s(instance)
@@ -218,7 +221,7 @@ def fits(pool: Pool, setup: Setup, *, concurrency: int) -> bool:
     """Whether vLLM starts and holds that many requests of P95 length.
 
     Raises:
-        SizingError: an input that cannot be, other than a split that the heads forbid.
+        SizingError: an invalid input, other than heads that cannot be split that way.
     """
     try:
         return memory(setup).fits(concurrency)
@@ -239,7 +242,7 @@ _MORE = "more per point: TTFT and ITL P50 and P99, requests/s, tokens/s, GPU uti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """What one instance carries at the targets. `source` is measured, predicted or unknown."""
+    """The load of one instance at the targets. `source` is measured, predicted or unknown."""
 
     best: Point | None
     source: str
@@ -326,7 +329,7 @@ def _little(best: BenchmarkPoint, target_s: float | None) -> tuple[tuple[Step, .
 
 
 def predicted_curve(instance: Serving) -> Curve:
-    """The roofline's curve, with what has to be measured before it is believed."""
+    """The roofline's curve, with what to measure before relying on it."""
     profile, limit = instance.pool.profile, instance.limit
     to_measure = (_SWEEP + _MORE,)
     if limit < 1:
@@ -407,7 +410,7 @@ def _best_steps(instance: Serving, best: Point) -> list[Step]:
 
 
 def curve_output(curve: Curve) -> dict[str, Value]:
-    """C_max and usable RPS by name; None where unknown."""
+    """C_max and usable RPS, by name; None where unknown."""
     best = curve.best
     return {
         "source": curve.source,

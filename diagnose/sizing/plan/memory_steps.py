@@ -52,10 +52,10 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """What one instance needs by the guide's sum, over all of its GPUs.
+    """Memory that one instance needs by the guide's sum, over all its GPUs.
 
-    `gpus_low` takes 5 % of each GPU for the framework, `gpus` 10 %; the headroom is the guide's
-    30 and 50 %.
+    `gpus_low` reserves 5% of each GPU for the framework, `gpus` 10%; headroom is the guide's 30%
+    and 50%.
     """
 
     need: MemoryNeed
@@ -68,16 +68,15 @@ class Floor:
 
 
 def planned_concurrency(pool: Pool) -> int:
-    """Requests that one instance shall hold: stated, else the one without which it is useless."""
+    """Requests that one instance must hold: as stated, else the minimum to be useful."""
     return pool.deployment.concurrency or 1
 
 
 def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor:
-    """The floor at a precision. Activations stay as of the checkpoint's own precision.
+    """The floor at a precision. Activations stay at the checkpoint's own precision.
 
     Raises:
-        SizingError: parameters that cannot be counted, a dtype that is not known.
-    Source: guide 2.6 and 9.1 step 4; 20 % and 5-10 %: 2.3, 2.4.
+        SizingError: parameters that cannot be counted, or an unknown dtype.
     """
     profile, weights = pool.profile, _weights_bytes(pool, quantization)
     setup = Setup(
@@ -116,7 +115,7 @@ def memory_floor(pool: Pool, *, quantization: str, kv_cache_dtype: str) -> Floor
 
 
 def _adapter_bytes(pool: Pool) -> float:
-    """Bytes of one adapter: as stated, or of the buffers that its rank needs."""
+    """Bytes of one adapter: as stated, or of the buffers for its rank."""
     lora = pool.profile.lora
     if lora is None or lora.max_lora_rank is None:
         return lora.adapter_bytes if lora else 0.0
@@ -203,7 +202,7 @@ def floor_step(pool: Pool, floor: Floor) -> PlanStep:
 
 
 def floor_output(floor: Floor) -> dict[str, Value]:
-    """The floor by name."""
+    """The floor's values, by name."""
     need = floor.need
     return {
         "weights_bytes": need.weights_bytes,
@@ -220,11 +219,11 @@ def floor_output(floor: Floor) -> dict[str, Value]:
 
 
 def chosen_quantization(pool: Pool) -> tuple[str, str]:
-    """The weights' scheme and why: stated, the checkpoint's own, else what the GPU computes in.
+    """The weights' scheme and the reason: stated, the checkpoint's own, or what the GPU computes
+    in.
 
     Raises:
-        SizingError: a scheme that is not known.
-    Source: guide 4.5 and 9.1 step 5; 9.5 (INT8 where there is no FP8 arithmetic).
+        SizingError: an unknown scheme.
     """
     if pool.deployment.quantization is not None:
         return scheme(pool.deployment.quantization).id, "stated"
@@ -286,12 +285,13 @@ BLOCK_TOKENS = 16
 """vLLM's block for attention; only whole ones are shared."""
 
 _STARVED_RATIO = 1.25
-"""Twice the requests give at least this much more where the KV cache is what holds them back."""
+"""If doubling the requests gains at least this factor, the KV cache is the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prefix:
-    """What prefixes take of one GPU and save; None where nothing is shared."""
+    """Bytes that shared prefixes take on one GPU, and the tokens that they save; None without
+    sharing."""
 
     instance: Serving
     output: dict[str, Value]
@@ -301,7 +301,7 @@ class _Prefix:
 
 
 def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> tuple[PlanStep, Serving]:
-    """Step 8, and the instance with the KV cache as decided."""
+    """Step 8, and the instance with the chosen KV cache."""
     setup = replace(baseline.setup, kv_cache_dtype=kv_cache_dtype)
     prefix = _prefix(pool, serving(pool, setup))
     instance, offload = prefix.instance, _offload(pool, prefix.instance)
@@ -385,7 +385,7 @@ def _prefix(pool: Pool, instance: Serving) -> _Prefix:
 
 
 def _hits(pool: Pool, prefix: _Prefix, shared: Prefix, hit_ratio: float) -> _Prefix:
-    """The same with the prompt tokens that hits save."""
+    """The prefix result with the prompt tokens that cache hits save."""
     mean = pool.lengths.mean_input_tokens
     usual = min(float(shared.shared_tokens), mean)
     fresh = computed_tokens(
@@ -420,7 +420,7 @@ def _starved(instance: Serving) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Offload:
-    """Whether to keep contexts below HBM, and what fetching one takes."""
+    """Whether to store contexts below HBM, and the seconds to fetch one."""
 
     wanted: bool
     output: dict[str, Value]

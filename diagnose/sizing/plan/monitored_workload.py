@@ -1,4 +1,4 @@
-"""What of a workload profile is watched on live servers. Pure."""
+"""The values of a workload profile that are monitored on live servers. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ PERCENTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 
 def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
-    """The percentiles of lengths by tier, and the peak that the plan sizes for.
+    """Length percentiles by tier, and the peak that the plan is sized for.
 
-    A session's inputs are between those of its first call, which are stated, and of its last.
+    A session's input lengths are between those of its first call, which are stated, and of its
+    last.
     """
     launches: Sequence[tuple[str, Deployment, Lengths]] = [
         (tier.name, tier, tier.lengths) for tier in profile.tiers

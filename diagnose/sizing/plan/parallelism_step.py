@@ -30,14 +30,14 @@ from kneewatch.diagnose.sizing.speed.model_parallelism import (
 )
 
 PCIE_TENSOR_PARALLEL = 2
-"""The most to plan with where there is no NVLink (guide 9.1 step 2)."""
+"""Largest TP to plan without NVLink (guide 9.1 step 2)."""
 _MOST_STAGES = 8
 _NEARLY_RATIO = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """The split that was taken, and what stood against others."""
+    """The chosen split, and the reasons against others."""
 
     setup: Setup
     refused: tuple[str, ...]
@@ -45,10 +45,11 @@ class Split:
 
 
 def splits(pool: Pool) -> tuple[Parallel, ...]:
-    """Splits that the model and the node allow, fewest GPUs first: TP in a node, then stages.
+    """The splits that model and node allow, fewest GPUs first: TP within a node, then pipeline
+    stages.
 
     Raises:
-        SizingError: a stated tensor parallel size that the model or the node cannot have.
+        SizingError: the stated tensor parallel size is impossible for the model or the node.
     """
     node, gpu = pool.profile.hosting.node_gpus, pool.gpu
     linked = min(node, gpu.nvlink_gpus) if gpu.nvlink_bytes_per_s else PCIE_TENSOR_PARALLEL
@@ -78,10 +79,10 @@ def splits(pool: Pool) -> tuple[Parallel, ...]:
 
 
 def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype: str) -> Split:
-    """The fewest GPUs that the floor, vLLM's own accounting and the targets allow.
+    """The fewest GPUs that meet the memory floor, vLLM's own accounting and the targets.
 
-    A stated concurrency has to keep the targets by the roofline. Without one, or where no split
-    keeps them, the split that carries most per GPU is taken, the smaller of nearly equal ones.
+    A stated concurrency must meet the targets by the roofline. Without one, or if no split meets
+    them, the split that serves most per GPU is chosen, the smaller of nearly equal ones.
 
     Raises:
         SizingError: nothing fits.
@@ -111,7 +112,7 @@ def choose_split(pool: Pool, floor: Floor, *, quantization: str, kv_cache_dtype:
 
 
 def _misfit(pool: Pool, floor: Floor, setup: Setup) -> str:
-    """Why an instance is too small; empty where it is not. A stated split passes by the floor."""
+    """Why an instance is too small; empty if it is not. A stated split may be below the floor."""
     gpus, concurrency = setup.parallel.gpus, planned_concurrency(pool)
     if gpus < floor.gpus and pool.deployment.tensor_parallel is None:
         return f"below the floor of {counted(floor.gpus, 'GPU')}"
@@ -152,7 +153,7 @@ def _name(parallel: Parallel) -> str:
 
 
 def parallel_step(pool: Pool, split: Split, before: Floor, after: Floor) -> PlanStep:
-    """Step 6: TP and PP of one instance, and what the all-reduces cost."""
+    """Step 6: TP and PP of one instance, and the cost of the all-reduces."""
     setup, gpu = split.setup, pool.gpu
     parallel, instance = setup.parallel, serving(pool, setup)
     within_domain = gpu.nvlink_bytes_per_s is not None and parallel.tensor <= gpu.nvlink_gpus

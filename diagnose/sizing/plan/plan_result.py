@@ -30,9 +30,8 @@ _LENGTH_ROUNDING_TOKENS = 256
 class PlanStep:
     """One of the guide's thirteen decisions.
 
-    `output` is by name with its unit, None where it cannot be known yet; `steps` is the
-    arithmetic; `to_measure` is what only a measurement can say. `tier` is empty where the
-    decision is for all of the traffic.
+    `output` is by name with its unit, None where not yet known; `steps` is the arithmetic;
+    `to_measure` lists what needs a measurement. `tier` is empty if the decision is for all traffic.
     """
 
     number: int
@@ -51,23 +50,23 @@ def counted(count: int, noun: str) -> str:
 
 
 def of_tier(name: str, steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The arithmetic with the tier's name in front, where there is one."""
+    """The arithmetic with the tier's name in its titles, if there is a tier."""
     return tuple(replace(s, title=f"{name}: {s.title}") if name else s for s in steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The thirteen steps in order; with tiers, steps 4 to 10 come once for each of them."""
+    """The thirteen steps in order; with tiers, steps 4 to 10 are repeated per tier."""
 
     profile: WorkloadProfile
     tiers: tuple[str, ...]
     steps: tuple[PlanStep, ...]
 
     def step(self, number: int, tier: str = "") -> PlanStep:
-        """The step of that number, of a tier where it has several.
+        """The step with that number, of a tier if there are several.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such step.
         """
         for step in self.steps:
             if step.number == number and step.tier == tier:
@@ -76,12 +75,12 @@ class Plan:
 
     @property
     def instances(self) -> int | None:
-        """Instances to deploy; None where usable RPS is not known."""
+        """Instances to deploy; None if usable RPS is unknown."""
         return _count(self.step(11).output["instances"])
 
     @property
     def gpus(self) -> int | None:
-        """GPUs to deploy; None where usable RPS is not known."""
+        """GPUs to deploy; None if usable RPS is unknown."""
         return _count(self.step(11).output["gpus"])
 
 
@@ -91,9 +90,9 @@ def _count(value: Value) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """One fleet to be sized: a model on a GPU, the lengths of its calls, its share of traffic.
+    """A fleet to size: a model on a GPU, request lengths, and a share of the traffic.
 
-    `share_ratio` is of the requests that arrive; `peak_requests_per_s` includes the growth.
+    `share_ratio` is of arriving requests; `peak_requests_per_s` includes growth.
     """
 
     name: str
@@ -107,12 +106,12 @@ class Pool:
 
     @property
     def tail_tokens(self) -> int:
-        """Input and output at P95: the request that memory is planned with."""
+        """Input plus output tokens at P95: the request length that memory is planned for."""
         return self.lengths.input_p95_tokens + self.lengths.output_p95_tokens
 
     @property
     def average_requests_per_s(self) -> float | None:
-        """This fleet's share of the average; None where that is not stated."""
+        """This fleet's share of the average rate; None if that is not stated."""
         average = average_requests_per_s(self.profile)
         return None if average is None else average * self.share_ratio
 
@@ -140,10 +139,11 @@ def planned_peak_per_s(profile: WorkloadProfile) -> float:
 
 
 def call_lengths(lengths: Lengths, session: SessionShape | None) -> Lengths:
-    """The lengths of all calls of a session, from those of its first call.
+    """Lengths over all calls of a session, from those of its first call.
 
-    Each call's input holds the earlier outputs and what was added. The mean call is in the middle
-    of the session; P95 and P99 are of its last call.
+    Each call's input contains the earlier outputs and what was added. The mean is that of the
+    middle call; P95 and P99 are of the last call.
+
     Source: guide 1.2 (the session is the unit of sizing).
     """
     if session is None:
@@ -188,7 +188,7 @@ def longest_request_tokens(pool: Pool) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What one instance does at a concurrency; P99s measured, or from the roofline."""
+    """The performance of one instance at a concurrency; P99s are measured or from the roofline."""
 
     concurrency: float
     requests_per_s: float
@@ -200,8 +200,8 @@ class Point:
 class Sized:
     """A fleet after step 10. `usable_source` is measured, predicted, stated or unknown.
 
-    `point` is one instance at C_max, None where no concurrency is known to keep the targets;
-    `quiet_ttft_s` is the P99 prompt's prefill in an empty instance.
+    `point` is one instance at C_max, None if no concurrency is known to meet the targets;
+    `quiet_ttft_s` is the prefill time of a P99 prompt in an idle instance.
     """
 
     pool: Pool
@@ -229,13 +229,13 @@ _UNITS = {
     "_requests_per_s_per_instance": "requests/s per instance",
     "_s": "s",
 }
-"""Endings of names that are printed as a unit behind the value instead."""
+"""Name endings that are printed as a unit after the value instead."""
 
 _GB, _MB = 1e9, 1e6
 
 
 def plan_lines(plan: Plan) -> tuple[str, ...]:
-    """The plan to read with a pencil: every decision, its figures and how they came about."""
+    """The plan as text: every decision with its values and arithmetic."""
     lines = [f"Plan for {plan.profile.name}"]
     for step in plan.steps:
         lines += ["", *_step_lines(step)]
@@ -291,7 +291,7 @@ def _words(name: str) -> str:
 
 
 def shown(name: str, value: Value) -> str:
-    """A value as written by hand, with the unit that its name ends in."""
+    """A value as text, with the unit that its name ends in."""
     if value is None:
         return "not known"
     if isinstance(value, bool):
@@ -309,7 +309,7 @@ def shown(name: str, value: Value) -> str:
 
 
 def plan_document(plan: Plan) -> dict[str, object]:
-    """The plan as plain types, in the order of its steps."""
+    """The plan as JSON types, in the order of its steps."""
     return {
         "profile": plan.profile.name,
         "tiers": list(plan.tiers),

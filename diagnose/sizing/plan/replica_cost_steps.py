@@ -1,4 +1,4 @@
-"""Steps 11 and 12 of a plan: instances, GPUs, nodes and their start, and what they cost. Pure."""
+"""Steps 11 and 12 of a plan: instances, GPUs, nodes, cold start and cost. Pure."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from kneewatch.diagnose.sizing.replicas.tiers import blended_utilization, saving
 
 
 def safety_factor(profile: WorkloadProfile) -> float:
-    """1.2 to 1.5 by how predictable the traffic is; unstated is uncertain (guide 8.3)."""
+    """1.2 to 1.5 by the traffic's predictability; unstated counts as uncertain (guide 8.3)."""
     return SAFETY_BY_PREDICTABILITY[profile.traffic.predictability or "uncertain"]
 
 
 def fleet_of(sized: Sized) -> FleetSize | None:
-    """The fleet for the planned peak; None where usable RPS is not known."""
+    """The fleet for the planned peak; None if usable RPS is unknown."""
     if sized.usable_requests_per_s is None or not sized.pool.peak_requests_per_s:
         return None
     parallel = sized.setup.parallel
@@ -51,7 +51,7 @@ def fleet_of(sized: Sized) -> FleetSize | None:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is known of one fleet, or of how its instances start."""
+    """The results for one fleet, or for the start of its instances."""
 
     output: dict[str, Value]
     steps: tuple[Step, ...] = ()
@@ -60,7 +60,7 @@ class _Part:
 
 
 def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
-    """Step 11: every fleet, and all of them together."""
+    """Step 11: each fleet, and their totals."""
     fleets, several = [fleet_of(tier) for tier in sized], len(sized) > 1
     sized_fleets = [fleet for fleet in fleets if fleet is not None]
     complete = len(sized_fleets) == len(fleets)
@@ -95,7 +95,7 @@ def fleet_step(profile: WorkloadProfile, sized: Sequence[Sized]) -> PlanStep:
 
 
 def _fleet(sized: Sized, fleet: FleetSize | None) -> _Part:
-    """One fleet, and how its instances start."""
+    """One fleet, and the start of its instances."""
     pool, gpus_each, node = sized.pool, sized.gpus_each, sized.pool.profile.hosting.node_gpus
     label = f"{pool.name}: " if pool.name else ""
     output: dict[str, Value] = {
@@ -173,7 +173,7 @@ def _hit_note(sized: Sized, fleet: FleetSize) -> list[str]:
 
 
 def _start(sized: Sized, fleet: FleetSize) -> _Part:
-    """Cold start, the warm minimum and when to scale up, each where its inputs are stated."""
+    """Cold start, warm minimum and scale-up threshold, each if its inputs are stated."""
     cold, lead_s = _cold(sized)
     traffic, share = sized.pool.profile.traffic, sized.pool.share_ratio
     usable = sized.usable_requests_per_s
@@ -198,7 +198,7 @@ def _start(sized: Sized, fleet: FleetSize) -> _Part:
 
 
 def _cold(sized: Sized) -> tuple[_Part, float]:
-    """The cold start, and the seconds to plan with: the guide's longest where it is not known."""
+    """The cold start, and the seconds to plan with: the guide's longest if unknown."""
     hosting = sized.pool.profile.hosting
     if hosting.storage_path is None:
         return _Part(
@@ -225,7 +225,7 @@ def _cold(sized: Sized) -> tuple[_Part, float]:
 
 
 def utilization_of(sized: Sized, fleet: FleetSize) -> float | None:
-    """Average load over what the deployed fleet carries at the targets; stated ones win."""
+    """Average load over the deployed fleet's capacity at the targets; a stated value wins."""
     stated = sized.pool.profile.traffic.utilization_ratio
     if stated is not None:
         return stated
@@ -237,7 +237,7 @@ def utilization_of(sized: Sized, fleet: FleetSize) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What one fleet costs; `utilization_ratio` None where no average is known."""
+    """The cost of one fleet; `utilization_ratio` is None if no average is known."""
 
     gpus: int
     usd_per_hour: float
@@ -251,9 +251,9 @@ class _Cost:
 def cost_step(
     profile: WorkloadProfile, sized: Sequence[Sized], *, single: Sized | None = None
 ) -> PlanStep:
-    """Step 12: dollars a year, and per million output tokens at the average utilization.
+    """Step 12: USD per year, and per million output tokens at the average utilization.
 
-    `single` is the fleet of one model that tiers are compared with; None where there is none.
+    `single` is the fleet of one model that tiers are compared with, or None.
     """
     several, output, notes = len(sized) > 1, dict[str, Value](), list[str]()
     costs = [(tier, _cost(tier)) for tier in sized]
@@ -289,7 +289,7 @@ def cost_step(
 
 
 def _cost(sized: Sized) -> _Cost | None:
-    """None where the fleet is not known."""
+    """The cost of one fleet; None if the fleet is unknown."""
     fleet, price = fleet_of(sized), sized.pool.usd_per_gpu_hour
     if fleet is None or sized.usable_requests_per_s is None:
         return None
@@ -329,7 +329,7 @@ def _utilization_step(sized: Sized, fleet: FleetSize, ratio: float) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class _Against:
-    """Tiers beside one fleet of the large model."""
+    """Tiers compared with a single fleet of the large model."""
 
     output: dict[str, Value]
     steps: tuple[Step, ...]

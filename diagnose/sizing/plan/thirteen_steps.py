@@ -1,4 +1,4 @@
-"""The guide's thirteen decisions in order, from a workload profile, and validation. Pure."""
+"""The guide's thirteen decisions in order, from a workload profile. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _SOURCE = "guide 9.1 step 13"
 
 
 def validation_step(sized: Sequence[Sized]) -> PlanStep:
-    """Step 13: the first week's limits in this plan's own numbers, and the guardrails."""
+    """Step 13: the first week's limits in this plan's values, and the guardrails."""
     several, output, steps = len(sized) > 1, dict[str, Value](), list[Step]()
     notes: list[str] = []
     to_measure: list[str] = []
@@ -220,7 +220,7 @@ def plan(
 
 
 def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool, ...]:
-    """The tiers' pools; one that gets no request is no fleet."""
+    """The tiers' pools, without tiers that get no requests."""
     peak = planned_peak_per_s(profile)
     return tuple(
         pool_of(
@@ -283,10 +283,10 @@ def _curve(pool: Pool, instance: Serving, name: str | None, benchmarks: Mapping[
 
 
 def _final(pool: Pool, instance: Serving, baseline: Curve, benchmarks: Mapping[str, str]) -> Curve:
-    """The final benchmark, else the baseline where that was measured, else the prediction.
+    """The final benchmark, else a measured baseline, else the prediction.
 
-    A measured baseline is not multiplied by a predicted gain: what steps 8 and 9 bring counts
-    once it is measured.
+    A measured baseline is not multiplied by predicted gains: steps 8 and 9 count once they are
+    measured.
     """
     named = pool.deployment.final_benchmark
     if named is not None or baseline.source != "measured":

@@ -1,6 +1,6 @@
 """A workload profile: its tables and keys, read strictly from TOML. Pure.
 
-What the keys mean is in docs/how-to/plan.md and in the packaged example_profile.toml.
+docs/how-to/plan.md and the packaged example_profile.toml explain the keys.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Z95 = 1.6449
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Tokens of inputs and outputs; a mean that is not stated is estimated."""
+    """Input and output tokens per request; a mean that is not stated is estimated."""
 
     input_p50_tokens: Count
     input_p95_tokens: Count
@@ -72,7 +72,7 @@ def _mean(*, p50: float, p95: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Requests: how many, when, and how well that is known."""
+    """Request rates, their times, and how predictable they are."""
 
     kind: Annotated[str, one_of(TARGETS)]
     archetype: Annotated[str, one_of(archetype.id for archetype in ARCHETYPES)]
@@ -89,7 +89,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Targets at P99; None: none was set."""
+    """Targets at P99; None where not stated."""
 
     ttft_p99_s: Annotated[int | float, number_to(3600)] | None = None
     itl_p99_s: Annotated[int | float, number_to(60)] | None = None
@@ -97,7 +97,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What is known of the launch; None: the plan decides, or does without."""
+    """The stated parts of the launch; None where the plan decides or does without."""
 
     model: Text
     gpus: Texts
@@ -116,7 +116,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """A prefix that requests share; `hit_ratio` None: not measured, so not counted on."""
+    """A prefix that requests share; `hit_ratio` None means not measured: no hits are assumed."""
 
     shared_tokens: Count
     distinct: Count = 1
@@ -125,9 +125,10 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """Adapters of the model, of which so many are in one batch at most.
+    """LoRA adapters of the model, and the most per batch.
 
-    `max_lora_rank` is what vLLM keeps buffers for; the bytes of one are stated without it.
+    `max_lora_rank` is the rank that vLLM keeps buffers for; without it, the bytes of one adapter
+    are stated.
     """
 
     adapters: Count
@@ -138,7 +139,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """A draft's length and, measured, its acceptance per token and its cost."""
+    """Tokens per draft and, if measured, acceptance per token and cost."""
 
     draft_tokens: Annotated[int, count_to(64)]
     acceptance_ratio: Ratio
@@ -156,7 +157,7 @@ class SessionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """Nodes and what joins them."""
+    """Nodes and their interconnect."""
 
     node_gpus: Annotated[int, count_to(128)] = 8
     network: Annotated[str, one_of(LINK_BYTES_PER_S)] | None = None
@@ -168,7 +169,7 @@ class Hosting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How requests are dealt to tiers: route, cascade or hardware."""
+    """How requests are assigned to tiers: route, cascade or hardware."""
 
     method: Annotated[str, one_of(("route", "cascade", "hardware"))] = "route"
     simple_ratio: Ratio | None = None
@@ -178,7 +179,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierProfile(Deployment):
-    """A tier: its launch and lengths, and its share of the requests or what it escalates."""
+    """A tier: its launch, its lengths, and its share of requests or the share it escalates."""
 
     name: Text
     lengths: Lengths
@@ -188,7 +189,7 @@ class TierProfile(Deployment):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadProfile:
-    """Everything that the thirteen steps take; None: not stated."""
+    """All inputs of the thirteen steps; None where not stated."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -228,16 +229,16 @@ def example_profile() -> str:
 
 
 Stated = Mapping[str, Mapping[str, object]]
-"""Values by table and key that win over a profile's own."""
+"""Values by table and key that override the profile's."""
 
 
 def read_profile(
     text: str, *, origin: str = "profile", stated: Stated | None = None
 ) -> WorkloadProfile:
-    """The profile that a TOML text holds, with what is stated beside it laid over it.
+    """The profile of a TOML text, with `stated` values replacing its own.
 
     Raises:
-        SettingsError: it is no TOML, or a key or value cannot be; `origin` and the key are named.
+        SettingsError: invalid TOML, key or value; the message names `origin` and the key.
     """
     document = toml_document(text, origin)
     for place, values in (stated or {}).items():
@@ -254,12 +255,12 @@ def read_profile(
 
 
 def _over(table: object, values: Mapping[str, object]) -> object:
-    """A table with `values` laid over it; what is no table stays as it is, to be refused."""
+    """A table updated with `values`; anything else is returned unchanged, to be refused later."""
     return {**cast("dict[str, object]", table), **values} if isinstance(table, dict) else table
 
 
 def _complete_tiers(document: dict[str, Any]) -> None:
-    """Add to each tier the model, GPUs and lengths of the whole workload that it does not state."""
+    """Add to each tier the workload's model, GPUs and lengths that it does not state."""
     launch, tiers = document.get("deployment"), document.get("tiers")
     if not isinstance(launch, dict) or not isinstance(tiers, list):
         return

@@ -1,4 +1,4 @@
-"""Steps 1 to 3 of a plan: the workload, its GPU, and routing to one pool or to tiers. Pure."""
+"""Steps 1 to 3 of a plan: workload, GPU, and routing to one pool or tiers. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_SLO = "no TTFT or ITL target is stated: C_max and the fleet cannot be comput
 
 
 def workload_step(profile: WorkloadProfile) -> PlanStep:
-    """Step 1: the lengths, rates and targets that every later step takes."""
+    """Step 1: the lengths, rates and targets for all later steps."""
     traffic, slo = profile.traffic, profile.slo
     lengths = call_lengths(profile.lengths, profile.session)
     kind, target = archetype(traffic.archetype), TARGETS[traffic.kind]
@@ -195,7 +195,7 @@ def _unmeasured(profile: WorkloadProfile) -> tuple[str, ...]:
 
 
 def resource(gpu: Gpu, wanted: str) -> tuple[float, str]:
-    """What a GPU has of what an archetype asks for (compute, bandwidth or memory), as a word."""
+    """A GPU's compute, bandwidth or memory, in its unit and as text."""
     if wanted == "compute":
         peak = gpu.fp8_flop_per_s or gpu.bf16_flop_per_s
         return peak, f"{figure(peak / 1e12)} TFLOP/s"
@@ -206,7 +206,7 @@ def resource(gpu: Gpu, wanted: str) -> tuple[float, str]:
 
 
 def choose_gpu(candidates: Sequence[Gpu], *, wanted: str) -> Gpu:
-    """The candidate with most of what the archetype asks for; of equals the cheaper.
+    """The candidate with the most of the archetype's limiting resource; of equal ones the cheaper.
 
     Source: guide 3.5 and 9.1 step 2 (compute for prefill, bandwidth for decode).
     """
@@ -214,7 +214,7 @@ def choose_gpu(candidates: Sequence[Gpu], *, wanted: str) -> Gpu:
 
 
 def hardware_step(pools: Sequence[Pool], candidates: Sequence[Sequence[Gpu]]) -> PlanStep:
-    """Step 2: the GPU of each fleet, of those that could be had."""
+    """Step 2: the GPU of each fleet, from the available ones."""
     bottleneck = archetype(pools[0].profile.traffic.archetype).hardware
     several, output, steps = len(pools) > 1, dict[str, Value](), list[Step]()
     for pool, cards in zip(pools, candidates, strict=True):
@@ -264,10 +264,10 @@ _UNBOUND_TTFT_S = 1e9
 
 
 def candidates(deployment: Deployment) -> tuple[Gpu, ...]:
-    """The GPUs that a deployment could have.
+    """The GPUs available to a deployment.
 
     Raises:
-        SizingError: one that is not in the catalogue.
+        SizingError: one is not in the catalogue.
     """
     return tuple(gpu(name) for name in deployment.gpus)
 
@@ -281,10 +281,10 @@ def pool_of(
     share_ratio: float,
     models: Mapping[str, Model],
 ) -> Pool:
-    """The fleet for a share of the traffic, on the GPU that step 2 takes.
+    """The fleet for a share of the traffic, on the GPU that step 2 chooses.
 
     Raises:
-        SizingError: a model or GPU that is not known.
+        SizingError: an unknown model or GPU.
     """
     own_model = models.get(deployment.model)
     bottleneck = archetype(profile.traffic.archetype).hardware
@@ -301,10 +301,10 @@ def pool_of(
 
 
 def tier_loads(profile: WorkloadProfile) -> tuple[TierLoad, ...]:
-    """Peak requests/s of each tier, escalated ones counted again in a cascade.
+    """Peak requests/s of each tier; in a cascade, escalated requests count again.
 
     Raises:
-        SizingError: shares or escalations that cannot be.
+        SizingError: invalid shares or escalations.
     """
     peak = planned_peak_per_s(profile)
     if profile.routing.method == "cascade":
@@ -318,7 +318,8 @@ def tier_loads(profile: WorkloadProfile) -> tuple[TierLoad, ...]:
 
 
 def simple_ratio(profile: WorkloadProfile) -> float | None:
-    """Requests that need not the last tier: of the tiers, else as stated; None: not known."""
+    """Share of requests that do not need the last tier: by the tiers, else as stated; None if
+    unknown."""
     if profile.tiers:
         last = tier_loads(profile)[-1].peak_requests_per_s
         return 1 - last / planned_peak_per_s(profile)
@@ -326,7 +327,8 @@ def simple_ratio(profile: WorkloadProfile) -> float | None:
 
 
 def advice(profile: WorkloadProfile, large_gpus: int) -> RoutingAdvice:
-    """Whether a small model for simple requests pays, for a large fleet of that many GPUs."""
+    """Whether a small model for simple requests pays off, compared with a large fleet of that many
+    GPUs."""
     routing, target = profile.routing, profile.slo.ttft_p99_s
     router_s = ROUTER_HIGH_S if routing.router_s is None else routing.router_s
     return routing_advice(
