@@ -289,7 +289,7 @@ def watch(targets: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
 
     With --attach, the daemon's settings apply. The exit status follows the last state.
     """
-    from kneewatch.agent.terminal import command as terminal  # lazy: slow to import
+    from kneewatch.agent.watch import command as terminal  # lazy: slow to import
 
     return terminal.run(targets, effective(given), **given)
 

@@ -9,7 +9,6 @@ from importlib.resources import files
 import click
 from click.shell_completion import get_completion_class
 
-from kneewatch.agent.deployment import stated
 from kneewatch.agent.notify.receivers import as_toml as receivers_toml
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.agent.prefetch import PrefetchedPages
@@ -26,6 +25,7 @@ from kneewatch.agent.recording import Captures, capture_names, infrequent_gc
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.options import timestamp
+from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import GpuStream, TargetStream, capture_name, ticks
 from kneewatch.agent.targets import target_name, targets_toml
 from kneewatch.collector.captures.capture import is_capture

@@ -14,8 +14,8 @@ from typing import Protocol
 from kneewatch.agent.daemon.gpu_discovery import USUAL_URL, NodeCollector, on_this_node
 from kneewatch.agent.daemon.gpu_mapping import GpuClaim, claim_of
 from kneewatch.agent.daemon.thread_pool import DaemonPool
-from kneewatch.agent.deployment import stated
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.target_state import SourceState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError, SettingsError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from kneewatch.agent.deployment import stated
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.exposition.grammar import Limits

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 import orjson
 
-from kneewatch.agent.deployment import stated
 from kneewatch.agent.fleet.config import fleet_config, source_settings
 from kneewatch.agent.fleet.snapshot import observe
 from kneewatch.agent.printing import FOUND, NO_DATA, OK, say, style
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.diagnosis import diagnose as diagnosed

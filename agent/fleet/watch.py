@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kneewatch.agent.backoff import FAILURES_BEFORE_BACKOFF, backoff_s
-from kneewatch.agent.deployment import stated
 from kneewatch.agent.fleet.config import fleet_config, source_settings
 from kneewatch.agent.fleet.snapshot import observe
 from kneewatch.agent.notify.message import FLEET
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.target_state import TargetState
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kneewatch.agent.deployment import PROFILE_SETTING, named_profile, stated
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stated_deployment import PROFILE_SETTING, named_profile, stated
 from kneewatch.agent.targets import table_specs
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.deployment.deployment import deployment

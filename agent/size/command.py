@@ -10,7 +10,6 @@ from typing import Any
 import click
 import orjson
 
-from kneewatch.agent.deployment import sweeps_of
 from kneewatch.agent.input_files import named_model, profile_text, text_of
 from kneewatch.agent.printing import NO_DATA, OK, say, style
 from kneewatch.agent.size.inputs import (
@@ -19,6 +18,7 @@ from kneewatch.agent.size.inputs import (
     over_profile,
     refuse_beside_plan,
 )
+from kneewatch.agent.stated_deployment import sweeps_of
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint, operating_point
 from kneewatch.diagnose.sizing.benchmark.points import Benchmark

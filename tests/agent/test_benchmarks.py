@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kneewatch.agent.deployment import sweeps_of
+from kneewatch.agent.stated_deployment import sweeps_of
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import compared, degrees_of
 from tests.agent.running import Main

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kneewatch.agent.deployment import stated
 from kneewatch.agent.fleet.config import source_settings
 from kneewatch.agent.fleet.queries import checked_selector
 from kneewatch.agent.fleet.snapshot import capacity_tokens
@@ -29,6 +28,7 @@ from kneewatch.agent.report.prometheus.tier_totals import gauges_of, tier_spans
 from kneewatch.agent.report.request import ReportRequest
 from kneewatch.agent.report.series import Floats, Signals
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stated_deployment import stated
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, label_map

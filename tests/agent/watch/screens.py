@@ -11,11 +11,11 @@ from textual.pilot import Pilot
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.sources import load
-from kneewatch.agent.terminal.command import recording_feeds
-from kneewatch.agent.terminal.feeds import Pace
-from kneewatch.agent.terminal.glyphs import UNICODE, Glyphs
-from kneewatch.agent.terminal.screen import View
-from kneewatch.agent.terminal.state import Kind, ScreenState
+from kneewatch.agent.watch.command import recording_feeds
+from kneewatch.agent.watch.feeds import Pace
+from kneewatch.agent.watch.glyphs import UNICODE, Glyphs
+from kneewatch.agent.watch.screen import View
+from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from tests.agent.running import capture
 from tests.recordings import WINDOW_S

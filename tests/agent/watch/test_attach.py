@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.sources import load
-from kneewatch.agent.terminal.feeds import (
+from kneewatch.agent.watch.feeds import (
     DaemonFeed,
     FeedThreads,
     Pace,
@@ -23,7 +23,7 @@ from kneewatch.agent.terminal.feeds import (
     daemon_feed,
     read_triage,
 )
-from kneewatch.agent.terminal.state import ScreenState
+from kneewatch.agent.watch.state import ScreenState
 from kneewatch.collector.errors import CollectError
 from kneewatch.reports.diagnosis_json import DocumentError, document
 from tests.agent.api.serving import SICK_STATE, WELL_NAME, served, service_of, state_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.terminal.details import Span, cells_of, chart, span, top_of
-from kneewatch.agent.terminal.glyphs import ASCII, UNICODE, Line
+from kneewatch.agent.watch.details import Span, cells_of, chart, span, top_of
+from kneewatch.agent.watch.glyphs import ASCII, UNICODE, Line
 
 NAN = math.nan
 TIMES = st.lists(st.floats(1e9, 1e9 + 1e5), min_size=1, max_size=60, unique=True).map(sorted)

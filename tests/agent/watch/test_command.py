@@ -23,9 +23,9 @@ COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-7]|4[0-7]|9[0-7])(?:;[0-9;]*)?m
 BEYOND = re.compile(rb"[34]8;[25];[0-9;]*m")
 BUG = """\
 import sys
-from kneewatch.agent.terminal import feeds, screen
-from kneewatch.agent.terminal.feeds import Pace
-from kneewatch.agent.terminal.command import recording_feeds, show
+from kneewatch.agent.watch import feeds, screen
+from kneewatch.agent.watch.feeds import Pace
+from kneewatch.agent.watch.command import recording_feeds, show
 from tests.agent.watch.screens import settings_of
 
 def broken(*_args):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.terminal.details import Frame, details, ttft_bound_s
-from kneewatch.agent.terminal.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
-from kneewatch.agent.terminal.state import EngineKey, Kind, Row, Trail
+from kneewatch.agent.watch.details import Frame, details, ttft_bound_s
+from kneewatch.agent.watch.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
+from kneewatch.agent.watch.state import EngineKey, Kind, Row, Trail
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, judged_against
 from tests.recordings import CAPTURES, diagnoses

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.terminal.command import recording_feeds, server_feeds, target_feeds
-from kneewatch.agent.terminal.feeds import (
+from kneewatch.agent.watch.command import recording_feeds, server_feeds, target_feeds
+from kneewatch.agent.watch.feeds import (
     ENDED,
     FASTEST,
     GAP_MAX_S,
@@ -22,7 +22,7 @@ from kneewatch.agent.terminal.feeds import (
     RecordingFeed,
     patience_s,
 )
-from kneewatch.agent.terminal.state import Kind, ScreenState
+from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.errors import CaptureError, CollectError
 from tests.agent.running import PATIENCE_S, bodies, capture, in_turn

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.agent.terminal import listing
-from kneewatch.agent.terminal.glyphs import ASCII, UNICODE, Line, cells
-from kneewatch.agent.terminal.state import ScreenState
+from kneewatch.agent.watch import listing
+from kneewatch.agent.watch.glyphs import ASCII, UNICODE, Line, cells
+from kneewatch.agent.watch.state import ScreenState
 from tests.agent.watch.screens import Clock, three, told
 from tests.reports.made import HEALTHY, SICK, UNREADABLE, changed
 

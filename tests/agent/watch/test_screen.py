@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from kneewatch.agent.terminal.feeds import Pace
-from kneewatch.agent.terminal.glyphs import ASCII
-from kneewatch.agent.terminal.screen import View
-from kneewatch.agent.terminal.state import Kind, ScreenState
+from kneewatch.agent.watch.feeds import Pace
+from kneewatch.agent.watch.glyphs import ASCII
+from kneewatch.agent.watch.screen import View
+from kneewatch.agent.watch.state import Kind, ScreenState
 from tests.agent.watch.screens import (
     Clock,
     driven,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kneewatch.agent.terminal.state import CHARTED, KEPT, EngineKey, Kind, ScreenState, Trail
+from kneewatch.agent.watch.state import CHARTED, KEPT, EngineKey, Kind, ScreenState, Trail
 from tests.agent.watch.screens import SERVER, Clock, three, told
 from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, changed
 

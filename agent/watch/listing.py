@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from kneewatch.agent.terminal.glyphs import Glyphs, Line, Piece, cells, spread
-from kneewatch.agent.terminal.state import RANK, Row
+from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread
+from kneewatch.agent.watch.state import RANK, Row
 from kneewatch.reports.formatting import duration, number, percent, span
 
 WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN"}

@@ -17,12 +17,12 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from kneewatch.agent.terminal import listing
-from kneewatch.agent.terminal.details import Frame, details
-from kneewatch.agent.terminal.feeds import Pace
-from kneewatch.agent.terminal.glyphs import PLAIN_TONES, TONES, Glyphs, Line, toned
-from kneewatch.agent.terminal.listing import HELP
-from kneewatch.agent.terminal.state import EngineKey, Kind, Row, ScreenState, Trail
+from kneewatch.agent.watch import listing
+from kneewatch.agent.watch.details import Frame, details
+from kneewatch.agent.watch.feeds import Pace
+from kneewatch.agent.watch.glyphs import PLAIN_TONES, TONES, Glyphs, Line, toned
+from kneewatch.agent.watch.listing import HELP
+from kneewatch.agent.watch.state import EngineKey, Kind, Row, ScreenState, Trail
 from kneewatch.reports.diagnosis_text import who
 from kneewatch.reports.formatting import clock
 

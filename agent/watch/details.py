@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
-from kneewatch.agent.terminal.glyphs import Glyphs, Line, Piece, cells, spread, toned
-from kneewatch.agent.terminal.listing import title_cells
-from kneewatch.agent.terminal.state import Kind, Row, Trail
+from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread, toned
+from kneewatch.agent.watch.listing import title_cells
+from kneewatch.agent.watch.state import Kind, Row, Trail
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis

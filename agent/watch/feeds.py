@@ -13,7 +13,7 @@ import orjson
 
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stream import GpuStream, TargetStream
-from kneewatch.agent.terminal.state import Kind, ScreenState
+from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.http.address import METRICS_PATH, parse_target

@@ -7,14 +7,14 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 
-from kneewatch.agent.deployment import stated
 from kneewatch.agent.printing import NO_DATA, status
 from kneewatch.agent.recording import capture_names
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import BY_KEY
+from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import GpuStream, TargetStream
 from kneewatch.agent.targets import target_name
-from kneewatch.agent.terminal.feeds import (
+from kneewatch.agent.watch.feeds import (
     PATH,
     Feed,
     FeedThreads,
@@ -24,9 +24,9 @@ from kneewatch.agent.terminal.feeds import (
     ServerFeed,
     daemon_feed,
 )
-from kneewatch.agent.terminal.glyphs import glyphs_for
-from kneewatch.agent.terminal.screen import View
-from kneewatch.agent.terminal.state import Row, ScreenState
+from kneewatch.agent.watch.glyphs import glyphs_for
+from kneewatch.agent.watch.screen import View
+from kneewatch.agent.watch.state import Row, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader, is_capture
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.http.address import metrics_url, parse_target
