@@ -123,6 +123,12 @@ class IncidentCost:
     lost_requests: float | None
     missing: tuple[str, ...] = ()
 
+    @property
+    def harmed_requests(self) -> float:
+        """Requests preempted, late or lost, as far as they are known."""
+        counts = (self.preemptions, self.late_requests, self.lost_requests)
+        return sum(count for count in counts if count is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Incident:

@@ -98,7 +98,12 @@ def _health(of: TierSections, serious: Sequence[Incident]) -> str:
 
 
 def _worst(incidents: Sequence[Incident]) -> Incident:
-    return max(incidents, key=lambda incident: (SEVERITY[incident.severity], _lasted_s([incident])))
+    return max(incidents, key=_rank)
+
+
+def _rank(incident: Incident) -> tuple[Severity, float, float]:
+    """Severity, then harm, then duration."""
+    return SEVERITY[incident.severity], incident.cost.harmed_requests, _lasted_s([incident])
 
 
 def _rows(of: TierSections) -> tuple[TableRow, ...]:
@@ -138,9 +143,7 @@ def _money(money: TierMoney) -> str:
 
 def _action(of: TierSections, serious: Sequence[Incident]) -> Action | None:
     """The first of: advice for the worst incident, more replicas, the incident itself, savings."""
-    order = sorted(
-        serious, key=lambda incident: (-SEVERITY[incident.severity], -_lasted_s([incident]))
-    )
+    order = sorted(serious, key=_rank, reverse=True)
     for incident in order:
         for advised in incident.advice:
             if advised.fate in ("open", "lapsed"):

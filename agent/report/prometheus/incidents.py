@@ -67,35 +67,105 @@ LATE_SHARE, LATE_MIN = 0.1, 5.0
 """Share and number of late requests per step that count as a sign: 1% is late by definition."""
 
 BRIDGED_STEPS = 2
+LOADING_S, TERMINATING_S = 1800.0, 600.0
+"""A pod may load or terminate this long before its failed scrapes count as an outage."""
+
 FAILED = "the scrape failed (up is 0)"
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectSpan:
-    """A span of time with a sign of trouble. `steps`: how many steps show it."""
+    """A span of time with a sign of trouble. `steps`: how many steps show it; `harm_requests`: the
+    requests that were late, preempted, queued or not served in it, as far as the steps show."""
 
     why: str
     from_s: float
     to_s: float
     steps: int
+    harm_requests: float = 0.0
 
 
 def suspect_spans(values: Mapping[str, Floats], at: Steps, up: Floats | None) -> list[SuspectSpan]:
     """Spans with signs of trouble of one engine, overlapping ones merged. Shapes: (steps,)."""
-    signs = _signs(values, up)
+    signs = _signs(values, at, up)
     suspects: list[SuspectSpan] = []
     for why in ORDER:
         if why in signs:
             suspects += _runs(why, signs[why], at)
-    return _merged(suspects)
+    return [
+        replace(suspect, harm_requests=_harm_requests(suspect, values, signs, at, up))
+        for suspect in _merged(suspects)
+    ]
 
 
-def _signs(values: Mapping[str, Floats], up: Floats | None) -> dict[str, Truths]:
+def worst_spans(spans: Sequence[SuspectSpan], *, most: int) -> list[int]:
+    """Indices of the at most `most` spans to replay, those with most harm first.
+
+    Half of them are reserved for signs that the steps alone do not explain: outages and stalls are
+    reported without a replay, too.
+    """
+    order = sorted(
+        range(len(spans)),
+        key=lambda at: (-spans[at].harm_requests, ORDER.index(spans[at].why), -spans[at].steps),
+    )
+    reserved = {*[at for at in order if spans[at].why not in CAUSES][: most // 2]}
+    others = [at for at in order if at not in reserved][: most - len(reserved)]
+    chosen = reserved.union(others)
+    return [at for at in order if at in chosen]
+
+
+def _harm_requests(
+    suspect: SuspectSpan,
+    values: Mapping[str, Floats],
+    signs: Mapping[str, Truths],
+    at: Steps,
+    up: Floats | None,
+) -> float:
+    inside = (at.begins_s >= suspect.from_s) & (at.begins_s < suspect.to_s)
+    nothing = np.full(at.count, np.nan)
+    begun = values.get(BEGUN, nothing)
+    late = np.nansum(np.maximum(begun - values.get(LATE, nothing), 0)[inside])
+    preempted = np.nansum(values.get(PREEMPTED, nothing)[inside])
+    queued = np.nan_to_num(values.get(WAITING, nothing)[inside]).max(initial=0.0)
+    usual = float(np.nanmean(begun)) if not np.isnan(begun).all() else 0.0
+    missed = np.zeros(at.count)
+    if DOWN in signs and up is not None:
+        missed = np.where(signs[DOWN], 1 - up, 0.0)
+    if STALLED in signs:
+        missed = np.maximum(missed, signs[STALLED])
+    return float(late + preempted + queued + usual * missed[inside].sum())
+
+
+def lived_s(up: Floats, at: Steps) -> tuple[float, float]:
+    """Unix times between which a failed scrape of a target is an outage.
+
+    A target that appears in the period and fails until its first good step was loading; one that
+    fails after its last good step and then disappears was terminating. A target that loads for more
+    than LOADING_S or terminates for more than TERMINATING_S was down.
+    """
+    seen, good = np.flatnonzero(~np.isnan(up)), np.flatnonzero(up >= 1)
+    born_s, gone_s = -np.inf, np.inf
+    if len(good) == 0:
+        return born_s, gone_s
+    if 0 < seen[0] and (good[0] - seen[0]) * at.step_s <= LOADING_S:
+        born_s = float(at.begins_s[good[0]])
+    if seen[-1] < at.count - 1 and (seen[-1] - good[-1]) * at.step_s <= TERMINATING_S:
+        gone_s = float(at.begins_s[good[-1]]) + at.step_s
+    return born_s, gone_s
+
+
+def _down(up: Floats, at: Steps) -> Truths:
+    """The steps with failed scrapes while the target should have served. Shape: (steps,)."""
+    born_s, gone_s = lived_s(up, at)
+    return np.asarray((up < 1) & (at.begins_s >= born_s) & (at.begins_s < gone_s))
+
+
+def _signs(values: Mapping[str, Floats], at: Steps, up: Floats | None) -> dict[str, Truths]:
     """The steps that show each sign. Shape: (steps,). Comparisons with NaN are false."""
     signs: dict[str, Truths] = {}
     running, waiting = values.get(RUNNING), values.get(WAITING)
     if up is not None:
-        signs[DOWN] = up < 1
+        signs[DOWN] = _down(up, at)
     if PREEMPTED in values:
         signs[PREEMPTING] = values[PREEMPTED] >= PREEMPTIONS_MIN
     if running is not None and GENERATED_TOKENS in values:
@@ -163,7 +233,9 @@ def _target(
 ) -> TargetObserved:
     at, scrape_s = now.at, fleet.scrape_s
     there = ~np.isnan(row)
-    missed = np.nan_to_num(1 - up) if up is not None else np.zeros(at.count)
+    missed = np.zeros(at.count)
+    if up is not None:
+        missed = np.where(_down(up, at), np.nan_to_num(1 - up), 0.0)
     lost: Floats = np.where(there, missed, 1.0)
     lost[: int(np.flatnonzero(there)[0])] = 0.0
     scrapes_per_step = at.step_s / scrape_s
@@ -195,7 +267,7 @@ def _unread(lost: Floats, failed: Floats, at: Steps) -> list[Unread]:
 
 
 REPLAYED_MOST = 60
-"""At most this many spans, the worst, are replayed sample by sample."""
+"""At most this many spans, those with most harm, are replayed sample by sample."""
 
 REPLAYED_S = 2400.0
 """Only the first seconds of a long span are replayed; its end is known from the steps."""
@@ -297,8 +369,9 @@ class IncidentSearch:
     def look(self, progress: Progress) -> None:
         """Replay the worst windows; counts queries in `progress`."""
         windows = [window for engine in self._fleet.members for window in self._windows(engine)]
-        windows.sort(key=lambda window: (ORDER.index(window.stretch.why), -window.stretch.steps))
-        chosen, rest = windows[:REPLAYED_MOST], windows[REPLAYED_MOST:]
+        worst = worst_spans([window.stretch for window in windows], most=REPLAYED_MOST)
+        chosen = [windows[at] for at in worst]
+        rest = [windows[at] for at in sorted({*range(len(windows))} - {*worst})]
         progress.more(len(chosen))
         with ThreadPoolExecutor(2) as pool:
             read = list(pool.map(partial(self._read, progress), chosen))
@@ -356,7 +429,11 @@ class IncidentSearch:
         with self._ranges.problems.lock:
             self._ranges.problems.warnings.update(dict.fromkeys(piece.warnings))
         profile, catalogue = self._profile_of(window.engine)
-        replay = replay_samples(piece.tracks, member, profile, catalogue, window.engine.target)
+        up = self._now.up.get(scrape_of(member.labels))
+        lived = (-np.inf, np.inf) if up is None else lived_s(up, self._now.at)
+        replay = replay_samples(
+            piece.tracks, member, profile, catalogue, window.engine.target, lived
+        )
         return replace(window, replay=replay) if replay.scrapes else window
 
     def _profile_of(self, engine: TierEngine) -> tuple[Profile, Catalogue]:

@@ -37,8 +37,9 @@ METHODS: tuple[Method, ...] = (
     Method(
         "incidents",
         "The steps of each engine are searched for signs of trouble. Around each sign (the "
-        f"{REPLAYED_MOST} worst; of long ones the first {duration(REPLAYED_S)}) the raw samples "
-        "are read and diagnosed as the sidecar diagnoses its scrapes; further outages, cascades "
+        f"{REPLAYED_MOST} with most harm; of long ones the first {duration(REPLAYED_S)}) the raw "
+        "samples are read and diagnosed as the sidecar diagnoses its scrapes; further outages, "
+        "cascades "
         "and stalls are reported from the steps alone. Restarts are process_start_time_seconds. "
         "Repeats within 15 minutes count as one incident; downstream effects are reported under "
         "their root cause.",

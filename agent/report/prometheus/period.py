@@ -237,10 +237,10 @@ class PeriodReader:
     def _finely(self, late_s: float | None) -> dict[str, Query]:
         fleet, asking = self._fleet, self._fleet.asking
         jobs = sorted({engine.member.labels.get("job", "") for engine in fleet.members} - {""})
-        keys = [queries.PREEMPTED, queries.GENERATED_TOKENS]
+        keys = [queries.PREEMPTED, queries.GENERATED_TOKENS, queries.BEGUN]
         bound_s = max((bound for bound in TTFT_BOUNDS_S if bound <= (late_s or 0.0)), default=None)
         if bound_s is not None:
-            keys += [queries.LATE, queries.BEGUN]
+            keys.append(queries.LATE)
         by_name = {
             key: self._of_engine(partial(queries.watched, asking, key, bound_s)) for key in keys
         }

@@ -53,12 +53,20 @@ class Replay:
 
 
 def replay_samples(
-    tracks: Sequence[Track], member: Member, profile: Profile, catalogue: Catalogue, name: str
+    tracks: Sequence[Track],
+    member: Member,
+    profile: Profile,
+    catalogue: Catalogue,
+    name: str,
+    lived_s: tuple[float, float],
 ) -> Replay:
-    """The diagnoses of a target's scrapes in order; `catalogue` belongs to the profile."""
+    """The diagnoses of a target's scrapes in order; `catalogue` belongs to the profile. Failed
+    scrapes outside `lived_s` are left out: the pod was loading or terminating."""
     monitor = TargetMonitor(name, profile, catalogue)
     recorder = _Recorder()
     for t_s, page in _pages(tracks, member):
+        if page is None and not lived_s[0] <= t_s <= lived_s[1]:
+            continue
         diagnoses = (
             monitor.page(t_s, page)
             if page is not None

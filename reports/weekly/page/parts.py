@@ -202,10 +202,13 @@ def worst_first(parts: Sequence[TierPart]) -> list[TierPart]:
 
 
 def incident_parts(report: WeeklyReport, calendar: Calendar) -> list[IncidentPart]:
-    """The incidents by their start; the worst of them in full."""
+    """The incidents by their start; in full those with the worst severity and most harm."""
     worst = sorted(
         range(len(report.incidents)),
-        key=lambda at: (-RANKS[health(report.incidents[at].severity)], at),
+        key=lambda at: (
+            -RANKS[health(report.incidents[at].severity)],
+            -report.incidents[at].cost.harmed_requests,
+        ),
     )
     most = INCIDENTS_IN_FULL if len(report.tiers) <= ALL_MOST else SOME_IN_FULL
     drawn = set(worst[:most])

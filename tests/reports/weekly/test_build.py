@@ -20,6 +20,7 @@ from kneewatch.reports.weekly.aggregation import SERVING, Span
 from kneewatch.reports.weekly.build_report import EMPTY, build
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP
 from kneewatch.reports.weekly.hours import HOUR_S
+from kneewatch.reports.weekly.incidents import title
 from kneewatch.reports.weekly.observed import (
     Episode,
     EpisodeObserved,
@@ -29,6 +30,8 @@ from kneewatch.reports.weekly.observed import (
     TierStated,
     WorkloadStated,
 )
+from kneewatch.reports.weekly.page.formatting import Calendar
+from kneewatch.reports.weekly.page.parts import incident_parts
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
 from kneewatch.reports.weekly.tier_sections import TableRow
 from kneewatch.rules.guide_tables import KV_TABLE, MONITORING
@@ -225,6 +228,26 @@ def episode(cause: str, severity: Severity, start_s: float, end_s: float) -> Epi
         hour_before=span(slot, 2.0),
         series={"ttft_p99_s": ([start_s - 60, start_s + 30, start_s + 60], [0.2, 1.4, 2.0])},
     )  # fmt: skip
+
+
+def test_harm_ranks_incidents_of_one_severity_before_duration_and_order() -> None:
+    start_s = WEEK.from_s + 90
+    rollouts = [
+        replace(
+            episode("target_down", Severity.WARNING, start_s + 900 * at, start_s + 900 * at + 800),
+            during=Span(),
+            hour_before=Span(),
+        )
+        for at in range(30)
+    ]
+    overload = episode("queue_saturation", Severity.WARNING, start_s + 90_000, start_s + 90_060)
+    tiers = observed(tier("t", [engine("a")], stated=STATED), episodes=[*rollouts, overload])
+    report = made(tiers)
+    assert report.verdicts[0].health_text.startswith(title("queue_saturation"))
+    parts = incident_parts(report, Calendar(report.timezone, report.period))
+    assert parts[-1].incident.cause == "queue_saturation"
+    assert parts[-1].strip is not None
+    assert any(part.strip is None for part in parts)
 
 
 def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> Recommended:

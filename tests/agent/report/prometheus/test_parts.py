@@ -14,7 +14,9 @@ from kneewatch.agent.report.prometheus.incidents import (
     QUEUED,
     STALLED,
     TOO_LATE,
+    SuspectSpan,
     suspect_spans,
+    worst_spans,
 )
 from kneewatch.agent.report.prometheus.period import by_engine
 from kneewatch.agent.report.prometheus.queries import BEGUN, GENERATED_TOKENS, LATE, PREEMPTED
@@ -27,6 +29,7 @@ from kneewatch.agent.report.prometheus.resolution import (
     unit_s,
 )
 from kneewatch.agent.report.prometheus.tier_totals import gauges_of
+from kneewatch.agent.report.series import Floats
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
 from kneewatch.reports.weekly.aggregation import SERVING
 from kneewatch.reports.weekly.hours import DAY_S, HOUR_S, grid
@@ -164,3 +167,43 @@ def test_calm_and_unknown_are_no_trouble_and_signs_that_overlap_are_one() -> Non
     }
     (one,) = suspect_spans(both, AT, None)
     assert (one.why, one.from_s, one.to_s) == (PREEMPTING, TO_S + 120, TO_S + 300)
+
+
+@pytest.mark.parametrize(
+    ("up", "downs"),
+    [
+        pytest.param(row(NAN, 0, 0.5, 1, 1, 1), 0, id="loading before its first scrape"),
+        pytest.param(row(1, 1, 1, 0.5, 0, NAN), 0, id="terminating, then gone"),
+        pytest.param(row(NAN, 0, 1, 0, 1, 1), 1, id="down once it had served"),
+        pytest.param(row(0, 0, 1, 1, 1, 1), 1, id="down since before the period"),
+        pytest.param(row(1, 1, 1, 0, 0, 0), 1, id="still down at the end of the period"),
+    ],
+)
+def test_loading_and_terminating_are_no_outage(up: Floats, downs: int) -> None:
+    assert len(suspect_spans({}, AT, up)) == downs
+
+
+def test_a_target_that_loads_for_hours_is_down() -> None:
+    at = Steps(TO_S + 1800.0, 1800.0, 5)
+    assert suspect_spans({}, at, row(NAN, 0, 0, 0, 1)) != []
+
+
+def test_the_harm_of_a_sign_counts_requests_late_preempted_queued_and_not_served() -> None:
+    late = {BEGUN: row(*[100.0] * 6), LATE: row(99, 99, 80, 99, 99, 99)}
+    assert [span.harm_requests for span in suspect_spans(late, AT, None)] == [20.0]
+    queued = {RUNNING: row(*[8.0] * 6), WAITING: row(0, 0, 9, 30, 0, 0), PREEMPTED: row(*[5.0] * 6)}
+    assert [span.harm_requests for span in suspect_spans(queued, AT, None)] == [60.0]
+    down = suspect_spans({BEGUN: row(50, 50, NAN, NAN, 50, 50)}, AT, row(1, 1, 0.5, 0, 1, 1))
+    assert [span.harm_requests for span in down] == [75.0]
+
+
+def test_harm_decides_what_is_replayed_and_signs_that_only_a_replay_explains_have_half() -> None:
+    rollouts = [SuspectSpan(DOWN, 0.0, 60.0, 15) for _ in range(100)]
+    late = SuspectSpan(TOO_LATE, 0.0, 60.0, 1, harm_requests=500.0)
+    queue = SuspectSpan(QUEUED, 0.0, 60.0, 1, harm_requests=3.0)
+    outage = SuspectSpan(DOWN, 0.0, 60.0, 1, harm_requests=4.0)
+    spans = [*rollouts, late, queue, outage]
+    assert worst_spans(spans, most=4)[:3] == [100, 102, 101]
+    many = [SuspectSpan(DOWN, 0.0, 60.0, 1, harm_requests=9.0)] * 10 + [queue]
+    assert 10 in worst_spans(many, most=4)
+    assert sorted(worst_spans(spans, most=200)) == list(range(103))

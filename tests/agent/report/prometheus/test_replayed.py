@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,10 +50,10 @@ def kept_by_the_sidecar(name: str, folder: Path) -> list[Interval]:
     return Reader(folder / "history.db").intervals(**EVER, kinds=("stage", "cause"))
 
 
-def judged(tracks: Sequence[Track]) -> Replay:
+def judged(tracks: Sequence[Track], lived_s: tuple[float, float] = (-math.inf, math.inf)) -> Replay:
     running = [one.labels for one in tracks if one.labels["__name__"].endswith("requests_running")]
     member = shape_of(running, label_map({}, "default")).members[0]
-    return replay_samples(tracks, member, PROFILE, Catalogue.of(PROFILE), "chat-0")
+    return replay_samples(tracks, member, PROFILE, Catalogue.of(PROFILE), "chat-0", lived_s)
 
 
 def span(one: Held | Interval) -> tuple[object, ...]:
@@ -105,3 +106,15 @@ def test_what_was_not_seen_to_go_on_ended_when_it_was_last_seen() -> None:
         (end_s, "unwatched")
     ]
     assert [one.end_s for one in found if one.id == "target_down"] == [None]
+
+
+def test_scrapes_that_fail_while_a_pod_loads_or_terminates_are_no_outage() -> None:
+    tracks = tracks_of("kv_pressure_cascade")
+    up = tracks[-1]
+    first_s, last_s = up.points[0][0], up.points[-1][0]
+    loading = [(first_s - 60.0 + 2.0 * at, 0.0) for at in range(30)]
+    ending = [(last_s + 2.0 * at, 0.0) for at in range(1, 30)]
+    rolled = [*tracks[:-1], Track(up.labels, [*loading, *up.points, *ending])]
+    assert "target_down" in {interval.id for interval in judged(rolled).held}
+    held = judged(rolled, (first_s - 1.0, last_s + 1.0)).held
+    assert "target_down" not in {interval.id for interval in held}
