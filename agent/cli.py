@@ -259,6 +259,11 @@ def config(**given: Any) -> int:  # noqa: ANN401
     metavar="LABEL=DCGM_LABEL",
     help="a server's label and the equal label of its GPUs: pod=exported_pod",
 )
+@click.option(
+    "--lean",
+    is_flag=True,
+    help="causes, stages and targets only, without findings and with fewer series",
+)
 @click.option("--gpu-selector", default="", metavar="MATCHERS", help="only these DCGM series")
 def export_command(kind: str, folder: Path, **given: Any) -> int:  # noqa: ANN401
     """Write recording and alerting rules, their promtool tests, Grafana dashboards, or

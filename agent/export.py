@@ -67,6 +67,7 @@ def plan_of(
     triage_url: str,
     gpu_joins: tuple[str, ...],
     gpu_selector: str,
+    lean: bool,
 ) -> Plan:
     """The plan for the rules, from settings and flags.
 
@@ -106,6 +107,7 @@ def plan_of(
         docs_url=settings.docs_url,
         gpu_join=tuple(_join(text, kept_labels) for text in gpu_joins),
         gpu_selector=checked_selector(gpu_selector, "--gpu-selector"),
+        lean=lean,
     )
 
 

@@ -45,7 +45,8 @@ class Plan(Profile):
     pages about causes and rules.
     `gpu_join` has the engine's labels, and those of DCGM's series that say the same: without it no
     GPU is an engine's. `gpu_selector` restricts DCGM's. `ordered`: a rule sees what those before it
-    recorded at the same moment; vmalert's do not.
+    recorded at the same moment; vmalert's do not. `lean`: causes, stages and targets only, without
+    findings and without series that no alert reads.
     """
 
     interval_s: float = 15.0
@@ -59,6 +60,7 @@ class Plan(Profile):
     gpu_join: tuple[tuple[str, str], ...] = ()
     gpu_selector: str = ""
     ordered: bool = True
+    lean: bool = False
 
     @property
     def range_s(self) -> float:

@@ -35,7 +35,7 @@ MEASURED_S = 45.0
 PAGES = (("healthy_light", 10), ("kv_pressure_cascade", 40))
 """Recordings, and the page from which they are under the load that they are named after."""
 
-ROW = "{:>8} {:>10} {:>12} {:>12} {:>11} {:>9}"
+ROW = "{:>5} {:>8} {:>10} {:>12} {:>12} {:>11} {:>9}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,8 @@ class Cost:
     resident_bytes: float
 
 
-def measured(replicas: int, folder: Path) -> Cost:
+def measured(replicas: int, folder: Path, plan: Plan) -> Cost:
     """A fleet of so many replicas, scraped and judged by a Prometheus of its own."""
-    plan = Plan()
     pages = [list(CaptureReader(CAPTURES / f"{name}.jsonl.gz"))[first:] for name, first in PAGES]
     play = Play({f"r{at}": pages[at % 2] for at in range(replicas)}, STEP_S / plan.interval_s)
     with staged(play) as stage, prometheus(stage, folder, "") as (url, pid):
@@ -93,19 +92,25 @@ def _metric(url: str, name: str) -> float:
 
 def main() -> None:
     """Measure the sizes that the command line names."""
-    print(ROW.format("replicas", "series", "evaluation", "scraping", "with rules", "memory"))
+    print(
+        ROW.format("rules", "replicas", "series", "evaluation", "scraping", "with rules", "memory")
+    )
     for count in [int(one) for one in sys.argv[1:]] or [10, 100, 1000]:
-        with tempfile.TemporaryDirectory(prefix="kneewatch-cost-") as folder:
-            cost = measured(count, Path(folder))
-        cells = (
-            f"{cost.replicas:,}",
-            f"{cost.series:,}",
-            f"{cost.group_s:.3f} s",
-            f"{cost.scraping_cores:.3f} cores",
-            f"{cost.all_cores:.3f} cores",
-            f"{cost.resident_bytes / 2**20:,.0f} MiB",
-        )
-        print(ROW.format(*cells), flush=True)
+        for flavour, plan in (("all", Plan()), ("lean", Plan(lean=True))):
+            with tempfile.TemporaryDirectory(prefix="kneewatch-cost-") as folder:
+                cost = measured(count, Path(folder), plan)
+            print(ROW.format(flavour, *_cells(cost)), flush=True)
+
+
+def _cells(cost: Cost) -> tuple[str, ...]:
+    return (
+        f"{cost.replicas:,}",
+        f"{cost.series:,}",
+        f"{cost.group_s:.3f} s",
+        f"{cost.scraping_cores:.3f} cores",
+        f"{cost.all_cores:.3f} cores",
+        f"{cost.resident_bytes / 2**20:,.0f} MiB",
+    )
 
 
 if __name__ == "__main__":

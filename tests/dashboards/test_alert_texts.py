@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def texts_of(folder: Path, rule: str, values: dict[str, float], labels: dict[str
         if isinstance(one, Alert) and one.labels["rule"] == rule
     )
     inner = ", ".join(f'{label}="{value}"' for label, value in labels.items())
-    test = {
+    test: dict[str, Any] = {
         "interval": "15s",
         "input_series": [
             {"series": f"kneewatch:{key}{{{inner}}}", "values": f"{value}x60"}

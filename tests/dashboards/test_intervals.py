@@ -91,6 +91,7 @@ CAUSES = {
     ("plan", "scrape_s"),
     [
         pytest.param(SHIPPED, 15.0, id="shipped, at 15 s"),
+        pytest.param(Plan(lean=True), 15.0, id="lean, at 15 s"),
         pytest.param(SHIPPED, 30.0, id="shipped, at 30 s"),
         pytest.param(SHIPPED, 60.0, id="shipped, at 60 s"),
         pytest.param(Plan(scrape_s=30.0, interval_s=30.0), 30.0, id="made for 30 s"),

@@ -247,5 +247,24 @@ def test_names_and_selector_reach_every_series() -> None:
     assert not re.search(r"ray_vllm_\w+(?!\w|{)", text)
 
 
+def test_lean_rules_have_no_findings_and_record_only_what_is_read() -> None:
+    lean = [rule for group in groups(Plan(lean=True)) for rule in group.rules]
+    read = {name for rule in lean for name in re.findall(r"kneewatch:[\w:]+", rule.expr)}
+    assert {rule.name for rule in lean if isinstance(rule, Record)} <= read
+    kinds = {
+        plan: {
+            (rule.name, rule.labels["severity"])
+            for group in groups(plan_of)
+            for rule in group.rules
+            if isinstance(rule, Alert) and rule.labels["kneewatch"] != "finding"
+        }
+        for plan, plan_of in (("all", Plan()), ("lean", Plan(lean=True)))
+    }
+    assert kinds["lean"] == kinds["all"]
+    assert not any(
+        rule.labels["kneewatch"] == "finding" for rule in lean if isinstance(rule, Alert)
+    )
+
+
 def test_rules_are_either_kind() -> None:
     assert all(isinstance(rule, Record | Alert) for group in groups(Plan()) for rule in group.rules)
