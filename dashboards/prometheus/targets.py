@@ -24,8 +24,8 @@ loads its model."""
 UNREACHABLE_SINCE = recorded("unreachable_since_s")
 POOL_ENGINES = recorded("pool_engines")
 
-POD = "namespace, pod"
-WORKLOAD = "namespace, workload"
+POD = "cluster, namespace, pod"
+WORKLOAD = "cluster, namespace, workload"
 POD_NAMES = ("(.+)-[0-9]+", "(.+)-[a-z0-9]+-[a-z0-9]{5}")
 """Names of a StatefulSet's and a Deployment's pods; the workload's name is in parentheses."""
 
