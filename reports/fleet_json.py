@@ -60,7 +60,10 @@ def document(diagnosis: FleetDiagnosis, *, docs_url: str = "") -> dict[str, Any]
             for split in diagnosis.splits
         ],
         "targets": [_engine(engine) for engine in diagnosis.engines],
-        "gone": [asdict(replica) for replica in observed.gone],
+        "gone": [
+            {"replica": replica.replica, "pool": replica.pool, "down": replica.down}
+            for replica in observed.gone
+        ],
         "recorded": list(observed.recorded),
         "raw": list(observed.raw),
         "warnings": list(observed.warnings),

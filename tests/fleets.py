@@ -19,6 +19,9 @@ STEP_S = 15
 DETAIL_S = 180
 """How long before the end all series are there; before that only the gauges."""
 
+UP_S = 2 * DETAIL_S
+"""How long before the end `up` is there: a replica that is down has failed for a while."""
+
 HISTORY_STEP_S = 240
 HISTORY_S = 2 * 3600
 BLOCK_S = 2 * 3600
@@ -47,6 +50,7 @@ class Replica:
     preemption_per_s: float = 0.0
     arrival_per_s: float = 2.0
     ttft_s: float = 0.15
+    queue_s: float = 0.01
     itl_s: float = 0.02
     hit_share: float = 0.95
     prompt_tokens: float = 1500.0
@@ -148,7 +152,7 @@ def write_text(
 ) -> None:
     """Write a fleet as OpenMetrics; `only` the seconds of a range."""
     with text.open("w") as out:
-        for metric in _families():
+        for metric in families():
             out.write(f"# TYPE {metric} unknown\n")
             for at, one in enumerate(made.replicas):
                 times = [
@@ -166,15 +170,18 @@ def _times(metric: str, one: Replica, *, end_s: int, history_s: int) -> Iterator
     if metric.removeprefix("vllm:") in GAUGES:
         born_s = max(end_s - history_s, int(end_s - one.age_s))
         yield from range(born_s, end_s - DETAIL_S, HISTORY_STEP_S)
-    last_s = end_s if metric == "up" else end_s - int(one.ends_before_s)
-    yield from range(end_s - DETAIL_S, last_s + 1, STEP_S)
+    if metric == "up":
+        yield from range(end_s - UP_S, end_s + 1, STEP_S)
+    else:
+        yield from range(end_s - DETAIL_S, end_s - int(one.ends_before_s) + 1, STEP_S)
 
 
 Curve = tuple[str, str, float, float]
 """A series' further labels, its name's ending, its value at the end, its growth a second."""
 
 
-def _families() -> Sequence[str]:
+def families() -> Sequence[str]:
+    """The names of all metrics of a fleet, without the endings of histograms."""
     return (
         *(f"vllm:{name}" for name in GAUGES),
         *(f"vllm:{name}" for name in COUNTERS),
@@ -210,7 +217,8 @@ HISTOGRAMS = {
 }
 
 
-def _curves(metric: str, one: Replica, end_s: int) -> Iterator[Curve]:
+def curves(metric: str, one: Replica, end_s: int) -> Iterator[Curve]:
+    """The series of a replica's metric."""
     name = metric.removeprefix("vllm:")
     levels = {
         "num_requests_running": one.running,
@@ -281,7 +289,7 @@ def _histogram(name: str, one: Replica) -> Iterator[Curve]:
             one.arrival_per_s,
         ),
         "request_generation_tokens": (written, written, 1.0, one.arrival_per_s),
-        "request_queue_time_seconds": (0.01, 0.02, 0.5, one.arrival_per_s),
+        "request_queue_time_seconds": (one.queue_s, 2 * one.queue_s, 0.5, one.arrival_per_s),
         "e2e_request_latency_seconds": (8.0, 16.0, 0.9, one.arrival_per_s),
     }[name]
     for le in (*HISTOGRAMS[name], float("inf")):
@@ -307,7 +315,7 @@ def _write(
     elif metric.startswith("vllm:"):
         labels += f',node="node-{at}",engine="0"'
         labels += f',model_name="{one.model or f"m-{one.pool}"}"'
-    for more, ending, value, per_s in _curves(metric, one, end_s):
+    for more, ending, value, per_s in curves(metric, one, end_s):
         head = f"{metric}{ending}{{{labels}{more}}}"
         for t_s in times:
             out.write(f"{head} {value + per_s * (t_s - end_s):.10g} {t_s}\n")

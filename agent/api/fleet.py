@@ -30,7 +30,8 @@ from kneewatch.agent.api.responses import (
 )
 from kneewatch.agent.api.time_parameter import moment
 from kneewatch.collector.errors import CollectError
-from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, OF_A_POOL, FleetDiagnosis
+from kneewatch.diagnose.fleet.absence import OF_A_POOL
+from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, FleetDiagnosis
 from kneewatch.diagnose.fleet.tier import Tier
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_json import document

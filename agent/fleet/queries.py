@@ -132,11 +132,13 @@ def presence(scope: QueryScope) -> str:
 
 
 def vanished(scope: QueryScope) -> str:
-    """Series of running requests that existed in the last hour and are gone now."""
+    """The Unix time of the last series of running requests in the last hour, for engines that have
+    none now; up to SEEN_STEP_S too early."""
+    over = f"[{duration(HOUR_S)}:{duration(SEEN_STEP_S)}]"
 
     def vanished_series(dialect: Dialect) -> str:
         running = dialect.series(PRESENCE)
-        return f"last_over_time({running}[{duration(HOUR_S)}]) unless {running}"
+        return f"max_over_time(timestamp({running}){over}) unless {running}"
 
     return scope.either(vanished_series)
 
@@ -268,15 +270,53 @@ def configs(scope: QueryScope) -> str:
     return scope.either(lambda dialect: dialect.series("cache_config_info"))
 
 
-def scrapes_failing(scope: QueryScope) -> str:
-    """Failing scrapes of targets that had series in the last hour.
+STARTS_SEEN_S = 6 * HOUR_S
+"""How far back starts of servers are looked for."""
 
-    `up` has none of the page's labels, so the selector cannot match it: it is joined by job and
-    instance.
+SEEN_STEP_S = 15.0
+"""How exactly the time of an engine's last series is found."""
+
+DELETED = "kube_pod_deletion_timestamp"
+"""kube-state-metrics has it for pods that are being deleted."""
+
+LEAST_WANTED = (
+    'min_over_time({__name__=~"kube_deployment_spec_replicas|kube_statefulset_replicas"}[15m])'
+)
+"""The fewest replicas that each workload wanted within the last minutes: one that was scaled up
+from zero needs them to start."""
+
+
+def targets(jobs: Iterable[str]) -> str:
+    """Whether the newest scrape of each target of these jobs succeeded.
+
+    `up` has none of the page's labels, so the selector cannot match it.
     """
-    hour = duration(HOUR_S)
-    recent = scope.either(lambda dialect: f"last_over_time({dialect.series(PRESENCE)}[{hour}])")
-    return f"(up == 0) and on (job, instance) ({recent})"
+    return f"up{{{any_of('job', jobs)}}}"
+
+
+def scrapes_of(failing: Sequence[Labels]) -> str:
+    """All scrapes of the last hour of the targets with these labels; also of targets that have the
+    job of one and the address of another."""
+    matchers = (
+        any_of(name, sorted({labels.get(name, "") for labels in failing}))
+        for name in ("job", "instance")
+    )
+    return f"up{{{','.join(matchers)}}}[{duration(HOUR_S)}]"
+
+
+def failed_before_first_answer(jobs: Iterable[str]) -> str:
+    """The most scrapes that a target failed in the last hours, of those that became targets in that
+    time and answer now; by cluster, namespace and job. A target that failed none was there before
+    the metrics system."""
+    up, span = targets(jobs), duration(STARTS_SEEN_S)
+    failed = f"(count_over_time({up}[{span}]) - sum_over_time({up}[{span}]))"
+    new = f"({failed} > 0) and {up} == 1 unless {up} offset {span}"
+    return f"max by (cluster, namespace, job) ({new})"
+
+
+ANY_SCRAPES = f"count(count_over_time(up[{duration(SCRAPES_OVER_S)}]) >= 3)"
+"""A sample where any target was scraped a few times in the last minutes: after a restart a metrics
+system has no series before it has scraped."""
 
 
 def running_requests(scope: QueryScope, groups: Iterable[str], *, recorded_only: bool) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from kneewatch.agent.fleet import queries
+from kneewatch.agent.fleet.answer_log import AnswerLog
 from kneewatch.agent.fleet.history import past_of
+from kneewatch.agent.fleet.presence import presence_of
 from kneewatch.agent.fleet.queries import COUNTED, GPUS, QueryScope
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_resolver import BLOCKS, own_blocks
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.collector.prometheus.responses import Answer, Sample
+from kneewatch.collector.prometheus.responses import Sample
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.engine_state import Coverage, coverage
 from kneewatch.diagnose.fleet.inventory import Key, LabelMap, Labels, Member, Shape, shape_of
-from kneewatch.diagnose.fleet.observed import WEEK_S, Gone, Load, Observed, Past
+from kneewatch.diagnose.fleet.observed import WEEK_S, Load, Observed, Past
 from kneewatch.rules.facts import range_s
 from kneewatch.rules.rule import WORDS, Severity
 
@@ -104,34 +105,6 @@ def kv_pools(configs: Mapping[Key, Labels], members: Sequence[Member]) -> dict[K
     return pools
 
 
-# --- Failing scrapes ------------------------------------------------------------------------------
-
-
-class FailingScrapes:
-    """The failing scrapes, by the labels of `up`. `labels in failing`: the scrape of that series
-    fails.
-
-    Several clusters may have the same job and address, so all common labels must be equal.
-    """
-
-    def __init__(self, ups: Iterable[Labels]) -> None:
-        self._ups: dict[tuple[str, str], list[Labels]] = {}
-        for labels in ups:
-            self._ups.setdefault(_scrape(labels), []).append(labels)
-
-    def __contains__(self, labels: Labels) -> bool:
-        """Whether the scrape of a series with these labels fails."""
-        return any(_agree(up, labels) for up in self._ups.get(_scrape(labels), ()))
-
-
-def _scrape(labels: Labels) -> tuple[str, str]:
-    return labels.get("job", ""), labels.get("instance", "")
-
-
-def _agree(up: Labels, labels: Labels) -> bool:
-    return all(labels.get(name, value) == value for name, value in up.items() if name != "__name__")
-
-
 # --- The snapshot ---------------------------------------------------------------------------------
 
 
@@ -140,22 +113,6 @@ DEFAULT_SCRAPES_S = 15.0
 """The time between scrapes where it cannot be measured."""
 
 RECORDED = "kneewatch:running"
-
-
-@dataclass(slots=True)
-class AnswerLog:
-    """Collects the warnings and errors of answers."""
-
-    warnings: dict[str, None] = field(default_factory=dict[str, None])
-    failed: dict[str, str] = field(default_factory=dict[str, str])
-
-    def samples(self, key: str, answer: Answer | CollectError) -> Sequence[Sample]:
-        """An answer's samples; empty for an error."""
-        if isinstance(answer, CollectError):
-            self.failed[key] = str(answer)
-            return ()
-        self.warnings.update(dict.fromkeys(answer.warnings))
-        return answer.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +152,11 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
     recorded = [s.labels for s in running if s.labels.get("__name__") == RECORDED]
     shape = shape_of(raw or recorded, config.names)
     scope = scope.for_engines(shape.by, raw)
-    shape, gone, interval_s = _running_replicas(source, scope, config.names, shape, log, at_s)
+    presence = presence_of(source, scope, config.names, shape, log, at_s)
+    shape, interval_s = presence.shape, presence.interval_s
     if interval_s is not None:
         scope = replace(scope, window_s=range_s(config.window_s, interval_s))
-    if not shape.members and not gone:
+    if not shape.members and not presence.gone:
         raise _no_series_error(source, config)
     keys = {shape.key(labels) for labels in recorded}
     all_recorded = shape.recorded and all(member.key in keys for member in shape.members)
@@ -231,7 +189,10 @@ def observe(source: PrometheusSource, config: FleetConfig) -> Observed:
         configs=configs,
         alerts=fires,
         past=past,
-        gone=gone,
+        gone=presence.gone,
+        loading=presence.loading,
+        scaled_to_zero=presence.scaled_to_zero,
+        is_scraping=presence.is_scraping,
         recorded=sources[0],
         raw=sources[1],
         failed=log.failed,
@@ -389,53 +350,6 @@ def capacity_tokens(labels: Mapping[str, str]) -> float | None:
                 product *= int(text)
             return float(product) if product else None
     return None
-
-
-def _running_replicas(
-    source: PrometheusSource,
-    scope: QueryScope,
-    names: LabelMap,
-    shape: Shape,
-    log: AnswerLog,
-    at_s: float,
-) -> tuple[Shape, list[Gone], float | None]:
-    """The shape of the replicas that are up, the replicas of the last hour that are not, and the
-    time between scrapes.
-
-    A metrics system can return old values for minutes after a scrape fails: these are dropped.
-    """
-    query_by_key = {
-        "vanished": queries.vanished(scope),
-        "up": queries.scrapes_failing(scope),
-        "scrapes": queries.scrapes(scope),
-    }
-    answers = {
-        key: log.samples(key, answer) for key, answer in source.instants(query_by_key, at_s).items()
-    }
-    failing = FailingScrapes(sample.labels for sample in answers["up"])
-    vanished = shape_of((sample.labels for sample in answers["vanished"]), names)
-    members = [member for member in shape.members if member.labels not in failing]
-    running = {(member.replica, member.pool) for member in members}
-    gone: dict[tuple[str, str], Gone] = {}
-    for member in (*vanished.members, *shape.members):
-        name, down = (member.replica, member.pool), member.labels in failing
-        if name not in running:
-            gone[name] = Gone(*name, down or (name in gone and gone[name].down))
-    interval_s = scrape_interval_s(answers["scrapes"], shape)
-    return replace(shape, members=tuple(members)), list(gone.values()), interval_s
-
-
-def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
-    """Seconds between scrapes of the pool that is scraped most rarely, by the scrapes of its
-    engines in SCRAPES_OVER_S; None where no engine is that old."""
-    pools = {member.key: member.pool for member in shape.members}
-    scrapes: dict[str, list[float]] = {}
-    for sample in counts:
-        pool = pools.get(shape.key(sample.labels))
-        if pool is not None and sample.value >= 1:
-            scrapes.setdefault(pool, []).append(sample.value)
-    rarest = min((median(values) for values in scrapes.values()), default=None)
-    return None if rarest is None else queries.SCRAPES_OVER_S / rarest
 
 
 def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectError:

@@ -200,10 +200,12 @@ def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetSta
     """The target states of a diagnosis. A problem missing from a partial answer is not treated as
     resolved."""
     states = [_state(FLEET, {}, diagnosis, [_diagnosis_of(diagnosis, FLEET)], interval_s)]
-    # A pool stays a target while nothing is wrong with it: else the end of its outage is unknown.
+    # A pool stays a target while nothing is wrong with it, and while all of its replicas are gone:
+    # else the end of its problems is unknown.
     groups = dict.fromkeys([(tier.pool, "") for tier in diagnosis.tiers])
     groups |= dict.fromkeys([(tier.pool, tier.tier) for tier in diagnosis.tiers])
     groups |= dict.fromkeys([(cause.pool, cause.tier) for cause in diagnosis.causes])
+    groups |= dict.fromkeys([(replica.pool, "") for replica in diagnosis.observed.gone])
     for pool, tier in groups:
         name = f"{FLEET}/{pool or '?'}" + (f" on {tier}" if tier else "")
         shown = [cause for cause in diagnosis.causes if (cause.pool, cause.tier) == (pool, tier)]
@@ -217,6 +219,22 @@ def states_of(diagnosis: FleetDiagnosis, *, interval_s: float) -> list[TargetSta
         labels = {"pool": pool, "tier": tier}
         states.append(_state(name, labels, diagnosis, [tier_diagnosis], interval_s))
     return states
+
+
+def names_of(
+    states: Sequence[TargetState], diagnosis: FleetDiagnosis, before: frozenset[str]
+) -> frozenset[str]:
+    """The names of the fleet's targets after a diagnosis; `before` are those until then.
+
+    The tiers of a pool without replicas keep their names: their problems are neither over nor
+    unwatched while the pool is out. So do all targets that a partial answer lacks.
+    """
+    if diagnosis.partial:
+        return before | {state.name for state in states}
+    serving = {tier.pool for tier in diagnosis.tiers}
+    empty = {replica.pool for replica in diagnosis.observed.gone} - serving
+    kept = {name for name in before for pool in empty if name.startswith(f"{FLEET}/{pool} on ")}
+    return frozenset({state.name for state in states} | kept)
 
 
 def lost_state(url: str, why: str, *, t_s: float, interval_s: float) -> TargetState:
@@ -341,9 +359,7 @@ class FleetJob:
             )
         elif state.diagnosis is not None:
             states = states_of(state.diagnosis, interval_s=state.interval_s)
-            names = frozenset(target_state.name for target_state in states)
-            if state.diagnosis.partial:  # targets missing from it may still exist
-                names |= self.names
+            names = names_of(states, state.diagnosis, self.names)
             if names != self.names:
                 self.names = names
                 self._on_names()

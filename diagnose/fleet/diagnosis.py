@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.diagnose.causes.availability import TARGET_DOWN
-from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Cause, Evidence, Targets
+from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Targets
 from kneewatch.diagnose.causes.ranking import CAUSES, EXPLAINS
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.absence import absence_causes, absence_notes
 from kneewatch.diagnose.fleet.engine_causes import LEFT_OUT
 from kneewatch.diagnose.fleet.engine_state import Engine, coverage, engines_of
 from kneewatch.diagnose.fleet.inventory import Group
-from kneewatch.diagnose.fleet.observed import Gone, Observed
+from kneewatch.diagnose.fleet.observed import Observed
 from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
 from kneewatch.diagnose.fleet.replica_count import (
     Split,
@@ -137,9 +137,6 @@ SPREAD_OVER = (
 )
 
 
-OF_A_POOL = TARGET_DOWN.id
-"""The cause that is reported for a pool: a replica that is down has no tier label."""
-
 FLEET_CAUSES = tuple(record.id for record in CAUSES if record.fleet)
 """Ids of all causes that compare replicas or concern a fleet."""
 
@@ -194,7 +191,7 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
     covered = coverage(profile, observed.recorded)
     engines = engines_of(observed, profile, covered)
     tiers = tiers_of(engines)
-    causes = [*_gone(observed.gone)]
+    causes = absence_causes(observed)
     for tier in tiers:
         per_tier = (routing_dilution, replica_imbalance, cold_replicas, underused)
         causes += [cause for examine in per_tier if (cause := examine(tier)) is not None]
@@ -279,27 +276,6 @@ def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
     ]
 
 
-def _gone(gone: Sequence[Gone]) -> list[FleetCause]:
-    """Replicas whose scrapes fail, a cause for each pool."""
-    causes: list[FleetCause] = []
-    for pool in sorted({replica.pool for replica in gone if replica.down}):
-        down = sorted(row.replica for row in gone if row.down and row.pool == pool)
-        what = "replica is" if len(down) == 1 else "replicas are"
-        text = f"{len(down)} {what} down (scrapes fail): {', '.join(down[:3])}"
-        cause = Cause(
-            OF_A_POOL,
-            0.95,
-            Severity.CRITICAL,
-            text + (" and others." if len(down) > 3 else "."),
-            (Evidence("up", 0.0, 1.0, "up is 0: Prometheus cannot scrape the replica"),),
-            (),
-            (),
-            "Check that the server runs and listens on this address.",
-        )
-        causes.append(FleetCause(cause, pool, "", tuple(down)))
-    return causes
-
-
 def _notes(observed: Observed, engines: Sequence[Engine], unjudged: Mapping[str, str]) -> list[str]:
     notes = [f"{key}: {why}" for key, why in sorted(observed.failed.items())]
     if observed.past.missing:
@@ -310,12 +286,7 @@ def _notes(observed: Observed, engines: Sequence[Engine], unjudged: Mapping[str,
             f"{len(blind)} engine{'s have' if len(blind) > 1 else ' has'} no KV usage or no rate "
             f"in the window (new, stale, or scraped too rarely): {', '.join(blind[:3])}"
         )
-    removed = [row.replica for row in observed.gone if not row.down]
-    if removed:
-        notes.append(
-            f"{len(removed)} replica{'s' if len(removed) > 1 else ''} of the last hour no longer "
-            f"scraped (scaled down or renamed): {', '.join(sorted(removed)[:3])}"
-        )
+    notes += absence_notes(observed)
     if not any(engine.member.tier for engine in engines):
         notes.append("tier: no label and no DCGM series tells which GPUs the replicas have")
     if not observed.gpus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from math import isfinite
 
 from kneewatch.diagnose.fleet.inventory import Group, Key, Labels, Shape
@@ -71,14 +72,45 @@ class Past:
 Values = Mapping[str, float]
 
 
+class Why(Enum):
+    """Why a replica that had series within the last hour does not serve now."""
+
+    DOWN = "scrapes have failed for a minute and at least three times"
+    FAILING = "scrapes began to fail"
+    TERMINATING = "Kubernetes deletes its pod"
+    LEFT = "it is no longer a target"
+
+
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A replica that was present within the last hour and is missing now. `down`: its scrapes fail,
-    else it is no longer a target."""
+    """A replica that had series within the last hour and does not serve now. `seen_s` is the Unix
+    time of its last series, None where that is unknown."""
 
     replica: str
     pool: str
-    down: bool
+    why: Why
+    seen_s: float | None = None
+
+    @property
+    def down(self) -> bool:
+        """Whether it is a target that does not answer, neither just now nor because it is being
+        deleted."""
+        return self.why is Why.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A target that has not answered in the last hour and may serve `pool`, such as a server that
+    loads its model.
+
+    `since_s` is the Unix time of its first failed scrape in that hour. `patience_s` is how long it
+    may take to answer.
+    """
+
+    replica: str
+    pool: str
+    since_s: float
+    patience_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +133,11 @@ class Observed:
     cache_config_info, `alerts` the severities of rules whose recorded alerts fire, by rule id.
     `streaks_s` is for how long at least named conditions have held, `scrape_interval_s` the
     longest time between scrapes of a pool, None where it could not be measured.
+
+    `scaled_to_zero` are the pools without a running replica whose workload wanted none within the
+    last minutes; None where no kube-state-metrics is scraped, or every pool has replicas.
+    `is_scraping`: targets have been scraped for some intervals, so that a missing series means a
+    missing replica.
     """
 
     t_s: float
@@ -115,6 +152,9 @@ class Observed:
     )
     past: Past = field(default_factory=Past)
     gone: Sequence[Gone] = ()
+    loading: Sequence[Loading] = ()
+    scaled_to_zero: frozenset[str] | None = None
+    is_scraping: bool = True
     recorded: Sequence[str] = ()
     raw: Sequence[str] = ()
     failed: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -171,14 +171,19 @@ def _rows(target: Target) -> dict[Series, list[bytes]]:
     rows: dict[Series, list[bytes]] = {}
     before: set[Series] = set()
     for t_ms, page in target.scrapes:
-        end = b"\x10" + _varint(t_ms)
         shown = dict(page.samples()) if page is not None else {}
         for series, value in shown.items():
-            rows.setdefault(series, []).append(SAMPLE + struct.pack("<d", value) + end)
+            rows.setdefault(series, []).append(sample(t_ms, value))
         for series in before.difference(shown):
-            rows[series].append(SAMPLE + STALE + end)
+            rows[series].append(sample(t_ms, None))
         before = set(shown)
     return rows
+
+
+def sample(t_ms: int, value: float | None) -> bytes:
+    """A sample as remote write has it; None marks the end of a series."""
+    number = STALE if value is None else struct.pack("<d", value)
+    return SAMPLE + number + b"\x10" + _varint(t_ms)
 
 
 def _labels(labels: Mapping[str, str]) -> bytes:

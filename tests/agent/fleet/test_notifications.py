@@ -15,7 +15,7 @@ from kneewatch.agent.notify.message_formats import text, webhook
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.diagnose.fleet.observed import Gone
+from kneewatch.diagnose.fleet.observed import Gone, Why
 from tests.agent.api.serving import settings_of
 from tests.agent.notify.factories import receiver, settings
 from tests.diagnose.fleet.made import fleet, pod, verdict
@@ -29,7 +29,7 @@ FULL = {
 }
 QUEUE = {"waiting": 20.0, "waiting_by_capacity": 20.0}
 HOOK = 'kind = "webhook"\nurl = "http://127.0.0.1:1/"\nseverity = "warning"\n'
-DOWN = (Gone("r1", "prod", down=True),)
+DOWN = (Gone("r1", "prod", Why.DOWN),)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from kneewatch.agent.fleet.queries import (
     gpu_queries,
     presence,
     raw_queries,
-    scrapes_failing,
 )
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -91,7 +90,3 @@ def test_gpus_are_restricted_where_their_labels_say_the_workload(
         for matcher in matchers:
             assert query.count(matcher) == 1
         assert query.count('exported_pod=""') == (1 if matchers else 0), "bare GPUs are kept"
-
-
-def test_failing_scrapes_are_those_of_the_selected_servers() -> None:
-    assert scrapes_failing(ASKING).count('namespace="a"') == 1

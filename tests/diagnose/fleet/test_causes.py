@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.diagnose.fleet.observed import Gone
+from kneewatch.diagnose.fleet.observed import Gone, Why
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
 
@@ -156,7 +156,7 @@ def test_less_than_an_hour_says_nothing_of_hours() -> None:
 
 def test_a_replica_that_does_not_answer() -> None:
     found = verdict(
-        *fleet(3), gone=[Gone("r9", "prod/m", down=True), Gone("r8", "prod/m", down=False)]
+        *fleet(3), gone=[Gone("r9", "prod/m", Why.DOWN), Gone("r8", "prod/m", Why.LEFT)]
     )
     assert causes(found) == {"target_down": ("r9",)}
     assert found.health == "critical"

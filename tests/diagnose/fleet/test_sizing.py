@@ -13,7 +13,7 @@ from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.diagnose.fleet.observed import WEEK_S, Gone, Peak, peak_of
+from kneewatch.diagnose.fleet.observed import WEEK_S, Gone, Peak, Why, peak_of
 from kneewatch.diagnose.fleet.replica_count import TierSize
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_json import document
@@ -52,7 +52,7 @@ def sized(
         *(engines or rows(count)),
         peaks={} if most is None else {GROUP: most},
         profile=profile,
-        gone=[Gone(f"gone{at}", "prod/m", down=True) for at in range(gone)],
+        gone=[Gone(f"gone{at}", "prod/m", Why.DOWN) for at in range(gone)],
     )
     (size,) = found.sizes
     return found, size
@@ -213,7 +213,7 @@ def test_data_parallel_engines_are_counted_in_replicas(most: float, needed: int)
 
 
 def test_one_is_one_in_words() -> None:
-    gone = [Gone("r1", "prod/m", down=True)]
+    gone = [Gone("r1", "prod/m", Why.DOWN)]
     shown = text(verdict(*rows(1), gone=gone), Style())
     assert "1 replica, 1 engine: " in shown
     assert "1 replica is down (scrapes fail): r1" in shown

@@ -1,0 +1,342 @@
+"""Which replicas serve, are down, load or have left, by the scrapes of their targets. I/O edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from kneewatch.agent.fleet import queries
+from kneewatch.agent.fleet.answer_log import AnswerLog
+from kneewatch.agent.fleet.queries import QueryScope
+from kneewatch.agent.fleet.workload_names import is_worker, workloads_of
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.collector.prometheus.responses import Sample, Track
+from kneewatch.diagnose.fleet.inventory import LabelMap, Labels, Member, Shape, shape_of
+from kneewatch.diagnose.fleet.observed import Gone, Loading, Why
+
+DOWN_SCRAPES, DOWN_S = 3, 60.0
+"""A target is down once it has failed this many scrapes over at least this many seconds."""
+
+DEFAULT_PATIENCE_S = 900.0
+"""How long a target may take to answer first, where no start has been seen."""
+
+PATIENCE_S = 300.0, 3600.0
+"""The least and the most of that time where starts have been seen."""
+
+PATIENCE_RATIO = 1.5
+"""That time over the longest start that has been seen."""
+
+Space = tuple[str, str, str]
+"""The cluster, namespace and job of a target: its pods are found by one scrape configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """The replicas that serve (`shape`) and those that do not, and the seconds between scrapes;
+    diagnose.fleet.observed describes the rest."""
+
+    shape: Shape
+    gone: Sequence[Gone]
+    loading: Sequence[Loading]
+    interval_s: float | None
+    scaled_to_zero: frozenset[str] | None
+    is_scraping: bool
+
+
+def presence_of(
+    source: PrometheusSource,
+    scope: QueryScope,
+    names: LabelMap,
+    shape: Shape,
+    log: AnswerLog,
+    at_s: float,
+) -> Presence:
+    """The presence of all replicas of the last hour.
+
+    A metrics system can return old values for minutes after a scrape fails: these are dropped.
+    """
+    asking = _Asking(source, log, at_s)
+    answers = asking.instants(
+        {"vanished": queries.vanished(scope), "scrapes": queries.scrapes(scope)}
+    )
+    vanished = shape_of((sample.labels for sample in answers["vanished"]), names)
+    seen_s = {vanished.key(sample.labels): sample.value for sample in answers["vanished"]}
+    known = [*shape.members, *vanished.members]
+    jobs = sorted({job for member in known if (job := member.labels.get("job"))})
+    targets = asking.instants({"up": queries.targets(jobs)})["up"] if jobs else ()
+    spaces = {_space(member.labels) for member in known}
+    targets = [up for up in targets if _space(up.labels) in spaces]
+    failures = _failures(asking, [up.labels for up in targets if not up.value])
+    failing = TargetSet(failure.labels for failure in failures.values())
+    members = tuple(member for member in shape.members if member.labels not in failing)
+    stopped = [(member, None) for member in shape.members if member.labels in failing] + [
+        (member, seen_s.get(member.key)) for member in vanished.members
+    ]
+    gone = _gone(stopped, members, failing, failures)
+    interval_s = scrape_interval_s(answers["scrapes"], shape)
+    empty = {row.pool for row in gone} - {member.pool for member in members}
+    zero, is_scraping = None, True
+    if empty:
+        zero = _scaled_to_zero(asking, [member for member in known if member.pool in empty])
+        is_scraping = bool(asking.instants({"any scrapes": queries.ANY_SCRAPES})["any scrapes"])
+    return Presence(
+        replace(shape, members=members),
+        gone,
+        _loading(
+            asking,
+            names,
+            known,
+            targets,
+            failures.values(),
+            jobs,
+            interval_s,
+            selected=bool(scope.selector),
+        ),
+        interval_s,
+        zero,
+        is_scraping,
+    )
+
+
+def _gone(
+    stopped: Sequence[tuple[Member, float | None]],
+    members: Sequence[Member],
+    failing: TargetSet,
+    failures: Mapping[Target, _Failure],
+) -> list[Gone]:
+    """The replicas without a running engine, of engines that stopped and the Unix time of their
+    last series."""
+    running = {(member.replica, member.pool) for member in members}
+    gone: dict[tuple[str, str], Gone] = {}
+    for member, seen_s in stopped:
+        name, up = (member.replica, member.pool), failing.of(member.labels)
+        why = Why.LEFT if up is None else failures[_target(up)].why
+        if name not in running and (name not in gone or gone[name].why is Why.LEFT):
+            gone[name] = Gone(*name, why, seen_s)
+    return list(gone.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Queries for one moment, whose errors and warnings are kept."""
+
+    source: PrometheusSource
+    log: AnswerLog
+    at_s: float
+
+    def instants(self, wanted: Mapping[str, str]) -> dict[str, Sequence[Sample]]:
+        """The samples of each query; empty for an error."""
+        answers = self.source.instants(wanted, self.at_s)
+        return {key: self.log.samples(key, answer) for key, answer in answers.items()}
+
+    def tracks(self, key: str, selector: str) -> Sequence[Track]:
+        """The samples of a range selector, as they were scraped; empty for an error."""
+        try:
+            piece = self.source.samples(selector, self.at_s)
+        except CollectError as exc:
+            self.log.failed[key] = str(exc)
+            return ()
+        self.log.warnings.update(dict.fromkeys(piece.warnings))
+        return piece.tracks
+
+
+# --- Targets and their failed scrapes -------------------------------------------------------------
+
+
+class TargetSet:
+    """Targets, by the labels of one of their series: `up`, or one of their pages.
+
+    Several clusters may have the same job and address, so all common labels must be equal.
+    """
+
+    def __init__(self, series: Iterable[Labels]) -> None:
+        self._targets: dict[tuple[str, str], list[Labels]] = {}
+        for labels in series:
+            self._targets.setdefault(_scrape(labels), []).append(labels)
+
+    def __contains__(self, labels: Labels) -> bool:
+        """Whether a series with these labels is of one of the targets."""
+        return self.of(labels) is not None
+
+    def of(self, labels: Labels) -> Labels | None:
+        """The target that has a series with these labels; None for another target's."""
+        targets = self._targets.get(_scrape(labels), ())
+        return next((target for target in targets if _agree(target, labels)), None)
+
+
+def _scrape(labels: Labels) -> tuple[str, str]:
+    return labels.get("job", ""), labels.get("instance", "")
+
+
+def _agree(target: Labels, labels: Labels) -> bool:
+    return all(
+        labels.get(name, value) == value for name, value in target.items() if name != "__name__"
+    )
+
+
+Target = tuple[tuple[str, str], ...]
+Pod = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A target whose scrapes fail. `failed_s` are the times of its failed scrapes since its last
+    answer in the last hour, in Unix seconds; `answered`: there was such an answer."""
+
+    labels: Labels
+    failed_s: Sequence[float]
+    answered: bool
+    why: Why
+
+
+def _failures(asking: _Asking, failing: Sequence[Labels]) -> dict[Target, _Failure]:
+    """The targets whose scrapes fail, and why they do."""
+    if not failing:
+        return {}
+    deleted = asking.instants({"deleted pods": queries.DELETED})["deleted pods"]
+    terminating = {_pod(sample.labels) for sample in deleted}
+    points = {
+        _target(track.labels): track.points
+        for track in asking.tracks("failed scrapes", queries.scrapes_of(failing))
+    }
+    failures: dict[Target, _Failure] = {}
+    for labels in failing:
+        target = _target(labels)
+        scrapes = points.get(target, ())
+        times_s = _since_answer(scrapes)
+        held = len(times_s) >= DOWN_SCRAPES and times_s[-1] - times_s[0] >= DOWN_S
+        why = Why.DOWN if held else Why.FAILING
+        if _pod(labels) in terminating:
+            why = Why.TERMINATING
+        failures[target] = _Failure(labels, times_s, len(times_s) < len(scrapes), why)
+    return failures
+
+
+def _target(labels: Labels) -> Target:
+    return tuple(sorted((k, v) for k, v in labels.items() if k != "__name__"))
+
+
+def _since_answer(scrapes: Sequence[tuple[float, float]]) -> list[float]:
+    failed_s: list[float] = []
+    for t_s, value in scrapes:
+        if value:
+            failed_s.clear()
+        else:
+            failed_s.append(t_s)
+    return failed_s
+
+
+def _pod(labels: Labels) -> Pod:
+    """The namespace and name of a pod. Without honorLabels the workload's labels are the exported_*
+    ones."""
+    exported = "exported_" if labels.get("exported_pod") else ""
+    return labels.get(f"{exported}namespace", ""), labels.get(f"{exported}pod", "")
+
+
+def scrape_interval_s(counts: Sequence[Sample], shape: Shape) -> float | None:
+    """Seconds between scrapes of the pool that is scraped most rarely, by the scrapes of its
+    engines in SCRAPES_OVER_S; None where no engine is that old."""
+    pools = {member.key: member.pool for member in shape.members}
+    scrapes: dict[str, list[float]] = {}
+    for sample in counts:
+        pool = pools.get(shape.key(sample.labels))
+        if pool is not None and sample.value >= 1:
+            scrapes.setdefault(pool, []).append(sample.value)
+    rarest = min((median(values) for values in scrapes.values()), default=None)
+    return None if rarest is None else queries.SCRAPES_OVER_S / rarest
+
+
+# --- Targets that have not answered yet -----------------------------------------------------------
+
+
+def _loading(
+    asking: _Asking,
+    names: LabelMap,
+    known: Sequence[Member],
+    targets: Sequence[Sample],
+    failures: Iterable[_Failure],
+    jobs: Sequence[str],
+    interval_s: float | None,
+    *,
+    selected: bool,
+) -> list[Loading]:
+    """The targets that have not answered within the hour and are replicas of a known pool."""
+    servers = TargetSet(member.labels for member in known)
+    silent = [
+        failure
+        for failure in failures
+        if not failure.answered
+        and failure.labels not in servers
+        and failure.why is not Why.TERMINATING
+    ]
+    if not silent:
+        return []
+    # A target that has not answered may be of the kind of those beside it, or left out on purpose.
+    mixed = {_space(up.labels) for up in targets if up.value and up.labels not in servers}
+    replicas = {member.replica for member in known}
+    patience_s = _patience_s(asking, jobs, interval_s)
+    loading: list[Loading] = []
+    for failure in silent:
+        labels = failure.labels
+        space, replica = _space(labels), names.value_of("replica", labels) or "?"
+        peers = [member for member in known if _space(member.labels) == space]
+        kin = [m for m in peers if workloads_of(m.replica) & workloads_of(replica)]
+        if not kin and (selected or space in mixed):
+            continue
+        if is_worker(replica, replicas) or not peers:
+            continue
+        loading.append(
+            Loading(
+                replica,
+                min(member.pool for member in kin or peers),
+                failure.failed_s[0] if failure.failed_s else asking.at_s,
+                patience_s.get(space, DEFAULT_PATIENCE_S),
+            )
+        )
+    return loading
+
+
+def _space(labels: Labels) -> Space:
+    return labels.get("cluster", ""), labels.get("namespace", ""), labels.get("job", "")
+
+
+def _patience_s(
+    asking: _Asking, jobs: Sequence[str], interval_s: float | None
+) -> dict[Space, float]:
+    """How long a target may take to answer first, by where starts have been seen."""
+    if interval_s is None:
+        return {}
+    least_s, most_s = PATIENCE_S
+    failed = asking.instants({"starts": queries.failed_before_first_answer(jobs)})["starts"]
+    patience_s: dict[Space, float] = {}
+    for sample in failed:
+        space, start_s = _space(sample.labels), sample.value * interval_s
+        wanted_s = min(most_s, max(least_s, PATIENCE_RATIO * start_s))
+        patience_s[space] = max(wanted_s, patience_s.get(space, 0.0))
+    return patience_s
+
+
+# --- Pools without a running replica --------------------------------------------------------------
+
+
+def _scaled_to_zero(asking: _Asking, members: Sequence[Member]) -> frozenset[str] | None:
+    """The pools of these members whose workloads wanted no replica within the last minutes; None
+    without kube-state-metrics."""
+    workloads = asking.instants({"workloads": queries.LEAST_WANTED})["workloads"]
+    if not workloads:
+        return None
+    zero = {_workload(sample.labels) for sample in workloads if sample.value == 0}
+    return frozenset(
+        member.pool
+        for member in members
+        for name in workloads_of(member.labels.get("pod", ""))
+        if (member.labels.get("namespace", ""), name) in zero
+    )
+
+
+def _workload(labels: Labels) -> tuple[str, str]:
+    """The namespace and name of a Deployment or StatefulSet."""
+    namespace = labels.get("exported_namespace") or labels.get("namespace", "")
+    return namespace, labels.get("deployment") or labels.get("statefulset", "")

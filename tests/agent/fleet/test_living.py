@@ -1,0 +1,271 @@
+"""A fleet that lives, in a real Prometheus: operations page nobody, faults page once and end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.fleet.snapshot import FleetConfig, observe
+from kneewatch.agent.fleet.watch import names_of, states_of
+from kneewatch.agent.notify.alert_state import AlertState
+from kneewatch.agent.notify.events import Event
+from kneewatch.collector.prometheus.client import PrometheusSource
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
+from kneewatch.diagnose.fleet.inventory import label_map
+from tests.agent.fleet.prometheus_fleet import QUICK, watched
+from tests.agent.notify.factories import receiver
+from tests.collector.oracle import LOOPBACK, Prometheus, running
+from tests.living_fleet import LivingFleet
+from tests.programs import require
+
+MIN_S = 60
+CYCLE_S = 60.0
+HOLD_S = 120.0
+HOOK = f'kind = "webhook"\nurl = "http://127.0.0.1:1/"\nseverity = "warning"\nhold_s = {HOLD_S}'
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a receiver gets, and when, in seconds of the fleet's life."""
+
+    kind: str
+    target: str
+    id: str
+    t_s: float
+    how: str
+
+
+class Player:
+    """Diagnoses a fleet again and again, as `run --prometheus` does."""
+
+    def __init__(self, fleet: LivingFleet, server: Prometheus, folder: Path) -> None:
+        self._fleet, self._port = fleet, server.port
+        self._ledger = AlertState(receiver(folder, HOOK))
+        self.newest: FleetDiagnosis | None = None
+
+    def play(self, from_s: float, to_s: float) -> list[Told]:
+        """What a receiver gets between two moments of the fleet's life."""
+        told: list[Told] = []
+        names: frozenset[str] = frozenset()
+        with PrometheusSource(f"http://{LOOPBACK}:{self._port}", QUICK) as source:
+            t_s = from_s
+            while t_s <= to_s:
+                at_s = self._fleet.epoch_s + t_s
+                past = self.newest.observed.past if self.newest else None
+                config = FleetConfig("", label_map({}, "default"), 60.0, at_s, past=past)
+                self.newest = diagnose(observe(source, config), Profile(window_s=60.0))
+                states = states_of(self.newest, interval_s=CYCLE_S)
+                new_names = names_of(states, self.newest, names)
+                events = [
+                    event
+                    for name in sorted(names - new_names)
+                    for event in self._ledger.drop(name, at_s)
+                ]
+                names = new_names
+                events += [event for state in states for event in self._ledger.update(state)]
+                told += [self._delivered(event, t_s) for event in events]
+                t_s += CYCLE_S
+        return told
+
+    def _delivered(self, event: Event, t_s: float) -> Told:
+        self._ledger.sent(event)
+        self._ledger.delivered(event)
+        return Told(event.kind, event.key.target, event.key.id, t_s, event.how)
+
+
+def living(scrape_s: int) -> LivingFleet:
+    """A fleet whose life ends now, after an hour."""
+    return LivingFleet(scrape_s=scrape_s, epoch_s=int(time.time()) // MIN_S * MIN_S - 60 * MIN_S)
+
+
+@pytest.fixture
+def server() -> Iterator[Prometheus]:
+    with running(require("prometheus")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("scrape_s", [15, 30, 60])
+def test_operations_send_nothing(server: Prometheus, tmp_path: Path, scrape_s: int) -> None:
+    fleet = living(scrape_s)
+    chat = fleet.pool("Deployment", "chat", 4)
+    code = fleet.pool("StatefulSet", "code", 3)
+    big = fleet.pool("LeaderWorkerSet", "big", 2)
+    chat.roll(10 * MIN_S)
+    code.roll(12 * MIN_S)
+    big.roll(12 * MIN_S)
+    fleet.pool("Deployment", "chat", 2, at_s=16 * MIN_S, model="m-second", workload="second")
+    chat.scale(25 * MIN_S, 6)
+    chat.scale(28 * MIN_S, 3)
+    fleet.gap(30 * MIN_S, 38 * MIN_S)
+    chat.roll(39 * MIN_S, workload="chat-v2")
+    fleet.load(server, from_s=0, to_s=50 * MIN_S)
+    player = Player(fleet, server, tmp_path)
+    told = [*player.play(8 * MIN_S, 29 * MIN_S), *player.play(38 * MIN_S, 50 * MIN_S)]
+    assert told == []
+
+
+@pytest.mark.parametrize(("scrape_s", "within_s"), [(15, 180), (60, 360)])
+def test_faults_during_operations_begin_and_end_once(
+    server: Prometheus, tmp_path: Path, scrape_s: int, within_s: int
+) -> None:
+    fleet = living(scrape_s)
+    pools = {name: fleet.pool("Deployment", name, 4) for name in ("chat", "rag", "lost", "late")}
+    pools["code"] = fleet.pool("StatefulSet", "code", 4)
+    pools["big"] = fleet.pool("LeaderWorkerSet", "big", 3)
+    from_s, to_s = 10 * MIN_S, 22 * MIN_S
+    pools["code"].pods[0].ails(from_s, to_s, running=26.0, arrival_per_s=0.0)
+    pools["big"].pods[0].ails(from_s, to_s, itl_s=0.06, sm_clock_mhz=1200.0, xid=79.0)
+    full = {"kv_usage_ratio": 0.99, "preemption_per_s": 4.0, "waiting": 6.0, "ttft_s": 3.0}
+    pools["rag"].pods[0].ails(from_s, to_s, **full)
+    late = {"running": 30.0, "waiting": 60.0, "queue_s": 15.0, "ttft_s": 20.0}
+    pools["late"].overload(from_s, to_s, **late)
+    crashed = pools["chat"].pods[0]
+    crashed.silent_s, crashed.gone_s = from_s, to_s
+    pools["lost"].vanish(from_s)
+    pools["lost"].begin(to_s - 90, 4)
+    pools["chat"].roll(8 * MIN_S)
+    fleet.load(server, from_s=0, to_s=32 * MIN_S)
+    told = Player(fleet, server, tmp_path).play(6 * MIN_S, 32 * MIN_S)
+    began = {(one.target.split("/")[1], one.id): one.t_s for one in told if one.kind == "began"}
+    assert began.keys() == {
+        ("code", "engine_stalled"),
+        ("big", "bad_node"),
+        ("rag", "kv_pressure"),
+        ("late", "queue_saturation"),
+        ("chat", "target_down"),
+        ("lost", "target_down"),
+    }
+    assert [one for one in told if one.kind == "ended" and one.how] == []
+    for kind in ("began", "ended"):
+        assert len([one for one in told if one.kind == kind]) == len(began), kind
+    slow = {key: t_s - from_s for key, t_s in began.items() if t_s - from_s > within_s}
+    assert slow == {}
+
+
+def seen(fleet: LivingFleet, server: Prometheus, t_s: float) -> FleetDiagnosis:
+    """The diagnosis at a moment of a fleet's life, up to which it is loaded."""
+    fleet.load(server, from_s=t_s - 40 * MIN_S, to_s=t_s)
+    return watched(server, at_s=fleet.epoch_s + t_s)
+
+
+def summaries(found: FleetDiagnosis) -> list[tuple[str, str]]:
+    """The severity and the summary of each cause of absence."""
+    return [
+        (one.cause.severity.word, one.cause.summary)
+        for one in found.causes
+        if one.cause.id == "target_down"
+    ]
+
+
+def noted(found: FleetDiagnosis, text: str) -> list[str]:
+    return [note for note in found.notes if text in note]
+
+
+def test_a_replica_that_stops_answering_is_a_note_for_a_minute(server: Prometheus) -> None:
+    fleet = living(15)
+    chat = fleet.pool("Deployment", "chat", 3)
+    chat.pods[0].silent_s = 60.0 * 20
+    found = seen(fleet, server, 20.5 * MIN_S)
+    assert summaries(found) == []
+    assert len(noted(found, "stopped answering")) == 1
+
+
+def test_a_pod_that_kubernetes_deletes_is_never_down(server: Prometheus) -> None:
+    fleet = living(15)
+    chat = fleet.pool("Deployment", "chat", 3)
+    leaving, crashed = chat.pods[:2]
+    leaving.silent_s = crashed.silent_s = 20.0 * MIN_S
+    deleted = {"namespace": "chat", "pod": leaving.name}
+    fleet.state("kube_pod_deletion_timestamp", lambda t_s: t_s, **deleted)
+    found = seen(fleet, server, 25 * MIN_S)
+    assert summaries(found) == [("critical", f"1 replica is down (scrapes fail): {crashed.name}.")]
+    assert len(noted(found, f"1 replica terminating: {leaving.name}")) == 1
+
+
+def test_a_server_that_never_answers_is_down_after_patience(server: Prometheus) -> None:
+    fleet = living(15)
+    chat = fleet.pool("Deployment", "chat", 3)
+    (stuck,) = chat.begin(10 * MIN_S, 1, load_s=9e9)
+    early, late = (10 + 14) * MIN_S, (10 + 16) * MIN_S
+    found = seen(fleet, server, early)
+    assert summaries(found) == []
+    assert noted(found, f"1 replica of chat/m-chat loading for up to 14 min: {stuck.name}")
+    fleet.load(server, from_s=early + 15, to_s=late)
+    ((severity, text),) = summaries(watched(server, at_s=fleet.epoch_s + late))
+    assert severity == "critical"
+    assert text.startswith("1 replica has not answered since")
+
+
+def test_patience_follows_the_starts_that_were_seen(server: Prometheus) -> None:
+    fleet = living(15)
+    chat = fleet.pool("Deployment", "chat", 3)
+    chat.begin(-20 * MIN_S, 1, load_s=20 * MIN_S)
+    chat.begin(0, 1, load_s=9e9)
+    assert summaries(seen(fleet, server, 20 * MIN_S)) == []
+
+
+def test_a_target_of_another_kind_is_not_a_server_that_loads(server: Prometheus) -> None:
+    fleet = living(15)
+    fleet.pool("Deployment", "chat", 3)
+    beside = {"namespace": "chat", "job": "chat/vllm"}
+    for pod, up in (("redis-0", 1.0), ("cache-0", 0.0)):
+        fleet.state("up", lambda _t_s, up=up: up, pod=pod, instance=pod, **beside)  # type: ignore[misc]
+    found = seen(fleet, server, 30 * MIN_S)
+    assert summaries(found) == []
+    assert noted(found, "cache-0") == []
+
+
+@pytest.mark.parametrize("wanted", [None, 0.0, 3.0])
+def test_a_pool_without_replicas_is_critical_unless_none_is_wanted(
+    server: Prometheus, wanted: float | None
+) -> None:
+    fleet = living(15)
+    fleet.pool("Deployment", "chat", 3).vanish(20 * MIN_S)
+    labels = {"namespace": "chat", "deployment": "chat"}
+    fleet.state("kube_deployment_spec_replicas", lambda _t_s: wanted, **labels)
+    found = seen(fleet, server, 30 * MIN_S)
+    if wanted == 0:
+        assert summaries(found) == []
+        assert noted(found, "chat/m-chat is scaled to zero")
+    else:
+        ((severity, text),) = summaries(found)
+        assert severity == "critical"
+        assert text.startswith("All 3 replicas of chat/m-chat are gone since ")
+        assert text.endswith("the model is not served.")
+
+
+def test_a_pool_that_is_replaced_may_load_for_ten_minutes(server: Prometheus) -> None:
+    fleet = living(15)
+    chat = fleet.pool("Deployment", "chat", 3)
+    chat.vanish(20 * MIN_S)
+    chat.begin(21 * MIN_S, 3, load_s=9e9)
+    ((severity, text),) = summaries(seen(fleet, server, 25 * MIN_S))
+    assert (severity, text.endswith("3 replicas loading in its place.")) == ("info", True)
+    fleet.load(server, from_s=25.25 * MIN_S, to_s=32 * MIN_S)
+    ((severity, _),) = summaries(watched(server, at_s=fleet.epoch_s + 32 * MIN_S))
+    assert severity == "critical", "long before a start may take 15 min"
+
+
+def test_nothing_is_gone_before_a_restarted_prometheus_has_scraped(server: Prometheus) -> None:
+    fleet = living(15)
+    fleet.pool("Deployment", "chat", 3)
+    fleet.gap(10 * MIN_S, 30 * MIN_S)
+    found = seen(fleet, server, 29.9 * MIN_S)
+    assert summaries(found) == []
+    assert found.health == "unknown"
+    assert noted(found, "whether its replicas are gone is unknown")
+
+
+def test_a_tier_keeps_its_name_while_its_pool_is_out(server: Prometheus) -> None:
+    fleet = living(15)
+    fleet.pool("Deployment", "chat", 3).vanish(20 * MIN_S)
+    found = seen(fleet, server, 22 * MIN_S)
+    states = states_of(found, interval_s=CYCLE_S)
+    before = frozenset({"fleet", "fleet/chat/m-chat on H100", "fleet/other/m on H100"})
+    after = names_of(states, found, before)
+    assert after == {"fleet", "fleet/chat/m-chat", "fleet/chat/m-chat on H100"}

@@ -1,0 +1,356 @@
+"""A fleet that lives: pods are born, load, serve, drain and leave, as a Prometheus scrapes it.
+
+Service discovery is as for PodMonitors: a target exists from the pod's address to its deletion, its
+scrapes fail while the server loads its model, and its series end with staleness markers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import count
+
+from tests.collector.oracle import Prometheus, sample
+from tests.fleets import Replica, curves, families
+
+FOREVER_S = math.inf
+LOAD_S = 90.0
+"""How long a server loads its model."""
+
+DRAIN_S = 30.0
+"""How long a pod that is deleted still answers."""
+
+KILL_S = 15.0
+"""How long its target stays after that."""
+
+SERVICE_S = 4.0
+"""Seconds that a request runs."""
+
+HASHES = ("7d9f8c6b54", "5c4d7b9f68", "6b8f9d7c5x", "84c5d6f7b9", "59d8f7c6b4", "68c9d5b7f4")
+LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+GROWING = ("_total", "_bucket", "_count", "_sum")
+"""The endings of counters."""
+
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+Labels = Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod and when, in seconds of the fleet's life, its target is there and answers."""
+
+    name: str
+    address: str
+    node: str
+    born_s: float
+    ready_s: float
+    silent_s: float = FOREVER_S
+    gone_s: float = FOREVER_S
+    deleted_s: float = FOREVER_S
+    faults: list[tuple[float, float, Mapping[str, float]]] = field(
+        default_factory=list[tuple[float, float, Mapping[str, float]]]
+    )
+
+    def answers(self, t_s: float) -> bool:
+        """Whether its server answers."""
+        return self.ready_s <= t_s < self.silent_s
+
+    def delete(self, t_s: float) -> float:
+        """Delete it. Returns when it is gone."""
+        self.deleted_s = t_s
+        self.silent_s = min(self.silent_s, t_s + DRAIN_S)
+        self.gone_s = t_s + DRAIN_S + KILL_S
+        return self.gone_s
+
+    def ails(self, from_s: float, to_s: float, **changes: float) -> None:
+        """Let it behave as a tests.fleets.Replica with these changes for a while."""
+        self.faults.append((from_s, to_s, changes))
+
+
+@dataclass(slots=True)
+class Pool:
+    """The pods of one model in one namespace, by the workload that makes them."""
+
+    fleet: LivingFleet
+    kind: str
+    namespace: str
+    model: str
+    workload: str
+    demand_per_s: Callable[[float], float]
+    load_s: float = LOAD_S
+    pods: list[Pod] = field(default_factory=list[Pod])
+    version: int = 0
+
+    def begin(self, t_s: float, replicas: int, *, load_s: float | None = None) -> list[Pod]:
+        """More replicas, which load their model first."""
+        return [self._born(t_s, at, load_s) for at in self._free(t_s, replicas)]
+
+    def living(self, t_s: float) -> list[Pod]:
+        """The pods that are not deleted yet, oldest first."""
+        return [pod for pod in self.pods if pod.born_s <= t_s < min(pod.deleted_s, pod.gone_s)]
+
+    def scale(self, t_s: float, replicas: int) -> None:
+        """Let an autoscaler change the number of replicas."""
+        living = self.living(t_s)
+        self.begin(t_s, replicas - len(living))
+        for pod in living[replicas:]:
+            pod.delete(t_s)
+
+    def roll(self, t_s: float, *, workload: str = "") -> float:
+        """Roll a new version out, of a workload with another name if one is given. Returns when it
+        is done."""
+        self.version += 1
+        self.workload = workload or self.workload
+        for pod in reversed(self.living(t_s)):
+            if self.kind == "Deployment":  # a new pod first
+                (new,) = self.begin(t_s, 1)
+                t_s = pod.delete(new.ready_s + 10)
+            else:  # the old pod first: the new one has its name
+                t_s = pod.delete(t_s) + 5
+                t_s = self._born(t_s, int(pod.name.rpartition("-")[2]), None).ready_s + 10
+        return t_s
+
+    def vanish(self, t_s: float) -> None:
+        """Delete all pods."""
+        for pod in self.living(t_s):
+            pod.delete(t_s)
+
+    def overload(self, from_s: float, to_s: float, **changes: float) -> None:
+        """Let all present pods behave with these changes for a while."""
+        for pod in self.living(from_s):
+            pod.ails(from_s, to_s, **changes)
+
+    def _free(self, t_s: float, replicas: int) -> list[int]:
+        taken = {pod.name for pod in self.living(t_s)}
+        free = (at for at in count() if f"{self.workload}-{at}" not in taken)
+        return [next(free) for _ in range(replicas)]
+
+    def _born(self, t_s: float, at: int, load_s: float | None) -> Pod:
+        name = f"{self.workload}-{at}"
+        if self.kind == "Deployment":
+            name = f"{self.workload}-{HASHES[self.version % len(HASHES)]}-{self.fleet.letters()}"
+        address = self.fleet.address()
+        ready_s = t_s + (self.load_s if load_s is None else load_s)
+        pod = Pod(name, address, f"node-{address}", t_s, ready_s)
+        self.pods.append(pod)
+        if self.kind == "LeaderWorkerSet":  # its worker has no page
+            worker = Pod(f"{name}-1", self.fleet.address(), "", t_s, FOREVER_S)
+            self.fleet.workers.append((self, pod, worker))
+        return pod
+
+    def behaviour(self, pod: Pod, t_s: float) -> Replica:
+        """How a pod that answers behaves at a moment: its share of the pool's requests, and what
+        ails it."""
+        serving = sum(other.answers(t_s) for other in self.pods if t_s < other.deleted_s)
+        share_per_s = round(self.demand_per_s(t_s) / max(1, serving), 1)
+        usual = Replica(
+            pod.name,
+            self.namespace,
+            model=self.model,
+            arrival_per_s=share_per_s,
+            running=share_per_s * SERVICE_S,
+            kv_usage_ratio=min(0.8, 0.07 * share_per_s * SERVICE_S),
+        )
+        for from_s, to_s, changes in pod.faults:
+            if from_s <= t_s < to_s:
+                usual = replace(usual, **changes)  # type: ignore[arg-type]
+        return usual
+
+
+class LivingFleet:
+    """Pools over some time, and what a Prometheus scrapes of them. Moment 0 of its life is
+    `epoch_s` in Unix seconds."""
+
+    def __init__(self, *, scrape_s: int, epoch_s: int) -> None:
+        self.scrape_s, self.epoch_s = scrape_s, epoch_s
+        self.pools: list[Pool] = []
+        self.workers: list[tuple[Pool, Pod, Pod]] = []
+        self.gaps: list[tuple[float, float]] = []
+        self.states: list[tuple[Series, Callable[[float], float | None]]] = []
+        self._count = count(1)
+
+    def pool(
+        self,
+        kind: str,
+        namespace: str,
+        replicas: int,
+        *,
+        at_s: float = -86_400.0,
+        model: str = "",
+        workload: str = "",
+        per_replica_per_s: float = 2.0,
+        load_s: float = LOAD_S,
+    ) -> Pool:
+        """A pool of a Deployment, StatefulSet or LeaderWorkerSet, whose demand follows the day."""
+
+        def demand_per_s(t_s: float) -> float:
+            return replicas * per_replica_per_s * (1 + 0.2 * math.sin(t_s / 86_400 * math.tau))
+
+        name = model or f"m-{namespace}"
+        made = Pool(self, kind, namespace, name, workload or namespace, demand_per_s, load_s)
+        self.pools.append(made)
+        made.begin(at_s, replicas)
+        return made
+
+    def gap(self, from_s: float, to_s: float) -> None:
+        """Let Prometheus be down for a while."""
+        self.gaps.append((from_s, to_s))
+
+    def state(self, name: str, value: Callable[[float], float | None], **labels: str) -> None:
+        """Let kube-state-metrics report something of an object; None: nothing."""
+        self.states.append((_series(name, {**labels, "job": "kube-state-metrics"}), value))
+
+    def letters(self) -> str:
+        """The end of a new pod's name."""
+        number = next(self._count) * 7919
+        return "".join(LETTERS[number // 27**place % 27] for place in range(5))
+
+    def address(self) -> str:
+        """The address of a new pod."""
+        number = next(self._count)
+        return f"10.0.{number // 250}.{number % 250}"
+
+    def load(self, server: Prometheus, *, from_s: float, to_s: float) -> int:
+        """Write all that is scraped between two moments of its life. Returns the number of
+        samples."""
+        written = 0
+        for pages in self._targets():
+            rows: dict[Series, list[bytes]] = {}
+            before: set[Series] = set()
+            for t_s in self._scrapes(from_s, to_s):
+                shown = dict(pages(t_s))
+                t_ms = round((self.epoch_s + t_s) * 1000)
+                for series, value in shown.items():
+                    rows.setdefault(series, []).append(sample(t_ms, value))
+                for series in before.difference(shown):
+                    rows[series].append(sample(t_ms, None))
+                before = set(shown)
+            if not rows:
+                continue
+            written += sum(map(len, rows.values()))
+            server.write((dict(series), b"".join(samples)) for series, samples in rows.items())
+        return written
+
+    def _scrapes(self, from_s: float, to_s: float) -> Iterator[float]:
+        for at in range(int((to_s - from_s) // self.scrape_s) + 1):
+            t_s = from_s + at * self.scrape_s
+            if not any(first_s <= t_s < last_s for first_s, last_s in self.gaps):
+                yield t_s
+
+    def _targets(self) -> Iterator[Pages]:
+        """What each target shows at a moment."""
+        for pool in self.pools:
+            for pod in pool.pods:
+                yield _Scraped(pool, pod, self.scrape_s).shown
+        for pool, leader, worker in self.workers:
+            yield partial(_worker, _series("up", _target(pool, worker)), leader)
+        yield partial(_constant, _series("up", {"job": "prometheus", "instance": "p"}), _always)
+        for series, value in self.states:
+            yield partial(_constant, series, value)
+
+
+Series = tuple[tuple[str, str], ...]
+Pages = Callable[[float], Sequence[tuple[Series, float]]]
+
+
+def _series(name: str, labels: Labels) -> Series:
+    return tuple(sorted({**labels, "__name__": name}.items()))
+
+
+def _target(pool: Pool, pod: Pod) -> dict[str, str]:
+    return {
+        "namespace": pool.namespace,
+        "pod": pod.name,
+        "instance": f"{pod.address}:8000",
+        "job": f"{pool.namespace}/vllm",
+    }
+
+
+def _worker(up: Series, leader: Pod, t_s: float) -> list[tuple[Series, float]]:
+    return [(up, 0.0)] if leader.born_s <= t_s < leader.gone_s else []
+
+
+def _constant(
+    series: Series, value: Callable[[float], float | None], t_s: float
+) -> list[tuple[Series, float]]:
+    number = value(t_s)
+    return [] if number is None else [(series, number)]
+
+
+def _always(_t_s: float) -> float:
+    return 1.0
+
+
+@cache
+def _curves(behaviour: Replica) -> list[tuple[str, str, tuple[tuple[str, str], ...], float, float]]:
+    """Each series of a replica: metric, name, own labels, level, growth per second."""
+    return [
+        (metric, metric + ending, tuple(LABEL.findall(more)), value, per_s)
+        for metric in families()
+        if metric != "up"
+        for more, ending, value, per_s in curves(metric, behaviour, 0)
+    ]
+
+
+class _Scraped:
+    """One pod as it is scraped: its counters grow with what it does."""
+
+    def __init__(self, pool: Pool, pod: Pod, scrape_s: float) -> None:
+        self._pool, self._pod, self._scrape_s = pool, pod, scrape_s
+        self._counted: dict[tuple[str, Series], float] = {}
+        self._named: dict[tuple[str, Series], Series] = {}
+        self._last_s: float | None = None
+
+    def shown(self, t_s: float) -> list[tuple[Series, float]]:
+        """Its samples at a moment, which is later than the one before."""
+        pool, pod = self._pool, self._pod
+        if not pod.born_s <= t_s < pod.gone_s:
+            return []
+        up = _series("up", _target(pool, pod)), float(pod.answers(t_s))
+        if not pod.answers(t_s):
+            return [up]
+        behaviour = pool.behaviour(pod, t_s)
+        is_stuck = behaviour.arrival_per_s == 0
+        since_s = t_s - self._scrape_s if self._last_s is None else self._last_s
+        passed_s = 0.0 if is_stuck else t_s - since_s
+        self._last_s = t_s
+        rows = [up]
+        unstuck = replace(behaviour, arrival_per_s=1.0) if is_stuck else behaviour
+        # The name is left out: behaviours that are equal share their curves.
+        for metric, name, own, level, per_s in _curves(replace(unstuck, name="")):
+            key = name, own
+            value = level
+            if metric == "process_start_time_seconds":
+                value = self._started_s
+            elif name.endswith(GROWING):
+                value = self._counted.get(key, 0.0) + per_s * passed_s
+                self._counted[key] = value
+            series = self._named.get(key)
+            if series is None:
+                series = self._named[key] = _series(name, self._labels(metric) | dict(own))
+            rows.append((series, value))
+        return rows
+
+    @property
+    def _started_s(self) -> float:
+        return self._pool.fleet.epoch_s + self._pod.born_s
+
+    def _labels(self, metric: str) -> dict[str, str]:
+        pool, pod = self._pool, self._pod
+        if metric.startswith("DCGM"):
+            return {
+                "exported_namespace": pool.namespace,
+                "exported_pod": pod.name,
+                "namespace": "gpu",
+                "pod": f"dcgm-{pod.node}",
+                "Hostname": pod.node,
+                "modelName": "NVIDIA H100 80GB HBM3",
+                "gpu": "0",
+            }
+        labels = _target(pool, pod)
+        if metric.startswith("vllm:"):
+            labels |= {"model_name": pool.model, "engine": "0", "node": pod.node}
+        return labels
