@@ -201,7 +201,7 @@ class LivingFleet:
 
     def state(self, name: str, value: Callable[[float], float | None], **labels: str) -> None:
         """Let kube-state-metrics report something of an object; None: nothing."""
-        self.states.append((_series(name, {**labels, "job": "kube-state-metrics"}), value))
+        self.states.append((_series(name, {"job": "kube-state-metrics", **labels}), value))
 
     def letters(self) -> str:
         """The end of a new pod's name."""
