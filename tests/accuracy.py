@@ -19,7 +19,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
-from tests import kvtruth, slo_ramps, throughput
+from tests import kvtruth, routing_accuracy, slo_ramps, throughput
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
 from tests.recordings import CAPTURES, FIRST_CAUSES, NO_TARGETS, Phase, diagnoses, phases
 from tests.target_levels import LATENCY_CAUSES, UNREACHABLE, completed, is_missed, loose, middle
@@ -322,10 +322,11 @@ def wrong(by_level: Mapping[str, Sequence[Verdict]]) -> str:
 
 
 def main() -> None:
-    """Print the tables. Loads that climb are simulated in a second process meanwhile."""
+    """Print the tables. Climbing loads and routed pools are simulated in a second process."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CAPTURES
     with get_context("spawn").Pool(1) as pool:
         ramps = pool.apply_async(slo_ramps.report)
+        routing = pool.apply_async(routing_accuracy.report)
         verdicts, told = judge(folder)
         print(f"{table(verdicts)}\n\n{summary(verdicts)}")
         by_level = with_targets(verdicts, told)
@@ -338,7 +339,8 @@ def main() -> None:
         print(beside_doctor(verdicts), "\n")
         print(kvtruth.report(), "\n")
         print(throughput.report(), "\n")
-        print(ramps.get())
+        print(ramps.get(), "\n")
+        print(routing.get(), "\n")
     print(slo_ramps.of_recordings())
 
 

@@ -1,11 +1,12 @@
-"""A fleet's history: peaks of past days, and request lengths a week ago. I/O edge."""
+"""A fleet's history: peaks of past days, request lengths a week ago, usual hit ratios. I/O
+edge."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from math import inf
+from math import inf, isfinite
 
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.queries import QueryScope
@@ -13,7 +14,15 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import Piece, Sample, pieces, steps_of
 from kneewatch.diagnose.fleet.inventory import Group, Labels, Shape
-from kneewatch.diagnose.fleet.observed import STEP_S, Past, Peak, peak_of
+from kneewatch.diagnose.fleet.observed import (
+    PAST_HOURS_S,
+    STEP_S,
+    Past,
+    Peak,
+    Usual,
+    peak_of,
+    usual_of,
+)
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS
 from kneewatch.diagnose.workload.drift import Buckets
 
@@ -67,12 +76,14 @@ def past_of(
     if not len(groups):
         return Past()
     lengths, recent, missing = _lengths(source, scope, groups, names, at_s)
+    usual, unknown = _usual(source, scope, groups, names, at_s)
+    missing = missing or unknown
     query = queries.running_requests(scope, names, recorded_only=recorded_only)
     try:
         peaks = _peaks(source, query, groups, at_s=at_s, span_s=lookback_s)
     except CollectError as exc:
-        return Past({}, lengths, str(exc), recent)
-    return Past(peaks, lengths, missing, recent)
+        return Past({}, lengths, str(exc), recent, usual)
+    return Past(peaks, lengths, missing, recent, usual)
 
 
 def _peaks(
@@ -134,6 +145,26 @@ def _lengths(
             if group in before:
                 lengths.setdefault(group, {})[key] = before[group], buckets
     return lengths, recent, ""
+
+
+def _usual(
+    source: PrometheusSource, scope: QueryScope, groups: _Groups, names: Sequence[str], at_s: float
+) -> tuple[dict[Group, Usual], str]:
+    """Usual values of each group, and "" or why there are none."""
+    hours: dict[Group, dict[float, dict[str, float]]] = {}
+    for age_s in PAST_HOURS_S:
+        answers = source.instants(queries.hourly(scope, names), at_s - age_s)
+        for key, answer in answers.items():
+            if isinstance(answer, CollectError):
+                return {}, f"usual hit ratio: {answer}"
+            if answer.warnings:
+                return {}, f"usual hit ratio: partial: {answer.warnings[0]}"
+            for sample in answer.samples:
+                group = groups.of(sample.labels)
+                if group is not None and isfinite(sample.value):
+                    hours.setdefault(group, {}).setdefault(age_s, {})[key] = sample.value
+    usual = {group: usual_of(by_age) for group, by_age in hours.items()}
+    return {group: values for group, values in usual.items() if values is not None}, ""
 
 
 def _buckets(samples: Sequence[Sample], groups: _Groups) -> dict[Group, dict[float, float]]:

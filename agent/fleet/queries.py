@@ -15,10 +15,11 @@ from kneewatch.collector.signals.vllm import VLLM_SIGNALS
 from kneewatch.diagnose.fleet.engine_causes import held_queries
 from kneewatch.diagnose.fleet.engine_state import Coverage
 from kneewatch.diagnose.fleet.inventory import Labels
-from kneewatch.diagnose.fleet.observed import HOUR_S, WEEK_S
+from kneewatch.diagnose.fleet.observed import HITS, HOUR_S, USUAL_SIGNALS, WEEK_S
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.workload.stated_workload import METRICS
 from kneewatch.rules.facts import Targets, duration, recorded
+from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import WINDOW_S
 
 _SIGNALS: Mapping[str, Signal] = {signal.key: signal for signal in VLLM_SIGNALS}
@@ -149,6 +150,8 @@ def raw_queries(scope: QueryScope, covered: Coverage) -> dict[str, str]:
     by_key = {key: scope.either(expr.promql) for key, expr in exprs.items()}
     lengths = replace(scope, window_s=HOUR_S)
     by_key |= {key: lengths.either(expr.promql) for key, expr in _catalogue(LENGTHS).items()}
+    newest = replace(scope, window_s=scope.window_s / 2)
+    by_key[RECENT[HITS]] = newest.either(_SIGNALS[HITS].expr.promql)
     return {key: query for key, query in by_key.items() if query}
 
 
@@ -339,6 +342,12 @@ def lengths(scope: QueryScope, groups: Iterable[str]) -> dict[tuple[str, bool], 
         for side, metric in METRICS.items()
         for offset in ("", f" offset {duration(WEEK_S)}")
     }
+
+
+def hourly(scope: QueryScope, groups: Sequence[str]) -> dict[str, str]:
+    """Queries for the signals of a group over an hour, whose usual values are read."""
+    grouped = replace(scope, window_s=HOUR_S, by=tuple(groups))
+    return {key: grouped.either(expr.promql) for key, expr in _catalogue(USUAL_SIGNALS).items()}
 
 
 def gpu_queries(selector: str) -> dict[str, str]:

@@ -193,7 +193,9 @@ def diagnose(observed: Observed, profile: Profile) -> FleetDiagnosis:
     tiers = tiers_of(engines)
     causes = absence_causes(observed)
     for tier in tiers:
-        per_tier = (routing_dilution, replica_imbalance, cold_replicas, underused)
+        diluted = routing_dilution(tier, observed.past, profile.targets)
+        causes += [diluted] if diluted else []
+        per_tier = (replica_imbalance, cold_replicas, underused)
         causes += [cause for examine in per_tier if (cause := examine(tier)) is not None]
         causes += bad_nodes(tier)
         causes += engine_causes(tier)

@@ -192,7 +192,7 @@ def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[
     return [
         evaluator.engine(
             member,
-            observed.values.get(member.key, {}),
+            {**_baselines(observed, member), **observed.values.get(member.key, {})},
             observed.gpus.get(member.key, {}),
             observed.configs.get(member.key, {}),
             observed.alerts.get(member.key, {}),
@@ -200,6 +200,14 @@ def engines_of(observed: Observed, profile: Profile, covered: Coverage) -> list[
         )
         for member in observed.shape.members
     ]
+
+
+def _baselines(observed: Observed, member: Member) -> Values:
+    """The pool's usual hit ratio as its engines' baseline. Baselines that recording rules keep are
+    the engine's own and come first."""
+    usual = observed.past.usual.get(member.group)
+    key = engine_causes.BASELINES["prefix_hit_ratio"]
+    return {} if usual is None else {key: usual.hit_ratio}
 
 
 class _Evaluator:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import isfinite
+from statistics import median
 
 from kneewatch.diagnose.fleet.inventory import Group, Key, Labels, Shape
 from kneewatch.diagnose.workload.drift import Buckets
@@ -15,8 +16,21 @@ STEP_S = 300.0
 """Prometheus' look-back for a value, in seconds: with this step no moment is left out."""
 
 HOUR_S = 3600.0
-WEEK_S = 7 * 24 * 3600.0
+DAY_S = 24 * HOUR_S
+WEEK_S = 7 * DAY_S
 SEEN_MIN = 0.95
+
+PAST_HOURS_S = (900.0, 900.0 + HOUR_S, DAY_S, WEEK_S)
+"""Ages of the hours from which usual values are taken, in seconds since their ends. The newest
+minutes are left out: a change within them is not usual yet."""
+
+HITS, QUERIES, TTFT = USUAL_SIGNALS = ("prefix_hit_ratio", "prefix_query_per_s", "ttft_p50_s")
+"""Signals whose usual values are read."""
+
+LOOKED_UP_TOKENS = 100_000.0
+"""Least prompt tokens looked up in an hour whose hit ratio counts."""
+
+Values = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,40 @@ def peak_of(points: Sequence[tuple[float, float]], *, span_s: float, steps: int)
 
 
 @dataclass(frozen=True, slots=True)
+class Usual:
+    """What the prefix caches of a group usually reach: hit ratio, looked-up prompt tokens per
+    second of all replicas together, and TTFT P50, None where it is unknown."""
+
+    hit_ratio: float
+    query_per_s: float
+    ttft_p50_s: float | None
+
+
+def usual_of(hours: Mapping[float, Values]) -> Usual | None:
+    """The usual values of a group by those of past hours, which are keyed by age in seconds; None
+    where no hour looked up enough tokens.
+
+    Each is the median of the hours. The hit ratio is at most the best one at this time of day: a
+    load that differs at the same time of every day is usual, and no fall.
+    """
+    busy = {
+        age_s: values
+        for age_s, values in hours.items()
+        if values.get(QUERIES, 0.0) * HOUR_S >= LOOKED_UP_TOKENS and HITS in values
+    }
+    if not busy:
+        return None
+    hits = {age_s: values[HITS] for age_s, values in busy.items()}
+    same_time = [ratio for age_s, ratio in hits.items() if age_s >= DAY_S]
+    ttft_s = [values[TTFT] for values in busy.values() if TTFT in values]
+    return Usual(
+        min(median(hits.values()), max(same_time, default=1.0)),
+        median(values[QUERIES] for values in busy.values()),
+        median(ttft_s) if ttft_s else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Past:
     """The past by group; `missing` is the reason where some of it is unknown.
 
@@ -64,12 +112,10 @@ class Past:
     recent: Mapping[Group, Mapping[str, Buckets]] = field(
         default_factory=dict[Group, Mapping[str, Buckets]]
     )
+    usual: Mapping[Group, Usual] = field(default_factory=dict[Group, Usual])
 
 
 # --- A fleet at one moment ------------------------------------------------------------------------
-
-
-Values = Mapping[str, float]
 
 
 class Why(Enum):

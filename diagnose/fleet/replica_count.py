@@ -14,7 +14,7 @@ from kneewatch.diagnose.causes.evidence import Facts, Targets
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.deployment import Deployment, Stated, deployment
 from kneewatch.diagnose.fleet.engine_state import Engine
-from kneewatch.diagnose.fleet.observed import Observed, Peak
+from kneewatch.diagnose.fleet.observed import DAY_S, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
@@ -128,7 +128,6 @@ MOST_OF = 0.5
 NO_PEAK = (
     "past load unknown: no series, or none with a label for the tier (--fleet-label tier=LABEL)"
 )
-DAY_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +343,7 @@ def sizes_of(
     return [
         _size(
             tier,
-            observed.past.peaks.get((tier.pool, tier.tier, tier.role)),
+            observed.past.peaks.get(tier.group),
             stated,
             targets,
             problems=_problems(tier, causes),

@@ -2,147 +2,326 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from math import inf, isfinite
 
-from kneewatch.diagnose.causes.evidence import Case
+from kneewatch.diagnose.causes.evidence import Case, Targets
 from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.observed import HOUR_S, Past, Usual
+from kneewatch.diagnose.fleet.outliers import COLD_S
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle, names_of
+from kneewatch.diagnose.workload.drift import Buckets
+from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import Severity
 
 PROMPTS_PER_S = 200.0
 """Prompt tokens/s from which on a prefix cache's hit ratio is meaningful."""
 
-HIT_WHOLE = 0.25
-MISSED = 0.75
-"""A prompt counts as a hit where at most this share of a median prompt is computed for it, and as a
-miss from MISSED on."""
-
-LOST_BELOW = 0.75
-"""Hits count as lost below this share of what repeated prefixes would give."""
-
 MOST_OF = 0.6
 """Least share of replicas: routing affects most of them; what few show has another cause."""
 
-SHORT_LIFE_S = 120.0
-LONG_LIFE_S = 1800.0
-ALIKE = 1.5
+COMPUTED_MORE = 1.4
+"""Computed prompt tokens over those of the usual hit ratio, from which on the fall does harm."""
+
+FALLEN_BY = 0.08
+"""Least fall of the hit ratio. Near 1 a small fall multiplies the computed tokens by chance."""
+
+PROMPTS_CHANGED = 0.6
+"""Hits below this share of what random routing leaves are lost by the prompts, not by routing."""
+
+SHARED_FROM = 0.02
+"""Below this hit ratio prompts share nothing, wherever they are sent."""
+
+STILL_FALLING = 0.88
+"""While the newest hits are below this share of the window's, it is open where they will end."""
+
+LENGTHS_SHIFTED = 0.15
+"""The median prompt counts as drifted this far from the last hour's, in share of its requests."""
+
+MORE_LOAD = 1.5
+"""Looked-up tokens/s over the usual ones, from which on caches hold clearly fewer prefixes."""
+
+SLOWER_TTFT = 1.3
+HARMFUL_TTFT = 3.0
+"""TTFT P50 over its usual value that shows harm, and that makes it critical."""
+
+LEAST_CHANCE, NEAR_CHANCE = 0.75, 1.5
+"""Hits count as those of random routing from LEAST_CHANCE to NEAR_CHANCE times their share."""
+
+SHORT_LIFE_S = 30.0
+"""Cached blocks that live for less are gone before most sessions send their next turn."""
+
+HIT_WHOLE = 0.25
+MISSED = 0.75
+LOST_BELOW = 0.75
+"""Without a past: a prompt counts as a hit where at most HIT_WHOLE of a median prompt is computed
+for it, as a miss from MISSED on; hits are lost below LOST_BELOW of what repeats could give."""
 
 
-def routing_dilution(tier: Tier) -> FleetCause | None:
-    """The cause where hit ratios are low on most replicas although their prompts repeat."""
+def routing_dilution(tier: Tier, past: Past, targets: Targets) -> FleetCause | None:
+    """The cause where most replicas miss prefixes that the pool used to hit, while its prompts are
+    as before; without a known past, where hits look like those of random routing."""
     engines = [e for e in tier.engines if (e.get("prefix_query_per_s") or 0.0) >= PROMPTS_PER_S]
-    diluted = [engine for engine in engines if _loses_repeats(engine)]
-    replicas = len({engine.member.replica for engine in engines})
-    if replicas < 2 or len(diluted) < max(2, MOST_OF * len(engines)):
+    usual = past.usual.get(tier.group)
+    if usual is None:
+        return _looks_random(tier, engines)
+    # A cold cache misses whatever the routing.
+    warm = [engine for engine in engines if _age_s(engine) >= COLD_S]
+    fallen = [engine for engine in warm if _has_fallen(engine, usual)]
+    hits, replicas = _hit_ratio(warm), _replicas(engines)
+    if hits is None or _replicas(warm) < 2 or len(fallen) < max(2, MOST_OF * len(warm)):
         return None
-    hits = middle(engine.get("prefix_hit_ratio") for engine in diluted) or 0.0
-    possible = middle(map(reuse_possible, diluted)) or 1.0
+    chance = usual.hit_ratio / replicas
+    more = computed_more(hits, usual)
+    newest = _hit_ratio(warm, RECENT["prefix_hit_ratio"])
+    settled = newest is None or newest >= STILL_FALLING * hits
+    if hits < PROMPTS_CHANGED * chance or more < COMPUTED_MORE or not settled:
+        return None
+    ttft_p50_s = middle(engine.get("ttft_p50_s") for engine in warm)
+    slower = ttft_p50_s / usual.ttft_p50_s if ttft_p50_s and usual.ttft_p50_s else None
+    late = targets.ttft_p99_s is not None and any(
+        (engine.get("ttft_p99_s") or 0.0) > targets.ttft_p99_s for engine in fallen
+    )
+    critical = late or (slower is not None and slower >= HARMFUL_TTFT)
     case = Case(
         "routing_dilution",
-        f"Routing ignores prefixes: {len(diluted)} of {len(engines)} engines miss prefixes that "
-        f"repeat. Hit ratio {hits:.0%}, {possible:.0%} possible, {replicas} replicas.",
-        "Route by prefix or session (consistent hashing on the start of the prompt, or a "
-        "cache-aware router), so that each replica serves a share of the prefixes.",
+        f"Routing ignores prefixes: hit ratio {hits:.0%}, usually {usual.hit_ratio:.0%}, on "
+        f"{len(fallen)} of {len(warm)} engines. They compute {more:.1f}x the prompt tokens.",
+        LEVER,
         ("7.3", "7.7"),
-        Severity.WARNING,
-        log_odds=-0.8,
+        Severity.CRITICAL if critical else Severity.WARNING,
+        log_odds=-0.4,
     )
-    got = hits / possible
     case.weigh(
         "prefix_hit_ratio",
-        got,
-        LOST_BELOW,
-        1.2,
-        f"replicas get {got:.0%} of the hits that repeated prefixes would give",
-        below=True,
+        more,
+        COMPUTED_MORE,
+        1.6,
+        f"hit ratio {hits:.0%} instead of {usual.hit_ratio:.0%}: {more:.1f}x the computed tokens "
+        "for the same prompts",
     )
-    _weigh_repeats(case, diluted)
-    _weigh_chance(case, got, replicas)
-    _weigh_life(case, diluted)
-    others = len(engines) - len(diluted)
-    if others:
+    _weigh_chance(case, hits, chance, replicas)
+    _weigh_lengths(case, warm, past.recent.get(tier.group, {}).get("prompt_tokens_mean", {}))
+    _weigh_load(case, engines, usual)
+    _weigh_new_replicas(case, engines)
+    life_s = middle(map(block_life_s, warm))
+    if life_s is not None and life_s <= SHORT_LIFE_S:
+        case.weigh("kv_capacity_tokens", life_s, SHORT_LIFE_S, 0.4, _life(life_s), below=True)
+    if slower is not None:
         case.weigh(
-            "prefix_hit_ratio",
-            others / len(engines),
+            "ttft_p50_s",
+            slower,
             None,
-            -0.8 * others / len(engines),
-            f"{others} of {len(engines)} engines do hit: there is some affinity",
+            0.6 if slower >= SLOWER_TTFT else -0.4,
+            f"TTFT P50 is {slower:.1f}x its usual value",
         )
-    return _closed(case, tier, diluted)
+    _weigh_others(case, len(warm) - len(fallen), len(warm))
+    return _closed(case, tier, fallen)
+
+
+LEVER = (
+    "Route by prefix or session (consistent hashing on the start of the prompt, or a cache-aware "
+    "router), so that each replica serves a share of the prefixes."
+)
+
+
+def computed_more(hits: float, usual: Usual) -> float:
+    """Computed prompt tokens at a hit ratio, over those at the usual one."""
+    return (1 - hits) / max(1 - usual.hit_ratio, 0.01)
 
 
 def reuse_possible(engine: Engine) -> float | None:
     """The hit ratio of an engine if every repeated prefix hit; None where no prompt repeats.
 
-    What the best tenth of the prompts still computes is new in each prompt, the rest repeats. The
-    quiet baseline from recording rules, if any, is a ratio that was once reached.
+    The baseline is a ratio that was once reached: the pool's usual one, or that of the recording
+    rules. Without it, what the best tenth of the prompts still computes counts as new in each
+    prompt and the rest as repeated: an upper bound, for lengths and new text vary.
     """
     fewest, prompt = engine.get("prefill_tokens_p10"), engine.get("prompt_tokens_p50")
-    seen = engine.get("prefix_hit_quiet_ratio")
+    reached = engine.get("prefix_hit_quiet_ratio")
+    if reached is not None:
+        return reached
     if fewest is None or not prompt or fewest > HIT_WHOLE * prompt:
-        return seen
-    return max(1 - fewest / prompt, seen or 0.0)
+        return None
+    return 1 - fewest / prompt
+
+
+def _has_fallen(engine: Engine, usual: Usual) -> bool:
+    hits = engine.get("prefix_hit_ratio")
+    return (
+        hits is not None
+        and hits <= usual.hit_ratio - FALLEN_BY
+        and computed_more(hits, usual) >= COMPUTED_MORE
+    )
+
+
+def _hit_ratio(engines: Sequence[Engine], signal: str = "prefix_hit_ratio") -> float | None:
+    """The hit ratio of engines together, each weighted by its looked-up tokens."""
+    rows = [
+        (queries, hits)
+        for engine in engines
+        if (queries := engine.get("prefix_query_per_s")) is not None
+        and (hits := engine.get(signal)) is not None
+    ]
+    total = sum(queries for queries, _ in rows)
+    return sum(queries * hits for queries, hits in rows) / total if total > 0 else None
+
+
+def _age_s(engine: Engine) -> float:
+    """Seconds since the process started; an unknown age counts as old."""
+    return engine.values.get("age_s", inf)
+
+
+def _replicas(engines: Sequence[Engine]) -> int:
+    return len({engine.member.replica for engine in engines})
+
+
+def _weigh_chance(case: Case, hits: float, chance: float, replicas: int) -> None:
+    near = hits <= NEAR_CHANCE * chance
+    case.weigh(
+        "prefix_hit_ratio",
+        hits,
+        None,
+        0.4 if near else 0.0,
+        f"random routing over {replicas} replicas leaves at least {chance:.0%} while blocks last; "
+        f"measured {hits:.0%}",
+    )
+
+
+def _weigh_lengths(case: Case, engines: Sequence[Engine], recent: Buckets) -> None:
+    """Add whether prompts are as long as in the last hour: other prompts share other prefixes."""
+    median_tokens = middle(engine.get("prompt_tokens_p50") for engine in engines)
+    below = None if median_tokens is None else share_below(median_tokens, recent)
+    if below is None:
+        return
+    drifted = abs(below - 0.5) > LENGTHS_SHIFTED
+    case.weigh(
+        "prompt_tokens_p50",
+        median_tokens,
+        None,
+        -1.6 if drifted else 0.4,
+        f"the median prompt is longer than {below:.0%} of the last hour's: "
+        + ("other prompts are sent" if drifted else "prompt lengths are as before"),
+    )
+
+
+def share_below(value: float, buckets: Buckets) -> float | None:
+    """The share of observations below a value, with linear interpolation within its bucket; None
+    without observations."""
+    edges = sorted(buckets)
+    if not edges or edges[-1] != inf or buckets[inf] <= 0:
+        return None
+    at = bisect_left(edges, value)
+    low, below = (edges[at - 1], buckets[edges[at - 1]]) if at else (0.0, 0.0)
+    width = edges[at] - low
+    within = (value - low) / width if isfinite(width) and width > 0 else 0.0
+    return (below + within * (buckets[edges[at]] - below)) / buckets[inf]
+
+
+def _weigh_load(case: Case, engines: Sequence[Engine], usual: Usual) -> None:
+    load = sum(engine.get("prefix_query_per_s") or 0.0 for engine in engines) / usual.query_per_s
+    if load >= MORE_LOAD:
+        case.weigh(
+            "prefix_query_per_s",
+            load,
+            MORE_LOAD,
+            -2.4,
+            f"the pool gets {load:.1f}x its usual prompt tokens/s: caches hold fewer sessions",
+        )
+
+
+def _weigh_new_replicas(case: Case, engines: Sequence[Engine]) -> None:
+    """Add replicas that started within the hour: a router that hashes modulo their number moves
+    almost every session."""
+    new = [engine for engine in engines if _age_s(engine) < HOUR_S]
+    if 0 < len(new) < len(engines):
+        case.weigh(
+            "age_s",
+            float(len(new)),
+            None,
+            0.4,
+            f"{len(new)} of {len(engines)} engines started within the hour: sessions may have "
+            "moved",
+        )
+
+
+def _weigh_others(case: Case, others: int, engines: int) -> None:
+    if others:
+        case.weigh(
+            "prefix_hit_ratio",
+            others / engines,
+            None,
+            -0.8 * others / engines,
+            f"{others} of {engines} engines do hit: there is some affinity",
+        )
+
+
+def _looks_random(tier: Tier, engines: Sequence[Engine]) -> FleetCause | None:
+    """The cause where hits look like those of random routing; a warning only where blocks are
+    evicted too soon for a second turn."""
+    lost = [engine for engine in engines if _loses_repeats(engine)]
+    replicas = _replicas(engines)
+    if replicas < 2 or len(lost) < max(2, MOST_OF * len(engines)):
+        return None
+    hits = middle(engine.get("prefix_hit_ratio") for engine in lost) or 0.0
+    possible = middle(map(reuse_possible, lost)) or 1.0
+    got, life_s = hits / possible, middle(map(block_life_s, lost))
+    if hits < SHARED_FROM:
+        return None
+    near_chance = LEAST_CHANCE <= got * replicas <= NEAR_CHANCE
+    evicted = near_chance and life_s is not None and life_s <= SHORT_LIFE_S
+    case = Case(
+        "routing_dilution",
+        f"Routing {'ignores' if evicted else 'may ignore'} prefixes: {len(lost)} of "
+        f"{len(engines)} engines miss prefixes that repeat. Hit ratio {hits:.0%}, at most "
+        f"{possible:.0%} possible, {replicas} replicas." + ("" if evicted else f" {FIRST_TURNS}"),
+        LEVER,
+        ("7.3", "7.7"),
+        Severity.WARNING if evicted else Severity.INFO,
+        log_odds=-0.8,
+    )
+    case.weigh(
+        "prefix_hit_ratio",
+        got,
+        LOST_BELOW,
+        1.2,
+        f"replicas get {got:.0%} of the hits that the best prompts get",
+        below=True,
+    )
+    fewest = middle(engine.get("prefill_tokens_p10") for engine in lost)
+    most = middle(engine.get("prefill_tokens_p90") for engine in lost)
+    case.weigh(
+        "prefill_tokens_p90",
+        most,
+        None,
+        0.8,
+        f"prompts hit fully or miss fully (computed tokens P10 {fewest:.0f}, P90 {most:.0f})",
+    )
+    _weigh_chance(case, hits, possible / replicas, replicas)
+    if life_s is not None:
+        case.weigh("kv_capacity_tokens", life_s, None, 1.4 if evicted else -0.4, _life(life_s))
+    _weigh_others(case, len(engines) - len(lost), len(engines))
+    return _closed(case, tier, lost)
+
+
+FIRST_TURNS = (
+    "First turns of sessions look the same: the pool's hit ratio over an hour will tell them apart."
+)
+
+
+def _life(life_s: float) -> str:
+    return f"a cached block lasts about {life_s:.0f} s"
 
 
 def _loses_repeats(engine: Engine) -> bool:
     """Whether prompts hit fully or miss fully, and too many miss."""
     hits, possible = engine.get("prefix_hit_ratio"), reuse_possible(engine)
-    most, prompt = engine.get("prefill_tokens_p90"), engine.get("prompt_tokens_p50")
-    if hits is None or possible is None or possible <= 0 or most is None or not prompt:
+    fewest, most = engine.get("prefill_tokens_p10"), engine.get("prefill_tokens_p90")
+    prompt = engine.get("prompt_tokens_p50")
+    if hits is None or not possible or fewest is None or most is None or not prompt:
         return False
     return hits < LOST_BELOW * possible and most >= MISSED * prompt
-
-
-def _weigh_repeats(case: Case, engines: Sequence[Engine]) -> None:
-    fewest = middle(engine.get("prefill_tokens_p10") for engine in engines)
-    most = middle(engine.get("prefill_tokens_p90") for engine in engines)
-    if fewest is not None and most is not None:
-        case.weigh(
-            "prefill_tokens_p90",
-            most,
-            None,
-            0.8,
-            f"prompts hit fully or miss fully (computed tokens P10 {fewest:.0f}, P90 {most:.0f}): "
-            "prefixes do repeat",
-        )
-
-
-def _weigh_chance(case: Case, got: float, replicas: int) -> None:
-    chance = 1 / replicas
-    near = got <= ALIKE * chance
-    case.weigh(
-        "prefix_hit_ratio",
-        got,
-        None,
-        0.8 if near else -0.2,
-        f"random routing over {replicas} replicas would give {chance:.0%} of the possible hits; "
-        f"measured {got:.0%}",
-    )
-
-
-def _weigh_life(case: Case, engines: Sequence[Engine]) -> None:
-    """Add the lifetime of a cached block: a prefix that stays for long reaches every replica's
-    cache."""
-    life_s = middle(map(block_life_s, engines))
-    if life_s is None:
-        return
-    if life_s <= LONG_LIFE_S:
-        case.weigh(
-            "kv_capacity_tokens",
-            life_s,
-            SHORT_LIFE_S,
-            1.0,
-            f"a cached block lasts about {life_s:.0f} s: no replica can hold all prefixes",
-            below=True,
-        )
-        return
-    case.weigh(
-        "kv_capacity_tokens",
-        life_s,
-        LONG_LIFE_S,
-        -1.2,
-        f"a cached block lasts {life_s / 60:.0f} min: every replica can cache all prefixes",
-    )
 
 
 def block_life_s(engine: Engine) -> float | None:

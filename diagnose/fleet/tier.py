@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.fleet.engine_state import Engine
+from kneewatch.diagnose.fleet.inventory import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,11 @@ class Tier:
         """Its name in reports: `pool on tier (role)`."""
         where = f"{self.pool or '?'} on {self.tier}" if self.tier else self.pool or "?"
         return f"{where} ({self.role})" if self.role else where
+
+    @property
+    def group(self) -> Group:
+        """Its key in the past."""
+        return self.pool, self.tier, self.role
 
     @property
     def replicas(self) -> int:

@@ -93,7 +93,7 @@ def _profiled(tiers: Sequence[Tier], stated: Stated) -> list[Tier]:
 
 
 def _since_last_week(tier: Tier, past: Past) -> dict[str, Drift]:
-    lengths = past.lengths.get((tier.pool, tier.tier, tier.role), {})
+    lengths = past.lengths.get(tier.group, {})
     return {
         side: shift
         for side, key in SIGNALS.items()
@@ -106,7 +106,7 @@ def _departures(
 ) -> dict[str, Departure]:
     gpu = stated.gpu or (recognise(tier.tier) if tier.tier else None)
     points = workload.lengths(_model_id(tier, stated), gpu.id if gpu else None)
-    now = past.recent.get((tier.pool, tier.tier, tier.role), {})
+    now = past.recent.get(tier.group, {})
     return {
         side: shift
         for side, stated_points in points.items()
@@ -121,7 +121,7 @@ def _rate(past: Past, tiers: Sequence[Tier], workload: StatedWorkload) -> float 
     """The last hour's requests over those at the peak rate; None unless they are surely more."""
     key = SIGNALS[PROMPTS]
     # Disaggregated requests are counted at the decode replicas.
-    groups = {(tier.pool, tier.tier, tier.role) for tier in tiers if tier.role != "prefill"}
+    groups = {tier.group for tier in tiers if tier.role != "prefill"}
     counted = [past.recent.get(group, {}).get(key, {}) for group in groups]
     requests = sum(max(buckets.values(), default=0.0) for buckets in counted)
     expected = (workload.peak_requests_per_s or 0.0) * HOUR_S

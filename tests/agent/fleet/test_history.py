@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kneewatch.collector.samples import Layout, Page, Series
+from tests.agent.fleet.prometheus_fleet import watched
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, Prometheus, Target, running
 from tests.diagnose.workloads import PROFILE
@@ -39,6 +40,8 @@ PER_S = {
     "generation_tokens_total": 300.0,
     "prompt_tokens_total": 1000.0,
     "num_preemptions_total": 0.0,
+    "prefix_cache_queries_total": 1000.0,
+    "prefix_cache_hits_total": 640.0,
 }
 
 
@@ -110,6 +113,16 @@ def test_prompts_that_grew_within_the_week_are_told(main: Main, prometheus: Prom
     assert evidence["value"] == pytest.approx(0.9 - SHORT_NOW, abs=0.01)
     assert "above 1000 tokens" in evidence["text"]
     assert cause["severity"] == "info"
+
+
+def test_the_usual_hit_ratio_is_that_of_past_hours(prometheus: Prometheus) -> None:
+    found = watched(prometheus, at_s=END_S)
+    (usual,) = found.observed.past.usual.values()
+    assert usual.hit_ratio == pytest.approx(0.64, abs=0.001)
+    assert usual.query_per_s == pytest.approx(REPLICAS * 1000.0, rel=0.01)
+    assert usual.ttft_p50_s is None, "no buckets"
+    quiet = {engine.values["prefix_hit_quiet_ratio"] for engine in found.engines}
+    assert quiet == {usual.hit_ratio}
 
 
 def test_a_stated_profile_is_looked_at_beside_the_week(

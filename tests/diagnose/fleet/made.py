@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis, diagnose
 from kneewatch.diagnose.fleet.inventory import Group, Labels, Shape, label_map, shape_of
-from kneewatch.diagnose.fleet.observed import Gone, Observed, Past, Peak
+from kneewatch.diagnose.fleet.observed import Gone, Observed, Past, Peak, Usual
 from kneewatch.diagnose.workload.drift import Buckets
 
 USUAL: Mapping[str, float] = {
@@ -69,6 +69,7 @@ def verdict(
     peaks: Mapping[Group, Peak] | None = None,
     lengths: Mapping[Group, Mapping[str, tuple[Buckets, Buckets]]] | None = None,
     recent: Mapping[Group, Mapping[str, Buckets]] | None = None,
+    usual: Mapping[Group, Usual] | None = None,
     profile: Profile | None = None,
     streaks_s: Mapping[str, Mapping[str, float]] | None = None,
 ) -> FleetDiagnosis:
@@ -92,7 +93,7 @@ def verdict(
                 for member in shape.members
                 if gpus and member.labels["pod"] in gpus
             },
-            past=Past(peaks or {}, lengths or {}, recent=recent or {}),
+            past=Past(peaks or {}, lengths or {}, recent=recent or {}, usual=usual or {}),
             gone=gone,
             raw=tuple(USUAL),
             warnings=warnings,

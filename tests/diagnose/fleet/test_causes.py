@@ -7,8 +7,11 @@ from math import inf
 
 import pytest
 
+from kneewatch.diagnose.causes.evidence import Cause, Targets
+from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
-from kneewatch.diagnose.fleet.observed import Gone, Why
+from kneewatch.diagnose.fleet.inventory import Group
+from kneewatch.diagnose.fleet.observed import Gone, Usual, Why, usual_of
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
 
@@ -103,11 +106,126 @@ def test_low_hits_that_are_not_the_routing(rows: list[Row]) -> None:
     assert "routing_dilution" not in causes(verdict(*rows))
 
 
-def test_a_cache_that_keeps_blocks_for_long_speaks_against_dilution() -> None:
-    sure = verdict(*diluted(4)).causes[0].cause
-    roomy = verdict(*diluted(4, kv_capacity_tokens=1e8))
-    confidence = [one.cause.confidence for one in roomy.causes]
-    assert all(one < sure.confidence - 0.1 for one in confidence)
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(diluted(4, kv_capacity_tokens=1e8), id="blocks live for long"),
+        pytest.param(diluted(4, prefix_hit_ratio=0.6), id="far more hits than by chance"),
+    ],
+)
+def test_without_a_past_first_turns_may_look_the_same(rows: list[Row]) -> None:
+    (cause,) = (c.cause for c in verdict(*rows).causes if c.cause.id == "routing_dilution")
+    assert cause.severity == Severity.INFO
+    assert "First turns of sessions look the same" in cause.summary
+
+
+def test_prompts_that_share_nothing_are_not_routed_wrong() -> None:
+    assert "routing_dilution" not in causes(verdict(*diluted(4, prefix_hit_ratio=0.0)))
+
+
+GROUP = ("prod/m", "", "")
+USUALLY = {GROUP: Usual(hit_ratio=0.64, query_per_s=12_000.0, ttft_p50_s=0.107)}
+LENGTHS = {GROUP: {"prompt_tokens_mean": {1000.0: 2e4, 2000.0: 8e4, inf: 1e5}}}
+FALLEN = {"prefix_hit_ratio": 0.19, "ttft_p50_s": 0.2, "kv_capacity_tokens": 1e6}
+
+
+def routing(
+    rows: list[Row], usual: Mapping[Group, Usual] = USUALLY, ttft_target_s: float | None = None
+) -> dict[str, Cause]:
+    """What is reported of lost hits, by id."""
+    profile = Profile(targets=Targets(ttft_p99_s=ttft_target_s))
+    found = verdict(*rows, usual=usual, recent=LENGTHS, profile=profile)
+    lost = ("routing_dilution", "prefix_reuse_lost")
+    return {c.cause.id: c.cause for c in found.causes if c.cause.id in lost}
+
+
+def pool(**changes: float) -> list[Row]:
+    return [(pod(f"r{at}"), {**FALLEN, **changes}) for at in range(4)]
+
+
+def test_hits_below_those_of_the_past() -> None:
+    cause = routing(pool())["routing_dilution"]
+    assert cause.severity == Severity.WARNING
+    assert "hit ratio 19%, usually 64%, on 4 of 4 engines" in cause.summary
+    assert "2.3x the prompt tokens" in cause.summary
+
+
+def test_hits_as_in_the_past_are_usual_however_low() -> None:
+    low = {GROUP: Usual(hit_ratio=0.2, query_per_s=12_000.0, ttft_p50_s=0.2)}
+    assert routing(pool(prefill_tokens_p90=1450.0), low) == {}
+
+
+@pytest.mark.parametrize(
+    ("rows", "ttft_target_s"),
+    [
+        pytest.param(pool(ttft_p50_s=0.345), None, id="TTFT P50 is three times its usual value"),
+        pytest.param(pool(ttft_p99_s=2.0), 1.0, id="the target is missed"),
+    ],
+)
+def test_dilution_that_harms_is_critical(rows: list[Row], ttft_target_s: float | None) -> None:
+    assert (
+        routing(rows, ttft_target_s=ttft_target_s)["routing_dilution"].severity == Severity.CRITICAL
+    )
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([*pool()[:2], *fleet(6)[2:]], id="most replicas hit"),
+        pytest.param(pool(age_s=120.0), id="their caches are cold"),
+        pytest.param(pool(prefix_hit_ratio=0.03), id="prompts share nothing any more"),
+        pytest.param(pool(prefix_hit_recent_ratio=0.05), id="hits are still falling"),
+        pytest.param(pool(prompt_tokens_p50=2000.0, prefix_hit_ratio=0.4), id="prompts are longer"),
+        pytest.param(
+            pool(prefix_query_per_s=9000.0, prefix_hit_ratio=0.4), id="three times the load"
+        ),
+    ],
+)
+def test_a_fall_that_is_not_the_routing(rows: list[Row]) -> None:
+    cause = routing(rows).get("routing_dilution")
+    assert cause is None or cause.severity < Severity.WARNING
+
+
+def test_new_replicas_and_short_lived_blocks_add_to_the_case() -> None:
+    plain = routing(pool(prefix_hit_ratio=0.4))["routing_dilution"].confidence
+    short = routing(pool(prefix_hit_ratio=0.4, kv_capacity_tokens=4e4))["routing_dilution"]
+    grown = routing([*pool(prefix_hit_ratio=0.4), (pod("new"), {**FALLEN, "age_s": 900.0})])[
+        "routing_dilution"
+    ]
+    assert plain < short.confidence
+    assert plain < grown.confidence
+
+
+def test_prompts_that_stopped_sharing_are_told_apart_from_routing() -> None:
+    heavy = {"computed_prompt_tokens_per_s": 3000.0, "prefill_service_ratio": 0.3}
+    told = routing(pool(prefix_hit_ratio=0.0, **heavy))
+    assert list(told) == ["prefix_reuse_lost"]
+    assert "from a baseline of 64%" in told["prefix_reuse_lost"].summary
+    routed = routing(pool(**heavy))
+    assert list(routed) == ["routing_dilution"]
+    assert "prefix_reuse_lost" in routed["routing_dilution"].explains
+
+
+def hour(hits: float, per_s: float = 1000.0) -> dict[str, float]:
+    return {"prefix_hit_ratio": hits, "prefix_query_per_s": per_s, "ttft_p50_s": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("hours", "expected"),
+    [
+        pytest.param({900.0: hour(0.6), 4500.0: hour(0.7)}, 0.65, id="the median"),
+        pytest.param({900.0: hour(0.1), 4500.0: hour(0.7)}, 0.4, id="after an hour of harm"),
+        pytest.param({900.0: hour(0.7), 86_400.0: hour(0.1)}, 0.1, id="low at this time of day"),
+        pytest.param({900.0: hour(0.7), 4500.0: hour(0.0, 1.0)}, 0.7, id="an idle hour"),
+        pytest.param({900.0: hour(0.7, 1.0)}, None, id="too few tokens"),
+        pytest.param({}, None, id="no past"),
+    ],
+)
+def test_the_usual_hit_ratio(hours: Mapping[float, dict[str, float]], expected: float) -> None:
+    usual = usual_of(hours)
+    assert (None if usual is None else usual.hit_ratio) == (
+        None if expected is None else pytest.approx(expected)
+    )
 
 
 def test_kinds_of_gpu_behind_one_balancer() -> None:
