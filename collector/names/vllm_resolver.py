@@ -84,7 +84,6 @@ class Binding:
 
     prefix: str
     engines: tuple[EngineBinding, ...]
-    server: Mapping[str, tuple[Slot, ...]]
     process_start: int | None
     missing: tuple[Missing, ...]
     unknown_names: tuple[str, ...]
@@ -167,8 +166,8 @@ def _count(row: Mapping[str, str], label: str) -> int | None:
 # missing.
 #
 # A metric without an engine label is given to every engine that it may belong to, and named in
-# `EngineBinding.shared`; LMCache's, which count what one engine does, to none of several. What
-# the server says of itself (http_*, process_*) is `Binding.server`.
+# `EngineBinding.shared`; those of LMCache and of the HTTP server, which count what one engine
+# does, to none of several.
 
 
 UNNAMED = "on the page for an engine it does not name"
@@ -193,15 +192,10 @@ def resolve(layout: Layout) -> Binding:
         engine, damaged = _bind(key, mine, shared, engines.target_labels)
         bound.append(engine)
         missing += damaged
-    server: dict[str, list[Slot]] = {}
-    for position in page.server:
-        series = layout.series[position]
-        server.setdefault(series.name, []).append(Slot(position, series.labels))
     page_fit = fit({f.sample.spelling for f in page.found})
     return Binding(
         prefix=prefix,
         engines=tuple(own_pools(bound)),
-        server={name: tuple(slots) for name, slots in server.items()},
         process_start=page.process_start,
         missing=(
             *_absent(page, page_fit),

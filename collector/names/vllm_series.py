@@ -20,8 +20,8 @@ _TELLING = (
     "kv_cache_usage_perc",
     "gpu_cache_usage_perc",
 )
-_LMCACHE = "lmcache:"
-_SERVER = ("http_", "process_")
+_UNOWNED = ("lmcache:", "http_requests")
+"""What names start with that have no prefix of vLLM's and do not name their engine."""
 _OWN = frozenset({"model_name", "engine", "le"})
 # What tells replicas apart on a page that has several, most telling first: Ray names its replicas,
 # Kubernetes its pods; a Ray worker or a scrape address is the last resort.
@@ -53,12 +53,11 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageNames:
-    """The series of a page by kind, as positions; `server` are those of its HTTP server."""
+    """The series of a page by kind, as positions."""
 
     prefix: str
     found: tuple[Found, ...]
     unknown: tuple[str, ...]
-    server: tuple[int, ...]
     process_start: int | None
 
 
@@ -66,8 +65,8 @@ class PageNames:
 class Engines:
     """The engines of a page, and for each identified series the indices of its engines.
 
-    `target_labels` come from the deployment or the scraper, not from vLLM. `unowned` are LMCache's
-    metrics on a page with several engines.
+    `target_labels` come from the deployment or the scraper, not from vLLM. `unowned` are metrics of
+    LMCache and of the HTTP server on a page with several engines.
     """
 
     keys: tuple[EngineKey, ...]
@@ -100,7 +99,6 @@ def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
     """The meaning of each series of a page, without repeated ones."""
     samples = {name: _sample(name, prefix, table) for name in {s.name for s in layout.series}}
     identified: list[Found] = []
-    server: list[int] = []
     starts: list[int] = []
     for position, series in enumerate(layout.series):
         sample = samples[series.name]
@@ -108,10 +106,8 @@ def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
             continue
         if sample is not None:
             identified.append(Found(position, sample, series.labels))
-        elif series.name.startswith(_SERVER) and not series.name.endswith(("_bucket", "_created")):
-            server.append(position)
-            if series.name == "process_start_time_seconds":
-                starts.append(position)
+        elif series.name == "process_start_time_seconds":
+            starts.append(position)
     unknown = {
         _SUFFIX.sub("", name.removeprefix(prefix))
         for name, sample in samples.items()
@@ -119,11 +115,11 @@ def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:
     }
     # Several processes on one page: no telling which one is the engine's.
     start = starts[0] if len(starts) == 1 else None
-    return PageNames(prefix, tuple(identified), tuple(sorted(unknown)), tuple(server), start)
+    return PageNames(prefix, tuple(identified), tuple(sorted(unknown)), start)
 
 
 def _sample(name: str, prefix: str, table: MetricTable) -> SampleName | None:
-    if name.startswith(_LMCACHE):
+    if name.startswith(_UNOWNED):
         return table.samples.get(name)
     return table.samples.get(name[len(prefix) :]) if name.startswith(prefix) else None
 
@@ -132,8 +128,8 @@ def find_engines(page_series: Sequence[Found]) -> Engines:
     """The engines that these series belong to.
 
     A series without a label that others have, such as `admission_rejections` without `engine`,
-    belongs to every engine that it does not contradict. LMCache's series do not name their engine:
-    on a page with several engines they belong to none.
+    belongs to every engine that it does not contradict. Series of LMCache and of the HTTP server do
+    not name their engine: on a page with several engines they belong to none.
     """
     anchors = _anchors(page_series)
     target = frozenset(label for _, labels in anchors for label, _ in labels) - _OWN
@@ -146,7 +142,7 @@ def find_engines(page_series: Sequence[Found]) -> Engines:
             keys.add(reader.key(part))
     ordered = tuple(sorted(keys or {EngineKey("", "0")}, key=_order))
     owners = {part: tuple(i for i, key in enumerate(ordered) if part.fits(key)) for part in kinds}
-    nobodys = {f.sample.metric.name for f in page_series if len(ordered) > 1 and _is_lmcache(f)}
+    nobodys = {f.sample.metric.name for f in page_series if len(ordered) > 1 and _is_unowned(f)}
     return Engines(
         keys=ordered,
         owners=tuple(
@@ -183,7 +179,7 @@ class _KeyReader:
 
     def read(self, series: Found) -> _Partial:
         """The parts of the engine's key that one series has."""
-        if _is_lmcache(series):  # its model_name is LMCache's own
+        if _is_unowned(series):  # a model_name is LMCache's own
             return _Partial(None, None, None)
         model = engine = replica = None
         for label, value in series.labels:
@@ -212,8 +208,8 @@ class _KeyReader:
         return EngineKey(part.model or "", part.engine or "0", part.replica or "")
 
 
-def _is_lmcache(series: Found) -> bool:
-    return series.sample.spelling.startswith(_LMCACHE)
+def _is_unowned(series: Found) -> bool:
+    return series.sample.spelling.startswith(_UNOWNED)
 
 
 def _anchors(page_series: Sequence[Found]) -> list[tuple[Labels, Labels]]:

@@ -607,6 +607,31 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class SumOfKnown:
+    """The sum of those expressions that have a value; unknown if none has."""
+
+    parts: tuple[Expr, ...]
+
+    def bind(self, history: History) -> Value:
+        parts = [part.bind(history) for part in self.parts]
+
+        def value(window: Window) -> float | None:
+            known = [summand for part in parts if (summand := part(window)) is not None]
+            return sum(known) if known else None
+
+        return value
+
+    def promql(self, dialect: Dialect) -> str | None:
+        """None: only the sidecar adds what may be missing."""
+        del dialect
+        return None
+
+    def lacking(self, has: Has) -> tuple[str, ...]:
+        lacking = [part.lacking(has) for part in self.parts]
+        return () if () in lacking else lacking[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """The difference of two expressions, at least zero."""
 

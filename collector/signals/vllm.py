@@ -27,6 +27,7 @@ from kneewatch.collector.signals.expr import (
     Slope,
     SlowTimeShare,
     Sum,
+    SumOfKnown,
 )
 from kneewatch.collector.signals.signal import Signal
 
@@ -70,6 +71,37 @@ def mean(metric: str) -> Expr:
 
 COMPLETED: Expr = Rate("request_success")
 ARRIVALS: Expr = FirstOf((PartRate(TTFT, "count"), COMPLETED))
+HTTP = "http_requests"
+GENERATION_HANDLERS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/generate",
+    "/inference/v1/generate",
+    "/invocations",
+)
+"""Handlers of calls that generate text; others (tokenize, embeddings) finish no such request."""
+
+HTTP_SOURCE = "prometheus_fastapi_instrumentator; vllm/entrypoints (0.32)"
+ONE_ENGINE = "an endpoint of one engine: http_requests_total names none"
+
+
+def http_calls(status: str) -> Expr:
+    """Calls to generate text that ended a second, by the class of their status."""
+    return SumOfKnown(
+        tuple(
+            Rate(HTTP, (("handler", handler), ("method", "POST"), ("status", status)))
+            for handler in GENERATION_HANDLERS
+        )
+    )
+
+
+ACCEPTED = http_calls("2xx")
+ABORTED = Rate("request_success", (("finished_reason", "abort"),))
+GIVEN_UP = Difference(ACCEPTED, FirstOf((Difference(COMPLETED, ABORTED), COMPLETED)))
+CALLS = SumOfKnown((ACCEPTED, http_calls("4xx"), http_calls("5xx")))
+
 COMPUTED_PROMPT: Expr = Rate("prompt_tokens_by_source", (("source", "local_compute"),))
 
 LOAD = (
@@ -189,6 +221,51 @@ LOAD = (
         "Requests that vLLM refuses a second (HTTP 503), as its queue is at the configured limit.",
         "guide 9.4; " + LOGGERS,
         needs="vLLM 0.32 with --max-num-queued-reqs or --max-num-queued-tokens",
+        optional=True,
+    ),
+)
+
+CONSERVATION = (
+    Signal(
+        "accepted_per_s",
+        ACCEPTED,
+        "Calls to generate text that vLLM accepted and that ended a second: finished, or given up "
+        "by their client.",
+        HTTP_SOURCE,
+        needs=ONE_ENGINE,
+        optional=True,
+    ),
+    Signal(
+        "given_up_per_s",
+        GIVEN_UP,
+        "Accepted calls a second that ended before their request finished, by conservation: "
+        "accepted less finished. vLLM does not count most of them.",
+        HTTP_SOURCE,
+        needs=ONE_ENGINE,
+        optional=True,
+    ),
+    Signal(
+        "given_up_ratio",
+        Ratio(GIVEN_UP, ACCEPTED),
+        "Share of the accepted calls that ended before their request finished.",
+        HTTP_SOURCE,
+        needs=ONE_ENGINE,
+        optional=True,
+    ),
+    Signal(
+        "client_error_per_s",
+        http_calls("4xx"),
+        "Calls to generate text that vLLM refused a second as wrong (HTTP 4xx).",
+        HTTP_SOURCE,
+        needs=ONE_ENGINE,
+        optional=True,
+    ),
+    Signal(
+        "client_error_ratio",
+        Ratio(http_calls("4xx"), CALLS),
+        "Share of the calls to generate text that vLLM refused as wrong (HTTP 4xx).",
+        HTTP_SOURCE,
+        needs=ONE_ENGINE,
         optional=True,
     ),
 )
@@ -737,6 +814,7 @@ WORK = (
 
 VLLM_SIGNALS = (
     *LOAD,
+    *CONSERVATION,
     *KV,
     *LATENCY,
     *WORKLOAD,

@@ -134,7 +134,7 @@ HURTS = (
 """A queue matters when its wait is long against the target, or without one against the length of a
 request. A queue from which no request is served always matters."""
 
-RUNS = (BATCH_MOST >= 1.0).assume(unknown=True)
+RUNS = (BATCH_MOST > 0.0).assume(unknown=True)
 """A queue in front of an engine that runs nothing is no overload: see engine_stalled."""
 
 MORE_REPLICAS = "Add replicas; the KV cache is not the limit."
@@ -200,7 +200,9 @@ def _expected_wait(facts: Facts) -> str:
 
 
 def _overloaded(facts: Facts) -> str:
-    return f"Overloaded: {_expected_wait(facts)}."
+    given_up = facts.values.get("given_up_ratio") or 0.0
+    lost = f"; clients give up {100 * given_up:.0f}% of the calls" if given_up >= 0.1 else ""
+    return f"Overloaded: {_expected_wait(facts)}{lost}."
 
 
 def _queue(
@@ -258,7 +260,7 @@ QUEUE_SATURATION = CauseRecord(
             action="Add replicas.",
         ),
     ),
-    explains=("past_knee", "prefill_bound", "slo_conflict"),
+    explains=("past_knee", "prefill_bound", "slo_conflict", "clients_give_up"),
     covers=QUEUE_RULES,
     moves=(TTFT, ITL, LOAD),
     symptoms=("S3",),

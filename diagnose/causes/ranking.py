@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kneewatch.diagnose.causes import availability as observer
-from kneewatch.diagnose.causes import gpu_clocks, gpu_faults, latency, workload
+from kneewatch.diagnose.causes import clients, gpu_clocks, gpu_faults, latency, workload
 from kneewatch.diagnose.causes import kv_and_queue as memory
 from kneewatch.diagnose.causes import kv_transfer as transfer
 from kneewatch.diagnose.causes import optional_features as features
@@ -74,6 +74,8 @@ CAUSES: tuple[CauseRecord, ...] = (
     memory.KV_PRESSURE,
     memory.QUEUE_SATURATION,
     memory.ADMISSION_LIMIT,
+    clients.CLIENTS_GIVE_UP,
+    clients.CLIENT_ERRORS,
     prefix.PREFIX_CACHE_OFF,
     prefix.PREFIX_REUSE_LOST,
     prefix.PREFIX_CHURN,

@@ -72,7 +72,8 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
 
     A full cache hides further demand, so requests that wait for capacity count as if they ran.
     The arrival rate is the served rate plus the growth of the queue, because vLLM counts a request
-    only from its first token.
+    only from its first token; or the accepted rate of the HTTP server where that is higher, because
+    clients that give up leave the queue.
     """
 
     def get(key: str) -> float:
@@ -87,6 +88,10 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
     served = values.get("completed_per_s")
     if served is None:
         served = get("arrival_per_s")
+    accepted = values.get("accepted_per_s") or 0.0
+    if served < LEAST_PER_S and accepted:
+        # Nobody waits for the end: what gets a first token is what the server can begin.
+        served = get("arrival_per_s")
     if served < LEAST_PER_S:
         served = 0.0
     return Demand(
@@ -95,7 +100,7 @@ def demand(values: Mapping[str, float | None], server: Deployment) -> Demand:
         waiting=waiting,
         held_tokens=_held_tokens(values, server),
         served_per_s=served,
-        arrival_per_s=served + max(0.0, get("waiting_slope_per_s")),
+        arrival_per_s=max(served + max(0.0, get("waiting_slope_per_s")), accepted),
         input_tokens=values.get("prompt_tokens_mean") or values.get("prompt_tokens_p50"),
         output_tokens=values.get("output_tokens_mean") or values.get("output_tokens_p50"),
         saved_ratio=min(1.0, max(0.0, get("prefix_saved_ratio"))),

@@ -60,7 +60,8 @@ def test_every_vllm_series_of_a_recorded_page_is_used_once(name: str) -> None:
     ours = [
         position
         for position, name in enumerate(names)
-        if name.startswith("vllm:") and (name.endswith("_created") or not name.startswith(former))
+        if name.startswith(("vllm:", "http_requests"))
+        and (name.endswith("_created") or not name.startswith(former))
     ]
     assert sorted(used) == ours
 
@@ -143,13 +144,11 @@ def test_cache_config_and_the_newest_of_the_lora_infos_are_read() -> None:
     assert engine.info("no_such_info", page.values) == {}
 
 
-def test_what_the_http_server_says_of_itself_is_kept_by_the_page() -> None:
+def test_the_http_servers_calls_belong_to_the_only_engine() -> None:
     page, binding = resolved(recorded("0.28.0-loaded"))
-    (requests,) = binding.server["http_requests_total"]
-    assert dict(requests.labels)["handler"] == "/v1/completions"
-    assert page.values[requests.position] == 24
-    assert "process_resident_memory_bytes" in binding.server
-    assert not [name for name in binding.server if name.endswith(("_bucket", "_created"))]
+    (calls,) = only_engine(binding).counters["http_requests"]
+    assert dict(calls.labels)["handler"] == "/v1/completions"
+    assert page.values[calls.position] == 24
 
 
 def test_several_processes_on_a_page_leave_the_start_unknown() -> None:

@@ -189,6 +189,29 @@ OTHERS: Mapping[str, Situation] = {
     "past_knee:no quiet time": replace(
         KNEE.but(running_avg=32.0, ttft_p99_s=1.2), quiet={}, knee=KNEE_AT
     ),
+    "clients_give_up:most": CALM.but(
+        accepted_per_s=4.0, given_up_per_s=2.2, given_up_ratio=0.55, completed_per_s=1.8
+    ),
+    "clients_give_up:some": CALM.but(
+        accepted_per_s=4.0, given_up_per_s=0.5, given_up_ratio=0.125, completed_per_s=3.5
+    ),
+    "clients_give_up:nearly many": CALM.but(
+        accepted_per_s=4.0, given_up_per_s=0.92, given_up_ratio=0.23, completed_per_s=2.9
+    ),
+    "clients_give_up: not by hardly any": CALM.but(
+        accepted_per_s=4.0, given_up_per_s=0.32, given_up_ratio=0.08, completed_per_s=3.7
+    ),
+    "clients_give_up: not by few calls": CALM.but(
+        accepted_per_s=0.1, given_up_per_s=0.05, given_up_ratio=0.5, completed_per_s=0.05
+    ),
+    "clients_give_up:barely enough calls": CALM.but(
+        accepted_per_s=0.2, given_up_per_s=0.07, given_up_ratio=0.35, completed_per_s=0.13
+    ),
+    "client_errors: not by few": CALM.but(client_error_per_s=0.05, client_error_ratio=0.5),
+    "client_errors:barely enough": CALM.but(client_error_per_s=0.07, client_error_ratio=0.12),
+    "client_errors: not by a small share": CALM.but(
+        client_error_per_s=1.0, client_error_ratio=0.08
+    ),
     "runaway_generation:stated": replace(
         CALM.but(finished_length_ratio=0.25), quiet={}, endless=ENDLESS
     ),

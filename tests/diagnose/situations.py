@@ -211,6 +211,10 @@ CONCLUSIVE: Mapping[str, Situation] = {
     ),
     "queue_saturation": QUEUED.but(running_max=12.0, itl_mean_drift_ratio=2.0),
     "admission_limit": QUEUED.but(running_max=10.0),
+    "clients_give_up": CALM.but(
+        accepted_per_s=4.0, given_up_per_s=1.2, given_up_ratio=0.3, completed_per_s=2.8
+    ),
+    "client_errors": CALM.but(client_error_per_s=1.0, client_error_ratio=0.33),
     "prefix_cache_off": replace(HEAVY_PROMPTS, config={"enable_prefix_caching": "False"}),
     "prefix_reuse_lost": HEAVY_PROMPTS.but(prefix_hit_ratio=0.0, prefix_hit_tokens_mean=0.0),
     "prefix_churn": HEAVY_PROMPTS.but(prefix_hit_ratio=0.3, prefix_hit_tokens_mean=60.0),

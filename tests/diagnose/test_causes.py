@@ -14,7 +14,14 @@ from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, NOW_S, QUEUED, Situation
 
 EACH = pytest.mark.parametrize("cause_id", list(CONCLUSIVE))
-NOTES = {"underused", "kv_overprovisioned", "workload_drift", "tp_overhead", "engine_restarted"}
+NOTES = {
+    "client_errors",
+    "underused",
+    "kv_overprovisioned",
+    "workload_drift",
+    "tp_overhead",
+    "engine_restarted",
+}
 KV, CHURN, LOST = (CONCLUSIVE[c] for c in ("kv_pressure", "prefix_churn", "prefix_reuse_lost"))
 THRASH, XFER, SPEC, STALLS, STILL = (
     CONCLUSIVE[c]

@@ -1,0 +1,109 @@
+"""Causes that the HTTP server's counters show: calls that clients give up, and wrong calls. Pure.
+
+Requests obey conservation: what was accepted was finished, is in flight, or was given up. vLLM does
+not count most of the last."""
+
+from __future__ import annotations
+
+from kneewatch.diagnose.causes.common_conditions import SERVED, WINDOW_S
+from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
+from kneewatch.rules.baseline import LOAD
+from kneewatch.rules.conditions import ALWAYS, Number
+from kneewatch.rules.quantities import Signal
+from kneewatch.rules.rule import Severity
+
+ACCEPTED, GIVEN_UP = Signal("accepted_per_s"), Signal("given_up_per_s")
+GIVEN_UP_SHARE = Signal("given_up_ratio")
+WRONG, WRONG_SHARE = Signal("client_error_per_s"), Signal("client_error_ratio")
+
+NO_ENGINE = "http_requests_total names no engine: only the sidecar knows that a page has one"
+
+MOST_GIVEN_UP = 0.5
+MANY_GIVEN_UP = 0.25
+SOME_GIVEN_UP = 0.1
+"""Shares of the accepted calls: people who stop an answer that they have read make up the least."""
+
+CALLS_MIN = 4.0
+"""Calls in the window; a share of fewer says nothing."""
+
+WRONG_SHARE_FROM = 0.1
+
+CLIENTS_GIVE_UP = CauseRecord(
+    id="clients_give_up",
+    title="Clients give up before they are answered",
+    means="Requests are accepted and abandoned before they finish, by conservation of requests.",
+    forms=(
+        Form(
+            gate=(GIVEN_UP_SHARE >= SOME_GIVEN_UP) & (GIVEN_UP * WINDOW_S >= CALLS_MIN),
+            start=Number(-0.4),
+            terms=(
+                term(
+                    GIVEN_UP_SHARE,
+                    SOME_GIVEN_UP,
+                    2.0,
+                    "{value:%} of the accepted calls ended before their request finished",
+                ),
+                term(
+                    SERVED,
+                    None,
+                    0.4,
+                    "{accepted_per_s:.1f} calls/s accepted, {value:.1f} requests/s finished",
+                    when=SERVED < (1 - MANY_GIVEN_UP) * ACCEPTED,
+                ),
+            ),
+            levels=(
+                Level(Severity.CRITICAL, GIVEN_UP_SHARE >= MOST_GIVEN_UP),
+                Level(Severity.WARNING, GIVEN_UP_SHARE >= MANY_GIVEN_UP),
+                Level(Severity.INFO),
+            ),
+            say=(
+                (
+                    ALWAYS,
+                    "Clients give up {given_up_ratio:%} of the calls before they are answered: "
+                    "{accepted_per_s:.1f}/s accepted, {completed_per_s:.1f}/s finished.",
+                ),
+            ),
+            summary="Clients give up calls before they are answered",
+            lever="Serve what is accepted: size for the accepted rate, and refuse early (a queue "
+            "limit) what cannot be served in time.",
+            guide=("9.4",),
+        ),
+    ),
+    moves=(LOAD,),
+    levers=("more_replicas", "queue_limit"),
+    capacity=True,
+    sidecar=NO_ENGINE,
+)
+
+CLIENT_ERRORS = CauseRecord(
+    id="client_errors",
+    title="Many calls are refused as wrong",
+    means="A large share of the calls is refused with HTTP 4xx; always info.",
+    forms=(
+        Form(
+            gate=(WRONG_SHARE >= WRONG_SHARE_FROM) & (WRONG * WINDOW_S >= CALLS_MIN),
+            start=Number(0.0),
+            terms=(
+                term(
+                    WRONG_SHARE,
+                    WRONG_SHARE_FROM,
+                    2.0,
+                    "{value:%} of the calls are refused with HTTP 4xx",
+                ),
+            ),
+            levels=(Level(Severity.INFO),),
+            say=(
+                (
+                    ALWAYS,
+                    "{client_error_ratio:%} of the calls are refused as wrong (HTTP 4xx, "
+                    "{client_error_per_s:.1f}/s): prompts that are too long, an unknown model or "
+                    "parameter, a missing key.",
+                ),
+            ),
+            summary="Many calls are refused as wrong",
+            lever="Read the error bodies at the client or gateway: vLLM's log names each reason.",
+            guide=("9.4",),
+        ),
+    ),
+    sidecar=NO_ENGINE,
+)
