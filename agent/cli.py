@@ -81,6 +81,7 @@ def cli() -> None:
     "interval_s",
     "gpu_metrics",
     "docs_url",
+    "server.probe",
     SWEEPS,
     *DIAGNOSIS,
     *DEPLOYMENT,
@@ -116,6 +117,23 @@ def diagnose(
         at_s=timestamp(at),
         form=form,
     )
+
+
+@cli.command(short_help="Show what is known about a server, and how to supply the rest.")
+@click.argument("target", type=Target())
+@setting_options("server.probe", *DEPLOYMENT, *FETCH)
+@click.option(
+    "--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True
+)
+def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
+    """Show what is known about TARGET (a server's URL or a capture): version, model, launch flags.
+
+    Each fact has its source and age; conflicts, what could not be read, and what is still unknown
+    with how to supply it follow. The model does no work for it.
+    """
+    from kneewatch.agent.server import command as server  # lazy: most runs do not need it
+
+    return server.inspect(target, effective(given), form=form)
 
 
 @cli.command(short_help="Monitor servers until stopped: the sidecar daemon.")

@@ -22,6 +22,7 @@ from kneewatch.agent.printing import (
     style,
 )
 from kneewatch.agent.recording import Captures, capture_names, infrequent_gc
+from kneewatch.agent.server.watch import server_watch
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.options import timestamp
@@ -63,6 +64,7 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
         return _diagnose_capture(target, settings, form)
     profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
     stream = TargetStream(target_name(target), profile, settings.limits())
+    stream.server = server_watch(target, settings)
     fetcher = Fetcher(metrics_url(target), settings.fetch())
     gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
     with closing(fetcher), closing(gpus) if gpus else nullcontext():

@@ -38,6 +38,14 @@ class GpuSource(Protocol):
         ...
 
 
+class ServerSource(Protocol):
+    """What is known about a target's server."""
+
+    def update(self, t_s: float, monitor: TargetMonitor) -> None:
+        """Read what is due, and give the facts to the monitor, after its page of `t_s`."""
+        ...
+
+
 class PageReader:
     """Parses one target's pages, live or recorded, in order."""
 
@@ -71,6 +79,7 @@ class TargetStream:
     ) -> None:
         self.monitor = TargetMonitor(name, profile, catalogue)
         self.gpus: GpuSource | None = None
+        self.server: ServerSource | None = None
         self._pages, self._catalogue = PageReader(limits), catalogue
 
     def reset(self) -> None:
@@ -95,7 +104,11 @@ class TargetStream:
         """The diagnoses after a parsed page or a failed scrape."""
         if isinstance(page, CollectError):
             return self.monitor.failed(t_s, page)
-        return self.monitor.page(t_s, page, self.gpus.reading(t_s) if self.gpus else NO_GPUS)
+        gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
+        diagnoses = self.monitor.page(t_s, page, gpus)
+        if self.server is not None:
+            self.server.update(t_s, self.monitor)
+        return diagnoses
 
     def scrape(self, fetcher: Fetcher) -> list[Diagnosis]:
         """The diagnoses after one GET of a live page."""

@@ -122,7 +122,9 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
 
 TARGET_KEYS = ("url", "name", "labels")
 PER_TARGET_GROUPS = ("slo.", "peak.", "benchmark.", "fetch.", "limits.")
-PER_TARGET_KEYS = frozenset({"window_s", "interval_s", "gpus", "gpu_metrics", *DEPLOYMENT})
+PER_TARGET_KEYS = frozenset(
+    {"window_s", "interval_s", "gpus", "gpu_metrics", "server.probe", *DEPLOYMENT}
+)
 PER_TARGET = tuple(
     setting.key
     for setting in SETTINGS

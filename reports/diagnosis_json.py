@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Evidence
+from kneewatch.diagnose.deployment.server_facts import Fact, ServerFacts
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.diagnose.recommend.recommendation import (
@@ -36,6 +37,7 @@ def document(diagnosis: Diagnosis, *, docs_url: str = "") -> dict[str, Any]:
 
     With `docs_url` each cause has the address of its page.
     """
+    server = diagnosis.server
     return {
         "schema": SCHEMA,
         "t": round(diagnosis.t_s, 3),
@@ -56,6 +58,24 @@ def document(diagnosis: Diagnosis, *, docs_url: str = "") -> dict[str, Any]:
         "unknown": list(diagnosis.unknown),
         "window_s": round(diagnosis.window_s, 3),
         "judged_against": diagnosis.judged_against,
+        **({} if server is None else {"server": server_document(server, diagnosis.t_s)}),
+    }
+
+
+def server_document(server: ServerFacts, t_s: float) -> dict[str, Any]:
+    """What is known about a server; ages are in seconds before `t_s`."""
+    return {
+        "facts": [
+            {
+                "name": fact.name,
+                "value": fact.value,
+                "source": fact.source,
+                "age_s": round(max(t_s - fact.read_s, 0.0), 3),
+            }
+            for fact in server.facts
+        ],
+        "notes": list(server.notes),
+        "unknown": [{"name": name, "supply": supply} for name, supply in server.unknown],
     }
 
 
@@ -260,7 +280,22 @@ def diagnosis_of(document: Mapping[str, Any]) -> Diagnosis:
         window_s=whole.number("window_s") or 0.0,
         judged_against=whole.text("judged_against", "nothing that is known"),
         recommendations=tuple(_recommendation(part) for part in whole.parts("recommendations")),
+        server=_server(server, t_s) if (server := whole.part("server")) else None,
     )
+
+
+def _server(part: _Part, t_s: float) -> ServerFacts:
+    facts = [
+        Fact(
+            fact.text("name"),
+            "" if (value := _value(fact, "value")) is None else value,
+            fact.text("source"),
+            t_s - (fact.number("age_s") or 0.0),
+        )
+        for fact in part.parts("facts")
+    ]
+    unknown = [(entry.text("name"), entry.text("supply")) for entry in part.parts("unknown")]
+    return ServerFacts(tuple(facts), part.texts("notes"), tuple(unknown))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,14 @@ from dataclasses import dataclass
 
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.deployment.server_facts import (
+    MAX_MODEL_LEN,
+    MODEL,
+    PAGE,
+    SETTING,
+    TENSOR_PARALLEL,
+    VERSION,
+)
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.engine.diagnosis import SYMPTOMS, Diagnosis
 from kneewatch.reports import recommendation_text as advice
@@ -47,6 +55,15 @@ BRIEF_NUMBERS: tuple[Number, ...] = (
     ("ttft_p99_s", "TTFT {}", duration),
     ("preemption_ratio_per_s", "preempt {}/s", percent),
 )
+
+KNOWN = (
+    (VERSION, "vLLM {}"),
+    (MODEL, "{}"),
+    ("gpu", "{}"),
+    (TENSOR_PARALLEL, "TP {}"),
+    (MAX_MODEL_LEN, "max-model-len {}"),
+)
+"""Facts of the line about the server, and how each is written."""
 
 COLOURS = {"ok": "32", "info": "36", "warning": "33", "critical": "31;1", "unknown": "35"}
 """Terminal colours of the health states."""
@@ -200,6 +217,24 @@ def latency_basis(diagnosis: Diagnosis) -> str:
     return f"latency judged against {diagnosis.judged_against}"
 
 
+def known_words(diagnosis: Diagnosis) -> str:
+    """Version, model, GPUs and limits of the server with their sources; empty if nothing was read
+    from it."""
+    server = diagnosis.server
+    if server is None:
+        return ""
+    facts = {fact.name: fact for fact in server.facts}
+    shown = [
+        (words.format(printable(str(facts[name].value))), facts[name].source)
+        for name, words in KNOWN
+        if name in facts
+    ]
+    sources = dict.fromkeys(source for _, source in shown)
+    if not sources.keys() - {SETTING, PAGE}:
+        return ""
+    return f"{', '.join(words for words, _ in shown)}; from: {', '.join(sources)}"
+
+
 def _numbers(diagnosis: Diagnosis, numbers: Sequence[Number]) -> list[tuple[str, str]]:
     values = diagnosis.values
     return [
@@ -290,6 +325,8 @@ def _footer(diagnosis: Diagnosis, style: Style) -> list[str]:
         lines = wrapped(
             f"window {span(diagnosis.window_s)}; {latency_basis(diagnosis)}", width=style.width
         )
+    if words := known_words(diagnosis):
+        lines += wrapped(f"known: {words}", width=style.width)
     unknown = gaps(diagnosis)
     if unknown:
         lines.append("could not be judged:")
@@ -335,6 +372,8 @@ def _markdown(diagnosis: Diagnosis, docs_url: str, *, footers: bool) -> str:
         return "\n".join(lines)
     basis = latency_basis(diagnosis)
     lines += ["", f"{basis[:1].upper()}{basis[1:]}."]
+    if words := known_words(diagnosis):
+        lines += ["", f"Known: {escaped(words)}."]
     if unknown := gaps(diagnosis):
         lines += ["", "Could not be judged:", "", *(f"- {escaped(line)}" for line in unknown)]
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from typing import Protocol
 from kneewatch.agent.backoff import backoff_s
 from kneewatch.agent.daemon.pages import open_pages
 from kneewatch.agent.daemon.target_profile import TargetProfile, with_tier
+from kneewatch.agent.server.watch import PROBE, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
 from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.target_state import Board, SourceState, TargetState
@@ -255,6 +256,7 @@ class TargetWatch:
         self._pages, self._shown_address = open_pages(spec), spec.shown_address
         self._stream = TargetStream(spec.name, profile.profile, profile.limits, profile.catalogue)
         self._stream.gpus = self
+        self._stream.server = _server_watch(spec)
         self._changes = ChangeLog(spec.name)
         self._cycle_lock, self._publish_lock = Lock(), Lock()
         self._retired = False
@@ -325,9 +327,12 @@ class TargetWatch:
         spec, self._next_spec = self._next_spec, None
         if spec is None:
             return
-        if not spec.played and spec.settings.fetch() != self.spec.settings.fetch():
+        same_fetch = spec.settings.fetch() == self.spec.settings.fetch()
+        if not spec.played and not same_fetch:
             self._pages.close()
             self._pages = open_pages(spec)
+        if not same_fetch or spec.settings[PROBE] != self.spec.settings[PROBE]:
+            self._stream.server = _server_watch(spec)
         self.spec = spec
 
     def _publish(
@@ -381,6 +386,10 @@ class TargetWatch:
             failing=self._failing,
             sources=(page, *gpus),
         )
+
+
+def _server_watch(spec: TargetSpec) -> ServerWatch | None:
+    return None if spec.played else server_watch(spec.address, spec.settings)
 
 
 def engine_cycles(

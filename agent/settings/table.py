@@ -90,6 +90,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("vllm_version", "text", None, "vLLM's version, such as 0.32.0"),
     Setting("launch_file", "text", None, "file with the server's command line (vllm serve ...)"),
     Setting(
+        "server.probe",
+        "flag",
+        True,
+        "read version, model and launch flags from the server and its process on this node",
+    ),
+    Setting(
         "replicas", "count", None, "replicas of this server behind the load balancer", most=1e6
     ),
     Setting(

@@ -74,8 +74,11 @@ def _recommended(advice: Recommendation) -> Hashable:
 
 
 def encode_document(diagnosis: Diagnosis) -> bytes:
-    """The document as JSON, with its signals' names but without their values."""
-    encoded = document(diagnosis)
+    """The document as JSON, with its signals' names but without their values.
+
+    What is known about the server is left out: the ages of its facts change with every scrape.
+    """
+    encoded = document(replace(diagnosis, server=None))
     encoded["signals"] = list(encoded["signals"])
     encoded["recommendations"] = [
         recommendation_document(advice) for advice in diagnosis.recommendations

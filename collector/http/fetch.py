@@ -43,10 +43,15 @@ DEFAULT_SETTINGS = FetchSettings()
 
 
 class Fetcher:
-    """Fetches one page of one server; keeps the connection between scrapes. Not thread-safe."""
+    """Fetches one page of one server; keeps the connection between scrapes. Not thread-safe.
 
-    def __init__(self, url: str, settings: FetchSettings = DEFAULT_SETTINGS) -> None:
-        self._address = parse_target(url)
+    `any_answer`: the answer may be anything, not only a metrics page.
+    """
+
+    def __init__(
+        self, url: str, settings: FetchSettings = DEFAULT_SETTINGS, *, any_answer: bool = False
+    ) -> None:
+        self._address, self._any_answer = parse_target(url), any_answer
         self._settings = settings
         self._connection: http.client.HTTPConnection | None = None
         self._timed: TimedSocket | None = None
@@ -74,7 +79,8 @@ class Fetcher:
             response = self._follow()
             body = self._body(response)
             content_type = response.headers.get("content-type", "")
-            self._check(response, body, content_type)
+            if not self._any_answer:
+                self._check(response, body, content_type)
             whole = True
         except (http.client.HTTPException, OSError, ValueError) as exc:
             # http.client lets the ValueErrors of its number parsing through.

@@ -85,10 +85,11 @@ memory_of = lru_cache(maxsize=64)(memory)
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the user set about the server; None where it is not set.
+    """What the user set, or kneewatch found out, about the server; None where it is unknown.
 
     `usd_per_gpu_hour` falls back on the GPU's price in the catalogue. `sweeps` were measured of
-    this model on this GPU, one at each tensor-parallel degree.
+    this model on this GPU, one at each tensor-parallel degree. `max_model_len` was read from the
+    server: no setting states it.
     """
 
     model: Model | None = None
@@ -101,6 +102,7 @@ class Stated:
     gpus: int | None = None
     workload: StatedWorkload | None = None
     sweeps: tuple[Sweep, ...] = ()
+    max_model_len: int | None = None
 
     @property
     def degree(self) -> int | None:
@@ -243,7 +245,9 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         blocks_override=override,
         prefix_caching=label_flag(config, "enable_prefix_caching"),
         chunked_prefill=launch.switched("enable-chunked-prefill"),
-        max_model_len=launch.count("--max-model-len") or label_context_tokens(config, size),
+        max_model_len=launch.count("--max-model-len")
+        or stated.max_model_len
+        or label_context_tokens(config, size),
         max_num_seqs=_taken(stated, "--max-num-seqs"),
         max_num_batched_tokens=_taken(stated, "--max-num-batched-tokens"),
         tensor_parallel=tensor,

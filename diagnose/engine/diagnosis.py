@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kneewatch.diagnose.causes.evidence import Cause, Facts, Targets
 from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity
@@ -67,7 +68,8 @@ class Diagnosis:
     why.
 
     `judged_against` says what latencies were compared with; `window_s` is the time that the window
-    really covers, which is shorter at the start and after a restart.
+    really covers, which is shorter at the start and after a restart. `server` is what is known
+    about the server; None where only its page was read.
     """
 
     t_s: float
@@ -85,6 +87,7 @@ class Diagnosis:
     window_s: float
     judged_against: str
     recommendations: Sequence[Recommendation] = ()
+    server: ServerFacts | None = None
 
     @property
     def was_read(self) -> bool:

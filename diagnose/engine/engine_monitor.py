@@ -17,6 +17,8 @@ from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts
 from kneewatch.diagnose.causes.lora_adapters import adapters_seen
 from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, ranked
 from kneewatch.diagnose.causes.workload import LENGTH_POINTS
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.cause_tracker import CauseTracker
 from kneewatch.diagnose.engine.counterfactual import counterfactuals
@@ -97,6 +99,10 @@ class Learned:
         demand = demand_ratio(values)
         forecast = forecast_values(demand, self._forecaster.update(t_s, demand))
         return forecast | self._slo_forecaster.update(t_s, values)
+
+    def set_seats(self, seats: float | None) -> None:
+        """Set the launch's limit on running requests; None: unknown."""
+        self._slo_forecaster.seats = seats
 
     def output_drift(self, history: History, window: Window, values: Values) -> Drift | None:
         """How far output lengths moved from quiet times; None unless more end at their limit."""
@@ -188,12 +194,19 @@ class EngineMonitor:
         """The last diagnosis, also of an unreadable page; None before the first."""
         self.restart: Restart | None = None
         """The restart that the newest page showed; None without one."""
+        self._server: ServerFacts | None = None
         self._columns: tuple[Column, ...] = ()
         self._columns_of = -1
 
     def set_weekly_peak(self, peak_requests: float | None) -> None:
         """Set the peak of running and waiting requests within the last week; None: unknown."""
         self._adviser.weekly_peak_requests = peak_requests
+
+    def set_server(self, facts: ServerFacts, stated: Stated) -> None:
+        """Set what is known about the server, from the next page on."""
+        self._server = facts
+        self._adviser.set_stated(stated)
+        self.learned.set_seats(stated.seats)
 
     def set_usual(self, usual: Mapping[str, float]) -> None:
         """Set the usual values of the baseline's signals at this hour of the week."""
@@ -293,7 +306,7 @@ class EngineMonitor:
         self.newest = Diagnosis(
             t_s, self.target, self.key.engine, self.key.model, None,
             health(cause.severity, readable=False), None, [replace(cause, seen_s=t_s)], [], [], {},
-            [f"every signal: {why}"], 0.0, f"nothing: {seen}",
+            [f"every signal: {why}"], 0.0, f"nothing: {seen}", server=self._server,
         )  # fmt: skip
         return self.newest
 
@@ -377,6 +390,7 @@ class EngineMonitor:
                 profile.targets, has_baseline=learned.baseline.get("ttft_p99_s") is not None
             ),
             recommendations=self._adviser.advise(facts, causes) if causes else (),
+            server=self._server,
         )
 
     def _causes(

@@ -12,6 +12,8 @@ from kneewatch.collector.names.vllm_resolver import Binding, resolve
 from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.diagnose.causes import availability as observer
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.cardinality_limit import EngineLimit
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
@@ -33,6 +35,7 @@ class TargetMonitor:
         self._failures, self._failing_since_s = 0, 0.0
         self._limit = EngineLimit()
         self._data_parallel: DataParallelEngines | None = None
+        self._server: tuple[ServerFacts, Stated] | None = None
         self.last_error: CollectError | None = None
         """Why the newest scrape failed; None where it succeeded."""
 
@@ -40,6 +43,24 @@ class TargetMonitor:
     def engines(self) -> Collection[EngineMonitor]:
         """The engines on the newest page, and those that left it recently."""
         return self._engines.values()
+
+    def set_server(self, facts: ServerFacts, stated: Stated) -> None:
+        """Set what is known about the server, from the next page on; `stated` is for the
+        recommendations."""
+        self._server = facts, stated
+        for engine in self._engines.values():
+            engine.set_server(facts, stated)
+
+    @property
+    def server(self) -> ServerFacts | None:
+        """What is known about the server; None before it was read."""
+        return None if self._server is None else self._server[0]
+
+    def _new_engine(self, key: EngineKey) -> EngineMonitor:
+        engine = EngineMonitor(self.name, key, self.profile, self._catalogue)
+        if self._server is not None:
+            engine.set_server(*self._server)
+        return engine
 
     def page(self, t_s: float, page: Page, gpus: GpuReading = NO_GPUS) -> list[Diagnosis]:
         """A diagnosis for each engine on the page; `gpus` are the signals of the target's GPUs."""
@@ -55,7 +76,7 @@ class TargetMonitor:
         for engine in admitted:
             monitor = self._engines.get(engine.key)
             if monitor is None:
-                monitor = EngineMonitor(self.name, engine.key, self.profile, self._catalogue)
+                monitor = self._new_engine(engine.key)
                 self._engines[engine.key] = monitor
             diagnosis = monitor.page(t_s, page, engine, binding.process_start, gpus)
             if diagnosis is not None:
@@ -114,9 +135,7 @@ class TargetMonitor:
         self._failures += 1
         self.last_error = error
         cause = observer.unreadable(error, self._failures, self._failing_since_s)
-        engines = list(self._engines.values()) or [
-            EngineMonitor(self.name, EngineKey("", ""), self.profile, self._catalogue)
-        ]
+        engines = list(self._engines.values()) or [self._new_engine(EngineKey("", ""))]
         return [engine.unreadable(t_s, cause, str(error)) for engine in engines]
 
     def _resolve(self, page: Page) -> Binding:

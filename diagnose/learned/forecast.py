@@ -218,7 +218,7 @@ class SloForecaster:
     def __init__(
         self, *, window_s: float, ttft_p99_s: float | None, seats: float | None = None
     ) -> None:
-        self._target_s, self._seats, self._kept_s = ttft_p99_s, seats, window_s
+        self._target_s, self.seats, self._kept_s = ttft_p99_s, seats, window_s
         self._loads = {
             name: Forecaster(window_s=window_s, come_at=inf)
             for name in (LOADS if ttft_p99_s is not None else ())
@@ -235,7 +235,7 @@ class SloForecaster:
         """The forecast's derived signals after a scrape; None without a trend or a target."""
         if self._target_s is None:
             return slo_values(None)
-        loads = slo_loads(values, target_s=self._target_s, seats=self._seats)
+        loads = slo_loads(values, target_s=self._target_s, seats=self.seats)
         forecasts = [load.update(now_s, loads[name]) for name, load in self._loads.items()]
         if (values.get("ttft_p99_s") or 0.0) > self._target_s:
             self._last = None

@@ -339,6 +339,12 @@ class Adviser:
         self._incidents = CausePeaks()
         self._restarted = False
 
+    def set_stated(self, stated: Stated) -> None:
+        """Recommend for this deployment from the next scrape on."""
+        if stated != self._stated:
+            self._stated, self._made_s = stated, float("-inf")
+            self._server = deployment(self._config or {}, stated)
+
     def restarted(self) -> None:
         """Note that the process restarted: the next page shows its new flags."""
         self._restarted = True

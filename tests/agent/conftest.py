@@ -21,6 +21,7 @@ def main(
     """Runs the program in this process; it starts in an empty folder, with no settings."""
     for name in [name for name in os.environ if name.startswith(("KNEEWATCH_", "NO_COLOR"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("KNEEWATCH_SERVER_PROBE", "false")  # servers here serve pages only
     monkeypatch.chdir(tmp_path)
 
     def run(*args: object) -> Ended:

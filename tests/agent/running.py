@@ -48,7 +48,8 @@ def environment(**more: str) -> dict[str, str]:
     """This process's environment without what would change the program's output, plus `more`."""
     unwanted = ("KNEEWATCH_", "_KNEEWATCH_", "NO_COLOR", "COLUMNS", "TERM")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
-    return {**kept, **more}
+    # The servers of most tests serve pages only, one a request.
+    return {**kept, "KNEEWATCH_SERVER_PROBE": "false", **more}
 
 
 def start(*args: object, cwd: Path, **env: str) -> subprocess.Popen[str]:

@@ -21,7 +21,9 @@ PATIENCE_S = 20.0
 
 def settings(file: Path | None = None, **values: Any) -> Settings:  # noqa: ANN401
     """Settings of a daemon; keyword arguments are keys with __ for the dot."""
-    loaded = load(file=file, environ={}, flags={}, defaults={"interval_s": 5.0})
+    loaded = load(
+        file=file, environ={}, flags={}, defaults={"interval_s": 5.0, "server.probe": False}
+    )
     return loaded.with_values(
         {key.replace("__", "."): Effective(value, "test") for key, value in values.items()}
     )

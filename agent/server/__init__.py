@@ -1,0 +1,1 @@
+"""What is known about a server: asked of it, and read on its node."""

@@ -1,0 +1,99 @@
+"""`kneewatch inspect`: prints what is known about a server. I/O edge."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import click
+import orjson
+
+from kneewatch.agent.printing import OK, style
+from kneewatch.agent.server.watch import ServerWatch, server_watch
+from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.stated_deployment import stated
+from kneewatch.agent.stream import TargetStream, capture_name
+from kneewatch.agent.targets import target_name
+from kneewatch.collector.captures.capture import CaptureReader, is_capture
+from kneewatch.collector.errors import CaptureError
+from kneewatch.collector.http.address import metrics_url
+from kneewatch.collector.http.fetch import Fetcher
+from kneewatch.diagnose.deployment.server_facts import ServerFacts
+from kneewatch.reports.diagnosis_json import server_document
+from kneewatch.reports.formatting import printable, span, wrapped
+
+SCHEMA = "kneewatch.server/1"
+
+
+def inspect(target: str, settings: Settings, *, form: str) -> int:
+    """Print the facts about a server after one scrape, or about a capture's last page. Returns the
+    exit status.
+
+    Raises:
+        CollectError: the page cannot be read.
+        CaptureError: the capture has no readable page.
+    """
+    played = is_capture(target)
+    name = capture_name(target) if played else target_name(target)
+    stream = TargetStream(name, settings.profile(stated=stated(settings)), settings.limits())
+    now_s = _read_capture(target, stream, settings) if played else _read(target, stream, settings)
+    facts = stream.monitor.server or ServerFacts()
+    if form == "json":
+        document = {
+            "schema": SCHEMA,
+            "t": round(now_s, 3),
+            "target": name,
+            **server_document(facts, now_s),
+        }
+        click.echo(orjson.dumps(document).decode())
+    else:
+        click.echo("\n".join(_lines(name, facts, now_s)))
+    return OK
+
+
+def _read(target: str, stream: TargetStream, settings: Settings) -> float:
+    stream.server = server_watch(target, settings) or _page_only(target, settings)
+    with closing(Fetcher(metrics_url(target), settings.fetch())) as fetcher:
+        stream.scrape(fetcher)
+    if stream.monitor.last_error is not None:
+        raise stream.monitor.last_error
+    return time.time()
+
+
+def _read_capture(path: str, stream: TargetStream, settings: Settings) -> float:
+    stream.server = _page_only(path, settings)
+    last_s: float | None = None
+    for entry in CaptureReader(path):
+        stream.replay(entry)
+        if stream.monitor.last_error is None:
+            last_s = entry.t_s
+    if last_s is None:
+        raise CaptureError(f"{path}: no page in it can be read")
+    return last_s
+
+
+def _page_only(target: str, settings: Settings) -> ServerWatch:
+    """A watch that merges settings and page, and reads nothing else."""
+    return ServerWatch(target, settings.fetch(), read=lambda _address, _fetch, _now_s: ())
+
+
+def _lines(name: str, facts: ServerFacts, now_s: float) -> list[str]:
+    names_width = max((len(fact.name) for fact in facts.facts), default=0)
+    sources_width = max((len(fact.source) for fact in facts.facts), default=0)
+    width = style().width
+    lines = [printable(name), ""]
+    for fact in facts.facts:
+        age = span(max(now_s - fact.read_s, 0.0))
+        left = f"{fact.name:<{names_width}}  {fact.source:<{sources_width}}  {age:>6}  "
+        lines += wrapped(
+            printable(left + str(fact.value)), width=max(width, len(left) + 20), more=len(left)
+        )
+    for heading, rows in (
+        ("notes:", facts.notes),
+        ("unknown:", tuple(f"{missing}: {supply}" for missing, supply in facts.unknown)),
+    ):
+        if rows:
+            lines += ["", heading]
+        for row in rows:
+            lines += wrapped(printable(row), width=width, indent=3)
+    return lines

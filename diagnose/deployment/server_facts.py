@@ -1,0 +1,340 @@
+"""Facts about a running server, merged from its sources by precedence. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.catalogue.models import Model, model
+from kneewatch.diagnose.deployment.deployment import Stated, deployment
+from kneewatch.diagnose.deployment.vllm_flags import FLAGS, Launch, oldest_version
+from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
+
+Value = str | int | float | bool
+
+SETTING, PAGE, SERVER, PROCESS, LOG, CONFIG_FILE = SOURCES = (
+    "setting",
+    "page",
+    "server",
+    "process",
+    "log",
+    "config.json",
+)
+"""Sources of facts, in the order of their precedence."""
+
+VERSION, MODEL, MODEL_PATH, TENSOR_PARALLEL = (
+    "vllm_version",
+    "model",
+    "model_path",
+    "tensor_parallel",
+)
+MAX_MODEL_LEN = "max_model_len"
+"""Names of facts that the sizing uses. A flag's fact has the flag's name with underscores."""
+
+DEGREES_MAX = 1024
+TEXT_MAX_CHARS = 300
+
+SHOWN_FLAGS = frozenset(
+    {
+        *FLAGS,
+        "--async-scheduling",
+        "--attention-backend",
+        "--block-size",
+        "--data-parallel-size",
+        "--dtype",
+        "--enable-expert-parallel",
+        "--enable-lora",
+        "--enforce-eager",
+        "--max-lora-rank",
+        "--pipeline-parallel-size",
+        "--port",
+        "--served-model-name",
+        "--tokenizer-mode",
+    }
+)
+"""Flags whose values become facts. Others may hold secrets (--api-key) and are never shown."""
+
+LABELS = {
+    "block_size": "block_size",
+    "num_gpu_blocks": "num_gpu_blocks",
+    "num_gpu_blocks_override": "num_gpu_blocks_override",
+    "kv_cache_size_tokens": "kv_cache_size_tokens",
+    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
+    "kv_cache_dtype": "cache_dtype",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "enable_prefix_caching": "enable_prefix_caching",
+}
+"""Labels of cache_config_info, by the name of the fact."""
+
+ADJUSTED = frozenset({"block_size", "enable_prefix_caching"})
+"""vLLM changes these itself for some models: a difference does not make the launch doubtful."""
+
+SUPPLY = {
+    MODEL: "set model (--model): a catalogue id or the path of its config.json",
+    "gpu": "set gpu (--gpu): a catalogue id or the driver's name of the GPU",
+    TENSOR_PARALLEL: "set tensor_parallel (--tp)",
+    VERSION: "set vllm_version (--vllm-version)",
+    "launch": "set launch_file (--launch-file) to a file with the server's command line",
+    "replicas": "set replicas (--replicas): servers behind the same load balancer",
+}
+"""How to supply each fact that the recommendations need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact: where it came from and when it was read there (Unix time in seconds)."""
+
+    name: str
+    value: Value
+    source: str
+    read_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReading:
+    """What one source says about a server at `read_s`.
+
+    `launch` is the server's command line, `model` the model of a configuration file. `notes` say
+    what could not be read, and what would allow it.
+    """
+
+    source: str
+    read_s: float
+    values: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    launch: Launch | None = None
+    model: Model | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What is known about a server. `unknown` has the missing facts with how to supply each."""
+
+    facts: tuple[Fact, ...] = ()
+    notes: tuple[str, ...] = ()
+    unknown: tuple[tuple[str, str], ...] = ()
+
+    def value(self, name: str) -> Value | None:
+        """A fact's value; None where it is unknown."""
+        return next((fact.value for fact in self.facts if fact.name == name), None)
+
+
+def merge(
+    stated: Stated,
+    readings: Iterable[SourceReading],
+    *,
+    config: Mapping[str, str],
+    model_names: Collection[str],
+    settings_s: float,
+    page_s: float,
+) -> tuple[ServerFacts, Stated]:
+    """The facts of all sources, and the settings completed by them for the recommendations.
+
+    `config` are the labels of cache_config_info and `model_names` the served models on the page of
+    `page_s`; `settings_s` is when the settings were read. A setting wins over every other source; a
+    value that contradicts the page is dropped. Both leave a note with the two values.
+    """
+    ordered = sorted(readings, key=lambda reading: SOURCES.index(reading.source))
+    notes = [note for reading in ordered for note in reading.notes]
+    page = {fact.name: fact for fact in _page_facts(config, model_names, page_s)}
+    launch = next((reading.launch for reading in ordered if reading.launch is not None), None)
+    chosen = {fact.name: fact for fact in (*_stated_facts(stated, settings_s), *page.values())}
+    for fact in _facts_of(ordered, model_names):
+        seen = page.get(fact.name)
+        problem = _page_problem(fact, config)
+        if problem or (seen is not None and not _same(seen.value, fact.value)):
+            says = problem or f"the page says {_shown(seen.value if seen else '')}"
+            notes.append(f"{fact.name}: {fact.source} says {_shown(fact.value)}, {says}: not used")
+            launch = None if launch is None else _without(launch, fact.name)
+            continue
+        first = chosen.setdefault(fact.name, fact)
+        if not _same(first.value, fact.value):
+            notes.append(
+                f"{fact.name}: {first.source} says {_shown(first.value)}, {fact.source} says "
+                f"{_shown(fact.value)}: the {first.source}'s is used"
+            )
+    completed = _completed(stated, chosen, launch, ordered)
+    try:
+        deployment(config, completed)
+    except SizingError as exc:
+        notes.append(f"what was found cannot be sized, so only settings are used: {exc}")
+        completed = stated
+    facts = tuple(sorted(chosen.values(), key=lambda fact: SOURCES.index(fact.source)))
+    return ServerFacts(facts, tuple(dict.fromkeys(notes)), _unknown(completed)), completed
+
+
+def _stated_facts(stated: Stated, read_s: float) -> Iterable[Fact]:
+    values: dict[str, Value | None] = {
+        MODEL: stated.model.id if stated.model else None,
+        "gpu": stated.gpu.id if stated.gpu else None,
+        VERSION: version_text(stated.version) if stated.version else None,
+        "replicas": stated.replicas,
+        "gpus": stated.gpus,
+        "usd_per_gpu_hour": stated.usd_per_gpu_hour,
+    }
+    if stated.launch is not None:
+        values |= launch_values(stated.launch)
+    if stated.tensor_parallel is not None:
+        values[TENSOR_PARALLEL] = stated.tensor_parallel
+    return [
+        Fact(name, value, SETTING, read_s) for name, value in values.items() if value is not None
+    ]
+
+
+def _page_facts(
+    config: Mapping[str, str], model_names: Collection[str], read_s: float
+) -> Iterable[Fact]:
+    texts = {name: config.get(label, "") for name, label in LABELS.items()}
+    values = {name: text for name, text in texts.items() if text not in ("", "None", "null")}
+    if model_names:
+        values["served_model_name"] = " ".join(sorted(model_names))
+    return [Fact(name, typed(text), PAGE, read_s) for name, text in values.items()]
+
+
+def _facts_of(readings: Sequence[SourceReading], model_names: Collection[str]) -> Iterable[Fact]:
+    for reading in readings:
+        values = dict(reading.values)
+        if reading.launch is not None:
+            values |= launch_values(reading.launch)
+        values.pop("served_model_name", None)
+        served = reading.model or _catalogued(values.get(MODEL_PATH), model_names)
+        if served is not None:
+            values[MODEL] = served.id
+        for name, value in values.items():
+            yield Fact(name, value, reading.source, reading.read_s)
+
+
+def launch_values(launch: Launch) -> dict[str, Value]:
+    """The facts of a command line, by name; flags that could hold a secret are left out.
+
+    The tensor-parallel size is 1 where the whole line is known and does not have the flag.
+    """
+    values: dict[str, Value] = {}
+    for flag in launch.flags:
+        name = flag.removeprefix("--").replace("-", "_")
+        text = launch.text(flag)
+        if flag not in SHOWN_FLAGS or text is None:
+            continue
+        if name.startswith("no_"):
+            values[name.removeprefix("no_")] = False
+        elif flag == "--tensor-parallel-size":
+            degree = launch.count(flag)
+            if degree is not None and 1 <= degree <= DEGREES_MAX:
+                values[TENSOR_PARALLEL] = degree
+        elif flag == "--max-model-len":
+            length = launch.count(flag)
+            values |= {} if length is None else {MAX_MODEL_LEN: length}
+        else:
+            values[name] = typed(text[:TEXT_MAX_CHARS]) if text else True
+    if launch.absent("--tensor-parallel-size"):
+        values[TENSOR_PARALLEL] = 1
+    if launch.model:
+        values[MODEL_PATH] = launch.model[:TEXT_MAX_CHARS]
+    return values
+
+
+def typed(text: str) -> Value:
+    """A value as a boolean or number where it is written as one, else the text."""
+    if text in ("True", "true", "False", "false"):
+        return text in ("True", "true")
+    for kind in (int, float):
+        try:
+            return kind(text) if len(text) < 20 else text
+        except ValueError:
+            continue
+    return text
+
+
+def _catalogued(path: Value | None, model_names: Collection[str]) -> Model | None:
+    """The catalogue's model of an id; None for a path, and on a page with several models."""
+    if not isinstance(path, str) or len(model_names) > 1:
+        return None
+    try:
+        return model(path)
+    except SizingError:
+        return None
+
+
+def _page_problem(fact: Fact, config: Mapping[str, str]) -> str:
+    """Why the page shows that a fact cannot be right; empty where it does not."""
+    if fact.name != VERSION:
+        return ""
+    version, oldest = version_of(fact.value), oldest_version(config)
+    if version is None or oldest is None or version >= oldest:
+        return ""
+    return f"the page has labels of {version_text(oldest)} or later"
+
+
+def _same(first: Value, second: Value) -> bool:
+    if first == second:
+        return True
+    texts = {str(first), str(second)}
+    return "auto" in texts or texts == {"fp8", "fp8_e4m3"}
+
+
+def _without(launch: Launch, name: str) -> Launch:
+    flag = name.replace("_", "-")
+    gone = {f"--{flag}", f"--no-{flag}"} & launch.flags.keys()
+    flags = {key: value for key, value in launch.flags.items() if key not in gone}
+    return replace(launch, flags=flags, complete=launch.complete and (not gone or name in ADJUSTED))
+
+
+def _completed(
+    stated: Stated,
+    chosen: Mapping[str, Fact],
+    launch: Launch | None,
+    readings: Sequence[SourceReading],
+) -> Stated:
+    """The settings, with what was found in place of what is not set."""
+    degree = chosen.get(TENSOR_PARALLEL)
+    length = chosen.get(MAX_MODEL_LEN)
+    version = chosen.get(VERSION)
+    return replace(
+        stated,
+        model=stated.model or _found_model(chosen.get(MODEL), readings),
+        tensor_parallel=stated.degree or (_count(degree.value) if degree else None),
+        version=stated.version or (version_of(version.value) if version else None),
+        launch=stated.launch or launch,
+        max_model_len=_count(length.value) if length else None,
+    )
+
+
+def _found_model(fact: Fact | None, readings: Sequence[SourceReading]) -> Model | None:
+    if fact is None:
+        return None
+    read = [reading.model for reading in readings if reading.source == fact.source]
+    return read[0] if read and read[0] is not None else _catalogued(fact.value, ())
+
+
+def _count(value: Value) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def version_of(value: Value) -> Version | None:
+    """The version in a fact's value; None where it is none."""
+    try:
+        return parse_version(str(value))
+    except SizingError:
+        return None
+
+
+def version_text(version: Version) -> str:
+    """A version as 0.32.0."""
+    return ".".join(map(str, version))
+
+
+def _unknown(stated: Stated) -> tuple[tuple[str, str], ...]:
+    lacks = {
+        MODEL: stated.model,
+        "gpu": stated.gpu,
+        TENSOR_PARALLEL: stated.degree,
+        VERSION: stated.version,
+        "launch": stated.launch,
+        "replicas": stated.replicas,
+    }
+    return tuple((name, SUPPLY[name]) for name, value in lacks.items() if value is None)
+
+
+def _shown(value: Value) -> str:
+    return str(value)[:TEXT_MAX_CHARS]

@@ -1,0 +1,176 @@
+"""A server's facts in the program: when they are read, what they change, how they are shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.server.watch import READ_EVERY_S, ServerWatch
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.diagnose.deployment.server_facts import SourceReading, Value
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.reports.diagnosis_json import diagnosis_of, document
+from kneewatch.reports.diagnosis_text import known_words
+from tests.agent.running import Main, bodies, capture
+from tests.agent.server.test_probe import ALL
+from tests.agent.server.vllm_server import ROOT, asked, vllm_answers, vllm_server
+from tests.collector.servers import Start, always, answer
+
+PAGES = bodies("kv_pressure_cascade", 40, 60)
+SHORT = ("--for", "0.4s", "--interval", "0.1s")
+
+
+def test_diagnose_names_what_the_server_said(serving: Start, main: Main) -> None:
+    server = serving(vllm_server(PAGES, vllm_answers()))
+    told = main("diagnose", server.url, *SHORT, "--server-probe", "--format", "json")
+    (diagnosis,) = told.documents
+    facts = {fact["name"]: fact for fact in diagnosis["server"]["facts"]}
+    assert facts["model"]["value"] == ROOT
+    assert facts["vllm_version"]["value"] == "0.32.0"
+    assert facts["vllm_version"]["source"] == "server"
+    assert facts["vllm_version"]["age_s"] >= 0
+    assert asked(server) == ALL, "asked once, however many pages were read"
+
+
+def test_text_has_a_line_with_sources(serving: Start, main: Main) -> None:
+    server = serving(vllm_server(PAGES, vllm_answers()))
+    told = main("diagnose", server.url, *SHORT, "--server-probe", "--tp", "2")
+    assert f"known: vLLM 0.32.0, {ROOT}, TP 2, max-model-len 8192; from: " in told.out
+    markdown = main("diagnose", server.url, *SHORT, "--server-probe", "--format", "markdown").out
+    assert "Known: vLLM 0.32.0" in markdown
+
+
+def test_switched_off_nothing_but_the_page_is_read(serving: Start, main: Main) -> None:
+    server = serving(vllm_server(PAGES, vllm_answers()))
+    told = main("diagnose", server.url, *SHORT, "--no-server-probe", "--format", "json")
+    assert "server" not in told.documents[0]
+    assert asked(server) == []
+
+
+def test_what_is_no_vllm_is_asked_nothing(serving: Start, main: Main) -> None:
+    server = serving(always(answer(b"up 1\n")))
+    assert main("diagnose", server.url, *SHORT, "--server-probe").status == 2
+    assert asked(server) == []
+
+
+def test_inspect_lists_facts_and_what_is_missing(serving: Start, main: Main) -> None:
+    server = serving(vllm_server(PAGES, vllm_answers()))
+    told = main("inspect", server.url, "--server-probe", "--vllm-version", "0.30.0")
+    assert told.status == 0
+    rows = [line.split() for line in told.out.splitlines()]
+    assert ["vllm_version", "setting"] in [row[:2] for row in rows]
+    assert ["model", "server"] in [row[:2] for row in rows]
+    assert "setting says 0.30.0, server says 0.32.0" in " ".join(told.out.split())
+    assert "gpu: set gpu (--gpu)" in told.out
+    document = json.loads(main("inspect", server.url, "--server-probe", "--format", "json").out)
+    assert document["schema"] == "kneewatch.server/1"
+    assert {fact["source"] for fact in document["facts"]} >= {"page", "server"}
+
+
+def test_inspect_of_a_capture_has_the_facts_of_its_page(main: Main) -> None:
+    told = main("inspect", capture("kv_pressure_cascade"), "--format", "json")
+    assert {fact["source"] for fact in json.loads(told.out)["facts"]} == {"page"}
+
+
+def test_inspect_without_a_page(serving: Start, main: Main, tmp_path: Path) -> None:
+    server = serving(always(answer(b"", status="503 Service Unavailable")))
+    told = main("inspect", server.url, "--server-probe")
+    assert (told.status, told.out) == (2, "")
+    assert asked(server) == []
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"t": 1, "error": "refused"}\n')
+    assert main("inspect", empty).status == 2
+
+
+class Reads:
+    """Counts readings; each has the values that are set."""
+
+    def __init__(self, **values: Value) -> None:
+        self.values, self.times_s = values, list[float]()
+
+    def __call__(self, _address: str, _fetch: FetchSettings, now_s: float) -> list[SourceReading]:
+        self.times_s.append(now_s)
+        return [SourceReading("server", now_s, self.values)]
+
+
+@pytest.fixture
+def reads() -> Reads:
+    return Reads(vllm_version="0.32.0", model_path=ROOT)
+
+
+@pytest.fixture
+def stream(reads: Reads) -> TargetStream:
+    stream = TargetStream("tiny", Profile(), Limits())
+    stream.server = ServerWatch("http://127.0.0.1:1/metrics", FetchSettings(), read=reads)
+    return stream
+
+
+TYPE = "text/plain"
+PAGE = PAGES[0]
+
+
+def of_a_new_process(page: bytes) -> bytes:
+    """The page with a later start of the process."""
+    line = re.compile(rb"(?m)^(process_start_time_seconds) (\S+)$")
+    assert line.search(page)
+    return line.sub(lambda match: b"%s %f" % (match[1], float(match[2]) + 60), page)
+
+
+def test_facts_are_read_again_each_hour(stream: TargetStream, reads: Reads) -> None:
+    for t_s in (1000.0, 1005.0, 1000.0 + READ_EVERY_S - 1, 1000.0 + READ_EVERY_S):
+        stream.take(t_s, PAGE, TYPE)
+    assert reads.times_s == [1000.0, 1000.0 + READ_EVERY_S]
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_reading(
+    stream: TargetStream, reads: Reads
+) -> None:
+    for t_s in (9e6, 1000.0):
+        stream.take(t_s, PAGE, TYPE)
+        stream.take(t_s + 5, PAGE, TYPE)
+    assert len(reads.times_s) == 2
+
+
+def test_a_restart_replaces_the_facts(stream: TargetStream, reads: Reads) -> None:
+    stream.take(1000.0, PAGE, TYPE)
+    reads.values = {"vllm_version": "0.33.0"}
+    stream.take(1005.0, of_a_new_process(PAGE), TYPE)
+    assert reads.times_s == [1000.0, 1005.0]
+    (after,) = stream.take(1010.0, of_a_new_process(PAGE), TYPE)
+    assert after.server is not None
+    assert after.server.value("vllm_version") == "0.33.0"
+    assert after.server.value("model") is None, "facts of the old process are gone"
+
+
+def test_a_page_that_cannot_be_read_is_no_reason_to_ask(stream: TargetStream, reads: Reads) -> None:
+    stream.take(1000.0, b"nonsense", TYPE)
+    assert reads.times_s == []
+
+
+def test_facts_survive_the_document(stream: TargetStream) -> None:
+    stream.take(1000.0, PAGE, TYPE)
+    (diagnosis,) = stream.take(1005.0, PAGE, TYPE)
+    restored = diagnosis_of(document(diagnosis))
+    assert restored.server == diagnosis.server
+    assert known_words(restored) == known_words(diagnosis) != ""
+
+
+def test_recommendations_use_the_facts(reads: Reads) -> None:
+    plain = TargetStream("tiny", Profile(), Limits())
+    known = TargetStream("tiny", Profile(), Limits())
+    reads.values = {"vllm_version": "0.32.0", "model_path": ROOT, "tensor_parallel": 1}
+    known.server = ServerWatch("http://127.0.0.1:1/metrics", FetchSettings(), read=reads)
+    unknown: list[set[str]] = []
+    for stream in (plain, known):
+        for number, page in enumerate(bodies("kv_pressure_cascade", 40, 60)):
+            diagnoses = stream.take(1000.0 + 2 * number, page, TYPE)
+        advice = diagnoses[0].recommendations
+        assert advice
+        unknown.append({line for item in advice for line in item.unknown})
+    assert any("tensor_parallel" in line for line in unknown[0])
+    assert not any("tensor_parallel" in line for line in unknown[1])

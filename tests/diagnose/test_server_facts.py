@@ -1,0 +1,170 @@
+"""Facts of several sources: precedence, conflicts, contradictions, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.deployment.server_facts import (
+    Fact,
+    ServerFacts,
+    SourceReading,
+    Value,
+    merge,
+)
+from kneewatch.diagnose.deployment.vllm_flags import Launch, parse_launch
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+CONFIG = {
+    "block_size": "16",
+    "num_gpu_blocks": "1000",
+    "cache_dtype": "auto",
+    "gpu_memory_utilization": "0.9",
+    "enable_prefix_caching": "True",
+}
+
+
+def merged(
+    stated: Stated = NOTHING,
+    *readings: SourceReading,
+    config: Mapping[str, str] = CONFIG,
+    models: tuple[str, ...] = ("chat",),
+) -> tuple[ServerFacts, Stated]:
+    return merge(stated, readings, config=config, model_names=models, settings_s=1.0, page_s=9.0)
+
+
+def server(**values: Value) -> SourceReading:
+    return SourceReading("server", 5.0, values)
+
+
+def process(line: str) -> SourceReading:
+    return SourceReading("process", 6.0, launch=parse_launch(line, origin="test"))
+
+
+def test_a_server_and_its_process_complete_what_is_not_set() -> None:
+    facts, stated = merged(
+        NOTHING,
+        process(f"vllm serve {LLAMA} --max-num-seqs 64"),
+        server(vllm_version="0.32.0", model_path=LLAMA, max_model_len=8192),
+    )
+    assert stated.model == model(LLAMA)
+    assert (stated.version, stated.degree, stated.seats) == ((0, 32, 0), 1, 64)
+    assert stated.max_model_len == 8192
+    by_name = {fact.name: fact for fact in facts.facts}
+    assert by_name["vllm_version"] == Fact("vllm_version", "0.32.0", "server", 5.0)
+    assert by_name["tensor_parallel"] == Fact("tensor_parallel", 1, "process", 6.0)
+    assert by_name["num_gpu_blocks"] == Fact("num_gpu_blocks", 1000, "page", 9.0)
+    assert facts.notes == ()
+    assert [name for name, _ in facts.unknown] == ["gpu", "replicas"]
+
+
+def test_a_setting_wins_and_the_conflict_is_a_note() -> None:
+    stated = Stated(model=model("Qwen/Qwen3-8B"), version=(0, 30, 0), tensor_parallel=2)
+    facts, completed = merged(
+        stated,
+        server(vllm_version="0.32.0", model_path=LLAMA),
+        process(f"vllm serve {LLAMA} -tp 4"),
+    )
+    assert (completed.model, completed.version, completed.degree) == (
+        stated.model,
+        (0, 30, 0),
+        2,
+    )
+    for name, both in (
+        ("vllm_version", ("0.30.0", "0.32.0")),
+        ("model", ("Qwen/Qwen3-8B", LLAMA)),
+        ("tensor_parallel", ("2", "4")),
+    ):
+        note = next(note for note in facts.notes if note.startswith(f"{name}: setting says"))
+        assert all(value in note for value in both)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("--num-gpu-blocks-override 10", "num_gpu_blocks_override"),
+        ("--gpu-memory-utilization 0.5", "gpu_memory_utilization"),
+        ("--kv-cache-dtype fp8", "kv_cache_dtype"),
+    ],
+)
+def test_a_flag_that_contradicts_the_page_is_dropped(flags: str, name: str) -> None:
+    config = CONFIG | {"num_gpu_blocks_override": "1000", "cache_dtype": "bfloat16"}
+    facts, stated = merged(NOTHING, process(f"vllm serve {LLAMA} {flags}"), config=config)
+    assert any(note.startswith(f"{name}: process says") for note in facts.notes)
+    assert facts.value(name) == next(
+        f.value for f in facts.facts if f.source == "page" if f.name == name
+    )
+    assert stated.launch is not None
+    assert not stated.launch.complete, "the rest of that line is doubtful"
+    assert not any(flag in stated.launch.flags for flag in flags.split()[:1])
+
+
+def test_a_block_size_that_vllm_adjusts_leaves_the_launch_whole() -> None:
+    facts, stated = merged(NOTHING, process(f"vllm serve {LLAMA} --block-size 32"))
+    assert facts.value("block_size") == 16
+    assert stated.launch == Launch(LLAMA)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
+def test_two_names_of_one_type_are_no_conflict(dtype: str) -> None:
+    line = f"vllm serve {LLAMA} --kv-cache-dtype {dtype}"
+    facts, _ = merged(NOTHING, process(line), config=CONFIG | {"cache_dtype": "fp8"})
+    assert facts.notes == ()
+
+
+def test_a_version_that_lacks_the_labels_of_the_page_is_dropped() -> None:
+    config = CONFIG | {"kv_cache_size_tokens": "16000"}
+    facts, stated = merged(NOTHING, server(vllm_version="0.20.0"), config=config)
+    assert stated.version is None
+    assert facts.value("vllm_version") is None
+    (note,) = facts.notes
+    assert note == (
+        "vllm_version: server says 0.20.0, the page has labels of 0.24.0 or later: not used"
+    )
+
+
+def test_secrets_of_a_command_line_are_no_facts() -> None:
+    line = f"vllm serve {LLAMA} --api-key hunter2 --hf-token=hunter2 --ssl-keyfile hunter2"
+    facts, _ = merged(NOTHING, process(line))
+    assert "hunter2" not in repr(facts)
+
+
+def test_a_path_needs_the_configuration_beside_it() -> None:
+    path = server(model_path="/models/mine")
+    assert merged(NOTHING, path)[1].model is None
+    found = SourceReading("config.json", 7.0, model=model(LLAMA))
+    facts, stated = merged(NOTHING, path, found)
+    assert stated.model == model(LLAMA)
+    assert next(fact.source for fact in facts.facts if fact.name == "model") == "config.json"
+
+
+def test_several_models_on_one_page_have_no_model_in_common() -> None:
+    _, stated = merged(NOTHING, server(model_path=LLAMA), models=("chat", "other"))
+    assert stated.model is None
+
+
+def test_a_line_that_may_have_more_flags_has_no_default_degree() -> None:
+    _, stated = merged(NOTHING, process(f"vllm serve {LLAMA} --config /etc/vllm.yaml"))
+    assert stated.degree is None
+
+
+def test_what_is_unknown_says_how_to_supply_it() -> None:
+    facts, stated = merged(Stated(gpu=gpu("h100-sxm")))
+    assert stated == Stated(gpu=gpu("h100-sxm"))
+    assert dict(facts.unknown).keys() == {
+        "model",
+        "tensor_parallel",
+        "vllm_version",
+        "launch",
+        "replicas",
+    }
+    assert "--model" in dict(facts.unknown)["model"]
+
+
+def test_notes_of_sources_are_kept_once() -> None:
+    reading = SourceReading("server", 5.0, notes=("GET /version: no",))
+    assert merged(NOTHING, reading, reading)[0].notes == ("GET /version: no",)
