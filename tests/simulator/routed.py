@@ -416,7 +416,7 @@ SMALL, LARGE = 60_000, 600_000
 """Capacities of a replica's cache in tokens."""
 
 
-SIZES = ((2, SMALL), (2, LARGE), (4, LARGE), (8, SMALL), (16, LARGE))
+SIZES = ((2, LARGE), (4, SMALL))
 """Replicas of a pool, and the capacity of each one's cache."""
 
 

@@ -123,7 +123,7 @@ def test_prompts_that_share_nothing_are_not_routed_wrong() -> None:
     assert "routing_dilution" not in causes(verdict(*diluted(4, prefix_hit_ratio=0.0)))
 
 
-GROUP = ("prod/m", "", "")
+GROUP: Group = ("prod/m", "", "")
 USUALLY = {GROUP: Usual(hit_ratio=0.64, query_per_s=12_000.0, ttft_p50_s=0.107)}
 LENGTHS = {GROUP: {"prompt_tokens_mean": {1000.0: 2e4, 2000.0: 8e4, inf: 1e5}}}
 FALLEN = {"prefix_hit_ratio": 0.19, "ttft_p50_s": 0.2, "kv_capacity_tokens": 1e6}
