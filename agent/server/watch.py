@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from kneewatch.agent.server.probe import ask_server
+from kneewatch.agent.server.process import read_process
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -25,8 +26,9 @@ def server_watch(address: str, settings: Settings) -> ServerWatch | None:
 
 
 def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[SourceReading]:
-    """What the server says about itself."""
-    return [ask_server(address, fetch, now_s)]
+    """What the server says about itself, and what its process on this node shows."""
+    process, _ = read_process(address, now_s)
+    return [ask_server(address, fetch, now_s), process]
 
 
 class ServerWatch:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kneewatch.collector.errors import SettingsError
@@ -113,6 +114,12 @@ ALIASES = {
 MULTIPLES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 """vLLM reads 4k as 4,000 and 4K as 4,096."""
 
+_PYTHON = re.compile(r"python(?:\d+(?:\.\d+)?)?")
+COMMANDS = ("vllm", "vllm.entrypoints.cli.main")
+"""Modules that are `vllm` on the command line."""
+
+_SCRIPTS = ("/vllm/entrypoints/openai/api_server.py", "/vllm/entrypoints/api_server.py")
+
 ENTRIES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 NUMBERS = (
     "--tensor-parallel-size",
@@ -210,6 +217,51 @@ def parse_launch(text: str, *, origin: str) -> Launch:
     raise SettingsError(
         f"{origin}: no vLLM command line found; write `vllm serve MODEL --flag value ...`"
     )
+
+
+def process_launch(words: Sequence[str]) -> Launch | None:
+    """The launch in a process's own arguments; None where it does not serve vLLM.
+
+    The program itself must be vLLM, or a Python that runs it: `vllm serve` further on is no proof.
+    """
+    rest = list(words)
+    if rest and _PYTHON.fullmatch(rest[0].split("/")[-1]):
+        rest = rest[1:]
+        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+            rest = rest[2 if rest[0] in ("-X", "-W") else 1 :]
+        if rest[:1] == ["-m"]:
+            module, after = "".join(rest[1:2]), rest[2:]
+            if module in ENTRIES:
+                return _parsed(after)
+            return _parsed(after[1:]) if module in COMMANDS and after[:1] == ["serve"] else None
+    program = "".join(rest[:1])
+    if program.split("/")[-1] == "vllm" and rest[1:2] == ["serve"]:
+        return _parsed(rest[2:])
+    return _parsed(rest[1:]) if program.endswith(_SCRIPTS) else None
+
+
+def with_config_file(launch: Launch, document: Mapping[str, object]) -> Launch:
+    """The launch with the flags of its `--config` file; flags of the command line win.
+
+    A value that is off, or of a kind that vLLM does not take from a file, leaves the line
+    incomplete.
+    """
+    flags: dict[str, str] = {}
+    complete = True
+    for key, value in document.items():
+        flag = f"--{key.replace('_', '-')}"
+        if isinstance(value, bool):
+            complete = complete and value
+            if value:
+                flags[flag] = ""
+        elif isinstance(value, str | int | float):
+            flags[flag] = str(value)
+        elif isinstance(value, Mapping | list):
+            flags[flag] = json.dumps(value, default=str)
+        else:
+            complete = False
+    model = flags.pop("--model", "") or flags.pop("--model-tag", "")
+    return Launch(launch.model or model, {**flags, **launch.flags}, complete)
 
 
 def _arguments(words: list[str]) -> list[str] | None:

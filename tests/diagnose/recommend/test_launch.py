@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.diagnose.deployment.vllm_flags import Launch, parse_launch
+from kneewatch.diagnose.deployment.vllm_flags import (
+    Launch,
+    parse_launch,
+    process_launch,
+    with_config_file,
+)
 
 SCRIPT = """#!/bin/sh
 # the server
@@ -101,3 +106,52 @@ def test_short_names() -> None:
     assert set(launch.flags) == {
         "--tensor-parallel-size", "--enable-expert-parallel", "--speculative-config"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/usr/bin/python3 /usr/local/bin/vllm serve org/m -tp 2",
+        "vllm serve org/m --tensor-parallel-size=2",
+        "/opt/venv/bin/vllm serve org/m --tensor_parallel_size 2",
+        "python3.12 -u -X dev -m vllm.entrypoints.openai.api_server --model org/m --tp 2",
+        "python -m vllm serve org/m -tp 2",
+        "python /x/vllm/entrypoints/openai/api_server.py --model org/m -tp 2",
+    ],
+)
+def test_arguments_of_a_process_that_serves_vllm(line: str) -> None:
+    launch = process_launch(line.split())
+    assert launch is not None
+    assert (launch.model, launch.count("--tensor-parallel-size")) == ("org/m", 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "bash -c vllm serve org/m",
+        "nginx vllm serve org/m",
+        "python3 -c vllm serve org/m",
+        "python3 app.py vllm serve org/m",
+        "python3 -m http.server vllm serve org/m",
+        "python3 -m vllm bench serve",
+        "vllm bench serve",
+        "vllmx serve org/m",
+        "pythonic -m vllm serve org/m",
+        "python3 -m",
+        "python3",
+    ],
+)
+def test_arguments_of_another_program(line: str) -> None:
+    assert process_launch(line.split()) is None
+
+
+def test_a_configuration_file_adds_flags_under_the_line() -> None:
+    launch = process_launch(["vllm", "serve", "--config", "f.yaml", "--max-num-seqs", "8"])
+    assert launch is not None
+    document = {"model": "org/m", "max-num-seqs": 64, "enable_lora": True, "kv-transfer": {"a": 1}}
+    whole = with_config_file(launch, document)
+    assert (whole.model, whole.complete, whole.count("--max-num-seqs")) == ("org/m", True, 8)
+    assert whole.switched("enable-lora") is True
+    assert whole.flags["--kv-transfer"] == '{"a": 1}'
+    assert not with_config_file(launch, {"enable-prefix-caching": False}).complete

@@ -1,0 +1,69 @@
+"""Reads files that a server's command line names. I/O edge.
+
+The command line is another program's word: only regular files of a limited size are opened.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from kneewatch.collector.errors import KneewatchError
+
+YAML_MAX_BYTES = 64 * 1024
+
+
+class FileError(KneewatchError):
+    """A file is missing, too large, or not of the expected kind; never quotes its contents."""
+
+
+def read_file(path: Path, most_bytes: int, *, user_id: int) -> bytes:
+    """The contents of a regular file that the user may read; links are followed.
+
+    Raises:
+        FileError: there is none, it has more than `most_bytes`, or it is neither the user's nor
+            readable by everyone: kneewatch may have more rights than the program that names it.
+    """
+    try:
+        # A pipe or a device must not block: without O_NONBLOCK, opening it could.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise FileError(f"{path} is not a regular file")
+            if user_id not in (0, status.st_uid) and not status.st_mode & stat.S_IROTH:
+                raise FileError(f"{path} is not readable by the server's user")
+            data = file.read(most_bytes + 1)
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not a path"
+        raise FileError(f"{path} cannot be read: {reason}") from exc
+    if len(data) > most_bytes:
+        raise FileError(f"{path} is larger than {most_bytes} bytes")
+    return data
+
+
+def read_yaml(path: Path, *, user_id: int) -> Mapping[str, object]:
+    """The keys of a YAML file, as `vllm serve --config` takes it.
+
+    Raises:
+        FileError: it cannot be read, or is no such file.
+    """
+    import yaml
+
+    if path.suffix not in (".yaml", ".yml"):
+        raise FileError(f"{path} is not named .yaml or .yml, as vLLM requires")
+    data = read_file(path, YAML_MAX_BYTES, user_id=user_id)
+    try:
+        # Aliases can make a small file huge.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(data)):
+            raise FileError(f"{path} has aliases")
+        document: object = yaml.safe_load(data)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError):
+        raise FileError(f"{path} is not YAML") from None
+    if not isinstance(document, dict):
+        raise FileError(f"{path} is not a table of flags")
+    keys = cast("Mapping[object, object]", document)
+    return {str(key): value for key, value in keys.items()}

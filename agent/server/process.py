@@ -1,0 +1,246 @@
+"""Finds the vLLM process that listens on a target's port on this node. I/O edge.
+
+psutil is imported here only, and only for targets on this node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kneewatch.agent.server.files import FileError, read_yaml
+from kneewatch.collector.http.address import parse_target
+from kneewatch.diagnose.deployment.server_facts import (
+    PROCESS,
+    TEXT_MAX_CHARS,
+    SourceReading,
+    Value,
+)
+from kneewatch.diagnose.deployment.vllm_flags import Launch, process_launch, with_config_file
+
+if TYPE_CHECKING:
+    import psutil
+
+LISTENERS_MAX = 64
+ANCESTORS_MAX = 3
+"""API server processes that share a port are children of the one with the command line."""
+
+VARIABLES_MAX = 50
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+_CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_UNIT = re.compile(r"/([^/]+\.service)(?:/|$)")
+
+ALLOW = (
+    "run kneewatch as the server's user or as root, outside a container of its own (systemd: "
+    "User=, ProtectProc=default), or set launch_file"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A vLLM process: its launch, its working folder, its environment, and whether paths mean the
+    same files to it as to kneewatch. `environ` is None where it cannot be read; `user_id` is the
+    process's user."""
+
+    launch: Launch
+    user_id: int
+    folder: Path | None
+    environ: Mapping[str, str] | None
+    shares_files: bool
+
+
+def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProcess | None]:
+    """The facts of the process behind a target, and the process; no facts for a remote target.
+
+    What listens but is no vLLM, or cannot be read, leaves a note.
+    """
+    address = parse_target(target)
+    nothing = SourceReading(PROCESS, now_s)
+    if not _may_be_local(address.host):
+        return nothing, None
+    import psutil
+
+    try:
+        listeners = _listeners(address.host, address.port)
+    except (psutil.Error, OSError) as exc:
+        note = f"port {address.port}: the node's sockets cannot be listed: {_printable(str(exc))}"
+        return replace(nothing, notes=(note,)), None
+    pids = {pid for pid in listeners if pid is not None}
+    if not pids:
+        note = f"port {address.port}: its process cannot be read; {ALLOW}"
+        return (replace(nothing, notes=(note,)) if listeners else nothing), None
+    others: list[str] = []
+    for pid in sorted(pids)[:LISTENERS_MAX]:
+        try:
+            server = _server_process(psutil.Process(pid))
+            if server is not None:
+                return _facts(*server, now_s)
+            others.append(f"{psutil.Process(pid).name()} (pid {pid})")
+        except (psutil.Error, OSError) as exc:
+            others.append(f"pid {pid}: {type(exc).__name__}")
+    note = f"port {address.port}: {', '.join(others[:3])} listens there, which is no vLLM"
+    return replace(nothing, notes=(_printable(note),)), None
+
+
+def _may_be_local(host: str) -> bool:
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host in ("localhost", socket.gethostname())
+    if address.is_loopback:
+        return True
+    import psutil
+
+    own = {
+        entry.address.partition("%")[0] for row in psutil.net_if_addrs().values() for entry in row
+    }
+    return str(address) in own
+
+
+def _listeners(host: str, port: int) -> set[int | None]:
+    """Process ids that listen on the port; None for a process that may not be seen.
+
+    A socket bound to the host's own address gets its connections before one bound to all.
+    """
+    import psutil
+
+    sockets = [
+        (_bound_to(connection.laddr.ip), connection.pid)
+        for connection in psutil.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+        and connection.laddr
+        and connection.laddr.port == port
+    ]
+    exact = {pid for bound, pid in sockets if _is_bound_to(bound, host)}
+    return exact or {pid for bound, pid in sockets if bound.is_unspecified}
+
+
+def _bound_to(text: str) -> IPv4Address | IPv6Address:
+    address = ip_address(text.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _is_bound_to(bound: IPv4Address | IPv6Address, host: str) -> bool:
+    try:
+        return bound == _bound_to(host)
+    except ValueError:
+        return bound.is_loopback if host == "localhost" else not bound.is_unspecified
+
+
+def _server_process(process: psutil.Process) -> tuple[psutil.Process, Launch] | None:
+    """The process with vLLM's command line: this one or an ancestor of it; None without one."""
+    at: psutil.Process | None = process
+    for _ in range(ANCESTORS_MAX + 1):
+        if at is None:
+            return None
+        words = at.cmdline()
+        launch = process_launch(words)
+        if launch is not None:
+            return at, launch
+        if not _is_worker(words):
+            return None
+        at = at.parent()
+    return None
+
+
+def _is_worker(words: list[str]) -> bool:
+    """Whether a process may be one that vLLM started: renamed, or started by multiprocessing."""
+    return bool(words) and (
+        words[0].startswith("VLLM::") or any("multiprocessing." in word for word in words[1:4])
+    )
+
+
+def _facts(
+    process: psutil.Process, launch: Launch, now_s: float
+) -> tuple[SourceReading, ServerProcess]:
+    values: dict[str, Value] = {"pid": process.pid, "process_started_s": process.create_time()}
+    values |= place(_text(Path(f"/proc/{process.pid}/cgroup")))
+    notes: list[str] = []
+    environ = _environ(process)
+    if environ is None:
+        notes.append(f"pid {process.pid}: its environment cannot be read; {ALLOW}")
+    else:
+        values |= shown_variables(environ)
+    user_id = process.uids().effective
+    server = ServerProcess(launch, user_id, _folder(process), environ, _shares_files(process.pid))
+    if "--config" in launch.flags:
+        try:
+            launch = _with_config(launch, server)
+        except FileError as exc:
+            notes.append(_printable(f"--config: {exc}"))
+    reading = SourceReading(PROCESS, now_s, values, launch=launch, notes=tuple(notes))
+    return reading, replace(server, launch=launch)
+
+
+def _with_config(launch: Launch, server: ServerProcess) -> Launch:
+    path = Path(launch.flags["--config"])
+    if not server.shares_files or (not path.is_absolute() and server.folder is None):
+        raise FileError(f"{path} is in the server's own file system; set launch_file")
+    document = read_yaml((server.folder or Path("/")) / path, user_id=server.user_id)
+    return with_config_file(launch, document)
+
+
+def place(cgroup: str) -> dict[str, Value]:
+    """The systemd unit and the container in the text of /proc/PID/cgroup."""
+    container, unit = _CONTAINER.search(cgroup), _UNIT.search(cgroup)
+    values: dict[str, Value] = {} if container is None else {"container": container[1][:12]}
+    return values if unit is None else values | {"unit": _printable(unit[1])}
+
+
+def shown_variables(environ: Mapping[str, str]) -> dict[str, Value]:
+    """Variables of vLLM and CUDA_VISIBLE_DEVICES, without those whose names tell of a secret."""
+    names = [
+        name
+        for name in sorted(environ)
+        if name == "CUDA_VISIBLE_DEVICES" or (name.startswith("VLLM_") and not _SECRET.search(name))
+    ]
+    return {_printable(name): _printable(environ[name]) for name in names[:VARIABLES_MAX]}
+
+
+def _environ(process: psutil.Process) -> Mapping[str, str] | None:
+    import psutil
+
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return None
+
+
+def _folder(process: psutil.Process) -> Path | None:
+    import psutil
+
+    try:
+        return Path(process.cwd())
+    except (psutil.Error, OSError):
+        return None
+
+
+def _shares_files(pid: int) -> bool:
+    """Whether a process has this one's mount namespace; False where that cannot be read."""
+    try:
+        return _namespace(str(pid)) == _namespace("self")
+    except OSError:
+        return False
+
+
+def _namespace(process: str) -> str:
+    return os.readlink(f"/proc/{process}/ns/mnt")  # noqa: PTH115 - no path: mnt:[4026531841]
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(16 * 1024).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:TEXT_MAX_CHARS])

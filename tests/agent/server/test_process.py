@@ -1,0 +1,177 @@
+"""The process behind a port on this node: real child processes, read through psutil."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kneewatch.agent.server.files import FileError, read_yaml
+from kneewatch.agent.server.process import place, read_process
+from kneewatch.diagnose.deployment.server_facts import SourceReading
+
+LISTEN = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+SECRETS = {"VLLM_API_KEY": "hunter2", "HF_TOKEN": "hunter2", "VLLM_HF_TOKEN": "hunter2"}
+
+Listen = Callable[..., tuple[int, int]]
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[Listen]:
+    """Starts a Python script of that name that listens; returns its pid and port."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(name: str, *arguments: str, script: str = LISTEN, **env: str) -> tuple[int, int]:
+        path = tmp_path / name
+        path.write_text(script)
+        child = subprocess.Popen(
+            [sys.executable, "-u", str(path), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, **env},
+        )
+        children.append(child)
+        assert child.stdout is not None
+        return child.pid, int(child.stdout.readline())
+
+    yield start
+    for child in children:
+        child.communicate()
+
+
+def read(port: int, host: str = "127.0.0.1") -> SourceReading:
+    return read_process(f"http://{host}:{port}/metrics", 5.0)[0]
+
+
+def test_a_server_shows_its_command_line_and_variables(listening: Listen) -> None:
+    env = {"VLLM_USE_V1": "1", "CUDA_VISIBLE_DEVICES": "0,1", **SECRETS}
+    pid, port = listening("vllm", "serve", "org/model", "-tp", "2", "--api-key=hunter2", **env)
+    reading = read(port)
+    assert (reading.source, reading.read_s, reading.notes) == ("process", 5.0, ())
+    assert reading.launch is not None
+    assert (reading.launch.model, reading.launch.complete) == ("org/model", True)
+    assert reading.launch.flags["--tensor-parallel-size"] == "2"
+    values = dict(reading.values)
+    assert (values["pid"], values["VLLM_USE_V1"]) == (pid, "1")
+    assert values["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "hunter2" not in repr(values)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_server_is_found_by_each_name_of_this_node(listening: Listen, host: str) -> None:
+    _, port = listening("vllm", "serve", "org/model")
+    assert read(port, host).launch is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("nginx.py", ("vllm", "serve", "/etc")), ("vllm", ("bench", "serve")), ("serve", ())],
+)
+def test_another_program_on_the_port_is_a_note(
+    listening: Listen, name: str, arguments: tuple[str, ...]
+) -> None:
+    pid, port = listening(name, *arguments)
+    reading = read(port)
+    assert (reading.launch, dict(reading.values)) == (None, {})
+    (note,) = reading.notes
+    assert f"pid {pid}" in note
+    assert "no vLLM" in note
+
+
+def test_a_worker_that_holds_the_port_has_its_parents_command_line(listening: Listen) -> None:
+    worker = f"{LISTEN!r}, 'multiprocessing.spawn'"
+    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {worker}])\n"
+    pid, port = listening("vllm", "serve", "org/model", script=parent)
+    assert read(port).values["pid"] == pid
+
+
+@pytest.mark.parametrize("address", ["http://192.0.2.1:8000", "http://vllm.example:8000"])
+def test_a_remote_server_has_no_process_here(address: str) -> None:
+    assert read_process(address, 5.0) == (SourceReading("process", 5.0), None)
+
+
+def test_a_port_without_a_listener_has_no_facts() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert read(bound.getsockname()[1]) == SourceReading("process", 5.0)
+
+
+def test_a_configuration_file_of_the_command_line(listening: Listen, tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text("tensor-parallel-size: 4\nmax-num-seqs: 64\n")
+    arguments = ("serve", "org/model", "--config", "serve.yaml", "--max-num-seqs", "8")
+    _, port = listening("vllm", *arguments)
+    launch = read(port).launch
+    assert launch is not None
+    assert launch.complete
+    assert launch.count("--tensor-parallel-size") == 4
+    assert launch.count("--max-num-seqs") == 8, "the command line wins"
+
+
+ALIASES = "a: &a [x, x]\nb: &b [*a, *a]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("secret.txt", "model: hunter2"),
+        ("big.yaml", "a: hunter2\n" + "# hunter2\n" * 10_000),
+        ("aliases.yaml", ALIASES),
+        ("list.yaml", "[hunter2]"),
+        ("broken.yaml", "hunter2: [\x00"),
+        ("missing.yaml", None),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_a_note(
+    listening: Listen, tmp_path: Path, name: str, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    _, port = listening("vllm", "serve", "org/model", "--config", name)
+    reading = read(port)
+    assert reading.launch is not None
+    assert not reading.launch.complete
+    (note,) = reading.notes
+    assert note.startswith("--config: ")
+    assert "hunter2" not in note
+
+
+def test_a_pipe_is_not_waited_for(listening: Listen, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    _, port = listening("vllm", "serve", "org/model", "--config", "pipe.yaml")
+    assert "not a regular file" in read(port).notes[0]
+
+
+def test_a_file_that_the_servers_user_may_not_read_is_not_read_for_it(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: org/model\n")
+    file.chmod(0o640)
+    with pytest.raises(FileError, match="not readable by the server's user"):
+        read_yaml(file, user_id=os.getuid() + 12345)
+    file.chmod(0o644)
+    assert read_yaml(file, user_id=os.getuid() + 12345) == {"model": "org/model"}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "expected"),
+    [
+        ("0::/system.slice/vllm.service\n", {"unit": "vllm.service"}),
+        (f"0::/system.slice/docker-{'ab' * 32}.scope", {"container": "abababababab"}),
+        (f"0::/kubepods/pod1/{'cd' * 32}\n", {"container": "cdcdcdcdcdcd"}),
+        ("0::/user.slice\n", {}),
+        ("", {}),
+    ],
+)
+def test_where_a_process_runs(cgroup: str, expected: dict[str, str]) -> None:
+    assert place(cgroup) == expected
