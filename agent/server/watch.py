@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from kneewatch.agent.server.model_file import read_model
 from kneewatch.agent.server.probe import ask_server
 from kneewatch.agent.server.process import read_process
 from kneewatch.agent.settings.effective import Settings
@@ -27,8 +28,12 @@ def server_watch(address: str, settings: Settings) -> ServerWatch | None:
 
 def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[SourceReading]:
     """What the server says about itself, and what its process on this node shows."""
-    process, _ = read_process(address, now_s)
-    return [ask_server(address, fetch, now_s), process]
+    readings = [ask_server(address, fetch, now_s)]
+    shown, server = read_process(address, now_s)
+    readings.append(shown)
+    if server is not None:
+        readings.append(read_model(server, now_s))
+    return readings
 
 
 class ServerWatch:

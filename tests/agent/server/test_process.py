@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -14,11 +15,36 @@ import pytest
 from kneewatch.agent.server.files import FileError, read_yaml
 from kneewatch.agent.server.process import place, read_process
 from kneewatch.diagnose.deployment.server_facts import SourceReading
+from tests.agent.running import Main, bodies
+from tests.agent.server.test_model_file import model_folder
 
 LISTEN = """
 import socket, sys
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+SERVE = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.path == "/metrics"
+        body = Path("page.txt").read_bytes() if known else b""
+        self.send_response(200 if known else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+server = HTTPServer(("127.0.0.1", 0), Page)
+print(server.server_port, flush=True)
+import threading
+threading.Thread(target=server.serve_forever, daemon=True).start()
 sys.stdin.read()
 """
 SECRETS = {"VLLM_API_KEY": "hunter2", "HF_TOKEN": "hunter2", "VLLM_HF_TOKEN": "hunter2"}
@@ -175,3 +201,18 @@ def test_a_file_that_the_servers_user_may_not_read_is_not_read_for_it(tmp_path: 
 )
 def test_where_a_process_runs(cgroup: str, expected: dict[str, str]) -> None:
     assert place(cgroup) == expected
+
+
+def test_a_local_server_is_known_without_a_setting(
+    listening: Listen, main: Main, tmp_path: Path
+) -> None:
+    (tmp_path / "page.txt").write_bytes(bodies("healthy_light", 10, 11)[0])
+    folder = model_folder(tmp_path / "mine")
+    _, port = listening("vllm", "serve", str(folder), "--max-num-seqs", "64", script=SERVE)
+    told = main("inspect", f"127.0.0.1:{port}", "--server-probe", "--format", "json")
+    document = json.loads(told.out)
+    sources = {fact["name"]: (fact["source"], fact["value"]) for fact in document["facts"]}
+    assert sources["model"] == ("config.json", str(folder))
+    assert sources["tensor_parallel"] == ("process", 1)
+    assert sources["max_num_seqs"] == ("process", 64)
+    assert {row["name"] for row in document["unknown"]} == {"gpu", "replicas", "vllm_version"}
