@@ -82,6 +82,7 @@ def cli() -> None:
     "gpu_metrics",
     "docs_url",
     "server.probe",
+    "server_log",
     SWEEPS,
     *DIAGNOSIS,
     *DEPLOYMENT,
@@ -101,18 +102,26 @@ def diagnose(
 
     With --prometheus instead of TARGET: diagnose all replicas that a Prometheus, Thanos, Mimir or
     VictoriaMetrics scrapes, with causes across replicas.
+
+    With --log: add what vLLM's log says; without TARGET, say from it alone why the server did not
+    start or died.
     """
+    settings = effective(given)
+    if target is None and prometheus is None and settings["server_log"]:
+        return commands.diagnose_log(settings, form=form)
     if (target is None) == (prometheus is None):
-        raise click.UsageError("Missing argument 'TARGET' (or --prometheus, not both).")
+        raise click.UsageError("Missing argument 'TARGET' (or --prometheus or --log).")
     if target is not None and (selector or at):
         raise click.UsageError("--selector and --at need --prometheus.")
+    if prometheus is not None and settings.origin("server_log").startswith("flag"):
+        raise click.UsageError("--log is of one server; --prometheus is of a fleet.")
     if target is not None:
-        return commands.diagnose(target, effective(given), form=form)
+        return commands.diagnose(target, settings, form=form)
     from kneewatch.agent.fleet import command  # lazy: slow to import
 
     return command.diagnose(
         prometheus or "",
-        effective(given),
+        settings,
         selector=selector,
         at_s=timestamp(at),
         form=form,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from importlib.resources import files
@@ -23,6 +24,7 @@ from kneewatch.agent.printing import (
 )
 from kneewatch.agent.recording import Captures, capture_names, infrequent_gc
 from kneewatch.agent.server.watch import server_watch
+from kneewatch.agent.server_log import NO_START, read_log, stated_with_log
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.options import timestamp
@@ -34,9 +36,11 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.diagnose.causes.availability import STALLED_S
+from kneewatch.diagnose.deployment.startup_log import StartupLog
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
+from kneewatch.diagnose.engine.log_diagnosis import log_diagnosis
 from kneewatch.diagnose.learned.derived_signals import STALL
 from kneewatch.reports.diagnosis_timeline import WorstState
 from kneewatch.reports.formatting import wrapped
@@ -62,14 +66,50 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
         if gpu_metrics and settings.origin("gpu_metrics").startswith("flag"):
             raise SettingsError("--gpu-metrics needs a server; a capture has no GPU page")
         return _diagnose_capture(target, settings, form)
-    profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
+    log = _server_log(settings)
+    known = stated_with_log(stated(settings), log)
+    profile = settings.profile(window_s=live_window_s(settings), stated=known)
     stream = TargetStream(target_name(target), profile, settings.limits())
     stream.server = server_watch(target, settings)
     fetcher = Fetcher(metrics_url(target), settings.fetch())
     gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
-    with closing(fetcher), closing(gpus) if gpus else nullcontext():
-        last, introduction = _watch(stream, fetcher, gpus, settings)
-    return print_diagnoses(last, form, settings.docs_url, introduction=introduction)
+    try:
+        with closing(fetcher), closing(gpus) if gpus else nullcontext():
+            last, introduction = _watch(stream, fetcher, gpus, settings)
+    except CollectError as error:
+        if log.failure is None:
+            raise
+        say(f"{error}")
+        return _print_log(log, target_name(target), settings, form)
+    if log.failure is not None:
+        say("the log ends with a failure, but the server answers: its log is elsewhere by now")
+    return print_diagnoses(last, form, settings.docs_url, introduction=introduction, log=log.facts)
+
+
+def diagnose_log(settings: Settings, *, form: str) -> int:
+    """Print what vLLM's log says: why the server did not start or died, or that it started.
+    Returns the exit status."""
+    path: str = settings["server_log"]
+    log = read_log(path)
+    if log.phase == "empty" and log.failure is None:
+        raise SettingsError(f"{settings.origin('server_log')}: {path}: {NO_START}")
+    return _print_log(log, path, settings, form)
+
+
+def _server_log(settings: Settings) -> StartupLog:
+    path: str | None = settings["server_log"]
+    if path is None:
+        return StartupLog()
+    log = read_log(path)
+    if log.phase == "empty":
+        say(f"{path}: {NO_START}")
+    return log
+
+
+def _print_log(log: StartupLog, target: str, settings: Settings, form: str) -> int:
+    known = stated_with_log(stated(settings), log)
+    diagnosis = log_diagnosis(log, known, target=target, t_s=time.time())
+    return print_diagnoses([diagnosis], form, settings.docs_url, log=log.facts)
 
 
 def _gpu_page(settings: Settings) -> str | None:
@@ -86,7 +126,8 @@ def live_window_s(settings: Settings) -> float:
 
 
 def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
-    profile = settings.profile(stated=stated(settings))
+    log = _server_log(settings)
+    profile = settings.profile(stated=stated_with_log(stated(settings), log))
     stream = TargetStream(capture_name(path), profile, settings.limits())
     last: list[Diagnosis] = []
     worst = WorstState()
@@ -96,7 +137,7 @@ def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
     introduction = worst.ended_words(last)
     if introduction:
         introduction = f"{introduction} All states: kneewatch replay {path}"
-    return print_diagnoses(last, form, settings.docs_url, introduction=introduction)
+    return print_diagnoses(last, form, settings.docs_url, introduction=introduction, log=log.facts)
 
 
 def _gpu_stream(target: str, url: str, settings: Settings, profile: Profile) -> GpuStream:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 import click
 import orjson
 
 from kneewatch.collector.errors import CaptureError
+from kneewatch.diagnose.deployment.startup_log import LogFact
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_json import document
-from kneewatch.reports.diagnosis_text import Style, markdown, text
+from kneewatch.reports.diagnosis_text import Style, escaped, markdown, text
 from kneewatch.reports.formatting import WIDTH, printable, wrapped
+from kneewatch.reports.log_facts import log_document, log_words
 from kneewatch.rules.rule import Severity
 
 OK, FOUND, NO_DATA = 0, 1, 2
 """Exit status: nothing found; findings at warning or worse; wrong usage or settings, or no data."""
 
+NO_FACTS: Mapping[str, LogFact] = {}
 NO_SCRAPE = "no scrape in the requested period"
 LEAST_WIDTH = 60
 
@@ -50,11 +53,17 @@ def progress(diagnoses: Sequence[Diagnosis], elapsed_s: float, watch_s: float) -
 
 
 def print_diagnoses(
-    diagnoses: Sequence[Diagnosis], form: str, docs_url: str, *, introduction: str = ""
+    diagnoses: Sequence[Diagnosis],
+    form: str,
+    docs_url: str,
+    *,
+    introduction: str = "",
+    log: Mapping[str, LogFact] = NO_FACTS,
 ) -> int:
     """Print the diagnoses of one moment. Returns the exit status.
 
-    The introduction comes before text and Markdown; with JSON it goes to stderr.
+    The introduction comes before text and Markdown; with JSON it goes to stderr. `log`: facts of
+    the server's log, printed after text and Markdown, in JSON under the key `log`.
 
     Raises:
         CaptureError: `diagnoses` is empty.
@@ -67,11 +76,18 @@ def print_diagnoses(
         click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
     if form == "json":
         for diagnosis in diagnoses:
-            click.echo(orjson.dumps(document(diagnosis, docs_url=docs_url)).decode())
+            fields = document(diagnosis, docs_url=docs_url)
+            if log:
+                fields["log"] = log_document(log)
+            click.echo(orjson.dumps(fields).decode())
     elif form == "markdown":
         click.echo(markdown(diagnoses, docs_url=docs_url))
     else:
         click.echo(text(diagnoses, style(docs_url)))
+    if log and form != "json":
+        words = log_words(log)
+        lines = wrapped(words, width=style().width, more=3) if form == "text" else [escaped(words)]
+        click.echo("\n" + "\n".join(lines))
     return status(max(diagnosis.severity for diagnosis in diagnoses), diagnoses)
 
 

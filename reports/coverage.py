@@ -45,7 +45,7 @@ SETTING = re.compile(r"\((\S+)\)$")
 def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
     """Lines that list what could not be judged and why, the worst gap first, at most `shown`."""
     if not diagnosis.was_read:
-        return [f"anything: {diagnosis.stage_unknown}"]
+        return [f"anything: {diagnosis.stage_unknown}", *diagnosis.unknown]
     reasons: dict[str, list[str]] = {}
     settings: list[str] = []
     for line in diagnosis.unknown:

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kneewatch.diagnose.causes import availability as observer
-from kneewatch.diagnose.causes import clients, gpu_clocks, gpu_faults, latency, workload
+from kneewatch.diagnose.causes import (
+    clients,
+    gpu_clocks,
+    gpu_faults,
+    latency,
+    startup,
+    workload,
+)
 from kneewatch.diagnose.causes import kv_and_queue as memory
 from kneewatch.diagnose.causes import kv_transfer as transfer
 from kneewatch.diagnose.causes import optional_features as features
@@ -95,6 +102,8 @@ CAUSES: tuple[CauseRecord, ...] = (
     observer.ENGINE_RESTARTED,
     observer.TARGET_DOWN,
     observer.METRICS_MISSING,
+    startup.STARTUP_FAILED,
+    startup.ENGINE_DIED,
     *FLEET_ONLY_CAUSES,
 )
 

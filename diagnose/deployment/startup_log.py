@@ -21,7 +21,7 @@ Phase = Literal["empty", "starting", "serving", "stopped"]
 LONGEST_LINE = 16 * 1024
 """Bytes of a line that are read: the list of all arguments takes about 5 KiB."""
 
-SHOWN_CHARACTERS = 240
+SHOWN_CHARACTERS = 360
 """Characters of a line that are kept."""
 
 _HEADER = re.compile(

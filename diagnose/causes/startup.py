@@ -1,0 +1,112 @@
+"""Causes that vLLM's log proves: the server did not start, or its engine died. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kneewatch.diagnose.causes.evidence import Cause, Evidence
+from kneewatch.diagnose.causes.record import CauseRecord
+from kneewatch.diagnose.deployment import startup_log as log
+from kneewatch.diagnose.deployment.startup_log import Failure
+from kneewatch.rules.conditions import Number
+from kneewatch.rules.rule import Severity
+
+CONFIDENCE = 0.95
+"""A log can be of an earlier start than the one that is looked for."""
+
+READ_FROM_LOG = (
+    "read from the server's log (`--log`, `server_log`), which no metrics system scrapes"
+)
+
+REASONS: Mapping[str, tuple[str, str]] = {
+    log.KV_NONE: (
+        "no GPU memory is left for the KV cache after weights and activations",
+        "Use more GPUs (--tensor-parallel-size), a higher --gpu-memory-utilization or a smaller "
+        "quantization.",
+    ),
+    log.KV_SMALL: (
+        "the KV cache is smaller than one request of --max-model-len",
+        "Lower --max-model-len, or raise --gpu-memory-utilization.",
+    ),
+    log.FREE_MEMORY: (
+        "other processes use the GPU memory that --gpu-memory-utilization asks for",
+        "Find the processes on the GPU with nvidia-smi: a previous vLLM may still hold memory. "
+        "Else lower --gpu-memory-utilization.",
+    ),
+    log.GPU_MEMORY: (
+        "the GPU ran out of memory",
+        "Check with nvidia-smi that no other process uses the GPU. Else lower --max-num-seqs or "
+        "--max-num-batched-tokens, or use more GPUs (--tensor-parallel-size).",
+    ),
+    log.HOST_MEMORY: (
+        "the process was killed (SIGKILL, exit code 137), which is what the kernel does when host "
+        "memory is exhausted",
+        "Check the kernel log (dmesg) and the container's memory limit; raise the limit, or lower "
+        "the CPU memory that vLLM uses (--kv-offloading-size, --max-cpu-loras).",
+    ),
+    log.MODEL_LEN: (
+        "--max-model-len is longer than the model allows",
+        "Lower --max-model-len to the length in the model's config.json.",
+    ),
+    log.FLAG: (
+        "vLLM does not accept an argument",
+        "Compare the argument with `vllm serve --help` of the installed version.",
+    ),
+    log.QUANTIZATION: (
+        "this vLLM or this GPU does not support the model's quantization",
+        "Use a checkpoint with a quantization that the GPU supports.",
+    ),
+    log.NCCL: (
+        "the GPUs could not communicate (NCCL)",
+        "Start with NCCL_DEBUG=INFO and read its first error; check /dev/shm, the network "
+        "interface (NCCL_SOCKET_IFNAME) and that all GPUs answer in nvidia-smi.",
+    ),
+    log.PORT: (
+        "another process listens on the port",
+        "Find the process with `ss -ltnp`: a previous vLLM may still run. Else set another --port.",
+    ),
+    log.OTHER: (
+        "the log ends with an error",
+        "Read the log from its first error line on.",
+    ),
+}
+"""What happened and what to do, by kind of failure."""
+
+STARTUP_FAILED = CauseRecord(
+    id="startup_failed",
+    title="Start-up failed",
+    means="vLLM's log shows why the server did not start.",
+    explains=("target_down", "metrics_missing", "engine_restarted"),
+    onset_s=Number(0.0),
+    clear_s=Number(0.0),
+    sidecar=READ_FROM_LOG,
+)
+ENGINE_DIED = CauseRecord(
+    id="engine_died",
+    title="Engine died",
+    means="vLLM's log shows why the engine died after the server had started.",
+    explains=("target_down", "metrics_missing", "engine_stalled", "engine_restarted"),
+    onset_s=Number(0.0),
+    clear_s=Number(0.0),
+    sidecar=READ_FROM_LOG,
+)
+"""Concluded where the log is read (`failed`), not from facts."""
+
+
+def failed(failure: Failure, t_s: float) -> Cause:
+    """The cause of a failure that a log proves, with its line as evidence, at `t_s`."""
+    record = ENGINE_DIED if failure.served else STARTUP_FAILED
+    what, lever = REASONS[failure.kind]
+    who = "The engine died" if failure.served else "vLLM did not start"
+    return Cause(
+        record.id,
+        CONFIDENCE,
+        Severity.CRITICAL,
+        f"{who}: {what}.",
+        (Evidence("server_log", None, None, f"log: {failure.line}"),),
+        (),
+        (),
+        lever,
+        t_s,
+        t_s,
+    )

@@ -1,0 +1,294 @@
+"""Changes with which a server that did not start would start, from its log and the sizing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, floor
+
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.causes.startup import ENGINE_DIED, STARTUP_FAILED
+from kneewatch.diagnose.deployment import startup_log as log
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.startup_log import Failure, StartupLog
+from kneewatch.diagnose.deployment.vllm_flags import Launch
+from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
+from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.sizing.memory.budget import Memory, memory
+from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, Setup
+from kneewatch.diagnose.sizing.memory.weights import Parallel
+
+CONTEXT_STEP_TOKENS = 256
+LEAST_CONTEXT_TOKENS = 1024
+"""A shorter context is no remedy: hardly any request fits."""
+
+NO_MEMORY = (log.KV_NONE, log.KV_SMALL, log.GPU_MEMORY)
+VERIFY = "the log has no error and reaches `Application startup complete`"
+
+
+def with_log(stated: Stated, read: StartupLog) -> Stated:
+    """What is stated, and for what is not, what the log says; the model is looked up elsewhere."""
+    launch = stated.launch or read.launch
+    tensor = read.number("tensor_parallel")
+    if tensor is None and launch is not None and launch.absent("--tensor-parallel-size"):
+        tensor = 1
+    return replace(
+        stated,
+        launch=launch,
+        version=stated.version or read.version,
+        tensor_parallel=stated.degree or (None if tensor is None else int(tensor)),
+    )
+
+
+class Remedies:
+    """The launch of a log, resized. `stated` includes what the log says (`with_log`)."""
+
+    def __init__(self, failure: Failure, read: StartupLog, stated: Stated) -> None:
+        self._failure, self._read, self._stated = failure, read, stated
+        self._cause = (ENGINE_DIED if failure.served else STARTUP_FAILED).id
+        self._setup = _setup_of(read, stated)
+
+    def all(self) -> Iterator[Recommendation]:
+        """All changes that can be computed, best first."""
+        kind = self._failure.kind
+        if kind in (log.KV_SMALL, log.MODEL_LEN):
+            yield from self._shorter_context()
+        if kind == log.FREE_MEMORY:
+            yield from self._lower_utilization()
+        if kind in (log.KV_NONE, log.KV_SMALL) and not self._failure.served:
+            yield from self._higher_utilization()
+        if kind in NO_MEMORY and not self._failure.served:
+            yield from self._more_gpus()
+
+    def missing(self) -> list[str]:
+        """What to state so that changes can be computed: lines for `unknown`."""
+        if self._failure.kind not in NO_MEMORY or self._failure.served:
+            return []
+        stated = self._stated
+        lacks = [
+            flag
+            for flag, value in (
+                ("--model", stated.model),
+                ("--gpu", stated.gpu),
+                ("--tensor-parallel", stated.tensor_parallel),
+            )
+            if value is None
+        ]
+        if not lacks:
+            return []
+        return [f"what fits on these GPUs: state {', '.join(lacks)}"]
+
+    def _shorter_context(self) -> Iterator[Recommendation]:
+        """The longest context that fits: by vLLM's estimate, and by the layout of the cache."""
+        longest = self._number("longest_tokens")
+        if self._failure.kind == log.KV_SMALL:
+            sized = self._sized(self._available_gib())
+            if sized is not None:
+                longest = min(longest or sized.longest_that_fits, sized.longest_that_fits)
+        now = self._number("max_model_len") or self._read.number("max_model_len")
+        if longest is None:
+            return
+        to = floor(longest / CONTEXT_STEP_TOKENS) * CONTEXT_STEP_TOKENS
+        if to < LEAST_CONTEXT_TOKENS or (now is not None and to >= now):
+            return
+        why = (
+            f"The KV cache holds one request of up to {longest:,.0f} tokens."
+            if self._failure.kind == log.KV_SMALL
+            else f"The model allows {longest:,.0f} tokens."
+        )
+        yield self._advice(
+            "max-model-len",
+            Change("--max-model-len", _whole(now), to),
+            why,
+            before={} if now is None else {"max_model_len_tokens": now},
+            predicted={"max_model_len_tokens": to},
+            check=f"confirm that no user needs requests of more than {to:,} tokens",
+            risk="vLLM rejects longer requests. A cache for one such request serves few at once.",
+        )
+
+    def _lower_utilization(self) -> Iterator[Recommendation]:
+        """The share of the GPU's memory that is free."""
+        free_gib, total_gib = self._number("free_gib"), self._number("gpu_memory_gib")
+        now = self._number("gpu_memory_utilization")
+        if not free_gib or not total_gib:
+            return
+        to = floor(100 * free_gib / total_gib) / 100
+        sized = self._sized(None, utilization=to)
+        if to < 0.05 or (sized is not None and not sized.holds_one):
+            return
+        yield self._advice(
+            "gpu-memory-utilization",
+            Change("--gpu-memory-utilization", now, to),
+            f"{free_gib:g} of {total_gib:g} GiB were free when vLLM started.",
+            before={} if now is None else {"gpu_memory_utilization_ratio": now},
+            predicted={"gpu_memory_utilization_ratio": to},
+            check="check with nvidia-smi which process uses the GPU: if it is a previous vLLM, end "
+            "it instead",
+            risk="The KV cache becomes smaller; if weights do not fit, vLLM still does not start.",
+        )
+
+    def _higher_utilization(self) -> Iterator[Recommendation]:
+        """The lowest utilization at which one request of full length fits."""
+        now, available_gib = self._utilization, self._available_gib()
+        memory_gib, needed_gib = self._memory_gib, self._number("needed_gib")
+        if now is None or available_gib is None or memory_gib is None:
+            return
+        if needed_gib is None:
+            sized = self._sized(max(available_gib, 1.0))
+            if sized is None:
+                return
+            blocks = sized.layout.request_blocks(sized.setup.longest_tokens) + 1
+            needed_gib = blocks * sized.layout.block_bytes / GIB
+        # The log rounds to 0.01 GiB.
+        to = ceil(100 * (now + (needed_gib - available_gib + 0.02) / memory_gib)) / 100
+        if not now < to <= UTILIZATION_MOST:
+            return
+        yield self._advice(
+            "gpu-memory-utilization",
+            Change("--gpu-memory-utilization", now, to),
+            f"One request of full length needs {needed_gib:.2f} GiB of KV cache, and "
+            f"{available_gib:.2f} GiB are available at {now:g}.",
+            before={"gpu_memory_utilization_ratio": now},
+            predicted={"gpu_memory_utilization_ratio": to},
+            check="confirm that no other process uses the GPU",
+            risk="Less memory is left for spikes outside vLLM's share; do not exceed 0.95.",
+        )
+
+    def _more_gpus(self) -> Iterator[Recommendation]:
+        """The smallest larger tensor-parallel degree at which one request of full length fits."""
+        setup = self._setup
+        if setup is None or setup.gpu is None:
+            return
+        now = setup.parallel.tensor
+        usd = self._stated.usd_per_gpu_hour or setup.gpu.usd_per_hour
+        to = 2 * now
+        while to <= min(MOST_TENSOR_PARALLEL, setup.gpu.nvlink_gpus):
+            wider = replace(
+                setup,
+                parallel=replace(setup.parallel, tensor=to),
+                weights_bytes=None,
+            )
+            sized = _memory_of(wider)
+            if sized is not None and sized.holds_one:
+                requests = sized.concurrency.expected
+                yield self._advice(
+                    "tensor-parallel",
+                    Change("--tensor-parallel-size", now, to),
+                    f"On {to} GPUs the weights take {(sized.weights_bytes or 0) / GIB:.1f} GiB of "
+                    f"each, and the KV cache holds {requests:.1f} requests of full length.",
+                    before={},
+                    predicted={
+                        "kv_capacity_tokens": float(int(sized.held_tokens.expected)),
+                        "max_concurrency": float(f"{requests:.3g}"),
+                    },
+                    check=f"confirm that the {to} GPUs are connected by NVLink",
+                    risk="All-reduces cost throughput per GPU.",
+                    cost_usd_per_hour=usd * (to - now) * setup.parallel.pipeline,
+                )
+                return
+            to *= 2
+
+    def _advice(
+        self,
+        lever_id: str,
+        change: Change,
+        summary: str,
+        *,
+        before: dict[str, float],
+        predicted: dict[str, float],
+        check: str,
+        risk: str,
+        cost_usd_per_hour: float | None = 0.0,
+    ) -> Recommendation:
+        return Recommendation(
+            id=lever_id,
+            cause=self._cause,
+            changes=(change,),
+            summary=summary,
+            before=before,
+            predicted=predicted,
+            cost_usd_per_hour=cost_usd_per_hour,
+            checks=(check,),
+            risk=risk,
+            verify=(VERIFY,),
+            guide=(),
+        )
+
+    # --- numbers ----------------------------------------------------------------------------------
+
+    def _number(self, name: str) -> float | None:
+        value = self._failure.details.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+    def _available_gib(self) -> float | None:
+        logged = self._number("available_gib")
+        return self._read.number("available_kv_gib") if logged is None else logged
+
+    @property
+    def _memory_gib(self) -> float | None:
+        logged, gpu = self._read.number("gpu_memory_gib"), self._stated.gpu
+        return gpu.memory_bytes / GIB if logged is None and gpu is not None else logged
+
+    @property
+    def _utilization(self) -> float | None:
+        """As logged, else the default of the version, if the whole command line is known."""
+        launch = self._stated.launch or Launch(complete=False)
+        logged = launch.number("--gpu-memory-utilization") or self._read.number(
+            "gpu_memory_utilization"
+        )
+        if logged is not None or self._setup is None:
+            return logged
+        known = launch.absent("--gpu-memory-utilization") and self._stated.version is not None
+        return self._setup.defaults.gpu_memory_utilization if known else None
+
+    def _sized(
+        self, available_gib: float | None, *, utilization: float | None = None
+    ) -> Memory | None:
+        """The memory of the launch with that KV cache, or with that utilization; None: unknown."""
+        if self._setup is None:
+            return None
+        if available_gib is not None:
+            return _memory_of(replace(self._setup, available_kv_bytes=available_gib * GIB))
+        if self._setup.gpu is None or utilization is None:
+            return None
+        return _memory_of(replace(self._setup, gpu_memory_utilization=utilization))
+
+
+def _setup_of(read: StartupLog, stated: Stated) -> Setup | None:
+    """The launch as stated and logged; None where the model or its split is unknown."""
+    if stated.model is None or stated.tensor_parallel is None:
+        return None
+    launch = stated.launch or Launch(complete=False)
+    weights_gib = read.number("weights_gib")
+    return Setup(
+        model=stated.model,
+        gpu=stated.gpu,
+        parallel=Parallel(
+            stated.tensor_parallel,
+            launch.count("--pipeline-parallel-size") or 1,
+            launch.count("--data-parallel-size") or 1,
+            "--enable-expert-parallel" in launch.flags,
+        ),
+        quantization=launch.text("--quantization"),
+        kv_cache_dtype=launch.text("--kv-cache-dtype") or "auto",
+        version=stated.version or LATEST,
+        gpu_memory_utilization=launch.number("--gpu-memory-utilization"),
+        max_model_len=launch.count("--max-model-len"),
+        max_num_seqs=launch.count("--max-num-seqs"),
+        max_num_batched_tokens=launch.count("--max-num-batched-tokens"),
+        enforce_eager="--enforce-eager" in launch.flags,
+        weights_bytes=weights_gib * GIB if weights_gib else None,
+    )
+
+
+def _memory_of(setup: Setup) -> Memory | None:
+    try:
+        return memory(setup)
+    except SizingError:
+        return None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
