@@ -106,11 +106,13 @@ def _models(body: bytes) -> Values:
     rows = _object(body).get("data")
     if not isinstance(rows, list) or not rows:
         raise ValueError("no models")
-    cards = [card for card in cast("list[object]", rows)[:MODELS_MAX] if isinstance(card, dict)]
-    # Adapters have the model that they extend as parent.
-    models = [
-        model for card in cards if not (model := cast("Mapping[str, object]", card)).get("parent")
+    cards = [
+        cast("Mapping[str, object]", card)
+        for card in cast("list[object]", rows)[:MODELS_MAX]
+        if isinstance(card, dict)
     ]
+    # Adapters have the model that they extend as parent.
+    models = [card for card in cards if not card.get("parent")]
     values: Values = {}
     roots = {root for model in models if isinstance(root := model.get("root"), str)}
     if len(roots) == 1:

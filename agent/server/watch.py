@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from kneewatch.agent.server.model_file import read_model
 from kneewatch.agent.server.probe import ask_server
@@ -59,7 +59,7 @@ class ServerWatch:
         # A clock that was set back must not delay the next reading.
         if restarted or not 0 <= t_s - self._read_s < READ_EVERY_S:
             self._readings, self._read_s = self._read(self._address, self._fetch, t_s), t_s
-        config: Mapping[str, str] = next((e.config for e in engines if e.config), {})
+        config = next((e.config for e in engines if e.config), dict[str, str]())
         names = sorted({engine.key.model for engine in engines if engine.key.model})
         stated: Stated = monitor.profile.stated
         merged_of = (self._readings, dict(config), names, monitor)

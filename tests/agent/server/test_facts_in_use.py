@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,8 @@ class Reads:
     """Counts readings; each has the values that are set."""
 
     def __init__(self, **values: Value) -> None:
-        self.values, self.times_s = values, list[float]()
+        self.values: Mapping[str, Value] = values
+        self.times_s: list[float] = []
 
     def __call__(self, _address: str, _fetch: FetchSettings, now_s: float) -> list[SourceReading]:
         self.times_s.append(now_s)
@@ -165,11 +167,11 @@ def test_recommendations_use_the_facts(reads: Reads) -> None:
     known = TargetStream("tiny", Profile(), Limits())
     reads.values = {"vllm_version": "0.32.0", "model_path": ROOT, "tensor_parallel": 1}
     known.server = ServerWatch("http://127.0.0.1:1/metrics", FetchSettings(), read=reads)
+    pages = bodies("kv_pressure_cascade", 40, 60)
     unknown: list[set[str]] = []
     for stream in (plain, known):
-        for number, page in enumerate(bodies("kv_pressure_cascade", 40, 60)):
-            diagnoses = stream.take(1000.0 + 2 * number, page, TYPE)
-        advice = diagnoses[0].recommendations
+        *_, last = [stream.take(1000.0 + 2 * at, page, TYPE) for at, page in enumerate(pages)]
+        advice = last[0].recommendations
         assert advice
         unknown.append({line for item in advice for line in item.unknown})
     assert any("tensor_parallel" in line for line in unknown[0])

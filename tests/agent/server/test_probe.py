@@ -20,8 +20,14 @@ from tests.agent.server.vllm_server import (
 )
 from tests.collector.servers import QUICK, Start, always, answer
 
-ALL = ["/version", "/v1/models", "/health", "/load", "/is_sleeping"]
-ALL += ["/server_info?config_format=json"]
+ALL = [
+    "/version",
+    "/v1/models",
+    "/health",
+    "/load",
+    "/is_sleeping",
+    "/server_info?config_format=json",
+]
 
 
 def test_a_server_is_asked_once_for_each_fact(serving: Start) -> None:
@@ -161,6 +167,6 @@ def test_an_answer_without_an_end_costs_one_limit(
 
 
 def test_without_an_answer_nothing_more_is_asked(serving: Start) -> None:
-    server = serving(lambda _sock, _request, _number: None)
+    server = serving(always(b""))
     reading = ask_server(server.url, QUICK, 0.0)
     assert (reading.values, len(reading.notes), len(server.requests)) == ({}, 1, 1)
