@@ -38,6 +38,8 @@ SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
 EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm")
 INTERRUPTED = 130
+DIAGNOSE_ONLY = ("watch_s", "server_log")
+"""Settings that the daemon does not use."""
 
 
 class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
@@ -147,7 +149,7 @@ def inspect(target: str, form: str, **given: Any) -> int:  # noqa: ANN401
 
 @cli.command(short_help="Monitor servers until stopped: the sidecar daemon.")
 @click.argument("targets", nargs=-1, type=Target())
-@setting_options(*(key for key in table.BY_KEY if key != "watch_s"))
+@setting_options(*(key for key in table.BY_KEY if key not in DIAGNOSE_ONLY))
 @click.option("--prometheus", metavar="URL", help="also watch the fleet that this system scrapes")
 @click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
 @click.option("--demo", is_flag=True, help="play the shipped recording; keeps no history")
