@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from kneewatch.agent.server.model_file import read_model
-from kneewatch.agent.server.probe import ask_server
-from kneewatch.agent.server.process import read_process
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -28,6 +25,11 @@ def server_watch(address: str, settings: Settings) -> ServerWatch | None:
 
 def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[SourceReading]:
     """What the server says about itself, and what its process on this node shows."""
+    # Lazy: most commands read no server.
+    from kneewatch.agent.server.model_file import read_model
+    from kneewatch.agent.server.probe import ask_server
+    from kneewatch.agent.server.process import read_process
+
     readings = [ask_server(address, fetch, now_s)]
     shown, server = read_process(address, now_s)
     readings.append(shown)
