@@ -45,7 +45,9 @@ SETTING = re.compile(r"\((\S+)\)$")
 def gaps(diagnosis: Diagnosis, *, shown: int = SHOWN) -> list[str]:
     """Lines that list what could not be judged and why, the worst gap first, at most `shown`."""
     if not diagnosis.was_read:
-        return [f"anything: {diagnosis.stage_unknown}", *diagnosis.unknown]
+        # The line about every signal has the error, which the cause says already.
+        more = [line for line in diagnosis.unknown if not line.startswith("every signal: ")]
+        return [f"anything: {diagnosis.stage_unknown}", *more]
     reasons: dict[str, list[str]] = {}
     settings: list[str] = []
     for line in diagnosis.unknown:
