@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 POINTS_MOST = 11_000
 """Prometheus refuses more points per series than this (web/api/v1)."""
@@ -60,7 +60,7 @@ def said_of(document: Document) -> str:
     for key in REASONS:
         reason = document.get(key)
         if isinstance(reason, Mapping):  # Google's and Azure's: {"error": {"message": ...}}
-            reason = reason.get("message")
+            reason = cast("Document", reason).get("message")
         if isinstance(reason, str) and reason.strip():
             return reason
     return ""

@@ -12,6 +12,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import FleetDiagnosis
 from kneewatch.diagnose.fleet.inventory import Group
 from kneewatch.diagnose.fleet.observed import Gone, Usual, Why, usual_of
+from kneewatch.diagnose.workload.drift import Buckets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.made import DILUTED, Row, causes, fleet, pod, verdict
 
@@ -123,9 +124,13 @@ def test_prompts_that_share_nothing_are_not_routed_wrong() -> None:
     assert "routing_dilution" not in causes(verdict(*diluted(4, prefix_hit_ratio=0.0)))
 
 
-GROUP: Group = ("prod/m", "", "")
-USUALLY = {GROUP: Usual(hit_ratio=0.64, query_per_s=12_000.0, ttft_p50_s=0.107)}
-LENGTHS = {GROUP: {"prompt_tokens_mean": {1000.0: 2e4, 2000.0: 8e4, inf: 1e5}}}
+GROUP = ("prod/m", "", "")
+USUALLY: Mapping[Group, Usual] = {
+    GROUP: Usual(hit_ratio=0.64, query_per_s=12_000.0, ttft_p50_s=0.107)
+}
+LENGTHS: Mapping[Group, Mapping[str, Buckets]] = {
+    GROUP: {"prompt_tokens_mean": {1000.0: 2e4, 2000.0: 8e4, inf: 1e5}}
+}
 FALLEN = {"prefix_hit_ratio": 0.19, "ttft_p50_s": 0.2, "kv_capacity_tokens": 1e6}
 
 
@@ -151,7 +156,7 @@ def test_hits_below_those_of_the_past() -> None:
 
 
 def test_hits_as_in_the_past_are_usual_however_low() -> None:
-    low = {GROUP: Usual(hit_ratio=0.2, query_per_s=12_000.0, ttft_p50_s=0.2)}
+    low: Mapping[Group, Usual] = {GROUP: Usual(hit_ratio=0.2, query_per_s=12_000.0, ttft_p50_s=0.2)}
     assert routing(pool(prefill_tokens_p90=1450.0), low) == {}
 
 
