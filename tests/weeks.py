@@ -53,7 +53,7 @@ BEFORE_S, AFTER_S = 5 * MINUTE_S, 5 * MINUTE_S
 """Around an incident it is scraped as often as in it."""
 
 NO_GAUGE = ("_total", "_sum", "_count", "_bucket", "_created", "_info", "_start_time_seconds")
-OF_PROCESS = ("process_", "python_")
+OF_PROCESS = ("process_", "python_", "http_")
 
 
 @dataclass(frozen=True, slots=True)

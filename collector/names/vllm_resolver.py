@@ -23,6 +23,7 @@ from kneewatch.collector.names.vllm_series import (
     PageNames,
     find_engines,
     find_prefix,
+    is_unowned,
     read_histograms,
     read_names,
 )
@@ -192,7 +193,7 @@ def resolve(layout: Layout) -> Binding:
         engine, damaged = _bind(key, mine, shared, engines.target_labels)
         bound.append(engine)
         missing += damaged
-    page_fit = fit({f.sample.spelling for f in page.found})
+    page_fit = fit({f.sample.spelling for f in page.found if not is_unowned(f)})
     return Binding(
         prefix=prefix,
         engines=tuple(own_pools(bound)),
@@ -238,7 +239,8 @@ def _bind(
     drop = _ENGINE_LABELS | target_labels
     for name, all_spellings in series.items():
         kept, times = _newest(all_spellings)
-        created += times
+        # The HTTP server may be another process, which outlives its engine.
+        created += [] if is_unowned(all_spellings[0]) else times
         metric = all_spellings[0].sample.metric
         not_own = drop.difference(metric.labels)
         labelled = [(f, tuple([p for p in f.labels if p[0] not in not_own])) for f in kept]

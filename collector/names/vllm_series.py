@@ -142,7 +142,7 @@ def find_engines(page_series: Sequence[Found]) -> Engines:
             keys.add(reader.key(part))
     ordered = tuple(sorted(keys or {EngineKey("", "0")}, key=_order))
     owners = {part: tuple(i for i, key in enumerate(ordered) if part.fits(key)) for part in kinds}
-    nobodys = {f.sample.metric.name for f in page_series if len(ordered) > 1 and _is_unowned(f)}
+    nobodys = {f.sample.metric.name for f in page_series if len(ordered) > 1 and is_unowned(f)}
     return Engines(
         keys=ordered,
         owners=tuple(
@@ -179,7 +179,7 @@ class _KeyReader:
 
     def read(self, series: Found) -> _Partial:
         """The parts of the engine's key that one series has."""
-        if _is_unowned(series):  # a model_name is LMCache's own
+        if is_unowned(series):  # a model_name is LMCache's own
             return _Partial(None, None, None)
         model = engine = replica = None
         for label, value in series.labels:
@@ -208,7 +208,8 @@ class _KeyReader:
         return EngineKey(part.model or "", part.engine or "0", part.replica or "")
 
 
-def _is_unowned(series: Found) -> bool:
+def is_unowned(series: Found) -> bool:
+    """Whether a series does not name its engine: those of LMCache and of the HTTP server."""
     return series.sample.spelling.startswith(_UNOWNED)
 
 

@@ -26,12 +26,18 @@ CATALOGUE = (
     *VLLM_SIGNALS,
     *configured(ttft_slo_s=2.5, gpus=2, peak_flop_per_s=1e15, peak_bytes_per_s=3e12),
 )
-WITHOUT_PROMQL = (expr.InfoNumber, expr.InfoNames, expr.BitShare, expr.HereOnly)
+WITHOUT_PROMQL = (
+    expr.InfoNumber,
+    expr.InfoNames,
+    expr.BitShare,
+    expr.HereOnly,
+    expr.SumOfKnown,
+)
 """Numbers and names inside labels, which PromQL cannot count, bits, which it cannot test, and what
 names no engine."""
 
 CAPTURES = ("lora_thrash", "spec_mixed", "kv_pressure_cascade", "prefix_churn", "restart_mid_run")
-UNASKED = ("cache_config_info", "lmcache_")
+UNASKED = ("cache_config_info", "lmcache_", "http_requests")
 """What PromQL says nothing of is not generated: the signals beside it would differ from it."""
 
 STAGES = "num_requests_kv_fetch_by_stage"

@@ -131,8 +131,8 @@ def test_a_value_in_force_is_not_recommended() -> None:
 @pytest.mark.parametrize(
     ("flag", "version", "known"),
     [
-        ("--max-num-queued-reqs", (0, 31, 0), False),
-        ("--max-num-queued-reqs", (0, 32, 0), True),
+        ("--max-num-queued-reqs", (0, 28, 0), False),
+        ("--max-num-queued-reqs", (0, 29, 0), True),
         ("--speculative-config.num_speculative_tokens", (0, 9, 0), True),
         ("--speculative-config", (0, 7, 0), False),
         ("--max-num-seqs", None, True),
