@@ -111,8 +111,10 @@ def diagnose(
     settings = effective(given)
     if target is None and prometheus is None and settings["server_log"]:
         return commands.diagnose_log(settings, form=form)
-    if (target is None) == (prometheus is None):
+    if target is None and prometheus is None:
         raise click.UsageError("Missing argument 'TARGET' (or --prometheus or --log).")
+    if target is not None and prometheus is not None:
+        raise click.UsageError("Give TARGET or --prometheus, not both.")
     if target is not None and (selector or at):
         raise click.UsageError("--selector and --at need --prometheus.")
     if prometheus is not None and settings.origin("server_log").startswith("flag"):
