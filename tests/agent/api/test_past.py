@@ -93,6 +93,7 @@ def test_a_target_that_nobody_scrapes_any_more_goes_on_with_nothing(tmp_path: Pa
         assert spans(client, "stage", then) == [("0", 0, None, "")], "then it went on"
 
 
+@pytest.mark.live
 def test_what_waits_for_a_full_disk_is_told_and_that_it_waits(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = Store.open(path, retention=KEEP_ALL)
