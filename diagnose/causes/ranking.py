@@ -154,24 +154,30 @@ def ranked(causes: Sequence[Cause]) -> list[Cause]:
     under = {cause.id: _under(cause, present) for cause in causes}
     explained = {other.id for others in under.values() for other in others}
     heads = [
-        _with_explained(cause, under[cause.id]) for cause in causes if cause.id not in explained
+        with_explained(cause, under[cause.id]) for cause in causes if cause.id not in explained
     ]
     return sorted(heads, key=lambda cause: (-cause.severity, -cause.confidence))
 
 
 def _under(cause: Cause, present: Mapping[str, Cause]) -> list[Cause]:
     """The causes that are reported under this one, worst first."""
-    if cause.apart or cause.confidence < DOUBTFUL_BELOW:
-        return []
-    under = [present[other] for other in EXPLAINS.get(cause.id, ()) if other in present]
+    under = [present[other] for other in explained_by(cause) if other in present]
     return sorted(under, key=lambda other: (-other.severity, -other.confidence))
 
 
-def _with_explained(head: Cause, under: Sequence[Cause]) -> Cause:
+def explained_by(cause: Cause) -> tuple[str, ...]:
+    """Ids of the causes that are reported under this one; none where it is doubtful or nothing
+    follows from it now."""
+    doubtful = cause.confidence < DOUBTFUL_BELOW
+    return () if cause.apart or doubtful else EXPLAINS.get(cause.id, ())
+
+
+def with_explained(head: Cause, under: Sequence[Cause]) -> Cause:
+    """A cause with others reported under it: it is as severe as the worst of them."""
     if not under:
         return head
     return replace(
         head,
-        severity=max(head.severity, under[0].severity),
-        explains=tuple(other.id for other in under),
+        severity=max(head.severity, *(cause.severity for cause in under)),
+        explains=tuple(dict.fromkeys((*head.explains, *(cause.id for cause in under)))),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Targets
-from kneewatch.diagnose.causes.ranking import CAUSES, EXPLAINS
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.causes.ranking import CAUSES, explained_by, with_explained
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.absence import absence_causes, absence_notes
@@ -234,13 +234,15 @@ def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
     that one is as severe as the worst that it explains."""
     under = {id(cause): _under(cause, causes) for cause in causes}
     explained = {id(other) for others in under.values() for other in others}
-    return [_with(cause, under[id(cause)]) for cause in causes if id(cause) not in explained]
+    return [
+        replace(head, cause=with_explained(head.cause, [c.cause for c in under[id(head)]]))
+        for head in causes
+        if id(head) not in explained
+    ]
 
 
 def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
-    if head.cause.confidence < DOUBTFUL_BELOW:
-        return []
-    follows, replicas = EXPLAINS.get(head.cause.id, ()), set(head.replicas)
+    follows, replicas = explained_by(head.cause), set(head.replicas)
     return [
         other
         for other in causes
@@ -248,17 +250,6 @@ def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
         and (other.pool, other.tier) == (head.pool, head.tier)
         and replicas.issuperset(other.replicas)
     ]
-
-
-def _with(head: FleetCause, under: Sequence[FleetCause]) -> FleetCause:
-    if not under:
-        return head
-    cause = replace(
-        head.cause,
-        severity=max(head.cause.severity, *(other.cause.severity for other in under)),
-        explains=tuple(dict.fromkeys((*head.cause.explains, *(other.cause.id for other in under)))),
-    )
-    return replace(head, cause=cause)
 
 
 def tiers_of(engines: Sequence[Engine]) -> list[Tier]:
