@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from operator import gt, sub
 from typing import NamedTuple
 
-from kneewatch.collector.history import History, Where
+from kneewatch.collector.scrape_history import History, Where
 
 
 class Buckets(NamedTuple):

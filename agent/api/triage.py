@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api.history import EngineInterval, History, Then, interval_document
 from kneewatch.agent.api.parameters import TRIAGE_FORMS
+from kneewatch.agent.api.past import EngineInterval, History, Then, interval_document
 from kneewatch.agent.api.responses import (
     HTML,
     JSON,

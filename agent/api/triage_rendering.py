@@ -10,7 +10,7 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
-from kneewatch.agent.api.history import EngineInterval
+from kneewatch.agent.api.past import EngineInterval
 from kneewatch.agent.api.responses import JSON, MARKDOWN, dumped
 from kneewatch.agent.api.service import late, rank, shown, worst_first
 from kneewatch.agent.target_state import TargetState

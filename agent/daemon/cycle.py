@@ -19,8 +19,8 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.target_state import Board, SourceState, TargetState
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.history import Restart
 from kneewatch.collector.names.vllm_series import EngineKey
+from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from kneewatch.agent.fleet import queries
 from kneewatch.agent.fleet.answer_log import AnswerLog
-from kneewatch.agent.fleet.history import past_of
+from kneewatch.agent.fleet.past_days import past_of
 from kneewatch.agent.fleet.presence import presence_of
 from kneewatch.agent.fleet.queries import COUNTED, GPUS, QueryScope
 from kneewatch.collector.errors import CollectError

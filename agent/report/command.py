@@ -15,10 +15,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from kneewatch.agent.printing import FOUND, NO_DATA, OK
-from kneewatch.agent.report.history import History
 from kneewatch.agent.report.period_source import PeriodSource, gather
 from kneewatch.agent.report.prometheus.resolution import unit_s as whole_s
 from kneewatch.agent.report.request import ReportRequest, stated_of
+from kneewatch.agent.report.store_arrays import History
 from kneewatch.agent.report.store_source import StoreSource
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.options import SPAN, timestamp

@@ -20,8 +20,8 @@ import orjson
 
 from kneewatch.agent.report.command import renderer, report_of, write
 from kneewatch.agent.report.delivery import receivers_of, send
-from kneewatch.agent.report.history import History
 from kneewatch.agent.report.schedule import settings_of
+from kneewatch.agent.report.store_arrays import History
 from kneewatch.agent.report.store_source import seen
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import KneewatchError, SettingsError

@@ -6,14 +6,14 @@ import sqlite3
 from array import array
 
 from kneewatch.agent.store.chunks import pack_counters, pack_scrapes, pack_signals
-from kneewatch.agent.store.history import (
+from kneewatch.agent.store.schema import COUNTERS, SCRAPES, SEQUENCE_MASK, SIGNALS, rows_of
+from kneewatch.agent.store.stored_series import (
     OpenRows,
     columns_by_name,
     insert_chunk,
     open_counters,
     scrapes_from_rows,
 )
-from kneewatch.agent.store.schema import COUNTERS, SCRAPES, SEQUENCE_MASK, SIGNALS, rows_of
 
 FLUSH_ROWS = 720
 """Open rows per chunk: an hour at a 5 s interval."""

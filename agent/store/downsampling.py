@@ -19,9 +19,9 @@ from kneewatch.agent.store.chunks import (
     unpack_scrapes,
 )
 from kneewatch.agent.store.columns import DamagedError
-from kneewatch.agent.store.history import ChunkRow, insert_chunk, log_damage
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.agent.store.schema import SIGNALS
+from kneewatch.agent.store.stored_series import ChunkRow, insert_chunk, log_damage
 
 COARSE_S = 60.0
 Fold = Callable[[Sequence[float]], float]

@@ -14,11 +14,11 @@ from kneewatch.agent.store.columns import DamagedError
 from kneewatch.agent.store.database import find_file_damage
 from kneewatch.agent.store.downsampling import downsample
 from kneewatch.agent.store.engine_cache import EngineCache
-from kneewatch.agent.store.history import ChunkRow
 from kneewatch.agent.store.ingest import CycleWriter
 from kneewatch.agent.store.outcomes import Evaluation
 from kneewatch.agent.store.records import DAY_S, Retention
 from kneewatch.agent.store.schema import SCRAPES, SEQUENCE_BITS, SIGNALS, rows_of
+from kneewatch.agent.store.stored_series import ChunkRow
 from kneewatch.diagnose.intervals import BRIDGED_S, UNWATCHED
 
 DOWNSAMPLED_CHUNKS = 6

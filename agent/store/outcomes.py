@@ -15,9 +15,8 @@ import orjson
 
 from kneewatch.agent.store.encoding import PackedEngine, PackedRecommendation
 from kneewatch.agent.store.engine_cache import CachedEngine, RecommendationRow
-from kneewatch.agent.store.history import read_signals
 from kneewatch.agent.store.records import Series
-from kneewatch.diagnose.recommend.history import config_shows
+from kneewatch.agent.store.stored_series import read_signals
 from kneewatch.diagnose.recommend.outcomes import (
     APPLIED,
     EVIDENT,
@@ -31,6 +30,7 @@ from kneewatch.diagnose.recommend.outcomes import (
     outcome_of,
     signals_show_change,
 )
+from kneewatch.diagnose.recommend.past_recommendations import config_shows
 
 REWRITE_INTERVAL_S = 60.0
 """Minimum seconds between writes of one recommendation: its numbers change with the load."""

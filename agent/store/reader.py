@@ -26,15 +26,6 @@ from kneewatch.agent.store.encoding import (
     decompress_document,
     document_at_scrape,
 )
-from kneewatch.agent.store.history import (
-    ChunkRow,
-    OpenRows,
-    chunk_reader,
-    chunk_rows,
-    log_damage,
-    read_scrapes,
-    read_signals,
-)
 from kneewatch.agent.store.records import (
     KINDS,
     ConfigChange,
@@ -46,6 +37,15 @@ from kneewatch.agent.store.records import (
     StoredRecommendation,
 )
 from kneewatch.agent.store.schema import SIGNALS, rows_of
+from kneewatch.agent.store.stored_series import (
+    ChunkRow,
+    OpenRows,
+    chunk_reader,
+    chunk_rows,
+    log_damage,
+    read_scrapes,
+    read_signals,
+)
 from kneewatch.collector.errors import StoreError
 from kneewatch.diagnose.intervals import AWAY_STEPS, TIMES_KEPT, away_s
 from kneewatch.rules.rule import Severity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kneewatch.collector.history import History
+from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.expr import Expr, Value
 from kneewatch.collector.window import Window
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from kneewatch.collector.history import History
 from kneewatch.collector.names.dcgm_fields import GpuFields, GpuKey
+from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.gpu import DEV, health_signals
 from kneewatch.collector.signals.signal import SignalSet
 from kneewatch.collector.window import Window

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kneewatch.collector.history import History
+from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.expr import InfoChanges
 from kneewatch.collector.signals.signal import Reading
 from kneewatch.collector.signals.vllm import TTFT

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import sub
 
-from kneewatch.collector.history import History
+from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.vllm import TTFT
 from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.deployment.deployment import Stated

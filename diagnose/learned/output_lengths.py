@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from math import inf
 
-from kneewatch.collector.history import History
+from kneewatch.collector.scrape_history import History
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.workload.drift import Departure, Drift, Point, departure, drift
 

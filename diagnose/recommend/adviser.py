@@ -20,7 +20,7 @@ from kneewatch.diagnose.recommend import (
 )
 from kneewatch.diagnose.recommend.context import Lever, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
-from kneewatch.diagnose.recommend.history import CausePeaks, RecommendationTracker
+from kneewatch.diagnose.recommend.past_recommendations import CausePeaks, RecommendationTracker
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation, Value
 

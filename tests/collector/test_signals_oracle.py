@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from kneewatch.collector.history import History
+from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals import expr
 from kneewatch.collector.signals.expr import Dialect, Expr
 from kneewatch.collector.signals.signal import Signal

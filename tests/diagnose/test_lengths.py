@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from kneewatch.collector.history import History
+from kneewatch.collector.scrape_history import History
 from kneewatch.collector.window import Buckets, Window
 from kneewatch.diagnose.causes.workload import RUNAWAY_GENERATION
 from kneewatch.diagnose.learned.output_lengths import ANSWERS_MIN, METRIC, OutputLengths

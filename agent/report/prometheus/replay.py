@@ -17,9 +17,9 @@ from kneewatch.agent.report.increases import Counted, Increases
 from kneewatch.agent.report.series import Floats, Signals
 from kneewatch.agent.report.spans import METRICS
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.history import Column
 from kneewatch.collector.prometheus.responses import Track
 from kneewatch.collector.samples import Layout, Page, Series
+from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue

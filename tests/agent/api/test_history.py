@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kneewatch.agent.api.history import INTERVALS_MAX, EngineInterval
+from kneewatch.agent.api.past import INTERVALS_MAX, EngineInterval
 from kneewatch.agent.api.service import Service
 from kneewatch.agent.api.triage_rendering import LINES, past
 from kneewatch.agent.store.records import Interval, StoredEngine

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.report.history import NUMPY
+from kneewatch.agent.report.store_arrays import NUMPY
 from kneewatch.agent.store.chunks import (
     ChunkBody,
     CounterChunk,
@@ -41,9 +41,9 @@ from kneewatch.agent.store.columns import (
     value_in_column,
 )
 from kneewatch.agent.store.encoding import compress_document, decompress_document
-from kneewatch.agent.store.history import scrapes_from_rows
 from kneewatch.agent.store.records import Scrapes
-from kneewatch.collector.history import Column
+from kneewatch.agent.store.stored_series import scrapes_from_rows
+from kneewatch.collector.scrape_history import Column
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -10,9 +10,9 @@ import pytest
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention, StoredRecommendation
 from kneewatch.agent.store.writer import Store
-from kneewatch.collector.history import Restart
-from kneewatch.diagnose.recommend.history import config_shows
+from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.recommend.outcomes import Change, outcome_of, signals_show_change
+from kneewatch.diagnose.recommend.past_recommendations import config_shows
 from kneewatch.diagnose.recommend.recommendation import Change as Flag
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from tests.agent.store.factories import EVER, PATIENCE_S, START_S, counted, cycle, diagnosis, settle

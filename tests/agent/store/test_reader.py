@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.store.chunk_flush import FLUSH_ROWS
-from kneewatch.agent.store.history import read_signals
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
+from kneewatch.agent.store.stored_series import read_signals
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
 from tests.agent.store.factories import (

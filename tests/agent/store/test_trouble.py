@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.report.history import History
+from kneewatch.agent.report.store_arrays import History
 from kneewatch.agent.store.chunk_flush import flush_engine
 from kneewatch.agent.store.chunks import ChunkBody, bytes_reader
 from kneewatch.agent.store.database import connect

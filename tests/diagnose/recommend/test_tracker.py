@@ -8,7 +8,11 @@ import pytest
 
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.recommend.adviser import Adviser
-from kneewatch.diagnose.recommend.history import HELD_S, REMEMBERED_S, RecommendationTracker
+from kneewatch.diagnose.recommend.past_recommendations import (
+    HELD_S,
+    REMEMBERED_S,
+    RecommendationTracker,
+)
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from tests.diagnose.recommend.scenes import FULL, PAGE, cause
 from tests.diagnose.situations import NOW_S, Situation

@@ -12,7 +12,9 @@ from kneewatch.agent.report.increases import Counted
 from kneewatch.agent.report.series import NO_TIMES, Signals, in_order
 from kneewatch.agent.store.chunks import ColumnRow, CounterChunk, column_of
 from kneewatch.agent.store.columns import DamagedError, Decoders, decoding
-from kneewatch.agent.store.history import (
+from kneewatch.agent.store.reader import Reader
+from kneewatch.agent.store.schema import COUNTERS
+from kneewatch.agent.store.stored_series import (
     chunk_reader,
     chunk_rows,
     columns_by_name,
@@ -20,9 +22,7 @@ from kneewatch.agent.store.history import (
     open_counters,
     signal_parts,
 )
-from kneewatch.agent.store.reader import Reader
-from kneewatch.agent.store.schema import COUNTERS
-from kneewatch.collector.history import Column
+from kneewatch.collector.scrape_history import Column
 
 
 def _sums(data: bytes, order: int) -> array[int]:
