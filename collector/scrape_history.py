@@ -20,6 +20,12 @@ LARGEST = sys.float_info.max
 ANY = (-LARGEST, LARGEST)
 """The range of metrics that are in no table: any number."""
 
+ZERO, ABSENT = -2, -1
+"""Positions of the columns that the page does not show because they are 0, and that it lacks."""
+
+BEHIND = (0.0, NAN)
+"""The values of these columns; they stand behind the page's."""
+
 FRAMES_MAX = 4_000
 """Most scrapes kept, however short the interval (an hour at one per second)."""
 
@@ -100,9 +106,8 @@ class Table:
                 metric = metrics.get(column.metric)
                 self._bounds.append(ANY if metric is None else (0.0, metric.most))
         self._shares = [(at, most) for at, (_, most) in enumerate(self._bounds) if most < LARGEST]
-        # -1 is the NaN that `read` puts behind the page's values: a column the page lacks.
-        positions = [places.get(column, -1) for column in self.columns]
-        self.absent = [index for index, position in enumerate(positions) if position < 0]
+        positions = [places.get(column, ABSENT) for column in self.columns]
+        self.absent = [index for index, position in enumerate(positions) if position == ABSENT]
         if len(positions) > 1:
             self._read = itemgetter(*positions)
         elif positions:
@@ -178,7 +183,7 @@ class History:
             self._forget()
         if binding is not self._binding:
             self._bind(binding, process_start)
-        values = [*page.values, NAN]
+        values = [*page.values, *BEHIND]
         odd: dict[str, float] = {}
         counters, bad_counters = _possible(self.counters, values, odd)
         gauges, _ = _possible(self.gauges, values, odd)
@@ -277,7 +282,10 @@ class History:
                     self._mark_uneven(index, self.times[-1])
         self._binding = binding
         self._shown = frozenset(
-            (*binding.counters, *binding.gauges, *binding.histograms, *binding.infos)
+            (
+                *(*binding.counters, *binding.zeros),
+                *(*binding.gauges, *binding.histograms, *binding.infos),
+            )
         )
         start_at = (process_start,) if process_start is not None else binding.created
         if (process_start is None) != self._start_is_created:
@@ -359,7 +367,7 @@ def _info(binding: EngineBinding) -> Mapping[str, Sequence[tuple[Labels, int]]]:
 
 def columns_of(binding: EngineBinding) -> tuple[dict[Column, int], dict[Column, int]]:
     """The page positions of an engine's counter columns (with histogram parts) and gauges."""
-    counters: dict[Column, int] = {}
+    counters = {Column(metric, ()): ZERO for metric in binding.zeros}
     gauges: dict[Column, int] = {}
     for metric, slots in binding.counters.items():
         for slot in slots:

@@ -44,7 +44,7 @@ class EngineBinding:
 
     `infos` are metrics whose labels are the information. `created` are the positions of creation
     times, which change at a restart. `shared` are metrics that other engines of the page have as
-    well.
+    well. `zeros` are core counters that the page does not show because they are 0.
     """
 
     key: EngineKey
@@ -54,6 +54,7 @@ class EngineBinding:
     infos: Mapping[str, tuple[Slot, ...]]
     created: tuple[int, ...]
     shared: frozenset[str]
+    zeros: frozenset[str] = frozenset()
 
     def info(self, name: str, values: Sequence[float]) -> Mapping[str, str]:
         """The labels of an info metric; of several series, the one with the greatest value, which
@@ -184,14 +185,14 @@ def resolve(layout: Layout) -> Binding:
     table = metric_table()
     prefix = find_prefix({series.name for series in layout.series}, table)
     if prefix is None:
-        raise CollectError("no vLLM metrics on this page", kind="no_vllm", hint=_hint(layout))
+        raise _not_vllm(layout)
     page = read_names(layout, prefix, table)
     engines = find_engines(page.found)
     bound: list[EngineBinding] = []
     missing: list[Missing] = []
     for key, mine, shared in _by_engine(page.found, engines):
         engine, damaged = _bind(key, mine, shared, engines.target_labels)
-        bound.append(engine)
+        bound.append(_with_zeros(engine) if _is_lazy(prefix) else engine)
         missing += damaged
     page_fit = fit({f.sample.spelling for f in page.found if not is_unowned(f)})
     return Binding(
@@ -263,6 +264,21 @@ def _bind(
     return engine, missing
 
 
+def _is_lazy(prefix: str) -> bool:
+    """Whether the page shows a counter only once it is not 0, as Ray does."""
+    return prefix.startswith("ray")
+
+
+def _with_zeros(engine: EngineBinding) -> EngineBinding:
+    """An engine of a lazy page: its core counters that the page does not show are 0."""
+    core = {
+        metric.name
+        for metric in metric_table().metrics.values()
+        if metric.core and metric.kind == "counter" and not metric.labels
+    }
+    return replace(engine, zeros=frozenset(core - engine.counters.keys()))
+
+
 def _newest(metric_series: Sequence[Found]) -> tuple[list[Found], list[int]]:
     """The series of one metric under its best name on the page, and the positions of creation
     times."""
@@ -275,9 +291,8 @@ def _newest(metric_series: Sequence[Found]) -> tuple[list[Found], list[int]]:
 def _absent(page: PageNames, page_fit: PageFit) -> Iterable[Missing]:
     """Metrics that are nowhere on the page, core ones first."""
     present = {f.sample.metric.name for f in page.found if f.sample.part != "created"}
-    lazy = page.prefix.startswith("ray")  # Ray shows a counter once it is not 0
     absent = [
-        Missing(metric.name, why_missing(metric, page_fit, lazy=lazy), metric.core)
+        Missing(metric.name, why_missing(metric, page_fit, lazy=_is_lazy(page.prefix)), metric.core)
         for metric in metric_table().metrics.values()
         if metric.name not in present and not metric.rare
     ]
@@ -298,15 +313,84 @@ def _absent_from_some(
                 yield Missing(name, why, metrics[name].core, key)
 
 
-def _hint(layout: Layout) -> str:
-    names = [*(series.name for series in layout.series), *layout.types]
-    if any(name.startswith("DCGM_FI_") for name in names):
-        return "this is a GPU exporter's page: give it as the GPU source of a vLLM server"
-    for server in ("sglang", "trtllm", "tgi", "dynamo"):
-        if any(name.startswith(server) for name in names):
-            return f"this page is of {server}, not of vLLM"
-    if any("vllm" in series.name for series in layout.series):
-        return "no engine speaks here: is this a router, or does a relabelling rule drop metrics?"
-    if any("vllm" in name for name in layout.types):
-        return "vLLM has nothing to show yet: send it a request"
-    return "is this vLLM's own /metrics? --disable-log-stats turns its metrics off"
+# --- Pages of other programs. Pure ----------------------------------------------------------------
+
+
+ANOTHER_ENGINE = "kneewatch judges vLLM only: give it the address of a vLLM server"
+BEHIND_ROUTER = "give the addresses of the vLLM servers behind it"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProgram:
+    """A program whose pages are taken for vLLM's, and what to give instead. `names` are what its
+    metrics' names start with."""
+
+    title: str
+    names: tuple[str, ...]
+    hint: str = ANOTHER_ENGINE
+
+
+OTHER_PROGRAMS = (
+    OtherProgram("SGLang", ("sglang:", "sglang_")),
+    OtherProgram("TensorRT-LLM (trtllm-serve)", ("trtllm_", "trtllm:")),
+    OtherProgram("LMDeploy", ("lmdeploy:", "lmdeploy_")),
+    OtherProgram("llama.cpp", ("llamacpp:", "llamacpp_")),
+    OtherProgram("Text Generation Inference (TGI)", ("tgi_",)),
+    OtherProgram("Triton with TensorRT-LLM", ("nv_trt_llm_",)),
+    OtherProgram("Triton", ("nv_inference_",)),
+    OtherProgram("vLLM's production-stack router", ("vllm:current_qps",), BEHIND_ROUTER),
+    OtherProgram(
+        "the llm-d endpoint picker (EPP), a router",
+        ("llm_d_epp_", "inference_extension_", "inference_pool_"),
+        BEHIND_ROUTER,
+    ),
+    OtherProgram(
+        "a Dynamo front end",
+        ("dynamo_",),
+        "give the address of a worker: its system port (DYN_SYSTEM_PORT) has vLLM's metrics",
+    ),
+    OtherProgram(
+        "Ray Serve",
+        ("ray_serve_",),
+        "set log_engine_metrics to true in the LLMConfig: Ray then exports vLLM's metrics too",
+    ),
+    OtherProgram(
+        "a GPU exporter",
+        ("DCGM_FI_",),
+        "give it as the GPU source of a vLLM server (--gpu-metrics)",
+    ),
+)
+"""The first one whose names are on a page is the page's: engines before what stands in front."""
+
+
+def _not_vllm(layout: Layout) -> CollectError:
+    """The error for a page without vLLM's core metrics: whose page it is, and what to try."""
+    names = sorted({*(series.name for series in layout.series), *layout.types})
+    for program in OTHER_PROGRAMS:
+        if any(name.startswith(program.names) for name in names):
+            return CollectError(
+                f"no vLLM metrics on this page: it is a page of {program.title}",
+                kind="no_vllm",
+                hint=program.hint,
+            )
+    message, hint = (
+        "no vLLM metrics on this page",
+        ("check that this is vLLM's own /metrics; --disable-log-stats turns its metrics off"),
+    )
+    partial = sorted({series.name for series in layout.series if "vllm" in series.name})
+    if partial:
+        metrics = "1 vLLM metric" if len(partial) == 1 else f"{len(partial)} vLLM metrics"
+        named = ", ".join(
+            [*partial[:_NAMES_SHOWN], *(["..."] if len(partial) > _NAMES_SHOWN else [])]
+        )
+        message = f"only {metrics} on this page ({named}): none of load, tokens or latency"
+        hint = (
+            "keep all names that start with vllm: in the scraper's relabelling rules; "
+            "of a router, give the addresses of the servers behind it"
+        )
+    elif any("vllm" in name for name in names):
+        hint = "vLLM has nothing to show yet: send it a request"
+    return CollectError(message, kind="no_vllm", hint=hint)
+
+
+_NAMES_SHOWN = 3

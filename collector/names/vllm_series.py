@@ -13,13 +13,9 @@ from kneewatch.collector.samples import Layout
 
 Labels = tuple[tuple[str, str], ...]
 
-# A prefix not listed needs two of these names: other servers share one of them with vLLM.
-_TELLING = (
-    "num_requests_running",
-    "num_requests_waiting",
-    "kv_cache_usage_perc",
-    "gpu_cache_usage_perc",
-)
+_OF_VLLM_ALONE = ("num_preemptions", "num_preemptions_total", "cache_config_info")
+"""Names that no other engine has. A prefix that is not listed needs one of them: other engines took
+over vLLM's names for load, tokens and latency."""
 _UNOWNED = ("lmcache:", "http_requests")
 """What names start with that have no prefix of vLLM's and do not name their engine."""
 _OWN = frozenset({"model_name", "engine", "le"})
@@ -85,14 +81,8 @@ def find_prefix(names: Collection[str], table: MetricTable) -> str | None:
     best = max(PREFIXES, key=core)
     if core(best):
         return best
-    votes: dict[str, int] = {}
-    for name in names:
-        for telling in _TELLING:
-            if name.endswith(telling):
-                prefix = name.removesuffix(telling)
-                votes[prefix] = votes.get(prefix, 0) + 1
-    other = sorted(prefix for prefix, count in votes.items() if count > 1)
-    return max(other, key=core, default=None)
+    other = {n.removesuffix(own) for n in names for own in _OF_VLLM_ALONE if n.endswith(own)}
+    return max(sorted(filter(core, other)), key=core, default=None)
 
 
 def read_names(layout: Layout, prefix: str, table: MetricTable) -> PageNames:

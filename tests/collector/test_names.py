@@ -214,9 +214,8 @@ def test_a_known_prefix_is_preferred_where_a_page_has_two() -> None:
         ("", "--disable-log-stats"),
         ("process_cpu_seconds_total 1\n", "--disable-log-stats"),
         ("# TYPE vllm:num_requests_running gauge\n", "send it a request"),
-        ('vllm:current_qps{server="http://a"} 1\nvllm:healthy_pods_total 2\n', "router"),
-        ('DCGM_FI_DEV_GPU_TEMP{gpu="0"} 30\n', "GPU exporter"),
-        ("sglang:num_running_reqs 1\nsglang:prompt_tokens_total 5\n", "sglang"),
+        ('vllm:current_qps{server="http://a"} 1\nvllm:healthy_pods_total 2\n', "behind it"),
+        ('DCGM_FI_DEV_GPU_TEMP{gpu="0"} 30\n', "GPU source"),
         # Another server that shares one telling name with vLLM
         ("maxserve_num_requests_running 1\nmaxserve_time_to_first_token_seconds_sum 1\n", "own"),
     ],
@@ -226,3 +225,55 @@ def test_a_page_without_vllm_is_an_error_and_says_what_to_try(body: str, hint: s
         resolve(parse(body).layout)
     assert caught.value.kind == "no_vllm"
     assert hint in caught.value.hint
+
+
+SHARED_WITH_VLLM = """\
+{0}num_requests_running 3
+{0}num_requests_waiting 1
+{0}gpu_cache_usage_perc 0.4
+{0}prompt_tokens_total 500
+{0}generation_tokens_total 90
+{0}time_to_first_token_seconds_sum 1
+{0}time_to_first_token_seconds_count 4
+{0}e2e_request_latency_seconds_sum 9
+{0}e2e_request_latency_seconds_count 4
+"""
+"""Names that engines took over from vLLM."""
+
+
+@pytest.mark.parametrize(
+    ("body", "program"),
+    [
+        (SHARED_WITH_VLLM.format("trtllm_"), "TensorRT-LLM"),
+        (SHARED_WITH_VLLM.format("lmdeploy:"), "LMDeploy"),
+        (SHARED_WITH_VLLM.format("sglang:"), "SGLang"),
+        ("sglang:num_running_reqs 1\nsglang:prompt_tokens_total 5\n", "SGLang"),
+        ("llamacpp:requests_processing 1\nllamacpp:prompt_tokens_total 9\n", "llama.cpp"),
+        (
+            'nv_inference_request_success{model="m"} 9\n'
+            'nv_trt_llm_request_metrics{request_type="active"} 1\n',
+            "Triton with TensorRT-LLM",
+        ),
+        ("dynamo_frontend_queued_requests 0\n", "Dynamo"),
+        ('llm_d_epp_ready_endpoints{name="p"} 2\n', "llm-d"),
+    ],
+)
+def test_another_engine_is_named_and_not_judged(body: str, program: str) -> None:
+    with pytest.raises(CollectError) as caught:
+        resolve(parse(body).layout)
+    assert program in str(caught.value)
+    assert caught.value.hint
+
+
+def test_names_that_others_share_make_no_page_vllms() -> None:
+    with pytest.raises(CollectError, match="no vLLM metrics"):
+        resolve(parse(SHARED_WITH_VLLM.format("maxserve_")).layout)
+
+
+def test_a_page_with_vllm_series_but_no_core_metric_is_told_by_what_it_has() -> None:
+    body = 'vllm:lora_requests_info{max_lora="2"} 1\nvllm:mm_cache_hits_total 3\n'
+    with pytest.raises(CollectError) as caught:
+        resolve(parse(body).layout)
+    assert "only 2 vLLM metrics" in str(caught.value)
+    assert "vllm:mm_cache_hits_total" in str(caught.value)
+    assert "relabelling" in caught.value.hint

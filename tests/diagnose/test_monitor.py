@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -13,7 +14,7 @@ from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.engine_monitor import VANISHED_KEPT_S
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.rules.rule import LONG_WINDOWS, Severity
-from tests.collector.name_pages import labelled, recorded
+from tests.collector.name_pages import labelled, prefixed, recorded
 from tests.diagnose.streams import START_S, Target, alarming, bodies, cause_ids
 from tests.pages import counted, engine_only, grown, multiprocess, with_values, without
 from tests.recordings import CAPTURES, diagnoses
@@ -25,6 +26,23 @@ CORE_FAMILIES = (
     *("time_to_first_token_seconds", "inter_token_latency_seconds"),
 )
 GAUGES = CORE_FAMILIES[:3]
+
+
+# Pages of Ray
+
+
+def test_a_counter_that_ray_does_not_show_yet_is_zero_and_its_first_event_counts() -> None:
+    target = Target()
+    first, last = (
+        prefixed(without(with_values(body, {"num_requests_running": 4}), *of), "ray_vllm_")
+        for body, of in ((FIRST, ["num_preemptions"]), (counted(FIRST, 30), []))
+    )
+    last = re.sub(r"(?m)^(ray_vllm_num_preemptions_total\{.*\}) .*$", r"\1 3", last)
+    quiet = target.one(first, first)
+    assert cause_ids(quiet) == []
+    assert quiet.health == "ok"
+    assert quiet.values["preemption_per_s"] == 0
+    assert (target.one(last).values["preemption_per_s"] or 0) > 0
 
 
 # Several engines
