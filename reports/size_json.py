@@ -61,6 +61,7 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
         "replicas": question.replicas,
         "tensor_parallel": setup.parallel.tensor,
         "pipeline_parallel": setup.parallel.pipeline,
+        "decode_context_parallel": setup.decode_context_parallel,
         "data_parallel": setup.parallel.data,
         "expert_parallel": setup.parallel.experts,
         "quantization": setup.scheme.id,

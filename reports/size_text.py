@@ -190,11 +190,12 @@ def _setup(answer: Size) -> str:
     version = ".".join(str(part) for part in setup.version)
     spread = setup.parallel
     engines = f", {spread.data} data-parallel engines" if spread.data > 1 else ""
+    ranks = f", DCP {setup.decode_context_parallel}" if setup.decode_context_parallel > 1 else ""
     replicas = answer.question.replicas
     per_replica = f"{replicas} replicas, each " if replicas > 1 else ""
     return (
         f"{setup.model.id} ({setup.scheme.id}, KV {setup.kv_cache_dtype}) on {per_replica}"
-        f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{engines}), vLLM "
+        f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{ranks}{engines}), vLLM "
         f"{version}, utilization {figure(setup.utilization)}{_beside(setup)}"
     )
 

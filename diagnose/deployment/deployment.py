@@ -276,6 +276,7 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
         max_num_seqs=plain.max_num_seqs,
         max_num_batched_tokens=plain.max_num_batched_tokens,
         block_tokens=plain.block_tokens,
+        decode_context_parallel=launch.count("--decode-context-parallel-size") or 1,
         enforce_eager="--enforce-eager" in launch.flags,
         adapters=_adapters(launch),
     )

@@ -17,19 +17,34 @@ NODE = "only one GPU in a node"
 FORMAT = "number format not supported by the GPU"
 REQUANTIZED = "the checkpoint is quantized already"
 HEADS = "tensor parallelism does not divide the heads"
+CONTEXT_RANKS = "decode context parallelism does not fit the tensor parallel size"
 LAYERS = "more pipeline stages than layers"
 WEIGHTS = "weights do not fit"
 KV = "KV cache does not hold one request of the longest length"
 TTFT_MISSED = "TTFT above the target with a single request"
 ITL_MISSED = "ITL above the target with a single request"
 GPUS = "needs more GPUs than allowed"
-REASONS = (NODE, FORMAT, REQUANTIZED, HEADS, LAYERS, WEIGHTS, KV, TTFT_MISSED, ITL_MISSED, GPUS)
+REASONS = (
+    NODE,
+    FORMAT,
+    REQUANTIZED,
+    HEADS,
+    CONTEXT_RANKS,
+    LAYERS,
+    WEIGHTS,
+    KV,
+    TTFT_MISSED,
+    ITL_MISSED,
+    GPUS,
+)
 
 
 def name_of(setup: Setup) -> str:
     """A launch in few words: GPU, parallelism, weights, KV dtype and longest context."""
     gpu = setup.gpu.id if setup.gpu is not None else "no GPU"
     stages = f" PP {setup.parallel.pipeline}" if setup.parallel.pipeline > 1 else ""
+    if setup.decode_context_parallel > 1:
+        stages += f" DCP {setup.decode_context_parallel}"
     return (
         f"{gpu} TP {setup.parallel.tensor}{stages}, {setup.scheme.id} weights, "
         f"{setup.kv_cache_dtype} KV cache, {setup.longest_tokens:,} tokens"

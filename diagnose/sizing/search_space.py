@@ -16,6 +16,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question, check_question
 from kneewatch.diagnose.sizing.search_results import (
+    CONTEXT_RANKS,
     FORMAT,
     HEADS,
     KV,
@@ -220,7 +221,12 @@ def _max_model_lens(question: Question, choices: Choices, *, needed: float) -> t
 
 _BF16_BITS = 16
 # What of a launch an error of its memory is about.
-_REASONS = {"tensor_parallel": HEADS, "draft_model": HEADS, "quantization": FORMAT}
+_REASONS = {
+    "tensor_parallel": HEADS,
+    "draft_model": HEADS,
+    "dcp": CONTEXT_RANKS,
+    "quantization": FORMAT,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,11 @@ def speed_notes(question: Question, predicted: Performance | None) -> list[str]:
             "measured values "
             f"with {' and '.join('--' + name.lower() for name in defaults)}"
         )
+    if question.setup.decode_context_parallel > 1:
+        notes.append(
+            "speed is predicted without what context ranks send each other: benchmark --dcp "
+            f"{question.setup.decode_context_parallel}"
+        )
     if question.setup.draft is not None and question.acceptance_ratio is None:
         notes.append(
             "speed is predicted without speculation: set the acceptance ratio with --acceptance"

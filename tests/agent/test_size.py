@@ -105,6 +105,16 @@ def test_stated_kv_needs_no_gpu() -> None:
     assert found["memory"]["weights_bytes_per_gpu"] is None
 
 
+def test_context_ranks_are_sized() -> None:
+    status, answer = document(
+        "--model", "moonshotai/Kimi-K2-Instruct", "--gpu", "b200", "--tp", "8", "--dcp", "8",
+        "--input-tokens", "1000", "--output-tokens", "100",
+    )  # fmt: skip
+    assert status == 0
+    assert answer["inputs"]["decode_context_parallel"] == 8
+    assert any("--dcp" in note for note in answer["notes"])
+
+
 def test_gpus_beyond_one_replica_make_more_of_them() -> None:
     _, found = document(*LLAMA, "--tp", "4", "--gpus", "8", "--max-model-len", "8192")
     assert found["inputs"]["replicas"] == 2

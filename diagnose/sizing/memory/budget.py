@@ -283,7 +283,7 @@ def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
         try:
             answer = memory(replace(plain, parallel=spread))
         except SizingError as error:
-            if error.name not in {"tensor_parallel", "draft_model"}:
+            if error.name not in {"tensor_parallel", "draft_model", "dcp"}:
                 raise
             continue
         longest = answer.layout.request_blocks(plain.longest_tokens)

@@ -275,25 +275,31 @@ def _check_parallel(setup: Setup) -> None:
             f"{model.id} has {model.depth} layers for {parallel.pipeline} pipeline stages",
             name="pipeline_parallel",
         )
-    most = _most_context_ranks(setup)
-    if tp % setup.decode_context_parallel or setup.decode_context_parallel > most:
-        fitting = [str(ranks) for ranks in range(1, most + 1) if not tp % ranks]
+    fitting_ranks = _context_ranks(setup)
+    if setup.decode_context_parallel not in fitting_ranks:
         raise SizingError(
-            f"{setup.decode_context_parallel} context ranks do not fit TP {tp} of {model.id}: "
-            "they share the ranks that hold copies of the same KV heads",
+            f"vLLM refuses {setup.decode_context_parallel} context ranks at TP {tp} of "
+            f"{model.id}: they are ranks with copies of the same KV heads",
             name="dcp",
-            choices=fitting,
+            choices=[str(ranks) for ranks in fitting_ranks],
         )
 
 
-def _most_context_ranks(setup: Setup) -> int:
-    """Most ranks with the same KV: all with latent attention, else those beyond the KV heads."""
-    tp = setup.parallel.tensor
-    full = [part.kind for part in setup.model.layers]
-    if all(isinstance(kind, LatentAttention) for kind in full):
-        return tp
-    heads = [kind.kv_heads for kind in full if isinstance(kind, FullAttention)]
-    return max(tp // min(heads, default=tp), 1)
+def _context_ranks(setup: Setup) -> list[int]:
+    """The decode context parallel sizes that vLLM accepts at this tensor parallel size.
+
+    Every rank has a copy of a latent vector. KV heads have copies on the ranks beyond their number,
+    and the query heads of one KV head are split over those.
+
+    Source: vllm/config/model.py, verify_with_parallel_config (0.32).
+    """
+    tp, queries = setup.parallel.tensor, setup.model.attention_heads
+    kinds = [part.kind for part in setup.model.layers]
+    ranks = [size for size in range(1, tp + 1) if not tp % size]
+    if any(isinstance(kind, LatentAttention) for kind in kinds):
+        return ranks
+    heads = min((kind.kv_heads for kind in kinds if isinstance(kind, FullAttention)), default=tp)
+    return [size for size in ranks if size <= max(tp // heads, 1) and not queries // heads % size]
 
 
 def _check_dtypes(setup: Setup) -> None:

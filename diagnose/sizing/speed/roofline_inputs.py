@@ -152,10 +152,13 @@ def costs(
     pipeline_parallel: int = 1,
     quantization: str | None = None,
     kv_bytes_per_element: float = 2.0,
+    decode_context_parallel: int = 1,
 ) -> Costs:
     """What a step reads and computes on one GPU; `quantization` None is the checkpoint's own.
 
     Weights in a format that the GPU does not compute in are unpacked and computed in 16 bit.
+    Context ranks share the tokens that a step reads, windows apart; what they send each other is
+    left out.
 
     Raises:
         SizingError: a count below 1, an unknown scheme, or a model whose parameters are unknown.
@@ -191,7 +194,7 @@ def costs(
         / 8,
         experts_bytes=routed * stored.expert_bits / 8,
         untouched_ratio=1 - touched_ratio,
-        kv_bytes_per_token=kinds.kv_bytes_per_token,
+        kv_bytes_per_token=kinds.kv_bytes_per_token / decode_context_parallel,
         flop_per_pair=kinds.flop_per_pair,
         prefill_flop_per_pair=kinds.prefill_flop_per_pair,
         windows=kinds.windows,
@@ -229,6 +232,7 @@ def launch_costs(setup: Setup) -> Costs:
         pipeline_parallel=setup.parallel.pipeline,
         quantization=setup.quantization,
         kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
+        decode_context_parallel=setup.decode_context_parallel,
     )
 
 

@@ -203,3 +203,44 @@ def test_a_version_without_a_shared_pool_is_named() -> None:
     with pytest.raises(SizingError) as refused:
         memory(switched)
     assert refused.value.name == "hybrid_pool"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "ranks"),
+    [
+        pytest.param("moonshotai/Kimi-K2-Instruct", 8, 8, id="every rank has the latent vectors"),
+        pytest.param("deepseek-ai/DeepSeek-V3", 8, 8, id="every rank has the latent vectors"),
+        pytest.param("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", 8, 2, id="4 KV heads, 2 copies"),
+        pytest.param("meta-llama/Llama-3.3-70B-Instruct", 16, 2, id="8 KV heads, 2 copies"),
+    ],
+)
+def test_context_ranks_multiply_what_is_held(name: str, tensor: int, ranks: int) -> None:
+    alone = Setup(model=model(name), gpu=gpu("b200"), parallel=Parallel(tensor=tensor))
+    shared = replace(alone, decode_context_parallel=ranks)
+    ratio = memory(shared).concurrency.expected / memory(alone).concurrency.expected
+    assert ratio == pytest.approx(ranks, rel=0.01)
+    fewest = fewest_gpus(shared, concurrency=1)
+    assert fewest.spread == Parallel(tensor=tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "ranks", "choices"),
+    [
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", 8, 8, ("1", "2")),
+        ("meta-llama/Llama-3.3-70B-Instruct", 8, 8, ("1",)),
+        pytest.param("Qwen/Qwen3-32B", 64, 3, ("1", "2", "4", "8"), id="8 query heads a KV head"),
+    ],
+)
+def test_context_ranks_that_vllm_refuses(
+    name: str, tensor: int, ranks: int, choices: tuple[str, ...]
+) -> None:
+    setup = Setup(
+        model=model(name),
+        gpu=gpu("b200"),
+        parallel=Parallel(tensor=tensor),
+        decode_context_parallel=ranks,
+    )
+    with pytest.raises(SizingError) as caught:
+        memory(setup)
+    assert caught.value.name == "dcp"
+    assert tuple(caught.value.choices) == choices

@@ -245,6 +245,15 @@ def test_a_length_that_takes_every_block_waits_for_ever() -> None:
         assert search(question, choices).meeting == meeting
 
 
+def test_context_ranks_leave_the_sizes_that_have_copies() -> None:
+    setup = Setup(
+        model=model("moonshotai/Kimi-K2-Instruct"), gpu=gpu("b200"), decode_context_parallel=8
+    )
+    found = search(asked(setup=setup, peak=None))
+    assert {entry.setup.parallel.tensor for entry in found.best} == {8}
+    assert rejected(found)[rejections.CONTEXT_RANKS]
+
+
 def test_v0_has_a_memory_for_every_length() -> None:
     setup = Setup(model=model(LLAMA_8B), version=(0, 7, 3))
     choices = Choices(gpu_ids=["l4"], tensor_parallels=[1], quantizations=["fp8"])
