@@ -37,6 +37,7 @@ from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
 EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm")
+FLAVORS = ("prometheus", "prometheus-operator", "victoriametrics", "without-keep-firing")
 INTERRUPTED = 130
 DIAGNOSE_ONLY = ("watch_s", "server_log")
 """Settings that the daemon does not use."""
@@ -296,7 +297,14 @@ def config(**given: Any) -> int:  # noqa: ANN401
     help="causes, stages and targets only, without findings and with fewer series",
 )
 @click.option("--gpu-selector", default="", metavar="MATCHERS", help="only these DCGM series")
-def export_command(kind: str, folder: Path, **given: Any) -> int:  # noqa: ANN401
+@click.option(
+    "--flavor",
+    type=click.Choice(FLAVORS),
+    default=FLAVORS[0],
+    show_default=True,
+    help="what evaluates the rules; without-keep-firing: Prometheus before 2.42",
+)
+def export_command(kind: str, folder: Path, flavor: str, **given: Any) -> int:  # noqa: ANN401
     """Write recording and alerting rules, their promtool tests, Grafana dashboards, or
     dcgm-exporter's configuration to FOLDER.
 
@@ -305,7 +313,7 @@ def export_command(kind: str, folder: Path, **given: Any) -> int:  # noqa: ANN40
     from kneewatch.agent import export  # lazy: imports YAML
 
     settings_ = effective(given)
-    return export.export(kind, folder, export.plan_of(settings_, **given))
+    return export.export(kind, folder, export.plan_of(settings_, **given), flavor)
 
 
 @cli.command(short_help="Show servers, or a running daemon, live in the terminal.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
@@ -17,8 +17,9 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.names.vllm_metrics import PREFIXES
 from kneewatch.collector.signals.expr import NAME
 from kneewatch.dashboards.dcgm_exporter import dcgm_files
+from kneewatch.dashboards.prometheus.inhibition import inhibition_files
 from kneewatch.dashboards.prometheus.promtool_tests import promtool_files
-from kneewatch.dashboards.prometheus.rule_files import rule_files, too_rare
+from kneewatch.dashboards.prometheus.rule_files import HEAD, Flavor, rule_files, too_rare
 from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan
 from kneewatch.rules.facts import range_s
 
@@ -32,12 +33,12 @@ LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED_LABELS = ("__name__", "le")
 """Labels that a rule's result cannot keep: the metric name and a bucket's bound."""
 
-Files = Callable[[Plan], Mapping[str, str]]
+Files = Callable[[Plan, Flavor], Mapping[str, str]]
 
 
-def _dashboards(_plan: Plan) -> dict[str, str]:
+def _dashboards() -> dict[str, str]:
     """The generated Grafana dashboards, by file name."""
-    folder = files("kneewatch.dashboards") / "generated"
+    folder = files("kneewatch.dashboards") / "generated" / "grafana"
     return {
         file.name: file.read_text("utf-8")
         for file in folder.iterdir()
@@ -46,14 +47,16 @@ def _dashboards(_plan: Plan) -> dict[str, str]:
 
 
 KINDS: Mapping[str, Files] = {
-    "prometheus-rules": rule_files,
-    "prometheus-tests": lambda plan: {**rule_files(plan), **promtool_files(plan)},
-    "grafana": _dashboards,
-    "dcgm": lambda _plan: dcgm_files(),
+    "prometheus-rules": lambda plan, flavor: {**rule_files(plan, flavor), **inhibition_files(plan)},
+    "prometheus-tests": lambda plan, flavor: {**rule_files(plan, flavor), **promtool_files(plan)},
+    "grafana": lambda _plan, _flavor: _dashboards(),
+    "dcgm": lambda _plan, _flavor: dcgm_files(),
 }
 
 
 RULES = ("prometheus-rules", "prometheus-tests")
+TESTABLE = (Flavor.PROMETHEUS, Flavor.UNKEPT)
+"""Flavors whose file promtool reads."""
 
 
 def plan_of(
@@ -123,20 +126,37 @@ def _join(text: str, labels: tuple[str, ...]) -> tuple[str, str]:
     return label, other
 
 
-def export(kind: str, folder: Path, plan: Plan) -> int:
+def export(kind: str, folder: Path, plan: Plan, flavor: str) -> int:
     """Write the files of a kind into a folder. Returns the exit status.
 
     Raises:
-        SettingsError: the folder cannot be written.
+        SettingsError: the folder cannot be written, or promtool cannot read the flavor's rules.
     """
+    if kind == "prometheus-tests" and flavor not in TESTABLE:
+        raise SettingsError(
+            f"--flavor: promtool cannot test {flavor}; {' and '.join(TESTABLE)} only"
+        )
+    written = KINDS[kind](plan, Flavor(flavor))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in KINDS[kind](plan).items():
-            (folder / name).write_text(text, encoding="utf-8")
-            click.echo(folder / name)
+        for name, text in written.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            click.echo(path)
         if kind in RULES:
-            for line in too_rare(plan):
+            for line in (*too_rare(plan), *_left_over(folder, written)):
                 click.echo(line, err=True)
     except OSError as exc:
         raise SettingsError(f"{folder}: {exc.strerror or exc}") from exc
     return OK
+
+
+def _left_over(folder: Path, written: Collection[str]) -> Iterator[str]:
+    """A warning for each rule file that another export left beside the one now written."""
+    head = HEAD.encode()
+    for path in sorted(folder.glob("*.yml")):
+        if path.name in written:
+            continue
+        with path.open("rb") as file:
+            if file.read(len(head)) == head:
+                yield f"{path} is from another export: delete it, or its rules are loaded as well"

@@ -18,7 +18,8 @@ from kneewatch.collector.signals.signal import Signal
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.dashboards.dcgm_exporter import dcgm_files
 from kneewatch.dashboards.grafana.build import dashboards
-from kneewatch.dashboards.prometheus.rule_files import rule_files
+from kneewatch.dashboards.prometheus.inhibition import inhibition_files
+from kneewatch.dashboards.prometheus.rule_files import Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import HELP
@@ -188,9 +189,18 @@ CHECKED_IN = "dashboards/generated"
 def pages() -> dict[str, str]:
     """Every generated file's text by its path."""
     made = {name: page() for name, page in PAGES.items()}
-    files = {**dashboards(), **rule_files(Plan()), **dcgm_files()}
+    folders = {
+        "": inhibition_files(Plan()),
+        "grafana/": dashboards(),
+        "dcgm/": dcgm_files(),
+        **{f"{flavor}/": rule_files(Plan(), flavor) for flavor in Flavor},
+    }
     made |= reference_pages()
-    return made | {f"{CHECKED_IN}/{name}": text for name, text in files.items()}
+    return made | {
+        f"{CHECKED_IN}/{folder}{name}": text
+        for folder, files in folders.items()
+        for name, text in files.items()
+    }
 
 
 def stale() -> list[str]:
@@ -200,8 +210,9 @@ def stale() -> list[str]:
         for name, text in pages().items()
         if not (ROOT / name).exists() or (ROOT / name).read_text() != text
     ]
-    wanted = {Path(name).name for name in pages()}
-    return found + [p.name for p in (ROOT / CHECKED_IN).iterdir() if p.name not in wanted]
+    there = (ROOT / CHECKED_IN).rglob("*.*")
+    wanted = {ROOT / name for name in pages()}
+    return found + [str(path.relative_to(ROOT)) for path in there if path not in wanted]
 
 
 def main() -> None:
@@ -211,8 +222,8 @@ def main() -> None:
         if old:
             sys.exit(f"stale: {', '.join(old)}; run `make docs`")
         return
-    (ROOT / CHECKED_IN).mkdir(exist_ok=True)
     for name, text in pages().items():
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / name).write_text(text)
 
 

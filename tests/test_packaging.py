@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES: list[str] = PYPROJECT["tool"]["setuptools"]["packages"]
 DATA = (
-    "kneewatch.dashboards.generated",
+    "kneewatch.dashboards.generated.grafana",
     "kneewatch.docs.causes",
     "kneewatch.docs.rules",
 )

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kneewatch.agent.cli import FLAVORS
+from kneewatch.dashboards.prometheus.rule_files import Flavor
 from tests.agent.running import Main
 from tests.programs import require
 
@@ -15,18 +17,62 @@ from tests.programs import require
 def test_rules_and_their_tests(main: Main, tmp_path: Path) -> None:
     told = main("export", "prometheus-tests", str(tmp_path / "out"), "--slo-ttft", "2s")
     assert told.status == 0
-    rules, wrapped, unkept, victoria, inhibit, tests = (
-        Path(line) for line in told.out.splitlines()
-    )
-    assert wrapped.is_file()
-    assert "inhibit_rules:" in inhibit.read_text()
-    assert "keep_firing_for" not in unkept.read_text()
-    assert "increase_prometheus(" in victoria.read_text()
+    rules, tests = (Path(line) for line in told.out.splitlines())
     # All of them are run in tests/dashboards/test_rules.py.
     document = yaml.safe_load(tests.read_text())
     tests.write_text(yaml.safe_dump({**document, "tests": document["tests"][:1]}))
     for command in (["check", "rules", str(rules)], ["test", "rules", str(tests)]):
         subprocess.run([require("promtool"), *command], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "wanted", "absent"),
+    [
+        ("prometheus", "keep_firing_for", "increase_prometheus("),
+        ("victoriametrics", "increase_prometheus(", "keep_firing_for"),
+        ("without-keep-firing", "last_over_time((", "keep_firing_for"),
+        ("prometheus-operator", "kind: PrometheusRule", "increase_prometheus("),
+    ],
+)
+def test_a_folder_holds_the_rules_once(
+    flavor: str, wanted: str, absent: str, main: Main, tmp_path: Path
+) -> None:
+    exported = main("export", "prometheus-rules", str(tmp_path), "--flavor", flavor)
+    rules, inhibition = (Path(line) for line in exported.out.splitlines())
+    assert [*tmp_path.glob("*.yml"), *tmp_path.glob("*.yaml"), *tmp_path.glob("*.rules")] == [rules]
+    assert wanted in rules.read_text()
+    assert absent not in rules.read_text()
+    assert "inhibit_rules:" in inhibition.read_text()
+    assert exported.err == ""
+
+
+def test_a_prometheus_loads_the_folder(main: Main, tmp_path: Path) -> None:
+    main("export", "prometheus-tests", str(tmp_path / "rules"))
+    config = tmp_path / "prometheus.yml"
+    config.write_text("rule_files: [rules/*.yml]")
+    check = [require("promtool"), "check", "config", str(config)]
+    checked = subprocess.run(check, check=True, capture_output=True, text=True)
+    assert "1 rule files found" in checked.stdout
+
+
+def test_the_rules_of_another_export_are_named(main: Main, tmp_path: Path) -> None:
+    main("export", "prometheus-rules", str(tmp_path), "--flavor", "prometheus-operator")
+    (tmp_path / "mine.yml").write_text("groups: []")
+    exported = main("export", "prometheus-rules", str(tmp_path))
+    assert exported.status == 0
+    (line,) = exported.err.splitlines()
+    assert line.startswith(str(tmp_path / "kneewatch.prometheusrule.yml"))
+
+
+def test_promtool_cannot_test_every_flavor(main: Main, tmp_path: Path) -> None:
+    refused = main("export", "prometheus-tests", str(tmp_path), "--flavor", "victoriametrics")
+    assert refused.status == 2
+    assert "--flavor" in refused.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_flavor_can_be_asked_for() -> None:
+    assert list(FLAVORS) == list(Flavor)
 
 
 def test_flags_reach_the_rules(main: Main, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.dashboards.prometheus.alerts import expressible
 from kneewatch.dashboards.prometheus.causes import cause_queries
-from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, rule_files
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.rules.rule import WORDS
@@ -91,11 +91,15 @@ def verdict_of(samples: Iterable[tuple[Mapping[str, str], float]]) -> Verdict:
 
 
 def differences(
-    path: Path, folder: Path, plan: Plan | None = None, *, file: str = RULES_FILE
+    path: Path,
+    folder: Path,
+    plan: Plan | None = None,
+    *,
+    flavor: Flavor = Flavor.PROMETHEUS,
 ) -> list[Difference]:
     """Where the two disagree by more than one step."""
     made = plan or Plan(window_s=WINDOW_S, interval_s=STEP_S, scrape_s=STEP_S)
-    document = yaml.safe_load(rule_files(made)[file])
+    document = yaml.safe_load(rule_files(made, flavor)[RULES_FILE])
     # The other groups tell nothing of these verdicts, and evaluating them takes as long.
     judging = [one for one in document["groups"] if one["name"] in GROUPS]
     theirs, first_s = prometheus(path, made, json.dumps({"groups": judging}), folder)

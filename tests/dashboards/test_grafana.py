@@ -24,7 +24,7 @@ from tests.collector.oracle import Prometheus, Target, running
 from tests.programs import require
 from tests.recordings import CAPTURES, phases
 
-GENERATED = Path(__file__).parents[2] / "dashboards" / "generated"
+GENERATED = Path(__file__).parents[2] / "dashboards" / "generated" / "grafana"
 RECORDINGS = ("kv_pressure_cascade", "lora_thrash", "prefix_churn", "spec_mixed")
 PATIENCE_S = 40.0
 NEEDS_QUIET = {"TTFT against quiet times"}

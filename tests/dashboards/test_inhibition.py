@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kneewatch.dashboards.prometheus.inhibition import INHIBIT_FILE
-from kneewatch.dashboards.prometheus.rule_files import rule_files
+from kneewatch.dashboards.prometheus.inhibition import INHIBIT_FILE, inhibition_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.agent.notify.test_alertmanager_receiver import Manager
 from tests.programs import require
@@ -51,7 +50,7 @@ STACK: dict[str, Any] = {
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[Manager]:
-    own = yaml.safe_load(rule_files(Plan())[INHIBIT_FILE])["inhibit_rules"]
+    own = yaml.safe_load(inhibition_files(Plan())[INHIBIT_FILE])["inhibit_rules"]
     settings = {**STACK, "inhibit_rules": [*STACK["inhibit_rules"], *own]}
     running = Manager(require("prometheus-alertmanager"), tmp_path, json.dumps(settings))
     yield running

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.dashboards.prometheus.rule_files import UNKEPT_FILE
+from kneewatch.dashboards.prometheus.rule_files import Flavor
 from kneewatch.rules.cascade import EVIDENCE, KV_USAGE
 from tests.dashboards.parity import Difference, differences
 from tests.programs import require
@@ -34,7 +34,7 @@ def test_prometheus_says_the_same(name: str, tmp_path: Path) -> None:
 def test_a_ruler_without_keep_firing_for_says_the_same(tmp_path: Path) -> None:
     require("promtool")
     path = CAPTURES / "kv_pressure_cascade.jsonl.gz"
-    assert differences(path, tmp_path, file=UNKEPT_FILE) == []
+    assert differences(path, tmp_path, flavor=Flavor.UNKEPT) == []
 
 
 def test_what_promql_cannot_conclude_it_cannot_fold_either(tmp_path: Path) -> None:

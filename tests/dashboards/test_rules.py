@@ -22,7 +22,7 @@ from kneewatch.dashboards.prometheus.recording_rules import inexpressible
 from kneewatch.dashboards.prometheus.rule_files import (
     OBJECT_FILE,
     RULES_FILE,
-    VICTORIA_FILE,
+    Flavor,
     groups,
     rule_files,
 )
@@ -55,6 +55,13 @@ def files_of(name: str) -> Mapping[str, str]:
     return {**rule_files(PLANS[name]), **promtool_files(PLANS[name])}
 
 
+def write_for_vmalert(folder: Path, name: str) -> Path:
+    """The path of the VictoriaMetrics rules of a plan."""
+    rules = folder / RULES_FILE
+    rules.write_text(rule_files(PLANS[name], Flavor.VICTORIA)[RULES_FILE])
+    return rules
+
+
 @cache
 def document_of(name: str) -> Mapping[str, Any]:
     """The rules of a plan as they are read; not to be changed."""
@@ -69,6 +76,7 @@ def loaded(text: str) -> dict[str, Any]:
 
 def write(folder: Path, name: str) -> Path:
     for file, text in files_of(name).items():
+        (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_text(text)
     return folder
 
@@ -134,7 +142,7 @@ def test_the_exported_tests_can_fail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_vmalert_accepts_its_rules(tmp_path: Path, plan: str) -> None:
-    rules = write(tmp_path, plan) / VICTORIA_FILE
+    rules = write_for_vmalert(tmp_path, plan)
     assert vmalert_says(rules) == ""
     document = loaded(rules.read_text())
     exprs = [rule["expr"] for group in document["groups"] for rule in group["rules"]]
@@ -144,7 +152,7 @@ def test_vmalert_accepts_its_rules(tmp_path: Path, plan: str) -> None:
 
 
 def test_vmalert_refuses_what_it_does_not_understand(tmp_path: Path) -> None:
-    rules = write(tmp_path, "plain") / VICTORIA_FILE
+    rules = write_for_vmalert(tmp_path, "plain")
     rules.write_text(rules.read_text().replace("irate(", "irate(("))
     assert "kneewatch:cascade_evidence" in vmalert_says(rules)
 
@@ -210,8 +218,8 @@ SPAN = re.compile(r"(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_object_holds_the_same_rules_in_the_shape_of_its_kind(plan: str) -> None:
-    files = files_of(plan)
-    plain, wrapped = document_of(plan), loaded(files[OBJECT_FILE])
+    text = rule_files(PLANS[plan], Flavor.OPERATOR)[OBJECT_FILE]
+    plain, wrapped = document_of(plan), loaded(text)
     assert wrapped["spec"] == plain
     assert (wrapped["apiVersion"], wrapped["kind"]) == (
         "monitoring.coreos.com/v1",
@@ -230,7 +238,7 @@ def test_the_object_holds_the_same_rules_in_the_shape_of_its_kind(plan: str) -> 
                 assert SPAN.fullmatch(rule.get(key, ""))
             for key in ("labels", "annotations"):
                 assert all(isinstance(value, str) for value in rule.get(key, {}).values())
-    assert len(files[OBJECT_FILE]) < 1_000_000, "Kubernetes keeps no object above 1.5 MiB"
+    assert len(text) < 1_000_000, "Kubernetes keeps no object above 1.5 MiB"
 
 
 def test_thresholds_are_the_users() -> None:

@@ -20,7 +20,7 @@ from urllib.request import urlopen
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.exposition.parser import PageParser
-from kneewatch.dashboards.prometheus.rule_files import VICTORIA_FILE, groups, rule_files
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, Flavor, groups, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record
 from tests.collector.oracle import LOOPBACK, free_port
 from tests.dashboards.parity import Difference
@@ -38,7 +38,7 @@ def played(play: Play, folder: Path, *, late_s: float = LATE_S) -> dict[str, lis
     """Where VictoriaMetrics with vmalert and the sidecar disagree, by recording."""
     plan = play.plan(EVALUATION_S)
     with staged(play) as stage:
-        (folder / "rules.yml").write_text(rule_files(plan)[VICTORIA_FILE])
+        (folder / "rules.yml").write_text(rule_files(plan, Flavor.VICTORIA)[RULES_FILE])
         (folder / "scrapes.yml").write_text(json.dumps({"scrape_configs": stage.scrapes()}))
         url, alerting = (f"http://{LOOPBACK}:{free_port()}" for _ in range(2))
         store = [
