@@ -67,8 +67,8 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
             raise SettingsError("--gpu-metrics needs a server; a capture has no GPU page")
         return _diagnose_capture(target, settings, form)
     log = _server_log(settings)
-    known = stated_with_log(stated(settings), log)
-    profile = settings.profile(window_s=live_window_s(settings), stated=known)
+    deployment = stated_with_log(stated(settings), log)
+    profile = settings.profile(window_s=live_window_s(settings), stated=deployment)
     stream = TargetStream(target_name(target), profile, settings.limits())
     stream.server = server_watch(target, settings)
     fetcher = Fetcher(metrics_url(target), settings.fetch())
@@ -107,8 +107,8 @@ def _server_log(settings: Settings) -> StartupLog:
 
 
 def _print_log(log: StartupLog, target: str, settings: Settings, form: str) -> int:
-    known = stated_with_log(stated(settings), log)
-    diagnosis = log_diagnosis(log, known, target=target, t_s=time.time())
+    deployment = stated_with_log(stated(settings), log)
+    diagnosis = log_diagnosis(log, deployment, target=target, t_s=time.time())
     return print_diagnoses([diagnosis], form, settings.docs_url, log=log.facts)
 
 

@@ -43,7 +43,7 @@ SCHEMA = "kneewatch.triage/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TriageRequest:
     """A parsed request. `target` is empty for all targets, `at_s` None for now, `since_s` None
     without history."""
 
@@ -91,94 +91,96 @@ class Triage:
             since_s = moment("since", since, now_s=now_s, before_s=before_s)
         if form == HTML:
             return to_page(request, target)
-        asked = Asked(form, target, now_s, at_s, since_s)
+        query = TriageRequest(form, target, now_s, at_s, since_s)
         if at_s is None and since_s is None:
-            return await self._now(asked)
-        return await run_in_threadpool(self._then, asked)
+            return await self._now(query)
+        return await run_in_threadpool(self._then, query)
 
-    async def _now(self, asked: Asked) -> Response:
-        seen, pending = self._seen(asked)
-        rendered = self._cache.kept(asked.form, asked.target, seen)
+    async def _now(self, request: TriageRequest) -> Response:
+        now, pending = self._present(request)
+        rendered = self._cache.cached(request.form, request.target, now)
         if rendered is None:
-            rendered = await run_in_threadpool(self._cache.render, asked.form, asked.target, seen)
-        return _response(asked, seen, pending, rendered, self._history.notices(asked.now_s))
+            rendered = await run_in_threadpool(
+                self._cache.render, request.form, request.target, now
+            )
+        return _response(request, now, pending, rendered, self._history.notices(request.now_s))
 
-    def _seen(self, asked: Asked) -> tuple[Moment, dict[str, str]]:
+    def _present(self, request: TriageRequest) -> tuple[Moment, dict[str, str]]:
         """The targets' newest states, and the targets without one, with the reason."""
         service, specs = self._service, self._service.targets()
         self._cache.only(specs)
         configured = {spec.name: spec.pending_text for spec in specs}
-        if not asked.target:
+        if not request.target:
             states = service.board.states()
             names = {state.name for state in states if state.diagnoses}
             pending = {name: configured[name] for name in sorted(configured.keys() - names)}
-            return Moment.of(states, asked.now_s), pending
-        state = service.board.get(asked.target)
-        if state is None and asked.target not in configured:
+            return Moment.of(states, request.now_s), pending
+        state = service.board.get(request.target)
+        if state is None and request.target not in configured:
             raise no_such_target(list(configured))
         states = [] if state is None else [state]
         if state is not None and state.diagnoses:
-            return Moment.of(states, asked.now_s), {}
-        awaited = configured.get(asked.target, "no longer watched")
-        return Moment.of(states, asked.now_s), {asked.target: awaited}
+            return Moment.of(states, request.now_s), {}
+        awaited = configured.get(request.target, "no longer watched")
+        return Moment.of(states, request.now_s), {request.target: awaited}
 
-    def _then(self, asked: Asked) -> Response:
-        engines = self._history.engines(asked.target or None)
-        if asked.target and not engines and self._service.board.get(asked.target) is None:
+    def _then(self, request: TriageRequest) -> Response:
+        engines = self._history.engines(request.target or None)
+        if request.target and not engines and self._service.board.get(request.target) is None:
             configured = [spec.name for spec in self._service.targets()]
-            if asked.target not in configured:
+            if request.target not in configured:
                 raise no_such_target(configured)
         intervals: list[EngineInterval] | None = None
-        if asked.since_s is not None:
+        if request.since_s is not None:
             intervals = self._history.intervals(
-                engines, since_s=asked.since_s, until_s=asked.moment_s
+                engines, since_s=request.since_s, until_s=request.moment_s
             )
-        notices = self._history.notices(asked.now_s)
-        if asked.at_s is None:
-            seen, pending = self._seen(asked)
-            rendered = self._cache.render(asked.form, asked.target, seen)
-            return _response(asked, seen, pending, rendered, notices, intervals)
-        then = self._history.then(engines, asked.at_s)
+        notices = self._history.notices(request.now_s)
+        if request.at_s is None:
+            now, pending = self._present(request)
+            rendered = self._cache.render(request.form, request.target, now)
+            return _response(request, now, pending, rendered, notices, intervals)
+        then = self._history.then(engines, request.at_s)
         notices = [*then.notices(), *notices]
         if not then.documents and not intervals:
             raise _nothing_then([engine.first_s for engine in engines], then, notices)
-        return _past_response(asked, then.documents, notices, intervals, self._docs_url)
+        return _past_response(request, then.documents, notices, intervals, self._docs_url)
 
 
 def _response(
-    asked: Asked,
-    seen: Moment,
+    request: TriageRequest,
+    now: Moment,
     pending: Mapping[str, str],
     rendered: bytes,
     notices: Sequence[str],
     intervals: Sequence[EngineInterval] | None = None,
 ) -> Response:
     """The answer about the present. The parts that depend on the clock are not cached."""
-    if asked.form == JSON:
+    if request.form == JSON:
         about = _about(pending, notices)
-        return _json(asked, about, rendered, intervals)
+        return _json(request, about, rendered, intervals)
     late = [
-        (state.name, asked.now_s - state.t_s) for state in seen.states if state.name in seen.late
+        (state.name, request.now_s - state.t_s) for state in now.states if state.name in now.late
     ]
-    diagnoses = seen.diagnoses()
-    first = head(asked.form, diagnoses, t_s=asked.now_s, past=False, late=late, pending=pending,
+    diagnoses = now.diagnoses()
+    first = head(request.form, diagnoses, t_s=request.now_s, past=False, late=late, pending=pending,
                  notices=notices)  # fmt: skip
-    return _text(asked, [first, rendered.decode()], intervals)
+    return _text(request, [first, rendered.decode()], intervals)
 
 
 def _past_response(
-    asked: Asked,
+    request: TriageRequest,
     documents: Sequence[dict[str, Any]],
     notices: Sequence[str],
     intervals: Sequence[EngineInterval] | None,
     docs_url: str,
 ) -> Response:
-    if asked.form == JSON:
+    if request.form == JSON:
         linked = [with_docs(document, docs_url) for document in documents]
         rendered = b'"targets":[%s],"watching":[]' % b",".join(
             dumped(document) for document in linked
         )
-        return _json(asked, _about((), notices), rendered, intervals)
+        return _json(request, _about((), notices), rendered, intervals)
     try:
         diagnoses = worst_first(diagnosis_of(document) for document in documents)
     except DocumentError as exc:
@@ -186,10 +188,10 @@ def _past_response(
             HTTPStatus.SERVICE_UNAVAILABLE,
             "this version cannot decode the stored diagnosis of that moment; use ?format=json",
         ) from exc
-    first = head(asked.form, diagnoses, t_s=asked.moment_s, past=True, late=(), pending={},
+    first = head(request.form, diagnoses, t_s=request.moment_s, past=True, late=(), pending={},
                  notices=notices)  # fmt: skip
-    rendered_text = body(asked.form, diagnoses, alone=bool(asked.target), docs_url=docs_url)
-    return _text(asked, [first, rendered_text], intervals)
+    rendered_text = body(request.form, diagnoses, alone=bool(request.target), docs_url=docs_url)
+    return _text(request, [first, rendered_text], intervals)
 
 
 def _about(pending: Iterable[str], notices: Sequence[str]) -> dict[str, Any]:
@@ -197,27 +199,30 @@ def _about(pending: Iterable[str], notices: Sequence[str]) -> dict[str, Any]:
 
 
 def _json(
-    asked: Asked, about: dict[str, Any], rendered: bytes, intervals: Sequence[EngineInterval] | None
+    request: TriageRequest,
+    about: dict[str, Any],
+    rendered: bytes,
+    intervals: Sequence[EngineInterval] | None,
 ) -> Response:
-    envelope = {"schema": SCHEMA, "t": round(asked.moment_s, 3), **about}
+    envelope = {"schema": SCHEMA, "t": round(request.moment_s, 3), **about}
     if intervals is not None:
-        envelope["since"] = round(asked.since_s or 0.0, 3)
+        envelope["since"] = round(request.since_s or 0.0, 3)
         envelope["intervals"] = [interval_document(row) for row in intervals]
     # Replace the envelope's closing brace by the members that are already rendered.
     return Response(dumped(envelope)[:-1] + b"," + rendered + b"}\n", media_type=MEDIA_TYPES[JSON])
 
 
 def _text(
-    asked: Asked, parts: Sequence[str], intervals: Sequence[EngineInterval] | None
+    request: TriageRequest, parts: Sequence[str], intervals: Sequence[EngineInterval] | None
 ) -> Response:
     blocks = [part for part in parts if part]
     if intervals is not None:
-        since_s = asked.since_s or 0.0
-        blocks.append(past(asked.form, intervals, since_s=since_s, t_s=asked.moment_s))
-    if asked.form == TEXT:
+        since_s = request.since_s or 0.0
+        blocks.append(past(request.form, intervals, since_s=since_s, t_s=request.moment_s))
+    if request.form == TEXT:
         blocks.append(HINT)
     whole = clean("\n\n".join(blocks) + "\n")
-    return Response(whole, media_type=MEDIA_TYPES[asked.form])
+    return Response(whole, media_type=MEDIA_TYPES[request.form])
 
 
 def to_page(request: Request, target: str) -> Response:

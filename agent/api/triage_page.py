@@ -86,41 +86,43 @@ class Views:
         self._service = service
         self._history = History(service.reader, service.store)
 
-    def view(self, asked: PageRequest) -> TriageView:
+    def view(self, request: PageRequest) -> TriageView:
         """The page's view.
 
         Raises:
             Problem: there is no such target.
         """
-        notices, engines = list(asked.notices), self._engines(asked.target)
-        only = self._only(asked, engines or [])
-        asked = replace(asked, target=asked.target or only)
+        notices, engines = list(request.notices), self._engines(request.target)
+        only = self._only(request, engines or [])
+        request = replace(request, target=request.target or only)
         if engines is None:
             notices.append(NO_HISTORY)
-        notices += map(sentence, self._history.notices(asked.now_s))
-        past = _Past(self._history, engines or [], asked)
-        targets = self._then(asked, past) if asked.at_s is not None else self._now(asked, past)
+        notices += map(sentence, self._history.notices(request.now_s))
+        past = _Past(self._history, engines or [], request)
+        targets = (
+            self._then(request, past) if request.at_s is not None else self._now(request, past)
+        )
         intervals = [state.interval_s for state in self._service.board.states()]
         return TriageView(
-            now_s=asked.now_s,
-            at_s=asked.at_s,
-            since_s=asked.since_s,
-            until_s=asked.until_s,
+            now_s=request.now_s,
+            at_s=request.at_s,
+            since_s=request.since_s,
+            until_s=request.until_s,
             refresh_s=min(intervals, default=REFRESH_S),
             version=self._service.version,
             targets=targets,
-            single=bool(asked.target),
-            since=asked.since,
+            single=bool(request.target),
+            since=request.since,
             notices=notices,
-            others=not only or asked.target != only,
+            others=not only or request.target != only,
             docs_url=self._service.settings.docs_url or "docs",
         )
 
-    def _only(self, asked: PageRequest, engines: Sequence[StoredEngine]) -> str:
+    def _only(self, request: PageRequest, engines: Sequence[StoredEngine]) -> str:
         """The target's name where there is only one; else ""."""
         names = {state.name for state in self._service.board.states()}
         names.update(spec.name for spec in self._service.targets())
-        if asked.at_s is not None:
+        if request.at_s is not None:
             names.update(engine.target for engine in engines)
         return names.pop() if len(names) == 1 else ""
 
@@ -130,11 +132,11 @@ class Views:
         except Problem:
             return None
 
-    def _now(self, asked: PageRequest, past: _Past) -> list[TargetView]:
+    def _now(self, request: PageRequest, past: _Past) -> list[TargetView]:
         board = self._service.board
         configured = {spec.name: spec.pending_text for spec in self._service.targets()}
         views: list[TargetView] = []
-        for name in self._names(asked, past):
+        for name in self._names(request, past):
             state = board.get(name)
             if state is None:
                 why = f"{NOT_YET}: {configured[name]}" if name in configured else NO_MORE
@@ -144,10 +146,10 @@ class Views:
                 views.append(_target(state, engines, state.t_s, sources=True))
         return views
 
-    def _then(self, asked: PageRequest, past: _Past) -> list[TargetView]:
+    def _then(self, request: PageRequest, past: _Past) -> list[TargetView]:
         diagnoses = past.diagnoses()
         views: list[TargetView] = []
-        for name in self._names(asked, past):
+        for name in self._names(request, past):
             then = [diagnosis for diagnosis in diagnoses or () if diagnosis.target == name]
             if not then:
                 why = DAMAGED if name in past.damaged else NOT_THEN
@@ -164,16 +166,16 @@ class Views:
                 views.append(_target(state, engines, last_s, sources=False))
         return views
 
-    def _names(self, asked: PageRequest, past: _Past) -> list[str]:
+    def _names(self, request: PageRequest, past: _Past) -> list[str]:
         configured = [spec.name for spec in self._service.targets()]
         watched = [state.name for state in self._service.board.states()]
-        stored = [] if asked.at_s is None and not asked.target else past.targets
+        stored = [] if request.at_s is None and not request.target else past.targets
         names = list(dict.fromkeys((*watched, *configured, *stored)))
-        if not asked.target:
+        if not request.target:
             return names
-        if asked.target not in names:
+        if request.target not in names:
             raise no_such_target(configured)
-        return [asked.target]
+        return [request.target]
 
     def _without(self, name: str, error: str) -> TargetView:
         for spec in self._service.targets():
@@ -187,9 +189,9 @@ class _Past:
     """The stored history of the engines on a page."""
 
     def __init__(
-        self, history: History, engines: Sequence[StoredEngine], asked: PageRequest
+        self, history: History, engines: Sequence[StoredEngine], request: PageRequest
     ) -> None:
-        self._history, self._asked, self._engines = history, asked, engines
+        self._history, self._request, self._engines = history, request, engines
         # Several stored engines can have the same name, one after the other: use the newest.
         self._by_key = {
             _key(engine): engine for engine in sorted(engines, key=lambda engine: engine.last_s)
@@ -201,7 +203,7 @@ class _Past:
     def diagnoses(self) -> list[Diagnosis] | None:
         """The diagnoses at the requested moment; None where they cannot be read."""
         try:
-            then = self._history.then(self._engines, self._asked.until_s)
+            then = self._history.then(self._engines, self._request.until_s)
             self.damaged = then.damaged
             return [diagnosis_of(document) for document in then.documents]
         except (Problem, DocumentError):
@@ -215,7 +217,7 @@ class _Past:
             for row in self._of(key)
         ]
         stored = self._by_key.get(key)
-        if stored is None or not self._asked.target:
+        if stored is None or not self._request.target:
             return EngineView(diagnosis, intervals)
         return EngineView(diagnosis, intervals, self._series(stored.id, cited(diagnosis)))
 
@@ -224,16 +226,16 @@ class _Past:
             self._intervals = {}
             with suppress(Problem):
                 for engine, interval in self._history.intervals(
-                    self._engines, since_s=self._asked.since_s, until_s=self._asked.until_s
+                    self._engines, since_s=self._request.since_s, until_s=self._request.until_s
                 ):
                     self._intervals.setdefault(_key(engine), []).append(interval)
         return self._intervals.get(key, [])
 
     def _series(self, engine_id: int, keys: Sequence[str]) -> dict[str, SeriesView]:
-        asked = self._asked
+        request = self._request
         try:
             series = self._history.signals(
-                engine_id, keys, since_s=asked.since_s, until_s=asked.until_s
+                engine_id, keys, since_s=request.since_s, until_s=request.until_s
             )
         except Problem:
             return {}

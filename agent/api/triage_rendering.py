@@ -202,15 +202,15 @@ class RenderCache:
                 name: rows for name, rows in self._documents.items() if name in names
             }
 
-    def kept(self, form: str, target: str, moment: Moment) -> bytes | None:
+    def cached(self, form: str, target: str, moment: Moment) -> bytes | None:
         """The cached answer for this moment, or None."""
-        held = self._cache.get((form, target))
-        return held[1] if held is not None and held[0].same(moment) else None
+        cached = self._cache.get((form, target))
+        return cached[1] if cached is not None and cached[0].same(moment) else None
 
     def render(self, form: str, target: str, moment: Moment) -> bytes:
         """The answer, encoded; for JSON, the members `targets` and `watching`."""
         with self._lock:
-            answer = self.kept(form, target, moment)
+            answer = self.cached(form, target, moment)
             if answer is not None:
                 return answer
             if form == JSON:
@@ -245,14 +245,14 @@ class RenderCache:
     def _rendered_documents(
         self, state: TargetState, *, is_late: bool
     ) -> list[tuple[Diagnosis, bytes]]:
-        held = self._documents.get(state.name)
-        if held is None or held[0] is not state or held[1] != is_late:
+        rendered = self._documents.get(state.name)
+        if rendered is None or rendered[0] is not state or rendered[1] != is_late:
             rows = [
                 (diagnosis, dumped(document(diagnosis, docs_url=self.docs_url)))
                 for diagnosis in shown(state, is_late=is_late)
             ]
-            held = self._documents[state.name] = (state, is_late, rows)
-        return held[2]
+            rendered = self._documents[state.name] = (state, is_late, rows)
+        return rendered[2]
 
 
 def watch_document(state: TargetState, *, is_late: bool) -> Mapping[str, Any]:

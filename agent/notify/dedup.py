@@ -29,8 +29,8 @@ class SentAlerts:
 
     def take(self, key: DedupKey) -> bool:
         """Whether an alert is new; if so it counts as pending from now on."""
-        known = self._pending.get(key.fingerprint) or self._delivered.get(key.fingerprint)
-        if known == key:
+        earlier = self._pending.get(key.fingerprint) or self._delivered.get(key.fingerprint)
+        if earlier == key:
             return False
         self._pending[key.fingerprint] = key
         return True
@@ -102,5 +102,7 @@ class Groups:
 
     def take(self, now_s: float) -> list[Event]:
         """The events of a group that is due, which is removed; empty where none is."""
-        due = next((group for group, one in self._pending.items() if one.due_s <= now_s), None)
+        due = next(
+            (group for group, gathering in self._pending.items() if gathering.due_s <= now_s), None
+        )
         return list(self._pending.pop(due).events.values()) if due is not None else []

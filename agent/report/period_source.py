@@ -146,12 +146,12 @@ def gather(source: PeriodSource, request: ReportRequest) -> Observed:
 def _incidents(engine: EnginePeriod, request: ReportRequest) -> list[EpisodeObserved]:
     """An engine's incidents, the worst DETAILED_MOST with their diagnosis."""
     grid = request.grid
-    found = episodes(engine.held, from_s=grid.from_s, to_s=grid.to_s)
+    incidents = episodes(engine.held, from_s=grid.from_s, to_s=grid.to_s)
     worst = sorted(
-        found, key=lambda episode: (-episode.severity, episode.start_s - episode.until_s)
+        incidents, key=lambda episode: (-episode.severity, episode.start_s - episode.until_s)
     )
     detailed = {id(episode) for episode in worst[:DETAILED_MOST]}
-    return [engine.evidence(episode, id(episode) in detailed) for episode in found]
+    return [engine.evidence(episode, id(episode) in detailed) for episode in incidents]
 
 
 def _tier(

@@ -41,7 +41,7 @@ class Cron(CronTrigger):  # type: ignore[misc]
         """The next fire time, in APScheduler's interface."""
         follows = cast("Any", super()).get_next_fire_time
         fire_time: datetime | None = follows(previous_fire_time, now)
-        while fire_time is not None and _again(fire_time) and not self.every_hour:
+        while fire_time is not None and _is_second_occurrence(fire_time) and not self.every_hour:
             fire_time = follows(fire_time, fire_time.astimezone(UTC) + timedelta(seconds=1))
         return fire_time
 
@@ -52,7 +52,7 @@ class Cron(CronTrigger):  # type: ignore[misc]
         return fire_time.timestamp() if fire_time is not None else NEVER_S
 
 
-def _again(t: datetime) -> bool:
+def _is_second_occurrence(t: datetime) -> bool:
     """Whether this local time occurs for the second time, because clocks were set back."""
     return t.utcoffset() != t.replace(fold=0).utcoffset()
 

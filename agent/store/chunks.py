@@ -170,14 +170,14 @@ class SignalChunk(ChunkBody):
 
     def values(self, row: int) -> dict[str, float]:
         """All signals of one scrape; damaged ones are left out."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for key, place in self._columns.items():
             if not isinstance(place, list):
-                found[key] = math.nan if place is None else float(place)
+                values[key] = math.nan if place is None else float(place)
                 continue
             with contextlib.suppress(DamagedError):
-                found[key] = value_in_column(self.piece(cast("list[int]", place)), row)
-        return found
+                values[key] = value_in_column(self.piece(cast("list[int]", place)), row)
+        return values
 
 
 # --- Counters -------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def sized(
         options=_options(answer),
         levers=levers(answer, needed, gpus_each, recommended),
         doubts=doubts,
-        notes=(*problem, *_other_capacity(answer, capacity), *_said(answer)),
+        notes=(*problem, *_other_capacity(answer, capacity), *_notes(answer)),
         missing=_missing(launched, need),
     )
 
@@ -217,7 +217,7 @@ def _other_capacity(answer: Size | None, capacity: float | None) -> tuple[str, .
     )
 
 
-def _said(answer: Size | None) -> tuple[str, ...]:
+def _notes(answer: Size | None) -> tuple[str, ...]:
     return answer.notes if answer else ()
 
 

@@ -154,15 +154,15 @@ def _steps(points: Sequence[Point]) -> tuple[KneeStep, ...]:
             requests_per_s=_middle([point.requests_per_s for point in step]),
             tokens_per_s=_middle([point.tokens_per_s for point in step]),
             token_s=_middle([point.token_s for point in step]),
-            ttft_p99_s=_known([point.ttft_p99_s for point in step]),
-            itl_p99_s=_known([point.itl_p99_s for point in step]),
+            ttft_p99_s=_middle_of_present([point.ttft_p99_s for point in step]),
+            itl_p99_s=_middle_of_present([point.itl_p99_s for point in step]),
         )
         for _, step in sorted(by_step.items())
         if len(step) >= POINTS_MIN
     )
 
 
-def _known(values: Sequence[float | None]) -> Spread | None:
+def _middle_of_present(values: Sequence[float | None]) -> Spread | None:
     present = [value for value in values if value is not None]
     return _middle(present) if present else None
 

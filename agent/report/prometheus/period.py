@@ -275,7 +275,7 @@ class PeriodReader:
         )
         asking = _with_window(fleet, self._found.window_s)
 
-        def made(text: Callable[..., str], keys: Sequence[str]) -> dict[str, Rows]:
+        def asked_rows(text: Callable[..., str], keys: Sequence[str]) -> dict[str, Rows]:
             return self._ranges.steps(
                 {
                     f"curve {key}": Query(
@@ -289,11 +289,11 @@ class PeriodReader:
                 at,
             )
 
-        rows = made(queries.curve_recorded, POINT_SIGNALS[:1]) if fleet.shape.recorded else {}
+        rows = asked_rows(queries.curve_recorded, POINT_SIGNALS[:1]) if fleet.shape.recorded else {}
         first = rows.get(f"curve {POINT_SIGNALS[0]}", {})
         kept = all(engine.key in first for engine in chosen)
         text = queries.curve_recorded if kept else queries.curve
-        rows = made(text, POINT_SIGNALS)
+        rows = asked_rows(text, POINT_SIGNALS)
         nothing = np.full(at.count, np.nan)
         times = at.begins_s + at.step_s
         return {

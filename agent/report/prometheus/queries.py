@@ -238,11 +238,11 @@ class Ranges:
         return self._all(queries, [at])
 
     def slots(self, queries: Mapping[str, Query], slots: Sequence[Slot]) -> dict[str, Rows]:
-        """The rows of each query, one value per hour. Shape of a row: (slots,)."""
+        """The rows of each query, rows_of value per hour. Shape of a row: (slots,)."""
         return self._all(queries, hour_runs(slots))
 
     def _all(self, queries: Mapping[str, Query], runs: Sequence[Steps]) -> dict[str, Rows]:
-        def one(name: str) -> Rows:
+        def rows_of(name: str) -> Rows:
             rows: Rows = {}
             at, count = 0, sum(run.count for run in runs)
             try:
@@ -256,7 +256,7 @@ class Ranges:
             return rows
 
         with ThreadPoolExecutor(self._at_once) as pool:
-            return dict(zip(queries, pool.map(one, queries), strict=True))
+            return dict(zip(queries, pool.map(rows_of, queries), strict=True))
 
     def _run(self, query: Query, run: Steps, rows: Rows, at: int, count: int) -> None:
         steps_per_piece = min(

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from kneewatch.reports.formatting import duration, number
 from kneewatch.reports.weekly.figures import Spread
-from kneewatch.reports.weekly.page.formatting import Calendar, told
+from kneewatch.reports.weekly.page.formatting import Calendar, with_unit
 from kneewatch.reports.weekly.page.small_charts import Heat, Part, Squares, heat, squares, stack
 from kneewatch.reports.weekly.page.svg import Edges, Pen, Ticks, draw
 from kneewatch.reports.weekly.tier_sections import (
@@ -285,7 +285,9 @@ def _shares(slo: TierSlo | None) -> tuple[Part, ...]:
         ("decode", slo.decode_ratio),
         ("the rest", slo.other_ratio),
     )
-    present = [(name, ratio, told(ratio, "ratio")) for name, ratio in named if ratio is not None]
+    present = [
+        (name, ratio, with_unit(ratio, "ratio")) for name, ratio in named if ratio is not None
+    ]
     return stack(present, whole=max(1.0, sum(ratio for _, ratio, _ in present))) if present else ()
 
 
@@ -300,7 +302,7 @@ def _memory(size: TierSize | None) -> tuple[Part, ...]:
     """One GPU's memory by part; the rest is free."""
     if size is None or not size.memory:
         return ()
-    parts = [(part.name, part.bytes, told(part.bytes, "bytes")) for part in size.memory]
+    parts = [(part.name, part.bytes, with_unit(part.bytes, "bytes")) for part in size.memory]
     taken = sum(part.bytes for part in size.memory)
     return stack(parts, whole=max(taken, size.gpu_memory_bytes or 0.0))
 
@@ -311,7 +313,7 @@ def _hours(money: TierMoney | None) -> tuple[Part, ...]:
         return ()
     busy = 1.0 - money.idle_ratio
     parts = [
-        ("with requests", busy, told(busy, "ratio")),
-        ("idle", money.idle_ratio, told(money.idle_ratio, "ratio")),
+        ("with requests", busy, with_unit(busy, "ratio")),
+        ("idle", money.idle_ratio, with_unit(money.idle_ratio, "ratio")),
     ]
     return stack(parts, whole=1.0)

@@ -90,11 +90,11 @@ def ending(how: str, *, goes_on: bool) -> str:
     return "ongoing at the end of the period" if goes_on else ENDINGS.get(how, "ended")
 
 
-def told(value: float | None, unit: str) -> str:
+def with_unit(value: float | None, unit: str) -> str:
     """A value with its unit; `unknown` for None."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    formatter = _TOLD.get(unit)
+    formatter = _FORMATTERS.get(unit)
     return formatter(value) if formatter else " ".join((number(value), *WORD.findall(unit)))
 
 
@@ -107,7 +107,7 @@ def _gpus(value: float) -> str:
     return "1 GPU" if value == 1 else f"{number(value)} GPUs"
 
 
-_TOLD: Mapping[str, Callable[[float], str]] = {
+_FORMATTERS: Mapping[str, Callable[[float], str]] = {
     "": number,
     "s": duration,
     "ratio": percent,
@@ -131,7 +131,9 @@ def bare(value: float | None, unit: str) -> str:
     """A value for a column whose heading has the unit."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    return told(value, unit) if unit in ("s", "ratio", "ratio_per_s", "bytes") else number(value)
+    return (
+        with_unit(value, unit) if unit in ("s", "ratio", "ratio_per_s", "bytes") else number(value)
+    )
 
 
 def spread(value: Spread | None, unit: str) -> str:
@@ -139,8 +141,10 @@ def spread(value: Spread | None, unit: str) -> str:
     if value is None:
         return UNKNOWN
     if value.low == value.high:
-        return told(value.expected, unit)
-    return f"{told(value.expected, unit)} ({bare(value.low, unit)} to {bare(value.high, unit)})"
+        return with_unit(value.expected, unit)
+    return (
+        f"{with_unit(value.expected, unit)} ({bare(value.low, unit)} to {bare(value.high, unit)})"
+    )
 
 
 def quantity_of(values: Mapping[str, float], key: str) -> str:
@@ -163,7 +167,7 @@ def saved(value: float | None, unit: str) -> str:
         return UNKNOWN
     if value == 0:
         return "no change in cost"
-    return f"{'saves' if value > 0 else 'costs'} {told(abs(value), unit)}"
+    return f"{'saves' if value > 0 else 'costs'} {with_unit(abs(value), unit)}"
 
 
 def points(off: float | None, unit: str) -> str:
@@ -202,10 +206,10 @@ def sentence(trend: Trend) -> str:
 
 def moved(trend: Trend) -> str:
     """A figure's value with its change: 4.2 s, up from 1.2 s, worse."""
-    value = told(trend.value, trend.unit)
+    value = with_unit(trend.value, trend.unit)
     if trend.direction not in ARROWS:
         return value
-    return f"{value}, {trend.direction} from {told(trend.before, trend.unit)}{_judged(trend)}"
+    return f"{value}, {trend.direction} from {with_unit(trend.before, trend.unit)}{_judged(trend)}"
 
 
 def flag(change: FlagChange) -> str:
@@ -217,19 +221,19 @@ def flag(change: FlagChange) -> str:
     return f"{change.flag} {change.before} → {change.after}"
 
 
-def said(text: str) -> str:
+def as_sentence(text: str) -> str:
     """A text as a sentence; a first word with a sign in it (a flag, a name) keeps its case."""
     first = text.split(" ", 1)[0]
     begun = text[:1].upper() + text[1:] if first.isalpha() else text
     return begun if not begun or begun.endswith((".", "!", "?")) else f"{begun}."
 
 
-def told_size(verdict: str, words: str) -> tuple[str, str]:
+def size_verdict(verdict: str, words: str) -> tuple[str, str]:
     """The verdict on a size, and the explanation without the verdict at its start."""
     head = SIZES.get(verdict, SIZES["unknown"])
     first, colon, rest = words.partition(": ")
     same = colon and first.lower() in (verdict, head.lower())
-    return head, said(rest if same else words)
+    return head, as_sentence(rest if same else words)
 
 
 def health(word: str) -> str:

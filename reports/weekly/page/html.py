@@ -15,8 +15,8 @@ from markupsafe import Markup
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.reports.formatting import duration, number, percent, plural, quantity, span
 from kneewatch.reports.templates import environment, palette
+from kneewatch.reports.weekly.page import formatting as formatting
 from kneewatch.reports.weekly.page import formatting as moments
-from kneewatch.reports.weekly.page import formatting as telling
 from kneewatch.reports.weekly.page import incident_chart as strip
 from kneewatch.reports.weekly.page import parts
 from kneewatch.reports.weekly.page import small_charts as heat
@@ -27,46 +27,46 @@ from kneewatch.reports.weekly.page.parts import ROWS_MOST, SECTIONS, headline, t
 from kneewatch.reports.weekly.report import WeeklyReport
 
 FILTERS: dict[str, Any] = {
-    "arrow": telling.arrow,
-    "bare": telling.bare,
-    "change": telling.change,
+    "arrow": formatting.arrow,
+    "bare": formatting.bare,
+    "change": formatting.change,
     "duration": duration,
-    "flag": telling.flag,
-    "health": telling.health,
+    "flag": formatting.flag,
+    "health": formatting.health,
     "number": number,
     "percent": percent,
-    "points": telling.points,
-    "quantity": telling.quantity_of,
-    "saved": telling.saved,
-    "share": telling.share,
-    "said": telling.said,
-    "sentence": telling.sentence,
+    "points": formatting.points,
+    "quantity": formatting.quantity_of,
+    "saved": formatting.saved,
+    "share": formatting.share,
+    "as_sentence": formatting.as_sentence,
+    "sentence": formatting.sentence,
     "signal": quantity,
     "span": span,
-    "spread": telling.spread,
+    "spread": formatting.spread,
     "stamp": moments.stamp,
-    "state": telling.state,
-    "told": telling.told,
-    "told_size": telling.told_size,
-    "tone": telling.tone,
+    "state": formatting.state,
+    "with_unit": formatting.with_unit,
+    "size_verdict": formatting.size_verdict,
+    "tone": formatting.tone,
 }
 GLOBALS: dict[str, Any] = {
     "cause_page": cause_page,
     "COLUMNS": moments.WEEKDAYS,
-    "FATES": telling.FATES,
-    "HEALTH": telling.HEALTH,
-    "PLAIN": telling.PLAIN,
-    "LATENCIES": telling.LATENCIES,
+    "FATES": formatting.FATES,
+    "HEALTH": formatting.HEALTH,
+    "PLAIN": formatting.PLAIN,
+    "LATENCIES": formatting.LATENCIES,
     "LEVELS": heat.LEVELS,
     "ROWS_MOST": ROWS_MOST,
-    "SIZES": telling.SIZES,
-    "SIZE_STATES": telling.SIZE_STATES,
-    "STATES": telling.STATES,
+    "SIZES": formatting.SIZES,
+    "SIZE_STATES": formatting.SIZE_STATES,
+    "STATES": formatting.STATES,
     "drawing": drawing,
     "heat": heat,
     "sparks": sparks,
     "strip_labels_from": strip.LABEL_FROM,
-    "followed": telling.followed,
+    "followed": formatting.followed,
     "plural": plural,
 }
 

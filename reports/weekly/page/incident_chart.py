@@ -190,7 +190,7 @@ def strip(incident: Incident, calendar: Calendar) -> Strip:
         signals=tuple(line.signal for line in incident.lines),
         thinned=len(set(times)) > TABLE_ROWS,
         rows=tuple(table(incident.lines)),
-        desc=_told(incident, calendar),
+        desc=_alternative_text(incident, calendar),
     )
 
 
@@ -258,7 +258,7 @@ def _ticks(reach: Reach, calendar: Calendar) -> list[tuple[float, str]]:
     ]
 
 
-def _told(incident: Incident, calendar: Calendar) -> str:
+def _alternative_text(incident: Incident, calendar: Calendar) -> str:
     spans = [
         f"stage {span.number} ({span.name}) from {calendar.clock(span.start_s, seconds=True)}"
         for span in incident.stages

@@ -13,17 +13,17 @@ from kneewatch.reports.weekly.page.formatting import (
     HEALTH,
     RANKS,
     Calendar,
+    as_sentence,
     ending,
     followed,
     health,
     lasted,
     points,
-    said,
     saved,
     sentence,
     share,
-    told,
-    told_size,
+    size_verdict,
+    with_unit,
 )
 from kneewatch.reports.weekly.page.markdown_tiers import bullets, code, flags, rows, sections, text
 from kneewatch.reports.weekly.page.parts import ROWS_MOST, SECTIONS, OfTier, headline, title
@@ -154,7 +154,7 @@ def _head(report: WeeklyReport, calendar: Calendar) -> Lines:
             f"Created {calendar.dated(report.made_s)} by kneewatch {text(report.version)}."
         ],
         [f"Only {text(', '.join(report.filters))}."] if report.filters else [],
-        *([f"> {text(said(notice))}"] for notice in report.notices),
+        *([f"> {text(as_sentence(notice))}"] for notice in report.notices),
     )
 
 
@@ -182,16 +182,17 @@ def _line(tier: Tier, verdict: Verdict | None) -> tuple[str, ...]:
     if verdict is None:
         return who, f"**{HEALTH['unknown']}**", "-", "-", "-"
     trouble = f" In incidents for {span(verdict.incident_s)}." if verdict.incidents else ""
-    size, why = told_size(verdict.size, verdict.size_text)
+    size, why = size_verdict(verdict.size, verdict.size_text)
     action = verdict.action
     return (
         who,
-        f"**{HEALTH[health(verdict.health)]}.** {text(said(verdict.health_text))}{trouble}",
+        f"**{HEALTH[health(verdict.health)]}.** {text(as_sentence(verdict.health_text))}{trouble}",
         f"**{size}.** {text(why)}",
-        text(said(verdict.money_text)),
+        text(as_sentence(verdict.money_text)),
         "Nothing to do."
         if action is None
-        else f"**{text(said(action.text))}** {flags(action.changes)} {text(said(action.why))}",
+        else f"**{text(as_sentence(action.text))}** {flags(action.changes)} "
+        f"{text(as_sentence(action.why))}",
     )
 
 
@@ -239,7 +240,7 @@ def _incident(incident: Incident, calendar: Calendar, docs_url: str) -> Lines:
             [
                 text("; ".join(stages)),
                 _cost(incident),
-                *(text(said(missing)) for missing in incident.cost.missing),
+                *(text(as_sentence(missing)) for missing in incident.cost.missing),
                 *(_evidence(line) for line in incident.evidence),
                 *(f"against: {_evidence(line)}" for line in incident.against),
                 *(_advice(advice) for advice in incident.advice),
@@ -251,9 +252,10 @@ def _incident(incident: Incident, calendar: Calendar, docs_url: str) -> Lines:
 def _cost(incident: Incident) -> str:
     cost = incident.cost
     return (
-        f"cost: preempted {told(cost.preemptions, 'requests')}; recomputed at least "
-        f"{told(cost.recomputed_tokens, 'tokens')}; first token late "
-        f"{told(cost.late_requests, 'requests')}; not served {told(cost.lost_requests, 'requests')}"
+        f"cost: preempted {with_unit(cost.preemptions, 'requests')}; recomputed at least "
+        f"{with_unit(cost.recomputed_tokens, 'tokens')}; first token late "
+        f"{with_unit(cost.late_requests, 'requests')}; "
+        f"not served {with_unit(cost.lost_requests, 'requests')}"
     )
 
 
@@ -268,4 +270,5 @@ def _advice(advice: Advice) -> str:
     fate = FATES.get(advice.fate, ("unknown", advice.fate))[1]
     hourly = advice.cost_usd_per_hour
     price = "" if hourly is None else f" Cost: {saved(-hourly, 'usd_per_hour')}."
-    return f"recommended: {text(advice.summary)} {flags(advice.changes)}{price} {text(said(fate))}"
+    change = f"{text(advice.summary)} {flags(advice.changes)}{price}"
+    return f"recommended: {change} {text(as_sentence(fate))}"

@@ -18,16 +18,16 @@ from kneewatch.reports.weekly.page.formatting import (
     UNKNOWN,
     Calendar,
     arrow,
+    as_sentence,
     change,
     flag,
     moved,
     points,
-    said,
     saved,
     share,
     spread,
     state,
-    told,
+    with_unit,
 )
 from kneewatch.reports.weekly.tier_sections import (
     Latency,
@@ -102,10 +102,10 @@ def _row(row: TableRow) -> tuple[str, ...]:
     word = state(row.state)
     note = text(row.advice)
     if word in ("unknown", "off"):
-        to_have = f" To enable it: {text(said(row.enable))}" if row.enable else ""
-        note = f"{text(said(row.missing))}{to_have}"
+        to_have = f" To enable it: {text(as_sentence(row.enable))}" if row.enable else ""
+        note = f"{text(as_sentence(row.missing))}{to_have}"
     elif not note:
-        note = text(said(row.enable))
+        note = text(as_sentence(row.enable))
     return (
         text(row.subject),
         _figures(row.figures) or ("-" if word == "off" else UNKNOWN),
@@ -121,7 +121,7 @@ def _figures(figures: Sequence[Trend]) -> str:
     if all(trend.value is None for trend in figures):
         return ""
     return "; ".join(
-        f"{text(trend.name)} {told(trend.value, trend.unit)}".strip() for trend in figures
+        f"{text(trend.name)} {with_unit(trend.value, trend.unit)}".strip() for trend in figures
     )
 
 
@@ -130,7 +130,7 @@ def _before(trend: Trend) -> str:
     if trend.before is None:
         return "-"
     since = f" ({arrow(trend)} {change(trend)})" if arrow(trend) else ""
-    return f"{told(trend.before, trend.unit)}{since}"
+    return f"{with_unit(trend.before, trend.unit)}{since}"
 
 
 def slo(tier: TierSlo, _calendar: Calendar) -> Lines:
@@ -145,12 +145,13 @@ def slo(tier: TierSlo, _calendar: Calendar) -> Lines:
         bullets([
             f"throughput: {_now(tier.served_per_s)}",
             f"goodput: {_now(tier.goodput_per_s)}",
-            f"error budget: {told(budget.spent_ratio, 'ratio')} spent; "
-            f"{share(budget.objective_ratio)} of {told(budget.requests, 'requests')} must be in "
-            f"time, {told(budget.bad_requests, 'requests')} were late",
+            f"error budget: {with_unit(budget.spent_ratio, 'ratio')} spent; "
+            f"{share(budget.objective_ratio)} of "
+            f"{with_unit(budget.requests, 'requests')} must be in "
+            f"time, {with_unit(budget.bad_requests, 'requests')} were late",
             _missing(budget.missing),
             "request time: "
-            + ", ".join(f"{name} {told(value, 'ratio')}" for name, value in shares.items()),
+            + ", ".join(f"{name} {with_unit(value, 'ratio')}" for name, value in shares.items()),
         ]),
     )  # fmt: skip
 
@@ -160,10 +161,10 @@ def _latency(latency: Latency) -> tuple[str, ...]:
     return (
         text(LATENCIES.get(latency.name, latency.name)),
         *(
-            told(trend.value, trend.unit)
+            with_unit(trend.value, trend.unit)
             for trend in (latency.p50, latency.p95, latency.p99, latency.mean)
         ),
-        "none" if none else told(latency.budget_s, "s"),
+        "none" if none else with_unit(latency.budget_s, "s"),
         "-" if none else share(latency.within_ratio),
         f"{'no target' if none else STATES[state(latency.state)]} {_missing(latency.missing)}",
     )
@@ -182,14 +183,15 @@ def knee(tier: TierKnee, calendar: Calendar) -> Lines:
             f"C_max of one engine: {least}{spread(c_max, '')} in flight" if c_max
             else f"C_max of one engine: {UNKNOWN}",
             f"usable load of one engine: {least if usable else ''}{spread(usable, 'per_s')}",
-            f"peak (P99): {told(tier.peak_in_flight, '')} in flight{highest}",
-            f"peak at {told(tier.position_ratio, 'ratio')} of C_max",
-            f"Little's law: {told(tier.little_requests_per_s, 'per_s')}"
+            f"peak (P99): {with_unit(tier.peak_in_flight, '')} in flight{highest}",
+            f"peak at {with_unit(tier.position_ratio, 'ratio')} of C_max",
+            f"Little's law: {with_unit(tier.little_requests_per_s, 'per_s')}"
             + ("" if gap is None else f", {number(gap)}x the usable load"),
             f"learned from {plural(tier.windows, 'window')}. {text(tier.basis)}",
         ]),
         rows(("Figure", "Benchmark", "Production", "Difference", "Allowed", "State"), (
-            (text(row.name), told(row.benchmark, row.unit), told(row.production, row.unit),
+            (text(row.name),
+             with_unit(row.benchmark, row.unit), with_unit(row.production, row.unit),
              points(row.off, row.unit), points(row.limit, row.unit),
              f"{STATES[state(row.state)]} {_missing(row.missing)}")
             for row in tier.benchmark
@@ -201,10 +203,10 @@ def workload(tier: TierWorkload, _calendar: Calendar) -> Lines:
     """Lengths, arrivals, archetype, drift."""
     kind = "Archetype unknown: no request lengths."
     if tier.archetype:
-        kind = f"**{text(tier.archetype.capitalize())}.** {text(said(tier.archetype_why))}"
+        kind = f"**{text(tier.archetype.capitalize())}.** {text(as_sentence(tier.archetype_why))}"
     arrivals = tier.arrivals
     return sections(
-        [kind + (f" Bottleneck: {text(said(tier.bottleneck))}" if tier.bottleneck else "")],
+        [kind + (f" Bottleneck: {text(as_sentence(tier.bottleneck))}" if tier.bottleneck else "")],
         rows(
             ("Tokens per request", "P50", "P95", "P99", "Mean"),
             (
@@ -240,9 +242,9 @@ def workload(tier: TierWorkload, _calendar: Calendar) -> Lines:
             (
                 (
                     text(drift.name),
-                    told(drift.stated, drift.unit),
-                    told(drift.measured, drift.unit),
-                    told(drift.ratio, "factor"),
+                    with_unit(drift.stated, drift.unit),
+                    with_unit(drift.measured, drift.unit),
+                    with_unit(drift.ratio, "factor"),
                     STATES[state(drift.state)],
                 )
                 for drift in tier.drift
@@ -263,21 +265,22 @@ def size(tier: TierSize, _calendar: Calendar) -> Lines:
             [
                 *(_missing(doubt) for doubt in tier.doubts),
                 f"replicas: {tier.replicas_present} present, "
-                f"{told(tier.replicas_needed, '')} needed",
-                f"GPUs: {told(tier.gpus_present, '')} present, {told(tier.gpus_needed, '')} needed",
-                f"{room}; KV cache at peak {told(tier.kv_peak_ratio, 'ratio')}",
+                f"{with_unit(tier.replicas_needed, '')} needed",
+                f"GPUs: {with_unit(tier.gpus_present, '')} present, "
+                f"{with_unit(tier.gpus_needed, '')} needed",
+                f"{room}; KV cache at peak {with_unit(tier.kv_peak_ratio, 'ratio')}",
             ]
         ),
-        bullets(f"{text(part.name)}: {told(part.bytes, 'bytes')}" for part in tier.memory),
+        bullets(f"{text(part.name)}: {with_unit(part.bytes, 'bytes')}" for part in tier.memory),
         rows(
             ("Cheapest GPUs for this workload today", "GPUs", "Capacity", "Cost"),
             (
                 (
                     f"{option.replicas} {TIMES} {text(option.gpu)}, "
                     f"tensor parallel {option.tensor_parallel}; {text(option.text)}",
-                    told(option.gpus, "gpus"),
-                    told(option.usable_requests_per_s, "per_s"),
-                    told(option.usd_per_hour, "usd_per_hour"),
+                    with_unit(option.gpus, "gpus"),
+                    with_unit(option.usable_requests_per_s, "per_s"),
+                    with_unit(option.usd_per_hour, "usd_per_hour"),
                 )
                 for option in tier.options
             ),
@@ -295,7 +298,7 @@ def _lever(lever: Lever) -> tuple[str, ...]:
     return (
         f"{text(lever.summary)} {flags(lever.changes)}",
         "; ".join(does),
-        told(lever.gpus_after, "gpus"),
+        with_unit(lever.gpus_after, "gpus"),
         saved(lever.saves_usd_per_hour, "usd_per_hour"),
     )
 
@@ -310,10 +313,11 @@ def money(tier: TierMoney, _calendar: Calendar) -> Lines:
                 _missing(tier.missing),
                 *(f"{text(trend.name)}: {_now(trend)}" for trend in trends),
                 "at full utilization: "
-                + told(tier.usd_per_million_tokens_at_full, "usd_per_million_tokens"),
-                f"idle: {told(tier.idle_hours, 'gpu_hours')} ({told(tier.idle_ratio, 'ratio')}), "
-                f"{told(tier.idle_usd, 'usd')}",
-                f"price per GPU: {told(tier.usd_per_gpu_hour, 'usd_per_hour')}"
+                + with_unit(tier.usd_per_million_tokens_at_full, "usd_per_million_tokens"),
+                f"idle: {with_unit(tier.idle_hours, 'gpu_hours')} "
+                f"({with_unit(tier.idle_ratio, 'ratio')}), "
+                f"{with_unit(tier.idle_usd, 'usd')}",
+                f"price per GPU: {with_unit(tier.usd_per_gpu_hour, 'usd_per_hour')}"
                 + (f"; {text(tier.price_source)}" if tier.price_source else ""),
             ]
         ),
@@ -340,4 +344,4 @@ def _now(trend: Trend) -> str:
 
 
 def _missing(words: str) -> str:
-    return text(said(words))
+    return text(as_sentence(words))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kneewatch.reports.formatting import number
 from kneewatch.reports.weekly.figures import Spark
-from kneewatch.reports.weekly.page.formatting import WEEKDAYS, told
+from kneewatch.reports.weekly.page.formatting import WEEKDAYS, with_unit
 from kneewatch.reports.weekly.page.svg import path
 from kneewatch.reports.weekly.tier_sections import WeekdayHour
 
@@ -50,7 +50,7 @@ def spark_line(spark: Spark, *, low: float | None, high: float | None) -> SparkL
         top = 0.0 if high is None else TALL - (high - least) * per_unit
         bottom = TALL if low is None else TALL - (low - least) * per_unit
         band = (top, bottom - top) if bottom > top else None
-    desc = f"From {told(min(values), spark.unit)} to {told(max(values), spark.unit)}."
+    desc = f"From {with_unit(min(values), spark.unit)} to {with_unit(max(values), spark.unit)}."
     return SparkLine(path(points), band, desc)
 
 
@@ -145,7 +145,10 @@ def heat(cells: Sequence[WeekdayHour]) -> Heat | None:
             drawn.setdefault(name, []).append(f"M{x:g} {y:g}h{side}")
     names = [name for name, *_ in LEVELS] + [SILENT, UNSEEN]
     rows = [
-        (f"{hour:02}:00", tuple(_told(by_place.get((weekday, hour))) for weekday in range(DAYS)))
+        (
+            f"{hour:02}:00",
+            tuple(_cell_text(by_place.get((weekday, hour))) for weekday in range(DAYS)),
+        )
         for hour in range(HOURS)
     ]
     worst = max(burns, key=lambda cell: cell.burn or 0.0)
@@ -166,7 +169,7 @@ def _level(cell: WeekdayHour | None) -> tuple[str, int]:
     return next((name, side) for name, top, _, side in LEVELS if cell.burn <= top)
 
 
-def _told(cell: WeekdayHour | None) -> str:
+def _cell_text(cell: WeekdayHour | None) -> str:
     if cell is None or cell.requests is None:
         return "?"
     if cell.burn is None:

@@ -264,15 +264,15 @@ def test_names_are_text_wherever_they_are_shown(name: str) -> None:
 @pytest.mark.parametrize("form", ["json", "text", "markdown"])
 def test_what_was_rendered_is_kept_until_something_changes(form: str) -> None:
     present, moment = RenderCache(), Moment.of([SICK_STATE, WELL_STATE], NOW_S)
-    assert present.kept(form, "", moment) is None
+    assert present.cached(form, "", moment) is None
     first = present.render(form, "", moment)
-    assert present.kept(form, "", Moment.of([SICK_STATE, WELL_STATE], NOW_S + 5)) is first
+    assert present.cached(form, "", Moment.of([SICK_STATE, WELL_STATE], NOW_S + 5)) is first
     for changed in (
         Moment.of([SICK_STATE, state_of("r1", HEALTHY)], NOW_S),
         Moment.of([SICK_STATE], NOW_S),
         Moment.of([SICK_STATE, WELL_STATE], NOW_S + 60),
     ):
-        assert present.kept(form, "", changed) is None
+        assert present.cached(form, "", changed) is None
 
 
 def test_answers_about_many_targets_do_not_pile_up() -> None:
@@ -304,9 +304,9 @@ def test_nothing_is_kept_of_targets_that_are_watched_no_more() -> None:
     for form in ("json", "text"):
         for target in ("", SICK_STATE.name, WELL_STATE.name):
             present.render(form, target, moment)
-    assert present.kept("json", SICK_STATE.name, moment) is not None
+    assert present.cached("json", SICK_STATE.name, moment) is not None
     present.only((well,))
-    assert present.kept("json", SICK_STATE.name, moment) is None
-    assert present.kept("json", WELL_STATE.name, moment) is not None
+    assert present.cached("json", SICK_STATE.name, moment) is None
+    assert present.cached("json", WELL_STATE.name, moment) is not None
     kept = present._documents  # pyright: ignore[reportPrivateUsage]
     assert list(kept) == [WELL_STATE.name]

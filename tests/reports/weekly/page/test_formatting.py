@@ -10,8 +10,8 @@ import pytest
 
 from kneewatch.reports.formatting import plural
 from kneewatch.reports.weekly.figures import FlagChange, Period, Spread, Trend
-from kneewatch.reports.weekly.page import formatting as telling
-from kneewatch.reports.weekly.page.formatting import Calendar, stamp
+from kneewatch.reports.weekly.page import formatting
+from kneewatch.reports.weekly.page.formatting import Calendar, size_verdict, stamp
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ from kneewatch.reports.weekly.page.formatting import Calendar, stamp
     ],
 )
 def test_a_value_has_its_unit(value: float | None, unit: str, words: str) -> None:
-    assert telling.told(value, unit) == words
+    assert formatting.with_unit(value, unit) == words
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_value_has_its_unit(value: float | None, unit: str, words: str) -> Non
      (0.0, "0%"), (None, "unknown")],
 )  # fmt: skip
 def test_only_all_of_it_is_a_hundred_percent(ratio: float | None, words: str) -> None:
-    assert telling.share(ratio) == words
+    assert formatting.share(ratio) == words
 
 
 @pytest.mark.parametrize(
@@ -65,29 +65,29 @@ def test_only_all_of_it_is_a_hundred_percent(ratio: float | None, words: str) ->
 def test_a_change_is_told_where_there_is_one(
     trend: Trend, words: str, tone: str, arrow: str
 ) -> None:
-    assert telling.change(trend) == words
-    assert telling.tone(trend) == tone
-    assert telling.arrow(trend) == arrow
+    assert formatting.change(trend) == words
+    assert formatting.tone(trend) == tone
+    assert formatting.arrow(trend) == arrow
 
 
 def test_other_words() -> None:
-    assert telling.spread(Spread(37, 41, 46), "") == "41 (37 to 46)"
-    assert telling.spread(Spread(15, 15, 15), "per_s") == "15/s"
-    assert telling.spread(None, "") == "unknown"
-    assert telling.flag(FlagChange("--a", "1", "2")) == "--a 1 → 2"
-    assert telling.flag(FlagChange("--a", "", "2")) == "--a 2"
-    assert telling.flag(FlagChange("--a", "1", "")) == "drop --a"
-    assert telling.points(-0.21, "ratio") == "\N{MINUS SIGN}21 points"
-    assert telling.points(2.83, "s") == "+283%"
-    assert telling.saved(-12.0, "usd_per_hour") == "costs 12.00 USD/h"
-    assert telling.saved(0.0, "usd") == "no change in cost"
-    assert telling.said("no GPU source") == "No GPU source."
-    assert telling.said("vllm:x is missing") == "vllm:x is missing."
-    assert telling.said("--enable-lora is set.") == "--enable-lora is set."
-    assert telling.said("") == ""
-    assert telling.told_size("too small", "too small: 4 replicas") == ("Too small", "4 replicas.")
-    assert telling.told_size("nonsense", "not certain: why") == ("Unknown", "Not certain: why.")
-    assert telling.ending("restarted", goes_on=False) == "ended by a restart"
+    assert formatting.spread(Spread(37, 41, 46), "") == "41 (37 to 46)"
+    assert formatting.spread(Spread(15, 15, 15), "per_s") == "15/s"
+    assert formatting.spread(None, "") == "unknown"
+    assert formatting.flag(FlagChange("--a", "1", "2")) == "--a 1 → 2"
+    assert formatting.flag(FlagChange("--a", "", "2")) == "--a 2"
+    assert formatting.flag(FlagChange("--a", "1", "")) == "drop --a"
+    assert formatting.points(-0.21, "ratio") == "\N{MINUS SIGN}21 points"
+    assert formatting.points(2.83, "s") == "+283%"
+    assert formatting.saved(-12.0, "usd_per_hour") == "costs 12.00 USD/h"
+    assert formatting.saved(0.0, "usd") == "no change in cost"
+    assert formatting.as_sentence("no GPU source") == "No GPU source."
+    assert formatting.as_sentence("vllm:x is missing") == "vllm:x is missing."
+    assert formatting.as_sentence("--enable-lora is set.") == "--enable-lora is set."
+    assert formatting.as_sentence("") == ""
+    assert size_verdict("too small", "too small: 4 replicas") == ("Too small", "4 replicas.")
+    assert size_verdict("nonsense", "not certain: why") == ("Unknown", "Not certain: why.")
+    assert formatting.ending("restarted", goes_on=False) == "ended by a restart"
     assert plural(1, "day") == "1 day"
     assert plural(1200, "day") == "1,200 days"
 
