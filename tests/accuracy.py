@@ -20,6 +20,7 @@ from kneewatch.diagnose.causes.evidence import Targets
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.rules.rule import Severity
 from tests import kvtruth, routing_accuracy, slo_ramps, throughput
+from tests.incidents import table as incidents
 from tests.peers import DOCTOR_CHECKS, doctor_checks, vllm_doctor
 from tests.recordings import CAPTURES, FIRST_CAUSES, NO_TARGETS, Phase, diagnoses, phases
 from tests.target_levels import LATENCY_CAUSES, UNREACHABLE, completed, is_missed, loose, middle
@@ -336,6 +337,7 @@ def main() -> None:
         print(by_cause(verdicts), "\n")
         print(calibration(verdicts), "\n")
         print(cascade_times(told), "\n")
+        print(incidents.report(), "\n")
         print(beside_doctor(verdicts), "\n")
         print(kvtruth.report(), "\n")
         print(throughput.report(), "\n")

@@ -418,7 +418,10 @@ def _tree(condition: Condition, *, side: bool, unknown: bool) -> _Tree:
         case availability.Stalled(whole):
             least = "" if whole else f" ({availability.STALL_NOTED_S:g} s with a short window)"
             span = f"{availability.STALLED_S:g} s{least}"
-            text = f"requests were in flight for {span} and no token came, no KV block moved"
+            text = (
+                f"requests were in flight for {span}, and no token was generated, no request "
+                "finished and no prefill went further than those before it"
+            )
             return text if side else f"not ({text})"
         case _:
             raise TypeError(f"no words for {type(condition).__name__}")

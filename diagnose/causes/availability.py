@@ -10,9 +10,10 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
+from kneewatch.diagnose.learned.derived_signals import ABORTED, FILLED_MIN
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number
-from kneewatch.rules.facts import WIDE_RANGE_S, Holds, Spelling, duration, range_s
+from kneewatch.rules.facts import WIDE_RANGE_S, Holds, Spelling, duration, number, range_s
 from kneewatch.rules.quantities import FirstOf
 from kneewatch.rules.rule import Severity
 
@@ -40,8 +41,8 @@ IN_FLIGHT = RUNNING.otherwise(0.0) + WAITING.otherwise(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Stalled(Leaf):
-    """Whether requests have been in flight for half a minute without progress: no token, no KV
-    block.
+    """Whether requests have been in flight for half a minute without progress: no token generated,
+    no request finished, no prefill that goes further than those before it.
 
     The half minute does not scale with the window: a prefill takes as long whatever the window is.
     A shorter watch concludes it sooner, at `info`; `whole` demands the whole half minute. False
@@ -71,22 +72,34 @@ class Stalled(Leaf):
         return STALLED_S, range_s(STALLED_S, to.scrape_s)
 
     def _over(self, to: Spelling, span_s: float) -> str:
-        """There is progress of nothing over a range, and requests were in flight throughout."""
+        """No token and no finished request over a range, KV usage not above that of the range
+        before, and requests in flight throughout."""
         span, step = duration(span_s), duration(to.interval_s)
-        tokens = [
-            f"({to.summed(f'increase({series}[{span}])')} == 0)"
-            for series in (to.raw("generation_tokens", "_total"), to.raw("prompt_tokens", "_total"))
-        ]
-        moved = to.summed(f"changes({to.raw('kv_cache_usage_perc')}[{span}])")
+        tokens = to.summed(f"increase({to.raw('generation_tokens', '_total')}[{span}])")
+        finished = to.raw("request_success", "_total", f'{ABORTED[0]}!="{ABORTED[1]}"')
+        answered = to.summed(f"increase({finished}[{span}])")
+        usage = to.raw("kv_cache_usage_perc")
+        filled, before = (
+            to.summed(f"max_over_time({usage}[{span}]{offset})")
+            for offset in ("", f" offset {span}")
+        )
         in_flight = IN_FLIGHT.promql(to)
         return (
-            f"((min_over_time({in_flight}[{span}:{step}]) >= 1) and {' and '.join(tokens)}"
-            f" and ({moved} == 0))"
+            f"(((min_over_time({in_flight}[{span}:{step}]) >= 1) and ({tokens} == 0)"
+            f" and ({filled} < {before} + {number(FILLED_MIN)})) unless ({answered} > 0))"
         )
 
 
+MOVES_FROM = 0.1
+"""KV usage that falls this far below its highest without an answer: prefills start over."""
+
+
 def _still(facts: Facts) -> str:
-    return f"no token generated or prefilled and no KV block moved for {_stalled_s(facts):.0f} s"
+    still = f"no token generated and no request finished for {_stalled_s(facts):.0f} s"
+    highest, mean = facts.get("kv_usage_max_ratio"), facts.get("kv_usage_avg_ratio")
+    if highest - mean < MOVES_FROM:
+        return still
+    return f"{still}; KV usage moves up to {highest:.0%}: prefills start over and never end"
 
 
 def _stalled(facts: Facts) -> str:

@@ -15,9 +15,13 @@ from kneewatch.rules.facts import Holds, Moment, Targets
 
 NO_BASELINE = "no quiet baseline yet"
 NO_TARGET = "no TTFT target is set"
-PROGRESS = ("generation_tokens", "prompt_tokens")
-"""What moves while an engine works; where the first is not known, nothing is. Finished requests do
-not count: an engine that hangs still counts those that their clients give up."""
+GENERATED, ANSWERED = "generation_tokens", "request_success"
+ABORTED = ("finished_reason", "abort")
+"""Requests that end so are no progress: an engine that hangs still counts those that their clients
+give up."""
+
+FILLED_MIN = 0.005
+"""A prefill is progress while KV usage rises by at least this share of the cache."""
 
 ADAPTER_CHANGES = InfoChanges("lora_requests_info")
 RECENT_REQUESTS_MIN = 4.0
@@ -33,7 +37,8 @@ COUNTED = (
 STALL = "stalled_s"
 
 HELP: dict[str, str] = {
-    STALL: "seconds for which requests have been in flight without progress: no token, no KV block",
+    STALL: "seconds for which requests have been in flight without progress: no token, no finished "
+    "request, no prefill that fills more of the KV cache than those before it",
     **{key: f"{per_s} times the window" for key, per_s in COUNTED},
     "prefix_hit_quiet_ratio": "prefix_hit_ratio's quiet baseline",
     **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
@@ -142,11 +147,13 @@ class Streaks:
 
     def __init__(self, conditions: Mapping[str, Holds], targets: Targets) -> None:
         self._conditions, self._targets = conditions, targets
+        self._progress = Progress()
         self._since_s: dict[str, float] = {}
         self._doubted: set[str] = set()
 
     def forget(self) -> None:
         """The process was replaced."""
+        self._progress = Progress()
         self._since_s.clear()
         self._doubted.clear()
 
@@ -156,8 +163,7 @@ class Streaks:
         """Seconds that each condition has held; conditions that do not hold are left out."""
         moment = Moment(values, self._targets)
         holds = {name: holding(moment) for name, holding in self._conditions.items()}
-        in_flight = (values.get("running") or 0.0) + (values.get("waiting") or 0.0)
-        holds["stalled"] = in_flight >= 1 and not progressed(history)
+        holds["stalled"] = not self._progress.made(history, values)
         for name, holding in holds.items():
             if holding:
                 self._since_s.setdefault(name, now_s)
@@ -169,21 +175,38 @@ class Streaks:
         return {name: now_s - since_s for name, since_s in self._since_s.items()}
 
 
-def progressed(history: History) -> bool:
-    """Whether any token came out since the scrape before, or KV blocks were filled or freed (a
-    long prefill counts its tokens only at its end); true where that is not known."""
-    steps = [_step(history, metric) for metric in PROGRESS]
-    if steps[0] is None or any(step is not None and step > 0 for step in steps):
-        return True
-    before, now = history.frames[-2], history.frames[-1]
-    columns = history.gauge_columns("kv_cache_usage_perc")
-    return any(before.gauges[at] != now.gauges[at] for at in columns)
+class Progress:
+    """Whether an engine makes progress, by scrape: tokens out and requests finished count.
+
+    Prompt tokens and moving KV blocks do not, for vLLM may prefill a prompt that does not fit again
+    and again. A long prefill counts its tokens only at its end: it is progress while it fills more
+    of the KV cache than was filled since the last token.
+    """
+
+    def __init__(self) -> None:
+        self._filled = 0.0
+
+    def made(self, history: History, values: Mapping[str, float | None]) -> bool:
+        """Whether there was progress since the scrape before; true with no request in flight, and
+        where the page does not count tokens."""
+        running, usage = values.get("running") or 0.0, values.get("kv_usage_ratio") or 0.0
+        generated, answered = _step(history, GENERATED), _step(history, ANSWERED, unless=ABORTED)
+        idle = running + (values.get("waiting") or 0.0) < 1
+        if idle or generated is None or generated > 0 or (answered or 0.0) > 0:
+            self._filled = usage
+            return True
+        if running and usage >= self._filled + FILLED_MIN:
+            self._filled = usage
+            return True
+        return False
 
 
 def unused(history: History) -> bool:
     """Whether the process has not had a token to work on since it began; false where that is not
     known."""
-    columns = [history.counters.by_metric.get(metric, ()) for metric in PROGRESS]
+    columns = [
+        history.counters.by_metric.get(metric, ()) for metric in (GENERATED, "prompt_tokens")
+    ]
     newest = history.frames[-1].counters
     return all(columns) and not any(
         newest[at] for metric_columns in columns for _, at in metric_columns
@@ -195,12 +218,16 @@ def increase_since_last(history: History, metric: str) -> float:
     return _step(history, metric) or 0.0
 
 
-def _step(history: History, metric: str) -> float | None:
+def _step(history: History, metric: str, *, unless: tuple[str, str] | None = None) -> float | None:
+    """What a counter gained between the last two scrapes, without its series that have the label
+    `unless`; None where it is not known."""
     if len(history.frames) < 2:
         return None
     before, now = history.frames[-2], history.frames[-1]
     gained: float | None = None
-    for _, at in history.counters.by_metric.get(metric, ()):
+    for column, at in history.counters.by_metric.get(metric, ()):
+        if unless in column.labels:
+            continue
         value, was = now.counters[at], before.counters[at]
         # A counter that went back was reset: what it shows is what it gained.
         step = value if value < was else value - was

@@ -112,7 +112,7 @@ def series_of(record: CauseRecord, facts: Facts, instance: str) -> Iterator[tupl
     if facts.values.get("lora_max") is not None:
         yield named("vllm:lora_requests_info"), constant(1.0)
     stalled_s = facts.streaks_s.get("stalled", 0.0)
-    for metric in ("generation_tokens_total", "prompt_tokens_total", "kv_cache_usage_perc"):
+    for metric in ("generation_tokens_total", "request_success_total", "kv_cache_usage_perc"):
         moving = [repr(float(min(at * STEP_S, END_S - stalled_s))) for at in range(STEPS)]
         yield named(f"vllm:{metric}"), " ".join(moving)
 

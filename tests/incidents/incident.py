@@ -1,0 +1,110 @@
+"""Incidents with their source, what is expected, and what is said: a table of `make accuracy`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.diagnose.causes.evidence import Targets
+from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from kneewatch.rules.rule import Severity
+from tests.incidents.pages import Phases, pages
+from tests.recordings import NO_TARGETS
+
+BEGUN_S = 1_795_000_000.0
+NOTHING = ""
+"""The expected cause where no cause may be said at warning or worse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """An incident and the expected verdict.
+
+    `source` is the issue thread or the recording. `first_cause` must come first in every scrape
+    from `judged_from_s` to the end, at `least` or worse; NOTHING: no cause at warning or worse.
+    `never` are causes that no judged scrape may say, `no_change` flags that no judged scrape may
+    recommend to change.
+    """
+
+    name: str
+    source: str
+    load_at: Phases
+    lasts_s: float
+    judged_from_s: float
+    first_cause: str
+    least: Severity = Severity.CRITICAL
+    never: frozenset[str] = frozenset()
+    no_change: frozenset[str] = frozenset()
+    targets: Targets = NO_TARGETS
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The diagnoses of an incident, oldest first."""
+
+    incident: Incident
+    diagnoses: Sequence[Diagnosis]
+
+    @property
+    def judged(self) -> Sequence[Diagnosis]:
+        """The diagnoses that count."""
+        from_s = BEGUN_S + self.incident.judged_from_s
+        return [diagnosis for diagnosis in self.diagnoses if diagnosis.t_s >= from_s]
+
+    @property
+    def wrong(self) -> str:
+        """The first judged scrape that is wrong, in words; empty where all are right."""
+        return next((words for each in self.judged if (words := self._wrong(each))), "")
+
+    def _wrong(self, diagnosis: Diagnosis) -> str:
+        expected = self.incident
+        causes = {name for c in diagnosis.causes for name in (c.id, *c.explains)}
+        flags = {change.flag for r in diagnosis.recommendations for change in r.changes}
+        at = f"after {diagnosis.t_s - BEGUN_S:.0f} s: "
+        if expected.first_cause == NOTHING:
+            return "" if diagnosis.severity < Severity.WARNING else f"{at}{worded(diagnosis)}"
+        first = diagnosis.causes[0] if diagnosis.causes else None
+        if first is None or first.id != expected.first_cause or first.severity < expected.least:
+            return at + worded(diagnosis)
+        if causes & expected.never:
+            return f"{at}says {', '.join(sorted(causes & expected.never))}"
+        if flags & expected.no_change:
+            return f"{at}recommends {', '.join(sorted(flags & expected.no_change))}"
+        return ""
+
+
+def worded(diagnosis: Diagnosis) -> str:
+    """The first cause with its severity; without causes the health."""
+    if not diagnosis.causes:
+        return diagnosis.health
+    first = diagnosis.causes[0]
+    return f"{first.id} {first.severity.word}"
+
+
+def said(incident: Incident) -> Said:
+    """The diagnoses of an incident's pages."""
+    profile = Profile(targets=incident.targets, stated=Stated(replicas=1))
+    stream = TargetStream("m@r0", profile, Limits())
+    diagnoses: list[Diagnosis] = []
+    for at_s, page in pages(incident.load_at, incident.lasts_s):
+        diagnoses += stream.take(BEGUN_S + at_s, page, "text/plain")
+    return Said(incident, diagnoses)
+
+
+def table(every: Sequence[Said]) -> str:
+    """A row per incident, and how many were said right."""
+    lines = [f"{'incident':48}{'source':34}{'expected':36}{'ok':4}said at the end"]
+    for row in every:
+        incident = row.incident
+        expected = f"{incident.first_cause} {incident.least.word}"
+        if incident.first_cause == NOTHING:
+            expected = "nothing at warning"
+        mark = "NO" if row.wrong else "yes"
+        last = row.wrong or worded(row.diagnoses[-1])
+        lines.append(f"{incident.name:48}{incident.source:34}{expected:36}{mark:4}{last}")
+    right = sum(not row.wrong for row in every)
+    return "\n".join([*lines, f"\nreal incidents said right: {right} of {len(every)}"])

@@ -1,0 +1,136 @@
+"""Pages of one engine under a changing load, with vLLM 0.32's names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+STEP_S = 5.0
+LABELS = 'engine="0",model_name="m"'
+HTTP = 'handler="/v1/completions",method="POST"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Gauges and rates of one engine at one moment.
+
+    `waiting` requests are queued for capacity, `deferred` ones for a transfer, a grammar or an
+    adapter; `blocks` is the size of the KV cache. Every first token came after `ttft_s`, every
+    request that finished took `request_s` and had a prompt of `prompt_tokens`; of the prompts,
+    `giant_share` had `giant_tokens`. None leaves a metric out.
+    """
+
+    running: float = 0.0
+    waiting: float = 0.0
+    deferred: float = 0.0
+    kv_ratio: float = 0.0
+    blocks: int = 4096
+    block_tokens: int = 16
+    accepted_per_s: float | None = None
+    refused_per_s: float = 0.0
+    first_tokens_per_s: float = 0.0
+    finished_per_s: float | None = 0.0
+    aborted_per_s: float = 0.0
+    generated_per_s: float = 0.0
+    prompt_per_s: float = 0.0
+    preempted_per_s: float = 0.0
+    ttft_s: float = 0.1
+    itl_s: float = 0.02
+    request_s: float = 2.0
+    prompt_tokens: float = 100.0
+    giant_share: float = 0.0
+    giant_tokens: float = 0.0
+
+
+Phases = Callable[[float], Load]
+"""The load by seconds since the first page."""
+
+SERVING = Load(
+    running=4,
+    kv_ratio=0.3,
+    first_tokens_per_s=2.0,
+    finished_per_s=2.0,
+    generated_per_s=100.0,
+    prompt_per_s=200.0,
+)
+"""A healthy server."""
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+TOKENS = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0)
+
+
+def pages(load_at: Phases, lasts_s: float) -> Iterator[tuple[float, str]]:
+    """Seconds since the first page, and the page, every STEP_S seconds."""
+    counted = Counter[str]()
+    at_s = 0.0
+    while at_s <= lasts_s:
+        load = load_at(at_s)
+        if at_s:
+            counted.update({name: per_s * STEP_S for name, per_s in _rates(load).items()})
+        yield at_s, _page(load, counted)
+        at_s += STEP_S
+
+
+def then(before: Load, from_s: float, **after: float | None) -> Phases:
+    """A load that changes at a moment."""
+    changed = replace(before, **after)  # type: ignore[arg-type]
+    return lambda at_s: changed if at_s >= from_s else before
+
+
+def _rates(load: Load) -> dict[str, float]:
+    """Increase per second of every counter, by its series."""
+    finished_per_s = load.finished_per_s or 0.0
+    rates = {
+        f"vllm:generation_tokens_total{{{LABELS}}}": load.generated_per_s,
+        f"vllm:prompt_tokens_total{{{LABELS}}}": load.prompt_per_s,
+        f"vllm:num_preemptions_total{{{LABELS}}}": load.preempted_per_s,
+    }
+    if load.finished_per_s is not None:
+        reasons = {"stop": finished_per_s, "length": 0.0, "abort": load.aborted_per_s}
+        for reason, per_s in reasons.items():
+            series = f'vllm:request_success_total{{finished_reason="{reason}",{LABELS}}}'
+            rates[series] = per_s
+    if load.accepted_per_s is not None:
+        rates[f'http_requests_total{{{HTTP},status="2xx"}}'] = load.accepted_per_s
+        rates[f'http_requests_total{{{HTTP},status="4xx"}}'] = load.refused_per_s
+    small, giant = finished_per_s * (1 - load.giant_share), finished_per_s * load.giant_share
+    for name, bounds, values in (
+        ("time_to_first_token_seconds", SECONDS, {load.ttft_s: load.first_tokens_per_s}),
+        ("inter_token_latency_seconds", SECONDS, {load.itl_s: load.generated_per_s}),
+        ("e2e_request_latency_seconds", SECONDS, {load.request_s: finished_per_s}),
+        ("request_prompt_tokens", TOKENS, {load.prompt_tokens: small, load.giant_tokens: giant}),
+    ):
+        rates |= _histogram(name, bounds, values)
+    return rates
+
+
+def _histogram(
+    name: str, bounds: tuple[float, ...], values: dict[float, float]
+) -> dict[str, float]:
+    """Increase per second of a histogram's series; `values` maps observations to their rates."""
+    count = sum(values.values())
+    rates = {
+        f'vllm:{name}_bucket{{le="{bound}",{LABELS}}}': sum(
+            per_s for value, per_s in values.items() if value <= bound
+        )
+        for bound in bounds
+    }
+    rates[f'vllm:{name}_bucket{{le="+Inf",{LABELS}}}'] = count
+    rates[f"vllm:{name}_count{{{LABELS}}}"] = count
+    rates[f"vllm:{name}_sum{{{LABELS}}}"] = sum(value * n for value, n in values.items())
+    return rates
+
+
+def _page(load: Load, counted: Counter[str]) -> str:
+    gauges = {
+        f"vllm:num_requests_running{{{LABELS}}}": load.running,
+        f"vllm:num_requests_waiting{{{LABELS}}}": load.waiting + load.deferred,
+        f'vllm:num_requests_waiting_by_reason{{reason="capacity",{LABELS}}}': load.waiting,
+        f'vllm:num_requests_waiting_by_reason{{reason="deferred",{LABELS}}}': load.deferred,
+        f"vllm:kv_cache_usage_perc{{{LABELS}}}": load.kv_ratio,
+        f'vllm:cache_config_info{{block_size="{load.block_tokens}",enable_prefix_caching="True",'
+        f'num_gpu_blocks="{load.blocks}",{LABELS}}}': 1.0,
+    }
+    counters = {series: counted[series] for series in _rates(load)}
+    return "".join(f"{series} {value!r}\n" for series, value in (gauges | counters).items())

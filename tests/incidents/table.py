@@ -1,0 +1,17 @@
+"""All real incidents: a table of `make accuracy`."""
+
+from __future__ import annotations
+
+from tests.incidents import without_progress
+from tests.incidents.incident import Incident, said, table
+
+INCIDENTS: tuple[Incident, ...] = (*without_progress.INCIDENTS,)
+
+
+def report() -> str:
+    """The table of all incidents."""
+    return table([said(incident) for incident in INCIDENTS])
+
+
+if __name__ == "__main__":
+    print(report())

@@ -1,0 +1,106 @@
+"""Engines that work and answer nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kneewatch.rules.rule import Severity
+from tests.incidents.incident import NOTHING, Incident
+from tests.incidents.pages import SERVING, STEP_S, Load, then
+
+FAILS_S, SURE_S, LASTS_S = 120.0, 165.0, 300.0
+SCALE_OUT = frozenset({"replicas", "--max-num-seqs"})
+NO_OUTPUT = replace(SERVING, first_tokens_per_s=0.0, finished_per_s=0.0, generated_per_s=0.0)
+
+SWEEP_STEPS = 7
+"""Pages in one round of a prefill that is begun again and again."""
+
+
+def prefilled_again(at_s: float) -> Load:
+    """960 prompt tokens a second into a cache of 60 blocks that fills to 98.9% and is emptied."""
+    if at_s < FAILS_S:
+        return SERVING
+    share = (round(at_s / STEP_S) % SWEEP_STEPS + 1) / SWEEP_STEPS
+    return replace(
+        NO_OUTPUT, running=1, waiting=3, kv_ratio=0.989 * share, prompt_per_s=960.0, blocks=60
+    )
+
+
+def long_prefill(at_s: float) -> Load:
+    """A prompt that takes 100 s to prefill, and then its answer."""
+    if at_s < FAILS_S:
+        return replace(SERVING, running=0, kv_ratio=0.0, first_tokens_per_s=0, finished_per_s=0)
+    if at_s < FAILS_S + 100:
+        return replace(NO_OUTPUT, running=1, kv_ratio=(at_s - FAILS_S) / 100, prompt_per_s=0.0)
+    return replace(SERVING, running=1, kv_ratio=0.99, finished_per_s=0.0)
+
+
+def fetches_without_end(at_s: float) -> Load:
+    """Every request that comes takes its blocks and waits for its KV from elsewhere."""
+    if at_s < FAILS_S:
+        return SERVING
+    deferred = 0.1 * (at_s - FAILS_S)
+    return replace(
+        NO_OUTPUT, running=0, deferred=deferred, kv_ratio=0.04 * deferred, prompt_per_s=0
+    )
+
+
+INCIDENTS = (
+    Incident(
+        name="a prefill is begun again and again",
+        source="KV to 98.9%, 960 tokens/s",
+        load_at=prefilled_again,
+        lasts_s=LASTS_S,
+        judged_from_s=SURE_S + 35,
+        first_cause="engine_stalled",
+        no_change=SCALE_OUT,
+    ),
+    Incident(
+        name="a request larger than the KV cache",
+        source="vllm 52520",
+        load_at=then(SERVING, FAILS_S, **{**dict.fromkeys((
+            "running", "kv_ratio", "first_tokens_per_s", "finished_per_s", "generated_per_s",
+            "prompt_per_s"), 0.0), "waiting": 5.0}),
+        lasts_s=LASTS_S,
+        judged_from_s=SURE_S,
+        first_cause="engine_stalled",
+        no_change=SCALE_OUT,
+    ),
+    Incident(
+        name="requests wait for remote KV for ever",
+        source="vllm 45388, 36958",
+        load_at=fetches_without_end,
+        lasts_s=LASTS_S,
+        judged_from_s=SURE_S,
+        first_cause="engine_stalled",
+        no_change=SCALE_OUT,
+    ),
+    Incident(
+        name="scheduler deadlock, full cache, a connector",
+        source="vllm 45388",
+        load_at=then(NO_OUTPUT, 0.0, running=6.0, waiting=20.0, deferred=4.0, kv_ratio=1.0,
+                     prompt_per_s=0.0),
+        lasts_s=LASTS_S,
+        judged_from_s=45,
+        first_cause="engine_stalled",
+        no_change=SCALE_OUT,
+    ),
+    Incident(
+        name="deferred requests fill the seats",
+        source="vllm 45388",
+        load_at=then(NO_OUTPUT, 0.0, deferred=16.0, waiting=20.0, running=0.0, prompt_per_s=0.0),
+        lasts_s=LASTS_S,
+        judged_from_s=45,
+        first_cause="engine_stalled",
+        no_change=SCALE_OUT,
+    ),
+    Incident(
+        name="a prompt of 100 s, then its answer",
+        source="healthy",
+        load_at=long_prefill,
+        lasts_s=LASTS_S,
+        judged_from_s=FAILS_S,
+        first_cause=NOTHING,
+        least=Severity.OK,
+    ),
+)  # fmt: skip
