@@ -331,6 +331,18 @@ KV = (
         "guide 7.2, 7.7; " + LOGGERS,
     ),
     Signal(
+        "prefix_block_tokens",
+        FirstOf(
+            (
+                InfoNumber("cache_config_info", "cache_hit_alignment_tokens"),
+                InfoNumber("cache_config_info", "block_size"),
+            )
+        ),
+        "Tokens of the shortest prefix that can hit: the prefix cache holds whole blocks only.",
+        LOGGERS,
+        optional=True,
+    ),
+    Signal(
         "prefix_hit_tokens_mean",
         Ratio(Rate("prefix_cache_hits"), ARRIVALS),
         "Prompt tokens that the prefix cache had, a request.",

@@ -55,6 +55,27 @@ keeps an unused block."""
 
 TURNOVER_IS_SHORT = TURNOVER_S < 60.0
 
+NEVER_HIT = (
+    (COMPUTED > 0.0)
+    & (WORK_RATIO >= 4.0)
+    & CACHING
+    & ~SHARED.assume(unknown=False)
+    & (HITS <= 0.02)
+    & (PREFILL_SHARE >= 0.3)
+    & Watched(Number(2.0))
+)
+"""Caching is on, prefill is heavy, and there have been no hits to speak of."""
+
+BLOCK_TOKENS, PROMPT_TOKENS = Signal("prefix_block_tokens"), Signal("prompt_tokens_p95")
+LARGE_BLOCK = BLOCK_TOKENS >= 256.0
+"""Attention alone uses blocks of 16 to 128 tokens; the state of a recurrent layer makes them of 528
+to 8,320."""
+
+IN_A_BLOCK = LARGE_BLOCK & (PROMPT_TOKENS <= BLOCK_TOKENS)
+IN_FEW_BLOCKS = LARGE_BLOCK & (PROMPT_TOKENS <= 4.0 * BLOCK_TOKENS)
+"""Nearly all prompts are shorter than one block, or than a few: of these a hybrid model keeps its
+state only at the last block boundary, which must lie in the shared part to be of use."""
+
 SAVED = Signal("prefix_saved_ratio")
 EXPLAINED = (*SLOW_PROMPTS, "queue_saturation", "admission_limit")
 
@@ -132,6 +153,99 @@ PREFIX_CACHE_OFF = CauseRecord(
     levers=("prefix_caching",),
 )
 
+
+def _first_difference(facts: Facts) -> str:
+    """Where to look for what keeps prompts from sharing a prefix, by the tokens that hit."""
+    if (facts.values.get("prefix_hit_tokens_mean") or 0.0) >= 1.0:
+        return (
+            "Look at what follows the tokens that hit: a date, an id or a reordered template there "
+            "ends the match. It belongs behind the shared part."
+        )
+    return (
+        "Open: each prompt may be new, something unique (a nonce, a date) may stand first, or the "
+        "router may send like prompts to other replicas. Compare two prompts from their first "
+        "token, and the replicas with `kneewatch diagnose --prometheus`."
+    )
+
+
+def _smaller_block(facts: Facts) -> str:
+    """How to make blocks smaller, by what made them large."""
+    if facts.config.get("user_specified_block_size") == "True":
+        return "Lower --block-size: it was set by hand."
+    state = facts.config.get("mamba_ssm_cache_dtype")
+    dtype = f" (now {state})" if state else ""
+    return (
+        "The recurrent state sets the block size: store it in 16 bits with "
+        f"--mamba-ssm-cache-dtype float16{dtype} and draft fewer tokens. An FP8 KV cache makes "
+        "blocks longer. Where that is not enough, size prefill as if there were no prefix cache."
+    )
+
+
+PREFIX_BLOCK_TOO_LARGE = CauseRecord(
+    id="prefix_block_too_large",
+    title="Cache blocks longer than the prompts",
+    means="Prefix caching is on and cannot hit: prompts are shorter than a block of the cache, or "
+    "(less sure) only a few blocks long; always info.",
+    forms=(
+        Form(
+            gate=NEVER_HIT & IN_FEW_BLOCKS,
+            start=Number(0.2),
+            terms=(
+                term(
+                    PROMPT_TOKENS,
+                    BLOCK_TOKENS,
+                    1.8,
+                    "95% of prompts have at most {value} tokens, a block {block_tokens}: only "
+                    "whole blocks are cached",
+                    when=IN_A_BLOCK,
+                    below=True,
+                    signal="prompt_tokens_p95",
+                ),
+                term(
+                    PROMPT_TOKENS,
+                    None,
+                    0.3,
+                    "95% of prompts have at most {value} tokens, a block {block_tokens}: only the "
+                    "last whole block of a prompt can be found again",
+                    when=~IN_A_BLOCK,
+                    signal="prompt_tokens_p95",
+                ),
+                term(
+                    HITS,
+                    0.02,
+                    0.3,
+                    "hit ratio {value:%}",
+                    below=True,
+                    signal="prefix_hit_ratio",
+                ),
+            ),
+            levels=(Level(Severity.INFO),),
+            say=(
+                (
+                    IN_A_BLOCK,
+                    "The prefix cache cannot hit: a block has {block_tokens} tokens, and prompts "
+                    "are shorter. Whether they share prefixes is unknown.",
+                ),
+                (
+                    ALWAYS,
+                    "The prefix cache does not hit, perhaps because of its blocks of "
+                    "{block_tokens} tokens: prompts are {prompt_tokens} tokens long. Whether they "
+                    "share prefixes is unknown.",
+                ),
+            ),
+            words=(("block_tokens", BLOCK_TOKENS), ("prompt_tokens", PROMPT_TOKENS)),
+            summary="Prefix cache blocks are longer than prompts",
+            lever=_smaller_block,
+            action="Make the cache's blocks smaller (--block-size, --mamba-ssm-cache-dtype), or "
+            "plan prefill without a prefix cache.",
+            guide=("7.2",),
+            apart=ALWAYS,
+        ),
+    ),
+    covers=("PREFIX-HIT", "PREFIX-SAVED"),
+    sidecar="the block size is a label's value in cache_config_info",
+)
+
 PREFIX_REUSE_LOST = CauseRecord(
     id="prefix_reuse_lost",
     title="Prompts do not share prefixes",
@@ -197,12 +311,7 @@ PREFIX_REUSE_LOST = CauseRecord(
             guide=("7.2", "7.3", "9.3"),
         ),
         Form(
-            gate=PREFILL_IS_HEAVY
-            & CACHING
-            & ~SHARED.assume(unknown=False)
-            & (HITS <= 0.02)
-            & (PREFILL_SHARE >= 0.3)
-            & Watched(Number(2.0)),
+            gate=NEVER_HIT & ~IN_FEW_BLOCKS.assume(unknown=False),
             start=Number(0.2),
             terms=(
                 term(
@@ -215,9 +324,19 @@ PREFIX_REUSE_LOST = CauseRecord(
                 ),
             ),
             levels=(Level(Severity.INFO),),
-            say=((ALWAYS, "Prompts share no prefixes so far, and prefill is heavy."),),
+            say=(
+                (
+                    HIT_TOKENS >= 1.0,
+                    "Prompts share only their first {hit_tokens} tokens on average, and prefill is "
+                    "heavy.",
+                ),
+                (ALWAYS, "Prompts share no prefixes so far, and prefill is heavy."),
+            ),
+            words=(("hit_tokens", HIT_TOKENS),),
             summary="Prompts share no prefixes so far, and prefill is heavy",
-            lever="Nothing is broken. If prompts have a common part, put it first.",
+            lever=_first_difference,
+            action="Compare two prompts from their first token: what is unique (a date, an id) "
+            "belongs behind the part that they share.",
             guide=("7.2",),
             name="never",
             apart=ALWAYS,

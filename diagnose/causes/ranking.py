@@ -85,6 +85,7 @@ CAUSES: tuple[CauseRecord, ...] = (
     clients.CLIENT_ERRORS,
     prefix.PREFIX_CACHE_OFF,
     prefix.PREFIX_REUSE_LOST,
+    prefix.PREFIX_BLOCK_TOO_LARGE,
     prefix.PREFIX_CHURN,
     features.ADAPTER_THRASH,
     transfer.KV_TRANSFER_SLOW,

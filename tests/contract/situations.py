@@ -88,6 +88,22 @@ OTHERS: Mapping[str, Situation] = {
     "prefix_reuse_lost:never": replace(
         LOST.but(prefix_hit_ratio=0.015, prefill_service_ratio=0.35), quiet={}
     ),
+    "prefix_reuse_lost:never, long prompts": replace(
+        LOST.but(prefill_service_ratio=0.35, prompt_tokens_p95=3_000.0, prefix_block_tokens=528.0),
+        quiet={},
+    ),
+    "prefix_reuse_lost:never, short blocks": replace(
+        LOST.but(prefill_service_ratio=0.35, prompt_tokens_p95=900.0, prefix_block_tokens=128.0),
+        quiet={},
+    ),
+    "prefix_block_too_large:few blocks": replace(
+        CONCLUSIVE["prefix_block_too_large"].but(prompt_tokens_p95=2_100.0, prefix_hit_ratio=0.015),
+        quiet={},
+    ),
+    "prefix_block_too_large:barely": replace(
+        CONCLUSIVE["prefix_block_too_large"].but(prompt_tokens_p95=520.0, prefix_hit_ratio=0.015),
+        quiet={},
+    ),
     "prefix_churn:reused": replace(
         CHURN.but(prefix_hit_ratio=0.4, block_reuse_per_s=1.0, block_eviction_per_s=6.0,
                   kv_reuse_gap_s=3.0, kv_idle_before_evict_s=5.0, kv_capacity_tokens=250_000.0),

@@ -217,6 +217,16 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "client_errors": CALM.but(client_error_per_s=1.0, client_error_ratio=0.33),
     "prefix_cache_off": replace(HEAVY_PROMPTS, config={"enable_prefix_caching": "False"}),
     "prefix_reuse_lost": HEAVY_PROMPTS.but(prefix_hit_ratio=0.0, prefix_hit_tokens_mean=0.0),
+    "prefix_block_too_large": replace(
+        HEAVY_PROMPTS.but(
+            prefix_hit_ratio=0.0,
+            prefix_hit_tokens_mean=0.0,
+            prompt_tokens_p95=480.0,
+            prefix_block_tokens=528.0,
+            prefill_service_ratio=0.35,
+        ),
+        quiet={},
+    ),
     "prefix_churn": HEAVY_PROMPTS.but(prefix_hit_ratio=0.3, prefix_hit_tokens_mean=60.0),
     "adapter_thrash": CALM.but(
         lora_max=1.0, waiting=4.0, waiting_deferred=4.0, waiting_deferred_avg=4.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,16 @@ from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXAMINED, conclude
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.knee import LearnedKnee, Range
 from kneewatch.rules.rule import Severity
+from tests.collector.name_pages import recorded
 from tests.diagnose.situations import CALM, CONCLUSIVE, HEAVY_PROMPTS, NOW_S, QUEUED, Situation
+from tests.diagnose.streams import Target
 
 EACH = pytest.mark.parametrize("cause_id", list(CONCLUSIVE))
 NOTES = {
     "client_errors",
     "underused",
     "kv_overprovisioned",
+    "prefix_block_too_large",
     "workload_drift",
     "tp_overhead",
     "engine_restarted",
@@ -30,6 +34,8 @@ THRASH, XFER, SPEC, STALLS, STILL = (
         *("prefill_interference", "engine_stalled"),
     )
 )
+BLOCK_ID = "prefix_block_too_large"
+BLOCK = CONCLUSIVE[BLOCK_ID]
 SWAPS = {"lora_change_per_s": 6 / 15}
 RUNAWAY, KNEE, OFF = (
     CONCLUSIVE[c] for c in ("runaway_generation", "past_knee", "prefix_cache_off")
@@ -339,12 +345,52 @@ def test_a_queue_that_nobody_serves_grows_critical() -> None:
         assert long.severity == Severity.CRITICAL
 
 
-def test_prompts_that_never_shared_a_prefix_are_a_note() -> None:
-    never = replace(HEAVY_PROMPTS.but(prefix_hit_ratio=0.0), quiet={})
+def test_prompts_that_never_shared_a_prefix_are_a_note_that_leaves_open_why() -> None:
+    never = replace(HEAVY_PROMPTS.but(prefix_hit_ratio=0.0, prefix_hit_tokens_mean=0.0), quiet={})
     (cause,) = never.causes().values()
     assert cause.id == "prefix_reuse_lost"
     assert cause.severity == Severity.INFO
-    assert "Nothing is broken" in cause.lever
+    assert cause.lever.startswith("Open: ")
+    assert "router" in cause.lever
+
+
+def test_prompts_that_share_only_their_first_tokens_are_told_where_they_differ() -> None:
+    few = HEAVY_PROMPTS.but(prefix_hit_ratio=0.015, prefix_hit_tokens_mean=16.0)
+    cause = replace(few, quiet={}).causes()["prefix_reuse_lost"]
+    assert cause.summary.startswith("Prompts share only their first 16 tokens")
+    assert "behind the shared part" in cause.lever
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "block_tokens", "cause_id"),
+    [
+        pytest.param(480.0, 528.0, "prefix_block_too_large", id="shorter than a block"),
+        pytest.param(2_100.0, 528.0, "prefix_block_too_large", id="a few blocks long"),
+        pytest.param(9_000.0, 528.0, "prefix_reuse_lost", id="many blocks long"),
+        pytest.param(12.0, 16.0, "prefix_reuse_lost", id="blocks of attention alone"),
+        pytest.param(480.0, None, "prefix_reuse_lost", id="blocks of unknown size"),
+        pytest.param(None, 528.0, "prefix_reuse_lost", id="prompts of unknown length"),
+    ],
+)
+def test_a_cache_that_cannot_hit_is_told_from_prompts_that_share_nothing(
+    prompt_tokens: float | None, block_tokens: float | None, cause_id: str
+) -> None:
+    none_hit = BLOCK.but(prompt_tokens_p95=prompt_tokens, prefix_block_tokens=block_tokens)
+    assert list(none_hit.causes()) == [cause_id]
+
+
+def test_what_makes_a_cache_block_long_is_told() -> None:
+    config = {"enable_prefix_caching": "True", "mamba_ssm_cache_dtype": "float32"}
+    assert "(now float32)" in replace(BLOCK, config=config).causes()[BLOCK_ID].lever
+    config["user_specified_block_size"] = "True"
+    assert "--block-size" in replace(BLOCK, config=config).causes()[BLOCK_ID].lever
+
+
+def test_the_size_of_a_cache_block_is_read_off_the_page() -> None:
+    body = recorded("0.32.0-loaded")
+    assert Target().one(body).values["prefix_block_tokens"] == 32
+    hybrid = re.sub(r'(?<=[{,])block_size="\d+"', 'block_size="528"', body)
+    assert Target().one(hybrid).values["prefix_block_tokens"] == 528
 
 
 def test_a_loss_of_hits_shows_in_the_newest_quarter_of_the_window_first() -> None:

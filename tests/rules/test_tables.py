@@ -17,7 +17,7 @@ OBSERVER = {"engine_restarted", "target_down", "metrics_missing"}
 FROM_LOG = {"startup_failed", "engine_died"}
 DESIGNED = FLEET | HARDWARE | OBSERVER | FROM_LOG | {
     *("kv_pressure", "queue_saturation", "admission_limit", "past_knee"),
-    *("prefix_cache_off", "prefix_reuse_lost", "prefix_churn"),
+    *("prefix_cache_off", "prefix_reuse_lost", "prefix_churn", "prefix_block_too_large"),
     *("prefill_interference", "prefill_bound", "decode_bound", "slo_conflict"),
     *("spec_decode_poor", "adapter_thrash", "kv_transfer_slow"),
     *("underused", "kv_overprovisioned", "tp_overhead", "runaway_generation", "engine_stalled"),
