@@ -108,6 +108,9 @@ def _stalled(facts: Facts) -> str:
         for signal, state in (("running", "requests running"), ("waiting", "queued"))
         if (count := facts.values.get(signal)) is not None
     ]
+    if not facts.get("running") + facts.get("waiting") and "accepted_per_s" in facts.values:
+        per_s = facts.get("accepted_per_s")
+        counts = [f"{per_s:.1f} calls/s end unanswered while it shows no request in flight"]
     return f"Engine stalled: no token for {_stalled_s(facts):.0f} s, {' and '.join(counts)}."
 
 
@@ -147,7 +150,7 @@ ENGINE_STALLED = CauseRecord(
             guide=("9.4",),
         ),
     ),
-    explains=(*QUEUES, "kv_pressure", "adapter_thrash", "kv_transfer_slow"),
+    explains=(*QUEUES, "kv_pressure", "adapter_thrash", "kv_transfer_slow", "clients_give_up"),
     covers=QUEUE_RULES,
     moves=FAMILIES,
     levers=("max_model_len",),

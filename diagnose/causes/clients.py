@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kneewatch.diagnose.causes.common_conditions import SERVED, WINDOW_S
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, term
+from kneewatch.diagnose.learned.derived_signals import CALLS_MIN
 from kneewatch.rules.baseline import LOAD
 from kneewatch.rules.conditions import ALWAYS, Number
 from kneewatch.rules.quantities import Signal
@@ -22,9 +23,6 @@ MOST_GIVEN_UP = 0.5
 MANY_GIVEN_UP = 0.25
 SOME_GIVEN_UP = 0.1
 """Shares of the accepted calls: people who stop an answer that they have read make up the least."""
-
-CALLS_MIN = 4.0
-"""Calls in the window; a share of fewer says nothing."""
 
 WRONG_SHARE_FROM = 0.1
 

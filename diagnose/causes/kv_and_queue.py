@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kneewatch.diagnose.causes.bottleneck import is_bound
+from kneewatch.diagnose.causes.clients import SOME_GIVEN_UP
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
     BATCH_MOST,
@@ -200,8 +201,8 @@ def _expected_wait(facts: Facts) -> str:
 
 
 def _overloaded(facts: Facts) -> str:
-    given_up = facts.values.get("given_up_ratio") or 0.0
-    lost = f"; clients give up {100 * given_up:.0f}% of the calls" if given_up >= 0.1 else ""
+    given_up = facts.get("given_up_ratio")
+    lost = f"; clients give up {given_up:.0%} of the calls" if given_up >= SOME_GIVEN_UP else ""
     return f"Overloaded: {_expected_wait(facts)}{lost}."
 
 

@@ -20,6 +20,9 @@ ABORTED = ("finished_reason", "abort")
 """Requests that end so are no progress: an engine that hangs still counts those that their clients
 give up."""
 
+CALLS_MIN = 4.0
+"""Calls in the window; a share of fewer says nothing."""
+
 FILLED_MIN = 0.005
 """A prefill is progress while KV usage rises by at least this share of the cache."""
 
@@ -31,14 +34,15 @@ RECENT_SCRAPES = 2.2
 COUNTED = (
     ("preempted_in_window", "preemption_per_s"),
     ("errors_in_window", "finished_error_per_s"),
+    ("accepted_in_window", "accepted_per_s"),
 )
 """Derived counts: how many of a rate's events the window holds; a share of few says nothing."""
 
 STALL = "stalled_s"
 
 HELP: dict[str, str] = {
-    STALL: "seconds for which requests have been in flight without progress: no token, no finished "
-    "request, no prefill that fills more of the KV cache than those before it",
+    STALL: "seconds for which requests have been in flight, or calls ended, without progress: no "
+    "token, no finished request, no prefill that fills more of the KV cache than those before it",
     **{key: f"{per_s} times the window" for key, per_s in COUNTED},
     "prefix_hit_quiet_ratio": "prefix_hit_ratio's quiet baseline",
     **{key: f"{of} over its quiet baseline" for key, of in DRIFTS},
@@ -187,18 +191,26 @@ class Progress:
         self._filled = 0.0
 
     def made(self, history: History, values: Mapping[str, float | None]) -> bool:
-        """Whether there was progress since the scrape before; true with no request in flight, and
+        """Whether there was progress since the scrape before; true where nobody asks for any, and
         where the page does not count tokens."""
         running, usage = values.get("running") or 0.0, values.get("kv_usage_ratio") or 0.0
         generated, answered = _step(history, GENERATED), _step(history, ANSWERED, unless=ABORTED)
-        idle = running + (values.get("waiting") or 0.0) < 1
-        if idle or generated is None or generated > 0 or (answered or 0.0) > 0:
+        in_flight = running + (values.get("waiting") or 0.0) >= 1
+        asked = in_flight or _unanswered(values)
+        if not asked or generated is None or generated > 0 or (answered or 0.0) > 0:
             self._filled = usage
             return True
         if running and usage >= self._filled + FILLED_MIN:
             self._filled = usage
             return True
         return False
+
+
+def _unanswered(values: Mapping[str, float | None]) -> bool:
+    """Whether calls ended in the window, and no request finished and no token was generated: an
+    engine that hangs may show no request at all."""
+    out = (values.get("completed_per_s") or 0.0) + (values.get("generation_tokens_per_s") or 0.0)
+    return (values.get("accepted_in_window") or 0.0) >= CALLS_MIN and not out
 
 
 def unused(history: History) -> bool:

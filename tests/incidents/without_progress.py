@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kneewatch.rules.rule import Severity
 from tests.incidents.incident import NOTHING, Incident
 from tests.incidents.pages import SERVING, STEP_S, Load, then
 
@@ -95,12 +94,39 @@ INCIDENTS = (
         no_change=SCALE_OUT,
     ),
     Incident(
+        name="wedged: gauges at 0, calls end unanswered",
+        source="vllm 46811, 37729",
+        load_at=then(replace(SERVING, accepted_per_s=2.0), FAILS_S, running=0.0, kv_ratio=0.0,
+                     first_tokens_per_s=0.0, finished_per_s=0.0, generated_per_s=0.0,
+                     prompt_per_s=0.0),
+        lasts_s=LASTS_S,
+        judged_from_s=FAILS_S + 100,
+        first_cause="engine_stalled",
+        no_change=SCALE_OUT,
+    ),
+    Incident(
+        name="wedged from the first look on",
+        source="vllm 46811, 37729",
+        load_at=lambda _: Load(accepted_per_s=1.0),
+        lasts_s=60.0,
+        judged_from_s=40.0,
+        first_cause="engine_stalled",
+        no_change=SCALE_OUT,
+    ),
+    Incident(
+        name="a call a minute that ends unanswered",
+        source="healthy",
+        load_at=lambda _: Load(accepted_per_s=0.02),
+        lasts_s=LASTS_S,
+        judged_from_s=0,
+        first_cause=NOTHING,
+    ),
+    Incident(
         name="a prompt of 100 s, then its answer",
         source="healthy",
         load_at=long_prefill,
         lasts_s=LASTS_S,
         judged_from_s=FAILS_S,
         first_cause=NOTHING,
-        least=Severity.OK,
     ),
 )  # fmt: skip
