@@ -80,9 +80,13 @@ class GpuSource:
         """State of the last reading; None before the first one, and without a GPU."""
 
     def subscribe(self, target: str, monitor: GpuMonitor) -> None:
-        """Send a target's monitor the newest page and all later ones."""
+        """Send a target's monitor the newest page and all later ones. Targets may share a
+        monitor."""
         with self._lock:
+            shared = monitor in self._monitors.values()
             self._monitors[target] = monitor
+            if shared:
+                return
             if isinstance(self._last, CollectError):
                 monitor.failed(str(self._last), lost=self._last.kind == GPUS_LOST)
             elif self._last is not None:
@@ -168,7 +172,7 @@ class GpuSource:
         self._logged.intersection_update(lost)
         error = "; ".join(lost)
         self.state = SourceState(name, t_s, not lost, took_s, error)
-        for monitor in self._monitors.values():
+        for monitor in set(self._monitors.values()):
             monitor.take(t_s, page)
 
     def _fail(self, error: CollectError, t_s: float, took_s: float) -> None:
@@ -189,7 +193,7 @@ class GpuSource:
         name, message = self._collector.name, _with_hint(error)
         normal = self._is_normal(error)
         self.state = None if normal else SourceState(name, t_s, False, took_s, message)
-        for monitor in self._monitors.values():
+        for monitor in set(self._monitors.values()):
             monitor.failed(str(error), lost=error.kind == GPUS_LOST)
 
     def _is_normal(self, error: CollectError) -> bool:
@@ -264,18 +268,21 @@ NODE: Key = ("node",)
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
-    """A target, its source, its claim to GPUs, and its monitor."""
+class Selection:
+    """GPUs of a source and the window of their signals. Targets with equal selections share a
+    monitor."""
 
-    target: str
     key: Key
     claim: GpuClaim
     window_s: float
-    monitor: GpuMonitor
 
-    def is_equivalent(self, other: Subscription) -> bool:
-        """Whether the other subscription may keep this one's monitor."""
-        return (self.key, self.claim, self.window_s) == (other.key, other.claim, other.window_s)
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A target's GPUs and their monitor."""
+
+    selection: Selection
+    monitor: GpuMonitor
 
 
 class GpuSources:
@@ -312,15 +319,17 @@ class GpuSources:
         counts = {key: gpu_count(settings) for key, settings in stated_by.items()}
         with self._lock:
             for name, old in self._subscriptions.items():
-                if keys.get(name) != old.key:
-                    self._sources[old.key].unsubscribe(name)
-            subscriptions = [
-                self._watch(spec, key, counts[id(spec.settings)], alone=sharing[key] == 1)
+                if keys.get(name) != old.selection.key:
+                    self._sources[old.selection.key].unsubscribe(name)
+            monitors = {old.selection: old.monitor for old in self._subscriptions.values()}
+            self._subscriptions = {
+                spec.name: self._watch(
+                    spec,
+                    _selection(spec, key, counts[id(spec.settings)], alone=sharing[key] == 1),
+                    monitors,
+                )
                 for spec in specs
                 if (key := keys[spec.name]) is not None
-            ]
-            self._subscriptions = {
-                subscription.target: subscription for subscription in subscriptions
             }
             self._without = {
                 spec.name: NO_GPUS if spec.played or spec.gpu_metrics else ELSEWHERE
@@ -359,7 +368,7 @@ class GpuSources:
                 sources = list(self._sources.values())
             return [source.state for source in sources if source.state is not None]
         subscription = self._subscriptions.get(spec.name)
-        source = self._sources.get(subscription.key) if subscription else None
+        source = self._sources.get(subscription.selection.key) if subscription else None
         if subscription is None or source is None or (state := source.state) is None:
             return []
         return [replace(state, joined=subscription.monitor.reading(state.t_s).joined)]
@@ -375,27 +384,28 @@ class GpuSources:
         while self._pool.busy and time.monotonic() < until_s:
             time.sleep(0.01)
 
-    def _watch(self, spec: TargetSpec, key: Key, count: int | None, *, alone: bool) -> Subscription:
-        claim = claim_of(spec.labels, count=count)
-        unstated = not (claim.uuids or claim.indexes or claim.pod)
-        # Sharing matters only if GPUs are mapped by count.
-        claim = replace(claim, alone=unstated and alone)
-        window_s, interval_s = spec.settings["window_s"], spec.settings["gpu_interval_s"]
-        monitor = GpuMonitor(window_s=window_s, interval_s=interval_s, choose=claim.choose)
-        subscription = Subscription(spec.name, key, claim, window_s, monitor)
-        old = self._subscriptions.get(spec.name)
-        if old is not None and old.is_equivalent(subscription):
-            return old
-        if key not in self._sources:
-            self._sources[key] = GpuSource(
-                self._collector(spec, key),
+    def _watch(
+        self, spec: TargetSpec, selection: Selection, monitors: dict[Selection, GpuMonitor]
+    ) -> Subscription:
+        """The target's subscription. Its monitor is that of its selection in `monitors`; a new one
+        is added there."""
+        interval_s = spec.settings["gpu_interval_s"]
+        source = self._sources.get(selection.key)
+        if source is None:
+            source = self._sources[selection.key] = GpuSource(
+                self._collector(spec, selection.key),
                 interval_s=interval_s,
                 hang_s=self._hang_s,
-                optional=key == NODE,
+                optional=selection.key == NODE,
                 monotonic=self._monotonic,
             )
-        self._sources[key].subscribe(spec.name, monitor)
-        return subscription
+        monitor = monitors.get(selection)
+        if monitor is None:
+            monitor = monitors[selection] = GpuMonitor(
+                window_s=selection.window_s, interval_s=interval_s, choose=selection.claim.choose
+            )
+        source.subscribe(spec.name, monitor)
+        return Subscription(selection, monitor)
 
     def _key(self, spec: TargetSpec) -> Key | None:
         setting = (spec.gpu_metrics or "").strip()
@@ -416,6 +426,15 @@ class GpuSources:
             fetch = _short(self._settings.fetch())
             return NodeCollector(fetch, limits, load=self._load, url=self._usual_url)
         return DcgmCollector(key[1], _access(spec, key[1]), limits)
+
+
+def _selection(spec: TargetSpec, key: Key, count: int | None, *, alone: bool) -> Selection:
+    """The target's selection; `count` is its number of GPUs, `alone`: no other target uses the
+    source."""
+    claim = claim_of(spec.labels, count=count)
+    unstated = not (claim.uuids or claim.indexes or claim.pod)
+    # Sharing matters only if GPUs are mapped by count.
+    return Selection(key, replace(claim, alone=unstated and alone), spec.settings["window_s"])
 
 
 def _access(spec: TargetSpec, url: str) -> FetchSettings:

@@ -77,6 +77,21 @@ def test_targets_share_an_exporter_and_each_reads_its_own_gpus(serving: Start, m
     assert len(sources.states()) == 1
 
 
+def test_targets_with_the_same_gpus_share_what_is_computed_from_a_page(
+    serving: Start, make: Make
+) -> None:
+    exporter = Exporter(serving, node(4))
+    same = [target(name, page=exporter.url, gpu_indexes="0,1") for name in ("a", "b")]
+    other = target("c", page=exporter.url, gpu_indexes="2")
+    sources = make(*same, other)
+    sources.collect(T_S)
+    sources.update([*same, other, late := target("d", page=exporter.url, gpu_indexes="0,1")])
+    readings = [sources.reading(spec, T_S) for spec in (*same, late)]
+    assert active(sources, late) is not None
+    assert readings[0] is readings[1] is readings[2]
+    assert sources.reading(other, T_S).joined == "by index: GPU 2"
+
+
 def test_a_target_alone_with_as_many_gpus_as_it_has(serving: Start, make: Make) -> None:
     exporter = Exporter(serving, node(4))
     one = target(page=exporter.url, tensor_parallel=4)
