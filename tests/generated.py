@@ -19,7 +19,7 @@ from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
 from kneewatch.dashboards.dcgm_exporter import dcgm_files
 from kneewatch.dashboards.grafana.build import dashboards
 from kneewatch.dashboards.prometheus.inhibition import inhibition_files
-from kneewatch.dashboards.prometheus.rule_files import Flavor, rule_files
+from kneewatch.dashboards.prometheus.rule_files import OBJECT_FILE, Flavor, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Plan
 from kneewatch.diagnose.causes.ranking import CAUSES
 from kneewatch.diagnose.learned.derived_signals import HELP
@@ -186,11 +186,25 @@ PAGES: dict[str, Callable[[], str]] = {
 CHECKED_IN = "dashboards/generated"
 
 
+def kustomizations() -> dict[str, str]:
+    """What lets packaging/kubernetes use the dashboards and the PrometheusRule object."""
+    head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+    boards = "".join(
+        f"  - {{name: dashboard-{Path(name).stem}, files: [{name}]}}\n" for name in dashboards()
+    )
+    return {
+        f"{Flavor.OPERATOR}/kustomization.yaml": f"{head}resources: [{OBJECT_FILE}]\n",
+        "grafana/kustomization.yaml": f"{head}generatorOptions:\n  disableNameSuffixHash: true\n"
+        '  labels: {app.kubernetes.io/name: kneewatch, grafana_dashboard: "1"}\n'
+        f"configMapGenerator:\n{boards}",
+    }
+
+
 def pages() -> dict[str, str]:
     """Every generated file's text by its path."""
     made = {name: page() for name, page in PAGES.items()}
     folders = {
-        "": inhibition_files(Plan()),
+        "": {**inhibition_files(Plan()), **kustomizations()},
         "grafana/": dashboards(),
         "dcgm/": dcgm_files(),
         **{f"{flavor}/": rule_files(Plan(), flavor) for flavor in Flavor},
