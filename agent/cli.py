@@ -39,7 +39,7 @@ FORMATS = ("text", "json", "markdown")
 EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm")
 FLAVORS = ("prometheus", "prometheus-operator", "victoriametrics", "without-keep-firing")
 INTERRUPTED = 130
-DIAGNOSE_ONLY = ("watch_s", "server_log")
+DIAGNOSE_ONLY = ("watch_s",)
 """Settings that the daemon does not use."""
 
 
@@ -135,7 +135,7 @@ def diagnose(
 
 @cli.command(short_help="Show what is known about a server, and how to supply the rest.")
 @click.argument("target", type=Target())
-@setting_options("server.probe", *DEPLOYMENT, *FETCH)
+@setting_options("server.probe", "server_log", *DEPLOYMENT, *FETCH)
 @click.option(
     "--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True
 )

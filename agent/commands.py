@@ -23,7 +23,7 @@ from kneewatch.agent.printing import (
     style,
 )
 from kneewatch.agent.recording import Captures, capture_names, infrequent_gc
-from kneewatch.agent.server.watch import server_watch
+from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
 from kneewatch.agent.server_log import NO_START, read_log, stated_with_log
 from kneewatch.agent.settings import table
 from kneewatch.agent.settings.effective import Settings
@@ -66,11 +66,10 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
         if gpu_metrics and settings.origin("gpu_metrics").startswith("flag"):
             raise SettingsError("--gpu-metrics needs a server; a capture has no GPU page")
         return _diagnose_capture(target, settings, form)
-    log = _server_log(settings)
-    deployment = stated_with_log(stated(settings), log)
-    profile = settings.profile(window_s=live_window_s(settings), stated=deployment)
+    profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
     stream = TargetStream(target_name(target), profile, settings.limits())
     stream.server = server_watch(target, settings)
+    log = _log_of(stream.server)
     fetcher = Fetcher(metrics_url(target), settings.fetch())
     gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
     try:
@@ -96,19 +95,24 @@ def diagnose_log(settings: Settings, *, form: str) -> int:
     return _print_log(log, path, settings, form)
 
 
-def _server_log(settings: Settings) -> StartupLog:
-    path: str | None = settings["server_log"]
-    if path is None:
+def _log_of(watch: ServerWatch | None) -> StartupLog:
+    """The log that the watch follows, read so far.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    if watch is None or watch.log is None:
         return StartupLog()
-    log = read_log(path)
-    if log.phase == "empty":
-        say(f"{path}: {NO_START}")
-    return log
+    watch.log.read_rest()
+    if watch.log.log.phase == "empty":
+        say(f"{watch.log.path}: {NO_START}")
+    return watch.log.log
 
 
 def _print_log(log: StartupLog, target: str, settings: Settings, form: str) -> int:
-    deployment = stated_with_log(stated(settings), log)
-    diagnosis = log_diagnosis(log, deployment, target=target, t_s=time.time())
+    now_s = time.time()
+    deployment = stated_with_log(stated(settings), log, now_s)
+    diagnosis = log_diagnosis(log, deployment, target=target, t_s=now_s)
     return print_diagnoses([diagnosis], form, settings.docs_url, log=log.facts)
 
 
@@ -126,9 +130,11 @@ def live_window_s(settings: Settings) -> float:
 
 
 def _diagnose_capture(path: str, settings: Settings, form: str) -> int:
-    log = _server_log(settings)
-    profile = settings.profile(stated=stated_with_log(stated(settings), log))
-    stream = TargetStream(capture_name(path), profile, settings.limits())
+    stream = TargetStream(
+        capture_name(path), settings.profile(stated=stated(settings)), settings.limits()
+    )
+    watch = page_watch(path, settings) if settings["server_log"] else None
+    stream.server, log = watch, _log_of(watch)
     last: list[Diagnosis] = []
     worst = WorstState()
     for _, entry in Captures([path]):

@@ -1,4 +1,4 @@
-"""Follows vLLM's log file: rotation, truncation, a bounded read at a time. I/O edge."""
+"""Follows vLLM's log file through rotation and truncation, and what it says. I/O edge."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 from kneewatch.agent.input_files import named_model
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.inputs import SizingError
+from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.deployment.log_reading import log_reading
+from kneewatch.diagnose.deployment.server_facts import SourceReading, merge
 from kneewatch.diagnose.deployment.startup_log import StartupLog
-from kneewatch.diagnose.recommend.startup import with_log
+from kneewatch.diagnose.engine.log_diagnosis import LogFailure, log_failure
 
 CHUNK_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
 """A larger file is read from this far before its end."""
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,100}/[A-Za-z0-9][\w.-]{0,200}")
-
 
 NO_START = "no line of a vLLM start-up in it; save the log from the start of the server on"
 
@@ -29,7 +31,7 @@ class LogFollower:
     """A log file and what was read of it; the newest start counts."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         self._file_id: tuple[int, int] | None = None
         self._offset = 0
         self.log = StartupLog()
@@ -42,23 +44,38 @@ class LogFollower:
         """
         try:
             # Opening a pipe without a writer would block.
-            file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as exc:
             reason = exc.strerror if isinstance(exc, OSError) else exc
-            raise SettingsError(f"server_log {self._path[:200]}: {reason}") from exc
+            raise SettingsError(f"server_log {self.path[:200]}: {reason}") from exc
         try:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
-                raise SettingsError(f"server_log {self._path[:200]}: not a regular file")
+                raise SettingsError(f"server_log {self.path[:200]}: not a regular file")
             self._place(status)
             data = os.pread(file, limit_bytes, self._offset)
         except OSError as exc:
-            raise SettingsError(f"server_log {self._path[:200]}: {exc.strerror}") from exc
+            raise SettingsError(f"server_log {self.path[:200]}: {exc.strerror}") from exc
         finally:
             os.close(file)
         self._offset += len(data)
         self.log.feed(data)
         return len(data)
+
+    def read_rest(self) -> None:
+        """Read all that the file has, or the end of a large one.
+
+        Raises:
+            SettingsError: as `read`.
+        """
+        # A file that grows faster than it is read must not be read for ever.
+        for _ in range(2 * TAIL_BYTES // CHUNK_BYTES):
+            if not self.read():
+                break
+
+    def failure(self, stated: Stated, now_s: float) -> LogFailure | None:
+        """The failure that the log ends with, first read at `now_s`; None without one."""
+        return log_failure(self.log, stated_with_log(stated, self.log, now_s), now_s)
 
     def _place(self, status: os.stat_result) -> None:
         """Start again where the file was replaced or is shorter than what was read of it."""
@@ -67,7 +84,7 @@ class LogFollower:
             return
         self._offset = 0 if self._file_id else max(0, status.st_size - TAIL_BYTES)
         self._file_id = file_id
-        self.log.restart()
+        self.log.restart(mid_line=self._offset > 0)
 
 
 def read_log(path: str) -> StartupLog:
@@ -77,23 +94,29 @@ def read_log(path: str) -> StartupLog:
         SettingsError: the file cannot be read, or is no regular file.
     """
     follower = LogFollower(path)
-    # A file that grows faster than it is read must not be read for ever.
-    for _ in range(2 * TAIL_BYTES // CHUNK_BYTES):
-        if not follower.read():
-            break
+    follower.read_rest()
     follower.log.close()
     return follower.log
 
 
-def stated_with_log(stated: Stated, log: StartupLog) -> Stated:
-    """What is stated, and for what is not, what the log says. No file that the log names is read:
-    its model is looked up by id only."""
-    known = with_log(stated, log)
-    model_id = known.launch.model if known.launch else ""
-    if known.model is not None or not _MODEL_ID.fullmatch(model_id) or Path(model_id).exists():
-        return known
+def stated_with_log(stated: Stated, log: StartupLog, now_s: float) -> Stated:
+    """What is stated and, for what is not, what the log says; there is no page of its server."""
+    reading = reading_of(log, now_s)
+    return merge(stated, [reading], config={}, model_names=(), settings_s=now_s, page_s=now_s)[1]
+
+
+def reading_of(log: StartupLog, now_s: float) -> SourceReading:
+    """The facts of the log's newest start, with the model that it names."""
+    return replace(log_reading(log, now_s), model=_logged_model(log))
+
+
+def _logged_model(log: StartupLog) -> Model | None:
+    """The model that the log names, looked up by id in the catalogue and the local Hugging Face
+    cache; None for a path. No file that the log names is read."""
+    name = log.launch.model if log.launch else ""
+    if not _MODEL_ID.fullmatch(name) or Path(name).exists():
+        return None
     try:
-        return replace(known, model=named_model(model_id))
+        return named_model(name)
     except SizingError:
-        # Recommendations stay without numbers of the model, and say what to state.
-        return known
+        return None

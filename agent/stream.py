@@ -41,6 +41,11 @@ class GpuSource(Protocol):
 class ServerSource(Protocol):
     """What is known about a target's server."""
 
+    def read_log(self, t_s: float, monitor: TargetMonitor) -> None:
+        """Read what is new in the log before the scrape of `t_s` is judged, and give the failure
+        that it ends with to the monitor."""
+        ...
+
     def update(self, t_s: float, monitor: TargetMonitor) -> None:
         """Read what is due, and give the facts to the monitor, after its page of `t_s`."""
         ...
@@ -102,6 +107,8 @@ class TargetStream:
 
     def judge(self, t_s: float, page: Page | CollectError) -> list[Diagnosis]:
         """The diagnoses after a parsed page or a failed scrape."""
+        if self.server is not None:
+            self.server.read_log(t_s, self.monitor)
         if isinstance(page, CollectError):
             return self.monitor.failed(t_s, page)
         gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS

@@ -102,13 +102,20 @@ def spec(
 
 
 def check_unique(specs: Sequence[TargetSpec]) -> None:
-    """Check that no two targets have the same name.
+    """Check that no two targets have the same name or the same log.
 
     Raises:
         SettingsError: two have; the message names both origins.
     """
     first: dict[str, TargetSpec] = {}
+    by_log: dict[str, TargetSpec] = {}
     for target in specs:
+        path = target.settings["server_log"]
+        if path is not None and by_log.setdefault(path, target) is not target:
+            raise SettingsError(
+                f"{by_log[path].origin} and {target.origin} have the same server_log {path!r}, "
+                "which is of one server: set it in that server's [[targets]] table"
+            )
         other = first.setdefault(target.name, target)
         if other is not target:
             raise SettingsError(
@@ -123,7 +130,7 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
 TARGET_KEYS = ("url", "name", "labels")
 PER_TARGET_GROUPS = ("slo.", "peak.", "benchmark.", "fetch.", "limits.")
 PER_TARGET_KEYS = frozenset(
-    {"window_s", "interval_s", "gpus", "gpu_metrics", "server.probe", *DEPLOYMENT}
+    {"window_s", "interval_s", "gpus", "gpu_metrics", "server.probe", "server_log", *DEPLOYMENT}
 )
 PER_TARGET = tuple(
     setting.key

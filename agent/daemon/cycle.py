@@ -13,7 +13,7 @@ from typing import Protocol
 from kneewatch.agent.backoff import backoff_s
 from kneewatch.agent.daemon.pages import open_pages
 from kneewatch.agent.daemon.target_profile import TargetProfile, with_tier
-from kneewatch.agent.server.watch import PROBE, ServerWatch, server_watch
+from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
 from kneewatch.agent.store.records import Cycle, EngineCycle, RawCounters
 from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.target_state import Board, SourceState, TargetState
@@ -331,7 +331,8 @@ class TargetWatch:
         if not spec.played and not same_fetch:
             self._pages.close()
             self._pages = open_pages(spec)
-        if not same_fetch or spec.settings[PROBE] != self.spec.settings[PROBE]:
+        same_watch = all(spec.settings[key] == self.spec.settings[key] for key in WATCH_SETTINGS)
+        if not same_fetch or not same_watch:
             self._stream.server = _server_watch(spec)
         self.spec = spec
 

@@ -9,7 +9,7 @@ import click
 import orjson
 
 from kneewatch.agent.printing import OK, style
-from kneewatch.agent.server.watch import ServerWatch, server_watch
+from kneewatch.agent.server.watch import page_watch, server_watch
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import TargetStream, capture_name
@@ -52,7 +52,7 @@ def inspect(target: str, settings: Settings, *, form: str) -> int:
 
 
 def _read(target: str, stream: TargetStream, settings: Settings) -> float:
-    stream.server = server_watch(target, settings) or _page_only(target, settings)
+    stream.server = server_watch(target, settings) or page_watch(target, settings)
     with closing(Fetcher(metrics_url(target), settings.fetch())) as fetcher:
         stream.scrape(fetcher)
     if stream.monitor.last_error is not None:
@@ -61,7 +61,7 @@ def _read(target: str, stream: TargetStream, settings: Settings) -> float:
 
 
 def _read_capture(path: str, stream: TargetStream, settings: Settings) -> float:
-    stream.server = _page_only(path, settings)
+    stream.server = page_watch(path, settings)
     last_s: float | None = None
     for entry in CaptureReader(path):
         stream.replay(entry)
@@ -70,11 +70,6 @@ def _read_capture(path: str, stream: TargetStream, settings: Settings) -> float:
     if last_s is None:
         raise CaptureError(f"{path}: no page in it can be read")
     return last_s
-
-
-def _page_only(target: str, settings: Settings) -> ServerWatch:
-    """A watch that merges settings and page, and reads nothing else."""
-    return ServerWatch(target, settings.fetch(), read=lambda _address, _fetch, _now_s: ())
 
 
 def _lines(name: str, facts: ServerFacts, now_s: float) -> list[str]:

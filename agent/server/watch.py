@@ -1,26 +1,48 @@
-"""Reads the facts about a target's server: at the start, after a restart, hourly. I/O edge."""
+"""Follows what is known about a server: its answers, its process, its log. I/O edge."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from kneewatch.agent.server_log import LogFollower, reading_of
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.deployment import Stated
-from kneewatch.diagnose.deployment.server_facts import SourceReading, merge
+from kneewatch.diagnose.deployment.server_facts import LOG, SourceReading, merge
+from kneewatch.diagnose.deployment.startup_log import Failure
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 
 READ_EVERY_S = 3600.0
-PROBE = "server.probe"
-"""The setting that switches reading on."""
+PROBE, SERVER_LOG = "server.probe", "server_log"
+WATCH_SETTINGS = (PROBE, SERVER_LOG)
+"""The settings that decide what is read."""
+
+ENDED = (
+    "the log ends with a failure, but the server answers: its log is elsewhere by now, and not used"
+)
+OLD = "the server restarted and its log has no newer start: not used"
 
 ReadServer = Callable[[str, FetchSettings, float], Sequence[SourceReading]]
 
 
 def server_watch(address: str, settings: Settings) -> ServerWatch | None:
-    """The watch of a server's facts; None where the settings switch it off."""
-    return ServerWatch(address, settings.fetch()) if settings[PROBE] else None
+    """The watch of a live server; None where the settings let it read nothing."""
+    if not settings[PROBE]:
+        return page_watch(address, settings) if settings[SERVER_LOG] else None
+    return ServerWatch(address, settings.fetch(), log=_log(settings))
+
+
+def page_watch(address: str, settings: Settings) -> ServerWatch:
+    """A watch that merges settings, page and log, and asks no server."""
+    return ServerWatch(address, settings.fetch(), read=_read_nothing, log=_log(settings))
+
+
+def _log(settings: Settings) -> LogFollower | None:
+    path: str | None = settings[SERVER_LOG]
+    return None if path is None else LogFollower(path)
 
 
 def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[SourceReading]:
@@ -38,17 +60,45 @@ def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[So
     return readings
 
 
+def _read_nothing(_address: str, _fetch: FetchSettings, _now_s: float) -> Sequence[SourceReading]:
+    return ()
+
+
 class ServerWatch:
-    """The facts about one target's server. Reads them only after a page of a vLLM."""
+    """The facts about one target's server. Asks the server only after a page of a vLLM."""
 
     def __init__(
-        self, address: str, fetch: FetchSettings, *, read: ReadServer = read_server
+        self,
+        address: str,
+        fetch: FetchSettings,
+        *,
+        read: ReadServer = read_server,
+        log: LogFollower | None = None,
     ) -> None:
         self._address, self._fetch, self._read = address, fetch, read
+        self.log, self._log_reading = log, SourceReading(LOG, 0.0)
+        self._log_error = ""
+        self._log_failure: Failure | None = None
+        self._log_starts = self._old_log_starts = 0
         self._read_s = -math.inf
         self._readings: Sequence[SourceReading] = ()
         self._merged_of: object = None
         self._settings_s: float | None = None
+
+    def read_log(self, t_s: float, monitor: TargetMonitor) -> None:
+        """Read what is new in the log before the scrape of `t_s` is judged, and give the failure
+        that it ends with to the monitor."""
+        if self.log is None:
+            return
+        self._log_error = ""
+        try:
+            self.log.read_rest()
+        except SettingsError as error:
+            # The file may be back at the next scrape.
+            self._log_error = str(error)
+        if self.log.log.failure is not self._log_failure:
+            self._log_failure = self.log.log.failure
+            monitor.set_log_failure(self.log.failure(monitor.profile.stated, t_s))
 
     def update(self, t_s: float, monitor: TargetMonitor) -> None:
         """Read what is due, and give the facts to the monitor, after its page of `t_s`."""
@@ -61,19 +111,39 @@ class ServerWatch:
         # A clock that was set back must not delay the next reading.
         if restarted or not 0 <= t_s - self._read_s < READ_EVERY_S:
             self._readings, self._read_s = self._read(self._address, self._fetch, t_s), t_s
+        self._read_log_facts(t_s, restarted=restarted)
         config = next((e.config for e in engines if e.config), dict[str, str]())
         names = sorted({engine.key.model for engine in engines if engine.key.model})
         stated: Stated = monitor.profile.stated
-        merged_of = (self._readings, dict(config), names, monitor)
+        merged_of = (self._readings, self._log_reading, dict(config), names, monitor)
         if merged_of == self._merged_of:
             return
         self._merged_of = merged_of
         facts, completed = merge(
             stated,
-            self._readings,
+            [*self._readings, self._log_reading],
             config=config,
             model_names=names,
             settings_s=self._settings_s,
             page_s=t_s,
         )
         monitor.set_server(facts, completed)
+
+    def _read_log_facts(self, t_s: float, *, restarted: bool) -> None:
+        """Take over what the log says, if it is of the process whose page was read at `t_s`."""
+        if self.log is None:
+            return
+        log = self.log.log
+        if restarted and log.starts == self._log_starts:
+            self._old_log_starts = log.starts
+        self._log_starts = log.starts
+        if self._log_error:
+            reading = SourceReading(LOG, t_s, notes=(self._log_error,))
+        elif log.failure is not None:
+            reading = SourceReading(LOG, t_s, notes=(ENDED,))
+        elif log.starts == self._old_log_starts:
+            reading = SourceReading(LOG, t_s, notes=(OLD,))
+        else:
+            reading = reading_of(log, t_s)
+        if replace(reading, read_s=self._log_reading.read_s) != self._log_reading:
+            self._log_reading = reading

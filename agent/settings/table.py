@@ -89,7 +89,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tensor_parallel", "count", None, "tensor parallel size of one replica", most=1024),
     Setting("vllm_version", "text", None, "vLLM's version, such as 0.32.0"),
     Setting("launch_file", "text", None, "file with the server's command line (vllm serve ...)"),
-    Setting("server_log", "text", None, "vLLM's log file, for diagnose", "log"),
+    Setting("server_log", "text", None, "vLLM log file of one target", "log"),
     Setting(
         "server.probe",
         "flag",

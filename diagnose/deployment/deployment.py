@@ -84,12 +84,28 @@ memory_of = lru_cache(maxsize=64)(memory)
 
 
 @dataclass(frozen=True, slots=True)
+class Reported:
+    """What the server itself says about its memory; None where it is unknown. No setting states it.
+
+    `weights_bytes` and `available_kv_bytes` are of one GPU, as vLLM logs them: the weights include
+    adapters. `kv_cache_tokens` is the whole cache.
+    """
+
+    max_model_len: int | None = None
+    weights_bytes: float | None = None
+    available_kv_bytes: float | None = None
+    kv_cache_tokens: float | None = None
+
+
+NOT_REPORTED = Reported()
+
+
+@dataclass(frozen=True, slots=True)
 class Stated:
     """What the user set, or kneewatch found out, about the server; None where it is unknown.
 
     `usd_per_gpu_hour` falls back on the GPU's price in the catalogue. `sweeps` were measured of
-    this model on this GPU, one at each tensor-parallel degree. `max_model_len` was read from the
-    server: no setting states it.
+    this model on this GPU, one at each tensor-parallel degree.
     """
 
     model: Model | None = None
@@ -102,7 +118,7 @@ class Stated:
     gpus: int | None = None
     workload: StatedWorkload | None = None
     sweeps: tuple[Sweep, ...] = ()
-    max_model_len: int | None = None
+    reported: Reported = NOT_REPORTED
 
     @property
     def degree(self) -> int | None:
@@ -216,10 +232,8 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
     launch = stated.launch or Launch()
     version = stated.version or oldest_version(config)
     block, blocks = label_count(config, "block_size"), label_count(config, "num_gpu_blocks")
-    override, size = (
-        label_count(config, "num_gpu_blocks_override"),
-        label_count(config, KV_SIZE_LABEL),
-    )
+    override = label_count(config, "num_gpu_blocks_override")
+    size = label_count(config, KV_SIZE_LABEL)
     if override is not None and blocks is not None and override != blocks:
         # The page contradicts itself: no size can be computed from it.
         block, blocks, override, size = None, None, None, None
@@ -238,7 +252,8 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         version=version,
         block_tokens=block,
         blocks=blocks,
-        capacity_tokens=label_capacity_tokens(size, block, blocks),
+        capacity_tokens=label_capacity_tokens(size, block, blocks)
+        or stated.reported.kv_cache_tokens,
         kv_cache_dtype=dtype,
         gpu_memory_utilization=label_number(config, "gpu_memory_utilization"),
         kv_memory_bytes=label_count(config, "kv_cache_memory_bytes"),
@@ -246,7 +261,7 @@ def deployment(config: Mapping[str, str], stated: Stated = NOTHING) -> Deploymen
         prefix_caching=label_flag(config, "enable_prefix_caching"),
         chunked_prefill=launch.switched("enable-chunked-prefill"),
         max_model_len=launch.count("--max-model-len")
-        or stated.max_model_len
+        or stated.reported.max_model_len
         or label_context_tokens(config, size),
         max_num_seqs=_taken(stated, "--max-num-seqs"),
         max_num_batched_tokens=_taken(stated, "--max-num-batched-tokens"),
@@ -281,12 +296,35 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
         adapters=_adapters(launch),
     )
     try:
+        setup = _as_reported(setup, stated.reported, kv_is_fixed=plain.kv_memory_bytes is not None)
         layout = kv_layout_of(setup)
         fits = setup.gpu is None or memory_of(setup).holds_one
     except SizingError as exc:
         return replace(plain, misfit=str(exc))
     misfit = "" if fits else "weights and one request do not fit into GPU memory"
     return replace(plain, setup=setup, layout=layout, misfit=misfit)
+
+
+def _as_reported(setup: Setup, reported: Reported, *, kv_is_fixed: bool) -> Setup:
+    """The launch with the server's own figures in place of predicted ones. `kv_is_fixed`: the user
+    set the bytes of the KV cache, so that they do not show what else the GPU's memory is used for.
+
+    Raises:
+        SizingError: the launch cannot be sized.
+    """
+    if setup.gpu is None:
+        return replace(setup, available_kv_bytes=reported.available_kv_bytes)
+    weights_bytes = reported.weights_bytes
+    if weights_bytes is not None:
+        weights_bytes -= memory_of(setup).adapter_bytes
+    if weights_bytes is None or weights_bytes <= 0:
+        return setup
+    setup = replace(setup, weights_bytes=weights_bytes)
+    if reported.available_kv_bytes is None or kv_is_fixed:
+        return setup
+    # What vLLM took beside weights and cache holds for other utilizations and cache types too.
+    excess_bytes = memory_of(setup).available_bytes.expected - reported.available_kv_bytes
+    return replace(setup, overhead_excess_bytes=excess_bytes)
 
 
 def _adapters(launch: Launch) -> Adapters | None:

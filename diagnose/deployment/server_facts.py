@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.deployment.deployment import Stated, deployment
+from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS, Launch, oldest_version
 from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
 
@@ -29,7 +30,8 @@ VERSION, MODEL, MODEL_PATH, TENSOR_PARALLEL = (
     "model_path",
     "tensor_parallel",
 )
-MAX_MODEL_LEN = "max_model_len"
+MAX_MODEL_LEN, KV_BLOCKS, KV_TOKENS = "max_model_len", "num_gpu_blocks", KV_SIZE_LABEL
+WEIGHTS_GIB, AVAILABLE_KV_GIB = "weights_gib", "available_kv_gib"
 """Names of facts that the sizing uses. A flag's fact has the flag's name with underscores."""
 
 DEGREES_MAX = 1024
@@ -57,9 +59,9 @@ SHOWN_FLAGS = frozenset(
 
 LABELS = {
     "block_size": "block_size",
-    "num_gpu_blocks": "num_gpu_blocks",
+    KV_BLOCKS: "num_gpu_blocks",
     "num_gpu_blocks_override": "num_gpu_blocks_override",
-    "kv_cache_size_tokens": "kv_cache_size_tokens",
+    KV_TOKENS: KV_SIZE_LABEL,
     "kv_cache_memory_bytes": "kv_cache_memory_bytes",
     "kv_cache_dtype": "cache_dtype",
     "gpu_memory_utilization": "gpu_memory_utilization",
@@ -133,11 +135,20 @@ def merge(
 
     `config` are the labels of cache_config_info and `model_names` the served models on the page of
     `page_s`; `settings_s` is when the settings were read. A setting wins over every other source; a
-    value that contradicts the page is dropped. Both leave a note with the two values.
+    value that contradicts the page is dropped, and the whole log with it: it is of another start.
+    Each leaves a note with the two values.
     """
     ordered = sorted(readings, key=lambda reading: SOURCES.index(reading.source))
     notes = [note for reading in ordered for note in reading.notes]
     page = {fact.name: fact for fact in _page_facts(config, model_names, page_s)}
+    of_another_start = [
+        (reading, problem)
+        for reading in ordered
+        if reading.source == LOG and (problem := _other_start(reading, page, config, ordered))
+    ]
+    for reading, problem in of_another_start:
+        ordered.remove(reading)
+        notes.append(f"the log is of another start and not used: {problem}")
     launch = next((reading.launch for reading in ordered if reading.launch is not None), None)
     chosen = {fact.name: fact for fact in (*_stated_facts(stated, settings_s), *page.values())}
     for fact in _facts_of(ordered, model_names):
@@ -162,6 +173,34 @@ def merge(
         completed = stated
     facts = tuple(sorted(chosen.values(), key=lambda fact: SOURCES.index(fact.source)))
     return ServerFacts(facts, tuple(dict.fromkeys(notes)), _unknown(completed)), completed
+
+
+def _other_start(
+    reading: SourceReading,
+    page: Mapping[str, Fact],
+    config: Mapping[str, str],
+    readings: Sequence[SourceReading],
+) -> str:
+    """What shows that a log is not of the running process; empty where nothing does."""
+    answered = {
+        name: Fact(name, other.values[name], SERVER, other.read_s)
+        for other in readings
+        if other.source == SERVER
+        for name in (VERSION, MAX_MODEL_LEN)
+        if name in other.values
+    }
+    for fact in _facts_of((reading,), ()):
+        seen = page.get(fact.name) or answered.get(fact.name)
+        if fact.name in ADJUSTED:
+            continue
+        if problem := _page_problem(fact, config):
+            return f"it says {fact.name} {_shown(fact.value)}, {problem}"
+        if seen is not None and not _same(seen.value, fact.value):
+            return (
+                f"it says {fact.name} {_shown(fact.value)}, the {seen.source} says "
+                f"{_shown(seen.value)}"
+            )
+    return ""
 
 
 def _stated_facts(stated: Stated, read_s: float) -> Iterable[Fact]:
@@ -289,6 +328,7 @@ def _completed(
     """The settings, with what was found in place of what is not set."""
     degree = chosen.get(TENSOR_PARALLEL)
     length = chosen.get(MAX_MODEL_LEN)
+    tokens = chosen.get(KV_TOKENS)
     version = chosen.get(VERSION)
     return replace(
         stated,
@@ -296,7 +336,13 @@ def _completed(
         tensor_parallel=stated.degree or (_count(degree.value) if degree else None),
         version=stated.version or (version_of(version.value) if version else None),
         launch=stated.launch or launch,
-        max_model_len=_count(length.value) if length else None,
+        reported=Reported(
+            max_model_len=_count(length.value) if length else None,
+            weights_bytes=_bytes(chosen.get(WEIGHTS_GIB)),
+            available_kv_bytes=_bytes(chosen.get(AVAILABLE_KV_GIB)),
+            # The page's own figure is read with its blocks, which may contradict it.
+            kv_cache_tokens=_number(tokens) if tokens and tokens.source != PAGE else None,
+        ),
     )
 
 
@@ -309,6 +355,17 @@ def _found_model(fact: Fact | None, readings: Sequence[SourceReading]) -> Model 
 
 def _count(value: Value) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(fact: Fact | None) -> float | None:
+    value = None if fact is None else fact.value
+    numeric = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if numeric and isinstance(value, int | float) else None
+
+
+def _bytes(fact: Fact | None) -> float | None:
+    gib = _number(fact)
+    return None if gib is None else gib * GIB
 
 
 def version_of(value: Value) -> Version | None:

@@ -317,6 +317,13 @@ _READY = re.compile(r"(?:INFO: +)?Application startup complete\.?$")
 _STATISTICS = re.compile(r"(?:Engine \d+: )?Avg prompt throughput: ")
 _REQUEST = re.compile(r'(?:INFO: +)?[\w.:\[\]]{1,60} - "[A-Z]{3,7} /\S{0,200} HTTP/')
 _STOPPED = re.compile(r"(?:INFO: +)?(?:Shutting down|Application shutdown complete\.?)$")
+_OF_A_SERVING_ENGINE = re.compile(
+    rb"rror|xception|died|failed|out of memory|Kill|KILL|OOM|137|version|args: |LLM engine"
+    rb"|Avg prompt|Shutting down|shutdown"
+)
+"""In every line that counts while the server serves. Nearly all others are of requests, and must
+not cost time."""
+
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|'[^']*$|\"[^\"]*$")
 _ANY_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,60}")
 
@@ -351,9 +358,12 @@ class StartupLog:
 
     def __init__(self) -> None:
         self._rest, self._cut = b"", False
+        self.starts = 0
+        """How many starts of a server were read, and one more."""
         self._begin()
 
     def _begin(self) -> None:
+        self.starts += 1
         self.facts: dict[str, LogFact] = {}
         self.failure: Failure | None = None
         self.phase: Phase = "empty"
@@ -362,9 +372,10 @@ class StartupLog:
         """The first error since the server was last seen to work; one of a known kind replaces one
         that is not."""
 
-    def restart(self) -> None:
-        """Drop an unfinished line: the file was rotated or truncated."""
-        self._rest, self._cut = b"", False
+    def restart(self, *, mid_line: bool = False) -> None:
+        """Drop an unfinished line: the file was rotated or truncated. `mid_line`: what follows
+        begins inside a line, which is not read."""
+        self._rest, self._cut = b"", mid_line
 
     def feed(self, data: bytes) -> None:
         """Read the next bytes of the log, split anywhere."""
@@ -431,6 +442,8 @@ class StartupLog:
     # --- lines ------------------------------------------------------------------------------------
 
     def _line(self, raw: bytes) -> None:
+        if self.phase == "serving" and not _OF_A_SERVING_ENGINE.search(raw):
+            return
         text = _ANSI.sub("", raw[:LONGEST_LINE].decode("utf-8", "replace"))
         for module, message in _messages(text.strip()):
             if message:

@@ -30,6 +30,7 @@ from kneewatch.diagnose.engine.diagnosis import (
     symptoms,
     worst_of,
 )
+from kneewatch.diagnose.engine.log_diagnosis import LogFailure
 from kneewatch.diagnose.gpu.monitor import GpuReading
 from kneewatch.diagnose.learned.derived_signals import (
     STALL,
@@ -194,6 +195,8 @@ class EngineMonitor:
         """The last diagnosis, also of an unreadable page; None before the first."""
         self.restart: Restart | None = None
         """The restart that the newest page showed; None without one."""
+        self.died: Cause | None = None
+        """Why the engine died, by the server's log; None again after a token or a restart."""
         self._server: ServerFacts | None = None
         self._columns: tuple[Column, ...] = ()
         self._columns_of = -1
@@ -228,6 +231,8 @@ class EngineMonitor:
             return None
         if restart is not None or self.history.clock_steps != steps:
             self._reset(t_s, restart)
+        if self.died is not None and (restart is not None or self._works_since(self.died.since_s)):
+            self.died = None
         if self._vanished or before[0] == 0:
             self._appeared_s = t_s
         self._vanished = 0
@@ -235,6 +240,12 @@ class EngineMonitor:
         reading = self._signals.read(window)
         self.newest, self.restart = self._judge(t_s, window, reading, gpus), restart
         return self.newest
+
+    def _works_since(self, since_s: float) -> bool:
+        """Whether the engine generated a token between two scrapes after that time."""
+        return self.history.times[-2:-1] >= [since_s] and bool(
+            increase_since_last(self.history, "generation_tokens")
+        )
 
     def counters(self) -> tuple[tuple[Column, ...], tuple[float, ...]]:
         """The newest page's counters, histogram parts among them; NaN for what it lacks.
@@ -300,13 +311,24 @@ class EngineMonitor:
             iter(replacements or (newcomers if len(newcomers) == len(present) else ())), None
         )
 
-    def unreadable(self, t_s: float, cause: Cause, why: str, seen: str = UNREAD) -> Diagnosis:
-        """The diagnosis after a scrape without data of this engine."""
+    def unreadable(
+        self,
+        t_s: float,
+        cause: Cause,
+        why: str,
+        seen: str = UNREAD,
+        log: LogFailure | None = None,
+    ) -> Diagnosis:
+        """The diagnosis after a scrape without data of this engine. `log`: why, by the server's
+        log."""
         self.restart = None
+        concluded = [cause] if log is None else [cause, log.cause]
+        causes = ranked([replace(concluded_, seen_s=t_s) for concluded_ in concluded])
         self.newest = Diagnosis(
             t_s, self.target, self.key.engine, self.key.model, None,
-            health(cause.severity, readable=False), None, [replace(cause, seen_s=t_s)], [], [], {},
-            [f"every signal: {why}"], 0.0, f"nothing: {seen}", server=self._server,
+            health(causes[0].severity, readable=False), None, causes, [], [], {},
+            [f"every signal: {why}", *(log.unknown if log else ())], 0.0, f"nothing: {seen}",
+            recommendations=log.recommendations if log else (), server=self._server,
         )  # fmt: skip
         return self.newest
 
@@ -397,6 +419,8 @@ class EngineMonitor:
         self, facts: Facts, findings: list[Finding], reading: Reading, window: Window
     ) -> tuple[list[Cause], bool]:
         concluded = conclude(facts)
+        if self.died is not None:
+            concluded.append(self.died)
         self._blind = self._blind + 1 if observer.is_blind(facts) else 0
         missing = observer.metrics_missing(
             facts,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.startup import failed
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -13,21 +15,33 @@ from kneewatch.diagnose.recommend.startup import Remedies
 BASIS = "nothing: a log has no metrics"
 
 
+@dataclass(frozen=True, slots=True)
+class LogFailure:
+    """Why a server did not start or died, by its log, with the changes that would let it start."""
+
+    cause: Cause
+    recommendations: tuple[Recommendation, ...]
+    unknown: tuple[str, ...]
+
+
+def log_failure(log: StartupLog, stated: Stated, since_s: float) -> LogFailure | None:
+    """The failure that the log ends with, first read at `since_s`; None without one. `stated`
+    includes what the log says."""
+    if log.failure is None:
+        return None
+    remedies = Remedies(log.failure, log, stated)
+    return LogFailure(
+        failed(log.failure, since_s), tuple(remedies.all()), tuple(remedies.missing())
+    )
+
+
 def log_diagnosis(log: StartupLog, stated: Stated, *, target: str, t_s: float) -> Diagnosis:
     """The diagnosis of a log that was read at `t_s`; `stated` includes what the log says.
 
     Its health is `unknown` where the log ends while the server starts.
     """
-    failure = log.failure
+    failure = log_failure(log, stated, t_s)
     model = log.facts.get("model")
-    causes: list[Cause] = []
-    recommendations: list[Recommendation] = []
-    unknown = _lacking(log)
-    if failure is not None:
-        causes.append(failed(failure, t_s))
-        remedies = Remedies(failure, log, stated)
-        recommendations += remedies.all()
-        unknown += remedies.missing()
     running = log.phase in ("serving", "stopped")
     return Diagnosis(
         t_s=t_s,
@@ -35,16 +49,16 @@ def log_diagnosis(log: StartupLog, stated: Stated, *, target: str, t_s: float) -
         engine="",
         model=str(model.value) if model else "",
         tier=None,
-        health="critical" if causes else "ok" if running else "unknown",
+        health="critical" if failure else "ok" if running else "unknown",
         stage=None,
-        causes=causes,
+        causes=[failure.cause] if failure else [],
         symptoms=(),
         findings=(),
         values={},
-        unknown=unknown,
+        unknown=[*_lacking(log), *(failure.unknown if failure else ())],
         window_s=0.0,
         judged_against=BASIS,
-        recommendations=recommendations,
+        recommendations=failure.recommendations if failure else (),
     )
 
 

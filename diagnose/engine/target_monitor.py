@@ -12,12 +12,14 @@ from kneewatch.collector.names.vllm_resolver import Binding, resolve
 from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Layout, Page
 from kneewatch.diagnose.causes import availability as observer
+from kneewatch.diagnose.causes.startup import ENGINE_DIED
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.cardinality_limit import EngineLimit
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue, EngineMonitor
+from kneewatch.diagnose.engine.log_diagnosis import LogFailure
 from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuReading
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class TargetMonitor:
         self._limit = EngineLimit()
         self._data_parallel: DataParallelEngines | None = None
         self._server: tuple[ServerFacts, Stated] | None = None
+        self._log_failure: LogFailure | None = None
         self.last_error: CollectError | None = None
         """Why the newest scrape failed; None where it succeeded."""
 
@@ -55,6 +58,17 @@ class TargetMonitor:
     def server(self) -> ServerFacts | None:
         """What is known about the server; None before it was read."""
         return None if self._server is None else self._server[0]
+
+    def set_log_failure(self, failure: LogFailure | None) -> None:
+        """Set how the server's log ends, from the next page on; None: with no failure.
+
+        An engine may die while its page can still be read. A failure that the log had before the
+        first page, or a start that failed, is not of a server whose page can be read.
+        """
+        self._log_failure = failure
+        died = failure is not None and failure.cause.id == ENGINE_DIED.id
+        for engine in self._engines.values():
+            engine.died = failure.cause if failure is not None and died else None
 
     def _new_engine(self, key: EngineKey) -> EngineMonitor:
         engine = EngineMonitor(self.name, key, self.profile, self._catalogue)
@@ -136,7 +150,9 @@ class TargetMonitor:
         self.last_error = error
         cause = observer.unreadable(error, self._failures, self._failing_since_s)
         engines = list(self._engines.values()) or [self._new_engine(EngineKey("", ""))]
-        return [engine.unreadable(t_s, cause, str(error)) for engine in engines]
+        return [
+            engine.unreadable(t_s, cause, str(error), log=self._log_failure) for engine in engines
+        ]
 
     def _resolve(self, page: Page) -> Binding:
         if self._bound is None or self._bound[0] is not page.layout:

@@ -152,6 +152,9 @@ def _flop_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
 # ITL equals the measured one.
 
 
+LAYOUT = ("parallel", "quantization", "adapters")
+"""Values of a set-up that decide how many bytes of each GPU the weights take."""
+
 SCALE_LOW, SCALE_HIGH = 0.4, 2.5
 """Accepted ratio of measured to predicted ITL: outside it the roofline does not fit."""
 
@@ -305,8 +308,13 @@ def _present_load(context: LeverContext, setup: Setup) -> Load:
 
 
 def changed_setup(context: LeverContext, **values: object) -> Setup | None:
-    """The server's launch set-up with other values; None where it is unknown."""
+    """The server's launch set-up with other values; None where it is unknown.
+
+    Bytes that the server reported do not hold for another layout of its weights.
+    """
     setup = context.server.setup
+    if setup is not None and not values.keys().isdisjoint(LAYOUT):
+        setup = replace(setup, weights_bytes=None, available_kv_bytes=None)
     return None if setup is None else replace(setup, **values)  # type: ignore[arg-type]
 
 

@@ -28,22 +28,8 @@ NO_MEMORY = (log.KV_NONE, log.KV_SMALL, log.GPU_MEMORY)
 VERIFY = "the log has no error and reaches `Application startup complete`"
 
 
-def with_log(stated: Stated, read: StartupLog) -> Stated:
-    """What is stated, and for what is not, what the log says; the model is looked up elsewhere."""
-    launch = stated.launch or read.launch
-    tensor = read.number("tensor_parallel")
-    if tensor is None and launch is not None and launch.absent("--tensor-parallel-size"):
-        tensor = 1
-    return replace(
-        stated,
-        launch=launch,
-        version=stated.version or read.version,
-        tensor_parallel=stated.degree or (None if tensor is None else int(tensor)),
-    )
-
-
 class Remedies:
-    """The launch of a log, resized. `stated` includes what the log says (`with_log`)."""
+    """The launch of a log, resized. `stated` includes what the log says."""
 
     def __init__(self, failure: Failure, read: StartupLog, stated: Stated) -> None:
         self._failure, self._read, self._stated = failure, read, stated

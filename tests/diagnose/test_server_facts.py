@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
-from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
+from kneewatch.diagnose.deployment.deployment import NOT_REPORTED, NOTHING, Stated, deployment
 from kneewatch.diagnose.deployment.server_facts import (
     Fact,
     ServerFacts,
@@ -17,6 +18,7 @@ from kneewatch.diagnose.deployment.server_facts import (
     merge,
 )
 from kneewatch.diagnose.deployment.vllm_flags import Launch, parse_launch
+from kneewatch.diagnose.sizing.memory.budget import memory
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 CONFIG = {
@@ -53,7 +55,7 @@ def test_a_server_and_its_process_complete_what_is_not_set() -> None:
     )
     assert stated.model == model(LLAMA)
     assert (stated.version, stated.degree, stated.seats) == ((0, 32, 0), 1, 64)
-    assert stated.max_model_len == 8192
+    assert stated.reported.max_model_len == 8192
     by_name = {fact.name: fact for fact in facts.facts}
     assert by_name["vllm_version"] == Fact("vllm_version", "0.32.0", "server", 5.0)
     assert by_name["tensor_parallel"] == Fact("tensor_parallel", 1, "process", 6.0)
@@ -168,3 +170,62 @@ def test_what_is_unknown_says_how_to_supply_it() -> None:
 def test_notes_of_sources_are_kept_once() -> None:
     reading = SourceReading("server", 5.0, notes=("GET /version: no",))
     assert merged(NOTHING, reading, reading)[0].notes == ("GET /version: no",)
+
+
+GPU = gpu("h100-sxm")
+LOGGED = {"weights_gib": 15.5, "available_kv_gib": 50.0}
+
+
+def of_log(**values: Value) -> SourceReading:
+    return SourceReading(
+        "log", 7.0, values, launch=parse_launch(f"vllm serve {LLAMA}", origin="log")
+    )
+
+
+def test_the_sizing_uses_the_servers_own_weights_and_kv_memory() -> None:
+    _, stated = merged(Stated(gpu=GPU), of_log(**LOGGED))
+    sized = deployment(CONFIG, stated).setup
+    assert sized is not None
+    available = memory(sized).available_bytes
+    assert (available.low, available.high) == pytest.approx((50 * GIB, 50 * GIB))
+    # The same overhead at another utilization: 0.05 of the memory more.
+    wider = memory(replace(sized, gpu_memory_utilization=0.95)).available_bytes.expected
+    assert wider == pytest.approx(50 * GIB + 0.05 * GPU.memory_bytes)
+    predicted = deployment(CONFIG, replace(stated, reported=NOT_REPORTED)).setup
+    assert predicted is not None
+    assert memory(predicted).available_bytes.expected != pytest.approx(50 * GIB, rel=0.01)
+
+
+def test_kv_bytes_that_the_user_set_say_nothing_about_the_overhead() -> None:
+    config = CONFIG | {"kv_cache_memory_bytes": str(10 * GIB)}
+    _, stated = merged(
+        Stated(gpu=GPU), of_log(weights_gib=15.5, available_kv_gib=10.0), config=config
+    )
+    sized = deployment(config, stated).setup
+    assert sized is not None
+    assert sized.overhead_excess_bytes is None
+
+
+def test_the_logged_capacity_is_that_of_a_page_without_one() -> None:
+    config = {"block_size": "16", "cache_dtype": "auto"}
+    _, stated = merged(NOTHING, of_log(kv_cache_size_tokens=12345), config=config)
+    assert deployment(config, stated).capacity_tokens == 12345
+
+
+@pytest.mark.parametrize(
+    ("logged", "answered", "of_another_start"),
+    [
+        ({"num_gpu_blocks": 999}, {}, True),
+        ({"num_gpu_blocks": 1000}, {}, False),
+        ({"vllm_version": "0.31.0"}, {"vllm_version": "0.32.0"}, True),
+        ({"vllm_version": "0.32.0"}, {"vllm_version": "0.32.0"}, False),
+        ({"max_model_len": 4096}, {"max_model_len": 8192}, True),
+        ({"block_size": 32}, {}, False),
+    ],
+)
+def test_a_log_of_another_start_is_not_used(
+    logged: Mapping[str, Value], answered: Mapping[str, Value], *, of_another_start: bool
+) -> None:
+    facts, stated = merged(NOTHING, of_log(**LOGGED, **logged), server(**answered))
+    assert (stated.reported.weights_bytes is None) == of_another_start
+    assert any("the log is of another start" in note for note in facts.notes) == of_another_start

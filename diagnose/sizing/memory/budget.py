@@ -18,6 +18,7 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Setup, check
 from kneewatch.diagnose.sizing.memory.overhead import (
     Launch,
     Overhead,
+    corrected_overhead,
     fitted_overhead,
     guide_overhead,
 )
@@ -222,7 +223,14 @@ def _known_gpu(setup: Setup) -> Gpu:
 
 
 def overhead_of(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
-    """The overhead beside weights and KV cache, by the launch's overhead model."""
+    """The overhead beside weights and KV cache: by the launch's overhead model, corrected by what
+    the running server showed."""
+    predicted = _predicted_overhead(setup, weights_bytes, gpu)
+    excess_bytes = setup.overhead_excess_bytes
+    return predicted if excess_bytes is None else corrected_overhead(predicted, excess_bytes)
+
+
+def _predicted_overhead(setup: Setup, weights_bytes: float, gpu: Gpu) -> Overhead:
     if setup.overhead == "guide":
         return guide_overhead(weights_bytes=weights_bytes, memory_bytes=gpu.memory_bytes)
     return fitted_overhead(
@@ -268,12 +276,12 @@ class FewestGpus:
 def fewest_gpus(setup: Setup, *, concurrency: float) -> FewestGpus:
     """The smallest replica that starts and holds `concurrency` requests of the context's length.
 
-    Stated weights or KV bytes are of one layout, so both are computed here.
+    Stated or measured bytes are of one layout, so all are computed here.
 
     Raises:
         SizingError: an invalid input, with its name.
     """
-    plain = replace(setup, available_kv_bytes=None, weights_bytes=None)
+    plain = replace(setup, available_kv_bytes=None, weights_bytes=None, overhead_excess_bytes=None)
     by_bound: dict[str, Parallel] = {}
     # What was stated comes first of its size.
     spreads = sorted(

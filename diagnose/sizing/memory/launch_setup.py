@@ -122,8 +122,10 @@ class Setup:
     """A launch to size. None means vLLM's default for that version and GPU.
 
     `weights_bytes` and `available_kv_bytes` are per GPU as vLLM logs them, and replace computed
-    values; adapters and a draft are added to the weights. `context_tokens` is the request length
-    for concurrency, by default the longest allowed one (`max_model_len`).
+    values; adapters and a draft are added to the weights. `overhead_excess_bytes` is how much more
+    the running server takes than the overhead model predicts; None: not measured.
+    `context_tokens` is the request length for concurrency, by default the longest allowed one
+    (`max_model_len`).
     """
 
     model: Model
@@ -144,6 +146,7 @@ class Setup:
     overhead: str = "fitted"
     weights_bytes: float | None = None
     available_kv_bytes: float | None = None
+    overhead_excess_bytes: float | None = None
     context_tokens: int | None = None
     adapters: Adapters | None = None
     draft: Draft | None = None

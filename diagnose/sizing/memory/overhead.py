@@ -7,7 +7,7 @@ vLLM 0.6 to 0.31 (tests/fixtures/kvtruth), and its band is their scatter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.layers import LatentAttention
@@ -88,6 +88,18 @@ def guide_overhead(*, weights_bytes: float, memory_bytes: float) -> Overhead:
         graphs_bytes=0.0,
         low_bytes=activation + 0.05 * memory_bytes,
         high_bytes=activation + 0.10 * memory_bytes,
+    )
+
+
+def corrected_overhead(predicted: Overhead, excess_bytes: float) -> Overhead:
+    """The overhead that a running server showed: `excess_bytes` more than predicted, without a
+    band."""
+    expected_bytes = predicted.expected_bytes + excess_bytes
+    return replace(
+        predicted,
+        framework_bytes=predicted.framework_bytes + excess_bytes,
+        low_bytes=expected_bytes,
+        high_bytes=expected_bytes,
     )
 
 
