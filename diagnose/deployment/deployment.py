@@ -180,9 +180,9 @@ class Deployment:
         return self.gpus * self.usd_per_gpu_hour
 
     @property
-    def kv_is_fp8(self) -> bool:
+    def kv_is_quantized(self) -> bool:
         """Whether the KV cache already takes 8 bits a value or fewer."""
-        return self.kv_cache_dtype.startswith(("fp8", "int8", "nvfp4", "turboquant"))
+        return self.kv_cache_dtype not in ("auto", "bfloat16", "float16")
 
     @property
     def caching_by_default(self) -> bool:
@@ -300,7 +300,9 @@ def _with_sizing(plain: Deployment, parallel: Parallel) -> Deployment:
         layout = kv_layout_of(setup)
         fits = setup.gpu is None or memory_of(setup).holds_one
     except SizingError as exc:
-        return replace(plain, misfit=str(exc))
+        # The server runs with this format, so it is newer than what is known of formats here.
+        newer = exc.name == "kv_cache_dtype"
+        return plain if newer else replace(plain, misfit=str(exc))
     misfit = "" if fits else "weights and one request do not fit into GPU memory"
     return replace(plain, setup=setup, layout=layout, misfit=misfit)
 

@@ -178,7 +178,7 @@ QUALITY = (
 def kv_fp8(context: LeverContext) -> Recommendation | None:
     """An FP8 KV cache: the same bytes hold about twice the tokens."""
     server, gpu = context.server, context.server.stated.gpu
-    if server.kv_is_fp8 or not server.capacity_tokens or not _fp8_kv_runs(context, gpu):
+    if server.kv_is_quantized or not server.capacity_tokens or not _fp8_kv_runs(context, gpu):
         return None
     blocks = _fp8_blocks(context)
     capacity = 2.0 * server.capacity_tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
-from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.size import size, steps
@@ -140,7 +140,7 @@ class Candidate:
     def validations(self) -> int:
         """Formats whose quality must be validated: weights and KV cache narrower than published."""
         own = scheme(self.setup.model.quantization).id
-        return (self.setup.scheme.id != own) + (kv_element_bytes(self.setup.kv_cache_dtype) < 2)
+        return (self.setup.scheme.id != own) + kv_format(self.setup.kv_cache_dtype).is_quantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +199,11 @@ def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
     lines: list[str] = []
     if setup.quantization is not None:
         lines.append(f"test answer quality with {setup.scheme.id} weights on your own prompts")
-    if "fp8" in setup.kv_cache_dtype:
-        lines.append("test answer quality with the FP8 KV cache, above all on long contexts")
+    if kv_format(setup.kv_cache_dtype).is_quantized:
+        lines.append(
+            f"test answer quality with the {setup.kv_cache_dtype} KV cache, above all on long "
+            "contexts"
+        )
     tensor = setup.parallel.tensor
     if tensor > _FAST_LINK_FROM and tensor > gpu.nvlink_gpus:
         lines.append(

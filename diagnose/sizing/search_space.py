@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import figure
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
-from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import V1, Setup
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.requirements import Question, check_question
@@ -194,7 +194,7 @@ def _kv_cache_dtypes(question: Question, choices: Choices) -> tuple[str, ...]:
     if not stated and question.setup.kv_cache_dtype != "auto":
         stated = (question.setup.kv_cache_dtype,)
     for name in stated or ():
-        kv_element_bytes(name)
+        kv_format(name)
     return tuple(dict.fromkeys(stated or _KV_CACHE_DTYPES))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.size import Size, size
 from kneewatch.reports.weekly.figures import FlagChange
 from kneewatch.reports.weekly.observed import Recommended
@@ -75,7 +75,7 @@ def _computed(
         return []
     levers: list[Lever] = []
     setup = answer.question.setup
-    if kv_element_bytes(setup.kv_cache_dtype) > 1:
+    if not kv_format(setup.kv_cache_dtype).is_quantized:
         flag = FlagChange("--kv-cache-dtype", setup.kv_cache_dtype, "fp8")
         changed = _resized(answer, kv_cache_dtype="fp8")
         levers += _lever(

@@ -11,9 +11,9 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvLayout,
     KvSettings,
-    kv_element_bytes,
     kv_layout,
 )
+from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup, check
 from kneewatch.diagnose.sizing.memory.overhead import (
     Launch,
@@ -135,28 +135,29 @@ def _laid_out(setup: Setup) -> KvLayout:
             tensor_parallel=setup.parallel.tensor,
             pipeline_parallel=setup.parallel.pipeline,
             decode_context_parallel=setup.decode_context_parallel,
-            element_bytes=kv_element_bytes(setup.kv_cache_dtype),
+            kv_format=kv_format(setup.kv_cache_dtype),
             block_tokens=setup.block_tokens,
             in_flight_tokens=setup.batched_tokens
             * taken.batches_in_flight(setup.parallel.pipeline),
             hybrid_pool=setup.hybrid_pool and taken.hybrid_pool,
             padded_latent=taken.padded_latent,
-            packed_latent=packed_latent(setup),
+            indexed_format=indexed_format(setup),
             state_blocks=(taken.state_blocks if setup.prefix_caching else 1) + drafted,
             latent_hybrid_tokens=taken.latent_hybrid_tokens,
         ),
     )
 
 
-def packed_latent(setup: Setup) -> bool:
-    """Whether the FP8 cache of sparse latent attention is in FlashMLA's own format: not on
-    Blackwell and AMD.
+def indexed_format(setup: Setup) -> KvFormat | None:
+    """The format of an FP8 cache's latent vectors with an indexer, which Hopper's kernel packs;
+    None where it is the cache's own: on Blackwell and AMD, and of a packed format.
 
     Source: vllm/platforms/cuda.py and vllm/model_executor/layers/attention/mla_attention.py (0.32).
     """
     gpu = setup.gpu
     hopper = gpu is None or (gpu.vendor == "nvidia" and gpu.architecture != "blackwell")
-    return hopper and kv_element_bytes(setup.kv_cache_dtype) < 2
+    packs = hopper and kv_format(setup.kv_cache_dtype).id.startswith("fp8")
+    return kv_format("fp8_ds_mla") if packs else None
 
 
 def memory(setup: Setup) -> Memory:

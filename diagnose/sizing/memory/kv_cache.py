@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
@@ -15,46 +15,20 @@ from kneewatch.diagnose.catalogue.layers import (
     Recurrent,
     SlidingAttention,
 )
+from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat, kv_format
 
 # What one token of one layer of a sparse-attention indexer takes: 8-bit keys and a scale.
 _INDEX_SCALE_BYTES = 4
 _INDEX_KEY_BYTES = 1
-# FP8 of sparse latent attention as FlashMLA reads it: the position's part stays in 16 bit, and
-# every 128 elements of the latent have a scale of four bytes (flashmla_sparse.py, 0.32).
-_PACKED_SCALE_ELEMENTS, _PACKED_SCALE_BYTES, _PACKED_ROPE_BYTES = 128, 4, 2
 # vLLM 0.7 pads a latent row to whole 256 bytes.
 _LATENT_ROW_BYTES = 256
 # Bytes of the convolution's tail of a recurrent layer, kept in the model's own 16-bit dtype.
 _CONVOLUTION_BYTES = 2
 _BLOCK_TOKENS = 16
+PLAIN = kv_format("auto")
 # Kernels for latent attention read blocks of 64 tokens.
 _LATENT_BLOCK_TOKENS = 64
 _TENSOR_SIZES = (1, 2, 4, 5, 8, 10, 16)
-
-_KV_DTYPES: dict[str, float] = {
-    "auto": 2.0,
-    "bfloat16": 2.0,
-    "float16": 2.0,
-    "fp8": 1.0,
-    "fp8_e4m3": 1.0,
-    "fp8_e5m2": 1.0,
-}
-
-
-def kv_element_bytes(kv_cache_dtype: str) -> float:
-    """Bytes of one cache element for a value of `--kv-cache-dtype`.
-
-    Raises:
-        SizingError: an unknown dtype; the choices are listed.
-    """
-    element_bytes = _KV_DTYPES.get(kv_cache_dtype.lower())
-    if element_bytes is None:
-        raise SizingError(
-            f"unknown KV cache dtype {kv_cache_dtype!r}",
-            name="kv_cache_dtype",
-            choices=tuple(_KV_DTYPES),
-        )
-    return element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +40,19 @@ class KvSettings:
     (`--disable-hybrid-kv-cache-manager`, and versions before the shared pool). `state_blocks` is
     the number of blocks of a recurrent layer per request: 1, or 2 with prefix caching
     (`--mamba-cache-mode align`), plus one per draft token. `latent_hybrid_tokens`: blocks of latent
-    attention beside recurrent layers are multiples of it. `packed_latent` is FP8 of sparse latent
-    attention in the format of Hopper's kernel.
+    attention beside recurrent layers are multiples of it. `indexed_format` is the format of latent
+    vectors with an indexer, where it is not `kv_format`.
     """
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     decode_context_parallel: int = 1
-    element_bytes: float = 2.0
+    kv_format: KvFormat = PLAIN
     block_tokens: int | None = None
     in_flight_tokens: int = 8192
     hybrid_pool: bool = True
     padded_latent: bool = False
-    packed_latent: bool = False
+    indexed_format: KvFormat | None = None
     state_blocks: int = 1
     latent_hybrid_tokens: int = _LATENT_BLOCK_TOKENS
 
@@ -97,16 +71,13 @@ def token_bytes(kind: LayerKind, settings: KvSettings) -> float:
     if isinstance(kind, LatentAttention):
         return latent_row_bytes(kind, settings) + index_bytes(kind)
     heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
-    return heads * (kind.key_dim + kind.value_dim) * settings.element_bytes
+    return heads * settings.kv_format.head_bytes(kind.key_dim, kind.value_dim)
 
 
 def latent_row_bytes(kind: LatentAttention, settings: KvSettings) -> float:
     """Bytes of a token's latent vector in one layer, the same on every rank."""
-    if settings.packed_latent and kind.index_dim:
-        scales = kind.latent_dim / _PACKED_SCALE_ELEMENTS * _PACKED_SCALE_BYTES
-        latent = kind.latent_dim * settings.element_bytes
-        return latent + scales + kind.rope_dim * _PACKED_ROPE_BYTES
-    row = (kind.latent_dim + kind.rope_dim) * settings.element_bytes
+    kept = settings.indexed_format if kind.index_dim else None
+    row = (kept or settings.kv_format).latent_row_bytes(kind.latent_dim, kind.rope_dim)
     if settings.padded_latent:
         row = ceil(row / _LATENT_ROW_BYTES) * _LATENT_ROW_BYTES
     return row
@@ -306,6 +277,8 @@ def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
     """
     if not layers:
         raise SizingError("the model has no layer that keeps a KV cache", name="model")
+    if settings.kv_format.plain_layers:
+        settings = _with_plain_ends(layers, settings)
     kinds = list(layers) if settings.hybrid_pool or _alike(layers) else _unified(layers)
     if _alike(kinds):
         return _one_group(kinds, settings)
@@ -328,6 +301,24 @@ def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
     return KvLayout(groups, ceil(size / settings.pipeline_parallel), page_bytes, settings)
 
 
+def _with_plain_ends(layers: Sequence[Layers], settings: KvSettings) -> KvSettings:
+    """The settings for layers of which the first and last may stay in 16 bit: none of them beside
+    recurrent layers.
+
+    Raises:
+        SizingError: sliding layers, of which a census cannot tell which are first and last.
+    """
+    kinds = {type(part.kind) for part in layers}
+    if Recurrent in kinds:
+        return replace(settings, kv_format=replace(settings.kv_format, plain_layers=0))
+    if kinds != {FullAttention}:
+        raise SizingError(
+            f"a KV cache in {settings.kv_format.id} is modelled for full attention only",
+            name="kv_cache_dtype",
+        )
+    return settings
+
+
 def _alike(layers: Sequence[Layers]) -> bool:
     """Whether every layer stores the same tokens of a request: they form one group."""
     if all(isinstance(part.kind, FullAttention | LatentAttention) for part in layers):
@@ -341,9 +332,15 @@ def _alike(layers: Sequence[Layers]) -> bool:
 def _one_group(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
     block = default_block_tokens(layers, settings)
     counts = [ceil(part.count / settings.pipeline_parallel) for part in layers]
-    held = sum(
-        count * token_bytes(part.kind, settings) for part, count in zip(layers, counts, strict=True)
-    )
+    costs = [token_bytes(part.kind, settings) for part in layers]
+    held = sum(count * cost for count, cost in zip(counts, costs, strict=True))
+    ends = settings.kv_format.plain_layers
+    if ends:
+        plain = max(token_bytes(p.kind, replace(settings, kv_format=PLAIN)) for p in layers)
+        stages = 1 if settings.pipeline_parallel == 1 else 2
+        held += min(ends * 2 // stages, sum(counts)) * (plain - max(costs))
+        # The block grows until a page of the packed layers holds a plain one of 16 tokens.
+        block *= ceil(_BLOCK_TOKENS * plain / (block * max(costs)))
     group = Group(layers[0].kind, sum(counts), 1, block, held / sum(counts))
     return KvLayout((group,), sum(counts), block * held / sum(counts), settings)
 

@@ -11,6 +11,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import SCHEMES, Scheme, scheme
+from kneewatch.diagnose.sizing.memory.kv_formats import kernel_missing, kv_format
 from kneewatch.diagnose.sizing.memory.weights import (
     ONE_GPU,
     Adapters,
@@ -307,6 +308,16 @@ def _context_ranks(setup: Setup) -> list[int]:
 
 def _check_dtypes(setup: Setup) -> None:
     gpu, arithmetic = setup.gpu, setup.scheme.compute
+    kept = kv_format(setup.kv_cache_dtype)
+    indexed = any(
+        isinstance(part.kind, LatentAttention) and part.kind.index_dim
+        for part in setup.model.layers
+    )
+    missing = None if gpu is None else kernel_missing(kept, gpu)
+    if kept.needs_indexer and not indexed:
+        missing = f"{setup.model.id} has no sparse latent attention for a {kept.id} KV cache"
+    if missing is not None:
+        raise SizingError(missing, name="kv_cache_dtype")
     # Ampere and older run 8- and 4-bit weights through weight-only kernels, which is no refusal.
     if gpu is not None and arithmetic == "fp4" and gpu.flop_per_s("fp8") is None:
         raise SizingError(

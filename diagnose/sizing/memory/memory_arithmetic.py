@@ -23,6 +23,7 @@ from kneewatch.diagnose.sizing.memory.kv_cache import (
     state_bytes,
     token_bytes,
 )
+from kneewatch.diagnose.sizing.memory.kv_formats import KvFormat
 from kneewatch.diagnose.sizing.memory.weights import Weights
 
 _MEBI = 1 << 20
@@ -188,13 +189,12 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
             f"{figure(held)} B a layer",
             _KV_SOURCE,
         )
-    element_bytes = figure(settings.element_bytes)
     if isinstance(kind, LatentAttention):
         title, formula, values = _latent(kind, count, settings)
     else:
         heads = heads_per_gpu(kind.kv_heads, settings.tensor_parallel)
-        formula = "layers x KV heads on a GPU x (key + value) x bytes"
-        values = f"{count} x {heads} x ({kind.key_dim} + {kind.value_dim}) x {element_bytes}"
+        formula = "layers x KV heads on a GPU x (key + value) in bytes"
+        values = f"{count} x {heads} x {_head(kind, settings.kv_format)}"
         title = "KV of a token, full attention"
         if isinstance(kind, SlidingAttention):
             title = f"KV of a token within a window of {kind.window_tokens:,}"
@@ -202,15 +202,25 @@ def _tokens(group: Group, settings: KvSettings) -> Step:
     return Step(title, formula, values, result, _KV_SOURCE)
 
 
+def _head(kind: FullAttention | SlidingAttention, kept: KvFormat) -> str:
+    """The bytes of one token in one head, with the scales of its format."""
+    if kept.key_bits == kept.value_bits and not kept.key_bytes:
+        return f"({kind.key_dim} + {kind.value_dim}) x {figure(kept.key_bits / 8)}"
+    keys = f"{kind.key_dim} x {figure(kept.key_bits / 8)} + {kept.key_bytes}"
+    values = f"{kind.value_dim} x {figure(kept.value_bits / 8)} + {kept.value_bytes}"
+    return f"({keys} + {values})"
+
+
 def _latent(kind: LatentAttention, count: int, settings: KvSettings) -> tuple[str, str, str]:
-    row = f"({kind.latent_dim} + {kind.rope_dim}) x {figure(settings.element_bytes)}"
-    formula = "(latent + rope) x bytes"
-    if settings.packed_latent and kind.index_dim:
-        formula = "latent + its scales + rope x 2"
-        row = f"{kind.latent_dim} + {kind.latent_dim // 32} + {kind.rope_dim} x 2"
-    index = index_bytes(kind)
-    formula += " + indexer" if index else ""
-    row += f" + {index}" if index else ""
+    kept = (settings.indexed_format if kind.index_dim else None) or settings.kv_format
+    element_bytes = kept.key_bits / 8
+    rope_bytes = element_bytes if kept.rope_bytes is None else kept.rope_bytes
+    formula = "latent and rope in bytes"
+    row = f"{kind.latent_dim} x {figure(element_bytes)} + {kind.rope_dim} x {figure(rope_bytes)}"
+    for name, added in (("scales", kept.latent_bytes), ("indexer", index_bytes(kind))):
+        if added:
+            formula += f" + {name}"
+            row += f" + {added}"
     return (
         "KV of a token, latent attention",
         f"layers x ({formula}), the same on every rank",

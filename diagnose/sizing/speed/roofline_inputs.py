@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, 
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.parameters import Parameters
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
-from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.weights import fewest_kv_heads
 
@@ -231,7 +231,7 @@ def launch_costs(setup: Setup) -> Costs:
         tensor_parallel=setup.parallel.tensor,
         pipeline_parallel=setup.parallel.pipeline,
         quantization=setup.quantization,
-        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
+        kv_bytes_per_element=kv_format(setup.kv_cache_dtype).element_bytes,
         decode_context_parallel=setup.decode_context_parallel,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import floor, inf, isfinite
 
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
-from kneewatch.diagnose.sizing.memory.kv_cache import kv_element_bytes
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.speed.performance import (
@@ -39,7 +39,7 @@ def drafting_of(question: Question, setup: Setup, target: Costs) -> Drafting | N
         draft.model,
         gpu,
         tensor_parallel=setup.parallel.tensor,
-        kv_bytes_per_element=kv_element_bytes(setup.kv_cache_dtype),
+        kv_bytes_per_element=kv_format(setup.kv_cache_dtype).element_bytes,
     )
     ratio = cost_ratio(
         own,

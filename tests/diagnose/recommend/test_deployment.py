@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import parse_launch
 from kneewatch.diagnose.recommend.demand import demand
@@ -74,3 +77,14 @@ def test_shared_prefixes_take_less_than_lengths_say() -> None:
 def test_arrivals_are_those_served_and_those_that_queue_up() -> None:
     values = {**FULL.values, "completed_per_s": 8.0, "waiting_slope_per_s": 6.0}
     assert demand(values, deployment(PAGE)).arrival_per_s == 14
+
+
+def test_every_format_of_a_running_servers_cache_is_judged() -> None:
+    stated = replace(LLAMA, gpu=gpu("b200"))
+    for dtype in ("nvfp4", "int8_per_token_head", "turboquant_4bit_nc"):
+        server = deployment({**PAGE, "cache_dtype": dtype}, stated)
+        assert server.kv_is_quantized
+        assert server.layout is not None
+        assert not server.misfit
+    unknown = deployment({**PAGE, "cache_dtype": "of_next_year"}, stated)
+    assert (unknown.layout, unknown.misfit) == (None, "")

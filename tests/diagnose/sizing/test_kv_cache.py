@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
     FullAttention,
@@ -18,14 +19,16 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
 )
 from kneewatch.diagnose.catalogue.models import model
+from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvSettings,
     group_size,
     heads_per_gpu,
-    kv_element_bytes,
     kv_layout,
 )
-from kneewatch.diagnose.sizing.memory.launch_setup import defaults, parse_version
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
+from kneewatch.diagnose.sizing.memory.launch_setup import Setup, defaults, parse_version
+from kneewatch.diagnose.sizing.memory.weights import Parallel
 
 LLAMA_70B = (Layers(FullAttention(8, 128, 128), 80),)
 GPT_OSS_120B = (
@@ -38,7 +41,9 @@ GPT_OSS_120B = (
     ("layers", "settings", "expected_bytes"),
     [
         pytest.param(LLAMA_70B, KvSettings(), 327_680, id="70B: 80 x 8 x (128 + 128) x 2"),
-        pytest.param(LLAMA_70B, KvSettings(element_bytes=1), 163_840, id="fp8 halves it"),
+        pytest.param(
+            LLAMA_70B, KvSettings(kv_format=kv_format("fp8")), 163_840, id="fp8 halves it"
+        ),
         pytest.param(LLAMA_70B, KvSettings(tensor_parallel=8), 40_960, id="TP 8: a head each"),
         pytest.param(LLAMA_70B, KvSettings(tensor_parallel=16), 40_960, id="TP 16: replicated"),
         pytest.param(
@@ -49,7 +54,7 @@ GPT_OSS_120B = (
         ),
         pytest.param(
             (Layers(LatentAttention(512, 64, 128), 61),),
-            KvSettings(element_bytes=1),
+            KvSettings(kv_format=kv_format("fp8")),
             43_188,
             id="V3.2 fp8: 61 x (576 + 132)",
         ),
@@ -232,7 +237,7 @@ def test_heads_that_cannot_be_split_name_what_can() -> None:
 
 def test_an_unknown_dtype_names_the_known() -> None:
     with pytest.raises(SizingError, match="fp6") as caught:
-        kv_element_bytes("fp6")
+        kv_format("fp6")
     assert "fp8" in caught.value.choices
 
 
@@ -249,6 +254,41 @@ KINDS = st.one_of(
     st.builds(SlidingAttention, st.sampled_from([2, 8]), st.just(64), st.just(64), st.just(1024)),
     st.builds(Recurrent, st.integers(1, 10**5), st.integers(1, 10**7), st.sampled_from([2.0, 4.0])),
 )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected_bytes"),
+    [
+        pytest.param("fp8_per_token_head", 128 + 128 + 8, id="a float32 scale for each side"),
+        pytest.param("int4_per_token_head", 64 + 64 + 8, id="two elements a byte"),
+        pytest.param("nvfp4", 2 * (64 + 8), id="a scale of 8 bits for 16 elements"),
+        pytest.param("turboquant_k8v4", 128 + 64 + 4, id="keys in FP8, values in 4 bits"),
+        pytest.param("turboquant_3bit_nc", 48 + 2 + 48 + 4, id="norm, scale and zero point"),
+        pytest.param("ultraquant_4bit", 2 * (64 + 4), id="a scale for 32 elements"),
+    ],
+)
+def test_a_head_takes_its_elements_and_scales(dtype: str, expected_bytes: int) -> None:
+    assert kv_format(dtype).head_bytes(128, 128) == expected_bytes
+
+
+def test_nvfp4_is_refused_where_vllm_has_no_kernel() -> None:
+    llama = model("meta-llama/Llama-3.3-70B-Instruct")
+    for name, card, dtype in (
+        (llama, "mi300x", "nvfp4"),
+        (llama, "h100-sxm", "nvfp4_4over6"),
+        (llama, "b200", "nvfp4_ds_mla"),
+        (model("deepseek-ai/DeepSeek-V3"), "b200", "nvfp4"),
+    ):
+        with pytest.raises(SizingError) as caught:
+            memory(Setup(name, gpu(card), Parallel(tensor=8), kv_cache_dtype=dtype))
+        assert caught.value.name == "kv_cache_dtype"
+
+
+def test_nvfp4_holds_3_6_times_the_requests_of_16_bit() -> None:
+    plain = Setup(model("meta-llama/Llama-3.3-70B-Instruct"), gpu("b200"))
+    packed = memory(replace(plain, kv_cache_dtype="nvfp4"))
+    ratio = packed.concurrency.expected / memory(plain).concurrency.expected
+    assert ratio == pytest.approx(256 * 2 / 144, rel=0.01)
 
 
 @given(

@@ -22,9 +22,9 @@ from kneewatch.diagnose.catalogue.layers import (
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     KvLayout,
     KvSettings,
-    kv_element_bytes,
     kv_layout,
 )
+from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import defaults, parse_version
 
 Facts = Mapping[str, Any]
@@ -74,7 +74,7 @@ def layout_of(case: Facts) -> KvLayout:
             tensor_parallel=stated["tensor_parallel"],
             pipeline_parallel=stated["pipeline_parallel"],
             decode_context_parallel=stated["decode_context_parallel"],
-            element_bytes=kv_element_bytes(stated["kv_cache_dtype"]),
+            kv_format=kv_format(stated["kv_cache_dtype"]),
             block_tokens=stated["block_tokens"],
             in_flight_tokens=stated["max_num_batched_tokens"] * stated["batches_in_flight"],
             hybrid_pool=stated["hybrid_pool"],

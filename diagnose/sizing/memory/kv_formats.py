@@ -1,0 +1,161 @@
+"""The formats of a KV cache: bytes that one token takes in one head or latent vector. Pure.
+
+Source: vllm/v1/kv_cache_interface.py and `customize_spec` of the attention backends (0.32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu
+from kneewatch.diagnose.catalogue.inputs import SizingError
+
+_BYTE_BITS = 8
+# What is said of a format as a whole is said of heads of this size.
+_USUAL_HEAD_DIM = 128
+_AMPERE, _BLACKWELL = 8.0, 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvFormat:
+    """One value of `--kv-cache-dtype`.
+
+    `key_bits` and `value_bits` count an element with the scales of its group; `key_bytes` and
+    `value_bytes` are scales and norms of a whole head. `latent_bytes` are scales of a latent
+    vector, None where vLLM refuses the format for latent attention. `rope_bytes` is the width of
+    the position's elements where they have their own, in formats of sparse latent attention.
+    `plain_layers` layers at either end of a model without recurrent layers stay in 16 bit.
+    """
+
+    id: str
+    key_bits: float
+    value_bits: float
+    key_bytes: int = 0
+    value_bytes: int = 0
+    latent_bytes: int | None = None
+    rope_bytes: int | None = None
+    plain_layers: int = 0
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of one element, scales included, in heads of 128."""
+        return self.head_bytes(_USUAL_HEAD_DIM, _USUAL_HEAD_DIM) / (2 * _USUAL_HEAD_DIM)
+
+    @property
+    def needs_indexer(self) -> bool:
+        """Whether only the kernels of sparse latent attention keep it."""
+        return self.rope_bytes is not None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it takes fewer than 16 bits an element, so that quality has to be tested."""
+        return self.element_bytes < 2
+
+    def head_bytes(self, key_dim: int, value_dim: int) -> float:
+        """Bytes of one token in one KV head: key and value in whole bytes, even together."""
+        keys = ceil(key_dim * self.key_bits / _BYTE_BITS) + self.key_bytes
+        values = ceil(value_dim * self.value_bits / _BYTE_BITS) + self.value_bytes
+        return ceil((keys + values) / 2) * 2
+
+    def latent_row_bytes(self, latent_dim: int, rope_dim: int) -> float:
+        """Bytes of one token's latent vector.
+
+        Raises:
+            SizingError: vLLM has no kernel for latent attention in this format.
+        """
+        if self.latent_bytes is None:
+            raise SizingError(
+                f"vLLM has no kernel for latent attention with a KV cache in {self.id}",
+                name="kv_cache_dtype",
+                choices=tuple(
+                    kind.id for kind in _FORMATS.values() if kind.latent_bytes is not None
+                ),
+            )
+        element_bytes = self.key_bits / _BYTE_BITS
+        rope_bytes = element_bytes if self.rope_bytes is None else self.rope_bytes
+        return latent_dim * element_bytes + rope_dim * rope_bytes + self.latent_bytes
+
+
+def _of_both(name: str, bits: float, *, scale_bytes: int = 0, latent: bool = True) -> KvFormat:
+    return KvFormat(
+        id=name,
+        key_bits=bits,
+        value_bits=bits,
+        key_bytes=scale_bytes,
+        value_bytes=scale_bytes,
+        latent_bytes=2 * scale_bytes if latent else None,
+    )
+
+
+def _rotated(name: str, key_bits: int, value_bits: int) -> KvFormat:
+    """TurboQuant: a norm for each key that is not FP8, scale and zero point for each value."""
+    return KvFormat(
+        id=name,
+        key_bits=key_bits,
+        value_bits=value_bits,
+        key_bytes=0 if key_bits == _BYTE_BITS else 2,
+        value_bytes=4,
+        plain_layers=2,
+    )
+
+
+_FORMATS: Mapping[str, KvFormat] = {
+    kind.id: kind
+    for kind in (
+        *(_of_both(name, 16) for name in ("auto", "bfloat16", "float16")),
+        *(_of_both(name, 8) for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")),
+        # A float32 scale for each token, head, and side.
+        _of_both("fp8_per_token_head", 8, scale_bytes=4),
+        _of_both("int8_per_token_head", 8, scale_bytes=4),
+        _of_both("int4_per_token_head", 4, scale_bytes=4),
+        # 4 bits, and a scale of 8 bits for 16 elements.
+        _of_both("nvfp4", 4.5, latent=False),
+        _of_both("nvfp4_4over6", 4.5, latent=False),
+        _rotated("turboquant_k8v4", 8, 4),
+        _rotated("turboquant_4bit_nc", 4, 4),
+        _rotated("turboquant_k3v4_nc", 3, 4),
+        _rotated("turboquant_3bit_nc", 3, 3),
+        # 4 bits, and a scale of 8 bits for 32 elements.
+        KvFormat(id="ultraquant_4bit", key_bits=4.25, value_bits=4.25, plain_layers=2),
+        # FP8 with a float32 scale for 128 elements, the position's part in 16 bit.
+        KvFormat(id="fp8_ds_mla", key_bits=8.25, value_bits=8.25, latent_bytes=0, rope_bytes=2),
+        # NVFP4, the position's part in FP8.
+        KvFormat(id="nvfp4_ds_mla", key_bits=4.5, value_bits=4.5, latent_bytes=0, rope_bytes=1),
+    )
+}
+
+
+def kv_format(kv_cache_dtype: str) -> KvFormat:
+    """The format of a value of `--kv-cache-dtype`.
+
+    Raises:
+        SizingError: an unknown dtype; the choices are listed.
+    """
+    known = _FORMATS.get(kv_cache_dtype.lower())
+    if known is None:
+        raise SizingError(
+            f"unknown KV cache dtype {kv_cache_dtype!r}",
+            name="kv_cache_dtype",
+            choices=tuple(_FORMATS),
+        )
+    return known
+
+
+def kernel_missing(kind: KvFormat, gpu: Gpu) -> str | None:
+    """Why no attention kernel of vLLM 0.32 keeps that format on that GPU; None where one does.
+
+    NVFP4 has kernels for NVIDIA GPUs from Ampere on, its variants for data-centre Blackwell alone.
+    Source: vllm/v1/attention/backends/flashinfer.py and mla/flashmla_sparse.py (0.32).
+    """
+    if not kind.id.startswith("nvfp4"):
+        return None
+    if gpu.vendor != "nvidia":
+        return f"{gpu.name} has no kernel for a {kind.id} KV cache"
+    capability = float(gpu.compute_capability or 0)
+    if kind.id != "nvfp4" and int(capability) != _BLACKWELL:
+        return f"only data-centre Blackwell GPUs have a kernel for a {kind.id} KV cache"
+    if capability < _AMPERE:
+        return f"{gpu.name} is older than Ampere, the first with a kernel for {kind.id}"
+    return None
