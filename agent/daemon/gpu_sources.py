@@ -25,7 +25,6 @@ from kneewatch.collector.gpu.nvml_calls import Nvml, load_nvml
 from kneewatch.collector.gpu.page import GPUS_LOST, GpuCollector, GpuPage
 from kneewatch.collector.http.address import metrics_url, parse_target
 from kneewatch.collector.http.connection import FetchSettings
-from kneewatch.diagnose.deployment.vllm_flags import Launch
 from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuMonitor, GpuReading
 
 log = logging.getLogger(__name__)
@@ -453,14 +452,8 @@ def _short(fetch: FetchSettings) -> FetchSettings:
 
 
 def gpu_count(settings: Settings) -> int | None:
-    """GPUs of a server by its settings (GPUs per engine x engines); None if not stated."""
+    """GPUs of a server by its settings; None if not stated."""
     try:
-        deployment = stated(settings)
+        return stated(settings).server_gpus
     except SettingsError:  # reported where the target is started
         return None
-    launch = deployment.launch or Launch()
-    tensor = deployment.tensor_parallel or launch.count("--tensor-parallel-size")
-    engine = deployment.gpus
-    if engine is None and tensor is not None:
-        engine = tensor * (launch.count("--pipeline-parallel-size") or 1)
-    return None if engine is None else engine * (launch.count("--data-parallel-size") or 1)

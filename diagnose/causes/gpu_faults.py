@@ -21,13 +21,18 @@ PCIE_REPLAYS_PER_S = 8 / 60
 """DCGM's limit: eight replays a minute."""
 
 GUESS_LOG_ODDS = -0.8
+WORKS_AGAIN = (
+    "Nothing to do now: the code stays until the driver or its exporter restarts. The kernel log "
+    "has its time."
+)
 WEIGHTS = {Severity.CRITICAL: 2.5, Severity.WARNING: 1.6, Severity.INFO: 0.9}
 
 
 class Fault(NamedTuple):
     """One fault of a GPU, what to do about it, and the signal that shows it.
 
-    `at_work`: it affects what the GPU does now; else it is the mark of an earlier event.
+    `at_work`: it affects what the GPU does now; else it is the mark of an earlier event. `dead`:
+    the GPU does no work. Without an `action` there is nothing to do.
     """
 
     signal: str
@@ -37,6 +42,7 @@ class Fault(NamedTuple):
     action: str
     severity: Severity
     at_work: bool = True
+    dead: bool = False
 
 
 def gpu_fault(facts: Facts) -> Cause | None:
@@ -52,7 +58,7 @@ def gpu_fault(facts: Facts) -> Cause | None:
     lever = "Drain the node and check its kernel log."
     if not facts.gpus_lost:
         gpu, worst = faults[0]
-        lever = f"Drain {gpu.node or 'the node'}: {worst.action}."
+        lever = f"Drain {gpu.node or 'the node'}: {worst.action}." if worst.action else WORKS_AGAIN
     case = Case(
         "gpu_fault",
         f"{lines[0]}{more}. "
@@ -67,13 +73,15 @@ def gpu_fault(facts: Facts) -> Cause | None:
     for gpu, fault in faults:
         weight, text = WEIGHTS[fault.severity], f"{gpu.name}: {fault.what}"
         case.weigh(fault.signal, fault.value, fault.threshold, weight, text)
-    return close_of_gpus(case, facts)
+    dead = bool(facts.gpus_lost) or any(fault.dead for _, fault in faults)
+    return close_of_gpus(case, facts, most=Severity.WARNING if dead else Severity.INFO)
 
 
-def close_of_gpus(case: Case, facts: Facts) -> Cause | None:
-    """The cause; `info` and without downstream effects where the GPUs may be another server's."""
+def close_of_gpus(case: Case, facts: Facts, *, most: Severity = Severity.INFO) -> Cause | None:
+    """The cause; at most of severity `most`, and without downstream effects, where the GPUs may be
+    another server's."""
     if facts.gpus_guessed:
-        case.severity, case.apart = Severity.INFO, True
+        case.severity, case.apart = min(case.severity, most), True
         text = "which of the node's GPUs this server uses is a guess"
         case.weigh("gpu_join", 1.0, None, GUESS_LOG_ODDS, text)
     return case.close()
@@ -90,9 +98,14 @@ def _reported(gpu: GpuState) -> Iterator[Fault]:
         xid = XIDS.get(seen.code)
         if xid is None:
             continue
-        old = seen.since_s is None
+        if xid.halts and seen.worked_since:
+            what = f"{xid.meaning} (XID {seen.code}) was reported; it works again"
+            code = float(seen.code)
+            yield Fault("gpu_xid_last", code, None, what, "", Severity.INFO, at_work=False)
+            continue
+        old = seen.since_s is None and not xid.halts
         severity = Severity.WARNING if old else Severity.CRITICAL
-        since = ", since before this watch" if old else ""
+        since = ", since before this watch" if seen.since_s is None else ""
         yield Fault(
             "gpu_xid_last",
             float(seen.code),
@@ -101,6 +114,7 @@ def _reported(gpu: GpuState) -> Iterator[Fault]:
             xid.action,
             severity if xid.urgent else Severity.INFO,
             at_work=xid.urgent and not old,
+            dead=xid.halts and not gpu.is_awake,
         )
     code = gpu.get("gpu_recovery_action")
     if code > 0:

@@ -127,6 +127,17 @@ class Stated:
         return self.tensor_parallel or given
 
     @property
+    def server_gpus(self) -> int | None:
+        """GPUs of the server: those of an engine times its engines; None if not stated."""
+        launch = self.launch or Launch()
+        engine_gpus = self.gpus
+        if engine_gpus is None and self.degree is not None:
+            engine_gpus = self.degree * (launch.count("--pipeline-parallel-size") or 1)
+        if engine_gpus is None:
+            return None
+        return engine_gpus * (launch.count("--data-parallel-size") or 1)
+
+    @property
     def seats(self) -> float | None:
         """`--max-num-seqs` of the command line, else None."""
         return None if self.launch is None else self.launch.count("--max-num-seqs")

@@ -198,6 +198,7 @@ class EngineMonitor:
         self.died: Cause | None = None
         """Why the engine died, by the server's log; None again after a token or a restart."""
         self._server: ServerFacts | None = None
+        self._server_gpus = profile.stated.server_gpus
         self._columns: tuple[Column, ...] = ()
         self._columns_of = -1
 
@@ -209,6 +210,7 @@ class EngineMonitor:
         """Set what is known about the server, from the next page on."""
         self._server = facts
         self._adviser.set_stated(stated)
+        self._server_gpus = stated.server_gpus
         self.learned.set_seats(stated.seats)
 
     def set_usual(self, usual: Mapping[str, float]) -> None:
@@ -378,7 +380,7 @@ class EngineMonitor:
             targets=profile.targets,
             restarts_s=self._restarts_s,
             gpus=gpus.states,
-            gpus_guessed=gpus.guess,
+            gpus_guessed=gpus.guess and len(gpus.states) != self._server_gpus,
             gpus_lost=gpus.lost,
             adapters=adapters_seen(window) if values.get("waiting_deferred") else (),
             knee=learned.knee.update(t_s, values),

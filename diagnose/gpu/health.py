@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from kneewatch.collector.names.dcgm_fields import GpuFields, GpuKey
 from kneewatch.collector.scrape_history import History
-from kneewatch.collector.signals.gpu import DEV, health_signals
+from kneewatch.collector.signals.gpu import DEV, PROF, health_signals
 from kneewatch.collector.signals.signal import SignalSet
 from kneewatch.collector.window import Window
 
@@ -23,32 +23,33 @@ LINK = "reset all GPUs of that NVLink fabric; check cables, bridges and NVSwitch
 @dataclass(frozen=True, slots=True)
 class Xid:
     """One XID error number. `urgent`: work on that GPU is lost or wrong until the action is
-    taken."""
+    taken. `halts`: the GPU does no work at all until then, so that one which works has had it."""
 
     code: int
     meaning: str
     action: str
     urgent: bool = True
+    halts: bool = False
 
 
 TABLE = (
-    Xid(46, "the GPU stopped processing", RESET),
+    Xid(46, "the GPU stopped processing", RESET, halts=True),
     Xid(48, "an uncorrectable (double bit) memory error", RESET),
     Xid(61, "the GPU's microcontroller hit a breakpoint", RESET),
-    Xid(62, "the GPU's microcontroller halted", RESET),
+    Xid(62, "the GPU's microcontroller halted", RESET, halts=True),
     Xid(63, "a memory row was marked to be remapped", DRAINED, False),
     Xid(64, "a memory row could not be remapped", REPLACE),
     Xid(74, "an NVLink error", LINK),
-    Xid(79, "the GPU has fallen off the bus", REBOOT),
+    Xid(79, "the GPU has fallen off the bus", REBOOT, halts=True),
     Xid(92, "many single bit memory errors", DRAINED, False),
     Xid(94, "an uncorrectable memory error, contained to one program", RESTART),
     Xid(95, "an uncorrectable memory error, not contained", RESET),
     Xid(109, "the GPU did not switch contexts in time", RESET),
     Xid(110, "a security fault", RESET),
-    Xid(119, "the GPU's system processor (GSP) did not answer", RESET),
+    Xid(119, "the GPU's system processor (GSP) did not answer", RESET, halts=True),
     Xid(120, "an error of the GPU's system processor (GSP)", RESET),
     Xid(140, "a memory error that could not be recovered", RESET),
-    Xid(143, "the GPU could not be initialised", RESET),
+    Xid(143, "the GPU could not be initialised", RESET, halts=True),
     *(
         Xid(code, f"an NVLink error ({unit})", LINK)
         for code, unit in (
@@ -84,21 +85,27 @@ XID = DEV + "XID_ERRORS"
 XID_COUNTER = "DCGM_EXP_XID_ERRORS_TOTAL"
 XID_IN_WINDOW = "DCGM_EXP_XID_ERRORS_COUNT"
 
+CLOCK, POWER, ENERGY = DEV + "SM_CLOCK", DEV + "POWER_USAGE", DEV + "TOTAL_ENERGY_CONSUMPTION"
+LOADS = (PROF + "GR_ENGINE_ACTIVE", DEV + "GPU_UTIL")
+
 XID_KEPT_S = 600.0
 """How long an XID counts after another has replaced it as the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class XidSeen:
-    """An XID that a GPU reported. `since_s` is None where the first scrape already had it."""
+    """An XID that a GPU reported. `since_s` is None where the first scrape already had it.
+    `worked_since`: the GPU has done work since."""
 
     code: int
     since_s: float | None
+    worked_since: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU now: the signals of collector/signals/gpu.py, None where one is unknown."""
+    """One GPU now: the signals of collector/signals/gpu.py, None where one is unknown. `is_awake`:
+    it reports clock and power, and uses energy."""
 
     index: str
     uuid: str
@@ -106,16 +113,22 @@ class GpuState:
     model: str
     values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     xids: Sequence[XidSeen] = ()
+    is_awake: bool = False
 
     @property
     def name(self) -> str:
-        """How messages name it: `GPU 3 of node-7`."""
-        gpu = f"GPU {self.index or self.uuid}"
-        return f"{gpu} of {self.node}" if self.node else gpu
+        """The GPU's name in messages: `GPU 3 of node-7`."""
+        return gpu_name(GpuKey(self.uuid, self.index, self.model, self.node, ""))
 
     def get(self, signal: str) -> float:
         """A signal's value, 0 where it has none."""
         return self.values.get(signal) or 0.0
+
+
+def gpu_name(key: GpuKey) -> str:
+    """A GPU's name in messages: `GPU 3 of node-7`."""
+    gpu = f"GPU {key.index or key.uuid}"
+    return f"{gpu} of {key.hostname}" if key.hostname else gpu
 
 
 def board_of(key: GpuKey) -> str:
@@ -150,6 +163,7 @@ class GpuHealth:
                 key.model_name,
                 signals.read(window).values,
                 self._xids(board, window),
+                self._is_awake(board, window),
             )
             for board, (key, signals) in self._boards.items()
         )
@@ -171,12 +185,36 @@ class GpuHealth:
             if earlier is None or earlier.since_s is None:
                 seen[counted] = XidSeen(counted, now_s)
         kept = tuple(
-            xid
+            replace(xid, worked_since=self._worked_since(board, xid, window))
             for xid in seen.values()
             if xid.code == code or (xid.since_s is not None and now_s - xid.since_s < XID_KEPT_S)
         )
         self._seen[board] = kept
         return kept
+
+    def _worked_since(self, board: str, xid: XidSeen, window: Window) -> bool:
+        """Whether the GPU is awake and has had load since the XID; false again once it is not."""
+        if xid.since_s is not None and window.now_s <= xid.since_s:
+            return False
+        loaded = any(self._is_above_zero(board, field, window) for field in LOADS)
+        return self._is_awake(board, window) and (xid.worked_since or loaded)
+
+    def _is_awake(self, board: str, window: Window) -> bool:
+        """Whether the newest page has the GPU's clock and power, and its energy counter moved."""
+        powered = all(self._is_above_zero(board, field, window) for field in (CLOCK, POWER))
+        return powered and not self._is_frozen(board)
+
+    def _is_above_zero(self, board: str, field: str, window: Window) -> bool:
+        columns = self._history.gauge_columns(field, (("gpu", board),))
+        return any(value > 0 for value in window.newest(columns))
+
+    def _is_frozen(self, board: str) -> bool:
+        """Whether the energy counter stood still between the last two readings."""
+        frames = self._history.frames
+        columns = self._history.counter_columns(ENERGY, (("gpu", board),))
+        if len(frames) < 2 or not columns:
+            return False
+        return all(frames[-1].counters[at] == frames[-2].counters[at] for at in columns)
 
     def _counted(self, board: str, window: Window) -> set[int]:
         """XIDs of the window, from exporters that count them by number."""

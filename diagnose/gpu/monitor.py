@@ -14,7 +14,7 @@ from kneewatch.collector.scrape_history import NAN, History
 from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.signal import Reading, SignalSet
 from kneewatch.collector.window import Window
-from kneewatch.diagnose.gpu.health import GpuHealth, GpuState, board_of
+from kneewatch.diagnose.gpu.health import ENERGY, GpuHealth, GpuState, board_of, gpu_name
 from kneewatch.rules.rule import LONG_WINDOWS
 
 STALE_AFTER_S = 90.0
@@ -27,7 +27,6 @@ always uses energy."""
 SCRAPES_IN_WINDOW = 2.2
 """Least length of the window in reading intervals, so that it always holds two readings."""
 
-ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 OF_AN_INSTANCE = ("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_")
 """Fields that a MIG instance has to itself; all others are its board's, repeated."""
 
@@ -49,6 +48,21 @@ class GpuReading:
 
 
 NO_GPUS = GpuReading()
+
+VANISHED_READINGS = 2
+"""Readings without a GPU, while others are read, after which it counts as lost."""
+
+VANISHED_KEPT_S = 3600.0
+"""Seconds for which a GPU that left the page is reported."""
+
+
+@dataclass(slots=True)
+class GpuAbsence:
+    """A GPU that was on the page: when last, and how many readings have lacked it since."""
+
+    name: str
+    seen_s: float
+    readings: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,9 @@ def whole_page(binding: GpuBinding) -> GpuChoice:
     count = len(binding.gpus)
     if count == 1:
         return GpuChoice(binding.gpus, "the page's only GPU")
+    pods = {(work.namespace, work.pod) for gpu in binding.gpus for work in gpu.workloads}
+    if len(pods) == 1 and all(gpu.workloads for gpu in binding.gpus):
+        return GpuChoice(binding.gpus, f"all {count} GPUs of the page: one pod has them")
     why = f"assuming that all {count} GPUs of the page belong to the target"
     return GpuChoice(binding.gpus, "all GPUs of the page: a guess", guess=True, missing=(why,))
 
@@ -102,6 +119,7 @@ class GpuMonitor:
         self._bound: _Bound | None = None
         self._energy: tuple[list[float], float] = ([], float("-inf"))
         self._newest = (NO_GPUS, float("-inf"))
+        self._absences: dict[str, GpuAbsence] = {}
 
     def take(self, t_s: float, gpu_page: GpuPage) -> None:
         """Take a reading of the source."""
@@ -124,7 +142,8 @@ class GpuMonitor:
                 f"{key}: {', '.join(fields)} is not {gpu_page.where}"
                 for key, fields in reading.missing.items()
             ]
-        lost = tuple(dict.fromkeys(note.text for note in notes if note.lost))
+        vanished = self._vanished(t_s, choice, gpu_page.gpus)
+        lost = tuple(dict.fromkeys((*(note.text for note in notes if note.lost), *vanished)))
         self._newest = (
             GpuReading(values, tuple(unknown), choice.joined, choice.guess, states, lost),
             t_s,
@@ -163,6 +182,22 @@ class GpuMonitor:
         range_s = max(min(wanted_s, t_s - self._history.first_s), 1e-3)
         window = Window(self._history, now_s=t_s, range_s=range_s)
         return self._signals.read(window), self._health.read(window)
+
+    def _vanished(self, t_s: float, choice: GpuChoice, page: GpuBinding) -> Iterator[str]:
+        """A line for each GPU of the target that has left a page which still shows others."""
+        present = {board_of(gpu.key) for gpu in page.gpus}
+        own = {board_of(gpu.key): gpu_name(gpu.key) for gpu in choice.gpus}
+        for board, name in own.items():
+            self._absences[board] = GpuAbsence(name, t_s)
+        for board, absence in list(self._absences.items()):
+            if board in present and board not in own:
+                del self._absences[board]  # on the page, and another target's now
+            elif board not in present and t_s - absence.seen_s > VANISHED_KEPT_S:
+                del self._absences[board]
+            elif board not in present:
+                absence.readings += 1
+                if absence.readings >= VANISHED_READINGS:
+                    yield f"{absence.name} is no longer on the GPU page, others are: drain the node"
 
     def _watch_energy(self, t_s: float, scaled: list[float], binding: EngineBinding) -> None:
         used = [scaled[slot.position] for slot in binding.counters.get(ENERGY, ())]

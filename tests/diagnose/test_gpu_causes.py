@@ -13,12 +13,14 @@ from kneewatch.collector.gpu.page import GpuNote
 from kneewatch.collector.names.dcgm_fields import GpuBinding
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.ranking import ranked
+from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
 from kneewatch.diagnose.gpu.health import TABLE, XIDS, XidSeen
 from kneewatch.diagnose.gpu.monitor import GpuChoice, GpuMonitor, GpuReading, whole_page
 from kneewatch.rules.rule import Severity
 from tests.collector.dcgm_pages import Pages, body, labels
+from tests.collector.name_pages import recorded
 from tests.diagnose.situations import CALM, CONCLUSIVE, HOT, NOW_S, QUEUED, Situation, on_gpu
 from tests.recordings import CAPTURES
 
@@ -94,6 +96,68 @@ def test_an_xid_that_stood_before_the_watch_is_no_page_for_tonight() -> None:
     cause = told(read(*[{H100: {"DEV_XID_ERRORS": 95}}] * 4))["gpu_fault"]
     assert (cause.severity, cause.apart) == (Severity.WARNING, True)
     assert "since before this watch" in cause.summary
+
+
+OFF_THE_BUS: At = {"DEV_XID_ERRORS": 79, "DEV_SM_CLOCK": 0, "DEV_POWER_USAGE": 0,
+                   "PROF_GR_ENGINE_ACTIVE": 0}  # fmt: skip
+EIGHT: Mapping[str, At] = {labels(index): {} for index in range(8)}
+
+
+def test_a_gpu_that_works_after_an_xid_that_halts_it_has_an_old_mark() -> None:
+    sticky = told(read(*[{H100: {"DEV_XID_ERRORS": 79}}] * 4))["gpu_fault"]
+    assert (sticky.severity, sticky.apart) == (Severity.INFO, True)
+    assert "it works again" in sticky.summary
+    assert "reboot" not in sticky.lever
+    came: list[Mapping[str, At]] = [{H100: {}}, {H100: {"DEV_XID_ERRORS": 79}}]
+    assert told(read(*came))["gpu_fault"].severity == Severity.CRITICAL
+    assert told(read(*came, came[-1]))["gpu_fault"].severity == Severity.INFO
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_gpu_that_is_off_the_bus_is_dead_though_the_code_is_older_than_the_watch(
+    before: int,
+) -> None:
+    pages = [*[{H100: {"DEV_XID_ERRORS": 79}}] * before, *[{H100: OFF_THE_BUS}] * 3]
+    cause = told(read(*pages))["gpu_fault"]
+    assert (cause.severity, cause.apart) == (Severity.CRITICAL, False)
+    assert "reboot" in cause.lever
+
+
+def test_a_dead_gpu_of_eight_that_may_be_the_servers_is_a_warning() -> None:
+    page = {**EIGHT, labels(3): OFF_THE_BUS}
+    cause = told(read(EIGHT, EIGHT, page, page))["gpu_fault"]
+    assert (cause.severity, cause.apart) == (Severity.WARNING, True)
+    assert cause.summary.startswith("GPU 3 of gpu-node-1")
+
+
+def test_a_dead_gpu_of_a_page_that_one_pod_has_is_critical() -> None:
+    pod: dict[str, At] = {labels(index, pod="vllm-0"): {} for index in range(8)}
+    page = {**pod, labels(3, pod="vllm-0"): OFF_THE_BUS}
+    assert told(read(pod, pod, page, page))["gpu_fault"].severity == Severity.CRITICAL
+    assert read({**EIGHT, labels(0, pod="vllm-0"): {}}).guess
+
+
+def test_a_gpu_that_leaves_the_page_is_lost() -> None:
+    seven = {who: own for who, own in EIGHT.items() if who != labels(3)}
+    assert told(read(EIGHT, EIGHT, seven)) == {}, "one reading may lack it"
+    cause = told(read(EIGHT, EIGHT, seven, seven))["gpu_fault"]
+    assert cause.summary.startswith("GPU 3 of gpu-node-1 is no longer on the GPU page")
+    assert told(read(EIGHT, seven, seven, EIGHT)) == {}
+
+
+@pytest.mark.parametrize(("tensor_parallel", "guessed"), [(8, False), (4, True), (None, True)])
+def test_gpus_are_no_guess_where_the_server_has_as_many(
+    tensor_parallel: int | None, guessed: bool
+) -> None:
+    stated = Stated(tensor_parallel=tensor_parallel)
+    monitor = TargetMonitor("tiny", Profile(stated=stated))
+    page = {**EIGHT, labels(3): OFF_THE_BUS}
+    body_text = recorded("0.32.0-loaded")
+    reading = read(EIGHT, page, page)
+    for at_s in (NOW_S, NOW_S + 15):
+        (told_now,) = monitor.page(at_s, PageParser().parse(body_text), reading)
+    faults = [cause.severity for cause in told_now.causes if cause.id == "gpu_fault"]
+    assert told_now.severity == (Severity.WARNING if guessed else Severity.CRITICAL), faults
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 69, 999])
@@ -340,7 +404,7 @@ def test_of_gpus_that_may_be_anothers_nothing_pages() -> None:
 
 
 def test_of_gpus_that_may_be_anothers_nothing_follows() -> None:
-    dead = on_gpu(HOT, XidSeen(79, NOW_S - 5))
+    dead = replace(on_gpu(HOT, XidSeen(79, NOW_S - 5)), is_awake=True)
     causes = replace(QUEUED, gpus=(dead,), gpus_guessed=True).causes()
     assert (causes["gpu_fault"].apart, causes["gpu_throttled"].apart) == (True, True)
     told = ranked(list(causes.values()))
