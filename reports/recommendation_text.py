@@ -90,6 +90,13 @@ def do_first_label(cause: Cause, t_s: float) -> str:
     return "if it returns, do first" if cause.seen_s < t_s else "do first"
 
 
+def first_step(diagnosis: Diagnosis, cause: Cause) -> str:
+    """The first change for a cause in a line; without a recommendation, the cause's lever."""
+    best = next(iter(advised(diagnosis, cause)), None)
+    step = cause.lever if best is None else changes_words(best) or best.summary
+    return f"{do_first_label(cause, diagnosis.t_s)}: {step}"
+
+
 def rows(recommendations: Sequence[Recommendation], do_first: str = "do first") -> list[str]:
     """Lines of text: the first recommendation in full, named `do_first`; the others by their flags,
     each as an alternative to it."""

@@ -20,18 +20,27 @@ from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_json import document
 from kneewatch.reports.diagnosis_text import Style, brief_words, escaped, markdown, text, who
 from kneewatch.reports.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
+from kneewatch.reports.recommendation_text import first_step
 from kneewatch.reports.triage.verdict import RANKS, WORST_FIRST
 from kneewatch.rules.cascade import NAMES
+
+INDENT = " " * 9
+"""To the column after the health."""
 
 LINES = 200
 """The most lines of history in text and Markdown."""
 
 PROBLEM_FROM_RANK = RANKS["unknown"]
-"""Engines with at least this rank of health are shown in full."""
+"""Engines with at least this rank of health are problems: they come first."""
+
+FULL_MAX = 2
+"""The most problems that text shows in full; of more, the worst one in full and the others in two
+lines each, so that ten fit a screen and a model's context."""
 
 HINT = (
-    "more: ?format=json or markdown; ?at=03:07 or -2h for a past moment; ?since=-2h for the\n"
-    "  history; /triage is the page for browsers"
+    "more: /api/v1/triage/TARGET for one target in full; ?since=-2h for the history; ?at=03:07 or\n"
+    "  -2h for a past moment; /docs/causes/CAUSE about a cause; ?format=json or markdown; /triage is\n"
+    "  the page for browsers"
 )
 
 
@@ -44,7 +53,11 @@ def body(
         return render(diagnoses)
     trouble = [diagnosis for diagnosis in diagnoses if rank(diagnosis) >= PROBLEM_FROM_RANK]
     healthy = [diagnosis for diagnosis in diagnoses if rank(diagnosis) < PROBLEM_FROM_RANK]
-    parts = [render(trouble)] if trouble else []
+    in_full = trouble if form == MARKDOWN or len(trouble) <= FULL_MAX else trouble[:1]
+    parts = [render(in_full)] if in_full else []
+    if in_short := trouble[len(in_full) :]:
+        pairs = ((_brief(diagnosis), *_first_step(diagnosis)) for diagnosis in in_short)
+        parts.append("\n".join(chain.from_iterable(pairs)))
     if healthy:
         lines = [_brief(diagnosis) for diagnosis in healthy]
         if form == MARKDOWN:
@@ -119,6 +132,17 @@ def _brief(diagnosis: Diagnosis) -> str:
     line = f"{diagnosis.health.upper():8} {stage}  {who(diagnosis)}  "
     line += f"{causes}  " if causes else ""
     return cut(line + brief_words(diagnosis, WIDTH - len(line))).rstrip()
+
+
+def _first_step(diagnosis: Diagnosis) -> list[str]:
+    """The line with what to do first about an engine's first cause, or why its page cannot be
+    read; cut to the width."""
+    if not diagnosis.was_read:
+        why = diagnosis.causes[0].summary if diagnosis.causes else diagnosis.stage_unknown
+        return [cut(f"{INDENT}{why}")]
+    if not diagnosis.causes:
+        return []
+    return [cut(f"{INDENT}{first_step(diagnosis, diagnosis.causes[0])}")]
 
 
 def _interval(row: EngineInterval, t_s: float) -> str:

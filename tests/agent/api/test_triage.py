@@ -13,7 +13,9 @@ from jsonschema import Draft202012Validator
 
 from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.triage_rendering import CACHE_MAX, Moment, RenderCache
+from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.reports.diagnosis_text import Style, markdown, text
+from kneewatch.reports.formatting import WIDTH
 from tests.agent.api.serving import (
     SICK_NAME,
     SICK_STATE,
@@ -30,6 +32,25 @@ from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE
 from tests.reports.schema import problems
 
 TRIAGE = "/api/v1/triage"
+LONG = "the number of preempted requests falls to 0 within 5 minutes at the same load"
+SICK_ADVISED = replace(
+    SICK,
+    recommendations=(
+        Recommendation(
+            id="kv-blocks",
+            cause="kv_pressure",
+            changes=(Change("--num-gpu-blocks-override", 160, 1152),),
+            summary="The flag caps the KV cache at 160 blocks, whatever memory is free.",
+            predicted={"kv_capacity_tokens": 36832.0, "max_concurrency": 121.0},
+            cost_usd_per_hour=None,
+            unknown=("TTFT and ITL after the change",),
+            checks=(LONG, LONG),
+            verify=(LONG, LONG, LONG),
+            risk="",
+            guide=(),
+        ),
+    ),
+)
 JSON = "application/json"
 
 
@@ -63,6 +84,33 @@ def test_all_targets_worst_first_unknown_before_healthy() -> None:
     watching = {one["target"]: one for one in found["watching"]}
     assert watching["r1"]["labels"] == {"tier": "chat"}
     assert watching["r1"]["sources"][0]["success"] is True
+
+
+TOKEN_CHARS = 3
+"""The fewest characters that a token of English text with numbers has on average."""
+
+
+def test_ten_bad_targets_fit_a_models_context() -> None:
+    names = [f"http://gpu-{number}.chat.example:8000" for number in range(10)]
+    sick = [state_of(name, SICK_ADVISED) for name in names[:8]]
+    down = [state_of(name, UNREADABLE) for name in names[8:]]
+    with asking(service_of(*down, *sick)) as client:
+        text_answer = client.get(TRIAGE).text
+        alone = client.get(f"{TRIAGE}/http://gpu-5.chat.example:8000").text
+    assert len(text_answer) < 1500 * TOKEN_CHARS
+    lines = text_answer.splitlines()
+    assert all(any(name in line for line in lines) for name in names)
+    assert text_answer.count("verify:") == 1, "only the worst is shown in full"
+    assert sum("do first: " in line for line in lines) >= 8
+    assert all(len(line) <= WIDTH for line in lines)
+    assert "/api/v1/triage/TARGET" in lines[-3], "what to ask next"
+    assert "verify:" in alone
+
+
+def test_two_bad_targets_are_shown_in_full() -> None:
+    second = state_of("r2", SICK_ADVISED)
+    with asking(service_of(SICK_STATE, second, WELL_STATE)) as client:
+        assert client.get(TRIAGE).text.count("explains: queue_saturation") == 2
 
 
 def test_one_target_whose_name_has_slashes_and_colons() -> None:
