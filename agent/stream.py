@@ -16,6 +16,7 @@ from kneewatch.collector.gpu.dcgm_exporter import DcgmCollector
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
 from kneewatch.collector.samples import Page
+from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
@@ -44,6 +45,10 @@ class ServerSource(Protocol):
     def read_log(self, t_s: float, monitor: TargetMonitor) -> None:
         """Read what is new in the log before the scrape of `t_s` is judged, and give the failure
         that it ends with to the monitor."""
+        ...
+
+    def state(self, t_s: float, error: CollectError) -> ServerState:
+        """The state of the server after a failed scrape."""
         ...
 
     def update(self, t_s: float, monitor: TargetMonitor) -> None:
@@ -86,6 +91,7 @@ class TargetStream:
         self.gpus: GpuSource | None = None
         self.server: ServerSource | None = None
         self._pages, self._catalogue = PageReader(limits), catalogue
+        self._fetch_s: float | None = None
 
     def reset(self) -> None:
         """Discard all state: the following pages are from another process."""
@@ -110,9 +116,10 @@ class TargetStream:
         if self.server is not None:
             self.server.read_log(t_s, self.monitor)
         if isinstance(page, CollectError):
-            return self.monitor.failed(t_s, page)
+            state = self.server.state(t_s, page) if self.server is not None else NO_STATE
+            return self.monitor.failed(t_s, page, state)
         gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
-        diagnoses = self.monitor.page(t_s, page, gpus)
+        diagnoses = self.monitor.page(t_s, page, gpus, fetch_s=self._fetch_s)
         if self.server is not None:
             self.server.update(t_s, self.monitor)
         return diagnoses
@@ -128,6 +135,7 @@ class TargetStream:
             fetched = fetcher.get()
         except CollectError as error:
             return error
+        self._fetch_s = fetched.duration_s
         return self._pages.page(t_s, fetched.body, fetched.content_type, None)
 
 

@@ -36,6 +36,7 @@ BODY_MAX_BYTES = 512 * 1024
 TIMEOUT_MAX_S = 3.0
 """All answers come at once from a healthy server, and the next scrape must not wait for long."""
 
+HEALTH = "/health"
 MODELS_MAX = 100
 OLDEST = (0, 2, 0)
 """The first version with an OpenAI-compatible server and metrics."""
@@ -48,21 +49,11 @@ def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceRead
 
     The requests end at the first one without an answer: a server that hangs costs one timeout.
     """
-    settings = replace(
-        settings,
-        body_limit_bytes=min(settings.body_limit_bytes, BODY_MAX_BYTES),
-        connect_timeout_s=min(settings.connect_timeout_s, TIMEOUT_MAX_S),
-        read_timeout_s=min(settings.read_timeout_s, TIMEOUT_MAX_S),
-    )
-    address = parse_target(target)
-    path, _, _ = address.path.partition("?")
-    prefix = path.removesuffix(METRICS_PATH) if path.endswith(METRICS_PATH) else ""
     values: Values = {}
     notes: list[str] = []
     for request, (read, optional) in REQUESTS.items():
-        url = replace(address, path=prefix + request).full_url()
         try:
-            values |= read(_answer(url, settings))
+            values |= read(_answer(target, request, settings))
         except CollectError as error:
             if not (optional and error.kind in ("not_found", "http_status", "auth")):
                 notes.append(f"GET {request}: {error}" + _token_hint(error))
@@ -73,7 +64,27 @@ def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceRead
     return SourceReading(SERVER, now_s, values, notes=tuple(notes))
 
 
-def _answer(url: str, settings: FetchSettings) -> bytes:
+def is_healthy(target: str, settings: FetchSettings) -> bool:
+    """Whether GET /health of the server at `target` has status 200."""
+    try:
+        _answer(target, HEALTH, settings)
+    except CollectError:
+        return False
+    return True
+
+
+def _answer(target: str, request: str, settings: FetchSettings) -> bytes:
+    """The body of a GET of the server that serves the target's page."""
+    address = parse_target(target)
+    path, _, _ = address.path.partition("?")
+    prefix = path.removesuffix(METRICS_PATH) if path.endswith(METRICS_PATH) else ""
+    settings = replace(
+        settings,
+        body_limit_bytes=min(settings.body_limit_bytes, BODY_MAX_BYTES),
+        connect_timeout_s=min(settings.connect_timeout_s, TIMEOUT_MAX_S),
+        read_timeout_s=min(settings.read_timeout_s, TIMEOUT_MAX_S),
+    )
+    url = replace(address, path=prefix + request).full_url()
     fetcher = Fetcher(url, settings, any_answer=True)
     try:
         return fetcher.get().body
@@ -193,7 +204,7 @@ Reader = Callable[[bytes], Values]
 REQUESTS: Mapping[str, tuple[Reader, bool]] = {
     "/version": (_version, False),
     "/v1/models": (_models, False),
-    "/health": (_health, False),
+    HEALTH: (_health, False),
     "/load": (_load, True),
     "/is_sleeping": (_sleeping, True),
     "/server_info?config_format=json": (_config, True),

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 LISTENERS_MAX = 64
 ANCESTORS_MAX = 3
 """API server processes that share a port are children of the one with the command line."""
+
+DEFAULT_PORT = 8000
+"""The port of `vllm serve` without --port."""
 
 VARIABLES_MAX = 50
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
@@ -62,7 +66,7 @@ def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProces
     """
     address = parse_target(target)
     nothing = SourceReading(PROCESS, now_s)
-    if not _may_be_local(address.host):
+    if not is_local(address.host):
         return nothing, None
     import psutil
 
@@ -88,7 +92,8 @@ def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProces
     return replace(nothing, notes=(_printable(note),)), None
 
 
-def _may_be_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Whether the host of a target is this node."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -101,6 +106,28 @@ def _may_be_local(host: str) -> bool:
         entry.address.partition("%")[0] for row in psutil.net_if_addrs().values() for entry in row
     }
     return str(address) in own
+
+
+def running_server(host: str, port: int) -> tuple[psutil.Process | None, bool]:
+    """The vLLM process that listens on the port of this node, else the newest that was started for
+    it; None without one. The second: whether it listens.
+
+    Raises:
+        psutil.Error: the node's processes cannot be listed.
+        OSError: as above.
+    """
+    import psutil
+
+    for pid in _listeners(host, port):
+        if pid is not None and (server := _server_process(psutil.Process(pid))) is not None:
+            return server[0], True
+    started: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            launch = process_launch(process.cmdline())
+            if launch is not None and (launch.count("--port") or DEFAULT_PORT) == port:
+                started.append(process)
+    return max(started, key=lambda process: process.create_time(), default=None), False
 
 
 def _listeners(host: str, port: int) -> set[int | None]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kneewatch.agent.server_log import LogFollower, reading_of
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import LOG, SourceReading, merge
+from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.deployment.startup_log import Failure
 from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+
+if TYPE_CHECKING:
+    from kneewatch.agent.server.liveness import Liveness
 
 READ_EVERY_S = 3600.0
 PROBE, SERVER_LOG = "server.probe", "server_log"
@@ -32,7 +37,11 @@ def server_watch(address: str, settings: Settings) -> ServerWatch | None:
     """The watch of a live server; None where the settings let it read nothing."""
     if not settings[PROBE]:
         return page_watch(address, settings) if settings[SERVER_LOG] else None
-    return ServerWatch(address, settings.fetch(), log=_log(settings))
+    # Lazy: most commands read no server.
+    from kneewatch.agent.server.liveness import Liveness
+
+    fetch = settings.fetch()
+    return ServerWatch(address, fetch, log=_log(settings), liveness=Liveness(address, fetch))
 
 
 def page_watch(address: str, settings: Settings) -> ServerWatch:
@@ -74,8 +83,10 @@ class ServerWatch:
         *,
         read: ReadServer = read_server,
         log: LogFollower | None = None,
+        liveness: Liveness | None = None,
     ) -> None:
         self._address, self._fetch, self._read = address, fetch, read
+        self._liveness = liveness
         self.log, self._log_reading = log, SourceReading(LOG, 0.0)
         self._log_error = ""
         self._log_failure: Failure | None = None
@@ -100,6 +111,10 @@ class ServerWatch:
             self._log_failure = self.log.log.failure
             monitor.set_log_failure(self.log.failure(monitor.profile.stated, t_s))
 
+    def state(self, t_s: float, error: CollectError) -> ServerState:
+        """The state of the server after a failed scrape: /health, its process."""
+        return NO_STATE if self._liveness is None else self._liveness.state(error, t_s)
+
     def update(self, t_s: float, monitor: TargetMonitor) -> None:
         """Read what is due, and give the facts to the monitor, after its page of `t_s`."""
         if self._settings_s is None:
@@ -111,6 +126,8 @@ class ServerWatch:
         # A clock that was set back must not delay the next reading.
         if restarted or not 0 <= t_s - self._read_s < READ_EVERY_S:
             self._readings, self._read_s = self._read(self._address, self._fetch, t_s), t_s
+            if self._liveness is not None:
+                self._liveness.note(self._readings)
         self._read_log_facts(t_s, restarted=restarted)
         config = next((e.config for e in engines if e.config), dict[str, str]())
         names = sorted({engine.key.model for engine in engines if engine.key.model})

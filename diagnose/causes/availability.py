@@ -10,6 +10,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
+from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.learned.derived_signals import ABORTED, FILLED_MIN
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number
@@ -32,6 +33,10 @@ NO_STATISTICS = "Check the vLLM version and that statistics are not disabled (--
 CHECK_PAGE = "Check the raw /metrics page: a proxy or exporter in between may alter it."
 NOT_YET_USED = (
     "Nothing to do: with several API servers vLLM exports these metrics from the first request on."
+)
+HEALTHY_WITHOUT_PAGE = (
+    "Requests may still be served: read the server's log for the error of its /metrics page, and "
+    "compare the time that the page takes with fetch.read_timeout_s."
 )
 """What to do about a page that lacks metrics, by the reason."""
 
@@ -278,19 +283,27 @@ def _severity(failures: int) -> Severity:
     return Severity.WARNING if failures >= DOWN_WARNING_FAILURES else Severity.INFO
 
 
-def unreadable(error: CollectError, failures: int, since_s: float) -> Cause:
+def unreadable(
+    error: CollectError, failures: int, since_s: float, state: ServerState = NO_STATE
+) -> Cause:
     """The cause after a failed scrape: `target_down` without a page, `metrics_missing` for a page
-    that is not vLLM's."""
-    down = error.kind not in ("no_vllm", "not_metrics", "exposition", "stale")
+    that is not vLLM's and for a server that is healthy without one."""
+    down = error.kind not in ("no_vllm", "not_metrics", "exposition", "stale") and not state.healthy
+    states = state.words()
+    also = f"; {'; '.join(states)}" if states else ""
+    lever = error.hint or "Check that the server runs and listens on this address."
     return Cause(
         "target_down" if down else "metrics_missing",
         round(1 - 0.4**failures, 2),
         _severity(failures),
-        f"{failures} scrape{'s' if failures > 1 else ''} in a row failed: {error}",
-        (Evidence("scrape_failures", float(failures), None, str(error)),),
+        f"{failures} scrape{'s' if failures > 1 else ''} in a row failed: {error}{also}",
+        (
+            Evidence("scrape_failures", float(failures), None, str(error)),
+            *(Evidence("server_state", None, None, words) for words in states),
+        ),
         (),
         (),
-        error.hint or "Check that the server runs and listens on this address.",
+        HEALTHY_WITHOUT_PAGE if state.healthy else state.lever or lever,
         since_s,
     )
 

@@ -15,6 +15,7 @@ from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.startup import ENGINE_DIED
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
+from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.cardinality_limit import EngineLimit
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
@@ -24,6 +25,10 @@ from kneewatch.diagnose.gpu.monitor import NO_GPUS, GpuReading
 
 if TYPE_CHECKING:
     from kneewatch.diagnose.engine.data_parallel import DataParallelEngines
+
+
+SLOW_PAGE_S = 2.0
+"""A page that takes longer to fetch is reported: scraping it costs the server time."""
 
 
 class TargetMonitor:
@@ -76,8 +81,11 @@ class TargetMonitor:
             engine.set_server(*self._server)
         return engine
 
-    def page(self, t_s: float, page: Page, gpus: GpuReading = NO_GPUS) -> list[Diagnosis]:
-        """A diagnosis for each engine on the page; `gpus` are the signals of the target's GPUs."""
+    def page(
+        self, t_s: float, page: Page, gpus: GpuReading = NO_GPUS, *, fetch_s: float | None = None
+    ) -> list[Diagnosis]:
+        """A diagnosis for each engine on the page; `gpus` are the signals of the target's GPUs,
+        `fetch_s` is how long the page took, where it was fetched now."""
         try:
             binding = self._resolve(page)
         except CollectError as error:
@@ -100,7 +108,7 @@ class TargetMonitor:
             diagnoses = self._compared(t_s, diagnoses, present)
         if len(present) < len(self._engines):
             diagnoses += self._vanished(t_s, present)
-        return self._with_limit_warning(diagnoses)
+        return self._with_warnings(diagnoses, fetch_s)
 
     def _compared(
         self, t_s: float, diagnoses: list[Diagnosis], engines: Sequence[EngineMonitor]
@@ -120,11 +128,20 @@ class TargetMonitor:
             by_newest[id(before)].newest = after
         return compared
 
-    def _with_limit_warning(self, diagnoses: list[Diagnosis]) -> list[Diagnosis]:
-        """The diagnoses; the first one has a line about an exceeded engine limit, once."""
-        line = self._limit.warning() if diagnoses else None
-        if line is not None:
-            diagnoses[0] = replace(diagnoses[0], unknown=[line, *diagnoses[0].unknown])
+    def _with_warnings(self, diagnoses: list[Diagnosis], fetch_s: float | None) -> list[Diagnosis]:
+        """The diagnoses; the first one has a line about a slow page, and one about an exceeded
+        engine limit, once."""
+        if not diagnoses:
+            return diagnoses
+        limit = self._limit.warning()
+        lines = [] if limit is None else [limit]
+        if fetch_s is not None and fetch_s >= SLOW_PAGE_S:
+            lines.append(
+                f"scrape: the page took {fetch_s:.1f} s; check the CPU of vLLM's API server, and "
+                "raise interval_s"
+            )
+        if lines:
+            diagnoses[0] = replace(diagnoses[0], unknown=[*lines, *diagnoses[0].unknown])
         return diagnoses
 
     def _vanished(self, t_s: float, present: Sequence[EngineMonitor]) -> list[Diagnosis]:
@@ -141,14 +158,16 @@ class TargetMonitor:
                 diagnoses.append(diagnosis)
         return diagnoses
 
-    def failed(self, t_s: float, error: CollectError) -> list[Diagnosis]:
+    def failed(
+        self, t_s: float, error: CollectError, state: ServerState = NO_STATE
+    ) -> list[Diagnosis]:
         """A diagnosis for each engine after a failed scrape; one without an engine before the first
-        page."""
+        page. `state`: what else is known about the server."""
         if not self._failures:
             self._failing_since_s = t_s
         self._failures += 1
         self.last_error = error
-        cause = observer.unreadable(error, self._failures, self._failing_since_s)
+        cause = observer.unreadable(error, self._failures, self._failing_since_s, state)
         engines = list(self._engines.values()) or [self._new_engine(EngineKey("", ""))]
         return [
             engine.unreadable(t_s, cause, str(error), log=self._log_failure) for engine in engines

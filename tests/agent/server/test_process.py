@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +13,9 @@ from kneewatch.agent.server.files import FileError, read_yaml
 from kneewatch.agent.server.process import place, read_process
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from tests.agent.running import Main, bodies
+from tests.agent.server.conftest import LISTEN, Listen
 from tests.agent.server.test_model_file import model_folder
 
-LISTEN = """
-import socket, sys
-listener = socket.create_server(("127.0.0.1", 0))
-print(listener.getsockname()[1], flush=True)
-sys.stdin.read()
-"""
 SERVE = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -48,33 +40,6 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 sys.stdin.read()
 """
 SECRETS = {"VLLM_API_KEY": "hunter2", "HF_TOKEN": "hunter2", "VLLM_HF_TOKEN": "hunter2"}
-
-Listen = Callable[..., tuple[int, int]]
-
-
-@pytest.fixture
-def listening(tmp_path: Path) -> Iterator[Listen]:
-    """Starts a Python script of that name that listens; returns its pid and port."""
-    children: list[subprocess.Popen[str]] = []
-
-    def start(name: str, *arguments: str, script: str = LISTEN, **env: str) -> tuple[int, int]:
-        path = tmp_path / name
-        path.write_text(script)
-        child = subprocess.Popen(
-            [sys.executable, "-u", str(path), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, **env},
-        )
-        children.append(child)
-        assert child.stdout is not None
-        return child.pid, int(child.stdout.readline())
-
-    yield start
-    for child in children:
-        child.communicate()
 
 
 def read(port: int, host: str = "127.0.0.1") -> SourceReading:

@@ -1,0 +1,152 @@
+"""What became of a server whose page cannot be read: /health, its process, its unit. I/O edge."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kneewatch.agent.server.probe import is_healthy
+from kneewatch.agent.server.process import is_local, running_server
+from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http.address import parse_target
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.diagnose.deployment.server_facts import PROCESS, SourceReading
+from kneewatch.diagnose.deployment.server_state import LOOP_S, NO_STATE, ServerState
+
+ANSWERED = ("http_status", "timeout", "auth", "too_large", "truncated", "not_found")
+"""Failures of a scrape after which the server may still be healthy."""
+
+SYSTEMCTL_S = 2.0
+CGROUPS = Path("/sys/fs/cgroup")
+_UNIT = re.compile(r"[A-Za-z0-9@_:.\\-]{1,200}\.service")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenProcess:
+    """A process of the server: its id, when it was started, and its control group's OOM kills when
+    it was seen first; None where they cannot be read."""
+
+    pid: int
+    started_s: float
+    unit: str
+    events_file: Path | None
+    oom_kills: int | None
+
+
+class Liveness:
+    """Follows the processes of one target's server on this node."""
+
+    def __init__(self, address: str, fetch: FetchSettings) -> None:
+        self._target, self._fetch = address, fetch
+        address_ = parse_target(address)
+        self._host, self._port = address_.host, address_.port
+        self._seen: list[SeenProcess] = []
+
+    def note(self, readings: Sequence[SourceReading]) -> None:
+        """Remember the process whose facts were read."""
+        values = next((r.values for r in readings if r.source == PROCESS), {})
+        pid, started_s = values.get("pid"), values.get("process_started_s")
+        if isinstance(pid, int) and isinstance(started_s, float):
+            self._add(pid, started_s, str(values.get("unit", "")))
+
+    def state(self, error: CollectError, now_s: float) -> ServerState:
+        """The state of the server after a failed scrape."""
+        healthy = is_healthy(self._target, self._fetch) if error.kind in ANSWERED else None
+        state = replace(NO_STATE, healthy=healthy)
+        return self._of_process(state, now_s) if is_local(self._host) else state
+
+    def _of_process(self, state: ServerState, now_s: float) -> ServerState:
+        # Lazy: only for targets on this node.
+        import psutil
+
+        try:
+            newest, listens = running_server(self._host, self._port)
+            if newest is not None:
+                self._add(newest.pid, newest.create_time(), "")
+        except (psutil.Error, OSError):
+            return state
+        if not self._seen:
+            return state
+        last = self._seen[-1]
+        runs = _runs(last)
+        recent = [seen for seen in self._seen if now_s - seen.started_s <= LOOP_S]
+        return replace(
+            state,
+            pid=last.pid,
+            runs=runs,
+            listens=listens if runs else None,
+            processes=len(recent),
+            oom_kills=max((_killed(seen) or 0 for seen in self._seen), default=0) or None,
+            exit_words="" if runs else _exit_words(last.unit),
+        )
+
+    def _add(self, pid: int, started_s: float, unit: str) -> None:
+        if any((seen.pid, seen.started_s) == (pid, started_s) for seen in self._seen):
+            return
+        events_file = _events_file(pid)
+        kills = None if events_file is None else _oom_kills(events_file)
+        unit = unit or (self._seen[-1].unit if self._seen else "")
+        # Sixteen starts are a loop, however many more there were.
+        self._seen = [*self._seen, SeenProcess(pid, started_s, unit, events_file, kills)][-16:]
+
+
+def _runs(seen: SeenProcess) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(seen.pid)
+        return process.create_time() == seen.started_s and process.status() != "zombie"
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _events_file(pid: int) -> Path | None:
+    """memory.events of the process's control group, version 2; None in version 1 and where the
+    group is the root, which has none."""
+    try:
+        groups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    path = next((line[3:] for line in groups if line.startswith("0::/")), "")
+    file = CGROUPS / path.lstrip("/") / "memory.events"
+    return file if ".." not in path and file.is_file() else None
+
+
+def _oom_kills(file: Path) -> int | None:
+    try:
+        lines = file.read_text().splitlines()
+        counts: Mapping[str, str] = dict(line.split(maxsplit=1) for line in lines)
+        return int(counts["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _killed(seen: SeenProcess) -> int | None:
+    """OOM kills in the process's control group since it was seen first; None where unknown."""
+    if seen.events_file is None or seen.oom_kills is None:
+        return None
+    now = _oom_kills(seen.events_file)
+    return None if now is None else max(0, now - seen.oom_kills)
+
+
+def _exit_words(unit: str) -> str:
+    """How systemd says that a unit ended; empty without systemd, or where it says nothing."""
+    if not _UNIT.fullmatch(unit):
+        return ""
+    command = ("systemctl", "show", "--property=Result,ExecMainStatus,NRestarts", "--", unit)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=SYSTEMCTL_S, check=False, text=True
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    if done.returncode or shown.get("Result", "success") == "success":
+        return ""
+    return (
+        f"{unit} ended with {shown['Result']}, status {shown.get('ExecMainStatus', '?')}, "
+        f"{shown.get('NRestarts', '?')} restarts"
+    )

@@ -1,0 +1,63 @@
+"""What is known about a server whose page cannot be read: its health, its process. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOOP_S = 600.0
+"""Seconds in which several processes of one server are a restart loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """The state of a server after a failed scrape; None where it is unknown.
+
+    `healthy`: GET /health has status 200. `runs` and `listens` are of the process `pid` that the
+    newest page came from, or that was started since. `processes` counts the server's processes
+    within `LOOP_S`, `oom_kills` those that the kernel killed in the server's control group since
+    its facts were read. `exit_words` is how systemd says that the unit ended.
+    """
+
+    healthy: bool | None = None
+    pid: int | None = None
+    runs: bool | None = None
+    listens: bool | None = None
+    processes: int = 0
+    oom_kills: int | None = None
+    exit_words: str = ""
+
+    def words(self) -> tuple[str, ...]:
+        """Each thing that is known, as a sentence."""
+        lines: list[str] = []
+        if self.healthy is not None:
+            lines.append(f"GET /health {'has status 200' if self.healthy else 'fails too'}")
+        if self.runs is not None:
+            where = {True: " and listens", False: " and does not listen", None: ""}[self.listens]
+            lines.append(f"process {self.pid} {f'runs{where}' if self.runs else 'has ended'}")
+        if self.oom_kills:
+            lines.append(
+                f"the kernel killed {self.oom_kills} of its control group for want of memory"
+            )
+        if self.exit_words:
+            lines.append(f"systemd: {self.exit_words}")
+        if self.processes > 1:
+            lines.append(
+                f"the server was started {self.processes} times within {LOOP_S / 60:.0f} minutes"
+            )
+        return tuple(lines)
+
+    @property
+    def lever(self) -> str:
+        """What to do about a target that is down, in this state; empty where it says nothing."""
+        if self.oom_kills:
+            return "Raise the memory limit of the container or unit, or lower vLLM's CPU memory."
+        if self.processes > 1:
+            return "Read the server's log: it fails after each start."
+        if self.runs is False:
+            return "Read the end of the server's log for why it ended, and start it."
+        if self.runs and self.listens is False:
+            return "The process runs and does not listen: it starts, or it hangs. Read its log."
+        return ""
+
+
+NO_STATE = ServerState()
