@@ -39,8 +39,8 @@ lines each, so that ten fit a screen and a model's context."""
 
 HINT = (
     "more: /api/v1/triage/TARGET for one target in full; ?since=-2h for the history; ?at=03:07 or\n"
-    "  -2h for a past moment; /docs/causes/CAUSE about a cause; ?format=json or markdown; browsers:\n"
-    "  /triage"
+    "  -2h for a past moment; /docs/causes/CAUSE about a cause; ?format=json or markdown;\n"
+    "  /triage for browsers"
 )
 
 
