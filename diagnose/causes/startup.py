@@ -65,6 +65,16 @@ REASONS: Mapping[str, tuple[str, str]] = {
         "another process listens on the port",
         "Find the process with `ss -ltnp`: a previous vLLM may still run. Else set another --port.",
     ),
+    log.HOST_MEMORY_IN_USE: (
+        "less host memory is free than vLLM on a CPU is set to use",
+        "Free memory of the node, or lower VLLM_CPU_KVCACHE_SPACE, --kv-cache-memory-bytes or "
+        "--gpu-memory-utilization.",
+    ),
+    log.MODEL_PATH: (
+        "the model is neither a folder nor an id that could be loaded",
+        "Check the model's path as the server's user and container see it, or the id and its "
+        "access token.",
+    ),
     log.OTHER: (
         "the log ends with an error",
         "Read the log from its first error line on.",

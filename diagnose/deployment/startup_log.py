@@ -85,6 +85,9 @@ def _wording(
     )
 
 
+_POOL = r"[A-Z]{2,5}(?: \+ host)?"
+"""Where the KV cache is: GPU; the platform's own name from 0.32 on."""
+
 WORDINGS: tuple[Wording, ...] = (
     _wording("version", r"vLLM API server version v?(\d+\.\d+[\w.+-]{0,60})"),
     _wording("version", r"[\s▀▄█]*\bversion v?(\d+\.\d+[\w.+-]{0,60})$", (0, 16, 0)),
@@ -136,11 +139,17 @@ WORDINGS: tuple[Wording, ...] = (
         until=(0, 12, 0),
         ranks="least",
     ),
-    _wording("kv_cache_tokens", r"GPU KV cache size: NUMBER tokens", (0, 8, 0), ranks="least"),
+    _wording(
+        "available_kv_gib",
+        r"(?:Explicitly|Auto) set \(NUMBER/[\d.]{1,12}\) GiB for KV cache on node",
+        (0, 20, 0),
+        ranks="least",
+    ),
+    _wording("kv_cache_tokens", rf"{_POOL} KV cache size: NUMBER tokens", (0, 8, 0), ranks="least"),
     _wording(
         "concurrency_tokens max_concurrency",
-        r"(?:GPU KV cache size: [\d,]{1,20} tokens, )?Maximum concurrency for NUMBER tokens per "
-        r"request: NUMBER ?x",
+        rf"(?:{_POOL} KV cache size: [\d,]{{1,20}} tokens, )?"
+        r"Maximum concurrency for NUMBER tokens per request: NUMBER ?x",
         (0, 6, 4),
     ),
     _wording("graph_s", r"Graph capturing finished in NUMBER secs?", ranks="most"),
@@ -170,7 +179,8 @@ WORDINGS: tuple[Wording, ...] = (
     ),
 )
 """One row for each wording. Checked against logs and sources of vLLM 0.6 to 0.29 that users
-published; where a version is not known to the patch, the row starts early and ends late."""
+published, and against logs of 0.32 on a CPU; where a version is not known to the patch, the row
+starts early and ends late."""
 
 _LIST = re.compile(r"non-default args: \{|args: Namespace\(|Initializing an? (?:V[01] )?LLM engine")
 _START = re.compile(
@@ -224,9 +234,9 @@ KV_NONE, KV_SMALL, FREE_MEMORY, GPU_MEMORY, HOST_MEMORY = (
     "no_kv_memory", "kv_below_one_request", "gpu_memory_in_use", "gpu_out_of_memory",
     "host_out_of_memory",
 )  # fmt: skip
-MODEL_LEN, FLAG, QUANTIZATION, NCCL, PORT, OTHER = (
+MODEL_LEN, FLAG, QUANTIZATION, NCCL, PORT, HOST_MEMORY_IN_USE, MODEL_PATH, OTHER = (
     "max_model_len_above_model", "invalid_argument", "quantization_unsupported", "nccl_error",
-    "port_in_use", "error",
+    "port_in_use", "host_memory_in_use", "model_not_found", "error",
 )  # fmt: skip
 
 
@@ -262,6 +272,18 @@ FAILURES: tuple[FailureWording, ...] = (
         r"(?:ValueError: )?Free memory on device .{0,20}\((?P<free_gib>[\d.]{1,12})/"
         r"(?P<gpu_memory_gib>[\d.]{1,12}) GiB\) on startup is less than desired GPU memory "
         r"utilization \((?P<gpu_memory_utilization>[\d.]{1,12}), ",
+    ),
+    _failure(
+        HOST_MEMORY_IN_USE,
+        r"(?:ValueError: )?Available memory on node \d{1,4} \([\d./]{1,30} GiB\) on (?:startup is "
+        r"less than desired CPU memory utilization|kv cache allocation is less than requested "
+        r"memory for kv)",
+    ),
+    _failure(
+        MODEL_PATH,
+        r"(?:[\w.]{0,60}(?:HFValidationError|RepositoryNotFoundError): |OSError: .{1,300} is not a "
+        r"local folder and is not a valid model identifier"
+        r"|OSError: We couldn't connect to '.{1,100}' to load the files)",
     ),
     _failure(
         GPU_MEMORY,
@@ -311,8 +333,18 @@ _DEAD = re.compile(
     r"EngineCore encountered a fatal error|(?:[\w.]{0,60}\.)?(?:Async|MQ)?EngineDeadError\b"
     r"|Engine core proc \S{1,40} died|Worker proc \S{1,40} died|Engine background task failed"
 )
-_EXCEPTION = re.compile(r"(?P<type>(?:\w{1,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception))(?:: |$)")
-_NO_ROOT = re.compile(r"(?:\w+\.){0,6}(?:(?:Async|MQ)?EngineDeadError|CancelledError)")
+_EXCEPTION = re.compile(
+    r"(?P<type>(?:\w{1,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception))(?:: |$)|Value error, "
+)
+_NO_ROOT = re.compile(
+    r"(?:\w+\.){0,6}(?:(?:Async|MQ)?EngineDeadError|CancelledError)|[\w.]{0,60}\bValidationError: "
+)
+"""Exceptions that say that there was one: what counts is another line."""
+
+_UNCAUGHT = re.compile(r"Traceback \(most recent call last\):")
+_PYDANTIC_INPUT = " [type="
+"""What follows is the whole configuration, in a validation error of pydantic."""
+
 _READY = re.compile(r"(?:INFO: +)?Application startup complete\.?$")
 _STATISTICS = re.compile(r"(?:Engine \d+: )?Avg prompt throughput: ")
 _REQUEST = re.compile(r'(?:INFO: +)?[\w.:\[\]]{1,60} - "[A-Z]{3,7} /\S{0,200} HTTP/')
@@ -368,6 +400,8 @@ class StartupLog:
         self.failure: Failure | None = None
         self.phase: Phase = "empty"
         self._complete = False
+        self._uncaught = False
+        """Whether a traceback was written without vLLM's logger: its process ends."""
         self._suspect: Failure | None = None
         """The first error since the server was last seen to work; one of a known kind replaces one
         that is not."""
@@ -481,12 +515,21 @@ class StartupLog:
             self.failure = self._suspect = None
             self.phase = "serving"
         elif self.phase != "stopped":
-            if self._facts_of(message) and self.phase == "empty":
+            if self._facts_of(message):
                 self.phase = "starting"
+                # The start goes on, so that what failed was no process of the server.
+                self._uncaught = False
+                if self.failure is not None and self.failure.kind == OTHER:
+                    self.failure = self._suspect = None
+            self._uncaught = self._uncaught or (not module and bool(_UNCAUGHT.match(message)))
             self._error(message)
             known = self._suspect is not None and self._suspect.kind != OTHER
-            if known or self.failure or _NOT_STARTED.match(message) or _DEAD.match(message):
-                self._fail(_shown(message))
+            ended = self._uncaught and _EXCEPTION.match(message)
+            if (
+                known or ended or self.failure
+                or _NOT_STARTED.match(message) or _DEAD.match(message)
+            ):  # fmt: skip
+                self._fail(_without_quotes(message))
 
     @property
     def _loaded(self) -> bool:
@@ -646,7 +689,7 @@ def _value(text: str) -> float | int:
 
 def _without_quotes(message: str) -> str:
     """An exception's line without the texts that it quotes: they may be a prompt's."""
-    return _shown(_QUOTED.sub("'...'", message))
+    return _shown(_QUOTED.sub("'...'", message.partition(_PYDANTIC_INPUT)[0]))
 
 
 def _shown(line: str) -> str:

@@ -84,6 +84,42 @@ tokens, Maximum concurrency for 98,304 tokens per request: 1.14x
 (APIServer pid=1335) INFO:     Application startup complete.
 """
 
+V0_32_CPU = """\
+Triton is installed, but doesn't include CPU backend. Disabling Triton.
+(APIServer pid=2933) INFO 11-22 13:54:51 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0
+(APIServer pid=2933) INFO 11-22 13:54:51 [api_utils.py:286] non-default args: {'model_tag': \
+'/models/tiny', 'host': '127.0.0.1', 'port': 8123, 'model': '/models/tiny', 'dtype': 'float32', \
+'max_model_len': 2048, 'enforce_eager': True, 'served_model_name': ['tiny'], 'block_size': 32, \
+'max_num_seqs': 16}
+(APIServer pid=2933) INFO 11-22 13:57:09 [model.py:733] Resolved architecture: LlamaForCausalLM
+(APIServer pid=2933) INFO 11-22 13:57:09 [model.py:2152] Using max model len 2048
+(EngineCore pid=5277) INFO 11-22 13:59:16 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with \
+config: model='/models/tiny', speculative_config=None, tokenizer='/models/tiny', dtype=torch.float32, \
+max_seq_len=2048, tensor_parallel_size=1
+(Worker pid=5849) INFO 11-22 14:00:17 [default_loader.py:501] Loading weights took 0.35 seconds
+(Worker pid=5849) INFO 11-22 14:00:22 [cpu_worker.py:260] Explicitly set (1.0/12.09) GiB for KV \
+cache on node 0.
+(EngineCore pid=5277) INFO 11-22 14:00:22 [kv_cache_utils.py:2327] CPU KV cache size: 65,536 tokens, \
+Maximum concurrency for 2,048 tokens per request: 32.00x
+(APIServer pid=2933) INFO 11-22 14:00:29 [entry.py:140] Starting vLLM server on http://127.0.0.1:8123
+INFO:     Started server process [2933]
+INFO:     Waiting for application startup.
+INFO:     Application startup complete.
+"""
+
+UNCAUGHT = """\
+(APIServer pid=710) INFO 11-22 13:49:47 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0
+(APIServer pid=710) INFO 11-22 13:49:47 [api_utils.py:286] non-default args: {'model_tag': \
+'/models/tiny', 'model': '/models/tiny', 'max_model_len': 32768}
+Traceback (most recent call last):
+  File "/venv/bin/vllm", line 8, in <module>
+    sys.exit(main())
+pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
+  Value error, invalid literal for int() with base 10: '0.05' [type=value_error, \
+input_value=ArgsKwargs((), {'api_key': secret-key, 'shutdown_timeout': 0}), input_type=ArgsKwargs]
+    For further information visit https://errors.pydantic.dev/2.14/v/value_error
+"""
+
 KV_TOO_SMALL = """\
 (APIServer pid=1) INFO 10-08 20:33:00 [api_server.py:1839] vLLM API server version 0.11.0
 (APIServer pid=1) INFO 10-08 20:33:00 [utils.py:233] non-default args: {'model_tag': \

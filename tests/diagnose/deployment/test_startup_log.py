@@ -120,6 +120,24 @@ ERROR = "(EngineCore_DP0 pid=7) ERROR 10-08 20:33:48 [core.py:708] "
             },
             id="0.29, tokens and concurrency in one line",
         ),
+        pytest.param(
+            logs.V0_32_CPU,
+            {
+                "version": "0.32.0",
+                "model": "/models/tiny",
+                "dtype": "float32",
+                "max_model_len": 2048,
+                "enforce_eager": True,
+                "block_size": 32,
+                "max_num_seqs": 16,
+                "tensor_parallel": 1,
+                "available_kv_gib": 1.0,
+                "kv_cache_tokens": 65536,
+                "concurrency_tokens": 2048,
+                "max_concurrency": 32.0,
+            },
+            id="0.32 on a CPU, which names the cache after its platform",
+        ),
     ],
 )
 def test_facts_by_version(text: str, expected: dict[str, object]) -> None:
@@ -266,6 +284,18 @@ def test_json_records_of_a_logger() -> None:
             log.PORT,
             {"port": 8000},
         ),
+        (
+            ERROR + "ValueError: Available memory on node 0 (3.1/12.09 GiB) on kv cache allocation "
+            "is less than requested memory for kv (8.0 GiB). Decrease --kv-cache-memory-bytes",
+            log.HOST_MEMORY_IN_USE,
+            {},
+        ),
+        (
+            "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or "
+            "'namespace/repo_name': '/no/such/model'.",
+            log.MODEL_PATH,
+            {},
+        ),
         ("vllm: error: unrecognized arguments: --temperature 0.8", log.FLAG, {}),
         ("api_server.py: error: unrecognized arguments: --api-key token-temp", log.FLAG, {}),
         ("Killed", log.HOST_MEMORY, {}),
@@ -306,6 +336,23 @@ def test_an_error_that_is_not_known() -> None:
         "error",
         "ImportError: cannot import name '...' from '...'",
     )
+
+
+def test_an_exception_that_nothing_caught_ended_the_start() -> None:
+    failure = read(logs.UNCAUGHT).failure
+    assert failure is not None
+    assert (failure.kind, failure.line) == (
+        "error",
+        "Value error, invalid literal for int() with base 10: '...'",
+    )
+    assert read(logs.UNCAUGHT + logs.V0_32_CPU).failure is None
+
+
+def test_a_traceback_after_which_the_start_goes_on_is_no_failure() -> None:
+    lines = ("Traceback (most recent call last):", "ImportError: no module named triton")
+    assert read(start(*lines)).failure is not None
+    goes_on = "INFO 10-08 20:33:48 [gpu_worker.py:298] Available KV cache memory: 4.5 GiB"
+    assert read(start(*lines, goes_on)).failure is None
 
 
 def test_an_engine_that_died() -> None:
