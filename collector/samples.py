@@ -33,7 +33,7 @@ class Exemplar:
     timestamp_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Layout:
     """A page without its values. Compared by identity: the same object means the same layout.
 

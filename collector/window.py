@@ -10,7 +10,8 @@ from itertools import accumulate, pairwise
 from operator import gt, sub
 from typing import NamedTuple
 
-from kneewatch.collector.scrape_history import History, Where
+from kneewatch.collector.columns import Where
+from kneewatch.collector.scrape_history import History
 
 
 class Buckets(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kneewatch.agent.report.series import NO_TIMES, Floats, Truths, in_order
-from kneewatch.collector.scrape_history import Column
+from kneewatch.collector.columns import Column
 from kneewatch.reports.weekly.aggregation import Tally
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
 

@@ -22,7 +22,7 @@ from kneewatch.agent.store.stored_series import (
     open_counters,
     signal_parts,
 )
-from kneewatch.collector.scrape_history import Column
+from kneewatch.collector.columns import Column
 
 
 def _sums(data: bytes, order: int) -> array[int]:

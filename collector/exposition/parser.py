@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import compress
-from operator import eq, ne
+from operator import eq
+from weakref import WeakValueDictionary
 
 from kneewatch.collector.errors import ExpositionError
 from kneewatch.collector.exposition.grammar import (
@@ -21,7 +23,7 @@ from kneewatch.collector.exposition.grammar import (
     series_name,
     split_head,
 )
-from kneewatch.collector.samples import Exemplar, Layout, Page, Series
+from kneewatch.collector.samples import Layout, Page, Series
 
 _GZIP_MEMBERS = 16  # one is usual, more are legal; each costs a copy of all that follow it
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # how zlib is told gzip and zlib apart
@@ -97,10 +99,10 @@ def _decode(body: str | bytes, limit_bytes: int) -> str:
 
 # --- A metrics page as series and values: Prometheus text 0.0.4 and OpenMetrics 1.0. Pure ---------
 #
-# A server's page keeps its layout from scrape to scrape, so a `PageParser` remembers the last
-# page line by line: a line that did not change keeps its value, a line that starts as it did is a
-# new value only. For anything else the page is read in full, which also finds what is wrong and
-# where.
+# A server's page keeps its lines from scrape to scrape but for the values, and servers that run the
+# same model have the same lines. A page that was read in full leaves a template of its lines; the
+# next page of any target that fits the template is split into values without looking at a name. A
+# page that fits none is read in full, which also finds what is wrong and where.
 #
 # Not checked, because no page is misread without it: that the lines of a family stand together,
 # that samples fit their type, that histograms add up.
@@ -108,20 +110,19 @@ def _decode(body: str | bytes, limit_bytes: int) -> str:
 
 _OPENMETRICS = "application/openmetrics-text"
 _EOF = "# EOF"
-_NO_PREFIX = "\n"  # of a line without a sample: no line starts with it
 _DEFAULTS = Limits()
 
 
 class PageParser:
-    """The parser of one target's pages. It keeps the last page's layout and reuses it.
+    """The parser of one target's pages.
 
-    `Page.layout` is the same object as long as names, labels, types and order are the same. Nothing
-    else carries over from page to page.
+    `Page.layout` is the same object as long as names, labels, types and order are the same; targets
+    with the same layout share it. Nothing else carries over from page to page.
     """
 
     def __init__(self, limits: Limits = _DEFAULTS) -> None:
         self._limits = limits
-        self._last: _Reading | None = None
+        self._template: _Template | None = None
 
     def parse(
         self, body: str | bytes, *, content_type: str = "", content_encoding: str = ""
@@ -136,14 +137,12 @@ class PageParser:
         """
         lines = split_lines(body, content_encoding, self._limits)
         openmetrics = _is_openmetrics(content_type, lines)
-        last = self._last
-        if last is not None and last.openmetrics == openmetrics and last.update(lines):
-            return last.page()
-        reading = _read(lines, openmetrics=openmetrics, limits=self._limits)
-        if last is not None and _same(last.layout, reading.layout):
-            reading.layout = last.layout
-        self._last = reading
-        return reading.page()
+        template, page = self._template, None
+        if template is not None and template.openmetrics == openmetrics:
+            page = template.page(lines)
+        if page is None:
+            self._template, page = _read(lines, openmetrics=openmetrics, limits=self._limits)
+        return page
 
 
 def parse(
@@ -158,72 +157,71 @@ def parse(
     return parser.parse(body, content_type=content_type, content_encoding=content_encoding)
 
 
-@dataclass(slots=True)
-class _Reading:
-    """A page by its lines, to check whether the next page differs in values only."""
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class _Template:
+    """A page without its values, as lines. `is_sample` and `is_other` have an entry per line,
+    `prefixes` (a sample line's text before its value) per sample line, `others` per other line."""
 
-    lines: list[str]
     openmetrics: bool
     limits: Limits
-    prefixes: list[str] = field(default_factory=list[str])  # of each line: all before the value
-    positions: list[int] = field(default_factory=list[int])  # of each line: of its sample
-    layout: Layout = field(default_factory=lambda: Layout((), {}))
-    values: list[float] = field(default_factory=list[float])
-    timestamps_s: dict[int, float] = field(default_factory=dict[int, float])
-    exemplars: dict[int, Exemplar] = field(default_factory=dict[int, Exemplar])
+    is_sample: tuple[bool, ...]
+    is_other: tuple[bool, ...]
+    prefixes: tuple[str, ...]
+    others: tuple[str, ...]
+    layout: Layout
 
-    def page(self) -> Page:
-        """A page with lists and mappings of its own."""
-        values, timestamps_s = self.values.copy(), self.timestamps_s.copy()
-        return Page(self.layout, values, timestamps_s, self.exemplars.copy())
+    def page(self, lines: Sequence[str]) -> Page | None:
+        """The page of these lines; None if they differ from the template's in more than values, or
+        are malformed."""
+        if len(lines) != len(self.is_sample):
+            return None
+        samples = list(compress(lines, self.is_sample))
+        tails = list(map(str.removeprefix, samples, self.prefixes))
+        if any(map(eq, tails, samples)):  # a line that does not start as it did
+            return None
+        if tuple(compress(lines, self.is_other)) != self.others:
+            return None
+        values = numbers(tails)
+        if values is not None:
+            return Page(self.layout, values)
+        try:
+            return self.full_page(
+                [_tail(text, openmetrics=self.openmetrics, limits=self.limits) for text in tails]
+            )
+        except ExpositionError:
+            return None  # reading in full says what is wrong
 
-    def put(self, position: int, tail: Tail) -> None:
-        """Set a sample's value, timestamp and exemplar."""
-        self.values[position] = tail.value
-        self.timestamps_s.pop(position, None)
-        self.exemplars.pop(position, None)
-        if tail.timestamp_s is not None:
-            self.timestamps_s[position] = tail.timestamp_s
-        if tail.exemplar is not None:
-            self.exemplars[position] = tail.exemplar
+    def full_page(self, tails: Sequence[Tail]) -> Page:
+        """The page with these values, timestamps and exemplars."""
+        return Page(
+            self.layout,
+            [tail.value for tail in tails],
+            {at: t_s for at, tail in enumerate(tails) if (t_s := tail.timestamp_s) is not None},
+            {at: found for at, tail in enumerate(tails) if (found := tail.exemplar) is not None},
+        )
 
-    def update(self, lines: list[str]) -> bool:
-        """Update the values from these lines if nothing else differs. Returns whether it did."""
-        if len(lines) != len(self.lines):
-            return False
-        changed = list(map(ne, lines, self.lines))
-        fresh = list(compress(lines, changed))
-        rests = list(map(str.removeprefix, fresh, compress(self.prefixes, changed)))
-        if any(map(eq, rests, fresh)):  # a line that does not start as it did
-            return False
-        positions = compress(self.positions, changed)
-        plain = None if self.timestamps_s or self.exemplars else numbers(rests)
-        if plain is not None:
-            for position, value in zip(positions, plain, strict=True):
-                self.values[position] = value
-        else:
-            try:
-                tails = [self.tail(rest) for rest in rests]
-            except ExpositionError:
-                return False  # reading in full says what is wrong
-            for position, tail in zip(positions, tails, strict=True):
-                self.put(position, tail)
-        self.lines = lines
-        return True
 
-    def tail(self, text: str) -> Tail:
-        """The value, timestamp and exemplar of a sample."""
-        if " " in text or "\t" in text:
-            return read_tail(text, openmetrics=self.openmetrics, limits=self.limits)
-        return Tail(number(text))
+_templates: WeakValueDictionary[tuple[object, ...], _Template] = WeakValueDictionary()
+_layouts: WeakValueDictionary[tuple[object, ...], Layout] = WeakValueDictionary()
+"""Those in use, by content. Threads that add equal ones at once only share less."""
+
+
+def _tail(text: str, *, openmetrics: bool, limits: Limits) -> Tail:
+    if " " in text or "\t" in text:
+        return read_tail(text, openmetrics=openmetrics, limits=limits)
+    return Tail(number(text))
 
 
 class _FullReader:
-    """Reads a page line by line into a `_Reading`."""
+    """Reads a page line by line."""
 
-    def __init__(self, reading: _Reading) -> None:
-        self.reading = reading
+    def __init__(self, *, openmetrics: bool, limits: Limits) -> None:
+        self._openmetrics, self._limits = openmetrics, limits
         self.ended = False  # by # EOF
+        self.is_sample: list[bool] = []
+        self.tails: list[Tail] = []
+        self._prefixes: list[str] = []
+        self._others: list[str] = []
         self._series: list[Series] = []
         self._types: dict[str, str] = {}
         self._repeated: set[int] = set()
@@ -232,31 +230,30 @@ class _FullReader:
 
     def take(self, line: str) -> None:
         """Read the next line."""
-        reading = self.reading
         if self.ended and line.strip(" \t"):
             raise ExpositionError(f"text after {_EOF}")
         if line[:1] in ("", "#", " ", "\t") and line.strip(" \t")[:1] in ("", "#"):
             self._take_comment(line)
-            reading.prefixes.append(_NO_PREFIX)
-            reading.positions.append(-1)
+            self._others.append(line)
+            self.is_sample.append(False)
             return
         prefix, name, block = split_head(line)
-        position = self._take_series(name, block or "")
-        reading.values.append(0.0)
-        reading.put(position, reading.tail(line[len(prefix) :]))
-        reading.prefixes.append(prefix)
-        reading.positions.append(position)
+        self._take_series(name, block or "")
+        tail = line[len(prefix) :]
+        self.tails.append(_tail(tail, openmetrics=self._openmetrics, limits=self._limits))
+        self._prefixes.append(prefix)
+        self.is_sample.append(True)
 
     def _take_comment(self, line: str) -> None:
-        if line == _EOF and self.reading.openmetrics:
+        if line == _EOF and self._openmetrics:
             self.ended = True
             return
-        stated = read_type(line.strip(" \t"), self.reading.limits)
+        stated = read_type(line.strip(" \t"), self._limits)
         if stated is not None:
             self._types.setdefault(*stated)
 
-    def _take_series(self, name: str | None, block: str) -> int:
-        limits, position = self.reading.limits, len(self._series)
+    def _take_series(self, name: str | None, block: str) -> None:
+        limits, position = self._limits, len(self._series)
         if position >= limits.series:
             raise ExpositionError(f"more than {limits.series} series", kind="too_large")
         parsed = self._blocks.get(block)
@@ -267,21 +264,44 @@ class _FullReader:
             self._repeated.add(position)
         self._seen.add(series)
         self._series.append(series)
-        return position
 
-    def layout(self) -> Layout:
-        """The layout of all lines read."""
-        return Layout(tuple(self._series), self._types, frozenset(self._repeated))
+    def template(self) -> _Template:
+        """The template of all lines read: one in use if it is equal."""
+        is_sample, prefixes = tuple(self.is_sample), tuple(self._prefixes)
+        others = tuple(self._others)
+        # The key has no `is_other`, which follows, and no layout, which the lines determine.
+        key = (self._openmetrics, self._limits, is_sample, prefixes, others)
+        is_other = tuple([not sample for sample in is_sample])
+        template = _templates.get(key)
+        if template is None:
+            template = _templates[key] = _Template(
+                self._openmetrics,
+                self._limits,
+                is_sample,
+                is_other,
+                prefixes,
+                others,
+                self._layout(),
+            )
+        return template
+
+    def _layout(self) -> Layout:
+        series, repeated = tuple(self._series), frozenset(self._repeated)
+        key = (series, frozenset(self._types.items()), repeated)
+        layout = _layouts.get(key)
+        if layout is None:
+            layout = _layouts[key] = Layout(series, self._types, repeated)
+        return layout
 
 
-def _read(lines: list[str], *, openmetrics: bool, limits: Limits) -> _Reading:
-    reading = _Reading(lines, openmetrics, limits)
-    reader = _FullReader(reading)
+def _read(lines: list[str], *, openmetrics: bool, limits: Limits) -> tuple[_Template, Page]:
+    """The page of these lines, each read in full, and its template."""
+    reader = _FullReader(openmetrics=openmetrics, limits=limits)
     try:
         for line in lines:
             reader.take(line)
     except ExpositionError as exc:
-        at = len(reading.prefixes) + 1
+        at = len(reader.is_sample) + 1
         # The last of the split lines is empty unless the page stops within a line. A page of one
         # bad line is something else.
         cut = 1 < at == len(lines) and exc.kind == "exposition"
@@ -289,8 +309,8 @@ def _read(lines: list[str], *, openmetrics: bool, limits: Limits) -> _Reading:
         raise ExpositionError(f"{exc}: {excerpt(lines[at - 1])}", line=at, kind=kind) from exc
     if openmetrics and not reader.ended:
         raise ExpositionError(f"no {_EOF} at the end", line=len(lines), kind="truncated")
-    reading.layout = reader.layout()
-    return reading
+    template = reader.template()
+    return template, template.full_page(reader.tails)
 
 
 def _is_openmetrics(content_type: str, lines: list[str]) -> bool:
@@ -298,11 +318,3 @@ def _is_openmetrics(content_type: str, lines: list[str]) -> bool:
     if media_type:
         return media_type == _OPENMETRICS
     return next((line for line in reversed(lines) if line.strip(" \t")), "") == _EOF
-
-
-def _same(layout: Layout, other: Layout) -> bool:
-    return (layout.series, layout.types, layout.repeated) == (
-        other.series,
-        other.types,
-        other.repeated,
-    )

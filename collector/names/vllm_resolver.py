@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_metrics import (
@@ -176,12 +177,24 @@ UNNAMED = "on the page for an engine it does not name"
 _ENGINE_LABELS = frozenset({"model_name", "engine", "le"})
 
 
+_bindings: WeakKeyDictionary[Layout, Binding] = WeakKeyDictionary()
+"""Those of layouts in use."""
+
+
 def resolve(layout: Layout) -> Binding:
-    """The positions of the values of vLLM's metrics on pages of this layout.
+    """The positions of the values of vLLM's metrics on pages of this layout; the same object for
+    the same layout.
 
     Raises:
         CollectError: of kind no_vllm, where the page has none of vLLM's core metrics.
     """
+    binding = _bindings.get(layout)
+    if binding is None:
+        binding = _bindings[layout] = _resolved(layout)
+    return binding
+
+
+def _resolved(layout: Layout) -> Binding:
     table = metric_table()
     prefix = find_prefix({series.name for series in layout.series}, table)
     if prefix is None:

@@ -1,6 +1,7 @@
 """Signal expressions, evaluated on a window or compiled to PromQL with the same meaning. Pure.
 
-An expression is bound to a history's columns once per page layout and evaluated once per scrape.
+An expression is bound to columns once per page layout, for all targets with this layout, and
+evaluated once per scrape.
 Its value is a float, or None if the window has no answer: no series, fewer than two scrapes, no
 observation, a division by zero. In PromQL that is an empty result.
 """
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import Protocol
 
+from kneewatch.collector.columns import Columns, Where
 from kneewatch.collector.names.vllm_metrics import VLLM_PREFIX
-from kneewatch.collector.scrape_history import History, Where
 from kneewatch.collector.window import Window
 
 Has = Callable[[str], bool]
@@ -69,9 +70,8 @@ class Dialect:
 class Expr(Protocol):
     """The interface of all expressions."""
 
-    def bind(self, history: History) -> Value:
-        """A function that evaluates it on windows of a history; valid until the history has a new
-        series."""
+    def bind(self, page_columns: Columns) -> Value:
+        """A function that evaluates it on windows of any history with these columns."""
         ...
 
     def promql(self, dialect: Dialect) -> str | None:
@@ -114,8 +114,8 @@ class Gauge(OfMetric):
 
     where: Where = ()
 
-    def bind(self, history: History) -> Value:
-        columns = history.gauge_columns(self.metric, self.where)
+    def bind(self, page_columns: Columns) -> Value:
+        columns = page_columns.gauge_columns(self.metric, self.where)
 
         def value(window: Window) -> float | None:
             values = window.newest(columns)
@@ -134,8 +134,8 @@ class Count(OfMetric):
     where: Where = ()
     suffix: str = "_total"
 
-    def bind(self, history: History) -> Value:
-        columns = history.counter_columns(self.metric, self.where)
+    def bind(self, page_columns: Columns) -> Value:
+        columns = page_columns.counter_columns(self.metric, self.where)
 
         def value(window: Window) -> float | None:
             counts = window.counted(columns)
@@ -153,8 +153,8 @@ class Across(OfMetric):
 
     fold: str
 
-    def bind(self, history: History) -> Value:
-        columns, fold = history.gauge_columns(self.metric), FOLDS[self.fold]
+    def bind(self, page_columns: Columns) -> Value:
+        columns, fold = page_columns.gauge_columns(self.metric), FOLDS[self.fold]
 
         def value(window: Window) -> float | None:
             values = window.newest(columns)
@@ -176,8 +176,8 @@ class OverTime(OfMetric):
     fold: str
     where: Where = ()
 
-    def bind(self, history: History) -> Value:
-        columns, fold = history.gauge_columns(self.metric, self.where), FOLDS[self.fold]
+    def bind(self, page_columns: Columns) -> Value:
+        columns, fold = page_columns.gauge_columns(self.metric, self.where), FOLDS[self.fold]
 
         def value(window: Window) -> float | None:
             series = window.over_time(columns)
@@ -200,8 +200,8 @@ class BitShare(OfMetric):
     mask: int
     where: Where = ()
 
-    def bind(self, history: History) -> Value:
-        columns, mask = history.gauge_columns(self.metric, self.where), self.mask
+    def bind(self, page_columns: Columns) -> Value:
+        columns, mask = page_columns.gauge_columns(self.metric, self.where), self.mask
 
         def value(window: Window) -> float | None:
             series = window.over_time(columns)
@@ -221,8 +221,8 @@ class Slope(OfMetric):
 
     where: Where = ()
 
-    def bind(self, history: History) -> Value:
-        columns = history.gauge_columns(self.metric, self.where)
+    def bind(self, page_columns: Columns) -> Value:
+        columns = page_columns.gauge_columns(self.metric, self.where)
 
         def value(window: Window) -> float | None:
             each = map(least_squares_slope, window.points(columns))
@@ -258,8 +258,8 @@ class Rate(OfMetric):
     where: Where = ()
     suffix: str = "_total"
 
-    def bind(self, history: History) -> Value:
-        return rate_of(history.counter_columns(self.metric, self.where))
+    def bind(self, page_columns: Columns) -> Value:
+        return rate_of(page_columns.counter_columns(self.metric, self.where))
 
     def promql(self, dialect: Dialect) -> str | None:
         series = dialect.series(self.metric, self.suffix, self.where)
@@ -272,8 +272,8 @@ class PartRate(OfMetric):
 
     part: str
 
-    def bind(self, history: History) -> Value:
-        return rate_of(history.counter_columns(self.metric, (), self.part))
+    def bind(self, page_columns: Columns) -> Value:
+        return rate_of(page_columns.counter_columns(self.metric, (), self.part))
 
     def promql(self, dialect: Dialect) -> str | None:
         return dialect.sum(f"rate({dialect.series(self.metric, '_' + self.part)}[{dialect.range}])")
@@ -288,8 +288,12 @@ class Ratio:
     under: Expr
     scale: float = 1.0
 
-    def bind(self, history: History) -> Value:
-        over_of, under_of, scale = self.over.bind(history), self.under.bind(history), self.scale
+    def bind(self, page_columns: Columns) -> Value:
+        over_of, under_of, scale = (
+            self.over.bind(page_columns),
+            self.under.bind(page_columns),
+            self.scale,
+        )
 
         def value(window: Window) -> float | None:
             under = under_of(window)
@@ -317,8 +321,8 @@ class Complement:
 
     of: Expr
 
-    def bind(self, history: History) -> Value:
-        bound = self.of.bind(history)
+    def bind(self, page_columns: Columns) -> Value:
+        bound = self.of.bind(page_columns)
 
         def value(window: Window) -> float | None:
             of = bound(window)
@@ -341,8 +345,8 @@ class Scaled:
     of: Expr
     scale: float
 
-    def bind(self, history: History) -> Value:
-        bound, scale = self.of.bind(history), self.scale
+    def bind(self, page_columns: Columns) -> Value:
+        bound, scale = self.of.bind(page_columns), self.scale
 
         def value(window: Window) -> float | None:
             of = bound(window)
@@ -364,8 +368,10 @@ class FirstOf:
 
     options: tuple[Expr, ...]
 
-    def bind(self, history: History) -> Value:
-        bound = [expr.bind(history) for expr in self.options if not expr.lacking(history.has)]
+    def bind(self, page_columns: Columns) -> Value:
+        bound = [
+            expr.bind(page_columns) for expr in self.options if not expr.lacking(page_columns.has)
+        ]
 
         def value(window: Window) -> float | None:
             for value_of in bound:
@@ -392,8 +398,8 @@ class HereOnly:
 
     of: Expr
 
-    def bind(self, history: History) -> Value:
-        return self.of.bind(history)
+    def bind(self, page_columns: Columns) -> Value:
+        return self.of.bind(page_columns)
 
     def promql(self, dialect: Dialect) -> str | None:
         del dialect
@@ -412,12 +418,12 @@ class Beside:
     here: Expr
     fold: str
 
-    def bind(self, history: History) -> Value:
-        if self.here.lacking(history.has):
-            return self.of.bind(history)
-        if self.of.lacking(history.has):
-            return self.here.bind(history)
-        of_of, here_of = self.of.bind(history), self.here.bind(history)
+    def bind(self, page_columns: Columns) -> Value:
+        if self.here.lacking(page_columns.has):
+            return self.of.bind(page_columns)
+        if self.of.lacking(page_columns.has):
+            return self.here.bind(page_columns)
+        of_of, here_of = self.of.bind(page_columns), self.here.bind(page_columns)
         fold = FOLDS[self.fold]
 
         def value(window: Window) -> float | None:
@@ -442,7 +448,7 @@ class Quantile(OfMetric):
 
     q: float
 
-    def bind(self, history: History) -> Value:
+    def bind(self, page_columns: Columns) -> Value:
         metric, q = self.metric, self.q
 
         def value(window: Window) -> float | None:
@@ -463,7 +469,7 @@ class ShareAtMost(OfMetric):
 
     bound: float
 
-    def bind(self, history: History) -> Value:
+    def bind(self, page_columns: Columns) -> Value:
         metric, bound = self.metric, self.bound
 
         def value(window: Window) -> float | None:
@@ -480,12 +486,12 @@ class ShareAtMost(OfMetric):
 
 
 def number_of_current(
-    history: History, metric: str, read: Callable[[Mapping[str, str]], float | None]
+    page_columns: Columns, metric: str, read: Callable[[Mapping[str, str]], float | None]
 ) -> Value:
     """The number that `read` gets from the labels of an info metric's current series, the one with
     the greatest value."""
-    columns = history.gauge_columns(metric)
-    rows = history.gauges.by_metric.get(metric, ())
+    columns = page_columns.gauge_columns(metric)
+    rows = page_columns.gauges.by_metric.get(metric, ())
     numbers = {at: read(dict(column.labels)) for column, at in rows}
 
     def value(window: Window) -> float | None:
@@ -501,8 +507,8 @@ class InfoNumber(OfMetric):
 
     label: str
 
-    def bind(self, history: History) -> Value:
-        return number_of_current(history, self.metric, self._number)
+    def bind(self, page_columns: Columns) -> Value:
+        return number_of_current(page_columns, self.metric, self._number)
 
     def _number(self, labels: Mapping[str, str]) -> float | None:
         try:
@@ -521,8 +527,8 @@ class InfoNames(OfMetric):
 
     label: str
 
-    def bind(self, history: History) -> Value:
-        return number_of_current(history, self.metric, self._count)
+    def bind(self, page_columns: Columns) -> Value:
+        return number_of_current(page_columns, self.metric, self._count)
 
     def _count(self, labels: Mapping[str, str]) -> float | None:
         if self.label not in labels:
@@ -538,8 +544,8 @@ class InfoNames(OfMetric):
 class InfoChanges(OfMetric):
     """Changes per second of an info metric whose value is the time it was last set."""
 
-    def bind(self, history: History) -> Value:
-        columns = history.gauge_columns(self.metric)
+    def bind(self, page_columns: Columns) -> Value:
+        columns = page_columns.gauge_columns(self.metric)
 
         def value(window: Window) -> float | None:
             reported, since_s = window.newest(columns), window.now_s - window.range_s
@@ -561,8 +567,8 @@ class Product:
     left: Expr
     right: Expr
 
-    def bind(self, history: History) -> Value:
-        left_of, right_of = self.left.bind(history), self.right.bind(history)
+    def bind(self, page_columns: Columns) -> Value:
+        left_of, right_of = self.left.bind(page_columns), self.right.bind(page_columns)
 
         def value(window: Window) -> float | None:
             left, right = left_of(window), right_of(window)
@@ -584,8 +590,8 @@ class Sum:
 
     parts: tuple[Expr, ...]
 
-    def bind(self, history: History) -> Value:
-        parts = [part.bind(history) for part in self.parts]
+    def bind(self, page_columns: Columns) -> Value:
+        parts = [part.bind(page_columns) for part in self.parts]
 
         def value(window: Window) -> float | None:
             total = 0.0
@@ -612,8 +618,8 @@ class SumOfKnown:
 
     parts: tuple[Expr, ...]
 
-    def bind(self, history: History) -> Value:
-        parts = [part.bind(history) for part in self.parts]
+    def bind(self, page_columns: Columns) -> Value:
+        parts = [part.bind(page_columns) for part in self.parts]
 
         def value(window: Window) -> float | None:
             known = [summand for part in parts if (summand := part(window)) is not None]
@@ -638,8 +644,8 @@ class Difference:
     left: Expr
     right: Expr
 
-    def bind(self, history: History) -> Value:
-        left_of, right_of = self.left.bind(history), self.right.bind(history)
+    def bind(self, page_columns: Columns) -> Value:
+        left_of, right_of = self.left.bind(page_columns), self.right.bind(page_columns)
 
         def value(window: Window) -> float | None:
             left, right = left_of(window), right_of(window)
@@ -662,8 +668,8 @@ class Positive:
 
     of: Expr
 
-    def bind(self, history: History) -> Value:
-        bound = self.of.bind(history)
+    def bind(self, page_columns: Columns) -> Value:
+        bound = self.of.bind(page_columns)
 
         def value(window: Window) -> float | None:
             of = bound(window)
@@ -705,9 +711,9 @@ class SlowTimeShare(OfMetric):
 
     edges: tuple[float, ...]
 
-    def bind(self, history: History) -> Value:
+    def bind(self, page_columns: Columns) -> Value:
         metric, weights = self.metric, self._weights()
-        total_of = PartRate(metric, "sum").bind(history)
+        total_of = PartRate(metric, "sum").bind(page_columns)
 
         def value(window: Window) -> float | None:
             buckets, total_s = window.buckets(metric), total_of(window)
@@ -742,7 +748,7 @@ class AboveRate(OfMetric):
 
     bound: float
 
-    def bind(self, history: History) -> Value:
+    def bind(self, page_columns: Columns) -> Value:
         metric, bound = self.metric, self.bound
 
         def value(window: Window) -> float | None:

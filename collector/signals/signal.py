@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kneewatch.collector.columns import Columns
 from kneewatch.collector.scrape_history import History
 from kneewatch.collector.signals.expr import Expr, Value
 from kneewatch.collector.window import Window
@@ -42,24 +43,58 @@ class Reading:
     impossible: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class BoundSignals:
+    """Signals bound to columns: those that have a value, those whose metrics no page had, and what
+    each lacks on the newest page."""
+
+    signals: tuple[Signal, ...]
+    valued: tuple[tuple[str, Value], ...]
+    absent: Mapping[str, None]
+    missing: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, signals: tuple[Signal, ...], columns: Columns) -> BoundSignals:
+        """The signals bound to the columns; shared by all engines with these columns."""
+        bound: BoundSignals | None = columns.bound.get(id(signals))
+        if bound is None or bound.signals is not signals:
+            bound = columns.bound[id(signals)] = cls._bind(signals, columns)
+        return bound
+
+    @classmethod
+    def _bind(cls, signals: tuple[Signal, ...], columns: Columns) -> BoundSignals:
+        missing: dict[str, tuple[str, ...]] = {}
+        valued: list[tuple[str, Value]] = []
+        absent: dict[str, None] = {}
+        for signal in signals:
+            lacking = tuple(dict.fromkeys(signal.expr.lacking(columns.shows)))
+            if lacking:
+                missing[signal.key] = lacking
+            if lacking and signal.expr.lacking(columns.has):
+                absent[signal.key] = None
+            else:
+                valued.append((signal.key, signal.expr.bind(columns)))
+        return cls(signals, tuple(valued), absent, missing)
+
+
 class SignalSet:
-    """The signals of one history. What is missing is worked out once per page layout."""
+    """The signals of one history."""
 
     def __init__(self, signals: Sequence[Signal], history: History) -> None:
         self._signals, self._history = tuple(signals), history
-        self._generation = -1
-        self._known: tuple[tuple[str, Value], ...] = ()
-        self._absent: dict[str, None] = {}
-        self.missing: dict[str, tuple[str, ...]] = {}
+        self._columns = history.columns
+        self._bound = BoundSignals.of(self._signals, self._columns)
 
     def read(self, window: Window) -> Reading:
         """Every signal's value on a window."""
-        if self._generation != self._history.generation:
-            self._bind()
-        values = {key: value(window) for key, value in self._known}
-        values.update(self._absent)
+        if self._columns is not self._history.columns:
+            self._columns = self._history.columns
+            self._bound = BoundSignals.of(self._signals, self._columns)
+        bound = self._bound
+        values = {key: value(window) for key, value in bound.valued}
+        values.update(bound.absent)
         odd = self._history.impossible
-        return Reading(values, self._without(odd) if odd else self.missing, odd)
+        return Reading(values, self._without(odd) if odd else bound.missing, odd)
 
     def _without(self, odd: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
         def has(metric: str) -> bool:
@@ -67,17 +102,3 @@ class SignalSet:
 
         lacking = ((signal.key, signal.expr.lacking(has)) for signal in self._signals)
         return {key: tuple(dict.fromkeys(metrics)) for key, metrics in lacking if metrics}
-
-    def _bind(self) -> None:
-        bound: list[Signal] = []
-        self.missing, self._absent = {}, {}
-        for signal in self._signals:
-            lacking = tuple(dict.fromkeys(signal.expr.lacking(self._history.shows)))
-            if lacking:
-                self.missing[signal.key] = lacking
-            if lacking and signal.expr.lacking(self._history.has):
-                self._absent[signal.key] = None
-            else:
-                bound.append(signal)
-        self._known = tuple((signal.key, signal.expr.bind(self._history)) for signal in bound)
-        self._generation = self._history.generation

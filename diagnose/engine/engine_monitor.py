@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kneewatch.collector.columns import Column
 from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Page
-from kneewatch.collector.scrape_history import Column, History, Restart
+from kneewatch.collector.scrape_history import History, Restart
 from kneewatch.collector.signals.signal import Reading, Signal, SignalSet
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.causes import availability as observer
@@ -199,8 +200,6 @@ class EngineMonitor:
         """Why the engine died, by the server's log; None again after a token or a restart."""
         self._server: ServerFacts | None = None
         self._server_gpus = profile.stated.server_gpus
-        self._columns: tuple[Column, ...] = ()
-        self._columns_of = -1
 
     def set_weekly_peak(self, peak_requests: float | None) -> None:
         """Set the peak of running and waiting requests within the last week; None: unknown."""
@@ -254,13 +253,8 @@ class EngineMonitor:
 
         Shapes: both (counters,). The columns are the same object until others come.
         """
-        if self._columns_of != self.history.generation:
-            columns = tuple(self.history.counters.columns)
-            if columns != self._columns:
-                self._columns = columns
-            self._columns_of = self.history.generation
         newest = self.history.frames[-1].counters if self.history.frames else ()
-        return self._columns, tuple(newest)
+        return self.history.counters.names, tuple(newest)
 
     @property
     def config(self) -> Mapping[str, str]:

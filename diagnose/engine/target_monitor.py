@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.names.vllm_resolver import Binding, resolve
+from kneewatch.collector.names.vllm_resolver import resolve
 from kneewatch.collector.names.vllm_series import EngineKey
-from kneewatch.collector.samples import Layout, Page
+from kneewatch.collector.samples import Page
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.startup import ENGINE_DIED
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -38,7 +38,6 @@ class TargetMonitor:
         self.name, self.profile = name, profile
         self._catalogue = catalogue or Catalogue.of(profile)
         self._engines: dict[EngineKey, EngineMonitor] = {}
-        self._bound: tuple[Layout, Binding] | None = None
         self._failures, self._failing_since_s = 0, 0.0
         self._limit = EngineLimit()
         self._data_parallel: DataParallelEngines | None = None
@@ -87,7 +86,7 @@ class TargetMonitor:
         """A diagnosis for each engine on the page; `gpus` are the signals of the target's GPUs,
         `fetch_s` is how long the page took, where it was fetched now."""
         try:
-            binding = self._resolve(page)
+            binding = resolve(page.layout)
         except CollectError as error:
             return self.failed(t_s, error)
         self._failures, self.last_error = 0, None
@@ -172,8 +171,3 @@ class TargetMonitor:
         return [
             engine.unreadable(t_s, cause, str(error), log=self._log_failure) for engine in engines
         ]
-
-    def _resolve(self, page: Page) -> Binding:
-        if self._bound is None or self._bound[0] is not page.layout:
-            self._bound = (page.layout, resolve(page.layout))
-        return self._bound[1]

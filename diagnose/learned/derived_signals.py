@@ -121,7 +121,7 @@ def recent(history: History, now_s: float, window_s: float) -> dict[str, float |
     window = Window(history, now_s=now_s, range_s=range_s)
     drafted = window.rate("spec_decode_num_draft_tokens")
     accepted = _over(window.rate("spec_decode_num_accepted_tokens"), drafted)
-    swapped_per_s = ADAPTER_CHANGES.bind(history)(window)
+    swapped_per_s = ADAPTER_CHANGES.bind(history.columns)(window)
     started = window.part_rate(TTFT, "count")
     if not _enough(started, window):
         window = Window(history, now_s=now_s, range_s=max(range_s, 2 * RECENT_SHARE * window_s))

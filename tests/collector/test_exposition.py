@@ -258,6 +258,18 @@ def test_consecutive_recorded_pages_share_their_layout() -> None:
     assert page.values != parse(first).values
 
 
+def test_targets_with_the_same_series_share_a_layout_and_no_values() -> None:
+    first, second = recorded("vllm-0.32.0-loaded"), recorded("vllm-0.32.0-loaded-next")
+    one, other = PageParser(), PageParser()
+    pages = [one.parse(first), other.parse(second), one.parse(second), other.parse(first)]
+    assert len({page.layout for page in pages}) == 1
+    assert [page.values for page in pages[:2]] == [page.values for page in (pages[3], pages[2])]
+    described = other.parse(first.replace("# HELP vllm:num_requests_running ", "# HELP a "))
+    assert described.layout is pages[0].layout
+    unlike = other.parse(first.replace('engine="0"', 'engine="1"'))
+    assert unlike.layout is not pages[0].layout
+
+
 def test_a_known_layout_is_read_several_times_as_fast() -> None:
     pages = [recorded("vllm-0.32.0-loaded"), recorded("vllm-0.32.0-loaded-next")]
     parser = PageParser()

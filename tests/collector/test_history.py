@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from kneewatch.collector.columns import Columns
 from kneewatch.collector.scrape_history import FRAMES_MAX, History
 from kneewatch.collector.signals.expr import Gauge
 from kneewatch.collector.window import Window
@@ -240,7 +241,7 @@ def test_a_series_that_vanished_is_told_from_one_that_is_there() -> None:
     assert not any(map(history.shows, ("early", "gauge", "histogram", "never")))
     assert all(map(history.has, ("always", "early", "gauge", "histogram")))
     newest = Window(history, now_s=20.0, range_s=10.0)
-    gauge = Gauge("gauge").bind(history)
+    gauge = Gauge("gauge").bind(history.columns)
     assert gauge(newest) is None
     assert newest.rate("early") is None
     assert rate(history, "early", range_s=20.0) == pytest.approx(1.0), "what the window still holds"
@@ -249,14 +250,28 @@ def test_a_series_that_vanished_is_told_from_one_that_is_there() -> None:
     assert gauge(Window(history, now_s=30.0, range_s=10.0)) == 2.0
 
 
-def test_the_layout_number_changes_whenever_what_is_known_does() -> None:
+def test_the_columns_are_other_ones_whenever_what_is_known_does() -> None:
     handmade = Handmade()
-    seen: list[int] = []
+    seen: list[Columns] = []
     for t_s, names in enumerate(["a", "a", "ab", "ab", "b", "ab"]):
         handmade.take(float(t_s), dict.fromkeys(names, 1.0))
-        seen.append(handmade.history.generation)
-    changed = [after != before for before, after in pairwise(seen)]
+        seen.append(handmade.history.columns)
+    changed = [after is not before for before, after in pairwise(seen)]
     assert changed == [False, True, False, True, True]
+
+
+def test_targets_whose_pages_have_the_same_series_share_columns_until_these_differ() -> None:
+    first, second = Scraped(), Scraped()
+    for t_s, body in ((0.0, FIRST), (10.0, NEXT)):
+        first.take(t_s, body)
+        second.take(t_s, body)
+    assert first.history.columns is second.history.columns
+    more = NEXT.replace("# TYPE", 'vllm:late_total{engine="0",model_name="tiny"} 7\n# TYPE', 1)
+    second.take(20.0, more)
+    first.take(20.0, NEXT)
+    assert first.history.columns is not second.history.columns
+    assert len(first.history.frames[-1].counters) == len(first.history.counters)
+    assert rate(first.history, "generation_tokens") == rate(second.history, "generation_tokens")
 
 
 def test_ever_changing_label_sets_do_not_pile_up() -> None:

@@ -112,5 +112,5 @@ def test_what_was_bound_early_equals_what_is_bound_anew(shown: list[Shown]) -> N
         values = watched.read().values
         window = Window(watched.history, now_s=5.0 * number, range_s=60.0)
         for key, expr in KINDS.items():
-            anew = expr.bind(watched.history)(window)
+            anew = expr.bind(watched.history.columns)(window)
             assert values[key] == anew or math.isnan(values[key] or 0.0), key

@@ -31,7 +31,7 @@ START_S = 1_795_000_000.0
 
 def value(expr: Expr, window: Window) -> float | None:
     """An expression's value, bound anew."""
-    return expr.bind(window.history)(window)
+    return expr.bind(window.history.columns)(window)
 
 
 @dataclass(frozen=True, slots=True)

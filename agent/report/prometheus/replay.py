@@ -16,10 +16,10 @@ import numpy as np
 from kneewatch.agent.report.increases import Counted, Increases
 from kneewatch.agent.report.series import Floats, Signals
 from kneewatch.agent.report.spans import METRICS
+from kneewatch.collector.columns import Column
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.responses import Track
 from kneewatch.collector.samples import Layout, Page, Series
-from kneewatch.collector.scrape_history import Column
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import Catalogue
