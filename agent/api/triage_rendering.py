@@ -18,7 +18,15 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.diagnose.doc_links import OWN_DOCS
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.reports.diagnosis_json import document
-from kneewatch.reports.diagnosis_text import Style, brief_words, escaped, markdown, text, who
+from kneewatch.reports.diagnosis_text import (
+    Style,
+    brief_words,
+    escaped,
+    markdown,
+    notable,
+    text,
+    who,
+)
 from kneewatch.reports.formatting import WIDTH, clock, cut, date, moment, printable, span, wrapped
 from kneewatch.reports.recommendation_text import first_step
 from kneewatch.reports.triage.verdict import RANKS, WORST_FIRST
@@ -128,9 +136,10 @@ def _text(diagnoses: Sequence[Diagnosis], *, docs_url: str) -> str:
 
 def _brief(diagnosis: Diagnosis) -> str:
     stage = f"stage {diagnosis.stage.number}" if diagnosis.stage else "stage ?"
-    causes = ", ".join(cause.id for cause in diagnosis.causes)
+    causes = [cause.id for cause in diagnosis.causes]
+    notes = [finding.rule.id for finding in notable(diagnosis, "info")]
     line = f"{diagnosis.health.upper():8} {stage}  {who(diagnosis)}  "
-    line += f"{causes}  " if causes else ""
+    line += f"{', '.join(causes + notes)}  " if causes or notes else ""
     return cut(line + brief_words(diagnosis, WIDTH - len(line))).rstrip()
 
 

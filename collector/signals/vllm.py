@@ -135,6 +135,14 @@ LOAD = (
         optional=True,
     ),
     Signal(
+        "awake",
+        Gauge("engine_sleep_state", (("sleep_state", "awake"),)),
+        "1 while the engine is awake, 0 while sleep mode has taken its weights off the GPU.",
+        LOGGERS,
+        needs="vLLM 0.11 or later",
+        optional=True,
+    ),
+    Signal(
         "running_avg",
         OverTime("num_requests_running", "avg"),
         "Requests in the batch, mean over the window.",

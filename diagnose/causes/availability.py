@@ -15,7 +15,7 @@ from kneewatch.diagnose.learned.derived_signals import ABORTED, FILLED_MIN
 from kneewatch.rules.baseline import FAMILIES
 from kneewatch.rules.conditions import ALWAYS, Clause, Leaf, Number
 from kneewatch.rules.facts import WIDE_RANGE_S, Holds, Spelling, duration, number, range_s
-from kneewatch.rules.quantities import FirstOf
+from kneewatch.rules.quantities import FirstOf, Signal
 from kneewatch.rules.rule import Severity
 
 STALLED_S = 30.0
@@ -159,6 +159,31 @@ ENGINE_STALLED = CauseRecord(
     covers=QUEUE_RULES,
     moves=FAMILIES,
     levers=("max_model_len",),
+    onset_s=Number(0.0),
+)
+
+
+AWAKE = Signal("awake")
+
+ENGINE_ASLEEP = CauseRecord(
+    id="engine_asleep",
+    title="Engine asleep",
+    means="Sleep mode has taken the engine's weights off the GPU: it serves nothing until it is "
+    "woken. Always info by itself.",
+    forms=(
+        Form(
+            gate=AWAKE < 1.0,
+            start=Number(1.0),
+            terms=(term(AWAKE, None, 2.0, "engine_sleep_state says that it is not awake"),),
+            levels=(Level(Severity.INFO),),
+            say=((ALWAYS, "Engine asleep: it serves no request until it is woken."),),
+            summary="Engine asleep: it serves no request until it is woken",
+            lever="Wake it with POST /wake_up when it is needed; route no request to it before.",
+            guide=("9.4",),
+        ),
+    ),
+    explains=("engine_stalled", "underused"),
+    moves=FAMILIES,
     onset_s=Number(0.0),
 )
 

@@ -78,6 +78,7 @@ CAUSES: tuple[CauseRecord, ...] = (
     gpu_faults.GPU_FAULT,
     gpu_clocks.GPU_THROTTLED,
     observer.ENGINE_STALLED,
+    observer.ENGINE_ASLEEP,
     memory.KV_PRESSURE,
     memory.QUEUE_SATURATION,
     memory.ADMISSION_LIMIT,

@@ -263,6 +263,7 @@ CONCLUSIVE: Mapping[str, Situation] = {
     ),
     "tp_overhead": replace(CALM, split=split_of({1: 1000.0, 4: 500.0}, tensor_parallel=4)),
     "engine_stalled": CALM.lasting(stalled=45.0),
+    "engine_asleep": CALM.but(awake=0.0),
     "engine_restarted": replace(CALM, restarts_s=(NOW_S - 10,)),
 }
 """For each cause the least that concludes it."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kneewatch.diagnose.causes.evidence import Targets
-from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXAMINED, conclude
+from kneewatch.diagnose.causes.ranking import BY_ID, CAUSES, EXAMINED, conclude, ranked
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.learned.knee import LearnedKnee, Range
 from kneewatch.rules.rule import Severity
@@ -22,6 +22,7 @@ NOTES = {
     "underused",
     "kv_overprovisioned",
     "prefix_block_too_large",
+    "engine_asleep",
     "workload_drift",
     "tp_overhead",
     "engine_restarted",
@@ -343,6 +344,22 @@ def test_a_queue_that_nobody_serves_grows_critical() -> None:
         assert stuck.lasting(queued=59.0).causes()["queue_saturation"] == cause
         long = stuck.lasting(queued=60.0).causes()["queue_saturation"]
         assert long.severity == Severity.CRITICAL
+
+
+def test_a_sleeping_engine_is_told_as_asleep_and_is_why_it_stalls() -> None:
+    asleep = CONCLUSIVE["engine_asleep"]
+    assert CALM.but(awake=1.0).causes() == {}
+    (head,) = ranked(list(asleep.lasting(stalled=45.0).causes().values()))
+    assert (head.id, head.explains) == ("engine_asleep", ("engine_stalled",))
+    assert head.severity == Severity.CRITICAL
+    assert "/wake_up" in head.lever
+
+
+def test_a_sleeping_engine_is_no_healthy_one() -> None:
+    body = re.sub(r'(sleep_state="awake"\}) 1.0', r"\1 0.0", recorded("0.32.0-loaded"))
+    told = Target().one(body, body, body)
+    assert told.health == "info"
+    assert [cause.id for cause in told.causes] == ["engine_asleep"]
 
 
 def test_prompts_that_never_shared_a_prefix_are_a_note_that_leaves_open_why() -> None:

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kneewatch.agent.api.openapi import schemas
-from kneewatch.agent.api.triage_rendering import CACHE_MAX, Moment, RenderCache
+from kneewatch.agent.api.triage_rendering import CACHE_MAX, Moment, RenderCache, body
 from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.reports.formatting import WIDTH
@@ -28,7 +28,7 @@ from tests.agent.api.serving import (
     state_of,
 )
 from tests.agent.api.test_access import READER, token_file
-from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE
+from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE, finding
 from tests.reports.schema import problems
 
 TRIAGE = "/api/v1/triage"
@@ -358,3 +358,10 @@ def test_nothing_is_kept_of_targets_that_are_watched_no_more() -> None:
     assert present.cached("json", WELL_STATE.name, moment) is not None
     kept = present._documents  # pyright: ignore[reportPrivateUsage]
     assert list(kept) == [WELL_STATE.name]
+
+
+def test_an_engine_with_a_note_among_others_says_which() -> None:
+    note = finding("QUEUE-SHARE", "info", 0.2)
+    with_note = replace(HEALTHY, health="info", findings=[note])
+    first, _ = body("text", [with_note, HEALTHY], alone=False).splitlines()
+    assert "QUEUE-SHARE" in first
