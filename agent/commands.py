@@ -68,14 +68,16 @@ def diagnose(target: str, settings: Settings, *, form: str) -> int:
         return _diagnose_capture(target, settings, form)
     profile = settings.profile(window_s=live_window_s(settings), stated=stated(settings))
     stream = TargetStream(target_name(target), profile, settings.limits())
-    stream.server = server_watch(target, settings)
-    log = _log_of(stream.server)
+    stream.server = watch = server_watch(target, settings)
+    log = _log_of(watch)
     fetcher = Fetcher(metrics_url(target), settings.fetch())
     gpus = _gpu_stream(target, gpu_metrics, settings, profile) if gpu_metrics else None
     try:
         with closing(fetcher), closing(gpus) if gpus else nullcontext():
             last, introduction = _watch(stream, fetcher, gpus, settings)
     except CollectError as error:
+        # The log of a process on this node is found only after the scrape.
+        log = watch.log.log if watch is not None and watch.log is not None else log
         if log.failure is None:
             raise
         say(f"{error}")

@@ -7,6 +7,7 @@ import re
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from kneewatch.agent.input_files import named_model
 from kneewatch.collector.errors import SettingsError
@@ -27,11 +28,30 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,100}/[A-Za-z0-9][\w.-]{0,200}")
 NO_START = "no line of a vLLM start-up in it; save the log from the start of the server on"
 
 
-class LogFollower:
-    """A log file and what was read of it; the newest start counts."""
+class LogSource(Protocol):
+    """A log and what was read of it; the newest start counts. `path` says where it is."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    path: str
+    log: StartupLog
+
+    def read_rest(self) -> None:
+        """Read all that is new.
+
+        Raises:
+            SettingsError: the log cannot be read.
+        """
+        ...
+
+
+class LogFollower:
+    """A log file and what was read of it; the newest start counts.
+
+    `user_id`: the file must be that user's or readable by everyone, because another program named
+    it; None: kneewatch's own user named it.
+    """
+
+    def __init__(self, path: str, *, user_id: int | None = None) -> None:
+        self.path, self._user_id = path, user_id
         self._file_id: tuple[int, int] | None = None
         self._offset = 0
         self.log = StartupLog()
@@ -52,6 +72,8 @@ class LogFollower:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
                 raise SettingsError(f"server_log {self.path[:200]}: not a regular file")
+            if self._user_id not in (None, 0, status.st_uid) and not status.st_mode & stat.S_IROTH:
+                raise SettingsError(f"server_log {self.path[:200]}: not the server's user's")
             self._place(status)
             data = os.pread(file, limit_bytes, self._offset)
         except OSError as exc:
@@ -72,10 +94,6 @@ class LogFollower:
         for _ in range(2 * TAIL_BYTES // CHUNK_BYTES):
             if not self.read():
                 break
-
-    def failure(self, stated: Stated, now_s: float) -> LogFailure | None:
-        """The failure that the log ends with, first read at `now_s`; None without one."""
-        return log_failure(self.log, stated_with_log(stated, self.log, now_s), now_s)
 
     def _place(self, status: os.stat_result) -> None:
         """Start again where the file was replaced or is shorter than what was read of it."""
@@ -103,6 +121,11 @@ def stated_with_log(stated: Stated, log: StartupLog, now_s: float) -> Stated:
     """What is stated and, for what is not, what the log says; there is no page of its server."""
     reading = reading_of(log, now_s)
     return merge(stated, [reading], config={}, model_names=(), settings_s=now_s, page_s=now_s)[1]
+
+
+def failure_of(log: StartupLog, stated: Stated, now_s: float) -> LogFailure | None:
+    """The failure that the log ends with, first read at `now_s`; None without one."""
+    return log_failure(log, stated_with_log(stated, log, now_s), now_s)
 
 
 def reading_of(log: StartupLog, now_s: float) -> SourceReading:

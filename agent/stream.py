@@ -47,7 +47,7 @@ class ServerSource(Protocol):
         that it ends with to the monitor."""
         ...
 
-    def state(self, t_s: float, error: CollectError) -> ServerState:
+    def state(self, t_s: float, error: CollectError, monitor: TargetMonitor) -> ServerState:
         """The state of the server after a failed scrape."""
         ...
 
@@ -116,7 +116,8 @@ class TargetStream:
         if self.server is not None:
             self.server.read_log(t_s, self.monitor)
         if isinstance(page, CollectError):
-            state = self.server.state(t_s, page) if self.server is not None else NO_STATE
+            watched = self.server
+            state = watched.state(t_s, page, self.monitor) if watched is not None else NO_STATE
             return self.monitor.failed(t_s, page, state)
         gpus = self.gpus.reading(t_s) if self.gpus else NO_GPUS
         diagnoses = self.monitor.page(t_s, page, gpus, fetch_s=self._fetch_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kneewatch.agent.server_log import LogFollower, reading_of
+from kneewatch.agent.server_log import LogFollower, LogSource, failure_of, reading_of
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.connection import FetchSettings
@@ -82,12 +82,14 @@ class ServerWatch:
         fetch: FetchSettings,
         *,
         read: ReadServer = read_server,
-        log: LogFollower | None = None,
+        log: LogSource | None = None,
         liveness: Liveness | None = None,
     ) -> None:
         self._address, self._fetch, self._read = address, fetch, read
         self._liveness = liveness
         self.log, self._log_reading = log, SourceReading(LOG, 0.0)
+        self._log_is_set, self._log_is_new = log is not None, True
+        self._log_place: object = None
         self._log_error = ""
         self._log_failure: Failure | None = None
         self._log_starts = self._old_log_starts = 0
@@ -109,11 +111,31 @@ class ServerWatch:
             self._log_error = str(error)
         if self.log.log.failure is not self._log_failure:
             self._log_failure = self.log.log.failure
-            monitor.set_log_failure(self.log.failure(monitor.profile.stated, t_s))
+            failure = failure_of(self.log.log, monitor.profile.stated, t_s)
+            monitor.set_log_failure(failure, past=self._log_is_new)
+        self._log_is_new = False
 
-    def state(self, t_s: float, error: CollectError) -> ServerState:
+    def state(self, t_s: float, error: CollectError, monitor: TargetMonitor) -> ServerState:
         """The state of the server after a failed scrape: /health, its process."""
-        return NO_STATE if self._liveness is None else self._liveness.state(error, t_s)
+        if self._liveness is None:
+            return NO_STATE
+        state = self._liveness.state(error, t_s)
+        if state.pid is not None and state.runs:
+            self._find_log(state.pid, t_s, monitor)
+        return state
+
+    def _find_log(self, pid: int, t_s: float, monitor: TargetMonitor) -> None:
+        """Follow the log of a process, unless a setting names the log."""
+        if self._log_is_set or self._liveness is None:
+            return
+        # Lazy: only for a process on this node.
+        from kneewatch.agent.server.log_place import log_place
+
+        place = log_place(pid)
+        if place is not None and place != self._log_place:
+            self._log_place, self.log, self._log_is_new = place, place.open(), True
+            self._log_starts = self._old_log_starts = 0
+            self.read_log(t_s, monitor)
 
     def update(self, t_s: float, monitor: TargetMonitor) -> None:
         """Read what is due, and give the facts to the monitor, after its page of `t_s`."""
@@ -128,6 +150,9 @@ class ServerWatch:
             self._readings, self._read_s = self._read(self._address, self._fetch, t_s), t_s
             if self._liveness is not None:
                 self._liveness.note(self._readings)
+            pid = next((r.values["pid"] for r in self._readings if "pid" in r.values), None)
+            if isinstance(pid, int):
+                self._find_log(pid, t_s, monitor)
         self._read_log_facts(t_s, restarted=restarted)
         config = next((e.config for e in engines if e.config), dict[str, str]())
         names = sorted({engine.key.model for engine in engines if engine.key.model})

@@ -33,9 +33,9 @@ NAMES: Mapping[str, str] = {
 """Logged facts and their names among those of all sources. Logged arguments are in `launch`."""
 
 
-def log_reading(log: StartupLog, read_s: float, *, notes: tuple[str, ...] = ()) -> SourceReading:
+def log_reading(log: StartupLog, read_s: float) -> SourceReading:
     """The facts of the newest start in the log, as it was read at `read_s`."""
     values: dict[str, Value] = {
         name: log.facts[logged].value for logged, name in NAMES.items() if logged in log.facts
     }
-    return SourceReading(LOG, read_s, values, launch=log.launch, notes=notes)
+    return SourceReading(LOG, read_s, values, launch=log.launch)

@@ -63,14 +63,14 @@ class TargetMonitor:
         """What is known about the server; None before it was read."""
         return None if self._server is None else self._server[0]
 
-    def set_log_failure(self, failure: LogFailure | None) -> None:
+    def set_log_failure(self, failure: LogFailure | None, *, past: bool = False) -> None:
         """Set how the server's log ends, from the next page on; None: with no failure.
 
-        An engine may die while its page can still be read. A failure that the log had before the
-        first page, or a start that failed, is not of a server whose page can be read.
+        An engine may die while its page can still be read. A failure that was `past` when the log
+        was read first, or a start that failed, is not of a server whose page can be read.
         """
         self._log_failure = failure
-        died = failure is not None and failure.cause.id == ENGINE_DIED.id
+        died = failure is not None and failure.cause.id == ENGINE_DIED.id and not past
         for engine in self._engines.values():
             engine.died = failure.cause if failure is not None and died else None
 

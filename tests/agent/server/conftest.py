@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -25,17 +26,21 @@ def listening(tmp_path: Path) -> Iterator[Listen]:
     """Starts a Python script of that name that listens; returns its pid and port."""
     children: list[subprocess.Popen[str]] = []
 
-    def start(name: str, *arguments: str, script: str = LISTEN, **env: str) -> tuple[int, int]:
+    def start(
+        name: str, *arguments: str, script: str = LISTEN, log: Path | None = None, **env: str
+    ) -> tuple[int, int]:
         path = tmp_path / name
         path.write_text(script)
-        child = subprocess.Popen(
-            [sys.executable, "-u", str(path), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, **env},
-        )
+        with nullcontext() if log is None else log.open("ab") as errors:
+            child = subprocess.Popen(
+                [sys.executable, "-u", str(path), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=tmp_path,
+                env={**os.environ, **env},
+            )
         children.append(child)
         assert child.stdout is not None
         return child.pid, int(child.stdout.readline())
