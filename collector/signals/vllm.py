@@ -69,8 +69,15 @@ def mean(metric: str) -> Expr:
     return Ratio(PartRate(metric, "sum"), PartRate(metric, "count"))
 
 
-COMPLETED: Expr = Rate("request_success")
+COMPLETED: Expr = FirstOf((Rate("request_success"), PartRate(E2E, "count")))
 ARRIVALS: Expr = FirstOf((PartRate(TTFT, "count"), COMPLETED))
+QUEUED_MEAN: Expr = FirstOf(
+    (
+        OverTime("num_requests_waiting_by_reason", "avg", (("reason", "capacity"),)),
+        OverTime("num_requests_waiting", "avg"),
+    )
+)
+EXPECTED_WAIT: Expr = Ratio(QUEUED_MEAN, FirstOf((Positive(COMPLETED), PartRate(TTFT, "count"))))
 HTTP = "http_requests"
 GENERATION_HANDLERS = (
     "/v1/chat/completions",
@@ -170,6 +177,14 @@ LOAD = (
         "waiting_min",
         OverTime("num_requests_waiting", "min"),
         "Requests in the queue, lowest scrape of the window.",
+        LOGGERS,
+    ),
+    Signal(
+        "expected_wait_s",
+        EXPECTED_WAIT,
+        "Expected wait in the queue by Little's law: requests queued for capacity, mean over the "
+        "window, over requests finished a second; over first tokens a second where none finished. "
+        "No value where none left the queue.",
         LOGGERS,
     ),
     Signal(

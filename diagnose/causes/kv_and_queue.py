@@ -27,13 +27,41 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Say, term
 from kneewatch.rules.baseline import ITL, LOAD, PREFIX, TTFT
 from kneewatch.rules.cascade import EVICT_WARNING_PER_S, SEVERITY
-from kneewatch.rules.conditions import ALWAYS, Condition, Number
+from kneewatch.rules.conditions import ALWAYS, PYTHON, Condition, Number
 from kneewatch.rules.quantities import Signal
 from kneewatch.rules.rule import Severity
 
 PREEMPTIONS = Signal("preemption_per_s")
 QUEUE_HELD = queued_for(10.0)
-KV_BINDS = (KV_USAGE >= 0.95) & QUEUE_HELD
+
+WAIT_S = Signal("expected_wait_s")
+UNSERVED = (SERVED <= 0.0) & ~WAIT_S.known
+"""Nothing left the queue within the window."""
+
+HURTS = (
+    (WAIT_S >= 0.5 * TTFT_TARGET_S)
+    | (~TTFT_TARGET_S.known & (WAIT_S >= (0.2 * Signal("e2e_mean_s").otherwise(0.0)).at_least(1.0)))
+    | ~WAIT_S.known
+)
+"""A queue matters when its wait is long against the target, or without one against the length of a
+request. A queue whose wait is unknown always matters: mostly no request is served from it."""
+
+SUFFERS = (
+    (WAIT_S >= 60.0)
+    | (WAIT_S >= 10.0 * TTFT_TARGET_S)
+    | (UNSERVED & queued_for(60.0, stretch=False))
+)
+"""Clients wait a minute, or ten times the target, or nobody has been served for a minute."""
+
+GIANT = Signal("prompt_p99_kv_share_ratio")
+GIANT_FROM = 0.2
+"""A quarter of the cache, less what interpolation between the histogram's bounds may hide."""
+
+GIANTS_BLOCK = (GIANT >= GIANT_FROM) & (KV_USAGE + GIANT >= 0.95)
+"""Giant prompts do not fit into what is free, and requests behind them wait: vLLM serves in
+order."""
+
+KV_BINDS = ((KV_USAGE >= 0.95) | GIANTS_BLOCK) & QUEUE_HELD
 
 
 def _evicting(facts: Facts) -> str:
@@ -78,6 +106,14 @@ KV_PRESSURE = CauseRecord(
                 ),
                 term(QUEUE, 1.0, 1.0, "{value} requests queued for capacity", when=QUEUE >= 1.0),
                 term(
+                    GIANT,
+                    GIANT_FROM,
+                    2.0,
+                    "the longest 1% of prompts take {value:%} of the KV cache each",
+                    when=GIANT >= GIANT_FROM,
+                    sidecar="the cache's tokens are a label of cache_config_info",
+                ),
+                term(
                     STALL_SHARE,
                     0.02,
                     0.5,
@@ -86,12 +122,18 @@ KV_PRESSURE = CauseRecord(
                 ),
             ),
             levels=(
-                Level(Severity.CRITICAL, EVICTING & (SEVERITY >= 3.0)),
+                Level(Severity.CRITICAL, (EVICTING & (SEVERITY >= 3.0)) | (NOT_EVICTING & SUFFERS)),
                 Level(Severity.WARNING, (EVICTING & (SEVERITY >= 2.0)) | NOT_EVICTING),
                 Level(Severity.INFO),
             ),
             say=(
                 (EVICTING, _evicting),
+                (
+                    GIANT >= GIANT_FROM,
+                    "Giant requests block the queue: the longest 1% of prompts take "
+                    "{prompt_p99_kv_share_ratio:%} of the KV cache each, {waiting_by_capacity} "
+                    "requests queued, expected wait {expected_wait_s:s}.",
+                ),
                 (ALWAYS, "KV cache full: requests are queueing for blocks, none preempted yet."),
             ),
             summary="KV cache full: vLLM preempts requests, or requests queue for KV blocks",
@@ -116,24 +158,10 @@ KV_PRESSURE = CauseRecord(
     enough="preemption_per_s",
     onset_s=Number(0.0),
     clear_s=Number(0.0),
+    outlasts=True,
     capacity=True,
     queues=True,
 )
-
-LONG_WAIT_S = QUEUE / SERVED
-"""Expected wait of a new request, by Little's law; unknown while nothing finishes."""
-
-UNSERVED = SERVED.otherwise(0.0) <= 0.0
-HURTS = (
-    (LONG_WAIT_S >= 0.5 * TTFT_TARGET_S)
-    | (
-        ~TTFT_TARGET_S.known
-        & (LONG_WAIT_S >= (0.2 * Signal("e2e_mean_s").otherwise(0.0)).at_least(1.0))
-    )
-    | UNSERVED
-)
-"""A queue matters when its wait is long against the target, or without one against the length of a
-request. A queue from which no request is served always matters."""
 
 RUNS = (BATCH_MOST > 0.0).assume(unknown=True)
 """A queue in front of an engine that runs nothing is no overload: see engine_stalled."""
@@ -155,6 +183,12 @@ BATCH_LIMIT_BINDS = (
 ).assume(unknown=False)
 """The batch stays at its maximum with room in the KV cache and on the GPU. Room that was not
 measured does not count: then the cause is queue_saturation."""
+
+
+_UNSERVED = UNSERVED.compile(PYTHON)
+
+GROWS_FROM_PER_S = 0.1
+"""A queue that grows by less may stand still: more requests than are served is not claimed."""
 
 
 def _gpu(facts: Facts) -> str:
@@ -191,19 +225,21 @@ GPU_ROOM = (
 
 
 def _expected_wait(facts: Facts) -> str:
-    waiting, served_per_s = facts.get("waiting_by_capacity"), facts.values.get("completed_per_s")
-    queued = f"{waiting:.0f} requests queued"
-    if served_per_s is None:
-        return queued
-    if served_per_s <= 0:
-        return f"{queued}, none finished in the window"
-    return f"{queued}, expected wait {waiting / served_per_s:.1f} s"
+    queued, wait_s = (
+        f"{facts.get('waiting_by_capacity'):.0f} requests queued",
+        facts.values.get("expected_wait_s"),
+    )
+    if wait_s is not None:
+        return f"{queued}, expected wait {wait_s:.1f} s"
+    return f"{queued}, none finished in the window" if _UNSERVED(facts) else queued
 
 
 def _overloaded(facts: Facts) -> str:
     given_up = facts.get("given_up_ratio")
     lost = f"; clients give up {given_up:.0%} of the calls" if given_up >= SOME_GIVEN_UP else ""
-    return f"Overloaded: {_expected_wait(facts)}{lost}."
+    grows = facts.get("waiting_slope_per_s") > GROWS_FROM_PER_S
+    state = "Overloaded" if grows or lost else "Requests queue for capacity"
+    return f"{state}: {_expected_wait(facts)}{lost}."
 
 
 def _queue(
@@ -225,18 +261,15 @@ def _queue(
             ),
             term(
                 Signal("waiting_slope_per_s"),
-                0.1,
+                GROWS_FROM_PER_S,
                 0.6,
                 "the queue grows by {value:.1f} requests/s",
-                when=Signal("waiting_slope_per_s") > 0.1,
+                when=Signal("waiting_slope_per_s") > GROWS_FROM_PER_S,
             ),
             *(GPU_ROOM if pinned else (term(ITL_DRIFT, GPU_BUSY_DRIFT, 0.6, _gpu),)),
         ),
         levels=(
-            Level(
-                Severity.CRITICAL,
-                (LONG_WAIT_S >= 60.0) | (UNSERVED & queued_for(60.0, stretch=False)),
-            ),
+            Level(Severity.CRITICAL, SUFFERS),
             Level(Severity.WARNING),
         ),
         say=((ALWAYS, say),),
@@ -249,13 +282,13 @@ def _queue(
 
 QUEUE_SATURATION = CauseRecord(
     id="queue_saturation",
-    title="Overloaded: requests queue for capacity",
+    title="Requests queue for capacity",
     means="Requests queue for capacity, and the KV cache is not the limit.",
     forms=(
         _queue(
             ~BATCH_LIMIT_BINDS & (KV_USAGE < 0.95).assume(unknown=True),
             pinned=False,
-            summary="Overloaded: requests queue for capacity",
+            summary="Requests queue for capacity",
             say=_overloaded,
             lever=_more_replicas,
             action="Add replicas.",

@@ -183,6 +183,8 @@ class CauseRecord:
     enough: str = ""
     onset_s: Number = field(default=Number(ONSET_S))
     clear_s: Number = field(default=Number(CLEAR_S))
+    outlasts: bool = False
+    """Whether it stays, for a while, as long as a cause that it explains is concluded."""
     fleet: bool = False
     capacity: bool = False
     """Whether it says that the fleet was too small for its load, for a while."""

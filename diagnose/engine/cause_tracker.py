@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.causes.evidence import Cause
-from kneewatch.diagnose.causes.ranking import BY_ID
+from kneewatch.diagnose.causes.ranking import BY_ID, EXPLAINS
 from kneewatch.diagnose.causes.record import CauseRecord
+
+OUTLASTS_S = 60.0
+"""Seconds for which a cause stays ahead of its consequence once it is no longer concluded."""
 
 
 @dataclass(slots=True)
@@ -44,8 +47,11 @@ class CauseTracker:
             tracked.reported = tracked.reported or now_s - tracked.since_s >= onset_s
         current = {cause.id for cause in concluded}
         for cause_id, tracked in list(self._tracked.items()):
-            clear_s = self._records[cause_id].clear_s.value * self._scale
-            cleared = now_s - tracked.seen_s >= clear_s
+            record = self._records[cause_id]
+            clear_s = record.clear_s.value
+            if record.outlasts and not current.isdisjoint(EXPLAINS[cause_id]):
+                clear_s = OUTLASTS_S
+            cleared = now_s - tracked.seen_s >= clear_s * self._scale
             if cause_id not in current and (cleared or not tracked.reported):
                 del self._tracked[cause_id]
         return [

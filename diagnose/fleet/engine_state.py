@@ -57,9 +57,7 @@ MOMENTARY: Mapping[str, Quantity] = {
     "prompt_tail_ratio": Signal("prompt_tokens_p99") / Signal("prompt_tokens_p95"),
     "prompt_p99_kv_share_ratio": Signal("prompt_tokens_p99") / Signal("kv_capacity_tokens"),
     "prefill_busy_ratio": Signal("arrival_per_s") * Signal("prefill_mean_s"),
-    "queue_wait_estimate_ratio": Signal("waiting")
-    / Signal("completed_per_s")
-    / Target("ttft_p99_s"),
+    "queue_wait_estimate_ratio": Signal("expected_wait_s") / Target("ttft_p99_s"),
 }
 """Derived signals that can be computed from one moment."""
 

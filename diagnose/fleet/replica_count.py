@@ -33,6 +33,7 @@ SHARED_OUT = (
     "waiting",
     "waiting_by_capacity",
     "waiting_slope_per_s",
+    "expected_wait_s",
     "arrival_per_s",
     "completed_per_s",
     "generation_tokens_per_s",

@@ -66,7 +66,7 @@ HELP: dict[str, str] = {
     "prefill_busy_ratio": "mean number of prompts under prefill: arrival_per_s x prefill_mean_s",
     "prompt_tail_ratio": "prompt length P99 over P95",
     "prompt_p99_kv_share_ratio": "P99 prompt length over the KV cache's capacity",
-    "queue_wait_estimate_ratio": "expected queue wait (Little's law) over the TTFT target",
+    "queue_wait_estimate_ratio": "expected_wait_s over the TTFT target",
     "prefill_hit_share": "share of requests that computed at most a quarter of a median prompt",
     "prefill_miss_share": "share of requests that computed three quarters of a median prompt or "
     "more",
@@ -103,8 +103,7 @@ def derive(
         values.get("arrival_per_s"), values.get("prefill_mean_s")
     )
     derived["prefix_hit_quiet_ratio"] = baseline.get("prefix_hit_ratio")
-    wait_s = _over(values.get("waiting"), values.get("completed_per_s"))
-    derived["queue_wait_estimate_ratio"] = _over(wait_s, targets.ttft_p99_s)
+    derived["queue_wait_estimate_ratio"] = _over(values.get("expected_wait_s"), targets.ttft_p99_s)
     if targets.ttft_p99_s is None:
         notes["queue_wait_estimate_ratio"] = NO_TARGET
     derived["prefill_hit_share"], derived["prefill_miss_share"] = _prefill_sides(values, window)

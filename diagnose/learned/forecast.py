@@ -288,11 +288,10 @@ def _in_flight(values: Values) -> float:
 
 def _latency_s(values: Values) -> float | None:
     """TTFT P99 by the mean TTFT, or the wait of a request arriving now if that is longer."""
-    ttft_s, served_per_s = values.get("ttft_mean_s"), values.get("completed_per_s")
+    ttft_s = values.get("ttft_mean_s")
     if ttft_s is None or not isfinite(ttft_s):
         return None
-    wait_s = (values.get("waiting_by_capacity") or 0.0) / served_per_s if served_per_s else 0.0
-    return max(TAIL * ttft_s, wait_s)
+    return max(TAIL * ttft_s, values.get("expected_wait_s") or 0.0)
 
 
 def _inverse(target_s: float, latency_s: float) -> float:

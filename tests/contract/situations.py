@@ -22,6 +22,7 @@ KV, CHURN, LOST, OFF, XFER, SPEC, STALLS, KNEE = (
 PREFILL, DECODE, RUNAWAY = (
     CONCLUSIVE[cause] for cause in ("prefill_bound", "decode_bound", "runaway_generation")
 )
+UNSERVED = QUEUED.but(completed_per_s=0.0, arrival_per_s=0.0)
 ITL_ONLY = Targets(itl_p99_s=0.1)
 FETCHING = CALM.but(kv_fetch_waiting=4.0, kv_fetch_arrived=0.0, kv_fetch_queued=0.0).lasting(
     fetching=30.0
@@ -36,6 +37,20 @@ HOST = {"gpu_engine_active_ratio": 0.5}
 
 OTHERS: Mapping[str, Situation] = {
     "kv_pressure:full": QUEUED.but(kv_usage_avg_ratio=0.96, waiting_by_capacity=3.0),
+    "kv_pressure:giants": QUEUED.but(
+        kv_usage_avg_ratio=0.8, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0
+    ),
+    "kv_pressure:giants, more room": QUEUED.but(
+        kv_usage_avg_ratio=0.7, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0
+    ),
+    "kv_pressure:giants, little room": QUEUED.but(
+        kv_usage_avg_ratio=0.9, prompt_tokens_p99=27_000.0, waiting_by_capacity=3.0
+    ),
+    "kv_pressure:full, unserved": UNSERVED.but(kv_usage_avg_ratio=0.97).lasting(queued=70.0),
+    "kv_pressure:full for long": QUEUED.but(kv_usage_avg_ratio=0.97, completed_per_s=0.3),
+    "kv_pressure:full, target": replace(
+        QUEUED.but(kv_usage_avg_ratio=0.97, completed_per_s=2.0), targets=SLOW
+    ),
     "kv_pressure:stalls": KV.but(
         preemption_ratio_per_s=0.06, kv_usage_avg_ratio=0.8, itl_stall_time_ratio=0.025,
         waiting_by_capacity=1.2,
@@ -45,21 +60,27 @@ OTHERS: Mapping[str, Situation] = {
                    kv_usage_avg_ratio=0.9, running=10.0, completed_per_s=1.5),
         targets=SLOW,
     ),
-    "queue_saturation:unserved": QUEUED.but(
-        completed_per_s=0.0, running_max=14.0, waiting_by_capacity=2.5, kv_usage_avg_ratio=0.7,
+    "queue_saturation:unserved": UNSERVED.but(
+        running_max=14.0, waiting_by_capacity=2.5, kv_usage_avg_ratio=0.7,
         waiting_slope_per_s=0.12,
     ),
-    "queue_saturation:unserved for long": QUEUED.but(
-        completed_per_s=0.0, running_max=14.0
-    ).lasting(queued=70.0),
+    "queue_saturation:unserved for long": UNSERVED.but(running_max=14.0).lasting(queued=70.0),
     "queue_saturation:slow requests": QUEUED.but(
         running_max=14.0, e2e_mean_s=20.0, waiting_by_capacity=9.0
     ),
+    "queue_saturation:long for the target": replace(
+        QUEUED.but(running_max=14.0), targets=SLOW
+    ),
+    "admission_limit:long for the target": replace(
+        QUEUED.but(running_max=10.0), targets=SLOW
+    ),
+    "admission_limit:long": QUEUED.but(running_max=10.0, completed_per_s=0.3),
+    "admission_limit:unserved for long": UNSERVED.but(running_max=10.0).lasting(queued=70.0),
     "admission_limit:measured": QUEUED.but(running_max=10.0, **MEASURED_ROOM),
     "admission_limit:targets": replace(
         QUEUED.but(running_max=10.0, completed_per_s=40.0), targets=SLOW
     ),
-    "admission_limit:unserved": QUEUED.but(running_max=10.0, completed_per_s=0.0),
+    "admission_limit:unserved": UNSERVED.but(running_max=10.0),
     "engine_stalled:one request": CONCLUSIVE["engine_stalled"].but(running=1.0),
     "queue_saturation:some KV": QUEUED.but(
         running_max=10.0, kv_usage_avg_ratio=0.85, **MEASURED_ROOM

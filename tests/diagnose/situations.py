@@ -129,6 +129,8 @@ class Situation:
             **baseline.drifts(self.values),
             "kv_transfer_drift_ratio": self._over("kv_transfer_mean_s"),
             "finished_length_drift_points": self._more("finished_length_ratio"),
+            "expected_wait_s": self._wait_s(),
+            "prompt_p99_kv_share_ratio": self._giant_ratio(),
         }
         return Facts(
             now_s=NOW_S,
@@ -158,6 +160,17 @@ class Situation:
     def _over(self, key: str) -> float | None:
         value, quiet = self.values.get(key), self.quiet.get(key)
         return value / quiet if value is not None and quiet else None
+
+    def _wait_s(self) -> float | None:
+        queued = self.values.get("waiting_by_capacity")
+        left_per_s = self.values.get("completed_per_s") or self.values.get("arrival_per_s")
+        return queued / left_per_s if queued is not None and left_per_s else None
+
+    def _giant_ratio(self) -> float | None:
+        prompt, capacity = (
+            self.values.get(key) for key in ("prompt_tokens_p99", "kv_capacity_tokens")
+        )
+        return prompt / capacity if prompt is not None and capacity else None
 
     def _more(self, key: str) -> float | None:
         value, quiet = self.values.get(key), self.quiet.get(key)

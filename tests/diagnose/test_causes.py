@@ -336,14 +336,29 @@ def test_a_queue_matters_where_its_wait_does(
 
 
 def test_a_queue_that_nobody_serves_grows_critical() -> None:
-    for unserved, words in ((0.0, ", none finished in the window"), (None, "")):
-        stuck = QUEUED.but(completed_per_s=unserved)
+    for unserved, words, grows_to in (
+        (0.0, ", none finished in the window", Severity.CRITICAL),
+        (None, "", Severity.WARNING),
+    ):
+        stuck = QUEUED.but(completed_per_s=unserved, arrival_per_s=unserved)
         cause = stuck.causes()["queue_saturation"]
-        assert cause.summary == f"Overloaded: 30 requests queued{words}."
+        assert cause.summary == f"Requests queue for capacity: 30 requests queued{words}."
         assert cause.severity == Severity.WARNING
         assert stuck.lasting(queued=59.0).causes()["queue_saturation"] == cause
         long = stuck.lasting(queued=60.0).causes()["queue_saturation"]
-        assert long.severity == Severity.CRITICAL
+        assert long.severity == grows_to
+
+
+def test_first_tokens_tell_the_wait_where_nobody_waits_for_the_end() -> None:
+    cut_short = QUEUED.but(completed_per_s=0.0, arrival_per_s=5.0).lasting(queued=600.0)
+    cause = cut_short.causes()["queue_saturation"]
+    assert cause.summary == "Requests queue for capacity: 30 requests queued, expected wait 6.0 s."
+    assert cause.severity == Severity.WARNING
+
+
+def test_more_requests_than_are_served_is_said_of_a_queue_that_grows() -> None:
+    cause = QUEUED.but(waiting_slope_per_s=0.5).causes()["queue_saturation"]
+    assert cause.summary.startswith("Overloaded:")
 
 
 def test_a_sleeping_engine_is_told_as_asleep_and_is_why_it_stalls() -> None:

@@ -96,7 +96,9 @@ def test_a_dip_does_not_end_a_forecast_and_an_end_does() -> None:
 
 
 def test_who_waits_is_late_though_none_of_them_has_started() -> None:
-    loads = slo_loads(idle(waiting_by_capacity=2.0), target_s=TARGET_S, seats=None)
+    loads = slo_loads(
+        idle(waiting_by_capacity=2.0, expected_wait_s=2.0), target_s=TARGET_S, seats=None
+    )
     assert loads["latency"] == pytest.approx(1.0), "two wait at one a second: as long as the target"
     assert loads["seats"] is None
 

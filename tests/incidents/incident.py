@@ -26,8 +26,8 @@ class Incident:
 
     `source` is the issue thread or the recording. `first_cause` must come first in every scrape
     from `judged_from_s` to the end, at `least` or worse; NOTHING: no cause at warning or worse.
-    `never` are causes that no judged scrape may say, `no_change` flags that no judged scrape may
-    recommend to change.
+    Its summary must contain `says`. `never` are causes that no judged scrape may say, `no_change`
+    flags that no judged scrape may recommend to change.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Incident:
     judged_from_s: float
     first_cause: str
     least: Severity = Severity.CRITICAL
+    says: str = ""
     never: frozenset[str] = frozenset()
     no_change: frozenset[str] = frozenset()
     targets: Targets = NO_TARGETS
@@ -70,6 +71,8 @@ class Said:
         first = diagnosis.causes[0] if diagnosis.causes else None
         if first is None or first.id != expected.first_cause or first.severity < expected.least:
             return at + worded(diagnosis)
+        if expected.says not in first.summary:
+            return at + first.summary
         if causes & expected.never:
             return f"{at}says {', '.join(sorted(causes & expected.never))}"
         if flags & expected.no_change:

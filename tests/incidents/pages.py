@@ -15,8 +15,9 @@ HTTP = 'handler="/v1/completions",method="POST"'
 class Load:
     """Gauges and rates of one engine at one moment.
 
-    `waiting` requests are queued for capacity, `deferred` ones for a transfer, a grammar or an
-    adapter; `blocks` is the size of the KV cache. Every first token came after `ttft_s`, every
+    `finished_per_s` requests are counted by `request_success`, `answered_per_s` by the histograms
+    alone. `waiting` requests are queued for capacity, `deferred` ones for a transfer, a grammar or
+    an adapter; `blocks` is the size of the KV cache. Every first token came after `ttft_s`, every
     request that finished took `request_s` and had a prompt of `prompt_tokens`; of the prompts,
     `giant_share` had `giant_tokens`. None leaves a metric out.
     """
@@ -31,6 +32,7 @@ class Load:
     refused_per_s: float = 0.0
     first_tokens_per_s: float = 0.0
     finished_per_s: float | None = 0.0
+    answered_per_s: float = 0.0
     aborted_per_s: float = 0.0
     generated_per_s: float = 0.0
     prompt_per_s: float = 0.0
@@ -94,11 +96,13 @@ def _rates(load: Load) -> dict[str, float]:
     if load.accepted_per_s is not None:
         rates[f'http_requests_total{{{HTTP},status="2xx"}}'] = load.accepted_per_s
         rates[f'http_requests_total{{{HTTP},status="4xx"}}'] = load.refused_per_s
-    small, giant = finished_per_s * (1 - load.giant_share), finished_per_s * load.giant_share
+    answered_per_s = finished_per_s + load.answered_per_s
+    giant = answered_per_s * load.giant_share
+    small = answered_per_s - giant
     for name, bounds, values in (
         ("time_to_first_token_seconds", SECONDS, {load.ttft_s: load.first_tokens_per_s}),
         ("inter_token_latency_seconds", SECONDS, {load.itl_s: load.generated_per_s}),
-        ("e2e_request_latency_seconds", SECONDS, {load.request_s: finished_per_s}),
+        ("e2e_request_latency_seconds", SECONDS, {load.request_s: answered_per_s}),
         ("request_prompt_tokens", TOKENS, {load.prompt_tokens: small, load.giant_tokens: giant}),
     ):
         rates |= _histogram(name, bounds, values)

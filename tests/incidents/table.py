@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.incidents import without_progress
+from tests.incidents import overload, without_progress
 from tests.incidents.incident import Incident, said, table
 
-INCIDENTS: tuple[Incident, ...] = (*without_progress.INCIDENTS,)
+INCIDENTS: tuple[Incident, ...] = (*without_progress.INCIDENTS, *overload.INCIDENTS)
 
 
 def report() -> str:

@@ -22,6 +22,7 @@ OVERLOADED: Mapping[str, float] = {
     "waiting_by_capacity": 230.0,
     "waiting_avg": 225.0,
     "completed_per_s": 3.0,
+    "expected_wait_s": 75.0,
     "itl_mean_s": 0.2,
     "e2e_mean_s": 20.0,
 }
@@ -53,7 +54,9 @@ def test_an_overloaded_pool_is_one_cause_with_all_its_replicas() -> None:
     first = found.causes[0].cause
     assert first.id == "queue_saturation"
     assert first.severity == Severity.CRITICAL, "each request waits for over a minute"
-    assert first.summary.startswith("8 of 8 engines, worst r0: Overloaded: 230 requests")
+    assert first.summary.startswith(
+        "8 of 8 engines, worst r0: Requests queue for capacity: 230 requests"
+    )
     assert found.health == "critical"
 
 
@@ -106,7 +109,7 @@ def test_a_queue_on_the_one_replica_that_gets_the_requests_follows_from_the_imba
     assert head.cause.severity == Severity.CRITICAL, "as bad as the queue that it makes"
 
 
-@pytest.mark.parametrize("lacking", ["completed_per_s", "running_max", "itl_mean_s"])
+@pytest.mark.parametrize("lacking", ["expected_wait_s", "running_max", "itl_mean_s"])
 def test_a_claim_needs_its_measurement(lacking: str) -> None:
     own = {key: value for key, value in OVERLOADED.items() if key != lacking}
     found = held(pool(4, own), QUEUED)

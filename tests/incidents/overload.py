@@ -1,0 +1,81 @@
+"""Queues: who waits for what, how long, and how bad it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kneewatch.rules.rule import Severity
+from tests.incidents.incident import NOTHING, Incident
+from tests.incidents.pages import SERVING, STEP_S, Load
+
+LASTS_S, SURE_S = 300.0, 60.0
+GIANT = replace(
+    SERVING,
+    running=8.0,
+    waiting=200.0,
+    first_tokens_per_s=2.0,
+    finished_per_s=2.0,
+    blocks=60,
+    block_tokens=128,
+    giant_share=0.03,
+    giant_tokens=1900.0,
+)
+"""A cache of 7,680 tokens; chat of 100 tokens waits behind prompts of 1,900."""
+
+
+def giants(at_s: float) -> Load:
+    """KV usage moves between 42 and 100% as giants come and go."""
+    usage = (1.0, 0.92, 0.76, 0.42, 0.97, 0.88, 0.8, 1.0, 0.7, 0.95)
+    running = (8.0, 5.0, 7.0, 4.0, 8.0, 6.0)
+    step = round(at_s / STEP_S)
+    return replace(GIANT, kv_ratio=usage[step % len(usage)], running=running[step % len(running)])
+
+
+def bursts(at_s: float) -> Load:
+    """A batch of calls every 30 s: one scrape in six sees a queue."""
+    return replace(SERVING, waiting=0.0 if round(at_s / STEP_S) % 6 else 20.0)
+
+
+INCIDENTS = (
+    Incident(
+        name="clients hang up after 2 s, nobody is answered",
+        source="vLLM 0.32 on CPU, 6 seats",
+        load_at=lambda _: Load(
+            running=3.0, waiting=14.0, kv_ratio=0.3, accepted_per_s=9.2, first_tokens_per_s=4.6,
+            generated_per_s=90.0, prompt_per_s=400.0,
+        ),
+        lasts_s=LASTS_S,
+        judged_from_s=SURE_S,
+        first_cause="queue_saturation",
+        says="expected wait 3.0 s; clients give up 100%",
+    ),
+    Incident(
+        name="e2e finishes 4/s, no request_success",
+        source="a page from the wild",
+        load_at=lambda _: replace(
+            SERVING, waiting=20.0, finished_per_s=None, first_tokens_per_s=4.0, answered_per_s=4.0
+        ),
+        lasts_s=LASTS_S,
+        judged_from_s=SURE_S,
+        first_cause="queue_saturation",
+        least=Severity.WARNING,
+        says="Requests queue for capacity: 20 requests queued, expected wait 5.0 s",
+    ),
+    Incident(
+        name="a queue at one scrape in six",
+        source="a page from the wild",
+        load_at=bursts,
+        lasts_s=LASTS_S,
+        judged_from_s=0.0,
+        first_cause=NOTHING,
+    ),
+    Incident(
+        name="giant requests among chat",
+        source="vLLM 0.32 on CPU, 60 blocks",
+        load_at=giants,
+        lasts_s=LASTS_S,
+        judged_from_s=SURE_S,
+        first_cause="kv_pressure",
+        says="of the KV cache each",
+    ),
+)  # fmt: skip
