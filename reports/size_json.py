@@ -83,7 +83,7 @@ def _inputs(question: Question, answer: Size) -> dict[str, Any]:
         "itl_slo_s": question.itl_slo_s,
         "safety": question.safety,
         "usd_per_gpu_hour": price_of(question),
-        "utilization_ratio": question.utilization_ratio,
+        "utilization_ratio": question.full_load_ratio,
         "max_loras": setup.adapters.slots if setup.adapters else None,
         "max_lora_rank": setup.adapters.rank if setup.adapters else None,
         "draft_model": setup.draft.model.id if setup.draft else None,
@@ -136,8 +136,10 @@ def _performance(answer: Size) -> dict[str, Any]:
     if performance is None:
         return dict.fromkeys(
             ("prefill_tokens_per_s", "decode_tokens_per_s", "requests_per_s", "ttft_s", "itl_s",
-             "running", "binding")
+             "running", "binding", "ridge_flop_per_byte", "decode_flop_per_byte",
+             "batch_at_ridge")
         )  # fmt: skip
+    bound = answer.intensity
     return {
         "prefill_tokens_per_s": round(performance.prefill_tokens_per_s * engines, 1),
         "decode_tokens_per_s": round(performance.decode_tokens_per_s * engines, 1),
@@ -146,6 +148,13 @@ def _performance(answer: Size) -> dict[str, Any]:
         "itl_s": round(performance.itl_s, 6),
         "running": round(performance.running * engines, 2),
         "binding": performance.binding,
+        "ridge_flop_per_byte": None if bound is None else round(bound.ridge_flop_per_byte, 2),
+        "decode_flop_per_byte": None if bound is None else round(bound.decode_flop_per_byte, 3),
+        "batch_at_ridge": (
+            None
+            if bound is None or bound.batch_at_ridge is None
+            else round(bound.batch_at_ridge, 1)
+        ),
     }
 
 
@@ -169,4 +178,6 @@ def _cost(answer: Size) -> dict[str, Any]:
             None if per_token is None else round(per_token.usd_per_million_tokens, 4)
         ),
         "usd_per_year": None if per_year is None else round(per_year.usd_per_year, 2),
+        "utilization_ratio": round(answer.utilization.ratio, 4),
+        "utilization_source": answer.utilization.source,
     }

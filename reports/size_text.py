@@ -12,6 +12,7 @@ from kneewatch.diagnose.sizing.benchmark.points import BenchmarkPoint
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import gib, memory_steps
+from kneewatch.diagnose.sizing.plan.plan_result import counted
 from kneewatch.diagnose.sizing.replicas.serving_cost import Scaled, Scaling
 from kneewatch.diagnose.sizing.size import Size, steps
 from kneewatch.reports.formatting import WIDTH, duration, number, wrapped
@@ -55,7 +56,10 @@ def operating_point_lines(operating_point: OperatingPoint) -> list[str]:
         )
     lines = [first, *[f"  next: {missed}" for missed in operating_point.missed]]
     knee = operating_point.knee
-    lines.append(f"  knee after {figure(knee.safe.concurrency)} ({knee.basis})")
+    lines.append(
+        f"  knee after {figure(knee.safe.concurrency)} ({knee.basis}): keep the P95 of arrivals at "
+        f"or below {figure(knee.safe.requests_per_s)} requests/s on each instance"
+    )
     return [*lines, *[f"  warning: {flag.message}" for flag in operating_point.flags]]
 
 
@@ -151,21 +155,33 @@ BAR = 50
 
 
 def size_text(answer: Size, *, width: int = WIDTH) -> list[str]:
-    """Lines of text: verdict, memory bar, arithmetic, speed, fleet and cost, notes."""
-    lines = [
-        _verdict(answer),
-        *wrapped(_setup(answer), width=width, more=2),
-        "",
-        *_picture(answer.memory, width=width),
-        "",
-    ]
-    for step in (*memory_steps(answer.memory), *steps(answer)):
-        lines += _step(step, width=width)
-    for line in (*_fewest(answer), *_speed(answer)):
+    """Lines of text: verdict, GPUs, cost and speed, notes, then memory bar and arithmetic."""
+    lines = [_verdict(answer), *wrapped(_setup(answer), width=width, more=2)]
+    for line in (*_price(answer), *_fewest(answer), *_speed(answer)):
         lines += wrapped(line, width=width, more=2)
     for note in (*answer.missed, *answer.notes):
         lines += wrapped(f"note: {note}", width=width, more=6)
+    lines += ["", *_picture(answer.memory, width=width), ""]
+    for step in (*memory_steps(answer.memory), *steps(answer)):
+        lines += _step(step, width=width)
     return lines
+
+
+def _price(answer: Size) -> list[str]:
+    """GPUs and their cost; empty where no price is known."""
+    per_year, per_token, fleet = answer.yearly_cost, answer.token_cost, answer.fleet
+    if per_year is None:
+        return []
+    parts = [f"{counted(answer.gpus, 'GPU')}: {figure(round(per_year.usd_per_year))} USD a year"]
+    if per_token is not None:
+        share = answer.utilization
+        parts.append(
+            f"{figure(per_token.usd_per_million_tokens)} USD per million output tokens at "
+            f"{share.ratio:.0%} utilization ({share.source})"
+        )
+    if fleet is not None:
+        parts.append(f"{fleet.headroom_ratio:.0%} headroom at the peak")
+    return [", ".join(parts)]
 
 
 def _verdict(answer: Size) -> str:
@@ -280,6 +296,9 @@ def _speed(answer: Size) -> list[str]:
 def size_markdown(answer: Size) -> list[str]:
     """The sizing answer as Markdown lines."""
     lines = [f"# {_verdict(answer)}", "", _setup(answer), ""]
+    lines += [*_price(answer), *_fewest(answer), *_speed(answer)]
+    lines += [f"- {note}" for note in (*answer.missed, *answer.notes)]
+    lines += [""]
     lines += _table(
         ("step", "formula", "values", "result", "source"),
         [
@@ -287,8 +306,6 @@ def size_markdown(answer: Size) -> list[str]:
             for step in (*memory_steps(answer.memory), *steps(answer))
         ],
     )
-    lines += ["", *_fewest(answer), *_speed(answer)]
-    lines += [f"- {note}" for note in (*answer.missed, *answer.notes)]
     return lines
 
 

@@ -159,7 +159,7 @@ def _scaling(sweeps: Sequence[Sweep], question: Question) -> Scaling:
         ttft_p99_s=question.ttft_slo_s,
         itl_p99_s=question.itl_slo_s,
         usd_per_gpu_hour=price_of(question),
-        utilization_ratio=question.utilization_ratio,
+        utilization_ratio=question.full_load_ratio,
     )
 
 

@@ -81,7 +81,7 @@ FLAGS = (
         multiple=True,
     ),
     Flag("--plan", click.Path(), "workload profile (TOML) for the 13-step sizing plan", "PROFILE"),
-    Flag("--utilization", float, "average share of the capacity in use, 0 to 1", default=1.0),
+    Flag("--utilization", float, "average share of the capacity in use; default: at the peak"),
 )
 
 SWITCHES = (

@@ -137,19 +137,6 @@ class Model:
     target_hidden_size: int = 0
     own_draft: Model | None = None
 
-    @property
-    def active_parameters(self) -> float | None:
-        """Parameters that one token passes through, without embeddings and towers."""
-        parameters = self.parameters
-        if parameters is None:
-            return None
-        idle = 0.0
-        if self.experts.count:
-            idle = parameters.experts * (1 - self.experts.per_token / self.experts.count)
-        # A tied output projection is the embedding table, read at every step.
-        head = 0.0 if parameters.head else parameters.embedding
-        return parameters.total - parameters.embedding - parameters.vision - idle + head
-
 
 @cache
 def _entries() -> Mapping[str, Mapping[str, object]]:

@@ -20,6 +20,7 @@ from kneewatch.diagnose.recommend.prediction import (
 from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.arithmetic import figure
 from kneewatch.diagnose.sizing.benchmark.tensor_parallel import Comparison, Degree
+from kneewatch.diagnose.sizing.memory.kv_reuse import remapped_ratio
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.memory.planning_formulas import (
     HEADROOM_HIGH_RATIO,
@@ -77,7 +78,9 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         cost_usd_per_hour=None if hourly is None else hourly * (total - now),
         checks=[
             "confirm that the router balances the load and keeps requests that share a prefix "
-            "together"
+            "together",
+            f"a router that hashes modulo the replicas moves {_moved(now, total, modulo=True):.0%} "
+            f"of the prefixes, consistent hashing {_moved(now, total, modulo=False):.0%}",
         ],
         risk="A new replica starts with an empty prefix cache.",
         verify=[
@@ -86,6 +89,10 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
         ],
         guide=("8.3", "9.3"),
     )
+
+
+def _moved(replicas: int, new_replicas: int, *, modulo: bool) -> float:
+    return remapped_ratio(replicas=replicas, new_replicas=new_replicas, consistent=not modulo)
 
 
 def _load_ratio(context: LeverContext) -> float | None:

@@ -26,6 +26,7 @@ from kneewatch.diagnose.sizing.search_results import (
     gpu_of,
 )
 from kneewatch.diagnose.sizing.search_space import ANYTHING, Choices, Launch, Space, launches, space
+from kneewatch.diagnose.sizing.size import peak_utilization
 from kneewatch.diagnose.sizing.speed.performance import Load
 from kneewatch.diagnose.sizing.speed.roofline_inputs import launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
@@ -112,7 +113,8 @@ def _candidate(question: Question, tried: Space, launch: Launch, tally: Tally) -
         )
         return None
     price = _price(question, setup)
-    tokens = speed.decode_tokens_per_s * SECONDS_PER_HOUR * question.utilization_ratio
+    shared = peak_utilization(question, speed.requests_per_s * replicas)
+    tokens = speed.decode_tokens_per_s * SECONDS_PER_HOUR * shared.ratio
     return Candidate(
         setup=setup,
         replicas=replicas,

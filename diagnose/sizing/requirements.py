@@ -37,7 +37,7 @@ class Question:
     itl_slo_s: float | None = None
     safety: float = SAFETY_DEFAULT
     usd_per_gpu_hour: float | None = None
-    utilization_ratio: float = 1.0
+    utilization_ratio: float | None = None
     mfu_ratio: float | None = None
     mbu_ratio: float | None = None
     acceptance_ratio: float | None = None
@@ -59,6 +59,11 @@ class Question:
     def engines(self) -> int:
         """Engines that share the load."""
         return self.replicas * self.setup.parallel.data
+
+    @property
+    def full_load_ratio(self) -> float:
+        """The stated average share of the capacity in use; 1 where none is stated."""
+        return 1.0 if self.utilization_ratio is None else self.utilization_ratio
 
     @property
     def has_target(self) -> bool:
@@ -87,7 +92,7 @@ def check_question(question: Question) -> None:
     if question.usd_per_gpu_hour is not None:
         not_negative("usd_per_gpu_hour", question.usd_per_gpu_hour)
     _check_shares(question)
-    within("utilization", question.utilization_ratio, low=0.001, high=1.0)
+    within("utilization", question.full_load_ratio, low=0.001, high=1.0)
     within("safety", question.safety, low=1.0, high=10.0)
     stated = (question.input_tokens, question.output_tokens)
     if (stated[0] is None) != (stated[1] is None):

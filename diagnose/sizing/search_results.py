@@ -11,7 +11,7 @@ from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch_setup import Setup
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.size import size, steps
+from kneewatch.diagnose.sizing.size import over_pcie, size, steps
 
 NODE = "only one GPU in a node"
 FORMAT = "number format not supported by the GPU"
@@ -188,7 +188,6 @@ def question_of(question: Question, candidate: Candidate) -> Question:
 # --- A search told: in lines for people, and in plain types for JSON ------------------------------
 
 
-_FAST_LINK_FROM = 2
 _SAME_RATIO = 1e-9
 _PREDICTED = "speeds are predicted by the roofline: benchmark the winner before you buy"
 
@@ -204,12 +203,7 @@ def notes(result: Found, candidate: Candidate) -> tuple[str, ...]:
             f"test answer quality with the {setup.kv_cache_dtype} KV cache, above all on long "
             "contexts"
         )
-    tensor = setup.parallel.tensor
-    if tensor > _FAST_LINK_FROM and tensor > gpu.nvlink_gpus:
-        lines.append(
-            f"TP {tensor} runs over PCIe; above TP 2 use NVLink, or benchmark it against a "
-            "smaller one"
-        )
+    lines += over_pcie(gpu, setup.parallel.tensor)
     longest = result.question.setup.max_model_len or setup.model.max_context_tokens
     if setup.longest_tokens < longest:
         lines.append(
@@ -291,7 +285,11 @@ def explain(result: Found) -> tuple[str, ...]:
     lines += [step.line() for step in winner_steps(result)]
     if len(result.by_gpu) > 1:
         lines.append("Cheapest on each GPU:")
-        lines += [f"   {_headline(candidate)}" for candidate in result.by_gpu]
+        lines += [
+            f"   {_headline(candidate)}; {figure(round(_gb_per_usd(candidate)))} GB/s of memory "
+            "bandwidth per USD/h"
+            for candidate in result.by_gpu
+        ]
     if result.rejections:
         lines.append("Why other configurations failed, with the closest of each:")
         lines += [
@@ -307,6 +305,12 @@ def _headline(candidate: Candidate) -> str:
         f"{'s' * (candidate.gpus > 1)}, {figure(candidate.usd_per_hour)} USD/h, "
         f"{figure(candidate.usd_per_million_output_tokens)} USD per million output tokens"
     )
+
+
+def _gb_per_usd(candidate: Candidate) -> float:
+    """Memory bandwidth in GB/s for each dollar an hour (guide 3.5)."""
+    hourly = candidate.usd_per_hour / candidate.gpus
+    return candidate.gpu.memory_bandwidth_bytes_per_s / 1e9 / hourly if hourly else 0.0
 
 
 def _speed(candidate: Candidate) -> str:
@@ -354,5 +358,6 @@ def _entry(result: Found, candidate: Candidate) -> dict[str, object]:
         for field in fields(candidate)
         if field.name != "setup"
     }
+    plain["bandwidth_gb_per_s_per_usd_per_hour"] = round(_gb_per_usd(candidate), 2)
     texts = {"reason": difference(result, candidate), "notes": list(notes(result, candidate))}
     return launch | plain | texts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import floor
 
+from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.sizing.arithmetic import Step, figure
 from kneewatch.diagnose.sizing.memory.budget import FewestGpus, Memory, fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.launch_setup import LATEST, V1, Setup, check
@@ -17,6 +18,11 @@ from kneewatch.diagnose.sizing.replicas.serving_cost import (
     yearly_cost,
 )
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question
+from kneewatch.diagnose.sizing.speed.intensity import Intensity, intensity_of
+from kneewatch.diagnose.sizing.speed.model_parallelism import (
+    all_to_all_bytes,
+    planned_overhead_ratio,
+)
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import SOURCE, Costs, launch_costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import (
@@ -26,8 +32,13 @@ from kneewatch.diagnose.sizing.speed.slo_capacity import (
     performance_steps,
 )
 
-# A stated rate this far from the predicted one is worth a second look.
+# A stated rate this far from the predicted one is worth a second look, or this far above it.
 _APART = 1.5
+_OPTIMISTIC = 1.1
+# The guide's safe range of the memory's share ends here (2.6), and tensor parallelism over PCIe is
+# worth its all-reduces up to this size (5.6).
+_TIGHT_UTILIZATION = 0.95
+_PCIE_TENSOR_PARALLEL = 2
 _TIGHT_RATIO = 0.99
 _OLDEST = (0, 6, 0)
 _MOST_RANKS = 8
@@ -152,7 +163,6 @@ def load_notes(
     source: str,
     has_target: bool,
     has_peak: bool,
-    stated_requests_per_s: float | None,
     predicted: Performance | None,
 ) -> list[str]:
     """Doubts about the load, and why there is no fleet where there is none."""
@@ -172,21 +182,81 @@ def load_notes(
                 "concurrency, each with lengths"
             )
         notes.append(f"no fleet: {why}")
-    if stated_requests_per_s is not None and predicted is not None:
-        ratio = stated_requests_per_s / predicted.requests_per_s
-        if not 1 / _APART <= ratio <= _APART:
-            notes.append(
-                f"the stated {figure(stated_requests_per_s)} usable RPS and the "
-                f"{figure(predicted.requests_per_s)} requests/s predicted for one engine at this "
-                "concurrency "
-                "are far apart"
-            )
     return notes
+
+
+def stated_notes(
+    stated_per_s: float, usable_per_s: float | None, predicted: Performance | None
+) -> list[str]:
+    """Doubts about stated usable requests/s: far from what is predicted, or above what it carries
+    within the targets."""
+    if usable_per_s is not None and stated_per_s > usable_per_s * _OPTIMISTIC:
+        return [
+            f"the stated {figure(stated_per_s)} usable requests/s are above the "
+            f"{figure(usable_per_s)} that one replica is predicted to carry: state what a "
+            "benchmark measured"
+        ]
+    expected = usable_per_s
+    if expected is None and predicted is not None:
+        expected = predicted.requests_per_s
+    if expected is None or 1 / _APART <= stated_per_s / expected <= _APART:
+        return []
+    return [
+        f"the stated {figure(stated_per_s)} usable requests/s and the {figure(expected)} predicted "
+        "for one replica are far apart"
+    ]
+
+
+def launch_notes(setup: Setup) -> list[str]:
+    """What the guide warns of in the launch itself: links, formats, experts, stages, memory."""
+    gpu, parallel, notes = setup.gpu, setup.parallel, list[str]()
+    if setup.utilization > _TIGHT_UTILIZATION:
+        notes.append(
+            f"utilization {figure(setup.utilization)} leaves {1 - setup.utilization:.0%} of the "
+            "memory for spikes of other processes: 0.90 to 0.95 is the safe range"
+        )
+    if gpu is not None:
+        notes += over_pcie(gpu, parallel.tensor)
+        if setup.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
+            notes.append(
+                f"{gpu.name} has no FP8 arithmetic: FP8 weights take half the memory and compute "
+                "at 16-bit speed"
+            )
+    if parallel.experts and setup.model.experts.count:
+        notes.append(
+            "expert parallelism is predicted for even routing: the group is as fast as its busiest "
+            "GPU, so a GPU with twice the mean load halves it"
+        )
+    if parallel.pipeline > 1:
+        notes.append(
+            f"with fewer requests in flight than {parallel.pipeline} pipeline stages, stages idle: "
+            f"one request alone leaves {1 - 1 / parallel.pipeline:.0%} of the GPU time unused"
+        )
+    return notes
+
+
+def over_pcie(gpu: Gpu, tensor_parallel: int) -> list[str]:
+    """The warning about a tensor-parallel group that runs over PCIe; empty where links hold it."""
+    if tensor_parallel <= max(_PCIE_TENSOR_PARALLEL, gpu.nvlink_gpus):
+        return []
+    lost = planned_overhead_ratio(link="pcie", tensor_parallel=tensor_parallel)
+    return [
+        f"TP {tensor_parallel} runs over PCIe, where all-reduces take about {lost:.0%} of a step: "
+        "above TP 2 use NVLink, or benchmark it against a smaller one"
+    ]
 
 
 # --- One configuration sized: memory, speed at a load, fleet and cost, with the arithmetic. Pure --
 #
 # The same answer serves `kneewatch size`, the search and the recommendations.
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """The share of the capacity that the cost per token is at, and where it is from."""
+
+    ratio: float
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +275,7 @@ class Size:
     fewest: FewestGpus | None
     loaded: tuple[Costs, Load] | None
     performance: Performance | None
+    intensity: Intensity | None
     usable_requests_per_s: float | None
     usable_source: str
     usable_step: Step | None
@@ -212,6 +283,7 @@ class Size:
     fleet: FleetSize | None
     token_cost: TokenCost | None
     yearly_cost: YearlyCost | None
+    utilization: Utilization
     notes: tuple[str, ...]
 
     @property
@@ -241,23 +313,31 @@ def size(question: Question) -> Size:
     loaded = _load(question, answer)
     efficiency = question.efficiency
     speed = performance(*loaded, efficiency) if loaded is not None else None
-    usable, source, usable_step = _usable(question, loaded, speed)
-    notes += speed_notes(question, speed)
+    usable, source, usable_step = _predicted_usable(question, loaded, speed)
+    notes += [*launch_notes(question.setup), *speed_notes(question, speed)]
+    stated = question.usable_requests_per_s
+    if stated is not None:
+        notes += stated_notes(stated, usable, speed)
+        usable, source, usable_step = stated, "stated", None
     notes += load_notes(
         source=source,
         has_target=question.has_target,
         has_peak=question.peak_requests_per_s is not None,
-        stated_requests_per_s=question.usable_requests_per_s,
         predicted=speed,
     )
     fleet = _fleet(question, usable)
-    per_token, per_year = _cost(question, fleet, usable)
+    capacity_per_s = None
+    if fleet is not None and usable is not None:
+        capacity_per_s = fleet.deployed_instances * usable
+    shared = peak_utilization(question, capacity_per_s)
+    per_token, per_year = _cost(question, fleet, usable, shared)
     return Size(
         question=question,
         memory=answer,
         fewest=_fewest(question),
         loaded=loaded,
         performance=speed,
+        intensity=_intensity(question, loaded, speed),
         usable_requests_per_s=usable,
         usable_source=source,
         usable_step=usable_step,
@@ -265,6 +345,7 @@ def size(question: Question) -> Size:
         fleet=fleet,
         token_cost=per_token,
         yearly_cost=per_year,
+        utilization=shared,
         notes=tuple(notes),
     )
 
@@ -315,13 +396,23 @@ def _missed(question: Question, speed: Performance | None) -> tuple[str, ...]:
     return tuple(missed)
 
 
-def _usable(
+def _intensity(
+    question: Question, loaded: tuple[Costs, Load] | None, speed: Performance | None
+) -> Intensity | None:
+    """The intensity of the predicted load's decode steps, at the mean context."""
+    inputs, outputs = question.input_tokens, question.output_tokens
+    if loaded is None or speed is None or inputs is None or outputs is None:
+        return None
+    return intensity_of(
+        loaded[0], context_tokens=inputs + outputs / 2, sequences=max(speed.running, 1.0)
+    )
+
+
+def _predicted_usable(
     question: Question, loaded: tuple[Costs, Load] | None, speed: Performance | None
 ) -> tuple[float | None, str, Step | None]:
     """Requests/s of one replica at the targets (at the load without any), how it is known, and
-    where it is predicted the arithmetic."""
-    if question.usable_requests_per_s is not None:
-        return question.usable_requests_per_s, "stated", None
+    the arithmetic."""
     if loaded is None or speed is None:
         return None, "unknown", None
     costs, load = loaded
@@ -366,7 +457,7 @@ def _fleet(question: Question, usable: float | None) -> FleetSize | None:
 
 
 def _cost(
-    question: Question, fleet: FleetSize | None, usable: float | None
+    question: Question, fleet: FleetSize | None, usable: float | None, shared: Utilization
 ) -> tuple[TokenCost | None, YearlyCost | None]:
     setup, outputs = question.setup, question.output_tokens
     price = question.usd_per_gpu_hour
@@ -383,9 +474,21 @@ def _cost(
         gpus=gpus_per_replica,
         usd_per_gpu_hour=price,
         tokens_per_s=usable * outputs,
-        utilization_ratio=question.utilization_ratio,
+        utilization_ratio=shared.ratio,
     )
     return per_token, per_year
+
+
+def peak_utilization(question: Question, capacity_per_s: float | None) -> Utilization:
+    """The share of the capacity to count tokens at: the stated average, else the peak's on the
+    deployed instances (`capacity_per_s` requests/s), which the average stays below."""
+    if question.utilization_ratio is not None:
+        return Utilization(question.utilization_ratio, "the stated average")
+    peak = question.peak_requests_per_s
+    if capacity_per_s is None or peak is None:
+        return Utilization(1.0, "full load; set --utilization to the average")
+    ratio = min(peak / capacity_per_s, 1.0)
+    return Utilization(ratio, "at the peak; set --utilization to the average")
 
 
 def steps(answer: Size) -> tuple[Step, ...]:
@@ -394,8 +497,38 @@ def steps(answer: Size) -> tuple[Step, ...]:
     if answer.loaded is not None and answer.performance is not None:
         efficiency = answer.question.efficiency
         lines += performance_steps(*answer.loaded, answer.performance, efficiency)
+    if answer.intensity is not None:
+        lines.append(answer.intensity.step)
+    lines += _exchange(answer)
     if answer.usable_step is not None:
         lines.append(answer.usable_step)
     for part in (answer.fleet, answer.token_cost, answer.yearly_cost):
         lines += part.steps if part is not None else ()
     return tuple(lines)
+
+
+def _exchange(answer: Size) -> tuple[Step, ...]:
+    """What expert parallelism sends between GPUs in a decode step; empty without it."""
+    setup, speed, loaded = answer.question.setup, answer.performance, answer.loaded
+    experts, gpus = setup.model.experts, setup.parallel.gpus
+    if speed is None or loaded is None or not setup.parallel.experts or not experts.count:
+        return ()
+    tokens = speed.running * setup.parallel.data
+    sent_bytes = experts.layers * all_to_all_bytes(
+        tokens=tokens,
+        hidden_size=setup.model.hidden_size,
+        experts_per_token=experts.per_token,
+        gpus=gpus,
+    )
+    each_s = sent_bytes / gpus / loaded[0].link_bytes_per_s
+    return (
+        Step(
+            title="All-to-all of the experts, a decode step",
+            formula="MoE layers x tokens x experts a token x hidden x 2 B x 2 ways x (1 - 1/GPUs)",
+            values=f"{experts.layers} x {figure(tokens)} x {experts.per_token} x "
+            f"{setup.model.hidden_size} x 2 x 2 x (1 - 1/{gpus})",
+            result=f"{figure(sent_bytes / 1e6)} MB, {figure(each_s * 1000)} ms over "
+            f"{loaded[0].link}, not in the predicted step",
+            source="guide 5.4",
+        ),
+    )

@@ -115,6 +115,81 @@ def test_context_ranks_are_sized() -> None:
     assert any("--dcp" in note for note in answer["notes"])
 
 
+CHAT = ("--input-tokens", "1000", "--output-tokens", "200", "--concurrency", "64")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        pytest.param(("--gpu", "l40s", "--tp", "4"), "runs over PCIe", id="5.6"),
+        pytest.param(
+            ("--gpu", "h100-sxm", "--tp", "4", "--gpu-memory-utilization", "0.97"),
+            "leaves 3% of the memory",
+            id="2.6",
+        ),
+        pytest.param(
+            ("--gpu", "a100-80gb", "--tp", "2", "--quantization", "fp8"),
+            "no FP8 arithmetic",
+            id="9.5",
+        ),
+        pytest.param(("--gpu", "h100-sxm", "--tp", "4", "--pp", "2"), "stages idle", id="5.2"),
+        pytest.param(
+            ("--gpu", "h100-sxm", "--tp", "4", "--peak-rps", "120", "--usable-rps", "12"),
+            "that one replica is predicted to carry",
+            id="8.3: above the prediction",
+        ),
+    ],
+)
+def test_a_launch_that_the_guide_warns_of_is_noted(flags: tuple[str, ...], expected: str) -> None:
+    _, found = document("--model", "meta-llama/Llama-3.3-70B-Instruct", *CHAT, *flags)
+    assert any(expected in note for note in found["notes"])
+
+
+def test_expert_parallelism_shows_what_its_gpus_exchange() -> None:
+    launch = ("--model", "deepseek-ai/DeepSeek-V3", "--gpu", "h200", "--tp", "8")
+    _, spread = document(*launch, *CHAT, "--expert-parallel")
+    assert any("All-to-all" in step["title"] for step in spread["steps"])
+    assert any("busiest GPU" in note for note in spread["notes"])
+    _, dense = document(*launch, *CHAT)
+    assert not any("All-to-all" in step["title"] for step in dense["steps"])
+
+
+def test_a_launch_says_what_binds_decode_and_from_which_batch_compute_would() -> None:
+    llama = ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm", "--tp", "4")
+    _, found = document(*llama, *CHAT)
+    speed = found["performance"]
+    assert speed["ridge_flop_per_byte"] == pytest.approx(989 / 3.35, rel=1e-3)
+    # 2 x 70.6e9 x 64 over 139 GB and 64 x 1,100 tokens of 327,680 bytes: 54 FLOP per byte.
+    assert speed["decode_flop_per_byte"] == pytest.approx(54.1, rel=0.01)
+    assert 900 < speed["batch_at_ridge"] < 1500
+
+
+def test_cost_per_token_is_at_the_peaks_utilization_or_the_stated_average() -> None:
+    fleet = (
+        *("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm", "--tp", "4"),
+        *(*CHAT, "--peak-rps", "100", "--usable-rps", "5"),
+    )
+    _, peak = document(*fleet)
+    _, half = document(*fleet, "--utilization", "0.5")
+    # 20 instances x 1.3 are 26, which 100 of 130 requests/s keep busy.
+    assert peak["cost"]["utilization_ratio"] == pytest.approx(100 / 130, rel=1e-3)
+    assert "at the peak" in peak["cost"]["utilization_source"]
+    assert half["cost"]["utilization_source"] == "the stated average"
+    ratio = (
+        half["cost"]["usd_per_million_output_tokens"]
+        / (peak["cost"]["usd_per_million_output_tokens"])
+    )
+    assert ratio == pytest.approx(100 / 130 / 0.5, rel=1e-3)
+
+
+def test_gpus_and_cost_come_before_the_arithmetic() -> None:
+    text = size(
+        *("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm", "--tp", "4"),
+        *(*CHAT, "--peak-rps", "100"),
+    ).stdout
+    assert text.index("USD a year, ") < text.index("one GPU, ") < text.index("Decode step:")
+
+
 def test_gpus_beyond_one_replica_make_more_of_them() -> None:
     _, found = document(*LLAMA, "--tp", "4", "--gpus", "8", "--max-model-len", "8192")
     assert found["inputs"]["replicas"] == 2

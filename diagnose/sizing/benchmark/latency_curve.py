@@ -230,6 +230,7 @@ def red_flags(benchmark: Benchmark) -> tuple[RedFlag, ...]:
         *_shape(points),
         *_runs(benchmark),
         *_law(points),
+        *(RedFlag("as_read", note) for note in benchmark.notes),
     )
 
 
@@ -331,15 +332,18 @@ def _runs(benchmark: Benchmark) -> list[RedFlag]:
 
 
 def _law(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
-    """Points whose concurrency, RPS and mean latency break Little's law."""
+    """Points whose concurrency, RPS and latency break Little's law, and those without a latency."""
     flags: list[RedFlag] = []
+    unchecked: list[str] = []
     for point in points:
-        if not point.latency_mean_s:
+        latency_s = _latency_s(point)
+        if not latency_s:
+            unchecked.append(f"{point.concurrency:g}")
             continue
         gap = littles_gap(
             concurrency=point.concurrency,
             requests_per_s=point.requests_per_s,
-            latency_s=point.latency_mean_s,
+            latency_s=latency_s,
         )
         if gap.verdict != "consistent":
             flags.append(
@@ -350,4 +354,22 @@ def _law(points: Sequence[BenchmarkPoint]) -> list[RedFlag]:
                     f"{figure(point.requests_per_s)}: {gap.meaning}",
                 )
             )
+    if unchecked:
+        flags.append(
+            RedFlag(
+                "littles_law_unchecked",
+                f"Little's law was not checked at {', '.join(unchecked)} in flight: the benchmark "
+                "has neither a mean latency nor medians with tokens/s",
+            )
+        )
     return flags
+
+
+def _latency_s(point: BenchmarkPoint) -> float | None:
+    """A request's mean latency: as measured, else of the median TTFT and ITL and the tokens."""
+    if point.latency_mean_s:
+        return point.latency_mean_s
+    ttft_s, itl_s, tokens_per_s = point.ttft_p50_s, point.itl_p50_s, point.output_tokens_per_s
+    if ttft_s is None or itl_s is None or not tokens_per_s:
+        return None
+    return ttft_s + itl_s * max(tokens_per_s / point.requests_per_s - 1, 0.0)

@@ -196,24 +196,3 @@ def _place_flags(points: Sequence[BenchmarkPoint], bend: Knee) -> list[RedFlag]:
         )
         flags.append(RedFlag("more_at_less", message))
     return flags
-
-
-def average_limit_per_s(*, knee_requests_per_s: float, peak_to_average_ratio: float) -> float:
-    """Average requests/s of one instance whose peaks stay at the knee.
-
-    Source: guide 8.1: traffic whose P95 is 2.5 times its average needs 2.5 times below the knee.
-    """
-    positive("knee_requests_per_s", knee_requests_per_s)
-    if peak_to_average_ratio < 1:
-        raise SizingError(
-            f"peak_to_average_ratio is {peak_to_average_ratio:g}; a peak is 1 or more averages",
-            name="peak_to_average_ratio",
-        )
-    return knee_requests_per_s / peak_to_average_ratio
-
-
-def requests_per_s_per_gpu(*, requests_per_s: float, gpus: int) -> float:
-    """Requests per second and GPU: what compares configurations by cost (guide 8.4)."""
-    positive("requests_per_s", requests_per_s)
-    positive("gpus", gpus)
-    return requests_per_s / gpus

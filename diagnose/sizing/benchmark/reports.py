@@ -77,6 +77,17 @@ _PER_REQUEST_ITL = (
     "{tool} averages ITL over each request before it takes P99: stalls of single tokens, which "
     "`vllm bench serve` and the server's own histogram count, do not show"
 )
+_CLOSED_LOOP = (
+    "no arrival rate: a fixed number in flight has no bursts, so production queues where this run "
+    "did not; confirm C_max with --request-rate"
+)
+_EVEN_ARRIVALS = (
+    "burstiness {burstiness:g} spaces arrivals more evenly than chance does: repeat the run with 1"
+)
+_UNIFORM = (
+    "every {name} has the same length: P99 latencies of production come from the longest; repeat "
+    "the run with the lengths of real requests"
+)
 _FEW_PROMPTS = "{origin}: concurrency {stated:g} stated, but only {requests} requests were sent"
 
 
@@ -153,6 +164,7 @@ def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint
     figures = _figures(document, VLLM)
     if not figures.get("latency_mean_s"):
         figures |= _derived(document)
+    notes += _too_even(document)
     limit, requests = figures.get("concurrency"), figures.get("requests")
     if limit is not None and requests is not None:
         sent = int(requests + figures.get("failed", 0.0))
@@ -163,6 +175,23 @@ def _vllm_point(origin: str, document: Json, notes: list[str]) -> BenchmarkPoint
         "--metric-percentiles 50,99"
     )
     return _point(origin, figures, notes, keys=VLLM, advice=advice)
+
+
+def _too_even(document: Json) -> list[str]:
+    """What production has and this run had not: bursts, and lengths that differ (guide 8.2)."""
+    notes: list[str] = []
+    rate, evenness = document.get("request_rate"), _number(document, "burstiness")
+    if rate == "inf":
+        notes.append(_CLOSED_LOOP)
+    elif evenness is not None and evenness > 1:
+        notes.append(_EVEN_ARRIVALS.format(burstiness=evenness))
+    for name in ("input_lens", "output_lens"):
+        lengths = document.get(name)
+        if isinstance(lengths, list) and len(cast("list[object]", lengths)) > 1:
+            values = {finite(value) for value in cast("list[object]", lengths)}
+            if len(values) == 1:
+                notes.append(_UNIFORM.format(name=name.removesuffix("_lens")))
+    return notes
 
 
 def _derived(document: Json) -> dict[str, float]:

@@ -43,42 +43,16 @@ def prefixes_held(*, reserve_bytes: float, prefix_tokens: float, kv_bytes_per_to
     return int(reserve_bytes // (prefix_tokens * kv_bytes_per_token))
 
 
-def shared_bytes_saved(
-    *, prefix_tokens: int, concurrency: int, kv_bytes_per_token: float, block_tokens: int = 16
-) -> float:
-    """Bytes of KV cache saved because concurrent requests share a prefix.
-
-    Source: guide 7.1 (blocks of identical prefixes are shared).
-    """
-    positive("block_tokens", block_tokens)
-    not_negative("prefix_tokens", prefix_tokens)
-    positive("concurrency", concurrency)
-    whole_tokens = prefix_tokens // block_tokens * block_tokens
-    return (concurrency - 1) * whole_tokens * kv_bytes_per_token
-
-
 def unrouted_hit_ratio(*, routed_hit_ratio: float, replicas: int) -> float:
     """Hit ratio with round-robin routing if each prefix is on one replica only: 1/N of `hit_ratio`.
 
-    The guide's rule for prefixes too rare, or caches too small, to be on every replica; for
-    frequent prefixes see `warm_hit_ratio`.
+    The guide's rule for prefixes too rare, or caches too small, to be on every replica.
 
     Source: guide 7.3.
     """
     within("routed_hit_ratio", routed_hit_ratio, low=0.0, high=1.0)
     positive("replicas", replicas)
     return routed_hit_ratio / replicas
-
-
-def warm_hit_ratio(*, requests: int, replicas: int) -> float:
-    """Hit ratio of one prefix over `requests`, round-robin, no eviction: each replica misses once.
-
-    With prefix routing `replicas` is 1. Rises to 1: dilution costs one miss per replica and the
-    memory of N copies, not the hits themselves.
-    """
-    positive("requests", requests)
-    positive("replicas", replicas)
-    return (requests - min(requests, replicas)) / requests
 
 
 def remapped_ratio(*, replicas: int, new_replicas: int, consistent: bool) -> float:
@@ -96,22 +70,6 @@ def remapped_ratio(*, replicas: int, new_replicas: int, consistent: bool) -> flo
         return (many - few) / many
     # of one period of both moduli, only the hashes below the smaller one agree
     return 1 - few / math.lcm(replicas, new_replicas)
-
-
-def hot_replica_ratio(
-    *, prefix_share_ratio: float, replicas: int, load_cap_ratio: float = 1.0
-) -> float:
-    """Share of all traffic on the replica that owns the most popular prefix.
-
-    The replica also gets its even share of the rest; traffic above `load_cap_ratio` overflows to
-    others.
-
-    Source: guide 7.3.
-    """
-    within("prefix_share_ratio", prefix_share_ratio, low=0.0, high=1.0)
-    positive("replicas", replicas)
-    within("load_cap_ratio", load_cap_ratio, low=1 / replicas, high=1.0)
-    return min(load_cap_ratio, prefix_share_ratio + (1 - prefix_share_ratio) / replicas)
 
 
 # --- Moving a KV cache instead of computing it again: P/D transfer, offload, swap. Pure -----------
@@ -161,24 +119,6 @@ def transfer_s(
     positive("links", links)
     not_negative("latency_s", latency_s)
     return latency_s + moved_bytes / (bandwidth_bytes_per_s * links)
-
-
-def break_even_tokens(
-    *, transfer_s_per_token: float, compute_s_per_token: float, fixed_s: float = 0.0
-) -> float | None:
-    """Context length above which moving a KV cache is faster than recomputing it.
-
-    fixed_s / (compute - transfer); None if moving is slower per token, so never faster. Both are
-    linear in the length, so only the fixed cost of a transfer makes short contexts cheaper to
-    recompute.
-
-    Source: guide 7.4 (swap or recompute) and 6.5 (ship or prefill locally).
-    """
-    not_negative("transfer_s_per_token", transfer_s_per_token)
-    positive("compute_s_per_token", compute_s_per_token)
-    not_negative("fixed_s", fixed_s)
-    gained_s = compute_s_per_token - transfer_s_per_token
-    return fixed_s / gained_s if gained_s > 0 else None
 
 
 def disaggregation_gain_s(*, stall_s: float, transfer_s: float) -> float:

@@ -31,6 +31,7 @@ from kneewatch.diagnose.sizing.memory.planning_formulas import (
     min_gpus,
 )
 from kneewatch.diagnose.sizing.memory.weights import (
+    DEFAULT_RANK,
     ONE_GPU,
     Adapters,
     adapter_bytes,
@@ -124,6 +125,21 @@ def _adapter_bytes(pool: Pool) -> float:
     return adapter_bytes(pool.model, adapter, ONE_GPU)
 
 
+def _small_adapters(pool: Pool) -> list[str]:
+    """The note that an adapter's stated bytes are below vLLM's buffers; empty where not."""
+    lora = pool.profile.lora
+    if lora is None or lora.max_lora_rank is not None:
+        return []
+    buffers = adapter_bytes(pool.model, Adapters(1, DEFAULT_RANK), ONE_GPU)
+    if lora.adapter_bytes >= buffers:
+        return []
+    return [
+        f"adapter_bytes {figure(lora.adapter_bytes / 1e6)} MB is an adapter's file; vLLM keeps "
+        f"{figure(buffers / 1e6)} MB of buffers for each of rank {DEFAULT_RANK}: state "
+        "max_lora_rank instead"
+    ]
+
+
 def _weights_bytes(pool: Pool, quantization: str) -> float:
     return weights_per_gpu(pool.model, scheme(quantization), ONE_GPU).total_bytes
 
@@ -188,6 +204,7 @@ def floor_step(pool: Pool, floor: Floor) -> PlanStep:
             f"at most {lora.max_simultaneous_adapters} of {lora.adapters} adapters at once: launch "
             f"with --max-loras {lora.max_simultaneous_adapters}, or all of them may be loaded"
         )
+        notes += _small_adapters(pool)
     notes.extend(pool.model.notes)
     return PlanStep(
         number=4,

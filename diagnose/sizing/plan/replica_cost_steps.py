@@ -246,6 +246,7 @@ class _Cost:
     tokens_per_s: float
     usd_per_million_tokens: float | None
     steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
 
 
 def cost_step(
@@ -266,9 +267,12 @@ def cost_step(
         output[f"{prefix}utilization_ratio"] = cost.utilization_ratio
         output[f"{prefix}usd_per_million_output_tokens"] = cost.usd_per_million_tokens
     steps = [step for tier, cost in known_costs for step in of_tier(tier.pool.name, cost.steps)]
+    for tier, cost in known_costs:
+        label = f"{tier.pool.name}: " if several else ""
+        notes += [f"{label}{note}" for note in cost.notes]
     if several and complete:
         hourly = sum(cost.usd_per_hour for _, cost in known_costs)
-        tokens = sum(cost.tokens_per_s for _, cost in known_costs) * SECONDS_PER_HOUR
+        tokens = _useful_tokens_per_s(profile, known_costs) * SECONDS_PER_HOUR
         yearly = sum(cost.usd_per_year for _, cost in known_costs)
         output["usd_per_year"] = yearly
         whole = len(priced) == len(sized)
@@ -288,6 +292,13 @@ def cost_step(
     )
 
 
+def _useful_tokens_per_s(profile: WorkloadProfile, costs: Sequence[tuple[Sized, _Cost]]) -> float:
+    """Output tokens/s of answers that users get: of a cascade every request ends in one answer, and
+    all of them enter the first tier (guide 1.5)."""
+    cascaded = profile.routing.method == "cascade"
+    return sum(cost.tokens_per_s for _, cost in (costs[:1] if cascaded else costs))
+
+
 def _cost(sized: Sized) -> _Cost | None:
     """The cost of one fleet; None if the fleet is unknown."""
     fleet, price = fleet_of(sized), sized.pool.usd_per_gpu_hour
@@ -303,6 +314,14 @@ def _cost(sized: Sized) -> _Cost | None:
         gpus=fleet.gpus, usd_per_gpu_hour=price, tokens_per_s=full, utilization_ratio=ratio
     )
     trap = utilization_trap(gpus=fleet.gpus, usd_per_gpu_hour=price, utilization_ratio=ratio)
+    notes: tuple[str, ...] = ()
+    if trap.trapped:
+        notes = (
+            f"utilization trap: at {ratio:.0%} a token costs {trap.multiple_of_full:.1f} times "
+            "that of a full fleet; the same work at 70% saves "
+            f"{figure(round(trap.recoverable_usd_per_year))} USD a year: scale down outside the "
+            "peak, fill idle hours with batch work, or share the GPUs",
+        )
     return _Cost(
         fleet.gpus,
         hourly,
@@ -311,6 +330,7 @@ def _cost(sized: Sized) -> _Cost | None:
         full * ratio,
         cost.usd_per_million_tokens,
         (*year.steps, _utilization_step(sized, fleet, ratio), *cost.steps, *trap.steps),
+        notes,
     )
 
 

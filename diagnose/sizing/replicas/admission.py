@@ -124,15 +124,6 @@ def input_limit(
     return InputLimit(int(low), int(high), high < p99_input_tokens, (step,))
 
 
-@dataclass(frozen=True, slots=True)
-class OutputLimit:
-    """`max_new_tokens`, and the seconds that one such request holds a decode slot."""
-
-    tokens: int
-    slot_s: float
-    steps: tuple[Step, ...]
-
-
 def slot_occupancy_s(*, output_tokens: float, itl_s: float) -> float:
     """Seconds that a request holds its decode slot: output tokens x seconds per token.
 
@@ -143,29 +134,3 @@ def slot_occupancy_s(*, output_tokens: float, itl_s: float) -> float:
     positive("output_tokens", output_tokens)
     positive("itl_s", itl_s)
     return output_tokens * itl_s
-
-
-def output_limit(*, p99_output_tokens: float, itl_s: float, slot_budget_s: float) -> OutputLimit:
-    """The most tokens that a slot's budget allows at the mean ITL.
-
-    Raises:
-        SizingError: a number is not positive, or the budget is shorter than today's P99 output.
-    Source: guide 9.4 (generous but finite; watch P99 output for drift).
-    """
-    positive("slot_budget_s", slot_budget_s)
-    needed_s = slot_occupancy_s(output_tokens=p99_output_tokens, itl_s=itl_s)
-    if needed_s > slot_budget_s:
-        raise SizingError(
-            f"today's P99 output of {p99_output_tokens:g} tokens already holds a slot for "
-            f"{figure(needed_s)} s; a budget of {figure(slot_budget_s)} s would cut it",
-            name="slot_budget_s",
-        )
-    tokens = math.floor(exact(slot_budget_s) / exact(itl_s))
-    step = Step(
-        title="Output limit",
-        formula="slot budget / ITL",
-        values=f"{figure(slot_budget_s)} s / {figure(itl_s)} s",
-        result=f"{figure(tokens)} tokens",
-        source="guide 9.4",
-    )
-    return OutputLimit(tokens, tokens * itl_s, (step,))

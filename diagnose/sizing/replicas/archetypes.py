@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive
 
 READING_S_PER_TOKEN = 0.090
 """A fast reader takes a token this often: faster output is not felt (guide 1.4)."""
@@ -94,42 +94,6 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
     }
 )
 """Online streaming and offline batch are different optimisations (guide 1.4)."""
-
-
-def reading_speed_ratio(*, itl_s: float) -> float:
-    """How many times faster than a fast reader tokens come; above 1 ITL is not felt (guide 1.4)."""
-    positive("itl_s", itl_s)
-    return READING_S_PER_TOKEN / itl_s
-
-
-def tail_requests_held(*, planned_requests: int, planned_tokens: int, tail_tokens: int) -> int:
-    """Long requests that fit a KV cache planned for `planned_requests` of `planned_tokens`.
-
-    Source: guide 1.1 (sized for the median, broken by the tail).
-    """
-    not_negative("planned_requests", planned_requests)
-    not_negative("planned_tokens", planned_tokens)
-    positive("tail_tokens", tail_tokens)
-    return planned_requests * planned_tokens // tail_tokens
-
-
-def mixed_tokens(*, typical_tokens: float, tail_tokens: float, tail_ratio: float) -> float:
-    """Mean tokens per request where `tail_ratio` of requests are of the tail (guide 1.1)."""
-    positive("typical_tokens", typical_tokens)
-    positive("tail_tokens", tail_tokens)
-    within("tail_ratio", tail_ratio, low=0.0, high=1.0)
-    return typical_tokens * (1 - tail_ratio) + tail_tokens * tail_ratio
-
-
-def prefill_time_ratio(*, prefill_s: float, decode_s: float) -> float:
-    """Share of a request's work that is prefill: what to weigh compute and bandwidth with.
-
-    Source: guide 3.3 and 3.5.
-    """
-    not_negative("prefill_s", prefill_s)
-    not_negative("decode_s", decode_s)
-    positive("prefill_s + decode_s", prefill_s + decode_s)
-    return prefill_s / (prefill_s + decode_s)
 
 
 def chunks(*, prompt_tokens: int, chunk_tokens: int) -> int:

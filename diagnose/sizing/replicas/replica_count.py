@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from statistics import NormalDist
 
-from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, positive
 from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
 
 SAFETY_DEFAULT = 1.3
@@ -135,93 +134,10 @@ def _fleet_steps(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PeakSizing:
-    """Instances by the average and by the peak; `short_ratio` of the peak the first cannot hold."""
-
-    peak_to_average_ratio: float
-    instances_for_average: int
-    instances_for_peak: int
-    short_ratio: float
-    steps: tuple[Step, ...]
-
-
-def peak_against_average(
-    *, average_requests_per_s: float, peak_requests_per_s: float, usable_requests_per_s: float
-) -> PeakSizing:
-    """What sizing for the average instead of the P95 or P99 peak leaves unserved at the peak.
-
-    Raises:
-        SizingError: a rate is not positive, or the peak is below the average.
-    Source: guide 1.3.
-    """
-    for name, value in (
-        ("average_requests_per_s", average_requests_per_s),
-        ("peak_requests_per_s", peak_requests_per_s),
-        ("usable_requests_per_s", usable_requests_per_s),
-    ):
-        positive(name, value)
-    if peak_requests_per_s < average_requests_per_s:
-        raise SizingError(
-            f"the peak of {peak_requests_per_s:g} requests/s is below the average of "
-            f"{average_requests_per_s:g}",
-            name="peak_requests_per_s",
-        )
-    usable = exact(usable_requests_per_s)
-    average, peak = exact(average_requests_per_s), exact(peak_requests_per_s)
-    by_average, by_peak = math.ceil(average / usable), math.ceil(peak / usable)
-    ratio = float(peak / average)
-    short = max(0.0, float(1 - by_average * usable / peak))
-    step = Step(
-        title="Peak over average",
-        formula="peak RPS / average RPS",
-        values=f"{figure(peak_requests_per_s)} / {figure(average_requests_per_s)}",
-        result=f"{figure(ratio)} ({by_peak} instances, not {by_average})",
-        source="guide 1.3",
-    )
-    return PeakSizing(ratio, by_average, by_peak, short, (step,))
-
-
-def poisson_peak(*, mean: float, quantile: float) -> int:
-    """Arrivals in one interval that a steady Poisson process stays within, at the quantile.
-
-    With the mean arrivals of the interval. It is what chance alone adds to a constant rate; a
-    daily curve comes on top (guide 1.3 has 65 on average and 160 at P95, where chance gives 79).
-
-    Raises:
-        SizingError: the mean is not positive, or the quantile not between 0 and 1.
-    """
-    positive("mean", mean)
-    within("quantile", quantile, low=1e-9, high=1 - 1e-9)
-    if mean > _NORMAL_FROM:
-        return math.ceil(NormalDist(mean, math.sqrt(mean)).inv_cdf(quantile))
-    total, count = math.exp(-mean), 0
-    while total < quantile and count < mean + 40 * math.sqrt(mean) + 40:
-        count += 1
-        total += math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
-    return count
-
-
 # --- Replicas and pool sizes from token rates: prefill, decode and their ratio. Pure. Guide 6.5 ---
 
 
 _SOURCE = "guide 6.5; capacity planning text, first-pass estimate"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenReplicas:
-    """Replicas by tokens; the `_exact` figures are replica-seconds of work per second.
-
-    `prefill` and `decode` count each phase alone, as two pools. `colocated` is for replicas that
-    do both in turn: their work adds up. None where a phase's rate was not given.
-    """
-
-    prefill_exact: float | None
-    decode_exact: float
-    prefill: int | None
-    decode: int
-    colocated: int | None
-    steps: tuple[Step, ...]
 
 
 def _work(tokens_per_request: float, requests_per_s: float, rate: float) -> Fraction:
@@ -235,56 +151,6 @@ def _step(phase: str, tokens: str, values: str, work: Fraction) -> Step:
         values=f"ceil({values}) = ceil({figure(float(work))})",
         result=f"{math.ceil(work)}",
         source=_SOURCE,
-    )
-
-
-def token_replicas(
-    *,
-    peak_requests_per_s: float,
-    output_tokens: float,
-    decode_tokens_per_s: float,
-    input_tokens: float | None = None,
-    prefill_tokens_per_s: float | None = None,
-    prefix_hit_ratio: float = 0.0,
-) -> TokenReplicas:
-    """Replicas that the peak's output tokens need, and its input tokens where both are given.
-
-    Tokens are averages per request; rates are of one replica, measured in each phase alone.
-    Of the input, the share `prefix_hit_ratio` is already cached and costs no prefill.
-    A first estimate: it knows no queue, no length distribution and no target.
-
-    Raises:
-        SizingError: a number is not positive, or the hit ratio is not in 0..1 (1 excluded).
-    Source: guide 6.5 (work of a phase); the fourth text's capacity planning (decode, rounded up).
-    """
-    positive("peak_requests_per_s", peak_requests_per_s)
-    positive("output_tokens", output_tokens)
-    positive("decode_tokens_per_s", decode_tokens_per_s)
-    if not 0 <= prefix_hit_ratio < 1:
-        raise SizingError(
-            f"prefix_hit_ratio is {prefix_hit_ratio:g}; it must be 0 or more and below 1",
-            name="prefix_hit_ratio",
-        )
-    decode = _work(output_tokens, peak_requests_per_s, decode_tokens_per_s)
-    peak = figure(peak_requests_per_s)
-    values = f"{peak} x {figure(output_tokens)} / {figure(decode_tokens_per_s)}"
-    decode_step = _step("decode", "output tokens", values, decode)
-    if input_tokens is None or prefill_tokens_per_s is None:
-        return TokenReplicas(None, float(decode), None, math.ceil(decode), None, (decode_step,))
-    positive("input_tokens", input_tokens)
-    positive("prefill_tokens_per_s", prefill_tokens_per_s)
-    prefill = _work(input_tokens, peak_requests_per_s, prefill_tokens_per_s)
-    prefill *= 1 - exact(prefix_hit_ratio)
-    share = figure(1 - prefix_hit_ratio)
-    values = f"{peak} x {figure(input_tokens)} x {share} / {figure(prefill_tokens_per_s)}"
-    prefill_step = _step("prefill", "input tokens x (1 - hit ratio)", values, prefill)
-    return TokenReplicas(
-        prefill_exact=float(prefill),
-        decode_exact=float(decode),
-        prefill=math.ceil(prefill),
-        decode=math.ceil(decode),
-        colocated=math.ceil(prefill + decode),
-        steps=(prefill_step, decode_step),
     )
 
 

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
-from kneewatch.diagnose.sizing.arithmetic import Step, exact, figure
+from kneewatch.diagnose.sizing.arithmetic import Step
 from kneewatch.diagnose.sizing.replicas.replica_count import (
-    SAFETY_DEFAULT,
-    FleetSize,
-    size_fleet,
     whole,
 )
 
@@ -51,16 +48,6 @@ def routed_loads(*, tiers: Sequence[ModelTier], peak_requests_per_s: float) -> t
     return tuple(TierLoad(tier.name, peak_requests_per_s * tier.share_ratio) for tier in tiers)
 
 
-def routed_usd_per_million_tokens(*, tiers: Sequence[ModelTier]) -> float:
-    """Blended cost of a million tokens, all tiers producing alike many tokens per request.
-
-    Raises:
-        SizingError: the shares do not add up to 1.
-    """
-    _check_shares(tiers)
-    return sum(tier.share_ratio * tier.usd_per_million_tokens for tier in tiers)
-
-
 def cascaded_loads(
     *, names: Sequence[str], escalation_ratios: Sequence[float], peak_requests_per_s: float
 ) -> tuple[TierLoad, ...]:
@@ -78,32 +65,6 @@ def cascaded_loads(
         arriving_per_s *= ratio
         loads.append(TierLoad(name, arriving_per_s))
     return tuple(loads)
-
-
-def cascaded_usd_per_million_tokens(
-    *, usd_per_million_tokens: Sequence[float], escalation_ratios: Sequence[float]
-) -> float:
-    """Cost of a million useful tokens of a cascade: each request pays every tier that it enters.
-
-    Raises:
-        SizingError: not one ratio for each tier but the last.
-    """
-    _check_escalations(tiers=len(usd_per_million_tokens), ratios=escalation_ratios)
-    total, reach = usd_per_million_tokens[0], 1.0
-    for usd, ratio in zip(usd_per_million_tokens[1:], escalation_ratios, strict=True):
-        reach *= ratio
-        total += reach * usd
-    return total
-
-
-def break_even_escalation_ratio(*, small_usd: float, large_usd: float) -> float:
-    """The escalated share above which a cascade costs more than the large model alone.
-
-    1 - small/large; below 0 the small model is no cheaper and a cascade never pays.
-    """
-    not_negative("small_usd", small_usd)
-    positive("large_usd", large_usd)
-    return 1 - small_usd / large_usd
 
 
 def saving_ratio(*, blended_usd: float, uniform_usd: float) -> float:
@@ -186,70 +147,6 @@ SHARE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
-    """A tier's traffic and what one of its instances carries at its own targets."""
-
-    name: str
-    share_ratio: float
-    usable_requests_per_s: float
-    tensor_parallel: int = 1
-    safety: float = SAFETY_DEFAULT
-
-
-@dataclass(frozen=True, slots=True)
-class TieredFleet:
-    """The fleet of each tier by name, and all GPUs together."""
-
-    tiers: tuple[tuple[str, FleetSize], ...]
-    gpus: int
-    steps: tuple[Step, ...]
-
-
-def size_tiers(*, peak_requests_per_s: float, tiers: Sequence[Tier]) -> TieredFleet:
-    """One fleet per tier for its share of the peak.
-
-    Shares add up to 1 where a router sends each request to one tier. In a cascade every request
-    enters the first tier (share 1) and some go on: shares then add up to more.
-
-    Raises:
-        SizingError: no tier, a share outside 0..1, or shares that leave traffic unserved.
-    Source: guide 9.5 (each tier is a fleet of its own), 1.5 (routing and cascading).
-    """
-    if not tiers:
-        raise SizingError("no tier to size", name="tiers")
-    for tier in tiers:
-        within(f"share_ratio of {tier.name}", tier.share_ratio, low=0, high=1)
-    total = math.fsum(tier.share_ratio for tier in tiers)
-    if total < 1 - SHARE_TOLERANCE:
-        raise SizingError(
-            f"the tiers' shares add up to {total:g}: {1 - total:.1%} of the traffic has no tier",
-            name="tiers",
-        )
-    fleets = tuple(
-        (
-            tier.name,
-            size_fleet(
-                peak_requests_per_s=float(exact(peak_requests_per_s) * exact(tier.share_ratio)),
-                usable_requests_per_s=tier.usable_requests_per_s,
-                tensor_parallel=tier.tensor_parallel,
-                safety=tier.safety,
-            ),
-        )
-        for tier in tiers
-        if tier.share_ratio > 0
-    )
-    gpus = sum(fleet.gpus for _, fleet in fleets)
-    step = Step(
-        title="GPUs of all tiers",
-        formula="sum of each tier's GPUs",
-        values=" + ".join(f"{fleet.gpus} ({name})" for name, fleet in fleets),
-        result=f"{gpus}",
-        source="guide 9.5",
-    )
-    return TieredFleet(fleets, gpus, (*(s for _, fleet in fleets for s in fleet.steps), step))
-
-
-@dataclass(frozen=True, slots=True)
 class Blend:
     """Utilization over all GPUs, and the tiers that it hides: idle ones and full ones."""
 
@@ -288,38 +185,3 @@ def blended_utilization(tiers: Sequence[tuple[str, int, float]]) -> Blend:
         tuple(name for name, _, ratio in tiers if ratio > CEILING_RATIO),
         (step,),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class MixedPool:
-    """Round robin over unequal instances: the slow ones' share, and which of their percentiles
-    is the pool's P99 (None: they get under 1 % and do not set it)."""
-
-    slow_share_ratio: float
-    slow_percentile: float | None
-    steps: tuple[Step, ...]
-
-
-def round_robin_tail(*, slow_instances: int, fast_instances: int) -> MixedPool:
-    """What a slow tier does to the P99 of a pool that is not routed by tier.
-
-    With a share s of the requests, and slower than every request of the fast tier, the slow tier's
-    percentile 100 x (1 - 0.01 / s) is the P99 of all.
-
-    Raises:
-        SizingError: a count is not a whole number of 1 or more.
-    Source: guide 9.5.
-    """
-    slow = whole("slow_instances", slow_instances)
-    fast = whole("fast_instances", fast_instances)
-    share = slow / (slow + fast)
-    percentile = None if share <= 0.01 else 100 * (1 - 0.01 / share)
-    step = Step(
-        title="Traffic of the slow tier",
-        formula="slow instances / all instances",
-        values=f"{slow} / {slow + fast}",
-        result=f"{share:.1%}"
-        + ("" if percentile is None else f", its P{figure(percentile)} is the pool's P99"),
-        source="guide 9.5",
-    )
-    return MixedPool(share, percentile, (step,))

@@ -5,12 +5,10 @@ Source: guide chapter 5; text 003, tensor against pipeline parallelism.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive
 
 ALLREDUCES_PER_LAYER = 2
 """One behind attention and one behind the MLP (text 003, Q4; guide 5.1 counts one)."""
@@ -72,96 +70,11 @@ def check_tensor_parallel(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """How one model copy lies on GPUs."""
-
-    tensor_parallel: int
-    pipeline_parallel: int = 1
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of one copy."""
-        return self.tensor_parallel * self.pipeline_parallel
-
-
-def lowest_split(
-    *, min_gpus: int, attention_heads: int, kv_heads: int, layers: int, domain_gpus: int
-) -> Split:
-    """The smallest split of at least `min_gpus` GPUs: TP within a node first, then PP over nodes.
-
-    Raises:
-        SizingError: not even one layer per stage gives that many GPUs.
-    Source: guide 5.1 and 5.5.
-    """
-    positive("min_gpus", min_gpus)
-    choices = tensor_parallel_choices(
-        attention_heads=attention_heads, kv_heads=kv_heads, domain_gpus=domain_gpus
-    )
-    for degree in choices:
-        if degree >= min_gpus:
-            return Split(degree)
-    stages = math.ceil(min_gpus / choices[-1])
-    if stages > layers:
-        raise SizingError(
-            f"min_gpus is {min_gpus}: {layers} layers over TP {choices[-1]} end at "
-            f"{layers * choices[-1]} GPUs",
-            name="min_gpus",
-        )
-    return Split(choices[-1], stages)
-
-
 def replicas_per_node(*, node_gpus: int, gpus_per_replica: int) -> int:
     """Whole model copies on one node; 0 where a copy spans nodes (guide 5.1 and 5.3)."""
     positive("node_gpus", node_gpus)
     positive("gpus_per_replica", gpus_per_replica)
     return node_gpus // gpus_per_replica
-
-
-def allreduce_bytes(
-    *, tokens: float, hidden_size: int, gpus: int, bytes_per_element: float = 2.0
-) -> float:
-    """Bytes that each GPU sends in one ring all-reduce of a step's activations.
-
-    2 x (gpus - 1) / gpus of the message; the message is tokens x hidden size x bytes.
-    Source: text 003, Q4 (the message); ring: Patarasuk and Yuan 2009.
-    """
-    positive("tokens", tokens)
-    positive("hidden_size", hidden_size)
-    positive("gpus", gpus)
-    return 2 * (gpus - 1) / gpus * tokens * hidden_size * bytes_per_element
-
-
-def allreduce_s(
-    *,
-    tokens: float,
-    hidden_size: int,
-    layers: int,
-    gpus: int,
-    bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-    bytes_per_element: float = 2.0,
-) -> float:
-    """Seconds of all-reduce in one step; `bandwidth_bytes_per_s` is of one direction.
-
-    `latency_s` is the fixed cost of one all-reduce, which dominates small decode batches.
-    Source: guide 5.1 and 5.6.
-    """
-    positive("layers", layers)
-    positive("bandwidth_bytes_per_s", bandwidth_bytes_per_s)
-    not_negative("latency_s", latency_s)
-    sent_bytes = allreduce_bytes(
-        tokens=tokens, hidden_size=hidden_size, gpus=gpus, bytes_per_element=bytes_per_element
-    )
-    once_s = sent_bytes / bandwidth_bytes_per_s + (latency_s if gpus > 1 else 0.0)
-    return ALLREDUCES_PER_LAYER * layers * once_s
-
-
-def overhead_ratio(*, compute_s: float, communication_s: float) -> float:
-    """Share of a step that goes into communication, nothing overlapped (guide 5.1)."""
-    positive("compute_s", compute_s)
-    not_negative("communication_s", communication_s)
-    return communication_s / (compute_s + communication_s)
 
 
 def planned_overhead_ratio(*, link: str, tensor_parallel: int) -> float:
@@ -186,16 +99,6 @@ def planned_overhead_ratio(*, link: str, tensor_parallel: int) -> float:
     return sent_to_computed / (1 + sent_to_computed)
 
 
-def tensor_parallel_speedup(*, tensor_parallel: int, overhead_ratio: float) -> float:
-    """How many times faster a step is than on one GPU, given the share lost to communication.
-
-    Source: guide 5.1 and 5.6.
-    """
-    positive("tensor_parallel", tensor_parallel)
-    within("overhead_ratio", overhead_ratio, low=0.0, high=1.0)
-    return tensor_parallel * (1 - overhead_ratio)
-
-
 def pipeline_bubble_ratio(*, stages: int, micro_batches: int) -> float:
     """Share of GPU time that a pipeline idles: (stages - 1) / (micro_batches + stages - 1).
 
@@ -206,13 +109,19 @@ def pipeline_bubble_ratio(*, stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def micro_batches_for_bubble(*, stages: int, bubble_ratio: float) -> int:
-    """The fewest micro-batches in flight that keep the bubble at or below `bubble_ratio`.
+def all_to_all_bytes(
+    *,
+    tokens: float,
+    hidden_size: int,
+    experts_per_token: int,
+    gpus: int,
+    bytes_per_element: float = 2.0,
+) -> float:
+    """Bytes that leave their GPU in one MoE layer, dispatch and return, over the whole group.
 
-    Source: guide 5.2, solved for the micro-batches.
+    Source: guide 5.4; a token's expert is on another GPU with probability 1 - 1/gpus.
     """
-    positive("stages", stages)
-    positive("bubble_ratio", bubble_ratio)
-    within("bubble_ratio", bubble_ratio, low=0.0, high=1.0)
-    # a bubble that is met exactly must not cost one more micro-batch
-    return max(1, math.ceil((stages - 1) * (1 - bubble_ratio) / bubble_ratio - 1e-9))
+    not_negative("tokens", tokens)
+    positive("gpus", gpus)
+    moved = tokens * experts_per_token * hidden_size * bytes_per_element
+    return 2 * moved * (1 - 1 / gpus)

@@ -242,7 +242,7 @@ def test_several_results_in_a_row(join: str) -> None:
 def test_an_open_loop_run_gets_its_concurrency_from_littles_law() -> None:
     found = read_benchmark(json.dumps(VLLM | {"max_concurrency": None}))
     assert found.points[0].concurrency == pytest.approx(12 * (1.02 + 199 * 0.015))
-    assert "Little's law" in found.notes[0]
+    assert any("Little's law" in note for note in found.notes)
     bare = VLLM | {"max_concurrency": None, "mean_tpot_ms": None}
     with pytest.raises(SizingError, match="neither a concurrency nor a mean latency"):
         read_benchmark(json.dumps(bare))
@@ -250,7 +250,22 @@ def test_an_open_loop_run_gets_its_concurrency_from_littles_law() -> None:
 
 def test_more_concurrency_than_requests_is_noted() -> None:
     found = read_benchmark(json.dumps(VLLM | {"max_concurrency": 2000}))
-    assert "2000 stated, but only 1000 requests were sent" in found.notes[0]
+    assert any("2000 stated, but only 1000 requests were sent" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        pytest.param({"request_rate": "inf"}, "no bursts", id="a closed loop"),
+        pytest.param({"request_rate": 5.0, "burstiness": 4.0}, "burstiness 4", id="even arrivals"),
+        pytest.param({"input_lens": [1024] * 9}, "every input has the same length", id="uniform"),
+    ],
+)
+def test_what_production_has_and_the_run_had_not(changed: dict[str, object], expected: str) -> None:
+    real = {"request_rate": 5.0, "burstiness": 1.0, "input_lens": [10, 4000]}
+    assert read_benchmark(json.dumps(VLLM | real)).notes == ()
+    found = read_benchmark(json.dumps(VLLM | real | changed))
+    assert any(expected in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

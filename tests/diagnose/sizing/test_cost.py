@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.replicas.serving_cost import (
     idle_usd_per_year,
-    relative_value_ratio,
     saving,
-    shorter_prompt_gain_ratio,
-    standby_break_even_usd_per_request,
     token_cost,
     usd_per_hour,
     utilization_trap,
@@ -106,26 +103,6 @@ def test_gpu_text_180000_a_month_for_eight_nodes_is_half_its_own_price() -> None
     assert 180_000 / (64 * month_hours) == pytest.approx(3.85, abs=0.005)
 
 
-def test_gpu_text_the_a100_gives_1_6_times_the_tokens_per_dollar() -> None:
-    """3.35 / 2.0 = 1.675 ("1.68") times the tokens for 2.7 times the money."""
-    value = relative_value_ratio(throughput_ratio=3.35 / 2.0, price_ratio=2.7)
-    assert 1 / value == pytest.approx(1.6, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("gigabytes_per_s", "usd", "text"),
-    [
-        pytest.param(3350, 30_000, 0.112, id="H100 SXM"),
-        pytest.param(2000, 10_000, 0.200, id="A100 SXM"),
-        pytest.param(864, 8_000, 0.108, id="L40S"),
-        pytest.param(1000, 1_600, 0.625, id="RTX 4090"),
-    ],
-)
-def test_gpu_text_bandwidth_per_dollar(gigabytes_per_s: float, usd: float, text: float) -> None:
-    value = relative_value_ratio(throughput_ratio=gigabytes_per_s, price_ratio=usd)
-    assert value == pytest.approx(text, abs=5e-4)
-
-
 # --- utilization
 
 
@@ -185,29 +162,6 @@ def test_above_the_target_nothing_is_recoverable() -> None:
     trap = utilization_trap(gpus=8, usd_per_gpu_hour=2, utilization_ratio=0.9, target_ratio=0.7)
     assert trap.recoverable_usd_per_year == 0
     assert trap.idle_usd_per_year > 0
-
-
-def test_9_2_a_30_percent_shorter_prompt_is_30_percent_only_at_one_mix() -> None:
-    """Erratum. All work from prompts: +43 %. None: 0. The text's +30 % needs a share of 77 %."""
-    gains = [
-        shorter_prompt_gain_ratio(cut_ratio=0.3, prompt_work_ratio=share)
-        for share in (0.0, 0.769, 1.0)
-    ]
-    assert gains == pytest.approx([0, 0.30, 0.4286], abs=1e-3)
-    with pytest.raises(SizingError, match="no work"):
-        shorter_prompt_gain_ratio(cut_ratio=1, prompt_work_ratio=1)
-
-
-def test_9_2_a_standby_overnight_against_a_three_minute_cold_start() -> None:
-    """4 GPUs for 10 hours are 100 USD; 12 requests/s x 180 s are 2,160 late: 4.6 cents each."""
-    price = standby_break_even_usd_per_request(
-        gpus_per_instance=4,
-        usd_per_gpu_hour=2.5,
-        standby_hours=10,
-        requests_per_s_unserved=12,
-        cold_start_s=180,
-    )
-    assert price == pytest.approx(100 / 2160)
 
 
 def test_idle_nights() -> None:

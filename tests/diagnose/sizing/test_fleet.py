@@ -13,7 +13,6 @@ from kneewatch.diagnose.sizing.arithmetic import exact, figure
 from kneewatch.diagnose.sizing.replicas.admission import (
     circuit_breaker,
     input_limit,
-    output_limit,
     slot_occupancy_s,
 )
 from kneewatch.diagnose.sizing.replicas.cold_start import (
@@ -23,19 +22,8 @@ from kneewatch.diagnose.sizing.replicas.cold_start import (
     storage_path,
     warm_minimum,
 )
-from kneewatch.diagnose.sizing.replicas.replica_count import (
-    peak_against_average,
-    poisson_peak,
-    prefill_decode_ratio,
-    size_fleet,
-    token_replicas,
-)
-from kneewatch.diagnose.sizing.replicas.tiers import (
-    Tier,
-    blended_utilization,
-    round_robin_tail,
-    size_tiers,
-)
+from kneewatch.diagnose.sizing.replicas.replica_count import prefill_decode_ratio, size_fleet
+from kneewatch.diagnose.sizing.replicas.tiers import blended_utilization
 
 GB = 1e9
 
@@ -196,72 +184,7 @@ def test_5_3_doubling_the_instances_doubles_what_they_carry(
 # --- 1.3: peak against average
 
 
-def test_1_3_the_enterprise_day() -> None:
-    """65 on average, 160 at P95 (2.46 averages: "roughly 2.5"), 180 at P99 (2.77)."""
-    p95 = peak_against_average(
-        average_requests_per_s=65, peak_requests_per_s=160, usable_requests_per_s=12
-    )
-    assert p95.peak_to_average_ratio == pytest.approx(2.46, abs=0.005)
-    assert (p95.instances_for_average, p95.instances_for_peak) == (6, 14)
-    assert p95.short_ratio == pytest.approx(1 - 72 / 160)
-    p99 = peak_against_average(
-        average_requests_per_s=65, peak_requests_per_s=180, usable_requests_per_s=12
-    )
-    assert p99.peak_to_average_ratio == pytest.approx(2.77, abs=0.005)
-    with pytest.raises(SizingError, match="below the average"):
-        peak_against_average(
-            average_requests_per_s=65, peak_requests_per_s=60, usable_requests_per_s=12
-        )
-
-
-@pytest.mark.parametrize(
-    ("quantile", "chance", "text"), [(0.95, 79, 160), (0.99, 84, 180)], ids=["P95", "P99"]
-)
-def test_1_3_the_peak_is_no_poisson_burst(quantile: float, chance: int, text: int) -> None:
-    """Erratum. A Poisson process of 65/s stays within 79 at P95: the 160 are the time of day."""
-    assert poisson_peak(mean=65, quantile=quantile) == chance
-    assert text > 2 * chance
-
-
-def test_1_3_chance_matters_most_at_low_rates() -> None:
-    ratios = [poisson_peak(mean=mean, quantile=0.95) / mean for mean in (1, 10, 100, 1000, 1e5)]
-    assert ratios == sorted(ratios, reverse=True)
-    assert ratios[0] == 3
-    assert ratios[-1] < 1.01
-
-
-@given(st.floats(0.1, 5000), st.floats(0.01, 0.99))
-def test_poisson_quantiles_rise(mean: float, quantile: float) -> None:
-    assert poisson_peak(mean=mean, quantile=quantile) <= poisson_peak(mean=mean, quantile=0.999)
-
-
 # --- 6.5 and the capacity planning text: token replicas, P:D
-
-
-def test_capacity_text_five_replicas() -> None:
-    """20 requests/s x 300 tokens = 6,000 tokens/s; at 1,200 each, 5 replicas."""
-    replicas = token_replicas(peak_requests_per_s=20, output_tokens=300, decode_tokens_per_s=1200)
-    assert (replicas.decode, replicas.decode_exact) == (5, 5)
-    assert (replicas.prefill, replicas.colocated) == (None, None)
-    assert "ceil(20 x 300 / 1,200) = ceil(5) = 5" in replicas.steps[0].line()
-
-
-def test_prefill_comes_on_top_of_decode() -> None:
-    """1,000 input tokens at 20/s and 8,000 tokens/s are 2.5 more; of a half cached prefix, 1.25."""
-    whole = token_replicas(
-        peak_requests_per_s=20, output_tokens=300, decode_tokens_per_s=1200,
-        input_tokens=1000, prefill_tokens_per_s=8000,
-    )  # fmt: skip
-    assert (whole.prefill_exact, whole.prefill, whole.decode, whole.colocated) == (2.5, 3, 5, 8)
-    cached = token_replicas(
-        peak_requests_per_s=20, output_tokens=300, decode_tokens_per_s=1200,
-        input_tokens=1000, prefill_tokens_per_s=8000, prefix_hit_ratio=0.5,
-    )  # fmt: skip
-    assert (cached.prefill_exact, cached.colocated) == (1.25, 7)
-    with pytest.raises(SizingError, match="below 1"):
-        token_replicas(
-            peak_requests_per_s=1, output_tokens=1, decode_tokens_per_s=1, prefix_hit_ratio=1
-        )
 
 
 def pd(input_tokens: float, output_tokens: float, *, peak: float = 100) -> float:
@@ -484,14 +407,6 @@ def test_gpu_text_500_tokens_at_10_ms_are_5_s() -> None:
     assert slot_occupancy_s(output_tokens=500, itl_s=0.01) == 5
 
 
-def test_9_4_output_limit_by_slot_budget() -> None:
-    limit = output_limit(p99_output_tokens=2000, itl_s=0.02, slot_budget_s=120)
-    assert limit.tokens == 6000
-    assert limit.slot_s == pytest.approx(120)
-    with pytest.raises(SizingError, match="already holds a slot for 40 s"):
-        output_limit(p99_output_tokens=2000, itl_s=0.02, slot_budget_s=30)
-
-
 @given(st.floats(0.1, 60), RATES, st.floats(0.01, 1))
 def test_a_slower_fleet_never_allows_a_longer_queue(
     target_s: float, arrivals: float, served_share: float
@@ -507,40 +422,6 @@ def test_a_slower_fleet_never_allows_a_longer_queue(
 # --- 9.5: tiers
 
 
-def test_9_5_each_tier_is_a_fleet_of_its_own() -> None:
-    fleet = size_tiers(
-        peak_requests_per_s=100,
-        tiers=[
-            Tier("h100", 0.7, usable_requests_per_s=12, tensor_parallel=4, safety=1.2),
-            Tier("a100", 0.3, usable_requests_per_s=5, tensor_parallel=4, safety=1.5),
-        ],
-    )
-    # 70 / 12 -> 6, x 1.2 -> 8 instances; 30 / 5 = 6, x 1.5 = 9
-    assert [(name, f.instances, f.gpus) for name, f in fleet.tiers] == [
-        ("h100", 6, 32),
-        ("a100", 6, 36),
-    ]
-    assert fleet.gpus == 68
-    assert fleet.steps[-1].values == "32 (h100) + 36 (a100)"
-
-
-def test_1_5_in_a_cascade_the_small_tier_carries_everything() -> None:
-    fleet = size_tiers(
-        peak_requests_per_s=100, tiers=[Tier("7b", 1.0, 50, safety=1), Tier("70b", 0.3, 10, 4, 1)]
-    )
-    assert [(name, f.instances, f.gpus) for name, f in fleet.tiers] == [
-        ("7b", 2, 2),
-        ("70b", 3, 12),
-    ]
-
-
-def test_traffic_without_a_tier_is_refused() -> None:
-    with pytest.raises(SizingError, match=r"10\.0% of the traffic has no tier"):
-        size_tiers(peak_requests_per_s=100, tiers=[Tier("a", 0.9, 10)])
-    with pytest.raises(SizingError):
-        size_tiers(peak_requests_per_s=100, tiers=[])
-
-
 def test_9_5_a_blend_of_85_and_55_looks_like_70() -> None:
     blend = blended_utilization([("h100", 8, 0.85), ("a100", 8, 0.55)])
     assert blend.utilization_ratio == pytest.approx(0.70)
@@ -553,21 +434,6 @@ def test_9_5_calls_55_percent_a_trap_that_9_3_starts_at_40() -> None:
     worse = blended_utilization([("h100", 8, 0.95), ("a100", 4, 0.2)])
     assert worse.utilization_ratio == pytest.approx(0.7)
     assert (worse.trapped, worse.full) == (("a100",), ("h100",))
-
-
-def test_9_5_one_a100_among_seven_h100_gets_12_percent_and_sets_p99() -> None:
-    """One of eight is 12.5 % (88 % are H100): the pool's P99 is the A100's P92."""
-    pool = round_robin_tail(slow_instances=1, fast_instances=7)
-    assert pool.slow_share_ratio == 0.125
-    assert pool.slow_percentile == pytest.approx(92)
-    assert round_robin_tail(slow_instances=1, fast_instances=99).slow_percentile is None
-
-
-@given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 50))
-def test_more_slow_instances_never_improve_the_tail(slow: int, fast: int, more: int) -> None:
-    few = round_robin_tail(slow_instances=slow, fast_instances=fast).slow_percentile
-    many = round_robin_tail(slow_instances=slow + more, fast_instances=fast).slow_percentile
-    assert (few or 0) <= (many or 0)
 
 
 # --- how figures are written

@@ -6,13 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.sizing.speed.guide_formulas import (
-    attainable_flop_per_s,
+from kneewatch.diagnose.sizing.speed.intensity import (
     batch_at_ridge,
-    decode_ceiling_tokens_per_s,
     decode_intensity_flop_per_byte,
-    matmul_intensity_flop_per_byte,
-    prefill_flop,
     ridge_flop_per_byte,
 )
 
@@ -59,81 +55,6 @@ def test_fp4_decode_is_312_times_below_the_b200_ridge_not_600() -> None:
     assert ridge / intensity == 312.5
 
 
-@pytest.mark.parametrize(
-    ("batch", "expected_ratio"),
-    [
-        pytest.param(1, 0.0034, id="text 003: below 0.4 %"),
-        pytest.param(2, 0.0068, id="guide 3.3: 2 of 295 leaves 99.3 % idle, not 98 %"),
-        pytest.param(64, 0.217, id="text 003: about 20 % at batch 64"),
-    ],
-)
-def test_share_of_an_h100s_compute(batch: int, expected_ratio: float) -> None:
-    intensity = decode_intensity_flop_per_byte(batch=batch, parameters=70e9, weights_bytes=140e9)
-    attained = attainable_flop_per_s(
-        intensity_flop_per_byte=intensity,
-        peak_flop_per_s=H100_BF16,
-        bandwidth_bytes_per_s=H100_BANDWIDTH,
-    )
-    assert attained / H100_BF16 == pytest.approx(expected_ratio, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        pytest.param(1, 1.0, id="text 003: a vector is 1 FLOP per byte"),
-        pytest.param(32, 31.66, id="text 003: about the batch while it is small"),
-        pytest.param(295, 268.5, id="text 003: 295 rows are not yet 295 FLOP per byte"),
-        pytest.param(10**9, 2985.2, id="text 003 says K/2 = 2048; it is KN / (K + N)"),
-    ],
-)
-def test_matmul_intensity(rows: int, expected: float) -> None:
-    intensity = matmul_intensity_flop_per_byte(
-        rows=rows, inner=4096, columns=11008, bytes_per_element=2
-    )
-    assert intensity == pytest.approx(expected, rel=1e-3)
-
-
-def test_a_square_matmul_tends_to_half_its_size() -> None:
-    intensity = matmul_intensity_flop_per_byte(
-        rows=10**9, inner=4096, columns=4096, bytes_per_element=2
-    )
-    assert intensity == pytest.approx(2048, rel=1e-4)
-
-
-def test_one_mlp_matrix_of_text_003_q1() -> None:
-    flop = prefill_flop(tokens=1, parameters=8192 * 28672)
-    assert flop == pytest.approx(470e6, rel=1e-3)
-    bytes_in_fp16 = 8192 * 28672 * 2
-    assert flop / bytes_in_fp16 == 1
-
-
-@pytest.mark.parametrize(
-    ("gpu_peak", "bandwidth", "batch", "expected_tokens_per_s"),
-    [
-        pytest.param(989.4e12, 3.35e12, 1, 28.36, id="text 003: H100, batch 1"),
-        pytest.param(989.4e12, 3.35e12, 128, 3630.5, id="text 003: H100, batch 128"),
-        pytest.param(312e12, 2.0e12, 32, 541.9, id="text 003: A100, batch 32"),
-        pytest.param(362e12, 0.864e12, 8, 58.5, id="text 003: L40S, batch 8"),
-    ],
-)
-def test_text_003s_script_with_its_59_billion_layer_parameters(
-    gpu_peak: float, bandwidth: float, batch: int, expected_tokens_per_s: float
-) -> None:
-    parameters = 80 * (4 * 8192**2 + 2 * 8192 * 28672)
-    speed = attainable_flop_per_s(
-        intensity_flop_per_byte=decode_intensity_flop_per_byte(
-            batch=batch, parameters=parameters, weights_bytes=2 * parameters
-        ),
-        peak_flop_per_s=gpu_peak,
-        bandwidth_bytes_per_s=bandwidth,
-    ) / (2 * parameters)
-    assert speed == pytest.approx(expected_tokens_per_s, rel=1e-3)
-    bound = decode_ceiling_tokens_per_s(
-        batch=batch, weights_bytes=2 * parameters, bandwidth_bytes_per_s=bandwidth
-    )
-    assert speed == pytest.approx(bound)
-
-
 def test_text_003s_script_counts_60_of_70_billion_parameters() -> None:
     script = 80 * (4 * 8192**2 + 2 * 8192 * 28672) + 128_256 * 8192
     assert script == pytest.approx(60.1e9, rel=1e-3)
@@ -170,23 +91,6 @@ def test_batch_at_the_ridge(context_tokens: int, expected_batch: float | None) -
     assert batch == (None if expected_batch is None else pytest.approx(expected_batch, rel=5e-3))
 
 
-@given(batch=st.integers(1, 4096), kv=st.floats(0, 1e9))
-def test_intensity_rises_with_the_batch_and_the_floor_agrees(batch: int, kv: float) -> None:
-    def at(requests: int) -> float:
-        return decode_intensity_flop_per_byte(
-            batch=requests, parameters=7e9, weights_bytes=14e9, kv_bytes_per_request=kv
-        )
-
-    assert at(batch + 1) >= at(batch)
-    speed = decode_ceiling_tokens_per_s(
-        batch=batch,
-        weights_bytes=14e9,
-        bandwidth_bytes_per_s=H100_BANDWIDTH,
-        kv_bytes_per_request=kv,
-    )
-    assert at(batch) * H100_BANDWIDTH / (2 * 7e9) == pytest.approx(speed)
-
-
 @given(ridge=st.floats(1, 2000), kv=st.floats(0, 1e8))
 def test_the_ridge_batch_is_at_the_ridge(ridge: float, kv: float) -> None:
     batch = batch_at_ridge(
@@ -200,11 +104,3 @@ def test_the_ridge_batch_is_at_the_ridge(ridge: float, kv: float) -> None:
             batch=batch, parameters=7e9, weights_bytes=14e9, kv_bytes_per_request=kv
         )
         assert intensity == pytest.approx(ridge, rel=1e-6)
-
-
-@given(rows=st.integers(1, 10**5), inner=st.integers(1, 20_000), columns=st.integers(1, 20_000))
-def test_matmul_intensity_stays_below_its_limits(rows: int, inner: int, columns: int) -> None:
-    intensity = matmul_intensity_flop_per_byte(
-        rows=rows, inner=inner, columns=columns, bytes_per_element=2
-    )
-    assert intensity < min(rows, inner, columns)

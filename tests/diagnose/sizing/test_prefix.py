@@ -6,17 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_reuse import (
     RESERVE_HIGH_RATIO,
     computed_tokens,
-    hot_replica_ratio,
     prefixes_held,
     remapped_ratio,
     reserve_bytes,
-    shared_bytes_saved,
     unrouted_hit_ratio,
-    warm_hit_ratio,
 )
 
 GB = 1e9
@@ -57,31 +53,9 @@ def test_reserve_of_20_to_30_percent() -> None:
     assert held == 6  # 8K prefixes of 2.68 GB
 
 
-def test_a_shared_prefix_is_held_once() -> None:
-    saved = shared_bytes_saved(
-        prefix_tokens=8000, concurrency=50, kv_bytes_per_token=LLAMA_70B_KV_BYTES
-    )
-    assert saved == 49 * 8000 * LLAMA_70B_KV_BYTES
-    partial = shared_bytes_saved(prefix_tokens=31, concurrency=2, kv_bytes_per_token=1)
-    assert partial == 16  # the second block is not whole
-
-
 def test_round_robin_over_four_replicas() -> None:
     assert unrouted_hit_ratio(routed_hit_ratio=1.0, replicas=4) == 0.25  # guide 7.3: about 25 %
     assert unrouted_hit_ratio(routed_hit_ratio=0.9, replicas=4) == pytest.approx(0.225)
-
-
-@pytest.mark.parametrize(
-    ("requests", "replicas", "expected"),
-    [
-        pytest.param(3, 4, 0.0, id="three requests on four cold replicas all miss"),
-        pytest.param(5, 4, 0.2, id="the fifth hits"),
-        pytest.param(100, 4, 0.96, id="1/N is no steady state: 100 requests hit 96 %"),
-        pytest.param(100, 1, 0.99, id="guide 7.3: routed, only the first misses"),
-    ],
-)
-def test_hits_of_one_prefix_without_eviction(requests: int, replicas: int, expected: float) -> None:
-    assert warm_hit_ratio(requests=requests, replicas=replicas) == pytest.approx(expected)
 
 
 def test_figure_7_3_hits_a_third_and_says_a_quarter() -> None:
@@ -106,23 +80,6 @@ def test_growing_from_four_to_five_replicas(consistent: bool, expected: float) -
 def test_doubling_moves_half_either_way() -> None:
     assert remapped_ratio(replicas=4, new_replicas=8, consistent=False) == 0.5
     assert remapped_ratio(replicas=4, new_replicas=8, consistent=True) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("cap", "expected"),
-    [
-        pytest.param(1.0, 0.85, id="guide 7.3 says 80 %; and a quarter of the other 20 %"),
-        pytest.param(0.5, 0.5, id="guide 7.3: capped, the rest overflows"),
-    ],
-)
-def test_the_hot_replica(cap: float, expected: float) -> None:
-    share = hot_replica_ratio(prefix_share_ratio=0.8, replicas=4, load_cap_ratio=cap)
-    assert share == pytest.approx(expected)
-
-
-def test_a_cap_below_an_even_share_is_refused() -> None:
-    with pytest.raises(SizingError, match=r"load_cap_ratio is 0\.2; it must be from 0\.25 to 1"):
-        hot_replica_ratio(prefix_share_ratio=0.8, replicas=4, load_cap_ratio=0.2)
 
 
 @given(old=st.integers(1, 40), new=st.integers(1, 40))
@@ -154,9 +111,3 @@ def test_what_is_computed_lies_between_the_rest_and_the_prompt(
     )
     assert prompt - prefix <= tokens + 1e-6
     assert tokens <= prompt
-
-
-@given(requests=st.integers(1, 10_000), replicas=st.integers(1, 100))
-def test_hits_never_improve_with_more_replicas(requests: int, replicas: int) -> None:
-    now, more = (warm_hit_ratio(requests=requests, replicas=n) for n in (replicas, replicas + 1))
-    assert 0 <= more <= now < 1

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.memory.kv_reuse import (
     LINK_BYTES_PER_S,
-    break_even_tokens,
     contexts_held,
     disaggregation_gain_s,
     link_bytes_per_s,
@@ -78,30 +75,6 @@ def test_a_latency_is_paid_once() -> None:
     assert seconds == pytest.approx(0.501)
 
 
-def test_swapping_beats_recomputing_at_any_length_but_for_a_fixed_cost() -> None:
-    # guide 7.4: recompute below "a few hundred tokens"
-    assert pytest.approx(27.6, abs=0.1) == PREFILL_S_PER_TOKEN / SWAP_S_PER_TOKEN
-    free = break_even_tokens(
-        transfer_s_per_token=SWAP_S_PER_TOKEN, compute_s_per_token=PREFILL_S_PER_TOKEN
-    )
-    assert free == 0
-    fixed = break_even_tokens(
-        transfer_s_per_token=SWAP_S_PER_TOKEN,
-        compute_s_per_token=PREFILL_S_PER_TOKEN,
-        fixed_s=0.040,
-    )
-    assert fixed == pytest.approx(293, abs=1)  # 40 ms of scheduling make it "a few hundred"
-
-
-def test_moving_never_pays_over_a_link_slower_than_computing() -> None:
-    never = break_even_tokens(
-        transfer_s_per_token=LLAMA_70B_KV_BYTES / (1.1 * GB),
-        compute_s_per_token=PREFILL_S_PER_TOKEN,
-        fixed_s=0.01,
-    )
-    assert never is None
-
-
 def test_disaggregation_of_the_guides_example() -> None:
     says = disaggregation_gain_s(stall_s=0.400, transfer_s=0.8e-3)
     computed = disaggregation_gain_s(
@@ -111,15 +84,6 @@ def test_disaggregation_of_the_guides_example() -> None:
     assert says == pytest.approx(0.399, abs=1e-3)
     assert computed == pytest.approx(0.387, abs=1e-3)  # the conclusion stands
     assert disaggregation_gain_s(stall_s=0.001, transfer_s=0.002) < 0
-
-
-def test_short_prompts_under_500_tokens_need_a_fixed_cost_to_lose() -> None:
-    tokens = break_even_tokens(
-        transfer_s_per_token=LLAMA_70B_FP8_KV_BYTES / link_bytes_per_s("infiniband-ndr"),
-        compute_s_per_token=2 * 70e9 / (4 * 1979e12 * 0.5),  # TP 4, FP8, half of the peak
-        fixed_s=0.016,
-    )
-    assert tokens == pytest.approx(498, abs=2)  # guide 6.5: "under 500 tokens"
 
 
 @pytest.mark.parametrize(
@@ -137,19 +101,6 @@ def test_contexts_in_the_10_gb_left_on_an_h100(
         hbm_free_bytes=10 * GB, tier_free_bytes=128 * GB, context_bytes=context_gb * GB
     )
     assert held == expected
-
-
-@given(transfer=st.floats(1e-7, 1e-3), compute=st.floats(1e-7, 1e-3), fixed=st.floats(1e-4, 1.0))
-def test_both_ways_take_equally_long_at_the_break_even(
-    transfer: float, compute: float, fixed: float
-) -> None:
-    tokens = break_even_tokens(
-        transfer_s_per_token=transfer, compute_s_per_token=compute, fixed_s=fixed
-    )
-    if tokens is None:
-        assert transfer >= compute
-    else:
-        assert fixed + tokens * transfer == pytest.approx(tokens * compute, rel=1e-6)
 
 
 def test_an_unknown_link_lists_the_choices() -> None:

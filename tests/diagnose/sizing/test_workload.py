@@ -12,11 +12,7 @@ from kneewatch.diagnose.sizing.replicas.archetypes import (
     TARGETS,
     archetype,
     chunks,
-    mixed_tokens,
-    prefill_time_ratio,
-    reading_speed_ratio,
     session_tokens,
-    tail_requests_held,
 )
 
 
@@ -47,47 +43,6 @@ def test_an_unknown_archetype_lists_the_choices() -> None:
 def test_online_and_batch_optimise_for_different_things() -> None:
     assert TARGETS["online"].optimize == "TTFT"
     assert TARGETS["batch"].optimize == "tokens per GPU-hour"
-
-
-def test_tokens_come_faster_than_they_are_read() -> None:
-    assert reading_speed_ratio(itl_s=0.025) == pytest.approx(3.6)  # guide 1.4: 15-25 ms
-    assert reading_speed_ratio(itl_s=0.015) == pytest.approx(6.0)
-    assert reading_speed_ratio(itl_s=0.100) < 1
-
-
-@pytest.mark.parametrize(
-    ("planned_requests", "tail_tokens", "expected"),
-    [
-        pytest.param(50, 32_768, 0, id="guide 1.1: 50 x 512 holds not one of 32K"),
-        pytest.param(50, 16_384, 1, id="guide 1: 50 x 512 holds one of 16K"),
-        pytest.param(1280, 32_768, 20, id="guide 1.1: 20 of 32K take the room of 1,280"),
-    ],
-)
-def test_the_tail_breaks_what_was_sized_for_the_median(
-    planned_requests: int, tail_tokens: int, expected: int
-) -> None:
-    held = tail_requests_held(
-        planned_requests=planned_requests, planned_tokens=512, tail_tokens=tail_tokens
-    )
-    assert held == expected
-
-
-def test_one_request_in_a_hundred_carries_two_fifths_of_the_tokens() -> None:
-    mean = mixed_tokens(typical_tokens=512, tail_tokens=32_768, tail_ratio=0.01)
-    assert mean == pytest.approx(834.6, abs=0.1)
-    assert 0.01 * 32_768 / mean == pytest.approx(0.393, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("prefill_s", "decode_s", "expected"),
-    [
-        pytest.param(0.05, 5.0, 0.0099, id="text 003: 50 ms of prefill, 500 x 10 ms"),
-        pytest.param(0.8, 0.2, 0.8, id="guide 3.3: 80 % in prefill wants compute"),
-    ],
-)
-def test_prefill_time_ratio(prefill_s: float, decode_s: float, expected: float) -> None:
-    ratio = prefill_time_ratio(prefill_s=prefill_s, decode_s=decode_s)
-    assert ratio == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
