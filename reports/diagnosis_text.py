@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kneewatch.diagnose.causes.evidence import Cause
 from kneewatch.diagnose.causes.ranking import BY_ID
 from kneewatch.diagnose.deployment.server_facts import (
+    KV_TOKENS,
     MAX_MODEL_LEN,
     MODEL,
     PAGE,
@@ -62,6 +63,7 @@ KNOWN = (
     ("gpu", "{}"),
     (TENSOR_PARALLEL, "TP {}"),
     (MAX_MODEL_LEN, "max-model-len {}"),
+    (KV_TOKENS, "KV cache {} tokens"),
 )
 """Facts of the line about the server, and how each is written."""
 

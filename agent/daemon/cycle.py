@@ -21,6 +21,7 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.scrape_history import Restart
+from kneewatch.diagnose.deployment.server_facts import GPU_UUIDS
 from kneewatch.diagnose.engine.cardinality_limit import ENGINES_MAX
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
@@ -197,6 +198,10 @@ class GpuReadings(Protocol):
         """States of the target's sources."""
         ...
 
+    def set_used(self, target: str, uuids: tuple[str, ...]) -> None:
+        """Set the GPUs that a target's server was found to use."""
+        ...
+
 
 class PeakSource(Protocol):
     """Peaks of the last week, from the history."""
@@ -300,6 +305,7 @@ class TargetWatch:
                 engine.set_usual(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
         page = self._pages.take(self._stream, t_s)
         diagnoses = self._stream.judge(t_s, page)
+        self._claim_gpus()
         # A recording that starts over must not learn from its own past rounds.
         if self._sinks.knees and not self.spec.played:
             for engine in self._stream.monitor.engines:
@@ -307,6 +313,13 @@ class TargetWatch:
                     self._sinks.knees.request(self.spec.name, engine)
         restart = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
         return self._publish(t_s, diagnoses, began_s, restart)
+
+    def _claim_gpus(self) -> None:
+        """Pass on which GPUs the server's process uses."""
+        server = self._stream.monitor.server
+        if self._sinks.gpus is not None and server is not None:
+            uuids = str(server.value(GPU_UUIDS) or "").split()
+            self._sinks.gpus.set_used(self.spec.name, tuple(uuids))
 
     def crashed(self, error: Exception) -> float | None:
         """Record a crashed cycle: the state of the target is unknown."""

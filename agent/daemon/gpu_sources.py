@@ -307,10 +307,19 @@ class GpuSources:
         self._sources: dict[Key, GpuSource] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._without: dict[str, GpuReading] = {}
+        self._specs: Sequence[TargetSpec] = ()
+        self._update_lock = Lock()
+        self._used_uuids: dict[str, tuple[str, ...]] = {}
         self.update(specs)
 
     def update(self, specs: Sequence[TargetSpec]) -> None:
         """Set the targets; unchanged ones keep their sources and monitors."""
+        with self._update_lock:
+            self._specs = specs
+            self._update()
+
+    def _update(self) -> None:
+        specs = self._specs
         keys = {spec.name: self._key(spec) for spec in specs}
         sharing = Counter(keys.values())
         # Counted once per settings object, since that may read a file and most targets share one.
@@ -324,7 +333,13 @@ class GpuSources:
             self._subscriptions = {
                 spec.name: self._watch(
                     spec,
-                    _selection(spec, key, counts[id(spec.settings)], alone=sharing[key] == 1),
+                    _selection(
+                        spec,
+                        key,
+                        counts[id(spec.settings)],
+                        alone=sharing[key] == 1,
+                        used_uuids=self._used_uuids.get(spec.name, ()),
+                    ),
                     monitors,
                 )
                 for spec in specs
@@ -337,6 +352,13 @@ class GpuSources:
             }
             for key in self._sources.keys() - set(keys.values()):
                 self._sources.pop(key).retire(self._pool)
+
+    def set_used(self, target: str, uuids: tuple[str, ...]) -> None:
+        """Set the GPUs that a target's server was found to use; its labels win over them."""
+        with self._update_lock:
+            if self._used_uuids.get(target, ()) != uuids:
+                self._used_uuids[target] = uuids
+                self._update()
 
     def collect(self, now_s: float) -> None:
         """Read every source that is due. Returns when all have answered or hang."""
@@ -427,11 +449,15 @@ class GpuSources:
         return DcgmCollector(key[1], _access(spec, key[1]), limits)
 
 
-def _selection(spec: TargetSpec, key: Key, count: int | None, *, alone: bool) -> Selection:
+def _selection(
+    spec: TargetSpec, key: Key, count: int | None, *, alone: bool, used_uuids: tuple[str, ...]
+) -> Selection:
     """The target's selection; `count` is its number of GPUs, `alone`: no other target uses the
-    source."""
+    source. `used_uuids`: the GPUs that its server was found to use."""
     claim = claim_of(spec.labels, count=count)
     unstated = not (claim.uuids or claim.indexes or claim.pod)
+    if unstated and used_uuids:
+        return Selection(key, replace(claim, uuids=used_uuids), spec.settings["window_s"])
     # Sharing matters only if GPUs are mapped by count.
     return Selection(key, replace(claim, alone=unstated and alone), spec.settings["window_s"])
 

@@ -52,6 +52,7 @@ class ServerProcess:
     same files to it as to kneewatch. `environ` is None where it cannot be read; `user_id` is the
     process's user."""
 
+    pid: int
     launch: Launch
     user_id: int
     folder: Path | None
@@ -196,7 +197,8 @@ def _facts(
     else:
         values |= shown_variables(environ)
     user_id = process.uids().effective
-    server = ServerProcess(launch, user_id, _folder(process), environ, _shares_files(process.pid))
+    pid = process.pid
+    server = ServerProcess(pid, launch, user_id, _folder(process), environ, _shares_files(pid))
     if "--config" in launch.flags:
         try:
             launch = _with_config(launch, server)

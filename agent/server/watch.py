@@ -57,6 +57,7 @@ def _log(settings: Settings) -> LogFollower | None:
 def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[SourceReading]:
     """What the server says about itself, and what its process on this node shows."""
     # Lazy: most commands read no server.
+    from kneewatch.agent.server.gpus import read_gpus
     from kneewatch.agent.server.model_file import read_model
     from kneewatch.agent.server.probe import ask_server
     from kneewatch.agent.server.process import read_process
@@ -65,7 +66,7 @@ def read_server(address: str, fetch: FetchSettings, now_s: float) -> Sequence[So
     shown, server = read_process(address, now_s)
     readings.append(shown)
     if server is not None:
-        readings.append(read_model(server, now_s))
+        readings += [read_model(server, now_s), read_gpus(server.pid, now_s)]
     return readings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kneewatch.diagnose.catalogue.gpu_specs import GIB
+from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu, gpus
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model, model
 from kneewatch.diagnose.deployment.deployment import KV_SIZE_LABEL, Reported, Stated, deployment
@@ -14,12 +14,13 @@ from kneewatch.diagnose.sizing.memory.launch_setup import Version, parse_version
 
 Value = str | int | float | bool
 
-SETTING, PAGE, SERVER, PROCESS, LOG, CONFIG_FILE = SOURCES = (
+SETTING, PAGE, SERVER, PROCESS, LOG, GPUS, CONFIG_FILE = SOURCES = (
     "setting",
     "page",
     "server",
     "process",
     "log",
+    "gpus",
     "config.json",
 )
 """Sources of facts, in the order of their precedence."""
@@ -32,6 +33,7 @@ VERSION, MODEL, MODEL_PATH, TENSOR_PARALLEL = (
 )
 MAX_MODEL_LEN, KV_BLOCKS, KV_TOKENS = "max_model_len", "num_gpu_blocks", KV_SIZE_LABEL
 WEIGHTS_GIB, AVAILABLE_KV_GIB = "weights_gib", "available_kv_gib"
+GPU, SERVER_GPUS, GPU_UUIDS = "gpu", "server_gpus", "gpu_uuids"
 """Names of facts that the sizing uses. A flag's fact has the flag's name with underscores."""
 
 DEGREES_MAX = 1024
@@ -74,7 +76,7 @@ ADJUSTED = frozenset({"block_size", "enable_prefix_caching"})
 
 SUPPLY = {
     MODEL: "set model (--model): a catalogue id or the path of its config.json",
-    "gpu": "set gpu (--gpu): a catalogue id or the driver's name of the GPU",
+    GPU: "set gpu (--gpu): a catalogue id or the driver's name of the GPU",
     TENSOR_PARALLEL: "set tensor_parallel (--tp)",
     VERSION: "set vllm_version (--vllm-version)",
     "launch": "set launch_file (--launch-file) to a file with the server's command line",
@@ -165,7 +167,12 @@ def merge(
                 f"{fact.name}: {first.source} says {_shown(first.value)}, {fact.source} says "
                 f"{_shown(fact.value)}: the {first.source}'s is used"
             )
+    if SERVER_GPUS in chosen and chosen[SERVER_GPUS].value == 1:
+        # One GPU is not split, whatever else is unknown.
+        only = chosen[SERVER_GPUS]
+        chosen.setdefault(TENSOR_PARALLEL, replace(only, name=TENSOR_PARALLEL))
     completed = _completed(stated, chosen, launch, ordered)
+    notes += _uncounted(completed, chosen.get(SERVER_GPUS))
     try:
         deployment(config, completed)
     except SizingError as exc:
@@ -173,6 +180,17 @@ def merge(
         completed = stated
     facts = tuple(sorted(chosen.values(), key=lambda fact: SOURCES.index(fact.source)))
     return ServerFacts(facts, tuple(dict.fromkeys(notes)), _unknown(completed)), completed
+
+
+def _uncounted(stated: Stated, counted: Fact | None) -> list[str]:
+    """A note where the server uses another number of GPUs than its command line asks for."""
+    asked = stated.server_gpus
+    if counted is None or asked is None or counted.value == asked:
+        return []
+    return [
+        f"the server uses {counted.value} GPUs of this node, and what is set or was found asks for "
+        f"{asked}"
+    ]
 
 
 def _other_start(
@@ -206,7 +224,7 @@ def _other_start(
 def _stated_facts(stated: Stated, read_s: float) -> Iterable[Fact]:
     values: dict[str, Value | None] = {
         MODEL: stated.model.id if stated.model else None,
-        "gpu": stated.gpu.id if stated.gpu else None,
+        GPU: stated.gpu.id if stated.gpu else None,
         VERSION: version_text(stated.version) if stated.version else None,
         "replicas": stated.replicas,
         "gpus": stated.gpus,
@@ -326,13 +344,14 @@ def _completed(
     readings: Sequence[SourceReading],
 ) -> Stated:
     """The settings, with what was found in place of what is not set."""
-    degree = chosen.get(TENSOR_PARALLEL)
+    degree, gpu_fact = chosen.get(TENSOR_PARALLEL), chosen.get(GPU)
     length = chosen.get(MAX_MODEL_LEN)
     tokens = chosen.get(KV_TOKENS)
     version = chosen.get(VERSION)
     return replace(
         stated,
         model=stated.model or _found_model(chosen.get(MODEL), readings),
+        gpu=stated.gpu or (recognised_gpu(gpu_fact.value) if gpu_fact else None),
         tensor_parallel=stated.degree or (_count(degree.value) if degree else None),
         version=stated.version or (version_of(version.value) if version else None),
         launch=stated.launch or launch,
@@ -351,6 +370,11 @@ def _found_model(fact: Fact | None, readings: Sequence[SourceReading]) -> Model 
         return None
     read = [reading.model for reading in readings if reading.source == fact.source]
     return read[0] if read and read[0] is not None else _catalogued(fact.value, ())
+
+
+def recognised_gpu(gpu_id: Value) -> Gpu | None:
+    """The catalogue's GPU of an id; None without one."""
+    return gpus().get(str(gpu_id))
 
 
 def _count(value: Value) -> int | None:
@@ -384,7 +408,7 @@ def version_text(version: Version) -> str:
 def _unknown(stated: Stated) -> tuple[tuple[str, str], ...]:
     lacks = {
         MODEL: stated.model,
-        "gpu": stated.gpu,
+        GPU: stated.gpu,
         TENSOR_PARALLEL: stated.degree,
         VERSION: stated.version,
         "launch": stated.launch,

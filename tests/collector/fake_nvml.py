@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
+INSUFFICIENT_SIZE = 7
 DRIVER_NOT_LOADED, TIMEOUT, LOST, MISMATCH, UNKNOWN = 9, 10, 15, 18, 999
 GIB = 2**30
 C = Any
@@ -62,6 +63,8 @@ class FakeGpu:
     value_error: int = SUCCESS
     refuses: dict[str, int] = field(default_factory=dict[str, int])
     opens: int = SUCCESS
+    processes: dict[int, int] = field(default_factory=dict[int, int])
+    """GPU instance of each process that runs on it, by its id; -1: the whole GPU."""
 
 
 class FakeDriver:
@@ -174,6 +177,17 @@ class Library:
     @about_gpu
     def nvmlDeviceGetName(self, gpu: FakeGpu, handle: C, text: C, _size: C) -> int:
         text.value = (self.part(handle) or gpu).name.encode()
+        return SUCCESS
+
+    @about_gpu
+    def nvmlDeviceGetComputeRunningProcesses_v3(
+        self, gpu: FakeGpu, _handle: C, count: C, rows: C
+    ) -> int:
+        room, count._obj.value = count._obj.value, len(gpu.processes)
+        if room < len(gpu.processes):
+            return INSUFFICIENT_SIZE
+        for row, (pid, instance) in zip(rows or (), gpu.processes.items(), strict=False):
+            row.pid, row.gpuInstanceId = pid, instance & 0xFFFF_FFFF
         return SUCCESS
 
     @about_gpu

@@ -110,6 +110,23 @@ def test_a_guess_is_told_with_the_way_out(serving: Start, make: Make) -> None:
     assert active(sources, one) == pytest.approx(0.25), "and they are shown"
 
 
+def test_the_gpus_that_a_server_uses_are_its_own_unless_labels_say_others(
+    serving: Start, make: Make
+) -> None:
+    url = Exporter(serving, node(4)).url
+    unlabelled, labelled = target("a", page=url), target("b", page=url, gpu_indexes="3")
+    sources = make(unlabelled, labelled)
+    for spec in (unlabelled, labelled):
+        sources.set_used(spec.name, ("GPU-gpu-node-1-1", "GPU-gpu-node-1-2"))
+    sources.collect(T_S)
+    reading = sources.reading(unlabelled, T_S)
+    assert (reading.joined, reading.guess) == ("by UUID: GPU 1, 2", False)
+    assert sources.reading(labelled, T_S).joined == "by index: GPU 3"
+    sources.set_used("a", ())
+    sources.collect(T_S)
+    assert sources.reading(unlabelled, T_S).guess
+
+
 def test_a_stated_page_is_not_shown_the_targets_token(serving: Start, make: Make) -> None:
     exporter = Exporter(serving, node(1))
     secret = {"X-Key": "sesame"}

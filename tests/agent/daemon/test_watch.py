@@ -216,6 +216,9 @@ class Gpus:
         del spec, t_s
         return GpuReading({"gpu_engine_active_ratio": 0.5}, ())
 
+    def set_used(self, target: str, uuids: tuple[str, ...]) -> None:
+        del target, uuids
+
     def states(self, spec: TargetSpec) -> list[SourceState]:
         return [SourceState("dcgm", 1.0, True, 0.1, joined=f"all of {spec.name}")]
 

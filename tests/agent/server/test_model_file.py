@@ -40,7 +40,7 @@ def read(
 ) -> SourceReading:
     launch = Launch(name, {f"--{flag}": value for flag, value in flags.items()})
     user = os.getuid() if user_id is None else user_id
-    return read_model(ServerProcess(launch, user, folder, environ, shares_files), 5.0)
+    return read_model(ServerProcess(1, launch, user, folder, environ, shares_files), 5.0)
 
 
 def model_folder(path: Path) -> Path:
