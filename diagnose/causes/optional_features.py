@@ -137,9 +137,6 @@ PER_DRAFT = Signal("spec_accepted_per_draft_tokens")
 DRAFTED_PER_S = Signal("spec_draft_tokens_per_s")
 LARGE_BATCH = 32.0
 SPEC_AIM = 0.6
-PAYS_WELL = 1.5
-"""The estimate is the best case: an estimated speedup of 1.5x does pay."""
-
 LOADED = is_bound("compute")
 AIM = Sidecar(
     lambda facts: SPEC_AIM if _loaded(facts) else None,
@@ -173,11 +170,19 @@ def _poor(bound: Quantity | float) -> Condition:
 FALLEN = _surely_below(MEAN, RECENT, RECENT_SHARE).assume(unknown=False)
 """Acceptance fell within the window: its mean still contains drafts from before the fall."""
 
-SPEEDUP = (1.0 + PER_DRAFT) / (1.0 + DRAFT_COST_RATIO * PER_DRAFT / MEAN)
-"""Estimated speed over that without speculation, if verification is free; a draft has PER_DRAFT /
-MEAN tokens."""
+RIDGE_TOKENS = 300.0
+"""Tokens in a step from which on compute limits it, not memory: FLOP/s over bytes/s of an H100 in
+16 bits (990e12 / 3.35e12); about the same for its predecessors and successors."""
 
-PAYS = ((SPEEDUP >= PAYS_WELL) & (BATCH < LARGE_BATCH) & ~FALLEN & ~LOADED).assume(unknown=False)
+DRAFT_TOKENS = PER_DRAFT / MEAN
+CHECK_COST = (BATCH.otherwise(0.0) * (1.0 + DRAFT_TOKENS) / RIDGE_TOKENS).at_least(1.0)
+"""Time of a step that verifies the batch's drafts over that of a plain one."""
+
+SPEEDUP = (1.0 + PER_DRAFT) / (CHECK_COST + DRAFT_COST_RATIO * DRAFT_TOKENS)
+"""Estimated speed over that without speculation, at this batch."""
+
+PAYS = ((SPEEDUP >= WORTH_AT_BEST) & ~FALLEN & ~LOADED).assume(unknown=False)
+PAYS_NOT = ((SPEEDUP < WORTH_AT_BEST) & ~FALLEN & ~LOADED).assume(unknown=False)
 
 
 def _settled(facts: Facts) -> Drafts | None:
@@ -222,7 +227,7 @@ def _lever(facts: Facts) -> str:
     if drafts is not None and shorter is not None:
         return f"Draft {shorter} token{'s' if shorter > 1 else ''} at a time, not {drafts.tokens}."
     if _PAYS(facts):
-        return "Keep it while batches are small, and retune the draft for this traffic."
+        return "Keep it at this batch, and retune the draft for this traffic."
     if drafts is not None and drafts.speedup(drafts.best) < drafts.worth:
         return "Disable speculation (drop --speculative-config): no draft length pays."
     return (
@@ -291,15 +296,22 @@ SPEC_DECODE_POOR = CauseRecord(
             say=(
                 (
                     PAYS,
-                    "Draft acceptance is low ({accepted:%}), but speculation still pays while the "
-                    "batch is small.",
+                    "Draft acceptance is low ({accepted:%}), but speculation still pays: an "
+                    "estimated {speedup:.2f}x the speed without it at this batch.",
                 ),
                 (
-                    ALWAYS,
-                    "Speculation does not pay: {accepted:%} of draft tokens are accepted.",
+                    PAYS_NOT,
+                    "Speculation does not pay: {accepted:%} of draft tokens are accepted, an "
+                    "estimated {speedup:.2f}x the speed without it at this batch.",
                 ),
+                (
+                    LOADED & ~FALLEN,
+                    "Draft acceptance of {accepted:%} is low for a compute-bound GPU, where each "
+                    "rejected token costs time of other requests.",
+                ),
+                (ALWAYS, "Draft acceptance is low: {accepted:%} of draft tokens are accepted."),
             ),
-            words=(("accepted", ACCEPTED),),
+            words=(("accepted", ACCEPTED), ("speedup", SPEEDUP)),
             summary="Speculative decoding: draft acceptance is low",
             lever=_lever,
             action="Disable speculation, draft fewer tokens, or retune the draft.",

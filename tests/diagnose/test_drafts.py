@@ -43,8 +43,8 @@ GOOD, LONG, FLAT, NONE = (0.9, 0.8, 0.7), (0.9, 0.8, 0.05, 0.02), (0.45,) * 4, (
     ("each", "severity", "lever"),
     [
         pytest.param(LONG, Severity.INFO, "Draft 2 tokens at a time, not 4.", id="shorten"),
-        pytest.param(FLAT, Severity.INFO, "Keep it while batches are small", id="keep, retune"),
-        pytest.param((0.5, 0.2, 0.0), Severity.WARNING, "Draft 1 token at a time", id="to one"),
+        pytest.param(FLAT, Severity.INFO, "Keep it at this batch", id="keep, retune"),
+        pytest.param((0.5, 0.2, 0.0), Severity.INFO, "Draft 1 token at a time", id="to one"),
         pytest.param(NONE, Severity.WARNING, "no draft length pays", id="disable"),
     ],
 )
@@ -64,10 +64,22 @@ def test_what_is_accepted_well_is_kept() -> None:
 
 
 def test_the_same_acceptance_no_longer_pays_in_a_large_batch() -> None:
-    small, large = told(drafting(FLAT)), told(drafting(FLAT, running=64.0))
+    small, large = told(drafting(FLAT)), told(drafting(FLAT, running=256.0))
     assert small is not None
     assert large is not None
     assert (small.severity, large.severity) == (Severity.INFO, Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("each", "speedup"),
+    [((0.5, 0.2, 0.0), "1.31x"), ((0.5, 0.1, 0.05, 0.05), "1.21x"), ((0.8, 0.4, 0.1), "1.77x")],
+)
+def test_an_estimated_gain_is_never_told_as_a_loss(each: Sequence[float], speedup: str) -> None:
+    cause = told(drafting(each))
+    assert cause is not None
+    assert cause.severity == Severity.INFO
+    assert speedup in cause.summary
+    assert "not pay" not in cause.summary
 
 
 def test_a_compute_bound_gpu_asks_for_the_guides_sixty_per_cent() -> None:
