@@ -38,6 +38,7 @@ SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("text", "json", "markdown")
 EXPORTS = ("prometheus-rules", "prometheus-tests", "grafana", "dcgm")
 FLAVORS = ("prometheus", "prometheus-operator", "victoriametrics", "without-keep-firing")
+DAEMON = "http://127.0.0.1:9877"
 INTERRUPTED = 130
 DIAGNOSE_ONLY = ("watch_s",)
 """Settings that the daemon does not use."""
@@ -314,6 +315,46 @@ def export_command(kind: str, folder: Path, flavor: str, **given: Any) -> int:  
 
     settings_ = effective(given)
     return export.export(kind, folder, export.plan_of(settings_, **given), flavor)
+
+
+@cli.command(short_help="Answer on-call agents (Model Context Protocol).")
+@click.option(
+    "--daemon", default=DAEMON, show_default=True, metavar="URL", help="the running daemon to ask"
+)
+@click.option("--token-file", type=click.Path(path_type=Path), help="file with the daemon's token")
+@click.option("--prometheus", metavar="URL", help="ask this metrics system, without a daemon")
+@click.option("--selector", default="", metavar="MATCHERS", help='only these series: namespace="a"')
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="serve streamable HTTP at /mcp of this loopback address; unset: stdin and stdout",
+)
+@setting_options("docs_url", *DIAGNOSIS, *DEPLOYMENT, *FETCH, *FLEET)
+def mcp(
+    daemon: str,
+    token_file: Path | None,
+    prometheus: str | None,
+    selector: str,
+    listen: str | None,
+    **given: Any,  # noqa: ANN401
+) -> int:
+    """Serve kneewatch's diagnoses to an agent by the Model Context Protocol.
+
+    Needs the extra mcp: pip install 'kneewatch[mcp]'. All tools only read.
+    """
+    try:
+        from kneewatch.agent.mcp import server  # lazy: the SDK costs 64 MiB
+    except ModuleNotFoundError as exc:
+        raise click.UsageError("mcp needs an extra: pip install 'kneewatch[mcp]'") from exc
+
+    return server.run(
+        effective(given),
+        daemon=daemon,
+        prometheus=prometheus,
+        selector=selector,
+        token_file=token_file,
+        listen=listen,
+    )
 
 
 @cli.command(short_help="Show servers, or a running daemon, live in the terminal.")

@@ -1,0 +1,51 @@
+"""`kneewatch mcp --prometheus`: a real Prometheus with a recording of the KV cascade."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jsonschema
+import pytest
+
+from kneewatch.agent.mcp.metrics_system import MetricsSystem
+from kneewatch.agent.mcp.tools import metrics_system_tools
+from kneewatch.agent.settings.sources import load
+from tests.collector.oracle import LOOPBACK, running
+from tests.collector.oracle_targets import captured
+from tests.programs import require
+from tests.recordings import phases
+
+NAME, WINDOW_S = "kv_pressure_cascade", 30.0
+(WORST_S,) = [
+    phase.to_s
+    for phase in phases()
+    if phase.capture.name.startswith(f"{NAME}.") and phase.name == "queue_growth"
+]
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[MetricsSystem]:
+    """A metrics system that scraped the recording's server."""
+    with running(require("prometheus")) as server:
+        server.load([captured(NAME)])
+        settings = load(file=None, environ={}, flags={"window_s": WINDOW_S})
+        yield MetricsSystem(f"http://{LOOPBACK}:{server.port}", settings)
+
+
+def test_the_fleet_at_its_worst(system: MetricsSystem) -> None:
+    (fleet,) = [tool for tool in metrics_system_tools(system) if tool.name == "fleet"]
+    text, document = fleet.answer({"at": f"{WORST_S:.0f}"})
+    jsonschema.validate(document, fleet.gives)
+    assert document["causes"][0]["id"] == "kv_pressure"
+    assert "kv_pressure" in text
+
+
+def test_the_values_of_a_target(system: MetricsSystem) -> None:
+    times_s = [WORST_S - 86400, WORST_S - 43200, WORST_S]
+    assert system.history("gpu-99:8000", ["running"], times_s) == []
+    (row,) = system.history(NAME, ["kv_usage_ratio"], times_s)
+    *known, values = row
+    assert known == ["tiny", "0", "kv_usage_ratio"]
+    assert values[:2] == [None, None]
+    assert values[2] is not None
+    assert values[2] > 0.5
