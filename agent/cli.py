@@ -285,6 +285,7 @@ def config(**given: Any) -> int:  # noqa: ANN401
 @click.option("--selector", default="", metavar="MATCHERS", help='only these series: cluster="a"')
 @click.option("--label", "labels", multiple=True, metavar="NAME", help="another label to keep")
 @click.option("--triage-url", default="", metavar="URL", help="base URL of triage pages, for links")
+@click.option("--grafana-url", default="", metavar="URL", help="base URL of Grafana, for links")
 @click.option(
     "--gpu-join",
     "gpu_joins",

@@ -137,9 +137,25 @@ def unit_of(signal: str) -> Unit:
 
 
 def link_annotations(plan: Plan, runbook: str) -> dict[str, str]:
-    """Links to the runbook and to the triage page, as far as their addresses are set."""
+    """Links of an alert about an engine to the runbook, the triage page and the replica's
+    dashboard, as far as their addresses are set."""
     triage = f"{plan.triage_url.rstrip('/')}/{{{{ $labels.instance }}}}" if plan.triage_url else ""
-    return runbook_annotation(runbook) | ({"triage": triage} if triage else {})
+    return (
+        runbook_annotation(runbook)
+        | ({"triage": triage} if triage else {})
+        | dashboard_annotation(plan, "kneewatch-replica", replica="instance")
+    )
+
+
+def dashboard_annotation(plan: Plan, board: str, **variables: str) -> dict[str, str]:
+    """The link to a dashboard as an annotation, its `variables` set from the alert's labels; empty
+    without Grafana's address."""
+    if not plan.grafana_url:
+        return {}
+    chosen = "&".join(
+        f"var-{name}={{{{ $labels.{label} | urlquery }}}}" for name, label in variables.items()
+    )
+    return {"dashboard_url": f"{plan.grafana_url.rstrip('/')}/d/{board}?{chosen}"}
 
 
 def runbook_annotation(runbook: str) -> dict[str, str]:

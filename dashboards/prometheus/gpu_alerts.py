@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
 
-from kneewatch.dashboards.prometheus.alerts import runbook_annotation
+from kneewatch.dashboards.prometheus.alerts import dashboard_annotation, runbook_annotation
 from kneewatch.dashboards.prometheus.cause_query import Spelled, confidence, scored
 from kneewatch.dashboards.prometheus.gpu_series import (
     BOARD,
@@ -134,7 +134,8 @@ def _clock_alert(plan: Plan, reason: Reason, severity: Severity, expr: str) -> A
             "action": f"On {WHERE} {reason.action}.",
             "guide": "9.3",
         }
-        | runbook_annotation(cause_page(plan.runbooks, "gpu_throttled")),
+        | runbook_annotation(cause_page(plan.runbooks, "gpu_throttled"))
+        | dashboard_annotation(plan, "kneewatch-gpus", node="Hostname"),
         by=f"{BOARD}, reason",
     )
 
@@ -392,7 +393,8 @@ def _fault_alert(plan: Plan, fault: GpuFault) -> Alert:
             "action": f"Drain {WHERE}: {fault.action}.",
             "guide": "9.3",
         }
-        | runbook_annotation(cause_page(plan.runbooks, "gpu_fault")),
+        | runbook_annotation(cause_page(plan.runbooks, "gpu_fault"))
+        | dashboard_annotation(plan, "kneewatch-gpus", node="Hostname"),
         by=f"{BOARD}, xid, ailment",
     )
 

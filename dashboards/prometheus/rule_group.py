@@ -41,8 +41,8 @@ class Plan(Profile):
 
     `interval_s` is the evaluation interval, `scrape_s` that of the scrapes. `objective_ratio` of
     the requests must meet the targets. `prefix` begins vLLM's metric names. `triage_url` is where
-    the triage page of a target is: its `instance` is put behind it. `docs_url` is the base of the
-    pages about causes and rules.
+    the triage page of a target is: its `instance` is put behind it. `grafana_url` is the
+    base of Grafana's pages, `docs_url` that of the pages about causes and rules.
     `gpu_join` has the engine's labels, and those of DCGM's series that say the same: without it no
     GPU is an engine's. `gpu_selector` restricts DCGM's. `ordered`: a rule sees what those before it
     recorded at the same moment; vmalert's do not. `lean`: causes, stages and targets only, without
@@ -56,6 +56,7 @@ class Plan(Profile):
     prefix: str = VLLM_PREFIX
     selector: str = ""
     triage_url: str = ""
+    grafana_url: str = ""
     docs_url: str = ""
     gpu_join: tuple[tuple[str, str], ...] = ()
     gpu_selector: str = ""

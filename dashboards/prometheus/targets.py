@@ -6,7 +6,11 @@ and pools that were scaled to zero from pools that vanished. Nothing depends on 
 
 from __future__ import annotations
 
-from kneewatch.dashboards.prometheus.alerts import link_annotations, runbook_annotation
+from kneewatch.dashboards.prometheus.alerts import (
+    dashboard_annotation,
+    link_annotations,
+    runbook_annotation,
+)
 from kneewatch.dashboards.prometheus.rule_group import SUBJECT, Alert, Group, Plan, Record
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.rules.facts import SCRAPES_PER_RANGE, WIDE_RANGE_S, duration, number, recorded
@@ -178,7 +182,8 @@ def _vanished(plan: Plan, expr: str, for_s: float, how: str) -> Alert:
             "action": "Check the workload's pods and events, and the monitor that selects them.",
             "guide": "",
         }
-        | runbook_annotation(cause_page(plan.runbooks, "target_down")),
+        | runbook_annotation(cause_page(plan.runbooks, "target_down"))
+        | dashboard_annotation(plan, "kneewatch-fleet", model="model_name"),
     )
 
 
