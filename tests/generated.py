@@ -136,6 +136,30 @@ def diagnosis_schema() -> str:
     return before + ID_ENUM + "".join(f"\n        {line}" for line in ids) + "\n      " + after
 
 
+def server_schema() -> str:
+    """reports/server.schema.json: the key `server` of a diagnosis as a document of its own."""
+    diagnosis = json.loads((ROOT / "reports" / "diagnosis.schema.json").read_text())
+    definitions = diagnosis["$defs"]
+    server = definitions["server"]
+    number, text = {"type": "number"}, {"type": "string", "minLength": 1}
+    schema = {
+        "$schema": diagnosis["$schema"],
+        "$id": "urn:kneewatch:server:1",
+        "title": "kneewatch.server/1",
+        "description": "What is known about one server: `kneewatch inspect --format json`.",
+        "type": "object",
+        "required": ["schema", "t", "target", *server["required"]],
+        "properties": {
+            "schema": {"description": "The format and its version.", "const": "kneewatch.server/1"},
+            "t": {"description": "When it was read, in Unix seconds.", **number},
+            "target": {"description": "The target's name, without credentials.", **text},
+            **server["properties"],
+        },
+        "$defs": {name: definitions[name] for name in ("fact", "missing_fact")},
+    }
+    return json.dumps(schema, indent=2) + "\n"
+
+
 def commands_page() -> str:
     """docs/reference/commands.md: the help text of every command."""
     parts = [f"{HEAD}\n# Commands\n"]
@@ -146,7 +170,7 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
-SCHEMAS = ("diagnosis", "fleet", "report", "size")
+SCHEMAS = ("diagnosis", "fleet", "report", "server", "size")
 
 
 def schemas_page() -> str:
@@ -182,6 +206,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "agent/README.md": settings_page,
     "reports/report.schema.json": report_schema,
     "reports/diagnosis.schema.json": diagnosis_schema,
+    "reports/server.schema.json": server_schema,
 }
 CHECKED_IN = "dashboards/generated"
 

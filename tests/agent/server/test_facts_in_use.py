@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from kneewatch.agent.server.watch import READ_EVERY_S, ServerWatch
 from kneewatch.agent.stream import TargetStream
@@ -70,6 +72,8 @@ def test_inspect_lists_facts_and_what_is_missing(serving: Start, main: Main) -> 
     assert "setting says 0.30.0, server says 0.32.0" in " ".join(told.out.split())
     assert "gpu: set gpu (--gpu)" in told.out
     document = json.loads(main("inspect", server.url, "--server-probe", "--format", "json").out)
+    schema = json.loads(files("kneewatch.reports").joinpath("server.schema.json").read_text())
+    assert list(Draft202012Validator(schema).iter_errors(document)) == []
     assert document["schema"] == "kneewatch.server/1"
     assert {fact["source"] for fact in document["facts"]} >= {"page", "server"}
 
