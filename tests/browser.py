@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.waiting import PATIENCE_S
 
 CHROMIUM = Path("/usr/bin/chromium")
+expect.set_options(timeout=1000 * PATIENCE_S)
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
 
 
@@ -24,7 +27,9 @@ def browser() -> Iterator[Browser]:
             pytest.fail(message)
         pytest.skip(message)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=ARGUMENTS, timeout=1000 * PATIENCE_S
+        )
         yield browser
         browser.close()
 
@@ -68,6 +73,7 @@ def opened(
         locale="en-GB",
     )
     try:
+        context.set_default_timeout(1000 * PATIENCE_S)
         page = context.new_page()
         seen = Seen(page, origin)
         page.goto(url)

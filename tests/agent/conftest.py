@@ -11,6 +11,7 @@ import pytest
 
 from kneewatch.agent import cli
 from tests.agent.running import Ended, Main
+from tests.clock import Clock
 from tests.collector.servers import Serve, Server, Start
 
 
@@ -32,6 +33,14 @@ def main(
         return Ended(exited.value.code, told.out, told.err)
 
     return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of `diagnose` and `record`, in place of the real one: `--for 4s` takes no time."""
+    clock = Clock()
+    monkeypatch.setattr("kneewatch.agent.stream.time", clock)
+    return clock
 
 
 @pytest.fixture

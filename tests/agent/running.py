@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Any
 from kneewatch.collector.captures.capture import CaptureReader
 from tests.collector.servers import Serve, Server, answer
 from tests.recordings import CAPTURES
+from tests.waiting import PATIENCE_S, until
 
 ARGV = [sys.executable, "-m", "kneewatch.agent.cli"]
-PATIENCE_S = 60.0
 
 Document = dict[str, Any]
 
@@ -78,10 +77,7 @@ def ended(process: subprocess.Popen[str]) -> Ended:
 def wait_for(server: Server, scrapes: int) -> None:
     """Wait until a server has been asked for so many more pages."""
     enough = len(server.requests) + scrapes
-    until_s = time.monotonic() + PATIENCE_S
-    while len(server.requests) < enough:
-        assert time.monotonic() < until_s, "it takes too long"
-        time.sleep(0.01)
+    until(lambda: len(server.requests) >= enough)
 
 
 def run(*args: object, cwd: Path, **env: str) -> Ended:

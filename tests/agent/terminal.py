@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.agent.running import ARGV, PATIENCE_S, environment
+from tests.agent.running import ARGV, environment
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,13 @@ def on_terminal(
     cwd: Path,
     columns: int = 80,
     env: Mapping[str, str] | None = None,
+    program: Sequence[str] = ARGV,
 ) -> Seen:
     """A run whose `stream` (stdout or stderr) is a terminal and the other one a pipe."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with subprocess.Popen(
-        [*ARGV, *map(str, args)],
+        [*program, *map(str, args)],
         cwd=cwd,
         env=environment(**{"TERM": "xterm", **(env or {})}),
         stdin=subprocess.DEVNULL,

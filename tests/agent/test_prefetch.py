@@ -22,6 +22,7 @@ from kneewatch.collector.errors import CaptureError, CollectError
 from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.samples import Page
 from tests.recordings import CAPTURES
+from tests.waiting import PATIENCE_S
 
 PAIR = [str(CAPTURES / f"sticky_two_replicas.r{number}.jsonl.gz") for number in (0, 1)]
 
@@ -132,7 +133,7 @@ def test_ctrl_c_ends_both(tmp_path: Path) -> None:
         writer = os.open(fifo, os.O_WRONLY)  # waits until it is read
         time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=PATIENCE_S)
         os.close(writer)
     assert b"Traceback" not in said
     assert process.returncode != 0

@@ -19,6 +19,7 @@ import pytest
 
 from kneewatch.agent import cli
 from kneewatch.diagnose.sizing.plan.workload_profile import example_profile
+from tests.waiting import PATIENCE_S
 
 SCHEMA = json.loads(files("kneewatch.reports").joinpath("size.schema.json").read_text())
 LLAMA = ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100-sxm")
@@ -66,7 +67,7 @@ def test_a_process_of_its_own_prints_the_same() -> None:
     flags = (*LLAMA, "--max-model-len", "8192", "--format", "json")
     command = [sys.executable, "-m", "kneewatch.agent.cli", "size", *flags]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env=environment()
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=environment()
     )
     here = size(*flags)
     assert (done.returncode, done.stdout, done.stderr) == (1, here.stdout, here.stderr)

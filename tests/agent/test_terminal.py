@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,13 @@ from tests.agent.terminal import on_terminal
 from tests.collector.servers import Start
 
 SICK = ["diagnose", capture("prefix_off"), "--window", "15s"]
+ON_A_CLOCK = """
+from kneewatch.agent import cli, stream
+from tests.clock import Clock
+
+stream.time = Clock()
+cli.main()
+"""
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -46,7 +54,10 @@ def test_no_colour_in_a_pipe(tmp_path: Path) -> None:
 def test_a_progress_line_while_watching(serving: Start, tmp_path: Path) -> None:
     server = serving(in_turn(bodies("kv_pressure_cascade", 40)))
     args = ["diagnose", server.url, "--for", "1s", "--interval", "0.25s"]
-    seen = on_terminal("stderr", args, cwd=tmp_path, columns=60)
+    seen = on_terminal(
+        "stderr", args, cwd=tmp_path, columns=60, program=[sys.executable, "-c", ON_A_CLOCK],
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
     assert seen.status == 1
     steps = seen.terminal.split("\r\x1b[K")
     assert steps[0] == ""

@@ -21,9 +21,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kneewatch.collector.samples import Page, Series
+from tests.waiting import PATIENCE_S
 
 LOOPBACK = "127.0.0.1"
-START_S = 20.0
 STALE = struct.pack("<Q", 0x7FF0000000000002)
 """The NaN that marks the end of a series (Prometheus, model/value/value.go)."""
 
@@ -129,7 +129,7 @@ def running(
             )
         prometheus = Prometheus(port)
         try:
-            give_up_s = time.monotonic() + START_S
+            give_up_s = time.monotonic() + PATIENCE_S
             while not prometheus.is_ready():
                 if process.poll() is not None or time.monotonic() > give_up_s:
                     raise RuntimeError(f"{program} did not start: {log.read_text()[-2000:]}")

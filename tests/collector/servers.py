@@ -13,13 +13,11 @@ import pytest
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
+from tests.waiting import PATIENCE_S
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n" * 400
 PATIENT = FetchSettings()
 QUICK = FetchSettings(connect_timeout_s=0.3, read_timeout_s=0.5)
-BUSY_S = 20.0
-"""A busy machine may be so late; without a deadline each of these tests would take far longer."""
-
 Serve = Callable[[socket.socket, bytes, int], bool | None]
 """Answers the nth request (from 0) on a socket; False closes the connection."""
 
@@ -79,7 +77,7 @@ class Server:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
         # Not before: a thread about to read would read from whoever gets the descriptor next.
         for sock in sockets:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-import time
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter, follow, is_capture
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError
+from tests.clock import Clock
 from tests.collector.captures import NAMES, entry, line, times, write
+from tests.waiting import PATIENCE_S
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 ENTRIES = st.builds(
@@ -134,9 +137,9 @@ def test_following(tmp_path: Path, name: str) -> None:
 
     recorder = threading.Thread(target=record)
     recorder.start()
-    reader = follow(path, idle_s=0.6, poll_s=0.005)
+    reader = follow(path, idle_s=PATIENCE_S, poll_s=0.005)
     got: list[Entry] = []
-    for one in reader:
+    for one in islice(reader, 10):
         got.append(one)
         proceed.release()  # the next is written only when this one has been seen
     recorder.join()
@@ -144,36 +147,41 @@ def test_following(tmp_path: Path, name: str) -> None:
     assert reader.damaged == 0
 
 
-def test_following_a_line_that_comes_in_pieces(tmp_path: Path) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of readers."""
+    clock = Clock()
+    monkeypatch.setattr("kneewatch.collector.captures.capture.time", clock)
+    return clock
+
+
+def test_following_a_line_that_comes_in_pieces(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "a.jsonl.gz"
     data = gzip.compress(line(1.0)) + gzip.compress(line(2.0))
-    step_bytes = len(data) // 20  # in all, it takes longer than `idle_s`
-
-    def trickle() -> None:
-        with path.open("ab", buffering=0) as file:
-            for start in range(0, len(data), step_bytes):
-                time.sleep(0.05)
-                file.write(data[start : start + step_bytes])
-
+    step_bytes = len(data) // 20
     path.touch()
-    recorder = threading.Thread(target=trickle)
-    recorder.start()
-    reader = follow(path, idle_s=0.8, poll_s=0.005)
+
+    def append(piece: bytes) -> None:
+        with path.open("ab") as file:
+            file.write(piece)
+
+    for start in range(0, len(data), step_bytes):
+        clock.after(5.0 * (1 + start / step_bytes), partial(append, data[start:][:step_bytes]))
+    reader = follow(path, idle_s=8.0, poll_s=1.0)
     assert [one.t_s for one in reader] == [1.0, 2.0]
     assert reader.damaged == 0
-    recorder.join()
 
 
-def test_following_ends_when_nothing_comes(tmp_path: Path) -> None:
+def test_following_ends_when_nothing_comes(tmp_path: Path, clock: Clock) -> None:
     path = write(tmp_path / "a.jsonl.gz", entry(1))
-    started_s = time.monotonic()
-    assert list(follow(path, idle_s=0.1, poll_s=0.01)) == [entry(1)]
-    assert 0.1 <= time.monotonic() - started_s < 3
+    started_s = clock.now_s
+    assert list(follow(path, idle_s=10.0, poll_s=1.0)) == [entry(1)]
+    assert clock.now_s - started_s == 10.0
 
 
 def test_following_a_file_that_is_started_over(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl.gz", entry(1))
-    entries = iter(follow(path, idle_s=5, poll_s=0.01))
+    entries = iter(follow(path, idle_s=PATIENCE_S, poll_s=0.01))
     next(entries)
     path.write_bytes(b"")
     with pytest.raises(CaptureError, match="became shorter"):

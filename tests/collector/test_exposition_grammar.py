@@ -277,5 +277,5 @@ def test_an_error_shows_a_short_and_harmless_excerpt() -> None:
 def test_hostile_lines_cost_no_more_than_their_length(body: str) -> None:
     started_s = time.process_time()
     refused(body)
-    # A megabyte takes some 10 ms; what grows with the square of it would take minutes.
-    assert time.process_time() - started_s < 2.0
+    # A megabyte takes some 10 ms of CPU; what grows with the square of it would take minutes.
+    assert time.process_time() - started_s < 20.0

@@ -7,6 +7,7 @@ import gzip
 import re
 import socket
 import struct
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_answer_that_began_is_not_asked_for_again(
     def serve(sock: socket.socket, _request: bytes, number: int) -> bool:
         sock.sendall(answer() if number == 0 else b"HTTP/1.1 200 OK\r\nContent-")
         if number and reset:
-            time.sleep(0.1)
+            time.sleep(1.0)  # until what was sent is read: a reset discards the rest
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         return number == 0
 
@@ -96,15 +97,19 @@ def test_new_connection_is_not_retried(start: Start, fetcher: Fetch) -> None:
 
 
 def test_stray_answer_is_not_the_next_page(start: Start, fetcher: Fetch) -> None:
+    read, strayed = threading.Semaphore(0), threading.Semaphore(0)
+
     def serve(sock: socket.socket, _request: bytes, number: int) -> None:
         sock.sendall(answer(b"page %d\n" % number))
-        time.sleep(0.03)
+        read.acquire()
         sock.sendall(answer(b"stray\n"))
+        strayed.release()
 
     one = fetcher(start(serve).url)
     for number in range(3):
         assert one.get().body == b"page %d\n" % number
-        time.sleep(0.1)
+        read.release()
+        strayed.acquire()
 
 
 def test_it_goes_on_after_a_failure(start: Start, fetcher: Fetch) -> None:

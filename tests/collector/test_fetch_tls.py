@@ -16,7 +16,7 @@ import trustme
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http.connection import FetchSettings
-from tests.collector.servers import BUSY_S, PAGE, QUICK, Fetch, Start, always, answer, failure
+from tests.collector.servers import PAGE, QUICK, Fetch, Start, always, answer, failure
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +195,6 @@ def test_http_to_a_tls_port(start: Start, fetcher: Fetch, authority: trustme.CA)
 
 def test_handshake_takes_too_long(fetcher: Fetch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        started_s = time.monotonic()
         problem = failure(fetcher(f"https://127.0.0.1:{silent.getsockname()[1]}", QUICK))
     assert problem.kind == "timeout"
     assert "handshake" in str(problem)
-    assert time.monotonic() - started_s < BUSY_S

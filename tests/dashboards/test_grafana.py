@@ -23,10 +23,10 @@ from kneewatch.dashboards.prometheus.rule_group import Plan
 from tests.collector.oracle import Prometheus, Target, running
 from tests.programs import require
 from tests.recordings import CAPTURES, phases
+from tests.waiting import PATIENCE_S, until
 
 GENERATED = Path(__file__).parents[2] / "dashboards" / "generated" / "grafana"
 RECORDINGS = ("kv_pressure_cascade", "lora_thrash", "prefix_churn", "spec_mixed")
-PATIENCE_S = 40.0
 NEEDS_QUIET = {"TTFT against quiet times"}
 """Rules learn a quiet median only while they run: test_parity covers it."""
 
@@ -77,10 +77,7 @@ def prometheus() -> Iterator[Prometheus]:
 
 def wait_for(prometheus: Prometheus, query: str, *, least: int) -> None:
     """Wait until the rules have seen every recording."""
-    give_up_s = time.monotonic() + PATIENCE_S
-    while answered(prometheus, query) < least:
-        assert time.monotonic() < give_up_s, f"no answer to {query}"
-        time.sleep(0.3)
+    until(lambda: answered(prometheus, query) >= least)
 
 
 def answered(prometheus: Prometheus, query: str) -> int:
@@ -107,10 +104,10 @@ def silent(prometheus: Prometheus) -> list[str]:
 
 def test_every_panel_has_an_answer(prometheus: Prometheus) -> None:
     # A subquery's steps are whole seconds: what was recorded in this one is seen in the next.
-    give_up_s = time.monotonic() + 5.0
-    while silent(prometheus) and time.monotonic() < give_up_s:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while (missing := silent(prometheus)) and time.monotonic() < give_up_s:
         time.sleep(0.3)
-    assert silent(prometheus) == []
+    assert missing == []
 
 
 def test_every_query_is_understood(prometheus: Prometheus) -> None:

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.agent.daemon.factories import until
 from tests.agent.daemon.running import Daemon
 from tests.soak.punctual import Punctual, punctual
 from tests.soak.servers import servers
 from tests.soak.told import Told
+from tests.waiting import until
 
 TARGETS = 8
 INTERVAL_S = 0.5

@@ -19,15 +19,14 @@ from tests.agent.api.test_triage import JSON, TRIAGE, told
 from tests.agent.store.disks import files_of_at_most
 from tests.agent.store.factories import (
     KEEP_ALL,
-    PATIENCE_S,
     STEP_S,
     cause,
     cycle,
     diagnosis,
     written,
 )
-from tests.agent.store.test_trouble import until
 from tests.reports.made import NOW_S
+from tests.waiting import PATIENCE_S, until
 
 BEGAN_S = NOW_S - 60 * STEP_S
 
@@ -104,6 +103,7 @@ def test_what_waits_for_a_full_disk_is_told_and_that_it_waits(tmp_path: Path) ->
             store.put(well(at))
         # A cycle that has just been put is counted as queued before it can be read.
         until(lambda: bool(store.stats().last_error) and len(store.waiting()) == 20)
+        since_s = store.stats().unwritten_s
         found = told(client, f"{TRIAGE}?at=-10s")
         before = told(client, f"{TRIAGE}?at={BEGAN_S + 10 * STEP_S}")
         plain = client.get(f"{TRIAGE}?at=-10s").text
@@ -113,7 +113,6 @@ def test_what_waits_for_a_full_disk_is_told_and_that_it_waits(tmp_path: Path) ->
         missing = client.get(f"{TRIAGE}?at=-3d").json()["detail"]
     assert found["targets"][0]["signals"] == {"running": 58.0}
     assert before["targets"][0]["signals"] == {"running": 10.0}
-    since_s = store.stats().unwritten_s
     assert since_s == pytest.approx(BEGAN_S + 40 * STEP_S, abs=1)
     words = "the history cannot be written since 00:05:00 UTC"
     assert words in found["notices"][0]

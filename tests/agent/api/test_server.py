@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Generator
@@ -21,13 +23,15 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import WELL_STATE, served, service_of, settings_of
 from tests.agent.api.test_access import READER, token_file
+from tests.waiting import PATIENCE_S, until
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 QUICK = Bounds(request_s=0.4, response_s=0.6)
+ENDLESS = Bounds(request_s=3600, response_s=3600)
 
 
 @contextmanager
-def connected(server: HttpServer, timeout_s: float = 5.0) -> Generator[socket.socket]:
+def connected(server: HttpServer, timeout_s: float = PATIENCE_S) -> Generator[socket.socket]:
     """A connection."""
     place = urlsplit(server.url)
     with socket.create_connection((place.hostname, place.port), timeout_s) as connection:
@@ -45,6 +49,48 @@ def healthy(connection: socket.socket) -> bool:
     return b"200 OK" in received
 
 
+def other_end(connection: socket.socket) -> socket.socket | None:
+    """The server's socket of a connection; None once the server has closed it."""
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            if not stat.S_ISSOCK(fd.stat().st_mode):
+                continue
+            end = socket.socket(fileno=os.dup(int(fd.name)))
+        except OSError:
+            continue
+        with suppress(OSError):
+            if end.getpeername() == connection.getsockname():
+                return end
+        end.close()
+    return None
+
+
+def is_served(connection: socket.socket) -> bool:
+    """Whether the server has accepted a connection and not closed it."""
+    end = other_end(connection)
+    if end is not None:
+        end.close()
+    return end is not None
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed a connection on which it sent nothing."""
+    try:
+        return connection.recv(1, socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def answers(server: HttpServer) -> bool:
+    """Whether a new connection is answered; within quick bounds a busy machine may be too slow."""
+    try:
+        return httpx.get(f"{server.url}/healthz").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 def until_closed(connection: socket.socket) -> bytes:
     """All that is sent before the other side closes."""
     received = b""
@@ -59,13 +105,12 @@ def until_closed(connection: socket.socket) -> bytes:
 def test_an_answer_is_not_held_back() -> None:
     """Nagle's algorithm and delayed acknowledgements would add 40 ms to each."""
     with served(service_of(WELL_STATE)) as server, connected(server) as kept:
-        took_s: list[float] = []
-        for _ in range(20):
-            before_s = time.perf_counter()
-            kept.sendall(GET + b"\r\n")
-            assert healthy(kept)
-            took_s.append(time.perf_counter() - before_s)
-    assert sorted(took_s)[10] < 0.03
+        kept.sendall(GET + b"\r\n")
+        assert healthy(kept)
+        end = other_end(kept)
+        assert end is not None
+        with end:
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_it_answers_and_ends() -> None:
@@ -73,26 +118,22 @@ def test_it_answers_and_ends() -> None:
     server.bind()
     server.start()
     assert httpx.get(f"{server.url}/healthz").text == "ok\n"
-    before_s = time.monotonic()
     assert server.alive
-    assert server.stop(3.0)
+    assert server.stop(PATIENCE_S)
     assert not server.alive
-    assert time.monotonic() - before_s < 2.0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/healthz")
 
 
 def test_open_and_half_sent_requests_do_not_hold_up_the_end() -> None:
-    server = HttpServer(make_app(service_of(WELL_STATE)), settings_of())
+    server = HttpServer(make_app(service_of(WELL_STATE)), settings_of(), ENDLESS)
     server.bind()
     server.start()
     with connected(server) as idle, connected(server) as half, connected(server) as kept:
         half.sendall(GET)
         kept.sendall(GET + b"\r\n")
         assert healthy(kept)
-        before_s = time.monotonic()
-        assert server.stop(3.0)
-        assert time.monotonic() - before_s < 2.5
+        assert server.stop(PATIENCE_S)
         assert idle.recv(1) == b""
 
 
@@ -171,18 +212,18 @@ def test_ipv6_loopback() -> None:
     ],
 )
 def test_a_client_that_says_too_little_is_let_go(sent: bytes) -> None:
-    with served(service_of(WELL_STATE), QUICK) as server, connected(server) as slow:
-        slow.sendall(sent)
+    with served(service_of(WELL_STATE), QUICK) as server:
         before_s = time.monotonic()
-        told = until_closed(slow)
-        assert 0.2 < time.monotonic() - before_s < 3.0
+        with connected(server) as slow:
+            slow.sendall(sent)
+            told = until_closed(slow)
+        assert time.monotonic() - before_s >= QUICK.request_s
         assert told.startswith(b"HTTP/1.1 408 ") or told == b""
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        until(lambda: answers(server))
 
 
 def test_a_byte_at_a_time_is_too_slow_however_steady() -> None:
     with served(service_of(WELL_STATE), QUICK) as server, connected(server) as slow:
-        before_s = time.monotonic()
         told = b""
         with pytest.raises(OSError):  # noqa: PT012, PT011 - whichever write meets the closed end
             for byte in (GET + b"x: " + b"y" * 1000).decode():
@@ -192,22 +233,22 @@ def test_a_byte_at_a_time_is_too_slow_however_steady() -> None:
                 with suppress(BlockingIOError):
                     told += slow.recv(4096)
                 slow.setblocking(True)
-        assert time.monotonic() - before_s < 3.0
     assert told.startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_second_request_on_a_connection_has_its_own_time() -> None:
-    with served(service_of(WELL_STATE), QUICK) as server, connected(server) as kept:
-        for _ in range(4):
+    bounds = Bounds(request_s=4.0)
+    with served(service_of(WELL_STATE), bounds) as server, connected(server) as kept:
+        for _ in range(3):
             kept.sendall(GET + b"\r\n")
             assert healthy(kept)
-            time.sleep(0.2)
+            time.sleep(bounds.request_s / 2)
         kept.sendall(GET)
         assert until_closed(kept).startswith(b"HTTP/1.1 408 ")
 
 
 def test_requests_that_come_together_are_all_answered() -> None:
-    with served(service_of(WELL_STATE), QUICK) as server, connected(server) as eager:
+    with served(service_of(WELL_STATE)) as server, connected(server) as eager:
         eager.sendall((GET + b"\r\n") * 5 + GET + b"connection: close\r\n\r\n")
         assert until_closed(eager).count(b"200 OK") == 6
 
@@ -234,11 +275,12 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
     try:
         with connected(server) as deaf:
             deaf.sendall(GET + b"\r\n")
-            time.sleep(1.5)
+            until(lambda: is_served(deaf))
+            until(lambda: not is_served(deaf))
             received = len(until_closed(deaf))
         assert received < 20_000_000
     finally:
-        assert server.stop(3.0)
+        assert server.stop(PATIENCE_S)
 
 
 def test_headers_that_are_too_large_are_refused() -> None:
@@ -273,35 +315,25 @@ def test_a_body_over_the_limit_that_is_sent_anyway_is_answered() -> None:
 
 
 def test_no_more_connections_than_allowed_are_kept() -> None:
-    bounds = Bounds(request_s=5.0, connections=8)
+    bounds = Bounds(request_s=3600, connections=8)
     with served(service_of(WELL_STATE), bounds) as server:
         opened = [socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0))
                   for _ in range(20)]  # fmt: skip
         try:
-            time.sleep(0.3)
-            closed = 0
-            for one in opened:
-                one.setblocking(False)
-                try:
-                    closed += one.recv(1) == b""
-                except BlockingIOError:
-                    pass
-                except ConnectionResetError:
-                    closed += 1
-            assert closed == 12
+            until(lambda: sum(map(is_closed, opened)) >= 12)
+            assert sum(map(is_closed, opened)) == 12
         finally:
             for one in opened:
                 one.close()
-        time.sleep(0.2)
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        until(lambda: answers(server))
 
 
 def test_one_address_gets_its_share_of_an_open_server(tmp_path: Path) -> None:
     file = token_file(tmp_path / "t", READER)
     settings: Settings = settings_of(listen="0.0.0.0:0", http__token_file=str(file))
     with served(service_of(WELL_STATE, settings=settings), Bounds(connections=8)) as server:
-        opened = [socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), 2.0)
-                  for _ in range(5)]  # fmt: skip
+        place = ("127.0.0.1", urlsplit(server.url).port or 0)
+        opened = [socket.create_connection(place, PATIENCE_S) for _ in range(5)]
         try:
             assert until_closed(opened[4]) == b""
             opened[0].sendall(GET + b"\r\n")

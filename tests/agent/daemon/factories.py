@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,6 @@ from kneewatch.agent.settings.sources import load
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.target_state import Board, TargetState
 from kneewatch.agent.targets import TargetSpec, argument_specs
-
-PATIENCE_S = 20.0
-"""A busy machine may be so late."""
 
 
 def settings(file: Path | None = None, **values: Any) -> Settings:  # noqa: ANN401
@@ -63,11 +58,3 @@ def watch(
 ) -> TargetWatch:
     """A target under watch."""
     return TargetWatch(spec, TargetProfiles().of([spec])[spec.name], kept.sinks(gpus), **more)
-
-
-def until(reached: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    """Wait for something."""
-    deadline_s = time.monotonic() + patience_s
-    while not reached():
-        assert time.monotonic() < deadline_s, "it did not come to that"
-        time.sleep(0.005)

@@ -14,6 +14,7 @@ from kneewatch.agent.targets import TargetSpec, spec
 from kneewatch.collector.gpu.nvml_calls import load_nvml
 from tests.agent.daemon.factories import settings
 from tests.collector.servers import Server, Start, answer
+from tests.waiting import PATIENCE_S
 
 T_S = 1_800_000_000.0
 NOWHERE = "http://127.0.0.1:9/metrics"
@@ -72,7 +73,7 @@ HERE = "http://127.0.0.1:8000"
 
 def wait(held: threading.Event) -> None:
     """As long as a driver hangs."""
-    held.wait(20)
+    held.wait(2 * PATIENCE_S)
 
 
 def no_library() -> ModuleType:
@@ -100,7 +101,7 @@ class Make:
         load: Callable[[], ModuleType] = no_library,
         usual_url: str = NOWHERE,
         monotonic: Callable[[], float] = time.monotonic,
-        hang_s: float = 10.0,
+        hang_s: float = PATIENCE_S,
     ) -> GpuSources:
         made = GpuSources(
             specs,

@@ -14,10 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tests.agent.daemon.factories import PATIENCE_S, until
 from tests.agent.running import ARGV, environment
-
-START_S = 30.0
+from tests.waiting import PATIENCE_S, until
 
 
 class Daemon:
@@ -59,7 +57,7 @@ class Daemon:
     def url(self) -> str:
         """Where it answers; waits until it does."""
         assert self.process.stdout is not None
-        deadline_s = time.monotonic() + START_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while b"\nhistory " not in self._said:
             left_s = deadline_s - time.monotonic()
             assert left_s > 0, self.log
@@ -101,7 +99,7 @@ class Daemon:
         return self.said(message)
 
     def end(self, number: int = signal.SIGTERM) -> float:
-        """Tell it to stop. Gives the seconds that took; its status must be 0."""
+        """Tell it to stop, with status 0. Returns the seconds that took."""
         since_s = time.monotonic()
         self.process.send_signal(number)
         assert self.process.wait(PATIENCE_S) == 0, self.log

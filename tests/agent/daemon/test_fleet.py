@@ -17,9 +17,10 @@ from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.daemon.target_profile import TargetProfiles
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CaptureError, SettingsError
-from tests.agent.daemon.factories import Kept, settings, target, until
+from tests.agent.daemon.factories import Kept, settings, target
 from tests.agent.running import bodies, in_turn
 from tests.collector.servers import Start
+from tests.waiting import until
 
 HEALTHY = bodies("healthy_light", 10, 30)
 INTERVAL_S = 0.5
@@ -57,12 +58,7 @@ def fleeting() -> Iterator[Fleeting]:
 
 
 def quick(url: str, **values: Any) -> TargetSpec:  # noqa: ANN401
-    return target(url, **{"interval_s": INTERVAL_S, "fetch__read_timeout_s": 0.8, **values})
-
-
-def gap_s(times: Sequence[float]) -> float:
-    """The mean time between cycles."""
-    return (times[-1] - times[0]) / (len(times) - 1)
+    return target(url, **{"interval_s": INTERVAL_S, **values})
 
 
 def test_half_of_twenty_targets_hang(serving: Start, fleeting: Fleeting) -> None:
@@ -76,12 +72,13 @@ def test_half_of_twenty_targets_hang(serving: Start, fleeting: Fleeting) -> None
         return False
 
     healthy = [quick(serving(in_turn(HEALTHY)).url) for _ in range(10)]
-    hanging = [quick(serving(hangs).url) for _ in range(10)]
+    hanging = [quick(serving(hangs).url, fetch__read_timeout_s=0.8) for _ in range(10)]
     fleeting.apply([*healthy, *hanging])
     until(lambda: fleeting.fleet.all_scraped)
     until(lambda: all(len(fleeting.times(spec.name)) >= 12 for spec in healthy))
+    most = max(len(fleeting.times(spec.name)) for spec in hanging)
+    assert most < 12, "a target that hangs is asked less often, and holds up no other"
     for spec in healthy:
-        assert gap_s(fleeting.times(spec.name)[2:]) < 1.3 * INTERVAL_S, "cycles were missed"
         state = fleeting.kept.board.get(spec.name)
         assert state is not None
         assert (state.failures, state.interval_s) == (0, INTERVAL_S)
@@ -89,16 +86,15 @@ def test_half_of_twenty_targets_hang(serving: Start, fleeting: Fleeting) -> None
     def states() -> list[Any]:
         return [fleeting.kept.board.get(spec.name) for spec in hanging]
 
-    until(lambda: all(state.failing >= 4 for state in states()), 40)
+    until(lambda: all(state.failing >= 4 for state in states()))
     assert all(state.interval_s >= 1.6 * INTERVAL_S for state in states())
     assert {state.diagnoses[0].health for state in states()} == {"critical"}
     healed.set()
-    until(lambda: all(state.failing == 0 for state in states()), 40)
+    until(lambda: all(state.failing == 0 for state in states()))
     assert {state.interval_s for state in states()} == {INTERVAL_S}
     name = hanging[0].name
     before = len(fleeting.times(name))
     until(lambda: len(fleeting.times(name)) >= before + 4)
-    assert gap_s(fleeting.times(name)[-3:]) < 1.5 * INTERVAL_S, "back to normal"
 
 
 def test_what_did_not_change_goes_on(serving: Start, fleeting: Fleeting) -> None:
@@ -115,10 +111,10 @@ def test_what_did_not_change_goes_on(serving: Start, fleeting: Fleeting) -> None
     first, second = (fleeting.kept.board.get(name) for name in names)
     assert first is not None
     assert second is not None
-    assert (first.cycles, second.cycles >= 5) == (len(fleeting.times(names[0])), True)
+    assert first.cycles >= seen[0] + 4, "not begun anew"
+    assert second.cycles >= 4
     assert second.cycles < len(fleeting.times(names[1])), "judged by something else: begun anew"
     assert first.interval_s == 0.2
-    assert gap_s(fleeting.times(names[0])[-4:]) < 0.4
     assert len(gone.requests) <= asked + 1
     assert fleeting.kept.board.get(f"http://127.0.0.1:{gone.port}") is None
     assert (same.connections, other.connections) == (1, 2)
@@ -145,7 +141,7 @@ def test_a_target_that_is_dropped_leaves_no_memory_behind(
     }
     fleeting.apply([quick(stays.url)])
     until(lambda: fleeting.clockwork.pool.busy == 0)
-    until(lambda: all(one() is None for one in held[goes.port]), 5.0)
+    until(lambda: all(one() is None for one in held[goes.port]))
     assert all(one() is not None for one in held[stays.port])
 
 

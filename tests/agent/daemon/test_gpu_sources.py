@@ -15,7 +15,6 @@ import pytest
 
 from kneewatch.agent.daemon.gpu_sources import GpuSources
 from kneewatch.agent.targets import TargetSpec
-from tests.agent.daemon.factories import until
 from tests.agent.daemon.gpu_factories import (
     T_S,
     Clock,
@@ -31,6 +30,7 @@ from tests.collector.dcgm_pages import body, labels, node
 from tests.collector.fake_nvml import LOST, MISMATCH, FakeDriver, driver_module
 from tests.collector.nvml_nodes import hopper
 from tests.collector.servers import Serve, Start, always, answer
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -203,13 +203,10 @@ def test_a_source_that_hangs_delays_no_other_and_is_not_started_again(
     exporter = Exporter(serving, node(1))
     stuck = target("stuck", page="nvml", gpu_interval_s=0.5)
     well = target("well", page=exporter.url)
-    sources = make(stuck, well, load=lambda: module, hang_s=1.5)
+    sources = make(stuck, well, load=lambda: module, hang_s=4.0)
     sources.collect(T_S)
     driver.hook = partial(wait, held)
-    began_s = time.monotonic()
     sources.collect(T_S + 15)
-    took_s = time.monotonic() - began_s
-    assert 1.4 < took_s < 8
     sources.collect(T_S + 30)
     assert exporter.asked == 3
     assert active(sources, well, T_S + 30) is not None
@@ -224,11 +221,12 @@ def test_a_source_that_hangs_delays_no_other_and_is_not_started_again(
     held.set()
     time.sleep(0.3)
     assert not sources.reading(stuck, T_S + 45).values, "what comes so late is not taken"
-    deadline_s = time.monotonic() + 10
-    while not sources.reading(stuck, T_S + 60).values and time.monotonic() < deadline_s:
-        time.sleep(0.05)
+
+    def goes_on() -> bool:
         sources.collect(T_S + 60)
-    assert sources.reading(stuck, T_S + 60).values, "it goes on when the driver does"
+        return bool(sources.reading(stuck, T_S + 60).values)
+
+    until(goes_on)
 
 
 def test_closing_does_not_wait_for_what_hangs(make: Make) -> None:
@@ -236,15 +234,12 @@ def test_closing_does_not_wait_for_what_hangs(make: Make) -> None:
     driver = FakeDriver(hopper())
     driver.hook = partial(wait, held)
     module = driver_module(driver)
-    sources = make(target(page="nvml"), load=lambda: module, hang_s=5)
+    sources = make(target(page="nvml"), load=lambda: module, hang_s=3600)
     collecting = threading.Thread(target=sources.collect, args=(T_S,))
     collecting.start()
-    while not driver.calls:
-        time.sleep(0.005)
-    began_s = time.monotonic()
+    until(lambda: driver.calls)
     sources.close()
-    collecting.join(5)
-    assert time.monotonic() - began_s < 2.5
+    collecting.join(PATIENCE_S)
     assert not collecting.is_alive()
     held.set()
 
@@ -334,7 +329,7 @@ def test_a_reload_keeps_the_windows_of_what_did_not_change(serving: Start, make:
 def test_a_source_that_hangs_when_it_is_dropped_is_closed_once_it_answers(make: Make) -> None:
     held, driver = threading.Event(), FakeDriver(hopper())
     module = driver_module(driver)
-    sources = make(target(page="nvml"), load=lambda: module, hang_s=0.1)
+    sources = make(target(page="nvml"), load=lambda: module, hang_s=2.0)
     sources.collect(T_S)
     driver.hook = partial(wait, held)
     sources.collect(T_S + 15)

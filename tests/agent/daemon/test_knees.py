@@ -39,13 +39,14 @@ from kneewatch.diagnose.learned.knee import (
     LiveKnee,
     same_launch,
 )
-from tests.agent.daemon.factories import Kept, target, until
+from tests.agent.daemon.factories import Kept, target
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import bodies, in_turn
-from tests.agent.store.factories import PATIENCE_S, counted, cycle, diagnosis, written
+from tests.agent.store.factories import counted, cycle, diagnosis, written
 from tests.collector.servers import Start
 from tests.diagnose.streams import pages_config
 from tests.diagnose.test_knee import made
+from tests.waiting import PATIENCE_S, until
 
 NOW_S = 1_795_420_800.0
 KEY = EngineKey("tiny", "0")

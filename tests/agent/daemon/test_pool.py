@@ -11,7 +11,7 @@ import pytest
 
 from kneewatch.agent.daemon import thread_pool as module
 from kneewatch.agent.daemon.thread_pool import DaemonPool
-from tests.agent.daemon.factories import until
+from tests.waiting import PATIENCE_S, until
 
 
 def workers() -> list[threading.Thread]:
@@ -24,14 +24,14 @@ def test_what_hangs_delays_no_other() -> None:
     for _ in range(50):
         pool.run(hang.wait)  # type: ignore[arg-type]
     pool.run(done.set)
-    assert done.wait(5.0)
+    assert done.wait(PATIENCE_S)
     until(lambda: pool.busy == 50)
     hang.set()
     until(lambda: pool.busy == 0)
 
 
 def test_a_thread_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_S", 0.05)
+    monkeypatch.setattr(module, "IDLE_S", 5.0)
     pool, names = DaemonPool(), set[int]()
 
     def note() -> None:
@@ -71,11 +71,9 @@ def test_work_given_while_a_thread_ends_is_done(monkeypatch: pytest.MonkeyPatch)
 def test_the_interpreter_does_not_wait_for_what_hangs() -> None:
     code = (
         "import time; from kneewatch.agent.daemon.thread_pool import DaemonPool; p = DaemonPool();"
-        "p.run(lambda: time.sleep(60)); p.run(lambda: None); print(p.busy > 0)"
+        "p.run(lambda: time.sleep(3600)); p.run(lambda: None); print(p.busy > 0)"
     )
-    since_s = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert (done.stdout, done.stderr) == ("True\n", "")
-    assert time.monotonic() - since_s < 20

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.daemon.process import Systemd
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -20,7 +21,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
     name = str(tmp_path / "notify") if request.param == "path" else f"@kneewatch-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(name.replace("@", "\0", 1))
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         yield sock, name
 
 
@@ -36,7 +37,7 @@ def test_messages(manager: tuple[socket.socket, str]) -> None:
     systemd.reloading()
     found = re.fullmatch(rb"RELOADING=1\nMONOTONIC_USEC=(\d+)", sock.recv(4096))
     assert found is not None
-    assert abs(int(found[1]) / 1e6 - time.monotonic()) < 10
+    assert abs(int(found[1]) / 1e6 - time.monotonic()) < PATIENCE_S
     systemd.stopping()
     assert sock.recv(4096) == b"STOPPING=1"
 
@@ -66,7 +67,5 @@ def test_a_full_socket_blocks_nothing(tmp_path: Path) -> None:
         sock.bind(str(tmp_path / "notify"))
         address = str(tmp_path / "notify")
         systemd = Systemd({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000000"})
-        since_s = time.monotonic()
-        for _ in range(2000):
+        for _ in range(2000):  # nobody reads: what blocks does not end
             systemd.alive()
-        assert time.monotonic() - since_s < 10

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-PATIENCE_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(slots=True)

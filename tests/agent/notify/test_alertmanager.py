@@ -24,10 +24,11 @@ from tests.agent.notify.factories import healthy, sick, state
 from tests.agent.notify.posts import time_of
 from tests.agent.notify.test_alerts import at, service
 from tests.agent.notify.test_settings import ALERTING
-from tests.agent.notify.web import PATIENCE_S, Taking
+from tests.agent.notify.web import Taking
 from tests.agent.notify.webhooks import settle, webhook
 from tests.programs import require
 from tests.reports.made import NOW_S
+from tests.waiting import PATIENCE_S, until
 
 TOKEN = "a-token-that-may-post-0123456789"
 CONFIG = """
@@ -96,17 +97,16 @@ class Alertmanager:
 
     def _ask(self, path: str) -> str | None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}{path}", timeout=PATIENCE_S
+            ) as answer:
                 return str(answer.read(), "utf-8")
         except OSError:
             return None
 
     def _until(self, is_so: Any) -> None:  # noqa: ANN401
-        end_s = time.monotonic() + PATIENCE_S
-        while not is_so():
-            assert time.monotonic() < end_s
-            assert self._process.poll() is None
-            time.sleep(0.05)
+        until(lambda: is_so() or self._process.poll() is not None)
+        assert self._process.poll() is None
 
 
 @pytest.fixture

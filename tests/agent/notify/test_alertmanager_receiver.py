@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import healthy, receiver, sick, state
 from tests.agent.notify.posts import time_of
-from tests.agent.notify.web import PATIENCE_S, Reply, Taking
+from tests.agent.notify.web import Reply, Taking
 from tests.programs import require
 from tests.reports.made import NOW_S
+from tests.waiting import PATIENCE_S, until
 
 CONFIG = """
 route: {receiver: nobody}
@@ -32,14 +33,6 @@ receivers: [{name: nobody}]
 """
 PASSED_S = 30.0
 """Longer than hold_s."""
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 class Manager:
@@ -101,7 +94,9 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 def table(url: str, more: str = "") -> str:
     """A receiver's table."""
-    return f'[[notify]]\nkind = "alertmanager"\nurl = "{url}"\nhold_s = 20\ntimeout_s = 5\n{more}\n'
+    return (
+        f'[[notify]]\nkind = "alertmanager"\nurl = "{url}"\nhold_s = 20\ntimeout_s = 60\n{more}\n'
+    )
 
 
 def test_an_alert_is_held_silenced_and_resolved(manager: Manager, starting: Starting) -> None:
@@ -176,7 +171,7 @@ def test_active_alerts_are_sent_again_and_an_outage_loses_none(
         assert not any("endsAt" in row for row in rows), "Alertmanager's resolve_timeout counts"
         assert channel.stats().failed == 1
     finally:
-        channel.close(time.monotonic() + 5)
+        channel.close(time.monotonic() + PATIENCE_S)
         channel.join()
 
 
@@ -188,7 +183,7 @@ def test_a_restart_resolves_what_ended_meanwhile(
     before = starting(table(taker.url), state_file=memory)
     before.offer(state(sick()))
     (began,) = taker.wait(1)
-    before.close(5)
+    before.close(PATIENCE_S)
     after = starting(table(taker.url), state_file=memory)
     for after_s in (100, 130, 160):
         after.offer(state(healthy(), after_s=after_s))

@@ -14,6 +14,7 @@ from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import cause, healthy, settings, sick, state
 from tests.agent.notify.web import Taking
 from tests.agent.notify.webhooks import LONG_WAIT_S, WAIT_S, ended, settle, webhook
+from tests.waiting import PATIENCE_S
 
 
 def test_begin_and_end_are_told_once_each(starting: Starting, taking: Taking) -> None:
@@ -66,7 +67,7 @@ def test_many_targets_with_one_cause_give_one_message(starting: Starting, taking
     for number in range(40):
         notifier.offer(state(sick(), name=f"r{number:02}"))
     notifier.offer(state(healthy(causes=[cause("gpu_fault")]), name="other"))
-    notifier.close(10.0)
+    notifier.close(PATIENCE_S)
     grouped, other = sorted(taker.wait(2), key=lambda post: -len(post.body["events"]))
     assert len(grouped.body["events"]) == 40
     assert "on 40 targets: r00, r01, r02, r03, r04 and 35 more" in grouped.body["title"]
@@ -98,7 +99,7 @@ def test_what_gets_worse_before_it_was_told_just_begins_worse(
     notifier = starting(webhook(taker, 'severity = "warning"', wait_s=LONG_WAIT_S))
     notifier.offer(state(sick(Severity.WARNING, 2)))
     notifier.offer(state(sick(Severity.CRITICAL, 3), after_s=5))
-    notifier.close(10.0)
+    notifier.close(PATIENCE_S)
     assert [post.body["title"].partition(":")[0] for post in taker.posts] == ["CRITICAL"]
 
 
@@ -109,7 +110,7 @@ def test_a_blip_that_nobody_was_told_of_has_no_end_either(
     notifier = starting(webhook(taker, wait_s=LONG_WAIT_S))
     notifier.offer(state(sick()))
     ended(notifier, from_s=5.0)  # over before the group's wait is
-    notifier.close(10.0)
+    notifier.close(PATIENCE_S)
     assert taker.posts == []
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-PATIENCE_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """One request."""
+    """One request, and when it came on the monotonic clock."""
 
     path: str
     headers: dict[str, str]
     body: Any
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,11 @@ def _handler(taker: Taker) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
-            reply = taker.take(Posted(self.path, dict(self.headers.items()), json.loads(data)))
+            reply = taker.take(
+                Posted(self.path, dict(self.headers.items()), json.loads(data), time.monotonic())
+            )
             if reply.hang:
-                taker.closing.wait(PATIENCE_S)
+                taker.closing.wait()
                 self.close_connection = True
                 return
             self.send_response(reply.status)

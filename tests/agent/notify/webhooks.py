@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from kneewatch.agent.notify.notifier import Notifier
 from tests.agent.notify.factories import healthy, state
-from tests.agent.notify.web import PATIENCE_S, Taker
+from tests.agent.notify.web import Taker
+from tests.waiting import until
 
 WAIT_S = 0.15
 """How long these tests gather what is alike."""
@@ -20,16 +19,13 @@ def webhook(taker: Taker, more: str = "", *, wait_s: float = WAIT_S) -> str:
     """A receiver's table."""
     return (
         f'[[notify]]\nkind = "webhook"\nurl = "{taker.url}"\ngroup_wait_s = {wait_s}\n'
-        f"hold_s = 20\ntimeout_s = 5\n{more}\n"
+        f"hold_s = 20\ntimeout_s = 300\n{more}\n"
     )
 
 
 def settle(notifier: Notifier) -> None:
     """Wait until nothing is left to send."""
-    end_s = time.monotonic() + PATIENCE_S
-    while notifier.stats().queued:
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    until(lambda: not notifier.stats().queued)
 
 
 def ended(notifier: Notifier, name: str = "r0", from_s: float = 10.0) -> None:

@@ -16,11 +16,11 @@ from kneewatch.collector.exposition.grammar import Limits
 from kneewatch.collector.http.connection import FetchSettings
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import Diagnosis
-from tests.agent.daemon.factories import until
 from tests.agent.daemon.running import Daemon
 from tests.agent.running import Main, bodies
 from tests.agent.server.test_facts_in_use import TYPE, of_a_new_process
 from tests.diagnose.deployment import logs
+from tests.waiting import until
 
 PAGES = bodies("kv_pressure_cascade", 40, 60)
 REFUSED = CollectError("connection refused", kind="refused")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -23,6 +22,7 @@ from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import Severity
 from tests.recordings import CAPTURES, WINDOW_S
+from tests.waiting import PATIENCE_S, until
 
 
 class Span(TypedDict):
@@ -34,7 +34,6 @@ class Span(TypedDict):
 
 EVER: Span = {"from_s": 0.0, "to_s": math.inf}
 START_S = 1_795_000_000.0
-PATIENCE_S = 30.0
 STEP_S = 5.0
 KEEP_ALL = Retention()
 COLUMNS = tuple(Column(f"counter_{at}", (("reason", "x"),)) for at in range(40))
@@ -89,10 +88,7 @@ def cycle(
 
 def settle(store: Store) -> None:
     """Wait until everything that was put is written."""
-    until_s = time.monotonic() + PATIENCE_S
-    while store.stats().queued:
-        assert time.monotonic() < until_s, store.stats()
-        time.sleep(0.002)
+    until(lambda: not store.stats().queued)
 
 
 def cache_of(store: Store) -> EngineCache:

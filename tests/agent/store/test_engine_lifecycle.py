@@ -14,7 +14,6 @@ from kneewatch.rules.rule import Severity
 from tests.agent.store.factories import (
     EVER,
     KEEP_ALL,
-    PATIENCE_S,
     START_S,
     STEP_S,
     cache_of,
@@ -26,6 +25,7 @@ from tests.agent.store.factories import (
     settle,
     written,
 )
+from tests.waiting import PATIENCE_S
 
 Row = tuple[str, str, float, float | None, str]
 

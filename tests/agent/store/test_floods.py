@@ -15,7 +15,6 @@ from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.store.writer import Store
 from tests.agent.store.factories import (
     KEEP_ALL,
-    PATIENCE_S,
     START_S,
     STEP_S,
     cache_of,
@@ -23,6 +22,7 @@ from tests.agent.store.factories import (
     diagnosis,
     settle,
 )
+from tests.waiting import PATIENCE_S
 
 MOST = 10
 

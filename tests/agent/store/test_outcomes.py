@@ -15,7 +15,8 @@ from kneewatch.diagnose.recommend.outcomes import Change, outcome_of, signals_sh
 from kneewatch.diagnose.recommend.past_recommendations import config_shows
 from kneewatch.diagnose.recommend.recommendation import Change as Flag
 from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
-from tests.agent.store.factories import EVER, PATIENCE_S, START_S, counted, cycle, diagnosis, settle
+from tests.agent.store.factories import EVER, START_S, counted, cycle, diagnosis, settle
+from tests.waiting import PATIENCE_S
 
 STEP_S = 20.0
 HOUR_S = 3600.0

@@ -20,7 +20,6 @@ from kneewatch.collector.errors import StoreError
 from tests.agent.store.factories import (
     EVER,
     KEEP_ALL,
-    PATIENCE_S,
     START_S,
     STEP_S,
     counted,
@@ -30,6 +29,7 @@ from tests.agent.store.factories import (
     written,
 )
 from tests.agent.store.snapshots import snapshots
+from tests.waiting import PATIENCE_S, until
 
 SCRAPES = 2500
 
@@ -80,6 +80,9 @@ def test_readers_see_a_whole_history_while_it_is_written(tmp_path: Path) -> None
         store.put(numbered(at))
         if at % 10 == 0:
             settle(store)
+        if at % 250 == 0:  # every reader has read something of what is there
+            before = len(seen)
+            until(lambda before=before: wrong or len(seen) > before + len(readers))  # type: ignore[misc]
     settle(store)
     stop.set()
     for thread in threads:

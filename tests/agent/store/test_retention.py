@@ -15,8 +15,9 @@ from kneewatch.agent.store.downsampling import fold_of, mean, minutes
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import DAY_S, Cycle, Retention
 from kneewatch.agent.store.writer import Store
-from tests.agent.store.factories import EVER, PATIENCE_S, cause, counted, cycle, diagnosis, settle
+from tests.agent.store.factories import EVER, cause, counted, cycle, diagnosis, settle
 from tests.agent.store.snapshots import snapshots
+from tests.waiting import PATIENCE_S
 
 START_S = 29_916_666 * 60.0
 """Minutes begin here."""

@@ -16,8 +16,9 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.schema import APPLICATION_ID, MIGRATIONS, check, migrate, version_of
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.errors import StoreError
-from tests.agent.store.factories import KEEP_ALL, PATIENCE_S, Span, recorded, settle, written
+from tests.agent.store.factories import KEEP_ALL, Span, recorded, settle, written
 from tests.agent.store.snapshots import snapshots
+from tests.waiting import PATIENCE_S
 
 VERSIONS = Path(__file__).parent / "versions"
 """A store of every version as that version wrote it: the first cycles of a recording.

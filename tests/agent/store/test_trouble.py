@@ -9,7 +9,6 @@ import random
 import stat
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from tests.agent.store.disks import as_nobody, files_of_at_most, mount, small_di
 from tests.agent.store.factories import (
     EVER,
     KEEP_ALL,
-    PATIENCE_S,
     START_S,
     STEP_S,
     cause,
@@ -37,6 +35,7 @@ from tests.agent.store.factories import (
     settle,
     written,
 )
+from tests.waiting import PATIENCE_S, until
 
 
 def numbered(at: int) -> Cycle:
@@ -54,14 +53,6 @@ def numbers(path: Path) -> list[float]:
     found = [n for e in reader.engines() for n in reader.signals(e.id, ["n"], **EVER).values["n"]]
     reader.close()
     return found
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for something."""
-    limit_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < limit_s, "it did not come"
-        time.sleep(0.01)
 
 
 def opened(path: Path) -> Store:
@@ -170,13 +161,10 @@ def test_putting_never_waits_for_the_disk(tmp_path: Path) -> None:
     locker = os.open(tmp_path / "store.db", os.O_RDWR)
     cycles = [numbered(at) for at in range(100)]
     with files_of_at_most(1):
-        longest_s = 0.0
-        for one in cycles:
-            since_s = time.monotonic()
+        for one in cycles:  # nothing is written meanwhile: who waits for that waits for ever
             store.put(one)
-            longest_s = max(longest_s, time.monotonic() - since_s)
+        assert store.stats().written == 0
     os.close(locker)
-    assert longest_s < 0.2
     store.close(PATIENCE_S)
 
 
@@ -356,9 +344,7 @@ def test_closing_takes_no_longer_than_it_may(tmp_path: Path) -> None:
     store = opened(tmp_path / "store.db")
     with files_of_at_most(1):
         store.put(numbered(0))
-        since_s = time.monotonic()
-        store.close(2.0)
-        assert time.monotonic() - since_s < 2.5
+        store.close(0.5)  # the disk stays full: without a limit it would not end
     assert store.stats().queued == 1
 
 

@@ -18,7 +18,8 @@ from select import select
 from types import TracebackType
 from typing import Any, Self
 
-from tests.agent.running import ARGV, PATIENCE_S, environment
+from tests.agent.running import ARGV, environment
+from tests.waiting import PATIENCE_S
 
 CONTROL = re.compile(
     rb"\x1b\[([<>?=]?)([0-9;]*)([ -/]*)([@-~])|\x1b[()][A-Z0-9]|\x1b[=>78]|\x1b?\][^\x07\x1b]*\x07"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,10 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.reports.diagnosis_json import DocumentError, document
 from tests.agent.api.serving import SICK_STATE, WELL_NAME, served, service_of, state_of
 from tests.agent.api.serving import settings_of as daemon_settings
-from tests.agent.running import PATIENCE_S
 from tests.agent.watch.screens import settings_of
 from tests.collector.servers import Start, always, answer
 from tests.reports.made import HEALTHY, NOW_S, SICK, UNREADABLE
+from tests.waiting import until
 
 TOKEN = "a-token-that-only-a-daemon-sees"
 JSON = "Content-Type: application/json"
@@ -48,10 +47,7 @@ def watched(feed: DaemonFeed, done: Callable[[ScreenState], bool]) -> ScreenStat
     wall = ScreenState()
     work = FeedThreads([feed], wall, Pace())
     work.start()
-    until_s = time.monotonic() + PATIENCE_S
-    while not done(wall):
-        assert time.monotonic() < until_s, (wall.rows(), wall.daemon_notes())
-        time.sleep(0.02)
+    until(lambda: done(wall))
     work.stop()
     assert work.bug is None
     return wall

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.agent.api.serving import SICK_STATE, served, service_of
-from tests.agent.running import ARGV, PATIENCE_S, Main, bodies, capture, in_turn
+from tests.agent.running import ARGV, Main, bodies, capture, in_turn
 from tests.agent.terminal import on_terminal
 from tests.agent.watch.session import Session
 from tests.collector.servers import Start
+from tests.waiting import PATIENCE_S
 
 SICK = [capture("kv_pressure_cascade"), capture("prefix_off"), "--window", "15s", "--speed", "60"]
 WELL = [capture("healthy_light"), "--window", "15s", "--speed", "60"]
@@ -27,6 +28,7 @@ from kneewatch.agent.watch import feeds, screen
 from kneewatch.agent.watch.feeds import Pace
 from kneewatch.agent.watch.command import recording_feeds, show
 from tests.agent.watch.screens import settings_of
+from tests.waiting import PATIENCE_S
 
 def broken(*_args):
     secret = "sword" + "fish"

@@ -23,6 +23,7 @@ from tests.collector.oracle import LOOPBACK, Target, free_port, running
 from tests.collector.prometheus.replies import in_turn, vector
 from tests.collector.servers import Start
 from tests.programs import require
+from tests.waiting import PATIENCE_S
 
 QUICK = SourceSettings(pause_s=0.01, per_s=1000.0)
 SCRAPES = 40
@@ -194,7 +195,7 @@ def victoria(folder: Path) -> Generator[str]:
 
 def until(ask: Callable[[], Sequence[Sample]]) -> Sequence[Sample]:
     """What is asked for, once it is there: what was written is searchable a moment later."""
-    give_up_s = time.monotonic() + 20
+    give_up_s = time.monotonic() + PATIENCE_S
     while not (found := ask()) and time.monotonic() < give_up_s:
         time.sleep(0.1)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 
 import pytest
 from hypothesis import example, given, settings
@@ -23,6 +22,7 @@ from kneewatch.diagnose.sizing.speed.performance import (
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, Costs, Efficiency, costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import performance_steps
 from tests import throughput
+from tests.effort import calls
 
 H100 = gpu("h100-sxm")
 IDEAL = Efficiency(
@@ -338,17 +338,10 @@ def test_the_largest_part_of_a_step_binds() -> None:
     assert StepTime(1.0, 0.2, 0.5, 0.6, 0.6, 2.7).binding == "host"
 
 
-def test_ten_thousand_configurations_take_a_second_at_most() -> None:
+def test_a_configuration_is_little_work() -> None:
+    """The search tries ten thousand."""
     cost = made(MIXTURE, tensor_parallel=2)
-    rounds: list[float] = []
-    for _ in range(30):
-        started_s = time.process_time()
-        for _ in range(100):
-            performance(cost, CHAT)
-        rounds.append((time.process_time() - started_s) / 100)
-    # 15 us on a 2-core machine; the budget is 50 us, and a busy machine may take twice that. CPU
-    # time in short rounds: other programs take part of nearly every long one.
-    assert min(rounds) < 100e-6
+    assert calls(lambda: performance(cost, CHAT)) < 200
 
 
 def test_real_servers_in_a_steady_state() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from time import perf_counter
 
 import pytest
 from hypothesis import given, settings
@@ -33,6 +32,7 @@ from kneewatch.diagnose.sizing.size import size
 from kneewatch.diagnose.sizing.speed.performance import Load, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import costs
 from kneewatch.diagnose.sizing.speed.slo_capacity import Targets, capacity
+from tests.effort import calls
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"
 DEEPSEEK, GPT_OSS = "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b"
@@ -363,12 +363,11 @@ def test_the_document_is_plain_json() -> None:
     assert any("ceil(peak RPS / usable RPS)" in line for line in told["steps"])
 
 
-def test_ten_thousand_configurations_in_a_second() -> None:
+def test_ten_thousand_configurations_are_little_work() -> None:
     question = asked(LLAMA_70B, ttft_s=0.5, itl_s=0.03)
     lengths = [131072 - 8192 * step for step in range(12)]
-    started_s = perf_counter()
     found = search(question, Choices(max_model_lens=lengths))
-    taken_s = perf_counter() - started_s
     assert found.configurations >= 10_000
-    assert taken_s < 3.0  # about 0.2 s on two idle cores
+    work = calls(lambda: search(question, Choices(max_model_lens=lengths)))
+    assert work < 100 * found.configurations  # a call is some 0.1 us
     assert len(gpus()) * 3 > len(found.by_gpu) > 10
