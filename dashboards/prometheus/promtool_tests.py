@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import yaml
-
 from kneewatch.collector.signals.expr import Dialect
-from kneewatch.dashboards.prometheus.rule_files import RULES_FILE
+from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, yaml_text
 from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS, Plan
 from kneewatch.rules.cascade import EVICT_CRITICAL_PER_S
 from kneewatch.rules.facts import duration, number
@@ -339,7 +337,7 @@ def promtool_files(plan: Plan) -> dict[str, str]:
         "evaluation_interval": duration(plan.interval_s),
         "tests": [test],
     }
-    body = yaml.safe_dump(document, sort_keys=False, width=100_000)
+    body = yaml_text(document)
     return {TESTS_FILE: HEAD.format(TESTS_FILE) + body}
 
 

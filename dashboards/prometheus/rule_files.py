@@ -143,14 +143,14 @@ def rule_files(plan: Plan, flavor: Flavor = Flavor.PROMETHEUS) -> dict[str, str]
     head += "".join(INTERVAL.format(line) for line in (*too_rare(plan), *lengthened(plan)))
     body = {"groups": [_group(plan, group) for group in _flavored(plan, flavor)]}
     if flavor is not Flavor.OPERATOR:
-        return {RULES_FILE: head + _yaml(body)}
+        return {RULES_FILE: head + yaml_text(body)}
     wrapped = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": {"name": "kneewatch", "labels": {"app.kubernetes.io/name": "kneewatch"}},
         "spec": body,
     }
-    return {OBJECT_FILE: head + _yaml(wrapped)}
+    return {OBJECT_FILE: head + yaml_text(wrapped)}
 
 
 def _flavored(plan: Plan, flavor: Flavor) -> list[Group]:
@@ -251,5 +251,10 @@ def _rule(rule: Record | Alert) -> dict[str, Any]:
     return rule_fields | {"labels": dict(rule.labels), "annotations": dict(rule.annotations)}
 
 
-def _yaml(document: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(document, sort_keys=False, width=100_000, allow_unicode=True)
+def yaml_text(document: Mapping[str, Any]) -> str:
+    """A document as YAML. libyaml, where PyYAML was built with it, is ten times as fast."""
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(
+        document, Dumper=dumper, sort_keys=False, width=100_000, allow_unicode=True
+    )
+    return text
