@@ -36,7 +36,7 @@ test: $(VENV)/.dev  ## set up and pass all tests, on all cores
 	sh tests/programs.sh
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-test-wheel: $(VENV)/.dev  ## build the wheel and pass the tests against it in a clean environment
+test-wheel: $(VENV)/.dev  ## build the wheel and try it in a clean environment
 	sh tests/wheel.sh $(BIN)/python
 
 check: $(VENV)/.dev  ## lint, types, imports, generated files fresh
