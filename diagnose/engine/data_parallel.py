@@ -1,7 +1,7 @@
 """Compares the data-parallel engines of one page: which of them carries more than its share. Pure.
 
-Guide 3.5, 9.3. It applies the fleet's replica_imbalance to one server. Always `info`: the harm
-shows in the engine's own causes."""
+Guide 3.5, 9.3. It applies the fleet's replica_imbalance to one server: what the overloaded engines
+suffer while others have room is reported under it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kneewatch.diagnose.causes.evidence import Cause
+from kneewatch.diagnose.causes.ranking import ranked
 from kneewatch.diagnose.engine.cause_tracker import CauseTracker
 from kneewatch.diagnose.engine.diagnosis import Diagnosis, health, worst_of
 from kneewatch.diagnose.fleet.engine_state import Engine
 from kneewatch.diagnose.fleet.inventory import Member
 from kneewatch.diagnose.fleet.outliers import replica_imbalance
 from kneewatch.diagnose.fleet.tier import Tier
-from kneewatch.rules.rule import Severity
 
 
 class DataParallelEngines:
@@ -30,7 +30,7 @@ class DataParallelEngines:
         imbalance = replica_imbalance(_tier(diagnoses)) if _are_peers(diagnoses) else None
         if imbalance is not None:
             self._hot = imbalance.replicas
-        causes = self._tracker.update(t_s, [] if imbalance is None else [_as_info(imbalance.cause)])
+        causes = self._tracker.update(t_s, [] if imbalance is None else [imbalance.cause])
         if not causes:
             return list(diagnoses)
         return [
@@ -72,14 +72,16 @@ def _engine(diagnosis: Diagnosis) -> Engine:
     return Engine(_member(diagnosis), values, {}, {}, stage, diagnosis.severity, ())
 
 
-def _as_info(cause: Cause) -> Cause:
-    return replace(cause, severity=Severity.INFO)
-
-
 def _with(diagnosis: Diagnosis, more: Sequence[Cause]) -> Diagnosis:
-    causes = sorted(
-        [*diagnosis.causes, *more], key=lambda cause: (-cause.severity, -cause.confidence)
-    )
+    """The diagnosis with more causes; what they explain is reported under them, and nothing is
+    recommended against it."""
+    causes = ranked([*diagnosis.causes, *more])
+    heads = {cause.id for cause in causes}
     readable = diagnosis.health != "unknown"
     severity = worst_of(causes, diagnosis.stage, diagnosis.findings)
-    return replace(diagnosis, causes=causes, health=health(severity, readable=readable))
+    return replace(
+        diagnosis,
+        causes=causes,
+        health=health(severity, readable=readable),
+        recommendations=[each for each in diagnosis.recommendations if each.cause in heads],
+    )

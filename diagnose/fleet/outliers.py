@@ -180,6 +180,13 @@ MORE_REQUESTS = 4.0
 """A replica is overloaded with at least BUSIER times and MORE_REQUESTS more requests than the
 median."""
 
+FULLER = 0.3
+"""A replica also carries too much if its KV cache is BUSIER times as full as the median, and fuller
+by this share of it: its requests are longer, though they may be no more."""
+
+ROOM_BELOW = 0.8
+"""KV usage up to which the median replica could take over load."""
+
 COLD_S = 600.0
 IDLE_RUNNING = 0.5
 """Below this mean of running requests over an hour a replica is idle (rule IDLE-HOURS)."""
@@ -188,49 +195,30 @@ IDLE_SHARE = 0.25
 
 
 def replica_imbalance(tier: Tier) -> FleetCause | None:
-    """The cause where some engines have far more requests in flight because they get more."""
+    """The cause where some engines carry far more requests or tokens because they get more.
+
+    It stands above what those engines suffer if they queue or preempt while the median engine has
+    room; else nothing follows from it.
+    """
     known = [(load, e) for e in tier.engines if (load := e.in_flight) is not None]
     if len(known) < 2:
         return None
     # Of two engines the lower load is the usual one, of more the median.
     loads = sorted(load for load, _ in known)
     usual = loads[(len(loads) - 1) // 2]
+    usages = sorted(u for _, e in known if (u := e.get("kv_usage_ratio")) is not None)
+    usual_usage = usages[(len(usages) - 1) // 2] if usages else None
     hot = [
         e
         for load, e in known
-        if load >= BUSIER * usual and load - usual >= MORE_REQUESTS and not is_slow(e, tier)
+        if (_has_more_requests(load, usual) or _has_more_tokens(e, usual_usage))
+        and not is_slow(e, tier)
     ]
     if not hot:
         return None
-    most = max(hot, key=lambda e: e.in_flight or 0.0)
-    load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
-    what = "data-parallel engines of one replica" if of_one else "engines"
-    case = Case(
-        "replica_imbalance",
-        f"{len(hot)} of {len(known)} {what} {'carry' if len(hot) > 1 else 'carries'} far more load "
-        f"than the others: {most.member.name} has {load:.0f} requests in flight, the median is "
-        f"{usual:.0f}.",
-        "Balance by load (fewest requests in flight or KV usage), not round-robin; with sticky "
-        "routing, limit the share of one replica.",
-        ("3.5", "9.3"),
-        _severity(hot),
-        log_odds=-0.6,
-    )
-    times = load / usual if usual else load
-    case.weigh("running_avg", times, BUSIER, 1.4, f"{times:.1f}x the median requests in flight")
+    most = max(hot, key=lambda e: (e.in_flight or 0.0, e.get("kv_usage_ratio") or 0.0))
+    case = _imbalance(tier, hot, most, usual, of=len(known))
     _weigh_arrivals(case, most, tier)
-    usage, others = (
-        most.get("kv_usage_ratio"),
-        middle(e.get("kv_usage_ratio") for e in tier.engines),
-    )
-    if usage is not None and others is not None and usage - others >= 0.1:
-        case.weigh(
-            "kv_usage_ratio",
-            usage,
-            None,
-            0.5,
-            f"its KV cache is {usage:.0%} full, the median is {others:.0%}",
-        )
     waiting = most.get("waiting") or 0.0
     room = sum(1 for e in tier.engines if not e.get("waiting"))
     if waiting >= 1 and room:
@@ -241,7 +229,56 @@ def replica_imbalance(tier: Tier) -> FleetCause | None:
             0.8,
             f"{waiting:.0f} requests queued there, none on {room} others",
         )
+    spare = 2 * room >= len(tier.engines) and (usual_usage or 0.0) < ROOM_BELOW
+    case.apart = not (spare and case.severity >= Severity.WARNING)
     return _closed(case, tier, hot)
+
+
+def _has_more_requests(load: float, usual: float) -> bool:
+    return load >= BUSIER * usual and load - usual >= MORE_REQUESTS
+
+
+def _has_more_tokens(engine: Engine, usual: float | None) -> bool:
+    usage = engine.get("kv_usage_ratio")
+    if usage is None or usual is None:
+        return False
+    return usage >= BUSIER * usual and usage - usual >= FULLER
+
+
+def _imbalance(tier: Tier, hot: Sequence[Engine], most: Engine, usual: float, *, of: int) -> Case:
+    """The case of an imbalance by requests, or by tokens where requests are even."""
+    load, of_one = most.in_flight or 0.0, len({e.member.replica for e in tier.engines}) == 1
+    usage, others = (
+        most.get("kv_usage_ratio"),
+        middle(e.get("kv_usage_ratio") for e in tier.engines),
+    )
+    by_requests = _has_more_requests(load, usual)
+    figures = f"{load:.0f} requests in flight, the median is {usual:.0f}"
+    if not by_requests:
+        figures = f"a KV cache {usage or 0.0:.0%} full, the median is {others or 0.0:.0%}"
+    what = "data-parallel engines of one replica" if of_one else "engines"
+    case = Case(
+        "replica_imbalance",
+        f"{len(hot)} of {of} {what} {'carry' if len(hot) > 1 else 'carries'} far more load "
+        f"than the others: {most.member.name} has {figures}.",
+        "Balance by load (fewest requests in flight or KV usage), not round-robin; with sticky "
+        "routing, limit the share of one replica.",
+        ("3.5", "9.3"),
+        _severity(hot),
+        log_odds=-0.6,
+    )
+    if by_requests:
+        times = load / usual if usual else load
+        case.weigh("running_avg", times, BUSIER, 1.4, f"{times:.1f}x the median requests in flight")
+    if usage is not None and others is not None and usage - others >= 0.1:
+        case.weigh(
+            "kv_usage_ratio",
+            usage,
+            None,
+            0.5 if by_requests else 1.4,
+            f"its KV cache is {usage:.0%} full, the median is {others:.0%}",
+        )
+    return case
 
 
 def _severity(hot: Sequence[Engine]) -> Severity:

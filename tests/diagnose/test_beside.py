@@ -36,13 +36,26 @@ def told_of(*engines: Sequence[str], models: Sequence[str] = ("tiny", "tiny")) -
 
 def test_an_engine_that_carries_far_more_than_the_other_is_told() -> None:
     hot, cool = told_of(BUSY, CALM)
-    (cause,) = [one for one in hot.causes if one.id == "replica_imbalance"]
-    assert cause.severity == Severity.INFO, "what is harmed, its own causes say"
+    cause = hot.causes[0]
+    assert cause.id == "replica_imbalance"
     assert "1 of 2 data-parallel engines of one replica carries far more" in cause.summary
     assert "tiny engine 0 has" in cause.summary
-    assert hot.causes[0].id in {"queue_saturation", "admission_limit"}
-    assert hot.severity >= Severity.WARNING
+    assert set(cause.explains) & {"queue_saturation", "admission_limit"}
+    assert cause.severity >= Severity.WARNING
     assert "replica_imbalance" not in cause_ids(cool)
+
+
+def test_load_that_piles_up_on_two_ranks_of_eight_asks_for_no_replicas() -> None:
+    full = bodies("kv_pressure_cascade")[44:66]
+    quiet = bodies("healthy_light")[8:30]
+    told = told_of(full, full, *[quiet] * 6, models=("tiny",) * 8)
+    for one in told[:2]:
+        assert one.causes[0].id == "replica_imbalance", cause_ids(one)
+        assert "kv_pressure" in one.causes[0].explains
+        assert one.causes[0].severity == Severity.CRITICAL
+        changed = {change.flag for each in one.recommendations for change in each.changes}
+        assert "replicas" not in changed
+    assert all("replica_imbalance" not in cause_ids(one) for one in told[2:])
 
 
 def test_the_order_of_the_engines_changes_nothing() -> None:

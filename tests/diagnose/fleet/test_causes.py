@@ -46,6 +46,27 @@ def test_imbalance_between_data_parallel_engines() -> None:
     assert "data-parallel engines of one replica" in found.causes[0].cause.summary
 
 
+def test_an_imbalance_of_tokens_where_requests_are_even() -> None:
+    long = {"kv_usage_ratio": 0.95, "waiting": 1.0}
+    others: list[Row] = [(pod(str(at)), {"kv_usage_ratio": 0.3}) for at in range(5)]
+    found = verdict(*others, (pod("long"), long))
+    assert causes(found) == {"replica_imbalance": ("long",)}
+    (cause,) = [each.cause for each in found.causes]
+    assert "a KV cache 95% full" in cause.summary
+    assert causes(verdict(*others, (pod("long"), {"kv_usage_ratio": 0.55}))) == {}
+
+
+def test_an_imbalance_among_engines_that_are_all_full_explains_nothing() -> None:
+    full = {"running": 16.0, "running_avg": 16.0, "waiting": 5.0, "kv_usage_ratio": 0.97}
+    rows: list[Row] = [(pod(str(at)), full) for at in range(5)]
+    (cause,) = [
+        each.cause
+        for each in verdict(*rows, (pod("hot"), {**HOT, "kv_usage_ratio": 0.99})).causes
+        if each.cause.id == "replica_imbalance"
+    ]
+    assert cause.apart
+
+
 def test_an_imbalance_that_harms_nobody_is_a_note() -> None:
     found = verdict(*fleet(5), (pod("hot"), {**HOT, "waiting": 0.0}))
     assert found.causes[0].cause.severity == Severity.INFO
