@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
@@ -59,6 +59,7 @@ from kneewatch.diagnose.sizing.replicas.admission import (
     input_limit,
     slot_occupancy_s,
 )
+from kneewatch.diagnose.sizing.replicas.serving_cost import HOURS_PER_YEAR
 
 _SOURCE = "guide 9.1 step 13"
 
@@ -197,19 +198,25 @@ def plan(
     whole = pool_of(profile, launch, lengths, name="", share_ratio=1.0, models=models_by_id)
     by_hardware = bool(profile.tiers) and profile.routing.method == "hardware"
     # What the large model alone would take decides whether tiers are worth it.
-    single = None if by_hardware else size_pool(whole, texts)
+    choice = None if by_hardware else cheapest(whole, texts)
+    single = None if choice is None else choice.sized
     fleet = None if single is None else fleet_of(single)
     routing = None if fleet is None else advice(profile, fleet.gpus)
     tiered = uses_tiers(profile, routing)
-    pools = _tiers(profile, models_by_id) if tiered else (whole,)
-    sized = (single,) if single and not tiered else tuple(size_pool(p, texts) for p in pools)
+    chosen = (
+        (choice,)
+        if choice is not None and not tiered
+        else tuple(cheapest(pool, texts) for pool in _tiers(profile, models_by_id))
+    )
+    sized = tuple(each.sized for each in chosen)
+    pools = tuple(each.pool for each in sized)
     large_gpus = None if fleet is None else fleet.gpus
     return Plan(
         profile=profile,
         tiers=tuple(pool.name for pool in pools) if tiered else (),
         steps=(
             workload_step(profile),
-            hardware_step(pools, [candidates(pool.deployment) for pool in pools]),
+            hardware_step(pools, [each.usd_per_year for each in chosen]),
             routing_step(profile, large_gpus=large_gpus, advice=routing),
             *(step for instance in sized for step in instance.steps),
             fleet_step(profile, sized),
@@ -217,6 +224,50 @@ def plan(
             validation_step(sized),
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A fleet on the GPU that is chosen for it. `usd_per_year` is by GPU id, None where a GPU is
+    not compared or cannot hold or serve the load."""
+
+    sized: Sized
+    usd_per_year: Mapping[str, float | None]
+
+
+def cheapest(pool: Pool, benchmarks: Mapping[str, str]) -> Choice:
+    """The fleet on the candidate GPU on which it costs least a year within the targets.
+
+    The GPU with most of the archetype's resource stays where rates are measured or stated, which
+    belong to one GPU, and where no candidate's fleet is known.
+
+    Raises:
+        SizingError: nothing fits, or a benchmark is missing or unreadable.
+    Source: guide 3.5 and 9.1 step 2 (cost for the targets, not the fastest GPU).
+    """
+    cards, stated = candidates(pool.deployment), pool.deployment
+    measured = stated.usable_requests_per_s or stated.baseline_benchmark or stated.final_benchmark
+    unknown: dict[str, float | None] = dict.fromkeys(card.id for card in cards)
+    if len(cards) == 1 or measured:
+        return Choice(size_pool(pool, benchmarks), unknown)
+    fleets: dict[str, Sized] = {}
+    usd_per_year = dict(unknown)
+    refused: SizingError | None = None
+    for card in cards:
+        try:
+            sized = size_pool(replace(pool, gpu=card), benchmarks)
+        except SizingError as error:
+            refused = error
+            continue
+        fleets[card.id], fleet = sized, fleet_of(sized)
+        if fleet is not None:
+            hourly = fleet.gpus * sized.pool.usd_per_gpu_hour
+            usd_per_year[card.id] = hourly * HOURS_PER_YEAR
+    if not fleets and refused is not None:
+        raise refused
+    priced = {name: usd for name, usd in usd_per_year.items() if usd is not None}
+    best = min(priced, key=lambda name: (priced[name], name != pool.gpu.id), default=pool.gpu.id)
+    return Choice(fleets.get(best) or next(iter(fleets.values())), usd_per_year)
 
 
 def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool, ...]:

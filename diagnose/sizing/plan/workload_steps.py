@@ -213,36 +213,33 @@ def choose_gpu(candidates: Sequence[Gpu], *, wanted: str) -> Gpu:
     return max(candidates, key=lambda gpu: (resource(gpu, wanted)[0], -gpu.usd_per_hour))
 
 
-def hardware_step(pools: Sequence[Pool], candidates: Sequence[Sequence[Gpu]]) -> PlanStep:
-    """Step 2: the GPU of each fleet, from the available ones."""
+def hardware_step(
+    pools: Sequence[Pool], usd_per_year: Sequence[Mapping[str, float | None]]
+) -> PlanStep:
+    """Step 2: the GPU of each fleet, from the available ones, with what each candidate costs."""
     bottleneck = archetype(pools[0].profile.traffic.archetype).hardware
     several, output, steps = len(pools) > 1, dict[str, Value](), list[Step]()
-    for pool, cards in zip(pools, candidates, strict=True):
-        gpu, prefix = pool.gpu, f"{pool.name}." if several else ""
-        output[f"{prefix}gpu"] = gpu.id
-        output[f"{prefix}memory_bytes"] = gpu.memory_bytes
-        output[f"{prefix}link"] = "nvlink" if gpu.nvlink_bytes_per_s else "pcie"
-        output[f"{prefix}linked_gpus"] = gpu.nvlink_gpus
+    compared = False
+    for pool, by_gpu in zip(pools, usd_per_year, strict=True):
+        card, prefix = pool.gpu, f"{pool.name}." if several else ""
+        output[f"{prefix}gpu"] = card.id
+        output[f"{prefix}memory_bytes"] = card.memory_bytes
+        output[f"{prefix}link"] = "nvlink" if card.nvlink_bytes_per_s else "pcie"
+        output[f"{prefix}linked_gpus"] = card.nvlink_gpus
         output[f"{prefix}usd_per_gpu_hour"] = pool.usd_per_gpu_hour
-        if len(cards) > 1:
-            steps.append(
-                Step(
-                    title=f"Most {bottleneck}" + (f" for {pool.name}" if several else ""),
-                    formula="greatest of the candidates",
-                    values=", ".join(
-                        f"{card.id} {resource(card, bottleneck)[1]}" for card in cards
-                    ),
-                    result=gpu.id,
-                    source="guide 9.1 step 2, 3.5; catalogue of GPUs",
-                )
-            )
+        compared = compared or len(by_gpu) > 1
+        label = f" for {pool.name}" if several else ""
+        if any(usd is not None for usd in by_gpu.values()):
+            steps.append(_cheapest_step(pool, by_gpu, label))
+        elif len(by_gpu) > 1:
+            steps.append(_most_step(pool, [gpu(name) for name in by_gpu], bottleneck, label))
     notes = [f"{pool.gpu.id}: {pool.gpu.note}" for pool in pools if pool.gpu.note]
     notes += [
         f"{pool.gpu.id}: no NVLink, so tensor parallelism beyond 2 is not planned"
         for pool in pools
         if pool.gpu.nvlink_bytes_per_s is None
     ]
-    if all(len(cards) == 1 for cards in candidates):
+    if not compared:
         notes.append("only one candidate is stated: nothing was compared")
     return PlanStep(
         number=2,
@@ -254,6 +251,35 @@ def hardware_step(pools: Sequence[Pool], candidates: Sequence[Sequence[Gpu]]) ->
         if any(pool.deployment.usd_per_gpu_hour is None for pool in pools)
         else (),
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _cheapest_step(pool: Pool, usd_per_year: Mapping[str, float | None], label: str) -> Step:
+    """The candidates' fleets by cost, with the memory bandwidth that a dollar buys (guide 3.5)."""
+    parts: list[str] = []
+    for name, usd in usd_per_year.items():
+        card = gpu(name)
+        hourly = pool.deployment.usd_per_gpu_hour or card.usd_per_hour
+        cost = "does not serve it" if usd is None else f"{figure(round(usd))} USD a year"
+        bandwidth = card.memory_bandwidth_bytes_per_s / 1e12 / hourly
+        parts.append(f"{name} {cost} ({figure(round(bandwidth, 2))} TB/s per USD/h)")
+    return Step(
+        title=f"Cheapest fleet{label}",
+        formula="least cost a year of the candidates' fleets within the targets",
+        values=", ".join(parts),
+        result=pool.gpu.id,
+        source="guide 3.5, 9.1 step 2; catalogue of GPUs",
+    )
+
+
+def _most_step(pool: Pool, cards: Sequence[Gpu], bottleneck: str, label: str) -> Step:
+    """The candidates by the archetype's limiting resource, where no cost is known."""
+    return Step(
+        title=f"Most {bottleneck}{label}",
+        formula="greatest of the candidates",
+        values=", ".join(f"{card.id} {resource(card, bottleneck)[1]}" for card in cards),
+        result=pool.gpu.id,
+        source="guide 9.1 step 2, 3.5; catalogue of GPUs",
     )
 
 

@@ -284,13 +284,26 @@ output_p99_tokens = 600
     assert long_kv == pytest.approx(16400 * 327_680)
 
 
-def test_gpus_are_chosen_by_what_the_archetype_is_bound_by() -> None:
-    both = 'gpus = ["h100-sxm", "h200"]'
-    text = profile_text(deployment=both)
-    # Equal FLOP/s: the cheaper one; by bandwidth the H200.
-    assert planned(text).step(2).output["gpu"] == "h100-sxm"
-    code = text.replace('archetype = "chat"', 'archetype = "code"')
-    assert planned(code).step(2).output["gpu"] == "h200"
+def test_the_gpu_is_the_one_whose_fleet_costs_least_within_the_targets() -> None:
+    both = profile_text(deployment='gpus = ["h100-sxm", "h200"]')
+    code = both.replace('archetype = "chat"', 'archetype = "code"')
+    for text in (both, code):
+        found = planned(text)
+        chosen = str(found.step(2).output["gpu"])
+        usd = {
+            card: planned(profile_text(deployment=f'gpus = ["{card}"]'))
+            .step(12)
+            .output["usd_per_year"]
+            for card in ("h100-sxm", "h200")
+        }
+        assert chosen == min(usd, key=lambda card: float(usd[card] or 0.0))
+    assert "TB/s per USD/h" in planned(both).step(2).steps[0].values
+
+
+def test_a_measured_rate_belongs_to_the_archetypes_gpu() -> None:
+    both = 'gpus = ["h100-sxm", "h200"]\nusable_requests_per_s = 6.0'
+    text = profile_text(deployment=both).replace('archetype = "chat"', 'archetype = "code"')
+    assert planned(text).step(2).output["gpu"] == "h200"
 
 
 @pytest.mark.parametrize(
