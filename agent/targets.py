@@ -128,7 +128,7 @@ def check_unique(specs: Sequence[TargetSpec]) -> None:
 
 
 TARGET_KEYS = ("url", "name", "labels")
-PER_TARGET_GROUPS = ("slo.", "peak.", "benchmark.", "fetch.", "limits.")
+PER_TARGET_GROUPS = ("slo.", "peak.", "benchmark.", "canary.", "fetch.", "limits.")
 PER_TARGET_KEYS = frozenset(
     {"window_s", "interval_s", "gpus", "gpu_metrics", "server.probe", "server_log", *DEPLOYMENT}
 )

@@ -21,13 +21,16 @@ class CollectError(KneewatchError):
     `kind` is a stable word for counting (url, refused, dns, tls, timeout, auth, not_found,
     redirect, http_status, not_metrics, no_vllm, truncated, too_large, exposition, stale, recorded,
     no_gpu, gpus_lost, driver, internal);
-    `hint` is what to try.
+    `hint` is what to try, `status` the HTTP status of the answer; None without one.
     """
 
-    def __init__(self, message: str, *, kind: str, hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, kind: str, hint: str = "", status: int | None = None
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.hint = hint
+        self.status = status
 
 
 class ExpositionError(CollectError):

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Protocol
 
 from kneewatch.agent.backoff import backoff_s
+from kneewatch.agent.daemon.canary import Canary, CanarySettings, canary_settings
 from kneewatch.agent.daemon.pages import open_pages
 from kneewatch.agent.daemon.target_profile import TargetProfile, with_tier
 from kneewatch.agent.server.watch import WATCH_SETTINGS, ServerWatch, server_watch
@@ -262,6 +263,7 @@ class TargetWatch:
         self._stream = TargetStream(spec.name, profile.profile, profile.limits, profile.catalogue)
         self._stream.gpus = self
         self._stream.server = _server_watch(spec)
+        self._canary = _canary(spec)
         self._changes = ChangeLog(spec.name)
         self._cycle_lock, self._publish_lock = Lock(), Lock()
         self._retired = False
@@ -304,6 +306,7 @@ class TargetWatch:
             for engine in before.engines:
                 engine.set_usual(self._sinks.seasons.usual(self.spec.name, engine.key, t_s))
         page = self._pages.take(self._stream, t_s)
+        self._send_canary(t_s, before)
         diagnoses = self._stream.judge(t_s, page)
         self._claim_gpus()
         # A recording that starts over must not learn from its own past rounds.
@@ -313,6 +316,15 @@ class TargetWatch:
                     self._sinks.knees.request(self.spec.name, engine)
         restart = Restart(t_s, STARTED_OVER) if self._stream.monitor is not before else None
         return self._publish(t_s, diagnoses, began_s, restart)
+
+    def _send_canary(self, t_s: float, monitor: TargetMonitor) -> None:
+        """Send a canary where it is on, and give the monitor what the last ones showed."""
+        if self._canary is None:
+            return
+        models = sorted({engine.key.model for engine in monitor.engines if engine.key.model})
+        newest = [engine.newest for engine in monitor.engines if engine.newest is not None]
+        awake = all(diagnosis.values.get("awake") != 0.0 for diagnosis in newest)
+        monitor.set_canary(self._canary.poll(t_s, models[0] if models else "", awake=awake))
 
     def _claim_gpus(self) -> None:
         """Pass on which GPUs the server's process uses."""
@@ -347,6 +359,8 @@ class TargetWatch:
         same_watch = all(spec.settings[key] == self.spec.settings[key] for key in WATCH_SETTINGS)
         if not same_fetch or not same_watch:
             self._stream.server = _server_watch(spec)
+        if _canary_settings(spec) != _canary_settings(self.spec):
+            self._canary = _canary(spec)
         self.spec = spec
 
     def _publish(
@@ -400,6 +414,15 @@ class TargetWatch:
             failing=self._failing,
             sources=(page, *gpus),
         )
+
+
+def _canary_settings(spec: TargetSpec) -> CanarySettings | None:
+    return None if spec.played else canary_settings(spec.settings)
+
+
+def _canary(spec: TargetSpec) -> Canary | None:
+    settings = _canary_settings(spec)
+    return None if settings is None else Canary(spec.address, settings)
 
 
 def _server_watch(spec: TargetSpec) -> ServerWatch | None:

@@ -53,7 +53,7 @@ def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceRead
     notes: list[str] = []
     for request, (read, optional) in REQUESTS.items():
         try:
-            values |= read(_answer(target, request, settings))
+            values |= read(answer_of(target, request, settings))
         except CollectError as error:
             if not (optional and error.kind in ("not_found", "http_status", "auth")):
                 notes.append(f"GET {request}: {error}" + _token_hint(error))
@@ -67,14 +67,26 @@ def ask_server(target: str, settings: FetchSettings, now_s: float) -> SourceRead
 def is_healthy(target: str, settings: FetchSettings) -> bool:
     """Whether GET /health of the server at `target` has status 200."""
     try:
-        _answer(target, HEALTH, settings)
+        answer_of(target, HEALTH, settings)
     except CollectError:
         return False
     return True
 
 
-def _answer(target: str, request: str, settings: FetchSettings) -> bytes:
-    """The body of a GET of the server that serves the target's page."""
+def answer_of(
+    target: str,
+    request: str,
+    settings: FetchSettings,
+    *,
+    post: bytes | None = None,
+    timeout_s: float = TIMEOUT_MAX_S,
+) -> bytes:
+    """The body of an answer of the server that serves the target's page: to a GET, or to a POST of
+    a JSON document.
+
+    Raises:
+        CollectError: there is none with status 200.
+    """
     address = parse_target(target)
     path, _, _ = address.path.partition("?")
     prefix = path.removesuffix(METRICS_PATH) if path.endswith(METRICS_PATH) else ""
@@ -82,10 +94,10 @@ def _answer(target: str, request: str, settings: FetchSettings) -> bytes:
         settings,
         body_limit_bytes=min(settings.body_limit_bytes, BODY_MAX_BYTES),
         connect_timeout_s=min(settings.connect_timeout_s, TIMEOUT_MAX_S),
-        read_timeout_s=min(settings.read_timeout_s, TIMEOUT_MAX_S),
+        read_timeout_s=min(settings.read_timeout_s, timeout_s),
     )
     url = replace(address, path=prefix + request).full_url()
-    fetcher = Fetcher(url, settings, any_answer=True)
+    fetcher = Fetcher(url, settings, any_answer=True, post=post)
     try:
         return fetcher.get().body
     finally:

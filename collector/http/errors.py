@@ -163,7 +163,8 @@ def bad_status(address: Address, *, status: int, reason: str, token_sent: bool) 
     elif status in (429, 503):
         hint = "the server is starting, overloaded or limits its clients; try again later"
     said = f"{status} {reason[:80]}".rstrip()
-    return CollectError(f"{address.url}: the server answered {said}", kind=kind, hint=hint)
+    words = f"{address.url}: the server answered {said}"
+    return CollectError(words, kind=kind, hint=hint, status=status)
 
 
 def not_metrics(address: Address, said: str) -> CollectError:

@@ -45,12 +45,19 @@ DEFAULT_SETTINGS = FetchSettings()
 class Fetcher:
     """Fetches one page of one server; keeps the connection between scrapes. Not thread-safe.
 
-    `any_answer`: the answer may be anything, not only a metrics page.
+    `any_answer`: the answer may be anything, not only a metrics page. `post`: a JSON document that
+    is sent by POST instead, which follows no redirect.
     """
 
     def __init__(
-        self, url: str, settings: FetchSettings = DEFAULT_SETTINGS, *, any_answer: bool = False
+        self,
+        url: str,
+        settings: FetchSettings = DEFAULT_SETTINGS,
+        *,
+        any_answer: bool = False,
+        post: bytes | None = None,
     ) -> None:
+        self._post = post
         self._address, self._any_answer = parse_target(url), any_answer
         self._settings = settings
         self._connection: http.client.HTTPConnection | None = None
@@ -113,7 +120,8 @@ class Fetcher:
             if response.status == http.client.OK:
                 return response
             location = response.headers.get("location")
-            if response.status not in REDIRECT_STATUSES or location is None:
+            followed = response.status in REDIRECT_STATUSES and self._post is None
+            if not followed or location is None:
                 raise failures.bad_status(
                     self._address,
                     status=response.status,
@@ -151,7 +159,11 @@ class Fetcher:
             self._deadline_s = time.monotonic() + self._settings.read_timeout_s
         timed.deadline_s = self._deadline_s
         timed.received_bytes = 0
-        connection.request("GET", self._path, headers=self._headers)
+        if self._post is None:
+            connection.request("GET", self._path, headers=self._headers)
+        else:
+            headers = {**self._headers, "Content-Type": "application/json"}
+            connection.request("POST", self._path, body=self._post, headers=headers)
         self._response = connection.getresponse()
         return self._response
 

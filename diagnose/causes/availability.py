@@ -10,6 +10,7 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.common_conditions import QUEUE_RULES, QUEUES, RUNNING, WAITING
 from kneewatch.diagnose.causes.evidence import Cause, Evidence, Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, Level, Sidecar, term
+from kneewatch.diagnose.deployment.canary_state import CanaryState
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.learned.derived_signals import ABORTED, FILLED_MIN
 from kneewatch.rules.baseline import FAMILIES
@@ -129,6 +130,11 @@ STALLED_FOR_S = Sidecar(
     "seconds without progress",
 )
 
+STALLED_LEVER = (
+    "Save the log, then restart the engine. Look for a request longer than the KV cache: it can "
+    "never be scheduled."
+)
+
 ENGINE_STALLED = CauseRecord(
     id="engine_stalled",
     title="Engine stalled",
@@ -150,8 +156,7 @@ ENGINE_STALLED = CauseRecord(
             levels=(Level(Severity.CRITICAL, Stalled(whole=True)), Level(Severity.INFO)),
             say=((ALWAYS, _stalled),),
             summary="Engine stalled: requests are in flight and no token is generated",
-            lever="Save the log, then restart the engine. Look for a request longer than the KV "
-            "cache: it can never be scheduled.",
+            lever=STALLED_LEVER,
             guide=("9.4",),
         ),
     ),
@@ -161,6 +166,30 @@ ENGINE_STALLED = CauseRecord(
     levers=("max_model_len",),
     onset_s=Number(0.0),
 )
+
+
+CANARY_FAILURES = 2
+"""A canary that fails once may have met a restart of a proxy."""
+
+
+def unanswered(canary: CanaryState, facts: Facts) -> Cause | None:
+    """`engine_stalled` by canary requests that had no answer, while the page shows no other load:
+    the only proof of an engine whose gauges read 0 while it is stuck."""
+    in_flight = facts.get("running") + facts.get("waiting")
+    if canary.failures < CANARY_FAILURES or in_flight > canary.failures:
+        return None
+    text = f"{canary.failures} canary requests in a row had no answer: {canary.error}"
+    return Cause(
+        ENGINE_STALLED.id,
+        round(1 - 0.4**canary.failures, 2),
+        Severity.CRITICAL,
+        f"Engine stalled: {text}. No token was generated meanwhile.",
+        (Evidence("canary_failures", float(canary.failures), float(CANARY_FAILURES), text),),
+        (),
+        ("9.4",),
+        STALLED_LEVER,
+        canary.since_s,
+    )
 
 
 AWAKE = Signal("awake")

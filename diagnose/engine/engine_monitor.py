@@ -18,6 +18,7 @@ from kneewatch.diagnose.causes.evidence import Cause, Counterfactual, Facts
 from kneewatch.diagnose.causes.lora_adapters import adapters_seen
 from kneewatch.diagnose.causes.ranking import BY_ID, STREAKS, conclude, ranked
 from kneewatch.diagnose.causes.workload import LENGTH_POINTS
+from kneewatch.diagnose.deployment.canary_state import CanaryState
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.diagnosis_config import Profile
@@ -198,6 +199,10 @@ class EngineMonitor:
         """The restart that the newest page showed; None without one."""
         self.died: Cause | None = None
         """Why the engine died, by the server's log; None again after a token or a restart."""
+        self.canary: CanaryState | None = None
+        """What canary requests to the server showed; None where none is sent."""
+        self.generated_s = float("-inf")
+        """Time of the newest page that showed more generated tokens than the one before."""
         self._server: ServerFacts | None = None
         self._server_gpus = profile.stated.server_gpus
 
@@ -234,6 +239,8 @@ class EngineMonitor:
             self._reset(t_s, restart)
         if self.died is not None and (restart is not None or self._works_since(self.died.since_s)):
             self.died = None
+        if increase_since_last(self.history, "generation_tokens"):
+            self.generated_s = t_s
         if self._vanished or before[0] == 0:
             self._appeared_s = t_s
         self._vanished = 0
@@ -244,9 +251,8 @@ class EngineMonitor:
 
     def _works_since(self, since_s: float) -> bool:
         """Whether the engine generated a token between two scrapes after that time."""
-        return self.history.times[-2:-1] >= [since_s] and bool(
-            increase_since_last(self.history, "generation_tokens")
-        )
+        between = self.history.times[-2:-1] >= [since_s]
+        return between and bool(increase_since_last(self.history, "generation_tokens"))
 
     def counters(self) -> tuple[tuple[Column, ...], tuple[float, ...]]:
         """The newest page's counters, histogram parts among them; NaN for what it lacks.
@@ -348,6 +354,8 @@ class EngineMonitor:
         workload = learned.workload.update(t_s, self.history)
         values = {**reading.values, **derived, **forecasts, **gpus.values}
         values |= workload.values() if workload else {}
+        if self.canary is not None:
+            values["canary_s"] = self.canary.latency_s
         idle = not (values.get("running_max") or values.get("waiting"))
         stage = self._cascade.judge(
             t_s, values, preempted=increase_since_last(self.history, "num_preemptions")
@@ -400,6 +408,11 @@ class EngineMonitor:
             values=values,
             unknown=[
                 *_without_stage(unjudged, window.scrapes),
+                *(
+                    [f"canary: {self.canary.refused}"]
+                    if self.canary and self.canary.refused
+                    else ()
+                ),
                 *self._unknowns(reading),
                 *gpus.unknown,
             ],
@@ -417,6 +430,9 @@ class EngineMonitor:
         concluded = conclude(facts)
         if self.died is not None:
             concluded.append(self.died)
+        unanswered = None if self.canary is None else observer.unanswered(self.canary, facts)
+        if unanswered is not None and all(cause.id != unanswered.id for cause in concluded):
+            concluded.append(unanswered)
         self._blind = self._blind + 1 if observer.is_blind(facts) else 0
         missing = observer.metrics_missing(
             facts,
@@ -467,6 +483,10 @@ class EngineMonitor:
         families = [family for family, t_s in self._disturbed_s.items() if t_s < settled_s]
         if families:
             self.learned.learn(facts.now_s, facts.values, window, families)
+
+    def _canary_words(self) -> list[str]:
+        refused = "" if self.canary is None else self.canary.refused
+        return [f"canary: {refused}"] if refused else []
 
     def _unknowns(self, reading: Reading) -> list[str]:
         if self._unknown[0] is not reading.missing:

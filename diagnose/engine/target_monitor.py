@@ -13,6 +13,7 @@ from kneewatch.collector.names.vllm_series import EngineKey
 from kneewatch.collector.samples import Page
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.startup import ENGINE_DIED
+from kneewatch.diagnose.deployment.canary_state import CanaryState
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_facts import ServerFacts
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
@@ -73,6 +74,15 @@ class TargetMonitor:
         died = failure is not None and failure.cause.id == ENGINE_DIED.id and not past
         for engine in self._engines.values():
             engine.died = failure.cause if failure is not None and died else None
+
+    def set_canary(self, state: CanaryState) -> None:
+        """Set what the canary requests showed, from the next page on. A server of which an engine
+        has generated tokens since the first failed one is slow, not stalled."""
+        generated_s = max((engine.generated_s for engine in self._engines.values()), default=0.0)
+        if state.failures and generated_s >= state.since_s:
+            state = replace(state, failures=0)
+        for engine in self._engines.values():
+            engine.canary = state
 
     def _new_engine(self, key: EngineKey) -> EngineMonitor:
         engine = EngineMonitor(self.name, key, self.profile, self._catalogue)

@@ -1,0 +1,21 @@
+"""What the canary requests to a server showed. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryState:
+    """The newest canary requests of a target.
+
+    `latency_s` is how long the newest took; None where it had no answer. `failures` counts those in
+    a row that the server did not answer, the first of them sent at `since_s`; `error` is of the
+    newest. `refused` says why the server does not accept the request: then nothing is known.
+    """
+
+    latency_s: float | None = None
+    failures: int = 0
+    since_s: float = 0.0
+    error: str = ""
+    refused: str = ""

@@ -1,0 +1,164 @@
+"""Canary requests: off by default, of one token, never to a server at rest; what failures mean."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kneewatch.agent.daemon.canary import Canary, CanarySettings, canary_settings
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.exposition.grammar import Limits
+from kneewatch.collector.http.connection import FetchSettings
+from kneewatch.diagnose.deployment.canary_state import CanaryState
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.diagnosis import Diagnosis
+from tests.agent.daemon.factories import settings
+from tests.agent.running import bodies
+from tests.agent.server.vllm_server import MISSING, document, path_of
+from tests.collector.servers import Server, Start, answer
+
+ANSWER = document({"choices": [{"text": "b"}]})
+PAGES = bodies("kv_pressure_cascade", 0, 20)
+IDLE, BUSY = PAGES[0], bodies("kv_pressure_cascade", 40, 60)
+FAILED = CanaryState(None, 2, 1001.0, "timeout after 30 s")
+
+
+class Sent:
+    """A canary to a server that answers by path."""
+
+    def __init__(self, start: Start, answers: dict[str, bytes | None], **changed: object) -> None:
+        self.bodies: list[bytes] = []
+
+        def serve(sock: socket.socket, request: bytes, _number: int) -> bool:
+            head, _, body = request.partition(b"\r\n\r\n")
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            while length is not None and len(body) < int(length[1]):
+                body += sock.recv(4096)
+            self.bodies += [body] if body else []
+            data = answers.get(path_of(request), MISSING)
+            if data is None:
+                return False
+            sock.sendall(data)
+            return True
+
+        self.server: Server = start(serve)
+        values: dict[str, object] = {"interval_s": 30.0, "timeout_s": 0.2, "model": ""}
+        made = CanarySettings(**values | changed, fetch=FetchSettings())  # type: ignore[arg-type]
+        self.canary = Canary(self.server.url, made, wall=lambda: 1000.0, spawn=lambda run: run())
+
+    def poll(self, t_s: float, *, awake: bool = True) -> CanaryState:
+        return self.canary.poll(t_s, "tiny", awake=awake)
+
+    @property
+    def posts(self) -> list[bytes]:
+        return [request for request in self.server.requests if request.startswith(b"POST")]
+
+
+def test_it_is_off_by_default_and_has_no_credentials_but_its_own() -> None:
+    assert canary_settings(settings()) is None
+    made = canary_settings(settings(canary__interval_s=60.0, fetch__bearer_token_file="/secret"))
+    assert made is not None
+    assert made.fetch.bearer_token_file is None
+    own = canary_settings(
+        settings(canary__interval_s=60.0, canary__bearer_token_file="/own", canary__model="m")
+    )
+    assert own is not None
+    assert (own.fetch.bearer_token_file, own.model, own.timeout_s) == ("/own", "m", 30.0)
+
+
+def test_it_asks_for_one_token_at_the_interval(serving: Start) -> None:
+    sent = Sent(serving, {"/v1/completions": ANSWER})
+    for t_s in (1000.0, 1005.0, 1029.0, 1030.0):
+        state = sent.poll(t_s)
+    assert state.latency_s is not None
+    assert len(sent.posts) == 2
+    assert json.loads(sent.bodies[0]) == {"model": "tiny", "prompt": "a", "max_tokens": 1}
+
+
+@pytest.mark.parametrize("path", ["/is_sleeping", "/is_paused"])
+def test_a_server_at_rest_is_left_alone(serving: Start, path: str) -> None:
+    at_rest = document({path[1:]: True})
+    sent = Sent(serving, {"/v1/completions": ANSWER, path: at_rest})
+    assert sent.poll(1000.0) == CanaryState()
+    assert sent.posts == []
+
+
+def test_engines_that_are_asleep_by_their_page_are_left_alone(serving: Start) -> None:
+    sent = Sent(serving, {"/v1/completions": ANSWER})
+    sent.poll(1000.0, awake=False)
+    assert sent.server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("response", "failures", "refused"),
+    [
+        (answer(b"", status="500 Internal Server Error"), 2, False),
+        (answer(b"", status="503 Service Unavailable"), 0, True),
+        (answer(b"", status="429 Too Many Requests"), 0, True),
+        (answer(b"", status="401 Unauthorized"), 0, True),
+        (answer(b"", "Location: http://127.0.0.1:9/", status="307 Temporary Redirect"), 0, True),
+        (MISSING, 0, True),
+    ],
+)
+def test_what_counts_as_a_failure(
+    serving: Start, response: bytes, failures: int, *, refused: bool
+) -> None:
+    sent = Sent(serving, {"/v1/completions": response})
+    sent.poll(1000.0)
+    state = sent.poll(1030.0)
+    assert (state.failures, bool(state.refused)) == (failures, refused)
+    assert len(sent.posts) == 2, "no redirect is followed"
+
+
+def test_a_server_that_does_not_answer_fails_until_it_does(serving: Start) -> None:
+    answers: dict[str, bytes | None] = {"/v1/completions": b""}
+    sent = Sent(serving, answers)
+    sent.poll(1000.0)
+    state = sent.poll(1030.0)
+    assert (state.failures, state.since_s) == (2, 1000.0)
+    answers["/v1/completions"] = ANSWER
+    assert sent.poll(1060.0).failures == 0
+
+
+def test_one_request_at_a_time(serving: Start) -> None:
+    waiting: list[Callable[[], None]] = []
+    sent = Sent(serving, {"/v1/completions": ANSWER})
+    sent.canary._spawn = waiting.append
+    for t_s in (1000.0, 1030.0, 1060.0):
+        sent.poll(t_s)
+    assert len(waiting) == 1
+
+
+def judged(state: CanaryState, *pages: bytes) -> Diagnosis:
+    stream = TargetStream("tiny", Profile(), Limits())
+    times_s: Iterator[float] = itertools.count(1000.0, 2.0)
+    diagnosis: list[Diagnosis] = []
+    for page in pages:
+        diagnosis = stream.take(next(times_s), page, "text/plain")
+        stream.monitor.set_canary(state)
+    return diagnosis[0]
+
+
+def test_an_idle_engine_that_answers_no_canary_is_stalled() -> None:
+    (cause,) = judged(FAILED, IDLE, IDLE, IDLE).causes
+    assert (cause.id, cause.severity.word) == ("engine_stalled", "critical")
+    assert "2 canary requests in a row had no answer: timeout after 30 s" in cause.summary
+    once = CanaryState(None, 1, 1001.0, "timeout")
+    assert list(judged(once, IDLE, IDLE, IDLE).causes) == []
+
+
+def test_an_engine_that_generates_tokens_is_slow_and_not_stalled() -> None:
+    causes = judged(FAILED, *BUSY[:6]).causes
+    assert "engine_stalled" not in [cause.id for cause in causes]
+
+
+def test_latency_is_a_signal_and_a_refusal_is_told() -> None:
+    assert judged(CanaryState(0.25), IDLE, IDLE).values["canary_s"] == 0.25
+    refused = judged(CanaryState(refused="404 Not Found"), IDLE, IDLE)
+    assert refused.values["canary_s"] is None
+    assert "canary: 404 Not Found" in refused.unknown
